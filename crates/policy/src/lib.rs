@@ -1,0 +1,6 @@
+//! Every decision that Switchyard takes, as pure code: no sockets, no clock, no threads, no random source of its own.
+//!
+//! Router and simulator run the same functions; what they differ in is who supplies the events.
+
+pub mod routing;
+pub mod topology;

@@ -1,0 +1,1 @@
+//! Where a command goes, given its keys and the topology.

@@ -1,0 +1,291 @@
+//! Replies as nodes send them, RESP2 and RESP3: where one ends, what kind it is, and its elements.
+//!
+//! No tree is built and nothing recurses: where a reply ends follows from one counter of elements still to come, so a reply
+//! nested a million deep costs eight bytes.
+
+/// A node's reply that breaks the protocol. The connection that carried it can only be closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplyError {
+    /// Offset of the byte that made no sense.
+    pub at: usize,
+}
+
+impl std::fmt::Display for ReplyError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "reply is not RESP at byte {}", self.at)
+    }
+}
+
+impl std::error::Error for ReplyError {}
+
+/// Longest line (simple string, error, number) of a reply.
+pub const LINE_MAX: usize = 1 << 20;
+
+/// Finds the end of one reply at a time, keeping its place between calls.
+#[derive(Clone, Copy, Debug)]
+pub struct ReplyScanner {
+    pos: usize,
+    left: u64,
+}
+
+impl Default for ReplyScanner {
+    fn default() -> Self {
+        Self { pos: 0, left: 1 }
+    }
+}
+
+/// How far a scan came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplyScan {
+    /// A whole reply of this many bytes.
+    Complete(usize),
+    /// More bytes are needed: the reply has at least this many.
+    Incomplete(usize),
+}
+
+impl ReplyScanner {
+    /// Scans the reply at the start of `buf`; `buf` must start at the same reply until it is complete.
+    #[inline]
+    pub fn scan(&mut self, buf: &[u8]) -> Result<ReplyScan, ReplyError> {
+        while self.left > 0 {
+            let Some(&kind) = buf.get(self.pos) else { return Ok(ReplyScan::Incomplete(self.pos + 1)) };
+            match kind {
+                b'$' | b'=' | b'!' => match length(buf, self.pos + 1)? {
+                    Length::Incomplete => return Ok(ReplyScan::Incomplete(buf.len() + 1)),
+                    Length::Null(next) => self.take(next, 0),
+                    Length::Of(len, data) => {
+                        let end = usize::try_from(len)
+                            .ok()
+                            .and_then(|len| data.checked_add(len)?.checked_add(2))
+                            .ok_or(ReplyError { at: self.pos })?;
+                        if buf.len() < end {
+                            return Ok(ReplyScan::Incomplete(end));
+                        }
+                        if buf[end - 2..end] != *b"\r\n" {
+                            return Err(ReplyError { at: end - 2 });
+                        }
+                        self.take(end, 0);
+                    }
+                },
+                b'+' | b'-' | b':' | b'_' | b',' | b'#' | b'(' => {
+                    let rest = &buf[self.pos..];
+                    match memchr::memchr(b'\n', rest) {
+                        Some(end) if end >= 2 && rest[end - 1] == b'\r' => self.take(self.pos + end + 1, 0),
+                        Some(end) => return Err(ReplyError { at: self.pos + end }),
+                        None if rest.len() > LINE_MAX => return Err(ReplyError { at: self.pos }),
+                        None => return Ok(ReplyScan::Incomplete(buf.len() + 1)),
+                    }
+                }
+                b'*' | b'~' | b'>' | b'%' | b'|' => match length(buf, self.pos + 1)? {
+                    Length::Incomplete => return Ok(ReplyScan::Incomplete(buf.len() + 1)),
+                    Length::Null(next) => self.take(next, 0),
+                    Length::Of(count, next) => {
+                        let elements = if matches!(kind, b'%' | b'|') { count.checked_mul(2) } else { Some(count) };
+                        let elements = elements.filter(|e| *e < 1 << 40).ok_or(ReplyError { at: self.pos })?;
+                        if self.left > 1 << 50 {
+                            return Err(ReplyError { at: self.pos });
+                        }
+                        self.take(next, elements);
+                        // An attribute stands before its reply and is none itself.
+                        self.left += u64::from(kind == b'|');
+                    }
+                },
+                _ => return Err(ReplyError { at: self.pos }),
+            }
+        }
+        let len = self.pos;
+        *self = Self::default();
+        Ok(ReplyScan::Complete(len))
+    }
+
+    #[inline]
+    fn take(&mut self, next: usize, elements: u64) {
+        self.pos = next;
+        self.left = self.left - 1 + elements;
+    }
+
+    /// Tells the scanner that `count` bytes before its place have been taken from the front of the buffer.
+    pub fn forget(&mut self, count: usize) {
+        self.pos = self.pos.saturating_sub(count);
+    }
+
+    /// Bytes of the reply that have been looked at and may be passed on.
+    pub fn seen(&self) -> usize {
+        self.pos
+    }
+}
+
+enum Length {
+    Incomplete,
+    Null(usize),
+    Of(u64, usize),
+}
+
+#[inline]
+fn length(buf: &[u8], start: usize) -> Result<Length, ReplyError> {
+    let mut pos = start;
+    let mut value: u64 = 0;
+    while let Some(&byte) = buf.get(pos) {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            if byte == b'\r' && pos > start {
+                return match buf.get(pos + 1) {
+                    None => Ok(Length::Incomplete),
+                    Some(b'\n') => Ok(Length::Of(value, pos + 2)),
+                    Some(_) => Err(ReplyError { at: pos + 1 }),
+                };
+            }
+            let rest = &buf[start..];
+            let null = b"-1\r\n";
+            if rest.len() < null.len() && null.starts_with(rest) {
+                return Ok(Length::Incomplete);
+            }
+            return if rest.starts_with(null) { Ok(Length::Null(start + null.len())) } else { Err(ReplyError { at: pos }) };
+        }
+        if pos - start >= 18 {
+            return Err(ReplyError { at: pos });
+        }
+        value = value * 10 + u64::from(digit);
+        pos += 1;
+    }
+    Ok(Length::Incomplete)
+}
+
+/// The elements of a whole aggregate reply (array, set, push; of a map keys and values in turn), as raw bytes.
+/// Nothing for other kinds and for null.
+pub fn elements(reply: &[u8]) -> Elements<'_> {
+    let is_aggregate = matches!(reply.first(), Some(b'*' | b'~' | b'>' | b'%'));
+    match if is_aggregate { length(reply, 1) } else { Ok(Length::Incomplete) } {
+        Ok(Length::Of(count, next)) => {
+            let left = if reply[0] == b'%' { count.saturating_mul(2) } else { count };
+            Elements { rest: &reply[next..], left }
+        }
+        _ => Elements { rest: &[], left: 0 },
+    }
+}
+
+/// Iterator of [`elements`].
+#[derive(Clone, Debug)]
+pub struct Elements<'a> {
+    rest: &'a [u8],
+    left: u64,
+}
+
+impl Elements<'_> {
+    /// Elements still to come.
+    pub fn remaining(&self) -> u64 {
+        self.left
+    }
+}
+
+impl<'a> Iterator for Elements<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        if self.left == 0 {
+            return None;
+        }
+        let Ok(ReplyScan::Complete(len)) = ReplyScanner::default().scan(self.rest) else {
+            self.left = 0;
+            return None;
+        };
+        let (element, rest) = self.rest.split_at(len);
+        self.rest = rest;
+        self.left -= 1;
+        Some(element)
+    }
+}
+
+/// The text of a whole string-like reply: bulk, simple, verbatim (without its format), error, number. `None` for null and aggregates.
+pub fn text(reply: &[u8]) -> Option<&[u8]> {
+    match reply.first()? {
+        b'$' | b'!' => match length(reply, 1).ok()? {
+            Length::Of(len, data) => reply.get(data..data + usize::try_from(len).ok()?),
+            _ => None,
+        },
+        b'=' => match length(reply, 1).ok()? {
+            Length::Of(len, data) => reply.get(data + 4..data + usize::try_from(len).ok()?),
+            _ => None,
+        },
+        b'+' | b'-' | b':' | b',' | b'(' | b'#' => reply.get(1..reply.len().checked_sub(2)?),
+        _ => None,
+    }
+}
+
+/// The value of an integer reply, or of a string that is one.
+pub fn integer(reply: &[u8]) -> Option<i64> {
+    std::str::from_utf8(text(reply)?).ok()?.parse().ok()
+}
+
+/// True for errors of either protocol.
+#[inline]
+pub fn is_error(reply: &[u8]) -> bool {
+    matches!(reply.first(), Some(b'-' | b'!'))
+}
+
+/// True for null of either protocol.
+pub fn is_null(reply: &[u8]) -> bool {
+    matches!(reply, b"$-1\r\n" | b"*-1\r\n" | b"_\r\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REPLIES: &[&[u8]] = &[
+        b"+OK\r\n",
+        b"-ERR x\r\n",
+        b":-1\r\n",
+        b"$5\r\nhe\r\no\r\n",
+        b"$-1\r\n",
+        b"*-1\r\n",
+        b"*0\r\n",
+        b"*3\r\n:1\r\n*2\r\n$1\r\na\r\n*0\r\n$-1\r\n",
+        b"_\r\n",
+        b",3.14\r\n",
+        b"#t\r\n",
+        b"(123\r\n",
+        b"!5\r\nERR x\r\n",
+        b"=7\r\ntxt:abc\r\n",
+        b"%1\r\n+a\r\n~2\r\n:1\r\n:2\r\n",
+        b"|1\r\n+ttl\r\n:3\r\n$1\r\nx\r\n",
+        b">2\r\n+a\r\n+b\r\n",
+    ];
+
+    #[test]
+    fn finds_the_end_of_every_kind_however_the_bytes_are_cut() {
+        for reply in REPLIES {
+            let buf = [reply, &b"+NEXT\r\n"[..]].concat();
+            for cut in 0..reply.len() {
+                let mut scanner = ReplyScanner::default();
+                let first = scanner.scan(&buf[..cut]).expect("well-formed");
+                assert!(matches!(first, ReplyScan::Incomplete(need) if need > cut && need <= reply.len()), "{first:?} {cut}");
+                assert_eq!(scanner.scan(&buf), Ok(ReplyScan::Complete(reply.len())), "{}", reply.escape_ascii());
+            }
+        }
+    }
+
+    #[test]
+    fn refuses_what_is_not_a_reply() {
+        for bad in [&b"x\r\n"[..], b"$x\r\n", b"$-2\r\n", b"+a\n", b"$3\r\nabcde", b"*9999999999999999999\r\n", b"%999999999999999999\r\n", b"$1\rx"] {
+            assert!(ReplyScanner::default().scan(bad).is_err(), "{}", bad.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn deep_nesting_costs_nothing() {
+        let deep = b"*1\r\n".repeat(1_000_000);
+        let mut scanner = ReplyScanner::default();
+        assert!(matches!(scanner.scan(&deep), Ok(ReplyScan::Incomplete(_))));
+    }
+
+    #[test]
+    fn takes_replies_apart() {
+        let array = b"*3\r\n:1\r\n*2\r\n$1\r\na\r\n*0\r\n$-1\r\n";
+        let parts: Vec<_> = elements(array).collect();
+        assert_eq!(parts, [&b":1\r\n"[..], b"*2\r\n$1\r\na\r\n*0\r\n", b"$-1\r\n"]);
+        assert_eq!(text(b"=7\r\ntxt:abc\r\n"), Some(&b"abc"[..]));
+        assert_eq!(integer(b"$2\r\n42\r\n"), Some(42));
+        assert!(is_null(b"_\r\n") && !is_null(b"$0\r\n\r\n"));
+    }
+}

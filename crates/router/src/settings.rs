@@ -1,0 +1,98 @@
+//! What the router is told: what is fixed at start, and what a reload may change.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use switchyard_policy::topology::NodeId;
+
+/// A password or token. Never printed: `Debug` shows asterisks.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(pub String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// What is fixed when the router starts.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Addresses that clients connect to. Every worker listens on each.
+    pub listen: Vec<SocketAddr>,
+    /// Worker threads; at least 1.
+    pub workers: usize,
+    /// Pin worker `i` to the i-th processor of the inherited set.
+    pub pin: bool,
+    /// What a reload may change.
+    pub live: Live,
+}
+
+/// What may change while the router runs ([`crate::Router::reconfigure`]).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Live {
+    /// Password that clients must give with AUTH or HELLO; `None`: no authentication.
+    pub password: Option<Secret>,
+    /// Database that a new client starts in.
+    pub database: u32,
+    /// Clients at once over all workers (Redis `maxclients`).
+    pub max_clients: usize,
+    /// A client without traffic for longer is closed; `None`: never (Redis `timeout`).
+    pub client_idle_timeout: Option<Duration>,
+    /// Bytes of replies that may wait for one client before it is cut (Redis `client-output-buffer-limit`).
+    pub client_output_limit: usize,
+    /// Commands of one client that may be in flight; more wait in its socket.
+    pub client_pipeline_max: usize,
+    /// Largest single argument accepted, bytes (Redis `proto-max-bulk-len`).
+    pub argument_max: usize,
+    /// Requests and replies of more bytes than this travel on a connection of their own.
+    pub large_value: usize,
+    /// Time to establish a connection to a node, handshake included.
+    pub connect_timeout: Duration,
+    /// Time in which a node must answer a command.
+    pub command_timeout: Duration,
+    /// The same for commands in the slow lane (KEYS, SORT, EVAL and relatives).
+    pub slow_command_timeout: Duration,
+    /// Longest pause between two attempts to reconnect to a node.
+    pub reconnect_backoff_max: Duration,
+    /// Connections for large values per worker and node.
+    pub large_connections_max: usize,
+    /// How to reach each node of the topology.
+    pub nodes: BTreeMap<NodeId, NodeAccess>,
+}
+
+/// How to reach a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeAccess {
+    /// Its name in errors, logs and metrics: the address as the user wrote it.
+    pub name: String,
+    /// Resolved address.
+    pub address: SocketAddr,
+    /// ACL user to authenticate as; `None` with a password: the default user.
+    pub username: Option<String>,
+    /// Password of that user.
+    pub password: Option<Secret>,
+}
+
+impl Default for Live {
+    fn default() -> Self {
+        Self {
+            password: None,
+            database: 0,
+            max_clients: 10_000,
+            client_idle_timeout: None,
+            client_output_limit: 256 << 20,
+            client_pipeline_max: 4096,
+            argument_max: 512 << 20,
+            large_value: 1 << 20,
+            connect_timeout: Duration::from_secs(2),
+            command_timeout: Duration::from_secs(5),
+            slow_command_timeout: Duration::from_secs(60),
+            reconnect_backoff_max: Duration::from_secs(2),
+            large_connections_max: 16,
+            nodes: BTreeMap::new(),
+        }
+    }
+}
