@@ -1,0 +1,135 @@
+//! Placement: key -> slot -> owner, at an epoch.
+//!
+//! A [`Topology`] is an immutable value. Whoever changes placement builds the next one, one epoch higher, and publishes it; workers
+//! swap a pointer and never lock. The owner of every slot is written out in an array instead of being computed from the list of
+//! nodes (modulo, ring, rendezvous): a lookup is one load, a slot can move alone, and a node that joins or leaves moves nothing by
+//! itself. [`Topology::place`] reconciles the map that was stored with the nodes that the user now names.
+
+mod place;
+mod slot;
+
+use std::ops::RangeInclusive;
+
+pub use place::{MAX_NODES, PartsError, PlaceError, Placed};
+pub use slot::{SLOT_COUNT, Slot, slot_of};
+
+/// A node's number: kept for its life in the state directory and never given to another node, so that it is safe as an array index
+/// (see [`Topology::node_id_bound`]) and in journals. Numbers of removed nodes leave gaps.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct NodeId(pub u16);
+
+impl NodeId {
+    /// The number as an array index.
+    #[inline]
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A node: one Redis or Valkey server.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Node {
+    /// Its number.
+    pub id: NodeId,
+    /// Its address as the user wrote it, `host:port`: its identity across restarts, and its name in messages and metrics.
+    pub name: String,
+}
+
+/// Which node owns which slot, at an epoch. Every slot has exactly one owner, and every owner is one of the nodes.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Topology {
+    epoch: u64,
+    /// In order of their numbers.
+    nodes: Vec<Node>,
+    owners: Box<[NodeId; SLOT_COUNT]>,
+    /// The number that the next node gets; above all given so far, also to nodes that are gone. Wider than a number: 65536 means that
+    /// none is left.
+    next_id: u32,
+}
+
+impl Topology {
+    /// The epoch: one more with every change, from 1.
+    #[inline]
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The node that owns a slot.
+    #[inline]
+    #[must_use]
+    pub fn owner(&self, slot: Slot) -> NodeId {
+        self.owners[slot.index()]
+    }
+
+    /// The node that owns the slot of a key.
+    #[inline]
+    #[must_use]
+    pub fn owner_of(&self, key: &[u8]) -> NodeId {
+        self.owner(slot_of(key))
+    }
+
+    /// The node of that number, if there is one (still).
+    #[must_use]
+    pub fn node(&self, id: NodeId) -> Option<&Node> {
+        let place = self.nodes.binary_search_by_key(&id, |node| node.id).ok()?;
+        Some(&self.nodes[place])
+    }
+
+    /// The nodes, in order of their numbers; also those that own no slot.
+    pub fn nodes(&self) -> impl ExactSizeIterator<Item = &Node> {
+        self.nodes.iter()
+    }
+
+    /// One more than the highest number of a node: the length of an array indexed by [`NodeId`]. It never shrinks while the highest
+    /// node stays, and entries of removed nodes stay unused.
+    #[must_use]
+    pub fn node_id_bound(&self) -> usize {
+        self.nodes.last().map_or(0, |node| node.id.index() + 1)
+    }
+
+    /// The number that the next node to join will get, for the store; 65536 when none is left.
+    #[must_use]
+    pub fn next_id(&self) -> u32 {
+        self.next_id
+    }
+
+    /// How many slots a node owns.
+    #[must_use]
+    pub fn slots_of(&self, id: NodeId) -> usize {
+        self.owners.iter().filter(|&&owner| owner == id).count()
+    }
+
+    /// The slots a node owns, as maximal ranges in order.
+    #[must_use]
+    pub fn ranges_of(&self, id: NodeId) -> Vec<RangeInclusive<u16>> {
+        self.ranges()
+            .filter(|(owner, _)| *owner == id)
+            .map(|(_, range)| range)
+            .collect()
+    }
+
+    /// All slots as maximal ranges of one owner, in order: what [`Topology::from_parts`] takes.
+    pub fn ranges(&self) -> impl Iterator<Item = (NodeId, RangeInclusive<u16>)> {
+        let mut start = 0_u16;
+        self.owners.chunk_by(|a, b| a == b).map(move |run| {
+            let end = start + (run.len() - 1) as u16;
+            let range = start..=end;
+            start = end.wrapping_add(1);
+            (run[0], range)
+        })
+    }
+}
+
+/// Ranges instead of 16384 numbers.
+impl std::fmt::Debug for Topology {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Topology")
+            .field("epoch", &self.epoch)
+            .field("nodes", &self.nodes)
+            .field("ranges", &self.ranges().collect::<Vec<_>>())
+            .field("next_id", &self.next_id)
+            .finish()
+    }
+}

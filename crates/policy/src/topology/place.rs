@@ -1,0 +1,316 @@
+//! How a topology comes to be: evenly at first, from the stored parts later, and reconciled with the nodes that the user names.
+//!
+//! The stored map wins over the list of nodes, because the keys are where the stored map says. So nothing here ever moves a slot: a
+//! node that joins has none until slots are moved to it, and a node that still has some cannot be dropped from the list.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use super::{Node, NodeId, SLOT_COUNT, Topology};
+
+/// The most nodes a topology may have.
+pub const MAX_NODES: usize = 1024;
+
+/// One more than the highest number that a node can have.
+const ID_END: u32 = u16::MAX as u32 + 1;
+
+/// What [`Topology::place`] decided.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Placed {
+    /// The topology to use (and to store if [`Placed::changed`]).
+    pub topology: Topology,
+    /// Whether it differs from the stored one, or nothing was stored.
+    pub changed: bool,
+    /// Nodes that are new and own no slot yet: the user should be told. Empty at the first placement, where every node gets slots.
+    pub joined: Vec<NodeId>,
+    /// Nodes that were stored, owned no slot, and are no longer wanted.
+    pub removed: Vec<Node>,
+}
+
+/// Why the wanted nodes cannot be placed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PlaceError {
+    /// The list of nodes is empty.
+    NoNodes,
+    /// More than [`MAX_NODES`].
+    TooManyNodes {
+        /// How many were given.
+        given: usize,
+    },
+    /// A node is in the list twice.
+    Duplicate {
+        /// Its address.
+        name: String,
+    },
+    /// Stored nodes that own slots are not in the list.
+    OwnersMissing {
+        /// Each with how many slots it owns.
+        missing: Vec<(String, usize)>,
+    },
+    /// 65536 nodes have joined this state directory over time.
+    NoNumberLeft,
+}
+
+impl fmt::Display for PlaceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoNodes => f.write_str("no nodes are given; name at least one Redis or Valkey server (--node HOST:PORT)"),
+            Self::TooManyNodes { given } => write!(f, "{given} nodes are given, but at most {MAX_NODES} can be used"),
+            Self::Duplicate { name } => write!(f, "node {name} is given twice; name each server once"),
+            Self::OwnersMissing { missing } => {
+                let list: Vec<String> = missing.iter().map(|(name, slots)| format!("{name} ({slots} slots)")).collect();
+                let (plural, it, its) = if list.len() == 1 { ("node", "it", "its") } else { ("nodes", "them", "their") };
+                write!(
+                    f,
+                    "the state directory says that {plural} {} still own{} keys, but the list of nodes does not have {it}; \
+                     add {it} again, or move {its} slots to other nodes first, or, to start over with an even placement \
+                     (keys stay where they are and will not be found), use an empty state directory",
+                    list.join(", "),
+                    if list.len() == 1 { "s" } else { "" },
+                )
+            }
+            Self::NoNumberLeft => f.write_str(
+                "65536 nodes have joined this state directory since it was made and no number is left for another; use a new state directory",
+            ),
+        }
+    }
+}
+
+impl std::error::Error for PlaceError {}
+
+/// Why parts that were stored are not a topology. The store is damaged, or was written by something else.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PartsError {
+    /// Epochs start at 1.
+    EpochZero,
+    /// There is no node, or there are more than [`MAX_NODES`].
+    NodeCount(usize),
+    /// Two nodes have this number.
+    NumberTwice(NodeId),
+    /// Two nodes have this address.
+    NameTwice(String),
+    /// A node has a number that was not given out yet, or the next number is beyond the last.
+    NextId {
+        /// The next number, as stored.
+        next_id: u32,
+    },
+    /// A range is empty or ends beyond the last slot.
+    BadRange(RangeInclusive<u16>),
+    /// A range belongs to a node that is not among the nodes.
+    UnknownOwner {
+        /// The range.
+        range: RangeInclusive<u16>,
+        /// The owner it names.
+        owner: NodeId,
+    },
+    /// Two ranges have this slot.
+    OwnedTwice(u16),
+    /// No range has this slot.
+    NotOwned(u16),
+}
+
+impl fmt::Display for PartsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::EpochZero => f.write_str("its epoch is 0"),
+            Self::NodeCount(count) => write!(f, "it has {count} nodes instead of 1 to {MAX_NODES}"),
+            Self::NumberTwice(id) => write!(f, "two nodes have the number {}", id.0),
+            Self::NameTwice(name) => write!(f, "two nodes have the address {name}"),
+            Self::NextId { next_id } => write!(
+                f,
+                "the number for the next node, {next_id}, is not above those given and at most {ID_END}"
+            ),
+            Self::BadRange(range) => write!(
+                f,
+                "{}-{} is not a range of slots",
+                range.start(),
+                range.end()
+            ),
+            Self::UnknownOwner { range, owner } => {
+                write!(
+                    f,
+                    "slots {}-{} belong to node number {}, which does not exist",
+                    range.start(),
+                    range.end(),
+                    owner.0
+                )
+            }
+            Self::OwnedTwice(slot) => write!(f, "slot {slot} has two owners"),
+            Self::NotOwned(slot) => write!(f, "slot {slot} has no owner"),
+        }
+    }
+}
+
+impl std::error::Error for PartsError {}
+
+impl Topology {
+    /// The first placement: every node gets one contiguous range, and their sizes differ by at most one slot.
+    ///
+    /// Ranges go to the nodes in the order of their names, so that the same nodes give the same map in whatever order they are
+    /// listed: two routers, or a router that lost its state directory, agree. Numbers follow the order of the list, because
+    /// that is the order in which the user expects to see the nodes.
+    ///
+    /// # Errors
+    /// If `names` is empty, has duplicates, or is longer than [`MAX_NODES`].
+    pub fn even(names: &[String]) -> Result<Self, PlaceError> {
+        check_names(names)?;
+        let nodes: Vec<Node> = names
+            .iter()
+            .enumerate()
+            .map(|(i, name)| Node {
+                id: NodeId(i as u16),
+                name: name.clone(),
+            })
+            .collect();
+        let mut by_name: Vec<&Node> = nodes.iter().collect();
+        by_name.sort_by(|a, b| a.name.cmp(&b.name));
+        let mut owners = Box::new([NodeId(0); SLOT_COUNT]);
+        for (i, node) in by_name.iter().enumerate() {
+            let start = i * SLOT_COUNT / by_name.len();
+            let end = (i + 1) * SLOT_COUNT / by_name.len();
+            owners[start..end].fill(node.id);
+        }
+        let next_id = nodes.len() as u32;
+        Ok(Self {
+            epoch: 1,
+            nodes,
+            owners,
+            next_id,
+        })
+    }
+
+    /// Reconciles the stored topology, if there is one, with the nodes that the user wants.
+    ///
+    /// Without a stored one this is [`Topology::even`]. Otherwise no slot changes its owner: wanted nodes that are not stored join
+    /// with a fresh number and no slots; stored nodes that are not wanted go if they own none, and are an error if they own some.
+    /// The order of the list has no meaning. The epoch rises by one if anything changed.
+    ///
+    /// # Errors
+    /// As [`Topology::even`], and if a node that owns slots is not wanted.
+    pub fn place(stored: Option<&Self>, wanted: &[String]) -> Result<Placed, PlaceError> {
+        let Some(stored) = stored else {
+            return Ok(Placed {
+                topology: Self::even(wanted)?,
+                changed: true,
+                joined: Vec::new(),
+                removed: Vec::new(),
+            });
+        };
+        check_names(wanted)?;
+        let names: BTreeSet<&String> = wanted.iter().collect();
+        let (mut nodes, removed): (Vec<Node>, Vec<Node>) = stored
+            .nodes
+            .iter()
+            .cloned()
+            .partition(|node| names.contains(&node.name));
+        let missing: Vec<(String, usize)> = removed
+            .iter()
+            .map(|node| (node.name.clone(), stored.slots_of(node.id)))
+            .filter(|(_, slots)| *slots > 0)
+            .collect();
+        if !missing.is_empty() {
+            return Err(PlaceError::OwnersMissing { missing });
+        }
+        let known: BTreeSet<&String> = stored.nodes.iter().map(|node| &node.name).collect();
+        let mut next_id = stored.next_id;
+        let mut joined = Vec::new();
+        for name in wanted.iter().filter(|name| !known.contains(name)) {
+            let id = NodeId(u16::try_from(next_id).map_err(|_| PlaceError::NoNumberLeft)?);
+            next_id += 1;
+            joined.push(id);
+            nodes.push(Node {
+                id,
+                name: name.clone(),
+            });
+        }
+        let changed = !joined.is_empty() || !removed.is_empty();
+        let epoch = stored.epoch + u64::from(changed);
+        let topology = Self {
+            epoch,
+            nodes,
+            owners: stored.owners.clone(),
+            next_id,
+        };
+        Ok(Placed {
+            topology,
+            changed,
+            joined,
+            removed,
+        })
+    }
+
+    /// Builds a topology from what was stored of it, and checks that it is one: every slot has exactly one owner, every owner is a
+    /// node, names and numbers are unique, and `next_id` is above all numbers.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn from_parts(
+        epoch: u64,
+        mut nodes: Vec<Node>,
+        ranges: impl IntoIterator<Item = (NodeId, RangeInclusive<u16>)>,
+        next_id: u32,
+    ) -> Result<Self, PartsError> {
+        if epoch == 0 {
+            return Err(PartsError::EpochZero);
+        }
+        if nodes.is_empty() || nodes.len() > MAX_NODES {
+            return Err(PartsError::NodeCount(nodes.len()));
+        }
+        nodes.sort_by_key(|node| node.id);
+        let mut names = BTreeSet::new();
+        let mut numbers = BTreeSet::new();
+        for node in &nodes {
+            if !numbers.insert(node.id) {
+                return Err(PartsError::NumberTwice(node.id));
+            }
+            if !names.insert(&node.name) {
+                return Err(PartsError::NameTwice(node.name.clone()));
+            }
+            if u32::from(node.id.0) >= next_id {
+                return Err(PartsError::NextId { next_id });
+            }
+        }
+        if next_id > ID_END {
+            return Err(PartsError::NextId { next_id });
+        }
+        let mut owners: Vec<Option<NodeId>> = vec![None; SLOT_COUNT];
+        for (owner, range) in ranges {
+            if range.is_empty() || usize::from(*range.end()) >= SLOT_COUNT {
+                return Err(PartsError::BadRange(range));
+            }
+            if !numbers.contains(&owner) {
+                return Err(PartsError::UnknownOwner { range, owner });
+            }
+            for slot in range {
+                if owners[usize::from(slot)].replace(owner).is_some() {
+                    return Err(PartsError::OwnedTwice(slot));
+                }
+            }
+        }
+        let mut map = Box::new([NodeId(0); SLOT_COUNT]);
+        for (slot, owner) in owners.into_iter().enumerate() {
+            map[slot] = owner.ok_or(PartsError::NotOwned(slot as u16))?;
+        }
+        Ok(Self {
+            epoch,
+            nodes,
+            owners: map,
+            next_id,
+        })
+    }
+}
+
+fn check_names(names: &[String]) -> Result<(), PlaceError> {
+    if names.is_empty() {
+        return Err(PlaceError::NoNodes);
+    }
+    if names.len() > MAX_NODES {
+        return Err(PlaceError::TooManyNodes { given: names.len() });
+    }
+    let mut seen = BTreeSet::new();
+    match names.iter().find(|name| !seen.insert(*name)) {
+        Some(name) => Err(PlaceError::Duplicate { name: name.clone() }),
+        None => Ok(()),
+    }
+}
