@@ -1,1 +1,155 @@
 //! Where a command goes, given its keys and the topology.
+//!
+//! A function of its arguments and nothing else: the worker hands in keys and gets nodes back. What a command *is* (where its
+//! keys are, whether it may be split) is the command table's knowledge and does not appear here.
+
+use crate::topology::{NodeId, Slot, Topology, slot_of};
+
+/// Where a command must be executed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Route {
+    /// At the owner of this slot.
+    Owner(Slot, NodeId),
+    /// It names no key: any node will do.
+    Anywhere,
+    /// Its keys lie in different slots, so no node may execute it.
+    CrossSlot,
+}
+
+/// Routes a command that must be executed at one node: its keys must share a slot, as in a Redis Cluster. Keys in different slots
+/// are refused even where one node owns both today, because a move may part them tomorrow.
+#[inline]
+pub fn route<'k>(topology: &Topology, mut keys: impl Iterator<Item = &'k [u8]>) -> Route {
+    let Some(first) = keys.next() else { return Route::Anywhere };
+    let slot = slot_of(first);
+    if keys.all(|key| slot_of(key) == slot) { Route::Owner(slot, topology.owner(slot)) } else { Route::CrossSlot }
+}
+
+/// The part of a split command that goes to one node: which of its keys, by their place among the keys.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Part {
+    /// Who executes the part.
+    pub node: NodeId,
+    /// Places of its keys among the command's keys, ascending.
+    pub keys: Vec<u32>,
+}
+
+/// Splits a command over the owners of its keys; parts are in order of first use, and every key is in exactly one.
+pub fn split<'k>(topology: &Topology, keys: impl Iterator<Item = &'k [u8]>) -> Vec<Part> {
+    let mut parts: Vec<Part> = Vec::new();
+    // Index of a node's part plus one, by node number: a command of a million keys must not search a list for each.
+    let mut part_of = vec![0_u16; topology.node_id_bound()];
+    for (place, key) in keys.enumerate() {
+        let node = topology.owner_of(key);
+        let known = &mut part_of[node.index()];
+        if *known == 0 {
+            parts.push(Part { node, keys: Vec::new() });
+            *known = parts.len() as u16;
+        }
+        parts[usize::from(*known) - 1].keys.push(place as u32);
+    }
+    parts
+}
+
+/// Chooses a node for a command that any node can answer: round robin by `turn` over those that are up, or `None` where none is.
+pub fn anywhere(topology: &Topology, turn: usize, is_up: impl Fn(NodeId) -> bool) -> Option<NodeId> {
+    let count = topology.nodes().len();
+    let start = turn.checked_rem(count)?;
+    let from_start = topology.nodes().skip(start).chain(topology.nodes().take(start));
+    from_start.map(|node| node.id).find(|id| is_up(*id))
+}
+
+/// A SCAN cursor over all nodes: the node's own cursor and the place of the node in the topology's order, in one integer that fits
+/// the 53 bits that clients in JavaScript can hold. 0 starts and ends a scan.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ScanCursor {
+    /// Place of the node among the nodes, by number.
+    pub place: u16,
+    /// The node's own cursor.
+    pub inner: u64,
+}
+
+/// Bits for the place of a node: as many as [`crate::topology::MAX_NODES`] needs.
+const PLACE_BITS: u32 = 10;
+
+impl ScanCursor {
+    /// Takes a client's cursor apart; `None` where no node can be meant.
+    pub fn decode(cursor: u64, nodes: usize) -> Option<Self> {
+        let place = (cursor & ((1 << PLACE_BITS) - 1)) as u16;
+        (usize::from(place) < nodes).then_some(Self { place, inner: cursor >> PLACE_BITS })
+    }
+
+    /// The cursor for the client after the node at `place` answered with `inner`; `None` where a node's cursor is too large to carry
+    /// (a table of more than 2^43 buckets).
+    pub fn next(self, inner: u64, nodes: usize) -> Option<u64> {
+        if inner >= 1 << (53 - PLACE_BITS) {
+            return None;
+        }
+        if inner > 0 {
+            return Some(inner << PLACE_BITS | u64::from(self.place));
+        }
+        let next = u64::from(self.place) + 1;
+        Some(if next < nodes as u64 { next } else { 0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn three() -> Topology {
+        let names: Vec<String> = (1..=3).map(|i| format!("127.0.0.1:700{i}")).collect();
+        Topology::even(&names).expect("three nodes")
+    }
+
+    #[test]
+    fn keys_of_one_slot_go_to_its_owner_and_others_nowhere() {
+        let topology = three();
+        let owner = topology.owner_of(b"{a}1");
+        assert!(matches!(route(&topology, [&b"{a}1"[..], b"{a}2"].into_iter()), Route::Owner(_, node) if node == owner));
+        assert_eq!(route(&topology, [&b"a"[..], b"b"].into_iter()), Route::CrossSlot);
+        assert_eq!(route(&topology, std::iter::empty()), Route::Anywhere);
+    }
+
+    #[test]
+    fn a_split_command_keeps_every_key_once_and_in_order() {
+        let topology = three();
+        let keys: Vec<Vec<u8>> = (0..100).map(|i| format!("key:{i}").into_bytes()).collect();
+        let parts = split(&topology, keys.iter().map(Vec::as_slice));
+        assert_eq!(parts.len(), 3);
+        let mut seen: Vec<u32> = parts.iter().flat_map(|p| p.keys.clone()).collect();
+        for part in &parts {
+            assert!(part.keys.is_sorted());
+            assert!(part.keys.iter().all(|k| topology.owner_of(&keys[*k as usize]) == part.node));
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, (0..100).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn any_node_that_is_up_takes_its_turn() {
+        let topology = three();
+        let chosen: Vec<_> = (0..4).map(|turn| anywhere(&topology, turn, |id| id.0 != 1).map(|id| id.0)).collect();
+        assert_eq!(chosen, [Some(0), Some(2), Some(2), Some(0)]);
+        assert_eq!(anywhere(&topology, 0, |_| false), None);
+    }
+
+    #[test]
+    fn a_scan_visits_every_node_once_and_ends() {
+        let mut cursor = 0;
+        let mut visited = Vec::new();
+        for step in 0.. {
+            let at = ScanCursor::decode(cursor, 3).expect("a node");
+            visited.push((at.place, at.inner));
+            // Every node needs two steps: its own cursor goes 0 -> 7 -> 0.
+            cursor = at.next(if at.inner == 0 { 7 } else { 0 }, 3).expect("small cursors");
+            if cursor == 0 {
+                assert_eq!(step, 5);
+                break;
+            }
+        }
+        assert_eq!(visited, [(0, 0), (0, 7), (1, 0), (1, 7), (2, 0), (2, 7)]);
+        assert_eq!(ScanCursor::decode(3, 3), None);
+        assert_eq!(ScanCursor { place: 0, inner: 0 }.next(1 << 43, 3), None);
+    }
+}
