@@ -1,0 +1,127 @@
+//! A plain blocking connection for the questions around a measurement: filling nodes, DBSIZE, INFO.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::wire::{self, Reply};
+
+/// How long one question may take. Nothing asked here is slow; what answers later than this hangs.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A blocking connection to one server.
+#[derive(Debug)]
+pub struct Client {
+    address: SocketAddr,
+    stream: TcpStream,
+    buf: Vec<u8>,
+    at: usize,
+}
+
+impl Client {
+    /// Connects.
+    pub fn connect(address: SocketAddr) -> Result<Self> {
+        let stream = TcpStream::connect_timeout(&address, PATIENCE).with_context(|| format!("cannot connect to {address}"))?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(Self { address, stream, buf: Vec::new(), at: 0 })
+    }
+
+    /// Sends one command and hands its reply to `read`.
+    pub fn call<T>(&mut self, args: &[&[u8]], read: impl FnOnce(Reply<'_>) -> T) -> Result<T> {
+        let mut out = Vec::new();
+        wire::encode(&mut out, args);
+        self.send(&out)?;
+        self.reply(read)
+    }
+
+    /// Sends bytes that hold any number of requests.
+    pub fn send(&mut self, requests: &[u8]) -> Result<()> {
+        self.stream.write_all(requests).with_context(|| format!("cannot write to {}", self.address))
+    }
+
+    /// Waits for the next reply.
+    pub fn reply<T>(&mut self, read: impl FnOnce(Reply<'_>) -> T) -> Result<T> {
+        let mut chunk = [0_u8; 16 * 1024];
+        loop {
+            // Parsed twice where it is complete: the borrow of the first look would outlive the read below it.
+            if let Some((_, taken)) = wire::parse(&self.buf[self.at..])? {
+                let start = self.at;
+                self.at += taken;
+                let (reply, _) = wire::parse(&self.buf[start..])?.context("a reply cannot become incomplete")?;
+                let value = read(reply);
+                if self.at == self.buf.len() {
+                    self.buf.clear();
+                    self.at = 0;
+                }
+                return Ok(value);
+            }
+            let n = self.stream.read(&mut chunk).with_context(|| format!("no reply from {}", self.address))?;
+            if n == 0 {
+                bail!("{} closed the connection instead of replying", self.address);
+            }
+            self.buf.extend_from_slice(&chunk[..n]);
+        }
+    }
+
+    /// A command whose reply must be an integer.
+    pub fn integer(&mut self, args: &[&[u8]]) -> Result<i64> {
+        let address = self.address;
+        self.call(args, |reply| match reply {
+            Reply::Integer(i) => Ok(i),
+            other => bail!("{address} answered {other} to {}, where an integer belongs", name(args)),
+        })?
+    }
+
+    /// A command whose reply must be a bulk string of text.
+    pub fn text(&mut self, args: &[&[u8]]) -> Result<String> {
+        let address = self.address;
+        self.call(args, |reply| match reply {
+            Reply::Bulk(b) => Ok(String::from_utf8_lossy(b).into_owned()),
+            other => bail!("{address} answered {other} to {}, where a bulk string belongs", name(args)),
+        })?
+    }
+
+    /// A command whose reply must be a status such as `+OK`.
+    pub fn ok(&mut self, args: &[&[u8]]) -> Result<()> {
+        let address = self.address;
+        self.call(args, |reply| match reply {
+            Reply::Status(_) => Ok(()),
+            other => bail!("{address} answered {other} to {}, where +OK belongs", name(args)),
+        })?
+    }
+}
+
+fn name(args: &[&[u8]]) -> String {
+    args.first().map_or_else(String::new, |a| a.escape_ascii().to_string())
+}
+
+/// Sets `count` keys named by `key(i)` to `value`, pipelined, and waits for every `+OK`.
+pub fn fill(address: SocketAddr, count: u64, value: &[u8], key: impl Fn(u64) -> String) -> Result<()> {
+    let mut client = Client::connect(address)?;
+    // Requests of a batch stay below what the sockets' buffers hold, else both sides would wait for the other to read.
+    let batch = (64 * 1024 / (value.len() as u64 + 64)).clamp(1, 256);
+    let mut out = Vec::new();
+    let mut next = 0;
+    while next < count {
+        let end = (next + batch).min(count);
+        out.clear();
+        for i in next..end {
+            wire::encode(&mut out, &[b"SET", key(i).as_bytes(), value]);
+        }
+        client.send(&out)?;
+        for _ in next..end {
+            client.reply(|reply| match reply {
+                Reply::Status(b"OK") => Ok(()),
+                other => bail!("{address} answered {other} to SET while it was filled"),
+            })??;
+        }
+        next = end;
+    }
+    Ok(())
+}

@@ -1,0 +1,15 @@
+//! Load generation and benchmarks.
+//!
+//! Everything here sees the router from outside, as a client does: over a socket. Nothing imports router internals, so that a
+//! number measured here is one that a user gets, and a check made here cannot share a mistake with the code it checks.
+//!
+//! - [`load`]: many connections, pipelines, a mix of commands over Zipfian keys, closed or open loop, every reply checked.
+//! - [`process`], [`procfs`], [`client`]: starting real servers, reading what they cost, asking them things.
+
+pub mod client;
+pub mod load;
+pub mod process;
+pub mod procfs;
+pub mod random;
+pub mod table;
+pub mod wire;

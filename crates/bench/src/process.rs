@@ -1,0 +1,202 @@
+//! Child processes that do not outlive us: found on PATH, started on free ports with their output in a file, ended by handle.
+//!
+//! Each child is put in a process group of its own, so that Ctrl-C in a terminal reaches only us and we end the children in order; were
+//! they told at the same time as we are, the last second of every run would look like a failure of theirs.
+
+use std::{
+    fs::File,
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::client::Client;
+
+/// How long a server may take to accept its first command. Envoy needs about a second on a busy machine.
+const START_PATIENCE: Duration = Duration::from_secs(15);
+
+/// A loopback port that was free a moment ago.
+pub fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot bind a port on 127.0.0.1")?;
+    Ok(listener.local_addr()?.port())
+}
+
+/// A loopback address with a port that was free a moment ago.
+pub fn free_address() -> Result<SocketAddr> {
+    Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?)))
+}
+
+/// The first of `names` that can be executed: on PATH, or where Debian puts servers (`sbin`, which a user's PATH often lacks).
+pub fn find_program(names: &[&str]) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders: Vec<_> = std::env::split_paths(&path).chain(["/usr/sbin", "/usr/local/sbin", "/usr/local/bin"].map(PathBuf::from)).collect();
+    names.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name))).find(|p| is_executable(p))
+}
+
+/// Whether `path` is a file that may be executed.
+pub fn is_executable(path: &Path) -> bool {
+    path.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+}
+
+/// A running child, killed when dropped.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts `command` with its output in `folder/name.log`.
+    pub fn start(name: &str, command: &mut Command, folder: &Path) -> Result<Self> {
+        let log = folder.join(format!("{name}.log"));
+        let out = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
+        let err = out.try_clone()?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(out)
+            .stderr(err)
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot start {name} ({})", command.get_program().display()))?;
+        Ok(Self { name: name.to_owned(), child, log })
+    }
+
+    /// The name it was started under.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Where its output goes.
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
+    /// Its exit status, where it has ended by itself.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// Waits until it answers a command at `address` (any reply will do: a proxy may refuse PING).
+    pub fn wait_ready(&mut self, address: SocketAddr) -> Result<()> {
+        let end = Instant::now() + START_PATIENCE;
+        loop {
+            if let Some(status) = self.ended() {
+                bail!("{} ended at once ({status}); the end of its output:\n{}", self.name, self.log_tail());
+            }
+            // Not Client::connect alone: a listening socket accepts before its process reads, and a proxy may close on PING.
+            let answered = TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_ok()
+                && Client::connect(address).and_then(|mut c| c.call(&[b"GET", b"switchyard:ready?"], |_| ())).is_ok();
+            if answered {
+                return Ok(());
+            }
+            if Instant::now() > end {
+                bail!("{} did not answer at {address} within {START_PATIENCE:?}; the end of its output:\n{}", self.name, self.log_tail());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The last lines of its output, for error messages.
+    pub fn log_tail(&self) -> String {
+        let text = std::fs::read(&self.log).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
+        let lines: Vec<_> = text.lines().collect();
+        lines[lines.len().saturating_sub(8)..].iter().map(|l| format!("  | {l}\n")).collect()
+    }
+
+    /// Asks it to end (SIGTERM), and kills it where it has not after `grace`. Its exit status, where it had to be killed `None`.
+    pub fn stop(&mut self, grace: Duration) -> Option<ExitStatus> {
+        if let Some(status) = self.ended() {
+            return Some(status);
+        }
+        let pid = rustix::process::Pid::from_child(&self.child);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM); // fails only where it has just ended
+        let end = Instant::now() + grace;
+        while Instant::now() < end {
+            if let Some(status) = self.ended() {
+                return Some(status);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.kill();
+        None
+    }
+
+    fn kill(&mut self) {
+        let _ = self.child.kill(); // fails only where it has ended
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The Redis-compatible server to start: redis-server, else valkey-server.
+pub fn find_redis_server() -> Result<PathBuf> {
+    find_program(&["redis-server", "valkey-server"]).context(
+        "found neither redis-server nor valkey-server on PATH; install one (Debian, Ubuntu: sudo apt-get install redis-server; \
+         Fedora: sudo dnf install valkey) and try again",
+    )
+}
+
+/// Starts a redis-server without persistence on a free port, with its files in `folder`.
+pub fn start_redis(program: &Path, name: &str, folder: &Path) -> Result<(Process, SocketAddr)> {
+    let home = folder.join(name);
+    std::fs::create_dir_all(&home).with_context(|| format!("cannot create {}", home.display()))?;
+    // A port may be taken between being found free and being bound; another one then.
+    for attempt in 1.. {
+        let address = free_address()?;
+        let port = address.port().to_string();
+        let mut command = Command::new(program);
+        command.current_dir(&home).args(["--bind", "127.0.0.1", "--port", &port, "--save", "", "--appendonly", "no", "--daemonize", "no"]);
+        let mut process = Process::start(name, &mut command, folder)?;
+        match process.wait_ready(address) {
+            Ok(()) => return Ok((process, address)),
+            Err(e) if attempt == 3 => return Err(e),
+            Err(_) => {}
+        }
+    }
+    unreachable!("the third attempt returns")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_programs_by_the_first_name_that_exists() {
+        let found = find_program(&["no-such-program-here", "sh"]).expect("every machine has sh");
+        assert!(found.ends_with("sh"));
+        assert!(find_program(&["no-such-program-here"]).is_none());
+    }
+
+    #[test]
+    fn a_dropped_process_is_gone() {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let process = Process::start("sleep", Command::new("sleep").arg("600"), dir.path()).expect("sleep starts");
+        let stat = PathBuf::from(format!("/proc/{}", process.id()));
+        assert!(stat.exists());
+        drop(process);
+        assert!(!stat.exists());
+    }
+
+    #[test]
+    fn a_server_that_ends_at_once_is_reported_with_its_own_words() {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let mut process = Process::start("sad", Command::new("sh").args(["-c", "echo no such luck; exit 3"]), dir.path()).expect("sh starts");
+        let error = process.wait_ready(free_address().expect("a port")).expect_err("it does not listen").to_string();
+        assert!(error.contains("no such luck") && error.contains("3"), "{error}");
+    }
+}

@@ -1,0 +1,236 @@
+//! Random numbers and key popularity: seeded, so that a run can be repeated, and Zipfian exactly as YCSB has it, so that a skew of 0.99
+//! here means what it means in the papers.
+//!
+//! Own code because each is a dozen lines, and because the crates that have a Zipf distribution sample it by other methods, whose
+//! numbers for one seed and constant are not YCSB's.
+
+/// SplitMix64: one add and three mixes per number, passes BigCrush, any seed is a good one.
+#[derive(Debug, Clone)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// A generator for one seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next 64 bits.
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        mix(self.0)
+    }
+
+    /// A number below `n` (0 where `n` is 0), without the bias of a remainder that matters: 64 bits against any `n` used here.
+    pub fn below(&mut self, n: u64) -> u64 {
+        ((u128::from(self.next_u64()) * u128::from(n)) >> 64) as u64
+    }
+
+    /// A number in [0, 1).
+    pub fn unit(&mut self) -> f64 {
+        (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+/// SplitMix64's finalizer: spreads one number over 64 bits, also without a generator.
+pub fn mix(n: u64) -> u64 {
+    let n = (n ^ (n >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let n = (n ^ (n >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    n ^ (n >> 31)
+}
+
+/// YCSB's `ZIPFIAN_CONSTANT`.
+pub const YCSB_THETA: f64 = 0.99;
+/// YCSB's `ScrambledZipfianGenerator.ITEM_COUNT`: ranks are drawn from this many items, then hashed onto the real ones.
+const SCRAMBLED_ITEMS: u64 = 10_000_000_000;
+/// YCSB's `ScrambledZipfianGenerator.ZETAN`: zeta(10^10, 0.99), which would take minutes to sum.
+const SCRAMBLED_ZETA: f64 = 26.469_028_201_783_02;
+
+/// YCSB's `ZipfianGenerator` (after Gray et al., "Quickly generating billion-record synthetic databases"): item 0 is the hottest.
+#[derive(Debug, Clone, Copy)]
+pub struct Zipfian {
+    items: u64,
+    theta: f64,
+    zeta_n: f64,
+    alpha: f64,
+    eta: f64,
+}
+
+impl Zipfian {
+    /// A distribution over `items` items (at least 1). Sums `items` terms: milliseconds per million, once.
+    pub fn new(items: u64, theta: f64) -> Self {
+        let items = items.max(1);
+        Self::with_zeta(items, theta, zeta(items, theta))
+    }
+
+    fn with_zeta(items: u64, theta: f64, zeta_n: f64) -> Self {
+        let eta = (1.0 - (2.0 / items as f64).powf(1.0 - theta)) / (1.0 - zeta(2, theta) / zeta_n);
+        Self { items, theta, zeta_n, alpha: 1.0 / (1.0 - theta), eta }
+    }
+
+    /// The rank of the next item: 0 is the hottest.
+    pub fn next(&self, rng: &mut Rng) -> u64 {
+        let u = rng.unit();
+        let uz = u * self.zeta_n;
+        if uz < 1.0 {
+            return 0;
+        }
+        if uz < 1.0 + 0.5_f64.powf(self.theta) {
+            return 1.min(self.items - 1);
+        }
+        let rank = (self.items as f64 * (self.eta * u - self.eta + 1.0).powf(self.alpha)) as u64;
+        rank.min(self.items - 1) // u next to 1 may round up to `items`
+    }
+}
+
+fn zeta(n: u64, theta: f64) -> f64 {
+    (1..=n).map(|i| (i as f64).powf(-theta)).sum()
+}
+
+/// YCSB's `Utils.fnvhash64`.
+fn fnv_hash64(value: u64) -> u64 {
+    let mut hash = 0xCBF2_9CE4_8422_2325_u64;
+    for octet in value.to_le_bytes() {
+        hash ^= u64::from(octet);
+        hash = hash.wrapping_mul(1_099_511_628_211);
+    }
+    (hash as i64).unsigned_abs() // Java's Math.abs
+}
+
+/// Which keys are asked for, and how often.
+#[derive(Debug, Clone, Copy)]
+pub enum Popularity {
+    /// Every key alike.
+    Uniform {
+        /// How many keys.
+        keys: u64,
+    },
+    /// Key 0 is the hottest, key 1 the next.
+    Zipfian(Zipfian),
+    /// Hot keys lie anywhere among the others, as YCSB's workloads A-D have them.
+    Scrambled {
+        /// How many keys.
+        keys: u64,
+        /// Ranks before they are hashed.
+        ranks: Zipfian,
+    },
+}
+
+impl Popularity {
+    /// Every key alike.
+    pub fn uniform(keys: u64) -> Self {
+        Self::Uniform { keys: keys.max(1) }
+    }
+
+    /// Zipfian with exponent `theta` (0 < theta < 1); key 0 is the hottest.
+    pub fn zipfian(keys: u64, theta: f64) -> Self {
+        Self::Zipfian(Zipfian::new(keys, theta))
+    }
+
+    /// Zipfian with YCSB's constant, hot keys scattered.
+    pub fn scrambled(keys: u64) -> Self {
+        Self::Scrambled { keys: keys.max(1), ranks: Zipfian::with_zeta(SCRAMBLED_ITEMS, YCSB_THETA, SCRAMBLED_ZETA) }
+    }
+
+    /// The next key to ask for.
+    pub fn next(&self, rng: &mut Rng) -> u64 {
+        match self {
+            Self::Uniform { keys } => rng.below(*keys),
+            Self::Zipfian(z) => z.next(rng),
+            Self::Scrambled { keys, ranks } => fnv_hash64(ranks.next(rng)) % keys,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uniform_numbers_fill_their_range() {
+        let mut rng = Rng::new(7);
+        let mut seen = [0_u32; 10];
+        for _ in 0..100_000 {
+            seen[rng.below(10) as usize] += 1;
+        }
+        // Binomial, sd 95: six of them.
+        assert!(seen.iter().all(|&n| n.abs_diff(10_000) < 570), "{seen:?}");
+        assert_eq!(rng.below(0), 0);
+        assert!((0..1000).map(|_| rng.unit()).all(|u| (0.0..1.0).contains(&u)));
+    }
+
+    #[test]
+    fn same_seed_same_numbers() {
+        let draw = |seed| {
+            let (mut rng, z) = (Rng::new(seed), Popularity::scrambled(1000));
+            (0..100).map(|_| z.next(&mut rng)).collect::<Vec<_>>()
+        };
+        assert_eq!(draw(3), draw(3));
+        assert_ne!(draw(3), draw(4));
+    }
+
+    /// YCSB's `fnvhash64` written as its arithmetic in another way: octets by shifting, absolute value by comparison.
+    #[test]
+    fn fnv_is_ycsbs() {
+        let naive = |mut value: u64| {
+            let mut hash = 0xCBF2_9CE4_8422_2325_u64 as i64;
+            for _ in 0..8 {
+                hash = (hash ^ (value & 0xff) as i64).wrapping_mul(1_099_511_628_211);
+                value >>= 8;
+            }
+            if hash < 0 { hash.wrapping_neg() as u64 } else { hash as u64 }
+        };
+        for value in [0, 1, 2, 255, 256, 9_999_999_999, u64::MAX] {
+            assert_eq!(fnv_hash64(value), naive(value));
+        }
+    }
+
+    /// The two hottest ranks are exact by construction; the others follow Gray's approximation closely.
+    #[test]
+    fn zipfian_has_the_shares_of_its_formula() {
+        let (items, draws) = (1000_u64, 400_000);
+        let z = Zipfian::new(items, YCSB_THETA);
+        let mut rng = Rng::new(1);
+        let mut seen = vec![0_u64; items as usize];
+        for _ in 0..draws {
+            seen[z.next(&mut rng) as usize] += 1;
+        }
+        let zeta_n = zeta(items, YCSB_THETA);
+        for rank in [0, 1] {
+            let share = seen[rank] as f64 / draws as f64;
+            let expected = (rank as f64 + 1.0).powf(-YCSB_THETA) / zeta_n;
+            assert!((share - expected).abs() < 0.004, "rank {rank}: {share} for {expected}");
+        }
+        let head = |n: usize| seen[..n].iter().sum::<u64>() as f64 / draws as f64;
+        for n in [10, 100, 500] {
+            let expected = zeta(n as u64, YCSB_THETA) / zeta_n;
+            assert!((head(n) - expected).abs() < 0.02, "first {n}: {} for {expected}", head(n));
+        }
+        assert!(seen.iter().all(|&n| n > 0), "every item is asked for at times");
+    }
+
+    #[test]
+    fn scrambled_keeps_the_skew_and_scatters_it() {
+        let (keys, draws) = (1000_u64, 200_000);
+        let popularity = Popularity::scrambled(keys);
+        let mut rng = Rng::new(1);
+        let mut seen = vec![0_u64; keys as usize];
+        for _ in 0..draws {
+            seen[popularity.next(&mut rng) as usize] += 1;
+        }
+        let hottest = (0..keys as usize).max_by_key(|&k| seen[k]).expect("1000 keys");
+        assert_eq!(hottest as u64, fnv_hash64(0) % keys);
+        // Rank 0 has 1/zeta of all draws, and its key gets some of the colliding ranks' beside.
+        let share = seen[hottest] as f64 / draws as f64;
+        assert!((1.0 / SCRAMBLED_ZETA - 0.003..1.0 / SCRAMBLED_ZETA + 0.01).contains(&share), "{share}");
+    }
+
+    #[test]
+    fn tiny_key_spaces_stay_in_range() {
+        let mut rng = Rng::new(5);
+        for keys in [1, 2, 3] {
+            for popularity in [Popularity::uniform(keys), Popularity::zipfian(keys, 0.99), Popularity::scrambled(keys)] {
+                assert!((0..1000).all(|_| popularity.next(&mut rng) < keys));
+            }
+        }
+    }
+}
