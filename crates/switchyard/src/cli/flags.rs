@@ -1,0 +1,406 @@
+//! The flags that set keys of the configuration, shared by `serve` and `check-config`.
+//!
+//! They stay text here: the key reads, bounds and explains its value, so that a flag and a line of the file cannot differ.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::config::{DATA_PORT, Override, Raw, Sources};
+
+/// `-c FILE`, and a flag for each key that is often given by hand; `--set` reaches the rest.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct ConfigFlags {
+    /// Configuration file (TOML); flags win over it
+    #[arg(short, long, value_name = "FILE", visible_alias = "conf-file")]
+    config: Option<PathBuf>,
+
+    /// A Redis or Valkey server to route to; repeat for each. Replaces the list of the file
+    #[arg(long, value_name = "HOST:PORT")]
+    node: Vec<String>,
+
+    /// Address that clients connect to; may be repeated [default: 127.0.0.1:6380]
+    #[arg(long, value_name = "HOST:PORT")]
+    listen: Vec<String>,
+
+    /// Port that clients connect to, as redis-server has it; together with --bind
+    #[arg(short, long, value_name = "PORT", conflicts_with = "listen")]
+    port: Option<u16>,
+
+    /// Host that clients connect to, as redis-server has it; may be repeated
+    #[arg(long, value_name = "HOST", conflicts_with = "listen")]
+    bind: Vec<String>,
+
+    /// Worker threads [default: one for each processor that the process may use]
+    #[arg(long, value_name = "N", visible_alias = "threads")]
+    workers: Option<String>,
+
+    /// Pin each worker to a processor of its own
+    #[arg(long)]
+    pin: bool,
+
+    /// Address of the admin API, metrics and health checks [default: 127.0.0.1:6381]
+    #[arg(long, value_name = "HOST:PORT")]
+    admin: Option<String>,
+
+    /// File with the token that the admin port asks for
+    #[arg(long, value_name = "FILE", conflicts_with = "admin_token_env")]
+    admin_token_file: Option<String>,
+
+    /// Environment variable with the token that the admin port asks for
+    #[arg(long, value_name = "NAME")]
+    admin_token_env: Option<String>,
+
+    /// Folder of the slot map and of what must survive a restart
+    /// [default: $STATE_DIRECTORY, else $XDG_STATE_HOME/switchyard, else ~/.local/state/switchyard]
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<String>,
+
+    /// File with the password that clients must give
+    #[arg(long, value_name = "FILE", conflicts_with = "password_env")]
+    password_file: Option<String>,
+
+    /// Environment variable with the password that clients must give
+    #[arg(long, value_name = "NAME")]
+    password_env: Option<String>,
+
+    /// Listen on addresses that others can reach although clients need no password
+    #[arg(long)]
+    allow_open_listener: bool,
+
+    /// ACL user at the nodes
+    #[arg(long, value_name = "NAME")]
+    node_username: Option<String>,
+
+    /// File with the password of the nodes
+    #[arg(long, value_name = "FILE", conflicts_with = "node_password_env")]
+    node_password_file: Option<String>,
+
+    /// Environment variable with the password of the nodes
+    #[arg(long, value_name = "NAME")]
+    node_password_env: Option<String>,
+
+    /// Database that a new client starts in [default: 0]
+    #[arg(long, value_name = "N")]
+    database: Option<String>,
+
+    /// Clients at once [default: 10000]
+    #[arg(long, value_name = "N", visible_alias = "maxclients")]
+    max_clients: Option<String>,
+
+    /// Time to connect to a node [default: 2s]
+    #[arg(long, value_name = "TIME")]
+    connect_timeout: Option<String>,
+
+    /// Time in which a node must answer [default: 5s]
+    #[arg(long, value_name = "TIME")]
+    command_timeout: Option<String>,
+
+    /// How long SIGTERM waits for commands in flight [default: 10s]
+    #[arg(long, value_name = "TIME")]
+    shutdown_timeout: Option<String>,
+
+    /// error, warn, info, debug, trace, or a filter as in RUST_LOG [default: $RUST_LOG, else info]
+    #[arg(long, value_name = "LEVEL")]
+    log_level: Option<String>,
+
+    /// text for people, json for machines [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<String>,
+
+    /// Any other key, such as --set clients.idle-timeout=5m; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+impl ConfigFlags {
+    /// The file, and what overrides it, in the order of precedence: a named flag wins over `--set`.
+    pub(crate) fn sources(&self) -> Sources {
+        let mut overrides: Vec<Override> =
+            self.set.iter().map(|assignment| set(assignment)).collect();
+        let mut add = |flag: &str, path: &str, value: Raw| {
+            overrides.push(Override {
+                flag: format!("--{flag}"),
+                path: path.to_owned(),
+                value,
+            });
+        };
+        let list = |items: &[String]| Raw::List(items.iter().cloned().map(Raw::Text).collect());
+        if !self.node.is_empty() {
+            add("node", "node", list(&self.node));
+        }
+        if !self.listen.is_empty() {
+            add("listen", "listen", list(&self.listen));
+        }
+        if self.port.is_some() || !self.bind.is_empty() {
+            let flag = if self.bind.is_empty() { "port" } else { "bind" };
+            let hosts = if self.bind.is_empty() {
+                &["127.0.0.1".to_owned()][..]
+            } else {
+                &self.bind
+            };
+            let port = self.port.unwrap_or(DATA_PORT);
+            add(
+                flag,
+                "listen",
+                Raw::List(
+                    hosts
+                        .iter()
+                        .map(|host| Raw::Text(join(host, port)))
+                        .collect(),
+                ),
+            );
+        }
+        let texts = [
+            ("workers", "workers", &self.workers),
+            ("admin", "admin.listen", &self.admin),
+            (
+                "admin-token-file",
+                "admin.token-file",
+                &self.admin_token_file,
+            ),
+            ("admin-token-env", "admin.token-env", &self.admin_token_env),
+            ("state-dir", "state-dir", &self.state_dir),
+            (
+                "password-file",
+                "clients.password-file",
+                &self.password_file,
+            ),
+            ("password-env", "clients.password-env", &self.password_env),
+            ("node-username", "nodes.username", &self.node_username),
+            (
+                "node-password-file",
+                "nodes.password-file",
+                &self.node_password_file,
+            ),
+            (
+                "node-password-env",
+                "nodes.password-env",
+                &self.node_password_env,
+            ),
+            ("database", "clients.database", &self.database),
+            ("max-clients", "clients.max-clients", &self.max_clients),
+            (
+                "connect-timeout",
+                "nodes.connect-timeout",
+                &self.connect_timeout,
+            ),
+            (
+                "command-timeout",
+                "nodes.command-timeout",
+                &self.command_timeout,
+            ),
+            (
+                "shutdown-timeout",
+                "shutdown-timeout",
+                &self.shutdown_timeout,
+            ),
+            ("log-level", "log.level", &self.log_level),
+            ("log-format", "log.format", &self.log_format),
+        ];
+        for (flag, path, value) in texts {
+            if let Some(value) = value {
+                add(flag, path, Raw::Text(value.clone()));
+            }
+        }
+        for (flag, given) in [
+            ("pin", self.pin),
+            ("allow-open-listener", self.allow_open_listener),
+        ] {
+            if given {
+                add(flag, flag, Raw::Bool(true));
+            }
+        }
+        Sources {
+            file: self.config.clone(),
+            overrides,
+        }
+    }
+}
+
+fn join(host: &str, port: u16) -> String {
+    if host.contains(':') && !host.starts_with('[') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
+}
+
+/// `clients.idle-timeout=5m`; what has no `=` becomes a key that does not exist, and is told as such.
+fn set(assignment: &str) -> Override {
+    let (path, value) = assignment.split_once('=').unwrap_or((assignment, ""));
+    Override {
+        flag: format!("--set {}", path.trim()),
+        path: path.trim().to_owned(),
+        value: Raw::Text(value.trim().to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Alone {
+        #[command(flatten)]
+        flags: ConfigFlags,
+    }
+
+    fn read(arguments: &[&str]) -> Result<crate::config::Config, String> {
+        let alone = Alone::try_parse_from(["x"].iter().chain(arguments))
+            .map_err(|error| error.to_string())?;
+        alone
+            .flags
+            .sources()
+            .read()
+            .map_err(|problems| problems.to_string())
+    }
+
+    fn resolved(arguments: &[&str]) -> crate::config::Resolved {
+        read(arguments)
+            .and_then(|config| config.resolve(|_| None).map_err(|p| p.to_string()))
+            .expect("good flags")
+    }
+
+    #[test]
+    fn the_contract_of_scripts() {
+        let arguments = [
+            "--listen",
+            "127.0.0.1:6390",
+            "--node",
+            "127.0.0.1:7001",
+            "--node",
+            "127.0.0.1:7002",
+            "--workers",
+            "2",
+            "--admin",
+            "127.0.0.1:6391",
+            "--state-dir",
+            "/tmp/s",
+        ];
+        let config = read(&arguments).expect("good");
+        assert_eq!(config.node_names(), ["127.0.0.1:7001", "127.0.0.1:7002"]);
+        assert_eq!(
+            (config.workers, config.state_dir.to_str()),
+            (2, Some("/tmp/s"))
+        );
+        let resolved = resolved(&arguments);
+        assert_eq!(
+            resolved.listen,
+            ["127.0.0.1:6390".parse().expect("address")]
+        );
+        assert_eq!(resolved.admin, "127.0.0.1:6391".parse().expect("address"));
+    }
+
+    #[test]
+    fn redis_servers_flags() {
+        let node = ["--node", "127.0.0.1"];
+        let listen = |more: &[&str]| {
+            resolved(&[&node[..], more].concat())
+                .listen
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(listen(&["-p", "7000"]), ["127.0.0.1:7000"]);
+        assert_eq!(
+            listen(&["--bind", "127.0.0.1", "--bind", "::1"]),
+            ["127.0.0.1:6380", "[::1]:6380"]
+        );
+        assert_eq!(
+            listen(&["--bind", "127.0.0.1", "--port", "1"]),
+            ["127.0.0.1:1"]
+        );
+        assert!(read(&["--node", "a", "-p", "1", "--listen", "a:1"]).is_err());
+    }
+
+    #[test]
+    fn every_flag_reaches_its_key() {
+        let config = read(&[
+            "--node",
+            "a",
+            "--pin",
+            "--database",
+            "3",
+            "--max-clients",
+            "9",
+            "--connect-timeout",
+            "1s",
+            "--command-timeout",
+            "2s",
+            "--shutdown-timeout",
+            "3s",
+            "--log-level",
+            "debug",
+            "--log-format",
+            "json",
+            "--node-username",
+            "u",
+            "--allow-open-listener",
+            "--password-file",
+            "p",
+            "--node-password-env",
+            "NP",
+            "--admin-token-file",
+            "t",
+            "--set",
+            "clients.idle-timeout=5m",
+            "--set",
+            "clients.max-clients=8",
+        ])
+        .expect("good");
+        let shown = crate::config::render(&config);
+        for expected in [
+            "pin = true",
+            "database = 3",
+            "max-clients = 9",
+            "connect-timeout = \"1s\"",
+            "command-timeout = \"2s\"",
+            "shutdown-timeout = \"3s\"",
+            "level = \"debug\"",
+            "format = \"json\"",
+            "username = \"u\"",
+            "allow-open-listener = true",
+            "password-file = \"p\"",
+            "password-env = \"NP\"",
+            "token-file = \"t\"",
+            "idle-timeout = \"5m\"",
+        ] {
+            assert!(
+                shown.contains(&format!("{expected} ")),
+                "{expected}:\n{shown}"
+            );
+        }
+    }
+
+    #[test]
+    fn mistakes_name_the_flag() {
+        for (arguments, expected) in [
+            (
+                &["--node", "a", "--workers", "none"][..],
+                "--workers: \"none\" is not a whole number from 1 to 1024",
+            ),
+            (
+                &["--node", "redis://a"],
+                "--node: \"redis://a\": URLs are not understood",
+            ),
+            (
+                &["--node", "a", "--set", "max-clients=1"],
+                "--set max-clients: unknown key \"max-clients\"; did you mean \"clients.max-clients\"?",
+            ),
+            (
+                &["--node", "a", "--command-timeout", "5"],
+                "--command-timeout: \"5\" is not a time with its unit",
+            ),
+            (
+                &["-c", "/nonexistent.toml"],
+                "cannot read the configuration file /nonexistent.toml",
+            ),
+        ] {
+            let error = read(arguments).map(|_| ()).expect_err(expected);
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The command line: one module for each subcommand, each with its arguments, its help and what it does.
+
+mod check_config;
+mod flags;
+
+use std::fmt;
+
+use clap::{Parser, Subcommand};
+
+use crate::config::Problems;
+
+/// A switch for Redis and Valkey: one address in front of many servers.
+#[derive(Debug, Parser)]
+#[command(
+    name = "switchyard",
+    version,
+    propagate_version = true,
+    max_term_width = 100,
+    long_about = "A switch for Redis and Valkey: one address in front of many ordinary servers.\n\n\
+        Clients connect to Switchyard as they would to one Redis server. It knows where every key is and passes each \
+        command to the server that has it.",
+    after_long_help = "Examples:\n  \
+        switchyard serve --node 127.0.0.1:7001 --node 127.0.0.1:7002    route to two local servers\n  \
+        redis-cli -p 6380 set greeting hello                            and use them as one\n  \
+        switchyard status                                               what a running router sees\n  \
+        switchyard check-config -c /etc/switchyard.toml                 find mistakes before a reload does\n\n\
+        Exit codes:\n  \
+        0  it worked; for serve: it was asked to stop, and did\n  \
+        1  it failed: the message says what, where and what to do\n  \
+        2  the command line or the configuration is wrong"
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    CheckConfig(check_config::Arguments),
+}
+
+/// Why a subcommand did not succeed.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// What was asked for is right but did not work: exit code 1.
+    Failed(anyhow::Error),
+    /// The configuration is wrong: exit code 2.
+    Config(Problems),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            // All causes on one line, outermost first.
+            Failure::Failed(error) => write!(f, "switchyard: {error:#}"),
+            Failure::Config(problems) => write!(f, "{problems}"),
+        }
+    }
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Failure::Failed(error)
+    }
+}
+
+impl From<Problems> for Failure {
+    fn from(problems: Problems) -> Self {
+        Failure::Config(problems)
+    }
+}
+
+/// Runs what the command line asks for.
+pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
+    match cli.command {
+        Command::CheckConfig(arguments) => check_config::run(&arguments),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,559 @@
+//! Every key of the configuration, as data: its section, its words, how it is read, how it is shown, and whether a
+//! reload applies it.
+//!
+//! The file reader, the flags, `check-config`, the reload and the reference in `docs/configuration.md` all walk this one
+//! table, so a new setting is one entry here (and, if it is worth one, a flag).
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::raw::Raw;
+use super::secret::SecretForm;
+use super::units::{format_size, format_time};
+use super::{Config, LogFormat, LogLevel, NodeConfig};
+
+/// Where a key stands in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Section {
+    /// Before the first `[section]`.
+    Top,
+    Clients,
+    Nodes,
+    Admin,
+    Log,
+    /// One of the `[[node]]` tables.
+    Node,
+}
+
+impl Section {
+    /// Its name in the file, without brackets; empty for the top.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Section::Top => "",
+            Section::Clients => "clients",
+            Section::Nodes => "nodes",
+            Section::Admin => "admin",
+            Section::Log => "log",
+            Section::Node => "node",
+        }
+    }
+
+    /// How a sentence refers to it.
+    pub(crate) fn spoken(self) -> String {
+        match self {
+            Section::Top => "at the top level".to_owned(),
+            Section::Node => "in [[node]]".to_owned(),
+            other => format!("in [{}]", other.name()),
+        }
+    }
+
+    /// The sections that are plain tables, in the order in which they are shown.
+    pub(crate) const TABLES: [Section; 4] = [
+        Section::Clients,
+        Section::Nodes,
+        Section::Admin,
+        Section::Log,
+    ];
+}
+
+/// When a changed value takes effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Takes {
+    /// With SIGHUP.
+    Reload,
+    /// With the next start.
+    Restart,
+}
+
+/// One key, of the whole configuration ([`keys`]) or of a node ([`node_keys`]).
+pub(crate) struct Key<T: 'static> {
+    pub(crate) section: Section,
+    pub(crate) name: &'static str,
+    pub(crate) takes: Takes,
+    /// What other programs call the same thing; somebody who writes that is told our word.
+    pub(crate) elsewhere: &'static [&'static str],
+    /// One sentence for the reference.
+    pub(crate) help: &'static str,
+    /// An example where the default cannot be one.
+    pub(crate) example: &'static str,
+    /// Whether the value must not be repeated in errors.
+    pub(crate) secret: bool,
+    /// Reads a value; relative paths are taken from the given folder. The error says what is allowed.
+    pub(crate) set: fn(&mut T, &Raw, &Path) -> Result<(), String>,
+    /// The value as TOML, `None` where it is not set.
+    pub(crate) show: fn(&T) -> Option<String>,
+}
+
+impl<T> Key<T> {
+    /// `clients.max-clients`: how origins, errors and `--set` call it.
+    pub(crate) fn path(&self) -> String {
+        match self.section {
+            Section::Top => self.name.to_owned(),
+            section => format!("{}.{}", section.name(), self.name),
+        }
+    }
+}
+
+fn quoted(text: impl std::fmt::Display) -> Option<String> {
+    // Debug of a str escapes what TOML's basic strings want escaped: quotes, backslashes, control characters.
+    Some(toml::Value::String(text.to_string()).to_string())
+}
+
+fn size(bytes: usize) -> Option<String> {
+    quoted(format_size(bytes as u64))
+}
+
+fn time(time: Duration) -> Option<String> {
+    quoted(format_time(time))
+}
+
+fn list(items: impl Iterator<Item = String>) -> Option<String> {
+    Some(format!(
+        "[{}]",
+        items.filter_map(quoted).collect::<Vec<_>>().join(", ")
+    ))
+}
+
+const MS: Duration = Duration::from_millis(1);
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(86_400);
+const KB: u64 = 1 << 10;
+const GB: u64 = 1 << 30;
+
+/// The three keys of a secret: itself, in a file, in the environment.
+macro_rules! secret {
+    ($type:ty, $section:expr, $takes:expr, $field:ident, $name:literal, $whose:literal, $elsewhere:expr) => {
+        [
+            secret!(@one $type, $section, $takes, $field, $name, SecretForm::Inline, $elsewhere,
+                concat!("The ", $whose, ", in clear. Better kept out of this file, by one of the next two keys."), "\"...\""),
+            secret!(@one $type, $section, $takes, $field, concat!($name, "-file"), SecretForm::File, &[],
+                concat!("File with the ", $whose, "."), concat!("\"/run/secrets/", $name, "\"")),
+            secret!(@one $type, $section, $takes, $field, concat!($name, "-env"), SecretForm::Env, &[],
+                concat!("Environment variable with the ", $whose, "."), "\"SWITCHYARD_SECRET\""),
+        ]
+    };
+    (@one $type:ty, $section:expr, $takes:expr, $field:ident, $name:expr, $form:expr, $elsewhere:expr, $help:expr, $example:expr) => {
+        Key::<$type> {
+            section: $section,
+            name: $name,
+            takes: $takes,
+            elsewhere: $elsewhere,
+            help: $help,
+            example: $example,
+            secret: true,
+            set: |config, raw, base| {
+                let text = raw.text()?;
+                config.$field = Some(match $form {
+                    SecretForm::File => $form.source(&base.join(text).to_string_lossy()),
+                    _ => $form.source(text),
+                });
+                Ok(())
+            },
+            show: |config| config.$field.as_ref().filter(|source| source.form() == $form).and_then(|source| quoted(source.shown())),
+        }
+    };
+}
+
+const CLIENT_PASSWORD: [Key<Config>; 3] = secret!(
+    Config,
+    Section::Clients,
+    Takes::Reload,
+    client_password,
+    "password",
+    "password that clients must give with AUTH or HELLO",
+    &["requirepass", "auth", "redis-auth"]
+);
+
+const NODES_PASSWORD: [Key<Config>; 3] = secret!(
+    Config,
+    Section::Nodes,
+    Takes::Reload,
+    nodes_password,
+    "password",
+    "password for every node that has none of its own",
+    &["masterauth", "primaryauth", "redis_auth"]
+);
+
+const ADMIN_TOKEN: [Key<Config>; 3] = secret!(
+    Config,
+    Section::Admin,
+    Takes::Restart,
+    admin_token,
+    "token",
+    "bearer token that the admin port asks for",
+    &["password", "secret"]
+);
+
+const NODE_PASSWORD: [Key<NodeConfig>; 3] = secret!(
+    NodeConfig,
+    Section::Node,
+    Takes::Reload,
+    password,
+    "password",
+    "password of this node",
+    &["auth", "requirepass", "masterauth"]
+);
+
+/// An entry with what most have: not secret, no example needed, applied by a reload.
+macro_rules! key {
+    ($section:expr, $name:literal, $takes:expr, $elsewhere:expr, $help:expr, $set:expr, $show:expr $(, $example:literal)?) => {
+        Key {
+            section: $section,
+            name: $name,
+            takes: $takes,
+            elsewhere: $elsewhere,
+            help: $help,
+            example: concat!($($example)?),
+            secret: false,
+            set: $set,
+            show: $show,
+        }
+    };
+}
+
+const TOP: &[Key<Config>] = &[
+    key!(
+        Section::Top,
+        "listen",
+        Takes::Restart,
+        &["bind", "port", "address", "listen_addr"],
+        "Addresses that clients connect to: one, or a list.",
+        |config, raw, _| {
+            config.listen = raw.endpoints(None)?;
+            Ok(())
+        },
+        |config| list(config.listen.iter().map(ToString::to_string))
+    ),
+    key!(
+        Section::Top,
+        "workers",
+        Takes::Restart,
+        &["threads", "io-threads", "worker-threads", "server-threads"],
+        "Worker threads. The default is one for each processor that the process may use.",
+        |config, raw, _| {
+            config.workers = raw.count(1..=1024)? as usize;
+            Ok(())
+        },
+        |config| Some(config.workers.to_string())
+    ),
+    key!(
+        Section::Top,
+        "pin",
+        Takes::Restart,
+        &["server-cpulist", "cpu-affinity"],
+        "Pin each worker to a processor of its own. Good where the router has the machine, or its share of it, to itself.",
+        |config, raw, _| {
+            config.pin = raw.switch()?;
+            Ok(())
+        },
+        |config| Some(config.pin.to_string())
+    ),
+    key!(
+        Section::Top,
+        "state-dir",
+        Takes::Restart,
+        &["dir", "data-dir"],
+        "Folder of the slot map and of what must survive a restart. The default is $STATE_DIRECTORY (set by systemd), \
+         else $XDG_STATE_HOME/switchyard, else ~/.local/state/switchyard.",
+        |config, raw, base| {
+            config.state_dir = base.join(raw.text()?);
+            Ok(())
+        },
+        |config| quoted(config.state_dir.display())
+    ),
+    key!(
+        Section::Top,
+        "shutdown-timeout",
+        Takes::Reload,
+        &["drain-timeout", "grace-period"],
+        "How long SIGTERM waits for commands in flight before it cuts their clients.",
+        |config, raw, _| {
+            config.shutdown_timeout = raw.time(Duration::ZERO..=HOUR)?;
+            Ok(())
+        },
+        |config| time(config.shutdown_timeout)
+    ),
+    key!(
+        Section::Top,
+        "allow-open-listener",
+        Takes::Restart,
+        &["protected-mode"],
+        "Listen on addresses that others can reach although clients need no password.",
+        |config, raw, _| {
+            config.allow_open_listener = raw.switch()?;
+            Ok(())
+        },
+        |config| Some(config.allow_open_listener.to_string())
+    ),
+];
+
+const CLIENTS: &[Key<Config>] = &[
+    key!(
+        Section::Clients,
+        "database",
+        Takes::Reload,
+        &["redis_db", "db"],
+        "Database that a new client starts in.",
+        |config, raw, _| {
+            config.live.database = raw.count(0..=i32::MAX as u64)? as u32;
+            Ok(())
+        },
+        |config| Some(config.live.database.to_string())
+    ),
+    key!(
+        Section::Clients,
+        "max-clients",
+        Takes::Reload,
+        &["maxclients", "client_connections", "max-connections"],
+        "Clients at once; one more is refused with the error that Redis gives.",
+        |config, raw, _| {
+            config.live.max_clients = raw.count(1..=10_000_000)? as usize;
+            Ok(())
+        },
+        |config| Some(config.live.max_clients.to_string())
+    ),
+    key!(
+        Section::Clients,
+        "idle-timeout",
+        Takes::Reload,
+        &["timeout", "client-timeout"],
+        "A client without traffic for longer is closed. 0s: never.",
+        |config, raw, _| {
+            config.live.client_idle_timeout =
+                Some(raw.time(Duration::ZERO..=DAY * 365)?).filter(|time| !time.is_zero());
+            Ok(())
+        },
+        |config| time(config.live.client_idle_timeout.unwrap_or_default())
+    ),
+    key!(
+        Section::Clients,
+        "output-limit",
+        Takes::Reload,
+        &["client-output-buffer-limit"],
+        "Bytes of replies that may wait for one client before it is cut.",
+        |config, raw, _| {
+            config.live.client_output_limit = raw.size(64 * KB..=64 * GB)?;
+            Ok(())
+        },
+        |config| size(config.live.client_output_limit)
+    ),
+    key!(
+        Section::Clients,
+        "pipeline-max",
+        Takes::Reload,
+        &[],
+        "Commands of one client that may be in flight; more wait in its socket.",
+        |config, raw, _| {
+            config.live.client_pipeline_max = raw.count(1..=1_000_000)? as usize;
+            Ok(())
+        },
+        |config| Some(config.live.client_pipeline_max.to_string())
+    ),
+    key!(
+        Section::Clients,
+        "argument-max",
+        Takes::Reload,
+        &["proto-max-bulk-len"],
+        "Largest single argument (key or value) that is accepted. The nodes' proto-max-bulk-len must allow it too.",
+        |config, raw, _| {
+            config.live.argument_max = raw.size(KB..=4 * GB)?;
+            Ok(())
+        },
+        |config| size(config.live.argument_max)
+    ),
+];
+
+const NODES: &[Key<Config>] = &[
+    key!(
+        Section::Nodes,
+        "username",
+        Takes::Reload,
+        &["masteruser", "primaryuser", "user"],
+        "ACL user for every node that has none of its own.",
+        |config, raw, _| {
+            config.nodes_username = Some(raw.text()?.to_owned());
+            Ok(())
+        },
+        |config| config.nodes_username.as_ref().and_then(quoted),
+        "\"switchyard\""
+    ),
+    key!(
+        Section::Nodes,
+        "connect-timeout",
+        Takes::Reload,
+        &["connection-timeout"],
+        "Time to establish a connection to a node, authentication included.",
+        |config, raw, _| {
+            config.live.connect_timeout = raw.time(MS..=HOUR)?;
+            Ok(())
+        },
+        |config| time(config.live.connect_timeout)
+    ),
+    key!(
+        Section::Nodes,
+        "command-timeout",
+        Takes::Reload,
+        &["timeout", "op-timeout", "server-timeout"],
+        "Time in which a node must answer a command; after it the client gets an error that names the node.",
+        |config, raw, _| {
+            config.live.command_timeout = raw.time(MS..=HOUR)?;
+            Ok(())
+        },
+        |config| time(config.live.command_timeout)
+    ),
+    key!(
+        Section::Nodes,
+        "slow-command-timeout",
+        Takes::Reload,
+        &["busy-reply-threshold", "lua-time-limit"],
+        "The same for commands that may be slow: KEYS, SORT, EVAL and their relatives.",
+        |config, raw, _| {
+            config.live.slow_command_timeout = raw.time(MS..=DAY)?;
+            Ok(())
+        },
+        |config| time(config.live.slow_command_timeout)
+    ),
+    key!(
+        Section::Nodes,
+        "reconnect-backoff-max",
+        Takes::Reload,
+        &["server-retry-timeout", "server_retry_timeout"],
+        "Longest pause between two attempts to reconnect to a node that is down.",
+        |config, raw, _| {
+            config.live.reconnect_backoff_max = raw.time(MS * 10..=HOUR)?;
+            Ok(())
+        },
+        |config| time(config.live.reconnect_backoff_max)
+    ),
+    key!(
+        Section::Nodes,
+        "large-value",
+        Takes::Reload,
+        &[],
+        "Requests and replies of more bytes than this travel on a connection of their own, so that they stall nobody.",
+        |config, raw, _| {
+            config.live.large_value = raw.size(16 * KB..=GB)?;
+            Ok(())
+        },
+        |config| size(config.live.large_value)
+    ),
+    key!(
+        Section::Nodes,
+        "large-connections-max",
+        Takes::Reload,
+        &["server_connections"],
+        "Connections for large values, per worker and node.",
+        |config, raw, _| {
+            config.live.large_connections_max = raw.count(1..=10_000)? as usize;
+            Ok(())
+        },
+        |config| Some(config.live.large_connections_max.to_string())
+    ),
+];
+
+const ADMIN: &[Key<Config>] = &[key!(
+    Section::Admin,
+    "listen",
+    Takes::Restart,
+    &["bind", "port", "address"],
+    "Address of the admin API, metrics and health checks. Addresses that others can reach need a token.",
+    |config, raw, _| {
+        config.admin_listen = raw.endpoint(None)?;
+        Ok(())
+    },
+    |config| quoted(&config.admin_listen)
+)];
+
+const LOG: &[Key<Config>] = &[
+    key!(
+        Section::Log,
+        "level",
+        Takes::Reload,
+        &["loglevel", "verbosity"],
+        "error, warn, info, debug or trace; or a filter as in RUST_LOG, such as \"info,switchyard_router=debug\".",
+        |config, raw, _| {
+            let text = raw.text()?;
+            match LogLevel::parse(text) {
+                Some(level) => config.log_level = level,
+                None => {
+                    return Err(format!(
+                        "{text:?} is not error, warn, info, debug, trace or a filter such as \"info,switchyard_router=debug\""
+                    ));
+                }
+            }
+            Ok(())
+        },
+        |config| quoted(&config.log_level.0)
+    ),
+    key!(
+        Section::Log,
+        "format",
+        Takes::Restart,
+        &["logformat"],
+        "text for people, json for machines; both go to stderr.",
+        |config, raw, _| {
+            config.log_format = match raw.text()? {
+                "text" => LogFormat::Text,
+                "json" => LogFormat::Json,
+                other => return Err(format!("{other:?} is not text or json")),
+            };
+            Ok(())
+        },
+        |config| quoted(match config.log_format {
+            LogFormat::Text => "text",
+            LogFormat::Json => "json",
+        })
+    ),
+];
+
+/// The keys of everything but `[[node]]`, in the order in which they are shown.
+static GROUPS: &[&[Key<Config>]] = &[
+    TOP,
+    &CLIENT_PASSWORD,
+    CLIENTS,
+    &NODES_PASSWORD,
+    NODES,
+    ADMIN,
+    &ADMIN_TOKEN,
+    LOG,
+];
+
+/// The keys of everything but `[[node]]`, in the order in which they are shown.
+pub(crate) fn keys() -> impl Iterator<Item = &'static Key<Config>> {
+    GROUPS.iter().copied().flatten()
+}
+
+const NODE: &[Key<NodeConfig>] = &[
+    key!(
+        Section::Node,
+        "address",
+        Takes::Reload,
+        &["server", "host", "addr", "url", "listen", "name"],
+        "Address of the node. Its text is also the node's name: in errors, in metrics and in the slot map.",
+        |node, raw, _| {
+            node.address = Some(raw.endpoint(Some(super::NODE_PORT))?);
+            Ok(())
+        },
+        |node| node.address.as_ref().and_then(quoted),
+        "\"127.0.0.1:7001\""
+    ),
+    key!(
+        Section::Node,
+        "username",
+        Takes::Reload,
+        &["user", "masteruser"],
+        "ACL user to authenticate as; without one, the default user.",
+        |node, raw, _| {
+            node.username = Some(raw.text()?.to_owned());
+            Ok(())
+        },
+        |node| node.username.as_ref().and_then(quoted),
+        "\"switchyard\""
+    ),
+];
+
+/// The keys of one `[[node]]` table.
+pub(crate) fn node_keys() -> impl Iterator<Item = &'static Key<NodeConfig>> {
+    static GROUPS: &[&[Key<NodeConfig>]] = &[NODE, &NODE_PASSWORD];
+    GROUPS.iter().copied().flatten()
+}

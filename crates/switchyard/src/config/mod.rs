@@ -1,0 +1,582 @@
+//! The configuration: a TOML file, flags, or both, read into one [`Config`] that remembers where each value came from.
+//!
+//! No serde here: deriving would read the file in fewer lines, but could not report every mistake at once, name the nearest
+//! key of the *right* section, keep flags and file on one path, or say in `check-config` and at reload what came from where.
+
+mod endpoint;
+mod file;
+mod keys;
+mod nearest;
+mod raw;
+mod secret;
+mod show;
+mod units;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use switchyard_router::{Live, Secret};
+use tracing_subscriber::EnvFilter;
+
+pub(crate) use endpoint::Endpoint;
+pub(crate) use keys::Takes;
+pub(crate) use raw::Raw;
+pub(crate) use secret::SecretSource;
+pub(crate) use show::{Change, example, render};
+pub(crate) use units::describe_time;
+
+/// Port of a node whose address names none: that of Redis.
+pub(crate) const NODE_PORT: u16 = 6379;
+/// Port that clients connect to by default: next to Redis's, so that both can run on one machine.
+pub(crate) const DATA_PORT: u16 = 6380;
+/// Port of the admin API by default.
+pub(crate) const ADMIN_PORT: u16 = 6381;
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LogFormat {
+    Text,
+    Json,
+}
+
+/// A filter of log lines that is known to parse.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LogLevel(String);
+
+impl LogLevel {
+    fn parse(text: &str) -> Option<Self> {
+        // A lone word that is no level is taken by EnvFilter for a module of that name: `loud` would switch all logs off.
+        let fits = EnvFilter::try_new(text).is_ok()
+            && text.split(',').all(|part| {
+                part.contains(['=', '[', ':'])
+                    || ["error", "warn", "info", "debug", "trace", "off"]
+                        .contains(&part.trim().to_ascii_lowercase().as_str())
+            });
+        fits.then(|| Self(text.to_owned()))
+    }
+
+    /// The filter for `tracing`.
+    pub(crate) fn filter(&self) -> EnvFilter {
+        EnvFilter::new(&self.0)
+    }
+}
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// `switchyard.toml:7`
+    File { name: String, line: usize },
+    /// `--workers`
+    Flag(String),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::File { name, line } => write!(f, "{name}:{line}"),
+            Origin::Flag(flag) => f.write_str(flag),
+        }
+    }
+}
+
+/// A node as configured.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NodeConfig {
+    /// Always there once a configuration has been read without problems.
+    address: Option<Endpoint>,
+    username: Option<String>,
+    password: Option<SecretSource>,
+    origin: Option<Origin>,
+}
+
+/// The whole configuration, before names are resolved and secrets read.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) listen: Vec<Endpoint>,
+    pub(crate) workers: usize,
+    pub(crate) pin: bool,
+    pub(crate) state_dir: PathBuf,
+    pub(crate) shutdown_timeout: Duration,
+    pub(crate) allow_open_listener: bool,
+    pub(crate) admin_listen: Endpoint,
+    pub(crate) admin_token: Option<SecretSource>,
+    pub(crate) log_level: LogLevel,
+    pub(crate) log_format: LogFormat,
+    client_password: Option<SecretSource>,
+    nodes_username: Option<String>,
+    nodes_password: Option<SecretSource>,
+    nodes: Vec<NodeConfig>,
+    /// Limits and times for the router. Its password and nodes are filled in by [`Config::resolve`].
+    live: Live,
+    /// By key path; what is missing has its default.
+    origins: BTreeMap<String, Origin>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: vec![Endpoint::new("127.0.0.1", DATA_PORT)],
+            workers: std::thread::available_parallelism().map_or(1, usize::from),
+            pin: false,
+            state_dir: default_state_dir(|name| std::env::var_os(name).map(PathBuf::from)),
+            shutdown_timeout: Duration::from_secs(10),
+            allow_open_listener: false,
+            admin_listen: Endpoint::new("127.0.0.1", ADMIN_PORT),
+            admin_token: None,
+            log_level: LogLevel("info".to_owned()),
+            log_format: LogFormat::Text,
+            client_password: None,
+            nodes_username: None,
+            nodes_password: None,
+            nodes: Vec::new(),
+            live: Live::default(),
+            origins: BTreeMap::new(),
+        }
+    }
+}
+
+/// `$STATE_DIRECTORY` is what systemd sets for `StateDirectory=`, several folders separated by colons.
+fn default_state_dir(env: impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
+    let set = |name| env(name).filter(|path| !path.as_os_str().is_empty());
+    if let Some(folders) = set("STATE_DIRECTORY")
+        && let Some(first) = folders.to_string_lossy().split(':').next()
+    {
+        return PathBuf::from(first);
+    }
+    // The XDG specification: a relative path in the variable is to be ignored.
+    match set("XDG_STATE_HOME").filter(|path| path.is_absolute()) {
+        Some(folder) => folder.join("switchyard"),
+        None => match set("HOME") {
+            Some(home) => home.join(".local/state/switchyard"),
+            None => PathBuf::from("/var/lib/switchyard"),
+        },
+    }
+}
+
+/// One thing that is wrong, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Problem {
+    /// The place, if there is one: `switchyard.toml:7` or `--workers`.
+    pub(crate) place: Option<String>,
+    pub(crate) text: String,
+}
+
+impl Problem {
+    fn at(origin: &Origin, text: impl Into<String>) -> Self {
+        Self {
+            place: Some(origin.to_string()),
+            text: text.into(),
+        }
+    }
+
+    fn new(text: impl Into<String>) -> Self {
+        Self {
+            place: None,
+            text: text.into(),
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            Some(place) => write!(f, "{place}: {}", self.text),
+            None => f.write_str(&self.text),
+        }
+    }
+}
+
+/// Everything that is wrong with a configuration; never empty.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Problems(pub(crate) Vec<Problem>);
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, problem) in self.0.iter().enumerate() {
+            if i > 0 {
+                writeln!(f)?;
+            }
+            write!(f, "{problem}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Problems {}
+
+/// A value given by a flag; it wins over the file.
+#[derive(Clone, Debug)]
+pub(crate) struct Override {
+    /// What the user wrote: `--workers`.
+    pub(crate) flag: String,
+    /// The key that it sets: `clients.max-clients`; `node` for the list of nodes.
+    pub(crate) path: String,
+    pub(crate) value: Raw,
+}
+
+/// What the configuration is made from. Kept by `serve`, because a reload reads it again.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sources {
+    pub(crate) file: Option<PathBuf>,
+    pub(crate) overrides: Vec<Override>,
+}
+
+impl Sources {
+    /// Reads the file and applies the flags. Everything that is wrong is reported, not only the first thing.
+    pub(crate) fn read(&self) -> Result<Config, Problems> {
+        let text = match &self.file {
+            None => None,
+            Some(path) => match std::fs::read_to_string(path) {
+                Ok(text) => Some((path.as_path(), text)),
+                Err(error) => {
+                    return Err(Problems(vec![Problem::new(format!(
+                        "cannot read the configuration file {}: {error}",
+                        path.display()
+                    ))]));
+                }
+            },
+        };
+        self.read_text(text.as_ref().map(|(path, text)| (*path, text.as_str())))
+    }
+
+    fn read_text(&self, file: Option<(&Path, &str)>) -> Result<Config, Problems> {
+        let mut config = Config::default();
+        let mut problems = Vec::new();
+        if let Some((path, text)) = file {
+            file::apply(path, text, &mut config, &mut problems);
+        }
+        for change in &self.overrides {
+            config.apply_override(change, &mut problems);
+        }
+        // What follows from several values together makes sense only once each of them does.
+        if problems.is_empty() {
+            config.check_nodes(&mut problems);
+        }
+        if problems.is_empty() {
+            Ok(config)
+        } else {
+            Err(Problems(problems))
+        }
+    }
+}
+
+impl Config {
+    fn apply_override(&mut self, change: &Override, problems: &mut Vec<Problem>) {
+        let origin = Origin::Flag(change.flag.clone());
+        if change.path == "node" {
+            match change.value.endpoints(Some(NODE_PORT)) {
+                Ok(addresses) => {
+                    // A node that the file describes keeps its user and password from there.
+                    let described = std::mem::take(&mut self.nodes);
+                    self.nodes = addresses
+                        .into_iter()
+                        .map(|address| {
+                            let known = described
+                                .iter()
+                                .find(|node| node.address.as_ref() == Some(&address));
+                            NodeConfig {
+                                address: Some(address),
+                                origin: Some(origin.clone()),
+                                ..known.cloned().unwrap_or_default()
+                            }
+                        })
+                        .collect();
+                }
+                Err(text) => problems.push(Problem::at(&origin, text)),
+            }
+            return;
+        }
+        let Some(key) = keys::keys().find(|key| key.path() == change.path) else {
+            problems.push(Problem::at(&origin, nearest::unknown_path(&change.path)));
+            return;
+        };
+        match (key.set)(self, &change.value, Path::new("")) {
+            Ok(()) => {
+                // `--password-file` replaces `password` of the file: the forms of one secret share a field.
+                if key.secret {
+                    let stem = nearest::stem(key.name);
+                    self.origins.retain(|path, _| {
+                        path.rsplit_once('.').is_none_or(|(section, name)| {
+                            section != key.section.name() || nearest::stem(name) != stem
+                        })
+                    });
+                }
+                self.origins.insert(key.path(), origin);
+            }
+            Err(text) => problems.push(Problem::at(&origin, text)),
+        }
+    }
+
+    fn check_nodes(&self, problems: &mut Vec<Problem>) {
+        if self.nodes.is_empty() {
+            problems.push(Problem::new(
+                "no node is given; name the Redis or Valkey servers to route to with --node 127.0.0.1:7001 (once for each) \
+                 or in the file with\n  [[node]]\n  address = \"127.0.0.1:7001\"",
+            ));
+        }
+        let mut seen = BTreeMap::new();
+        for node in &self.nodes {
+            let (Some(address), Some(origin)) = (&node.address, &node.origin) else {
+                continue;
+            };
+            match seen.insert(address, origin) {
+                Some(first) if first != origin => {
+                    problems.push(Problem::at(
+                        origin,
+                        format!("the node {address} is given twice, first at {first}"),
+                    ));
+                }
+                Some(_) => problems.push(Problem::at(
+                    origin,
+                    format!("the node {address} is given twice"),
+                )),
+                None => {}
+            }
+        }
+    }
+
+    /// The origin of a key, if it is not the default.
+    fn origin(&self, path: &str) -> Option<&Origin> {
+        self.origins.get(path)
+    }
+
+    fn problem(&self, path: &str, text: impl Into<String>) -> Problem {
+        Problem {
+            place: self.origin(path).map(ToString::to_string),
+            text: text.into(),
+        }
+    }
+
+    /// The names of the nodes, in the order given.
+    pub(crate) fn node_names(&self) -> Vec<String> {
+        self.nodes
+            .iter()
+            .filter_map(|node| node.address.as_ref())
+            .map(ToString::to_string)
+            .collect()
+    }
+
+    /// Puts the level of the environment in place of the default's or the file's; a flag wins over both.
+    pub(crate) fn prefer_log_level(&mut self, from_environment: Option<&str>) {
+        if let Some(text) = from_environment
+            && !matches!(self.origin("log.level"), Some(Origin::Flag(_)))
+            && let Some(level) = LogLevel::parse(text)
+        {
+            self.log_level = level;
+            self.origins
+                .insert("log.level".to_owned(), Origin::Flag("RUST_LOG".to_owned()));
+        }
+    }
+
+    /// Takes over from the running configuration what only a restart can change, so that what is checked and compared
+    /// from here on is what really runs.
+    pub(crate) fn keep_until_restart(&mut self, running: &Config) {
+        self.listen.clone_from(&running.listen);
+        self.workers = running.workers;
+        self.pin = running.pin;
+        self.state_dir.clone_from(&running.state_dir);
+        self.allow_open_listener = running.allow_open_listener;
+        self.admin_listen.clone_from(&running.admin_listen);
+        self.admin_token.clone_from(&running.admin_token);
+        self.log_format = running.log_format;
+    }
+
+    /// Resolves host names, reads secrets, and checks what depends on both.
+    ///
+    /// `known` gives the address that a node had until now: a name that cannot be resolved at a reload keeps it, because
+    /// a name server that hiccups must not stop a reload (the caller says so in the log).
+    pub(crate) fn resolve(
+        &self,
+        known: impl Fn(&str) -> Option<SocketAddr>,
+    ) -> Result<Resolved, Problems> {
+        let mut problems = Vec::new();
+        let mut warnings = Vec::new();
+        let mut secret =
+            |source: &Option<SecretSource>, stem: &str, problems: &mut Vec<Problem>| {
+                let source = source.as_ref()?;
+                if let Some(path) = source.readable_by_others() {
+                    warnings.push(format!(
+                        "everybody on this machine can read the secret in {}; chmod 600 it",
+                        path.display()
+                    ));
+                }
+                match source.read() {
+                    Ok(secret) => Some(secret),
+                    Err(error) => {
+                        problems.push(self.problem(
+                            &format!("{stem}{}", source.form().suffix()),
+                            error.to_string(),
+                        ));
+                        None
+                    }
+                }
+            };
+        let password = secret(&self.client_password, "clients.password", &mut problems);
+        let admin_token = secret(&self.admin_token, "admin.token", &mut problems);
+        let nodes_password = secret(&self.nodes_password, "nodes.password", &mut problems);
+        let mut nodes = Vec::new();
+        let mut by_address: BTreeMap<SocketAddr, String> = BTreeMap::new();
+        for node in &self.nodes {
+            let Some(endpoint) = &node.address else {
+                continue;
+            };
+            let name = endpoint.to_string();
+            let place = node.origin.as_ref().map(ToString::to_string);
+            let address = match (endpoint.resolve(), known(&name)) {
+                (Ok(address), _) => address,
+                (Err(why), Some(address)) => {
+                    warnings.push(format!("node {name}: {why}; staying with {address}"));
+                    address
+                }
+                (Err(text), None) => {
+                    problems.push(Problem { place, text });
+                    continue;
+                }
+            };
+            if address.port() == 0 {
+                problems.push(Problem {
+                    place,
+                    text: format!("the node {name} has port 0, which nobody can listen on"),
+                });
+                continue;
+            }
+            if let Some(other) = by_address.insert(address, name.clone()) {
+                problems.push(Problem {
+                    place,
+                    text: format!(
+                        "the nodes {other} and {name} are the same server, {address}; name it once"
+                    ),
+                });
+                continue;
+            }
+            let own = node.password.as_ref().map(|source| {
+                let read = source.read().map_err(|error| {
+                    problems.push(Problem {
+                        place,
+                        text: error.to_string(),
+                    })
+                });
+                if let Some(path) = source.readable_by_others() {
+                    warnings.push(format!(
+                        "everybody on this machine can read the secret in {}; chmod 600 it",
+                        path.display()
+                    ));
+                }
+                read.ok()
+            });
+            nodes.push(NodeAddress {
+                name,
+                address,
+                username: node
+                    .username
+                    .clone()
+                    .or_else(|| self.nodes_username.clone()),
+                password: own.unwrap_or_else(|| nodes_password.clone()),
+            });
+        }
+        let listen = self.resolve_listen(password.is_some(), &mut problems);
+        let admin = self.resolve_admin(admin_token.is_some(), &listen, &mut problems);
+        match admin {
+            Some(admin) if problems.is_empty() => Ok(Resolved {
+                listen,
+                admin,
+                admin_token,
+                live: Live {
+                    password,
+                    ..self.live.clone()
+                },
+                nodes,
+                warnings,
+            }),
+            _ => Err(Problems(problems)),
+        }
+    }
+
+    fn resolve_listen(&self, has_password: bool, problems: &mut Vec<Problem>) -> Vec<SocketAddr> {
+        let mut listen = Vec::new();
+        for endpoint in &self.listen {
+            match endpoint.resolve() {
+                Ok(address) if address.port() != 0 && listen.contains(&address) => {
+                    problems.push(self.problem("listen", format!("{address} is given twice")));
+                }
+                Ok(address) => listen.push(address),
+                Err(text) => problems.push(self.problem("listen", text)),
+            }
+        }
+        if let Some(open) = listen.iter().find(|address| !address.ip().is_loopback())
+            && !has_password
+            && !self.allow_open_listener
+        {
+            problems.push(self.problem(
+                "listen",
+                format!(
+                    "refusing to listen on {open} without a password: anybody who can reach that address could read and delete \
+                     every key. Do one of: (1) give clients a password with --password-file FILE, or password-file in [clients]; \
+                     (2) listen on 127.0.0.1 only; (3) if only trusted machines can reach it, say so with --allow-open-listener, \
+                     or allow-open-listener = true"
+                ),
+            ));
+        }
+        listen
+    }
+
+    fn resolve_admin(
+        &self,
+        has_token: bool,
+        listen: &[SocketAddr],
+        problems: &mut Vec<Problem>,
+    ) -> Option<SocketAddr> {
+        let address = match self.admin_listen.resolve() {
+            Ok(address) => address,
+            Err(text) => {
+                problems.push(self.problem("admin.listen", text));
+                return None;
+            }
+        };
+        if !address.ip().is_loopback() && !has_token {
+            problems.push(self.problem(
+                "admin.listen",
+                format!(
+                    "refusing to serve the admin API on {address} without a token: anybody who can reach that address could \
+                     control the router. Give it one with --admin-token-file FILE, or token-file in [admin], or listen on \
+                     127.0.0.1 only"
+                ),
+            ));
+        }
+        if address.port() != 0 && listen.contains(&address) {
+            problems.push(self.problem(
+                "admin.listen",
+                format!("{address} is also where clients connect; choose another port"),
+            ));
+        }
+        Some(address)
+    }
+}
+
+/// A node that can be connected to; its number is given by the topology.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NodeAddress {
+    pub(crate) name: String,
+    pub(crate) address: SocketAddr,
+    pub(crate) username: Option<String>,
+    pub(crate) password: Option<Secret>,
+}
+
+/// The configuration with names resolved and secrets read.
+#[derive(Clone, Debug)]
+pub(crate) struct Resolved {
+    pub(crate) listen: Vec<SocketAddr>,
+    pub(crate) admin: SocketAddr,
+    pub(crate) admin_token: Option<Secret>,
+    /// Without the nodes: their numbers are not known here.
+    pub(crate) live: Live,
+    pub(crate) nodes: Vec<NodeAddress>,
+    /// What works but should be told.
+    pub(crate) warnings: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,198 @@
+//! What somebody meant who wrote a key that does not exist.
+//!
+//! Looked for in this order: the same key in another section (a misplaced key is commoner than a misspelt one), the word that
+//! Redis or another proxy has for it, the nearest spelling in the same section, the nearest in any.
+
+use super::keys::{Section, keys, node_keys};
+
+/// A key that exists: its section, its name, and other programs' words for it.
+type Known = (Section, &'static str, &'static [&'static str]);
+
+fn known() -> impl Iterator<Item = Known> {
+    keys()
+        .map(|key| (key.section, key.name, key.elsewhere))
+        .chain(node_keys().map(|key| (key.section, key.name, key.elsewhere)))
+}
+
+/// The name of a secret without the form: `password` for `password-file`.
+pub(super) fn stem(name: &str) -> &str {
+    name.strip_suffix("-file")
+        .or_else(|| name.strip_suffix("-env"))
+        .unwrap_or(name)
+}
+
+/// How alike two words may be and still be a slip: about one letter in three.
+fn slip(written: &str, meant: &str) -> Option<usize> {
+    let distance =
+        strsim::damerau_levenshtein(&written.to_ascii_lowercase().replace('_', "-"), meant);
+    (distance <= (meant.len() / 3).clamp(1, 4)).then_some(distance)
+}
+
+/// The sentence for an unknown key in a section of the file.
+pub(super) fn unknown_key(section: Section, written: &str) -> String {
+    let start = format!("unknown key \"{written}\" {}", section.spoken());
+    if let Some((other, ..)) = known().find(|(_, name, _)| *name == written) {
+        return match other {
+            Section::Top => {
+                format!("{start}; it belongs at the top of the file, before the first [section]")
+            }
+            Section::Node => format!("{start}; it belongs {}, one for each node", other.spoken()),
+            _ => format!("{start}; it belongs {}", other.spoken()),
+        };
+    }
+    let here = |known: &Known| known.0 == section;
+    let lower = written.to_ascii_lowercase();
+    let called = |known: &Known| known.2.contains(&lower.as_str());
+    if let Some((other, name, _)) = known()
+        .filter(here)
+        .find(called)
+        .or_else(|| known().find(called))
+    {
+        let place = if other == section {
+            String::new()
+        } else {
+            format!(" {}", other.spoken())
+        };
+        return format!("{start}; here it is called \"{name}\"{place}");
+    }
+    if let Some((_, name, _)) = closest(written, known().filter(here)) {
+        return format!("{start}; did you mean \"{name}\"?");
+    }
+    if let Some((other, name, _)) = closest(written, known()) {
+        return format!("{start}; did you mean \"{name}\" {}?", other.spoken());
+    }
+    let names: Vec<&str> = known().filter(here).map(|(_, name, _)| name).collect();
+    format!("{start}; known there: {}", names.join(", "))
+}
+
+/// The sentence for a section that does not exist.
+pub(super) fn unknown_section(written: &str) -> String {
+    let start = format!("unknown section [{written}]");
+    let words: [(&str, &[&str]); 5] = [
+        (
+            "[clients]",
+            &["clients", "client", "downstream", "frontend"],
+        ),
+        ("[nodes]", &["nodes", "upstream", "timeouts"]),
+        (
+            "[admin]",
+            &["admin", "stats", "dashboard", "api", "metrics"],
+        ),
+        ("[log]", &["log", "logs", "logging"]),
+        (
+            "[[node]]",
+            &["node", "server", "servers", "backend", "backends"],
+        ),
+    ];
+    let found = words
+        .iter()
+        .flat_map(|(name, words)| {
+            words
+                .iter()
+                .filter_map(move |word| Some((slip(written, word)?, *name)))
+        })
+        .min_by_key(|(distance, _)| *distance);
+    match found {
+        Some((_, name)) => format!("{start}; did you mean {name}?"),
+        None => format!("{start}; known are [clients], [nodes], [admin], [log] and [[node]]"),
+    }
+}
+
+/// The sentence for a `--set` whose key does not exist.
+pub(super) fn unknown_path(written: &str) -> String {
+    let paths = || keys().map(|key| key.path());
+    let by_name = || {
+        paths().find(|path| {
+            path.rsplit_once('.')
+                .is_some_and(|(_, name)| name == written)
+        })
+    };
+    let near = paths()
+        .filter_map(|path| Some((slip(written, &path)?, path)))
+        .min()
+        .map(|(_, path)| path);
+    match near.or_else(by_name) {
+        Some(path) => format!("unknown key \"{written}\"; did you mean \"{path}\"?"),
+        None => {
+            format!("unknown key \"{written}\"; `switchyard check-config --example` shows them all")
+        }
+    }
+}
+
+fn closest(written: &str, candidates: impl Iterator<Item = Known>) -> Option<Known> {
+    candidates
+        .filter_map(|known| Some((slip(written, known.1)?, known)))
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, known)| known)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_slip_is_answered() {
+        for (section, written, expected) in [
+            (
+                Section::Nodes,
+                "comand-timeout",
+                "unknown key \"comand-timeout\" in [nodes]; did you mean \"command-timeout\"?",
+            ),
+            (
+                Section::Nodes,
+                "command_timeout",
+                "did you mean \"command-timeout\"?",
+            ),
+            (
+                Section::Clients,
+                "Max-Clients",
+                "did you mean \"max-clients\"?",
+            ),
+            (
+                Section::Clients,
+                "requirepass",
+                "here it is called \"password\"",
+            ),
+            (
+                Section::Top,
+                "maxclients",
+                "here it is called \"max-clients\" in [clients]",
+            ),
+            (Section::Nodes, "max-clients", "it belongs in [clients]"),
+            (
+                Section::Node,
+                "workers",
+                "it belongs at the top of the file, before the first [section]",
+            ),
+            (
+                Section::Top,
+                "address",
+                "it belongs in [[node]], one for each node",
+            ),
+            (
+                Section::Top,
+                "max-client",
+                "did you mean \"max-clients\" in [clients]?",
+            ),
+            (Section::Log, "colour", "known there: level, format"),
+        ] {
+            let sentence = unknown_key(section, written);
+            assert!(
+                sentence.ends_with(expected) || sentence == expected,
+                "{written}: {sentence}"
+            );
+        }
+    }
+
+    #[test]
+    fn sections_and_paths_too() {
+        assert!(unknown_section("client").ends_with("did you mean [clients]?"));
+        assert!(unknown_section("servers").ends_with("did you mean [[node]]?"));
+        assert!(unknown_section("zebra").contains("known are [clients]"));
+        assert!(
+            unknown_path("clients.maxclients").ends_with("did you mean \"clients.max-clients\"?")
+        );
+        assert!(unknown_path("max-clients").ends_with("did you mean \"clients.max-clients\"?"));
+        assert!(unknown_path("zebra").contains("--example"));
+    }
+}

@@ -1,0 +1,156 @@
+//! A value before its key has looked at it, from the file or from a flag alike.
+//!
+//! One type for both, so that `--command-timeout 5s` and `command-timeout = "5s"` are read, bounded and explained by the
+//! same code.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use toml::de::DeValue;
+
+use super::endpoint::{ENDPOINT_FORM, Endpoint};
+use super::units::{self, SIZE_FORM, TIME_FORM};
+
+/// A value whose type is not yet known to be right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Raw {
+    Text(String),
+    /// As written, because TOML's integers come in several radixes and sizes.
+    Integer(String),
+    Bool(bool),
+    List(Vec<Raw>),
+    /// A type that no key takes, by its name.
+    Other(&'static str),
+}
+
+impl Raw {
+    /// What stands in a file.
+    pub(crate) fn from_toml(value: &DeValue<'_>) -> Self {
+        match value {
+            DeValue::String(text) => Raw::Text(text.to_string()),
+            DeValue::Integer(number) => {
+                match i64::from_str_radix(number.as_str(), number.radix()) {
+                    Ok(number) => Raw::Integer(number.to_string()),
+                    Err(_) => Raw::Other("a number out of range"),
+                }
+            }
+            DeValue::Boolean(flag) => Raw::Bool(*flag),
+            DeValue::Array(items) => Raw::List(
+                items
+                    .iter()
+                    .map(|item| Raw::from_toml(item.get_ref()))
+                    .collect(),
+            ),
+            DeValue::Float(_) => Raw::Other("a number with a fraction"),
+            DeValue::Datetime(_) => Raw::Other("a date"),
+            DeValue::Table(_) => Raw::Other("a table"),
+        }
+    }
+
+    /// What was written, for errors. Never called for secrets.
+    pub(crate) fn shown(&self) -> String {
+        match self {
+            Raw::Text(text) => format!("{text:?}"),
+            Raw::Integer(number) => number.clone(),
+            Raw::Bool(flag) => flag.to_string(),
+            Raw::List(items) => format!(
+                "[{}]",
+                items.iter().map(Raw::shown).collect::<Vec<_>>().join(", ")
+            ),
+            Raw::Other(kind) => (*kind).to_owned(),
+        }
+    }
+
+    fn wrong<T>(&self, expected: impl std::fmt::Display) -> Result<T, String> {
+        Err(format!("{} is not {expected}", self.shown()))
+    }
+
+    /// Text and numbers as text.
+    fn scalar(&self) -> Option<&str> {
+        match self {
+            Raw::Text(text) | Raw::Integer(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Text as it stands, not empty. The error does not repeat the value, which may be a secret in the wrong place.
+    pub(crate) fn text(&self) -> Result<&str, String> {
+        match self {
+            Raw::Text(text) if text.is_empty() => {
+                Err("the value is empty; leave the key out instead".to_owned())
+            }
+            Raw::Text(text) => Ok(text),
+            _ => Err("the value is not text; put it in quotes".to_owned()),
+        }
+    }
+
+    pub(crate) fn switch(&self) -> Result<bool, String> {
+        match self {
+            Raw::Bool(flag) => Ok(*flag),
+            Raw::Text(text) if text == "true" => Ok(true),
+            Raw::Text(text) if text == "false" => Ok(false),
+            _ => self.wrong("true or false"),
+        }
+    }
+
+    pub(crate) fn count(&self, range: RangeInclusive<u64>) -> Result<u64, String> {
+        match self.scalar().and_then(|text| text.trim().parse().ok()) {
+            Some(number) if range.contains(&number) => Ok(number),
+            _ => self.wrong(format_args!(
+                "a whole number from {} to {}",
+                range.start(),
+                range.end()
+            )),
+        }
+    }
+
+    pub(crate) fn size(&self, range: RangeInclusive<u64>) -> Result<usize, String> {
+        let Some(bytes) = self.scalar().and_then(units::parse_size) else {
+            return self.wrong(SIZE_FORM);
+        };
+        match usize::try_from(bytes) {
+            Ok(size) if range.contains(&bytes) => Ok(size),
+            _ => Err(format!(
+                "{} is out of range; allowed is {} to {}",
+                self.shown(),
+                units::format_size(*range.start()),
+                units::format_size(*range.end())
+            )),
+        }
+    }
+
+    pub(crate) fn time(&self, range: RangeInclusive<Duration>) -> Result<Duration, String> {
+        match self.scalar().and_then(units::parse_time) {
+            None => self.wrong(TIME_FORM),
+            Some(time) if range.contains(&time) => Ok(time),
+            Some(_) => Err(format!(
+                "{} is out of range; allowed is {} to {}",
+                self.shown(),
+                units::format_time(*range.start()),
+                units::format_time(*range.end())
+            )),
+        }
+    }
+
+    pub(crate) fn endpoint(&self, default_port: Option<u16>) -> Result<Endpoint, String> {
+        match self {
+            Raw::Text(text) => Endpoint::parse(text, default_port)
+                .map_err(|why| format!("{}: {why}", self.shown())),
+            _ => self.wrong(ENDPOINT_FORM),
+        }
+    }
+
+    /// One address or a list of them.
+    pub(crate) fn endpoints(&self, default_port: Option<u16>) -> Result<Vec<Endpoint>, String> {
+        match self {
+            Raw::List(items) if items.is_empty() => {
+                Err("the list is empty; it needs at least one address".to_owned())
+            }
+            Raw::List(items) => items
+                .iter()
+                .map(|item| item.endpoint(default_port))
+                .collect(),
+            one => Ok(vec![one.endpoint(default_port)?]),
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! The configuration for people to read: as a file again, as an example, and as the difference of two.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+use super::keys::{Key, Section, Takes, keys, node_keys};
+use super::{Config, NodeConfig};
+
+/// The effective configuration as TOML, each value with where it came from. Secrets are shown as `***`.
+pub(crate) fn render(config: &Config) -> String {
+    let mut out = String::new();
+    let mut section = Section::Top;
+    for key in keys() {
+        let Some(value) = (key.show)(config) else {
+            continue;
+        };
+        if key.section != section {
+            section = key.section;
+            let _ = writeln!(out, "\n[{}]", section.name());
+        }
+        let origin = config
+            .origin(&key.path())
+            .map_or("default".to_owned(), ToString::to_string);
+        let line = format!("{} = {value}", key.name);
+        let _ = writeln!(out, "{line:<44} # {origin}");
+    }
+    for node in &config.nodes {
+        out.push_str("\n[[node]]\n");
+        for key in node_keys() {
+            let Some(value) = (key.show)(node) else {
+                continue;
+            };
+            let line = format!("{} = {value}", key.name);
+            match &node.origin {
+                Some(origin) if key.name == "address" => {
+                    let _ = writeln!(out, "{line:<44} # {origin}");
+                }
+                _ => {
+                    let _ = writeln!(out, "{line}");
+                }
+            }
+        }
+    }
+    out
+}
+
+/// A complete configuration file: every key with its default, commented out, and what it means.
+pub(crate) fn example() -> String {
+    let defaults = Config::default();
+    let mut out = String::from(
+        "# Switchyard. Every key is shown with its default; remove the # to change it.\n\
+         # Sizes: 1kb = 1024, 1k = 1000, also mb, gb. Times: 250ms, 10s, 5m. `switchyard check-config -c FILE` checks it.\n",
+    );
+    let mut section = Section::Top;
+    for key in keys() {
+        if key.section != section {
+            section = key.section;
+            let _ = writeln!(out, "\n[{}]", section.name());
+        }
+        let value = match key.name {
+            // These defaults are those of the machine and the user at hand.
+            "workers" | "state-dir" => None,
+            _ => (key.show)(&defaults),
+        };
+        comment(&mut out, key, value.as_deref());
+    }
+    out.push_str("\n# One for each Redis or Valkey server.\n[[node]]\n");
+    for key in node_keys() {
+        if key.name == "address" {
+            let _ = write!(out, "# {}\n{} = {}\n", key.help, key.name, key.example);
+        } else {
+            comment(&mut out, key, None);
+        }
+    }
+    out
+}
+
+fn comment<T>(out: &mut String, key: &Key<T>, default: Option<&str>) {
+    for line in wrap(key.help, 100) {
+        let _ = writeln!(out, "# {line}");
+    }
+    let shown = match (key.name, default) {
+        ("workers", _) => "2",
+        ("state-dir", _) => "\"/var/lib/switchyard\"",
+        (_, Some(value)) => value,
+        (_, None) => key.example,
+    };
+    let _ = writeln!(out, "#{} = {shown}", key.name);
+}
+
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let last = lines.len() - 1;
+        if !lines[last].is_empty() && lines[last].len() + 1 + word.len() > width {
+            lines.push(word.to_owned());
+        } else {
+            if !lines[last].is_empty() {
+                lines[last].push(' ');
+            }
+            lines[last].push_str(word);
+        }
+    }
+    lines
+}
+
+/// One key whose value is not what it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Change {
+    /// `clients.max-clients`, or a sentence about a node.
+    pub(crate) what: String,
+    pub(crate) takes: Takes,
+}
+
+impl Config {
+    /// What differs from `running`, for the log of a reload. Of secrets it says only that their source changed.
+    pub(crate) fn changes_since(&self, running: &Config) -> Vec<Change> {
+        let mut changes: Vec<Change> = keys()
+            .filter_map(|key| {
+                let (old, new) = ((key.show)(running), (key.show)(self));
+                let what = format!(
+                    "{}: {} -> {}",
+                    key.path(),
+                    old.as_deref().unwrap_or("none"),
+                    new.as_deref().unwrap_or("none")
+                );
+                (old != new).then_some(Change {
+                    what,
+                    takes: key.takes,
+                })
+            })
+            .collect();
+        let by_name = |config: &Config, name: &str| -> Option<NodeConfig> {
+            config
+                .nodes
+                .iter()
+                .find(|node| node.address.as_ref().is_some_and(|a| a.to_string() == name))
+                .cloned()
+        };
+        let names: BTreeSet<String> = self
+            .node_names()
+            .into_iter()
+            .chain(running.node_names())
+            .collect();
+        for name in names {
+            let what = match (by_name(running, &name), by_name(self, &name)) {
+                (None, Some(_)) => format!("node {name} added"),
+                (Some(_), None) => format!("node {name} removed"),
+                (Some(old), Some(new))
+                    if old.username != new.username || old.password != new.password =>
+                {
+                    format!("node {name}: its user or password")
+                }
+                _ => continue,
+            };
+            changes.push(Change {
+                what,
+                takes: Takes::Reload,
+            });
+        }
+        changes
+    }
+}
+
+/// The reference in docs/configuration.md.
+#[cfg(test)]
+pub(super) fn reference() -> String {
+    let defaults = Config::default();
+    let mut out = String::new();
+    let mut table = |title: &str, rows: Vec<[String; 4]>| {
+        let _ = write!(
+            out,
+            "### {title}\n\n| key | default | reload | meaning |\n|---|---|---|---|\n"
+        );
+        for [name, default, takes, help] in rows {
+            let _ = writeln!(out, "| `{name}` | {default} | {takes} | {help} |");
+        }
+        out.push('\n');
+    };
+    fn row<T>(key: &Key<T>, default: Option<String>) -> [String; 4] {
+        let default = match key.name {
+            "workers" => "processors".to_owned(),
+            "state-dir" => "see text".to_owned(),
+            _ => default.map_or_else(String::new, |value| format!("`{value}`")),
+        };
+        let takes = match key.takes {
+            Takes::Reload => "yes",
+            Takes::Restart => "restart",
+        };
+        [
+            key.name.to_owned(),
+            default,
+            takes.to_owned(),
+            key.help.replace('|', "\\|"),
+        ]
+    }
+    let of = |section: Section| {
+        keys()
+            .filter(|key| key.section == section)
+            .map(|key| row(key, (key.show)(&defaults)))
+            .collect()
+    };
+    table("Top of the file", of(Section::Top));
+    for section in Section::TABLES {
+        table(&format!("`[{}]`", section.name()), of(section));
+    }
+    table(
+        "`[[node]]`, one for each node",
+        node_keys().map(|key| row(key, None)).collect(),
+    );
+    out
+}

@@ -1,0 +1,30 @@
+//! The `switchyard` command: reads the command line, runs one subcommand, and turns how it went into an exit code.
+
+mod cli;
+mod config;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::cli::{Cli, Failure};
+
+/// The system's allocator keeps freed memory of big values in the arena of the thread that freed it; jemalloc gives it back, and
+/// the workers do not meet in it.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+fn main() -> ExitCode {
+    // clap ends the process itself for --help (0) and for a wrong command line (2).
+    let cli = Cli::parse();
+    match cli::run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("{failure}");
+            match failure {
+                Failure::Failed(_) => ExitCode::from(1),
+                Failure::Config(_) => ExitCode::from(2),
+            }
+        }
+    }
+}
