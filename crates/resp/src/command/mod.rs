@@ -1,15 +1,35 @@
 //! The command table as data: one row per command (or subcommand), with arity, flags, where its keys are, and who answers it.
 //!
-//! Rows live in `table.rs`; how keys are found from a row's key specification lives in `keys.rs`.
-//! Arity, flags and key specifications are Redis's own (<https://redis.io/docs/latest/develop/reference/key-specs/>), and a test
+//! - `table.rs` has the rows. They are the source: to add a command, add a row.
+//! - `lookup.rs` finds a row by the name a client sent, on the path of every request.
+//! - `keys.rs` finds the keys among a command's arguments.
+//! - `learn.rs` adds commands of the nodes' modules, as `COMMAND` describes them.
+//! - `errors.rs` has the errors that Redis gives about a command as a whole.
+//!
+//! Arity, flags and key positions are Redis's own (<https://redis.io/docs/latest/develop/reference/key-specs/>), and a test
 //! holds them against `COMMAND` and `COMMAND GETKEYS` of a real server. `handling` is ours: what a switch in front of many servers does.
+//! Where versions of Redis and Valkey differ, the row takes the more permissive: the node has the last word on its own commands.
+
+use std::borrow::Cow;
+
+pub mod errors;
+mod keys;
+mod learn;
+mod lookup;
+mod table;
+
+pub use keys::{Begin, Complaint, Find, KeyError, KeySpec, Keys};
+pub use learn::{LearntCommand, parse_command_reply};
+pub use lookup::{CommandTable, Lookup};
+
+use crate::request::Args;
 
 /// Properties of a command, as a set of bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Flags(pub u32);
 
 impl Flags {
-    /// May change data.
+    /// May change data. EVAL and FCALL have neither this nor [`Flags::READONLY`]: what they do is not known, so take them as writing.
     pub const WRITE: Flags = Flags(1);
     /// Never changes data: it may be asked twice.
     pub const READONLY: Flags = Flags(1 << 1);
@@ -55,6 +75,8 @@ pub enum Merge {
     Concat,
     /// Arrays of 0/1: 1 only where every node says 1 (SCRIPT EXISTS).
     AllOnes,
+    /// One success is enough: the first reply that is no error, else the first error (SCRIPT KILL, which fails where nothing runs).
+    AnyOk,
 }
 
 /// How a command on many keys is split over nodes and its replies put together again.
@@ -91,6 +113,8 @@ pub enum Local {
     ClientNoEvict,
     ClientNoTouch,
     ClientHelp,
+    ClientCapa,
+    AclWhoami,
     Info,
     Role,
     ConfigGet,
@@ -120,4 +144,87 @@ pub enum Handling {
     Later(&'static str),
     /// Refused for a reason, which is the text.
     Refused(&'static str),
+}
+
+/// What a command counts as in metrics. Few, because each is a time series per node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CommandClass {
+    /// Reads keys of one node.
+    Read,
+    /// Writes keys of one node.
+    Write,
+    /// Runs a script or function.
+    Script,
+    /// Split over nodes, or sent to each.
+    Many,
+    /// Answered by the router.
+    Local,
+    /// Everything else: an operator's command, or one that is refused.
+    Admin,
+}
+
+impl CommandClass {
+    /// Number of classes, for arrays with one place per class.
+    pub const COUNT: usize = Self::ALL.len();
+
+    /// All of them, in the order of their discriminants.
+    pub const ALL: [CommandClass; 6] = [Self::Read, Self::Write, Self::Script, Self::Many, Self::Local, Self::Admin];
+
+    /// The name in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Script => "script",
+            Self::Many => "many",
+            Self::Local => "local",
+            Self::Admin => "admin",
+        }
+    }
+}
+
+/// One command or subcommand.
+#[derive(Clone, Debug)]
+pub struct Command {
+    /// Upper case; a subcommand with its container: `CONFIG|GET`.
+    pub name: Cow<'static, str>,
+    /// Place in the table, dense from 0: an index for arrays with one place per command.
+    pub id: u16,
+    /// Number of arguments with the name; negative: at least so many.
+    pub arity: i16,
+    /// Its properties.
+    pub flags: Flags,
+    /// Where its keys are.
+    pub keys: Keys,
+    /// Who answers it.
+    pub handling: Handling,
+    /// True where subcommands follow.
+    container: bool,
+}
+
+impl Command {
+    /// True where `count` arguments (the name included) are as many as the command takes.
+    #[inline]
+    pub fn arity_ok(&self, count: usize) -> bool {
+        let wanted = usize::from(self.arity.unsigned_abs());
+        if self.arity < 0 { count >= wanted } else { count == wanted }
+    }
+
+    /// True where this call may wait at the node. XREAD and XREADGROUP wait only with BLOCK.
+    pub fn blocks(&self, args: &Args<'_>) -> bool {
+        self.flags.has(Flags::BLOCKING) && (!matches!(self.keys, Keys::Streams) || keys::stream_options(args).block)
+    }
+
+    /// What it counts as in metrics.
+    #[inline]
+    pub fn class(&self) -> CommandClass {
+        match self.handling {
+            Handling::Keyed if self.flags.has(Flags::SCRIPT) => CommandClass::Script,
+            Handling::Keyed if self.flags.has(Flags::READONLY) => CommandClass::Read,
+            Handling::Keyed => CommandClass::Write,
+            Handling::Split(_) | Handling::Every(_) => CommandClass::Many,
+            Handling::Local(_) => CommandClass::Local,
+            Handling::Any | Handling::Later(_) | Handling::Refused(_) => CommandClass::Admin,
+        }
+    }
 }

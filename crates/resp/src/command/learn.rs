@@ -1,0 +1,170 @@
+//! Commands that nodes have and the builtin table lacks (modules, newer versions), taken from their `COMMAND` reply.
+//!
+//! Only what has keys can be forwarded: a command without keys may concern one node's data or all nodes', and nothing in its
+//! description says which. Answering from one node would be silently wrong, so it is refused with that reason.
+
+use std::borrow::Cow;
+
+use super::{Begin, Find, Flags, Handling, KeySpec, Keys};
+use crate::reply::{self, Elements};
+
+/// One entry of a `COMMAND` reply.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LearntCommand {
+    /// Its name; a subcommand has its container's in front: `json.debug|memory`.
+    pub name: String,
+    /// Number of arguments with the name; negative: at least so many.
+    pub arity: i16,
+    /// `write`, `readonly`, `movablekeys`...
+    pub flags: Vec<String>,
+    /// Index of the first key, 0 where it has none (or none at a fixed place).
+    pub first: i16,
+    /// Index of the last key, negative from the end.
+    pub last: i16,
+    /// Distance between keys.
+    pub step: i16,
+    /// Key specifications (Redis 7 and later).
+    pub specs: Vec<KeySpec>,
+}
+
+impl LearntCommand {
+    pub(super) fn mapped_flags(&self) -> Flags {
+        self.flags.iter().fold(Flags::default(), |flags, name| {
+            flags.and(match name.as_str() {
+                "write" => Flags::WRITE,
+                "readonly" => Flags::READONLY,
+                "fast" => Flags::FAST,
+                "blocking" => Flags::BLOCKING,
+                "admin" => Flags::ADMIN,
+                "pubsub" => Flags::PUBSUB,
+                "no_auth" => Flags::NO_AUTH,
+                "movablekeys" => Flags::MOVABLE_KEYS,
+                "denyoom" => Flags::DENY_OOM,
+                _ => Flags::default(),
+            })
+        })
+    }
+
+    pub(super) fn mapped_keys(&self) -> Keys {
+        let said =
+            !self.specs.is_empty() && self.specs.iter().all(|s| s.begin != Begin::Unknown && s.find != Find::Unknown && !s.incomplete);
+        let movable = self.flags.iter().any(|flag| flag == "movablekeys");
+        match (&self.specs[..], u16::try_from(self.first), u16::try_from(self.step)) {
+            // One key at a fixed place has a fast path.
+            ([KeySpec { begin: Begin::Index(at), find: Find::Range { last: 0, .. }, not_key: false, incomplete: false }], ..)
+                if *at > 0 && *at <= i16::MAX as u32 =>
+            {
+                Keys::Range { first: *at as u16, last: *at as i16, step: 1 }
+            }
+            _ if said => Keys::Specs(Cow::Owned(self.specs.clone())),
+            (_, Ok(first @ 1..), Ok(step @ 1..)) if !movable => Keys::Range { first, last: self.last, step },
+            _ if movable || !self.specs.is_empty() => Keys::Unknown,
+            _ => Keys::None,
+        }
+    }
+}
+
+/// Who answers a command that was learnt.
+pub(super) fn handling(flags: Flags, keys: &Keys) -> Handling {
+    if flags.has(Flags::BLOCKING) {
+        return Handling::Later("blocking commands");
+    }
+    match keys {
+        Keys::None => Handling::Refused(
+            "it is a node's own command without keys, so that nothing says which nodes it concerns. Call it at the nodes themselves",
+        ),
+        _ => Handling::Keyed,
+    }
+}
+
+/// Takes apart the reply to `COMMAND` (of RESP2 or RESP3). Entries that make no sense are left out.
+pub fn parse_command_reply(bytes: &[u8]) -> Vec<LearntCommand> {
+    let mut commands = Vec::new();
+    for entry in reply::elements(bytes) {
+        add_entry(entry, true, &mut commands);
+    }
+    commands
+}
+
+fn add_entry(entry: &[u8], has_subcommands: bool, commands: &mut Vec<LearntCommand>) {
+    let mut fields = reply::elements(entry);
+    let Some(name) = fields.next().and_then(string) else { return };
+    let Some(arity) = fields.next().and_then(small) else { return };
+    let flags = fields.next().map(|list| reply::elements(list).filter_map(string).collect()).unwrap_or_default();
+    let (first, last, step) = (number(&mut fields), number(&mut fields), number(&mut fields));
+    // Redis 6 ends here, or after the ACL categories; 7 has those, tips, key specifications, subcommands.
+    let specs = fields.nth(2).map(|list| reply::elements(list).map(parse_spec).collect()).unwrap_or_default();
+    commands.push(LearntCommand { name, arity, flags, first, last, step, specs });
+    if has_subcommands {
+        for subcommand in fields.next().into_iter().flat_map(reply::elements) {
+            add_entry(subcommand, false, commands); // containers do not nest
+        }
+    }
+}
+
+fn string(bytes: &[u8]) -> Option<String> {
+    std::str::from_utf8(reply::text(bytes)?).ok().map(str::to_owned)
+}
+
+fn small(bytes: &[u8]) -> Option<i16> {
+    i16::try_from(reply::integer(bytes)?).ok()
+}
+
+fn number(fields: &mut Elements<'_>) -> i16 {
+    fields.next().and_then(small).unwrap_or(0)
+}
+
+/// The value of `key` in a map, or in the array that stands for one in RESP2.
+fn field<'a>(map: &'a [u8], key: &str) -> Option<&'a [u8]> {
+    let mut elements = reply::elements(map);
+    while let (Some(name), Some(value)) = (elements.next(), elements.next()) {
+        if reply::text(name) == Some(key.as_bytes()) {
+            return Some(value);
+        }
+    }
+    None
+}
+
+fn parse_spec(spec: &[u8]) -> KeySpec {
+    let flags: Vec<String> = field(spec, "flags").map(|list| reply::elements(list).filter_map(string).collect()).unwrap_or_default();
+    let has = |wanted: &str| flags.iter().any(|flag| flag == wanted);
+    KeySpec {
+        begin: field(spec, "begin_search").and_then(parse_begin).unwrap_or(Begin::Unknown),
+        find: field(spec, "find_keys").and_then(parse_find).unwrap_or(Find::Unknown),
+        not_key: has("not_key"),
+        incomplete: has("incomplete"),
+    }
+}
+
+/// The type of one half of a specification, and its details.
+fn typed(half: &[u8]) -> Option<(String, &[u8])> {
+    Some((string(field(half, "type")?)?, field(half, "spec")?))
+}
+
+fn detail<T: TryFrom<i64>>(details: &[u8], key: &str) -> Option<T> {
+    T::try_from(reply::integer(field(details, key)?)?).ok()
+}
+
+fn parse_begin(half: &[u8]) -> Option<Begin> {
+    let (kind, details) = typed(half)?;
+    match kind.as_str() {
+        "index" => Some(Begin::Index(detail(details, "index")?)),
+        "keyword" => Some(Begin::Keyword { word: Cow::Owned(string(field(details, "keyword")?)?), start: detail(details, "startfrom")? }),
+        _ => None,
+    }
+}
+
+fn parse_find(half: &[u8]) -> Option<Find> {
+    let (kind, details) = typed(half)?;
+    match kind.as_str() {
+        "range" => {
+            Some(Find::Range { last: detail(details, "lastkey")?, step: detail(details, "keystep")?, limit: detail(details, "limit")? })
+        }
+        "keynum" => Some(Find::Numbered {
+            index: detail(details, "keynumidx")?,
+            first: detail(details, "firstkey")?,
+            step: detail(details, "keystep")?,
+        }),
+        _ => None,
+    }
+}

@@ -1,0 +1,261 @@
+//! Finds a command by the name that a client sent, in any case, without allocating.
+//!
+//! It is on the path of every request, so names are compared as numbers: a name of up to 16 bytes is folded to upper case into two
+//! `u64`s that, together with its length, say all about it. An open-addressing table keyed by them holds commands and subcommands
+//! (keyed by their container as well). A `HashMap` would hash with SipHash and fold byte by byte: several times the cost of the rest.
+
+use std::borrow::Cow;
+
+use super::{Command, Flags, Handling, Keys, learn, table};
+use crate::request::Args;
+
+/// What [`CommandTable::find`] found.
+#[derive(Clone, Copy, Debug)]
+pub enum Lookup<'t> {
+    /// This command, or subcommand.
+    Command(&'t Command),
+    /// No such command.
+    Unknown,
+    /// No such subcommand of this container.
+    UnknownSubcommand(&'t Command),
+}
+
+/// Longest name of a command or subcommand; nodes' commands with longer ones are not learnt.
+const NAME_MAX: usize = 64;
+
+/// Instead of a container's id, for what stands at the front of a command.
+const TOP: u16 = u16::MAX;
+
+/// Instead of a command's id, in an empty slot.
+const EMPTY: u16 = u16::MAX;
+
+/// A name in upper case as numbers: the same for names that differ only in case, different for other names up to 16 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Folded {
+    head: u64,
+    tail: u64,
+    len: u16,
+}
+
+/// Eight bytes with their ASCII lower case letters made upper case, all at once.
+#[inline]
+fn upper(bytes: u64) -> u64 {
+    const LOW: u64 = 0x7f7f_7f7f_7f7f_7f7f;
+    const EACH: u64 = 0x0101_0101_0101_0101;
+    let heptets = bytes & LOW;
+    // The top bit of each byte says whether it is above 'z', and whether it is 'a' or above. Neither sum can carry.
+    let above_z = heptets + EACH * (0x7f - b'z' as u64);
+    let from_a = heptets + EACH * (0x80 - b'a' as u64);
+    let lower = (from_a ^ above_z) & !bytes & !LOW;
+    bytes ^ (lower >> 2)
+}
+
+#[inline]
+fn fold(name: &[u8]) -> Folded {
+    let len = name.len() as u16;
+    // Two loads, overlapping where the name is shorter than both.
+    if let (Some(head), Some(tail), true) = (name.first_chunk::<8>(), name.last_chunk::<8>(), name.len() > 8) {
+        let middle = if name.len() > 16 { fold_middle(&name[8..name.len() - 8]) } else { 0 };
+        return Folded { head: upper(u64::from_le_bytes(*head)) ^ middle, tail: upper(u64::from_le_bytes(*tail)), len };
+    }
+    let head = if let (Some(head), Some(tail)) = (name.first_chunk::<4>(), name.last_chunk::<4>()) {
+        u64::from(u32::from_le_bytes(*head)) | u64::from(u32::from_le_bytes(*tail)) << 32
+    } else {
+        match *name {
+            [] => 0,
+            [a] => u64::from(a),
+            [a, b] => u64::from(a) | u64::from(b) << 8,
+            [a, b, c, ..] => u64::from(a) | u64::from(b) << 8 | u64::from(c) << 16,
+        }
+    };
+    Folded { head: upper(head), tail: 0, len }
+}
+
+/// What a name longer than 16 bytes has in its middle, hashed. Such names are compared byte by byte as well.
+#[cold]
+fn fold_middle(middle: &[u8]) -> u64 {
+    middle.iter().fold(0, |hash: u64, byte| (hash ^ u64::from(byte.to_ascii_uppercase())).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    name: Folded,
+    parent: u16,
+    id: u16,
+}
+
+/// All commands the router knows: the builtin ones, and those learnt from nodes.
+#[derive(Clone, Debug)]
+pub struct CommandTable {
+    commands: Vec<Command>,
+    /// A power of two in length, at most half full.
+    slots: Box<[Slot]>,
+    /// 64 minus the base-two logarithm of that length.
+    shift: u32,
+}
+
+impl CommandTable {
+    /// The commands of Redis and Valkey, and ours.
+    pub fn builtin() -> Self {
+        let mut table = Self { commands: Vec::with_capacity(table::ROWS.len()), slots: Box::default(), shift: 0 };
+        for row in table::ROWS {
+            table.push(Cow::Borrowed(row.name), row.arity, row.flags, row.keys.clone(), row.handling);
+        }
+        table.index();
+        table
+    }
+
+    /// Finds the command that `args` call.
+    #[inline]
+    pub fn find(&self, args: &Args<'_>) -> Lookup<'_> {
+        let Some(command) = args.get(0).and_then(|name| self.at(name, TOP)) else { return Lookup::Unknown };
+        if command.container && args.len() > 1 {
+            return match args.get(1).and_then(|name| self.at(name, command.id)) {
+                Some(subcommand) => Lookup::Command(subcommand),
+                None => Lookup::UnknownSubcommand(command),
+            };
+        }
+        Lookup::Command(command)
+    }
+
+    /// Finds a command by its full name (`GET`, `CONFIG|GET`), in any case.
+    pub fn by_name(&self, name: &str) -> Option<&Command> {
+        match name.split_once('|') {
+            Some((container, subcommand)) => self.at(subcommand.as_bytes(), self.at(container.as_bytes(), TOP)?.id),
+            None => self.at(name.as_bytes(), TOP),
+        }
+    }
+
+    /// The command with this id.
+    pub fn get(&self, id: u16) -> Option<&Command> {
+        self.commands.get(usize::from(id))
+    }
+
+    /// All commands and subcommands, by id.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Command> {
+        self.commands.iter()
+    }
+
+    /// Number of commands and subcommands; ids are below it.
+    pub fn len(&self) -> usize {
+        self.commands.len()
+    }
+
+    /// Never: the builtin commands are always there.
+    pub fn is_empty(&self) -> bool {
+        self.commands.is_empty()
+    }
+
+    /// Adds the commands that the table does not have. Returns how many those were. What it has is never changed: a node cannot
+    /// teach another meaning of GET, and two nodes with different modules cannot fight over a name (the first one wins).
+    pub fn learn<'a>(&mut self, commands: impl IntoIterator<Item = &'a learn::LearntCommand>) -> usize {
+        let before = self.commands.len();
+        let mut learnt: Vec<&learn::LearntCommand> = commands.into_iter().collect();
+        // Containers first, so that their subcommands find them.
+        learnt.sort_by_key(|command| command.name.contains('|'));
+        for command in learnt {
+            let name = command.name.to_ascii_uppercase();
+            let (front, back) = name.split_once('|').unwrap_or((&name, "-"));
+            let fits = |part: &str| (1..=NAME_MAX).contains(&part.len());
+            let room = self.commands.len() < usize::from(EMPTY);
+            let orphan = name.contains('|') && self.by_name(front).is_none();
+            if !room || !fits(front) || !fits(back) || orphan || self.by_name(&name).is_some() {
+                continue;
+            }
+            let flags = command.mapped_flags();
+            let keys = command.mapped_keys();
+            let handling = learn::handling(flags, &keys);
+            self.push(Cow::Owned(name), command.arity, flags, keys, handling);
+            self.index();
+        }
+        self.commands.len() - before
+    }
+
+    fn push(&mut self, name: Cow<'static, str>, arity: i16, flags: Flags, keys: Keys, handling: Handling) {
+        let id = self.commands.len() as u16;
+        self.commands.push(Command { name, id, arity, flags, keys, handling, container: false });
+    }
+
+    /// Builds the slots anew.
+    fn index(&mut self) {
+        let size = (self.commands.len() * 2).next_power_of_two();
+        self.shift = u64::BITS - size.trailing_zeros();
+        let none = Slot { name: Folded { head: 0, tail: 0, len: 0 }, parent: TOP, id: EMPTY };
+        self.slots = vec![none; size].into_boxed_slice();
+        for id in 0..self.commands.len() {
+            let name = self.commands[id].name.clone();
+            let (parent, own) = match name.split_once('|') {
+                Some((container, subcommand)) => {
+                    let Some(parent) = self.at(container.as_bytes(), TOP).map(|c| c.id) else { continue };
+                    self.commands[usize::from(parent)].container = true;
+                    (parent, subcommand)
+                }
+                None => (TOP, &*name),
+            };
+            let folded = fold(own.as_bytes());
+            let mut place = self.place(folded, parent);
+            while self.slots[place].id != EMPTY {
+                place = (place + 1) & (size - 1);
+            }
+            self.slots[place] = Slot { name: folded, parent, id: id as u16 };
+        }
+    }
+
+    #[inline]
+    fn place(&self, name: Folded, parent: u16) -> usize {
+        let mixed =
+            name.head ^ name.tail.rotate_left(29) ^ (u64::from(name.len) | u64::from(parent) << 16).wrapping_mul(0x2545_f491_4f6c_dd1d);
+        (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
+    }
+
+    #[inline]
+    fn at(&self, name: &[u8], parent: u16) -> Option<&Command> {
+        if name.len() > NAME_MAX {
+            return None;
+        }
+        let folded = fold(name);
+        let mut place = self.place(folded, parent);
+        loop {
+            let slot = self.slots.get(place)?;
+            if slot.id == EMPTY {
+                return None;
+            }
+            if slot.name == folded && slot.parent == parent {
+                let command = self.commands.get(usize::from(slot.id))?;
+                if name.len() <= 16 || own_name(&command.name).as_bytes().eq_ignore_ascii_case(name) {
+                    return Some(command);
+                }
+            }
+            place = (place + 1) & (self.slots.len() - 1);
+        }
+    }
+}
+
+/// A subcommand's name without its container.
+fn own_name(name: &str) -> &str {
+    name.split_once('|').map_or(name, |(_, own)| own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folds_letters_and_nothing_else() {
+        for byte in 0..=255u8 {
+            let folded = upper(u64::from_le_bytes([byte, b'a', byte, b'z', byte, b'{', byte, b'`']));
+            let b = byte.to_ascii_uppercase();
+            assert_eq!(folded.to_le_bytes(), [b, b'A', b, b'Z', b, b'{', b, b'`'], "byte {byte}");
+        }
+    }
+
+    #[test]
+    fn names_that_differ_fold_differently() {
+        let names = ["", "A", "AA", "AAA", "ABA", "AAAA", "AAAAA", "GETA", "AGET", "ABCDEFGH", "ABCDEFGHI", "ABCDEFGHIABCDEFG", "AB", "BA"];
+        for a in names {
+            for b in names {
+                assert_eq!(fold(a.as_bytes()) == fold(b.to_ascii_lowercase().as_bytes()), a == b, "{a} {b}");
+            }
+        }
+    }
+}
