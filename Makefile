@@ -1,0 +1,67 @@
+# One verb per task. `make` alone lists them.
+#
+#   make demo          what Switchyard does, on this machine, in a minute
+#   make test          every test
+#
+# Both install what they need (Debian: by apt, as root or by sudo without a password) or say what is missing.
+
+CARGO ?= cargo
+# rustup's place, for shells that have not read ~/.cargo/env yet.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## list the tasks
+	@echo "Tasks:"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "Settings: HOLD=1 (demo), TIME=60 (fuzz: seconds for each target), ARGS=... (demo, bench-peers: more flags)"
+
+.PHONY: demo
+demo: ## three Redis servers, a router and a real load; HOLD=1 keeps it up to try with redis-cli
+	@scripts/install-deps.sh demo
+	$(CARGO) build --locked --quiet --profile fast -p switchyard
+	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
+	    exec "$$target_dir/fast/switchyard" demo $(if $(filter-out 0,$(HOLD)),--hold) $(ARGS)
+
+.PHONY: test
+test: ## every test: units, properties, and end to end against real servers and client libraries
+	@scripts/install-deps.sh test
+	$(CARGO) test --workspace --locked
+
+.PHONY: build
+build: ## the optimised binary, in target/release/switchyard
+	@scripts/install-deps.sh build
+	$(CARGO) build --release --locked -p switchyard
+
+.PHONY: fmt
+fmt: ## format the code
+	$(CARGO) fmt --all
+
+.PHONY: lint
+lint: ## what CI checks besides the tests: formatting, and clippy without a warning
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+.PHONY: deny
+deny: ## licences, advisories, bans and sources of the dependencies (builds cargo-deny first if it is missing: minutes)
+	@$(CARGO) deny --version >/dev/null 2>&1 || { echo "building cargo-deny, once ..."; $(CARGO) install --locked cargo-deny; }
+	$(CARGO) deny --workspace check
+
+.PHONY: bench-peers
+bench-peers: ## the router beside twemproxy, HAProxy and Envoy in one run; writes docs/benchmarks.md
+	@scripts/install-deps.sh bench
+	$(CARGO) build --release --locked -p switchyard
+	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
+	    exec "$$target_dir/release/switchyard" bench peers $(ARGS)
+
+TIME ?= 60
+.PHONY: fuzz
+fuzz: ## each fuzz target for TIME seconds (needs a nightly toolchain; builds cargo-fuzz first if it is missing)
+	@scripts/install-deps.sh fuzz
+	@$(CARGO) +nightly --version >/dev/null 2>&1 || { echo "missing: a nightly toolchain; get it with: rustup toolchain install nightly" >&2; exit 1; }
+	@$(CARGO) fuzz --version >/dev/null 2>&1 || { echo "building cargo-fuzz, once ..."; $(CARGO) install --locked cargo-fuzz; }
+	cd fuzz && set -e; for target in $$($(CARGO) +nightly fuzz list --fuzz-dir .); do \
+	    echo "== $$target, $(TIME) s"; \
+	    $(CARGO) +nightly fuzz run --fuzz-dir . "$$target" -- -max_total_time=$(TIME) -timeout=10 -rss_limit_mb=2048 -print_final_stats=1; \
+	done

@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# Installs what a task needs and the machine lacks. Says nothing and does nothing when nothing is missing.
+#
+#   scripts/install-deps.sh build|demo|test|bench|fuzz
+#
+# On Debian and its relatives packages come from apt, if this runs as root or `sudo` asks no password. Anywhere else it names
+# what is missing and how to get it, and fails. It never touches what is there.
+set -euo pipefail
+
+task=${1:-test}
+case $task in
+build | demo | test | bench | fuzz) ;;
+*)
+    echo "usage: $0 build|demo|test|bench|fuzz" >&2
+    exit 2
+    ;;
+esac
+
+packages=() # what apt can install
+missing=()  # "what (what it is for): how to get it"
+
+has() { command -v "$1" >/dev/null 2>&1; }
+
+# need COMMAND PACKAGE REASON
+need() {
+    if ! has "$1"; then
+        packages+=("$2")
+        missing+=("$1 ($3): the package $2 of your distribution")
+    fi
+}
+
+# Compilers: for Switchyard itself, and for jemalloc, which is built from C.
+if ! has cargo && [ -x "$HOME/.cargo/bin/cargo" ]; then
+    PATH=$HOME/.cargo/bin:$PATH
+fi
+if ! has cargo; then
+    # Debian's own Rust is older than the one Switchyard needs, so apt is no help here.
+    echo "missing: cargo (the Rust toolchain, 1.95 or later). Install it with" >&2
+    echo "    curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh" >&2
+    echo "and run this again." >&2
+    exit 1
+fi
+need cc gcc "compiles the allocator"
+need make make "compiles the allocator"
+
+if [ "$task" != build ] && [ "$task" != fuzz ]; then
+    need redis-server redis-server "the servers behind the router"
+    need redis-cli redis-tools "talks to the router"
+fi
+
+if [ "$task" = test ] || [ "$task" = bench ]; then
+    need redis-benchmark redis-tools "drives the router"
+    need python3 python3 "runs a Python client library, or a peer that comes from PyPI"
+    if has python3 && ! python3 -c 'import venv, ensurepip' >/dev/null 2>&1; then
+        packages+=(python3-venv)
+        missing+=("Python's venv (installs a Python client library aside): the package python3-venv of your distribution")
+    elif ! has python3; then
+        packages+=(python3-venv)
+    fi
+fi
+
+if [ "$task" = test ]; then
+    need go golang-go "runs a Go client library"
+    need node nodejs "runs a JavaScript client library"
+    need npm npm "installs a JavaScript client library"
+fi
+
+if [ "${#missing[@]}" -eq 0 ]; then
+    exit 0
+fi
+
+give_up() {
+    echo "missing for 'make $task':" >&2
+    printf '    %s\n' "${missing[@]}" >&2
+    echo "$1" >&2
+    exit 1
+}
+
+has apt-get || give_up "There is no apt-get here to install them with; install them by hand and run this again."
+if [ "$(id -u)" -eq 0 ]; then
+    as_root=()
+elif has sudo && sudo -n true 2>/dev/null; then
+    as_root=(sudo -n)
+else
+    give_up "Installing them needs root:  sudo apt-get install ${packages[*]}"
+fi
+
+echo "installing ${packages[*]} (apt) ..." >&2
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+# RUNLEVEL=1: Debian's redis-server package would otherwise start a server on port 6379 that nobody asked for.
+apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -q -y "$@" >>"$log" 2>&1; }
+install() { apt install --no-install-recommends "${packages[@]}"; }
+# The lists of packages may be missing or old: fetch them only if it does not work without.
+install || { apt update && install; } || {
+    tail -n 20 "$log" >&2
+    give_up "apt-get could not install them; its last words are above."
+}
