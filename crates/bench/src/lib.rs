@@ -4,10 +4,12 @@
 //! number measured here is one that a user gets, and a check made here cannot share a mistake with the code it checks.
 //!
 //! - [`load`]: many connections, pipelines, a mix of commands over Zipfian keys, closed or open loop, every reply checked.
+//! - [`peers`]: the router beside the proxies that a user could pick instead, in one run on one machine.
 //! - [`process`], [`procfs`], [`client`]: starting real servers, reading what they cost, asking them things.
 
 pub mod client;
 pub mod load;
+pub mod peers;
 pub mod process;
 pub mod procfs;
 pub mod random;

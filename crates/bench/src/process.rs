@@ -42,6 +42,15 @@ pub fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
 }
 
+/// Raises the number of files that this process (and what it starts) may open to what the system allows, and says how many that is.
+pub fn raise_file_limit() -> u64 {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // Up to the hard limit anybody may go; where that fails all the same, what there was stays.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
 /// A running child, killed when dropped.
 #[derive(Debug)]
 pub struct Process {
@@ -160,7 +169,7 @@ pub fn start_redis(program: &Path, name: &str, folder: &Path) -> Result<(Process
         let address = free_address()?;
         let port = address.port().to_string();
         let mut command = Command::new(program);
-        command.current_dir(&home).args(["--bind", "127.0.0.1", "--port", &port, "--save", "", "--appendonly", "no", "--daemonize", "no"]);
+        command.current_dir(&home).args(["--bind", "127.0.0.1", "--port", &port, "--save", "", "--appendonly", "no"]);
         let mut process = Process::start(name, &mut command, folder)?;
         match process.wait_ready(address) {
             Ok(()) => return Ok((process, address)),
