@@ -47,8 +47,11 @@ pub enum Keys {
         /// Whether STORE is an option.
         store: bool,
     },
-    /// Argument 1, and the last `STORE key` or `STOREDIST key` (GEORADIUS).
-    GeoStore,
+    /// Argument 1, and the last `STORE key` or `STOREDIST key` from argument `options` on (GEORADIUS).
+    GeoStore {
+        /// Index of the first option.
+        options: u16,
+    },
     /// The first half of what follows `STREAMS` (XREAD, XREADGROUP).
     Streams,
     /// Argument 3, or what follows `KEYS` where argument 3 is empty.
@@ -63,7 +66,8 @@ pub enum Keys {
 #[allow(missing_docs)] // as the variants
 impl Keys {
     pub const NONE: Keys = Keys::None;
-    pub const GEO_STORE: Keys = Keys::GeoStore;
+    pub const GEO_STORE: Keys = Keys::GeoStore { options: 6 };
+    pub const GEO_STORE_BY_MEMBER: Keys = Keys::GeoStore { options: 5 };
     pub const STREAMS: Keys = Keys::Streams;
     pub const MIGRATE: Keys = Keys::Migrate;
     /// Argument 1.
@@ -220,11 +224,8 @@ impl KeyError {
                 let _ = write!(text, "at least 1 input key is needed for '{name}' command");
                 return text;
             }
-            Self::UnbalancedStreams => {
-                let id = if name == "xread" { "ID or '$'" } else { "ID or '>'" };
-                let _ = write!(text, "Unbalanced '{name}' list of streams: for each stream key an {id} must be specified.");
-                return text;
-            }
+            // Redis 7.0's words, for XREADGROUP too; later versions have others, and differ among themselves.
+            Self::UnbalancedStreams => "Unbalanced XREAD list of streams: for each stream key an ID or '$' must be specified.",
             Self::SortPattern(option) => {
                 // Redis Cluster's words: the reason is the same.
                 let _ = write!(
@@ -295,10 +296,10 @@ impl Command {
                 }
             }
             Keys::Sort { store } => sort_keys(args, *store, out),
-            Keys::GeoStore => {
+            Keys::GeoStore { options } => {
                 push_range(args, 1, 2, 1, out)?;
                 let mut destination = None;
-                let mut index = 5;
+                let mut index = usize::from(*options);
                 while index + 1 < args.len() {
                     let arg = args.get(index).ok_or(KeyError::Incomplete)?;
                     if arg.eq_ignore_ascii_case(b"store") || arg.eq_ignore_ascii_case(b"storedist") {

@@ -221,7 +221,7 @@ rows! {
     "GEOHASH"                   -2 [READONLY]                            FIRST             => Keyed;
     "GEOPOS"                    -2 [READONLY]                            FIRST             => Keyed;
     "GEORADIUS"                 -6 [WRITE DENY_OOM MOVABLE_KEYS]         GEO_STORE         => Keyed;
-    "GEORADIUSBYMEMBER"         -5 [WRITE DENY_OOM MOVABLE_KEYS]         GEO_STORE         => Keyed;
+    "GEORADIUSBYMEMBER"         -5 [WRITE DENY_OOM MOVABLE_KEYS]         GEO_STORE_BY_MEMBER => Keyed;
     "GEORADIUSBYMEMBER_RO"      -5 [READONLY]                            FIRST             => Keyed;
     "GEORADIUS_RO"              -6 [READONLY]                            FIRST             => Keyed;
     "GEOSEARCH"                 -7 [READONLY]                            FIRST             => Keyed;
