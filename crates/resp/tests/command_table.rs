@@ -508,7 +508,7 @@ fn specifications_that_make_no_sense_are_errors_not_guesses() {
     for (begin, find, expected) in [
         (Begin::Index(1), numbered.clone(), Ok(vec![2, 3])),
         (Begin::Index(2), numbered.clone(), Err(KeyError::Undescribed)),
-        (Begin::Index(u32::MAX), numbered.clone(), Err(KeyError::Undescribed)),
+        (Begin::Index(u32::MAX), numbered, Err(KeyError::Undescribed)),
         (Begin::Index(1), Find::Numbered { index: 0, first: u32::MAX, step: u32::MAX }, Err(KeyError::Undescribed)),
         (Begin::Index(0), all.clone(), Err(KeyError::Undescribed)),
         (Begin::Index(1), Find::Range { last: i32::MIN, step: 1, limit: 0 }, Err(KeyError::Undescribed)),
