@@ -1,0 +1,146 @@
+//! The admin port: metrics, health and status over plain HTTP.
+//!
+//! It answers whoever can reach it, so it listens on loopback unless told otherwise, and elsewhere only with a token. Loopback
+//! alone does not keep web pages out (a page can point a name of its own at 127.0.0.1), hence the check of the `Host` header.
+//! Nothing here changes state by GET.
+//!
+//! HTTP is not spoken by the router's workers but on tokio here, in a thread of its own: a scrape must never take a turn of a
+//! worker's loop, and a worker that hangs must be visible from outside.
+
+mod guard;
+mod listener;
+mod report;
+mod routes;
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+
+pub use report::{LinkReport, NodeReport, NodesReport, NotReady, Readiness, Source, StatusReport};
+
+use guard::Guard;
+use listener::BoundedListener;
+
+/// How long requests that are being answered may take after the shutdown was asked for.
+const SHUTDOWN_BOUND: Duration = Duration::from_secs(1);
+
+/// The bearer token that requests must carry. Never printed: `Debug` shows asterisks.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+impl Token {
+    /// A token of that text, which must be something that fits in a header: visible ASCII, at least one character.
+    #[must_use]
+    pub fn new(text: &str) -> Option<Self> {
+        let fits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
+        fits.then(|| Self(text.to_owned()))
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// How the admin port is reached, and by whom.
+#[derive(Clone, Debug)]
+pub struct AdminOptions {
+    /// Asked of every request but health checks, if given. Must be given if `address` is not a loopback address.
+    pub token: Option<Token>,
+    /// Names by which browsers and tools may address this host, beside `localhost` and any IP address: what stands in their
+    /// `Host` header, without the port.
+    pub host_names: Vec<String>,
+}
+
+/// Why the admin port could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum AdminError {
+    /// Others could reach it, and there is no token.
+    #[error(
+        "the admin port on {address} could be reached from other machines, and no token is set; \
+         set a token for it, or bind it to 127.0.0.1"
+    )]
+    Exposed {
+        /// The address asked for.
+        address: SocketAddr,
+    },
+    /// The address cannot be had.
+    #[error("cannot listen on {address} for the admin API: {source}")]
+    Listen {
+        /// The address asked for.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// The admin port, bound and not yet serving.
+#[derive(Debug)]
+pub struct Admin {
+    address: SocketAddr,
+    listener: TcpListener,
+    router: axum::Router,
+}
+
+impl Admin {
+    /// Takes the port. What it serves comes from `source`.
+    ///
+    /// # Errors
+    /// If the port cannot be had, or would be exposed without a token.
+    pub async fn bind(
+        address: SocketAddr,
+        options: AdminOptions,
+        source: Arc<dyn Source>,
+    ) -> Result<Self, AdminError> {
+        if !address.ip().to_canonical().is_loopback() && options.token.is_none() {
+            return Err(AdminError::Exposed { address });
+        }
+        let refused = |source| AdminError::Listen { address, source };
+        let listener = TcpListener::bind(address).await.map_err(refused)?;
+        let address = listener.local_addr().map_err(refused)?;
+        let router = routes::router(source, Guard::new(options));
+        Ok(Self {
+            address,
+            listener,
+            router,
+        })
+    }
+
+    /// The address listened on, with the port that the system chose if 0 was asked for.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until `shutdown` completes. Answers that are under way then get a moment to finish.
+    ///
+    /// # Errors
+    /// If the listener fails for good.
+    pub async fn serve(
+        self,
+        shutdown: impl Future<Output = ()> + Send + 'static,
+    ) -> io::Result<()> {
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let until = async move {
+            shutdown.await;
+            // Also when nobody listens any more, which is fine.
+            let _ = stop.send(());
+        };
+        let serving = axum::serve(BoundedListener::new(self.listener), self.router)
+            .with_graceful_shutdown(until)
+            .into_future();
+        let bound = async {
+            let _ = stopped.await;
+            tokio::time::sleep(SHUTDOWN_BOUND).await;
+        };
+        tokio::select! {
+            result = serving => result,
+            () = bound => Ok(()), // a client that neither sends nor reads does not hold up the process
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What the admin API says, as data. The names of the fields are the API: scripts rely on them, so they are only ever added to.
+
+use serde::{Deserialize, Serialize};
+
+/// Where the admin API gets what it serves. The binary implements it over the router, which this crate does not see.
+///
+/// It is called on threads where blocking is allowed, and by several requests at once.
+pub trait Source: Send + Sync + 'static {
+    /// The state of the router.
+    fn status(&self) -> StatusReport;
+
+    /// All metrics, as Prometheus reads them: its text format, or OpenMetrics if it ends with `# EOF`.
+    fn metrics(&self) -> String;
+
+    /// Whether traffic should be sent here.
+    fn ready(&self) -> Readiness {
+        self.status().readiness()
+    }
+}
+
+/// The state of the router.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StatusReport {
+    /// Version of Switchyard.
+    pub version: String,
+    /// How often a router was started on this state directory, this time included.
+    pub incarnation: u64,
+    /// Epoch of the topology that every worker has adopted.
+    pub epoch: u64,
+    /// Seconds since start.
+    pub uptime_seconds: f64,
+    /// Whether it was told to stop and is finishing what is in flight.
+    pub draining: bool,
+    /// Clients connected now.
+    pub clients: u64,
+    /// Commands answered since start.
+    pub commands: u64,
+    /// The nodes, by number.
+    pub nodes: Vec<NodeReport>,
+}
+
+/// The state of a node, as this router sees it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeReport {
+    /// Its number.
+    pub id: u16,
+    /// Its address as the user wrote it.
+    pub address: String,
+    /// Whether it can be talked to.
+    pub link: LinkReport,
+    /// `run_id` of the server process, once known: another one means that it restarted.
+    pub run_id: Option<String>,
+    /// What it is, once known: "redis 7.0.15".
+    pub version: Option<String>,
+    /// How many slots it owns.
+    pub slots: u64,
+    /// Commands sent to it since start.
+    pub requests: u64,
+    /// Error replies and failures since start.
+    pub errors: u64,
+    /// Commands sent and not yet answered.
+    pub in_flight: u64,
+}
+
+/// Whether a node can be talked to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum LinkReport {
+    /// Connected and answering.
+    Up,
+    /// No worker has a connection yet.
+    Connecting,
+    /// The last attempt failed.
+    Down {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// The nodes of a topology.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodesReport {
+    /// Epoch of that topology.
+    pub epoch: u64,
+    /// The nodes, by number.
+    pub nodes: Vec<NodeReport>,
+}
+
+/// Whether traffic should be sent to this router, and if not, why.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Readiness {
+    /// It was told to stop.
+    pub draining: bool,
+    /// The nodes that own slots and cannot be talked to.
+    pub not_ready: Vec<NotReady>,
+}
+
+impl Readiness {
+    /// Whether nothing speaks against it.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        !self.draining && self.not_ready.is_empty()
+    }
+}
+
+/// A node that owns slots and cannot be talked to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotReady {
+    /// Its address as the user wrote it.
+    pub address: String,
+    /// How many slots it owns.
+    pub slots: u64,
+    /// Why not.
+    pub reason: String,
+}
+
+impl StatusReport {
+    /// Ready is: not draining, and every slot's owner can be talked to. Nodes without slots do not matter.
+    #[must_use]
+    pub fn readiness(&self) -> Readiness {
+        let not_ready = self
+            .nodes
+            .iter()
+            .filter(|node| node.slots > 0)
+            .filter_map(|node| {
+                let reason = match &node.link {
+                    LinkReport::Up => return None,
+                    LinkReport::Connecting => "connecting".to_owned(),
+                    LinkReport::Down { reason } => reason.clone(),
+                };
+                Some(NotReady {
+                    address: node.address.clone(),
+                    slots: node.slots,
+                    reason,
+                })
+            })
+            .collect();
+        Readiness {
+            draining: self.draining,
+            not_ready,
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! The routes, as a table: what is in it is what the start page lists.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS,
+};
+use axum::http::{HeaderValue, StatusCode, Uri};
+use axum::middleware::{from_fn_with_state, map_response};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get};
+use axum::{Extension, Json};
+use serde::Serialize;
+
+use super::guard::{Guard, Trusted, check};
+use super::report::{NodesReport, Source, StatusReport};
+
+type Shared = Arc<dyn Source>;
+
+const HEALTH: &str = "/healthz";
+const READY: &str = "/readyz";
+
+/// Path, what it is for, and its handler.
+fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 6] {
+    [
+        ("/", "this page", get(index)),
+        ("/metrics", "all metrics, for Prometheus", get(metrics)),
+        (HEALTH, "200 while the process is alive", get(health)),
+        (
+            READY,
+            "200 while every slot's owner can be reached, else 503",
+            get(ready),
+        ),
+        (
+            "/api/v1/status",
+            "state of the router and its nodes, as JSON",
+            get(status),
+        ),
+        ("/api/v1/nodes", "the nodes, as JSON", get(nodes)),
+    ]
+}
+
+/// Whether the path is a health check, which is answered without a token.
+pub(super) fn is_probe(path: &str) -> bool {
+    path == HEALTH || path == READY
+}
+
+pub(super) fn router(source: Shared, guard: Arc<Guard>) -> Router {
+    table()
+        .into_iter()
+        .fold(Router::new(), |router, (path, _, handler)| {
+            router.route(path, handler)
+        })
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(unknown_method)
+        .layer(from_fn_with_state(guard, check))
+        .layer(map_response(harden))
+        .with_state(source)
+}
+
+/// An error, in the form that the path promises: JSON below `/api/`, else text.
+pub(super) fn refuse(path: &str, status: StatusCode, message: &str) -> Response {
+    #[derive(Serialize)]
+    struct Error<'a> {
+        error: &'a str,
+    }
+    if path.starts_with("/api/") {
+        (status, Json(Error { error: message })).into_response()
+    } else {
+        (status, format!("{message}\n")).into_response()
+    }
+}
+
+async fn index() -> Response {
+    let mut rows = String::new();
+    for (path, purpose, _) in table() {
+        let _ = writeln!(
+            rows,
+            "<tr><td><a href=\"{path}\">{path}</a></td><td>{purpose}</td></tr>"
+        );
+    }
+    let page = format!(
+        "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>Switchyard</title>\n\
+         <h1>Switchyard {}</h1>\n<table>\n{rows}</table>\n</html>\n",
+        env!("CARGO_PKG_VERSION")
+    );
+    ([(CONTENT_TYPE, "text/html; charset=utf-8")], page).into_response()
+}
+
+async fn metrics(State(source): State<Shared>) -> Result<Response, Response> {
+    let text = ask("/metrics", source, |source| source.metrics()).await?;
+    let content_type = if text.ends_with("# EOF\n") || text.ends_with("# EOF") {
+        "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    } else {
+        "text/plain; version=0.0.4; charset=utf-8"
+    };
+    Ok(([(CONTENT_TYPE, content_type)], text).into_response())
+}
+
+async fn health() -> &'static str {
+    "ok\n"
+}
+
+async fn ready(
+    State(source): State<Shared>,
+    Extension(Trusted(trusted)): Extension<Trusted>,
+) -> Result<Response, Response> {
+    let readiness = ask(READY, source, |source| source.ready()).await?;
+    if readiness.is_ready() {
+        return Ok("ready\n".into_response());
+    }
+    let mut text = String::from("not ready\n");
+    if trusted {
+        if readiness.draining {
+            text.push_str("this router is draining: it was told to stop\n");
+        }
+        for node in &readiness.not_ready {
+            let _ = writeln!(
+                text,
+                "node {} ({} slots): {}",
+                node.address, node.slots, node.reason
+            );
+        }
+    }
+    Ok((StatusCode::SERVICE_UNAVAILABLE, text).into_response())
+}
+
+async fn status(State(source): State<Shared>) -> Result<Response, Response> {
+    /// With what a script would otherwise have to work out.
+    #[derive(Serialize)]
+    struct Body {
+        ready: bool,
+        #[serde(flatten)]
+        status: StatusReport,
+    }
+    let status = ask("/api/v1/status", source, |source| source.status()).await?;
+    Ok(Json(Body {
+        ready: status.readiness().is_ready(),
+        status,
+    })
+    .into_response())
+}
+
+async fn nodes(State(source): State<Shared>) -> Result<Json<NodesReport>, Response> {
+    let status = ask("/api/v1/nodes", source, |source| source.status()).await?;
+    Ok(Json(NodesReport {
+        epoch: status.epoch,
+        nodes: status.nodes,
+    }))
+}
+
+/// Asks the source on a thread where blocking is allowed: it may wait for a lock that a worker holds.
+async fn ask<T: Send + 'static>(
+    path: &str,
+    source: Shared,
+    question: impl FnOnce(&dyn Source) -> T + Send + 'static,
+) -> Result<T, Response> {
+    tokio::task::spawn_blocking(move || question(&*source))
+        .await
+        .map_err(|error| {
+            tracing::error!(path, %error, "an admin request failed");
+            refuse(
+                path,
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "this request failed; the log of switchyard says why",
+            )
+        })
+}
+
+async fn unknown_path(uri: Uri) -> Response {
+    let paths: Vec<&str> = table().iter().map(|(path, ..)| *path).collect();
+    let message = format!(
+        "there is nothing at this path; there is: {}",
+        paths.join(" ")
+    );
+    refuse(uri.path(), StatusCode::NOT_FOUND, &message)
+}
+
+async fn unknown_method(uri: Uri) -> Response {
+    refuse(
+        uri.path(),
+        StatusCode::METHOD_NOT_ALLOWED,
+        "this path can only be read: use GET",
+    )
+}
+
+/// Answers are never kept by caches, and never taken by a browser for something else than they say they are.
+async fn harden(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(
+        CONTENT_SECURITY_POLICY,
+        HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'"),
+    );
+    response
+}

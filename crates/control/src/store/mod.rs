@@ -1,0 +1,112 @@
+//! What survives a restart, behind one trait: today a file in the state directory, later also etcd for several routers.
+//!
+//! The store is the authority on placement: the keys are where the stored map says, whatever the configuration lists now.
+//! So what is in doubt here is an error at start, never a fresh beginning: an unreadable store that was silently replaced
+//! by an even map would make keys disappear.
+
+mod lock;
+mod redb;
+
+use std::io;
+use std::path::PathBuf;
+
+use switchyard_policy::topology::Topology;
+
+pub use self::redb::{FORMAT, RedbStore};
+
+/// Durable state. A method that returned `Ok` has made its change durable: it survives a power cut.
+pub trait Store: Send + Sync {
+    /// The topology saved last; `None` if there never was one.
+    ///
+    /// # Errors
+    /// If the store cannot be read, or what it holds is not a topology.
+    fn load_topology(&self) -> Result<Option<Topology>, StoreError>;
+
+    /// Makes `topology` the stored one. Its epoch must be above the stored one's; saving the stored one again is allowed and
+    /// does nothing.
+    ///
+    /// # Errors
+    /// If the stored epoch is as high or higher with another content, or the store cannot be written.
+    fn save_topology(&self, topology: &Topology) -> Result<(), StoreError>;
+
+    /// Counts a start of the router: 1 for the first, one more each time. Tells this run's connections and records apart from those
+    /// of an earlier run.
+    ///
+    /// # Errors
+    /// If the store cannot be written.
+    fn next_incarnation(&self) -> Result<u64, StoreError>;
+}
+
+/// What can go wrong with the store.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The state directory, or its lock file, cannot be made or opened.
+    #[error("cannot use {} as state directory: {source}", directory.display())]
+    Directory {
+        /// The state directory.
+        directory: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Another process uses the state directory.
+    #[error(
+        "the state directory {} is in use by {}; stop that first, or give this one another --state-dir",
+        directory.display(),
+        match holder {
+            Some(pid) => format!("the process {pid}"),
+            None => "another process".to_owned(),
+        }
+    )]
+    Locked {
+        /// The state directory.
+        directory: PathBuf,
+        /// The process that uses it, if it could be told.
+        holder: Option<u32>,
+    },
+    /// The file cannot be opened, read or written.
+    #[error("cannot {action} {}: {source}", file.display())]
+    Access {
+        /// What was tried: "open", "read", "write".
+        action: &'static str,
+        /// The file.
+        file: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file's content is not what this program writes.
+    #[error(
+        "{} is damaged: {what}; put a copy of the state directory from a backup in its place. If there is none, an empty state \
+         directory starts over with an even placement, under which keys that were moved since are not found",
+        file.display()
+    )]
+    Damaged {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The file was written by a later version of this program.
+    #[error(
+        "{} has format {found}, but this version of Switchyard knows formats up to {known}; use the version that wrote it, or a later one",
+        file.display()
+    )]
+    Newer {
+        /// The file.
+        file: PathBuf,
+        /// Its format.
+        found: u64,
+        /// The latest format that this program knows.
+        known: u64,
+    },
+    /// An older topology was about to replace a newer one. The caller worked from a stale copy.
+    #[error(
+        "the topology of epoch {given} was not saved, because that of epoch {stored} is stored already; load the stored one and \
+         apply the change to that"
+    )]
+    Stale {
+        /// The stored epoch.
+        stored: u64,
+        /// The epoch of what was to be saved.
+        given: u64,
+    },
+}

@@ -1,0 +1,629 @@
+//! The embedded store: `state.redb` in the state directory.
+//!
+//! redb because a change of placement must be durable before its effect, atomically and with checksums, and because records of
+//! moves will need ordered tables; files written in place, or renamed over, give the first but not the last. The topology is one
+//! row of JSON in it, not a table of slots: it is small, replaced as a whole, and a person can read it.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::ops::RangeInclusive;
+use std::os::unix::fs::OpenOptionsExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition, TableHandle};
+use serde::{Deserialize, Serialize};
+use switchyard_policy::topology::{Node, NodeId, Topology};
+
+use super::lock::DirectoryLock;
+use super::{Store, StoreError};
+
+/// The format that this program writes. Raise it when an older program would misread what a newer one wrote.
+pub const FORMAT: u64 = 1;
+
+const FILE_NAME: &str = "state.redb";
+
+/// Numbers by name: [`FORMAT_KEY`], [`INCARNATION_KEY`]. Every format has this table, with the format in it.
+const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
+const FORMAT_KEY: &str = "format";
+const INCARNATION_KEY: &str = "incarnation";
+
+/// Documents (JSON) by name: [`TOPOLOGY_KEY`].
+const DOCUMENTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("documents");
+const TOPOLOGY_KEY: &str = "topology";
+
+/// The state is some hundred kilobytes at most and read at start; redb's default would be a gigabyte.
+const CACHE_BYTES: usize = 4 << 20;
+
+/// The store in a directory of this machine. While it lives, no other process can open it.
+pub struct RedbStore {
+    database: Database,
+    file: PathBuf,
+    /// Released last: fields are dropped in order.
+    _lock: DirectoryLock,
+}
+
+impl std::fmt::Debug for RedbStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RedbStore")
+            .field("file", &self.file)
+            .finish_non_exhaustive()
+    }
+}
+
+impl RedbStore {
+    /// Opens the state in `directory`, or starts one there; makes the directory if it is missing.
+    ///
+    /// # Errors
+    /// If another process has it open, the directory cannot be used, or the file is damaged or of a newer format.
+    pub fn open(directory: &Path) -> Result<Self, StoreError> {
+        let lock = DirectoryLock::acquire(directory)?;
+        let path = directory.join(FILE_NAME);
+        let access = |source| StoreError::Access {
+            action: "open",
+            file: path.clone(),
+            source,
+        };
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)
+            .map_err(access)?;
+        // A power cut must not take the file itself away after something in it was promised to be durable.
+        File::open(directory)
+            .and_then(|directory| directory.sync_all())
+            .map_err(access)?;
+        let database = open_database(file).map_err(|error| error.at("open", &path))?;
+        let store = Self {
+            database,
+            file: path,
+            _lock: lock,
+        };
+        store.check_format()?;
+        Ok(store)
+    }
+
+    /// Accepts a file of this format, and makes an empty one such.
+    fn check_format(&self) -> Result<(), StoreError> {
+        let found = self.read(|transaction| {
+            if transaction.list_tables()?.next().is_none() {
+                return Ok(None);
+            }
+            let is_meta = |table: redb::UntypedTableHandle| table.name() == META.name();
+            if !transaction.list_tables()?.any(is_meta) {
+                return Err(Failure::Damaged(
+                    "it has tables, but none that says its format".into(),
+                ));
+            }
+            match transaction.open_table(META)?.get(FORMAT_KEY)? {
+                Some(format) => Ok(Some(format.value())),
+                None => Err(Failure::Damaged("it does not say its format".into())),
+            }
+        })?;
+        match found {
+            Some(FORMAT) => Ok(()),
+            Some(newer @ FORMAT..) => Err(StoreError::Newer {
+                file: self.file.clone(),
+                found: newer,
+                known: FORMAT,
+            }),
+            Some(unknown) => Err(self.damaged(format!("there is no format {unknown}"))),
+            None => self.write(|transaction| {
+                transaction.open_table(META)?.insert(FORMAT_KEY, FORMAT)?;
+                transaction.open_table(DOCUMENTS)?;
+                Ok(())
+            }),
+        }
+    }
+
+    fn read<T>(
+        &self,
+        work: impl FnOnce(&redb::ReadTransaction) -> Result<T, Failure>,
+    ) -> Result<T, StoreError> {
+        self.database
+            .begin_read()
+            .map_err(Failure::from)
+            .and_then(|transaction| work(&transaction))
+            .map_err(|failure| failure.at("read", &self.file))
+    }
+
+    /// Runs `work` in a transaction, and makes its changes durable if it succeeds; otherwise nothing changes.
+    fn write<T>(
+        &self,
+        work: impl FnOnce(&redb::WriteTransaction) -> Result<T, Failure>,
+    ) -> Result<T, StoreError> {
+        let run = || {
+            let transaction = self.database.begin_write()?;
+            let result = work(&transaction)?;
+            transaction.commit()?;
+            Ok(result)
+        };
+        run().map_err(|failure: Failure| failure.at("write", &self.file))
+    }
+
+    fn damaged(&self, what: String) -> StoreError {
+        StoreError::Damaged {
+            file: self.file.clone(),
+            what,
+        }
+    }
+}
+
+impl Store for RedbStore {
+    fn load_topology(&self) -> Result<Option<Topology>, StoreError> {
+        self.read(|transaction| {
+            let table = transaction.open_table(DOCUMENTS)?;
+            table
+                .get(TOPOLOGY_KEY)?
+                .map(|row| decode(row.value()))
+                .transpose()
+        })
+    }
+
+    fn save_topology(&self, topology: &Topology) -> Result<(), StoreError> {
+        let document = encode(topology);
+        self.write(|transaction| {
+            let mut table = transaction.open_table(DOCUMENTS)?;
+            if let Some(row) = table.get(TOPOLOGY_KEY)? {
+                let stored = decode(row.value())?;
+                if stored == *topology {
+                    return Ok(());
+                }
+                if stored.epoch() >= topology.epoch() {
+                    return Err(Failure::Stale {
+                        stored: stored.epoch(),
+                        given: topology.epoch(),
+                    });
+                }
+            }
+            table.insert(TOPOLOGY_KEY, document.as_slice())?;
+            Ok(())
+        })
+    }
+
+    fn next_incarnation(&self) -> Result<u64, StoreError> {
+        self.write(|transaction| {
+            let mut table = transaction.open_table(META)?;
+            let last = table.get(INCARNATION_KEY)?.map_or(0, |row| row.value());
+            let next = last + 1;
+            table.insert(INCARNATION_KEY, next)?;
+            Ok(next)
+        })
+    }
+}
+
+/// Opens the file and checks all of it.
+///
+/// redb checks its checksums by itself only after a crash; the file is small, and this is once per start. A damage that it stumbles on
+/// before it checks can make it panic (an index out of a range that the file declared), which is caught here because it means
+/// the same: nothing of the half-opened database is kept.
+fn open_database(file: File) -> Result<Database, Failure> {
+    let open = || {
+        let mut database = Builder::new()
+            .set_cache_size(CACHE_BYTES)
+            .create_file(file)?;
+        match database.check_integrity()? {
+            true => Ok(database),
+            false => Err(Failure::Damaged(
+                "its checksums do not match its content".into(),
+            )),
+        }
+    };
+    catch_unwind(AssertUnwindSafe(open))
+        .unwrap_or_else(|_| Err(Failure::Damaged("its structure makes no sense".into())))
+}
+
+/// What a transaction can end with, before it is known which file it was about.
+enum Failure {
+    Database(redb::Error),
+    Damaged(String),
+    Stale { stored: u64, given: u64 },
+}
+
+impl<E: Into<redb::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::Database(error.into())
+    }
+}
+
+impl Failure {
+    fn at(self, action: &'static str, file: &Path) -> StoreError {
+        let file = file.to_owned();
+        match self {
+            Self::Damaged(what) => StoreError::Damaged { file, what },
+            Self::Stale { stored, given } => StoreError::Stale { stored, given },
+            // What redb says of a file that is not one of its own.
+            Self::Database(redb::Error::Io(source))
+                if matches!(
+                    source.kind(),
+                    io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof
+                ) =>
+            {
+                StoreError::Damaged {
+                    file,
+                    what: source.to_string(),
+                }
+            }
+            Self::Database(redb::Error::Io(source)) => StoreError::Access {
+                action,
+                file,
+                source,
+            },
+            Self::Database(
+                error @ (redb::Error::Corrupted(_)
+                | redb::Error::UpgradeRequired(_)
+                | redb::Error::RepairAborted
+                | redb::Error::TableTypeMismatch { .. }
+                | redb::Error::TableIsMultimap(_)
+                | redb::Error::TypeDefinitionChanged { .. }
+                | redb::Error::TableDoesNotExist(_)),
+            ) => StoreError::Damaged {
+                file,
+                what: error.to_string(),
+            },
+            Self::Database(error) => StoreError::Access {
+                action,
+                file,
+                source: io::Error::other(error.to_string()),
+            },
+        }
+    }
+}
+
+/// A topology as it is stored.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    epoch: u64,
+    next_id: u32,
+    nodes: Vec<NodeDocument>,
+    /// First slot, last slot, number of the owner.
+    ranges: Vec<(u16, u16, u16)>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NodeDocument {
+    id: u16,
+    name: String,
+}
+
+fn encode(topology: &Topology) -> Vec<u8> {
+    let document = Document {
+        epoch: topology.epoch(),
+        next_id: topology.next_id(),
+        nodes: topology
+            .nodes()
+            .map(|node| NodeDocument {
+                id: node.id.0,
+                name: node.name.clone(),
+            })
+            .collect(),
+        ranges: topology
+            .ranges()
+            .map(|(owner, range)| (*range.start(), *range.end(), owner.0))
+            .collect(),
+    };
+    serde_json::to_vec(&document).expect("numbers and strings are always JSON")
+}
+
+fn decode(bytes: &[u8]) -> Result<Topology, Failure> {
+    let bad = |what: String| Failure::Damaged(format!("its topology cannot be read: {what}"));
+    let document: Document =
+        serde_json::from_slice(bytes).map_err(|error| bad(error.to_string()))?;
+    let nodes = document
+        .nodes
+        .into_iter()
+        .map(|node| Node {
+            id: NodeId(node.id),
+            name: node.name,
+        })
+        .collect();
+    let ranges = document
+        .ranges
+        .into_iter()
+        .map(|(first, last, owner)| (NodeId(owner), RangeInclusive::new(first, last)));
+    Topology::from_parts(document.epoch, nodes, ranges, document.next_id)
+        .map_err(|error| bad(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn topology(names: &[&str]) -> Topology {
+        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+        Topology::even(&names).expect("a topology")
+    }
+
+    fn next(stored: &Topology, names: &[&str]) -> Topology {
+        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+        Topology::place(Some(stored), &names)
+            .expect("a topology")
+            .topology
+    }
+
+    fn temporary() -> tempfile::TempDir {
+        tempfile::tempdir().expect("a directory")
+    }
+
+    /// Writes into a store what this program would not.
+    fn tamper(directory: &Path, change: impl FnOnce(&redb::WriteTransaction)) {
+        let database = Database::create(directory.join(FILE_NAME)).expect("opens");
+        let transaction = database.begin_write().expect("begins");
+        change(&transaction);
+        transaction.commit().expect("commits");
+    }
+
+    #[test]
+    fn what_was_saved_is_there_after_reopening() {
+        let parent = temporary();
+        let directory = parent.path().join("not/there/yet");
+        let first = topology(&["a:1", "b:1", "c:1"]);
+        {
+            let store = RedbStore::open(&directory).expect("opens");
+            assert_eq!(store.load_topology().expect("loads"), None);
+            assert_eq!(store.next_incarnation().expect("counts"), 1);
+            store.save_topology(&first).expect("saves");
+            assert_eq!(store.load_topology().expect("loads").as_ref(), Some(&first));
+        }
+        let second = next(&first, &["a:1", "b:1", "c:1", "d:1"]);
+        {
+            let store = RedbStore::open(&directory).expect("opens again");
+            assert_eq!(store.next_incarnation().expect("counts"), 2);
+            assert_eq!(store.load_topology().expect("loads").as_ref(), Some(&first));
+            store.save_topology(&second).expect("saves");
+        }
+        let store = RedbStore::open(&directory).expect("opens again");
+        assert_eq!(store.next_incarnation().expect("counts"), 3);
+        assert_eq!(store.load_topology().expect("loads"), Some(second));
+    }
+
+    #[test]
+    fn only_the_owner_can_read_it() {
+        let parent = temporary();
+        let directory = parent.path().join("state");
+        let _store = RedbStore::open(&directory).expect("opens");
+        let mode = |path: &Path| fs::metadata(path).expect("exists").permissions().mode() & 0o777;
+        assert_eq!(mode(&directory), 0o700);
+        assert_eq!(mode(&directory.join(FILE_NAME)), 0o600);
+        assert_eq!(mode(&directory.join("LOCK")), 0o600);
+    }
+
+    #[test]
+    fn an_older_topology_does_not_replace_a_newer_one() {
+        let directory = temporary();
+        let store = RedbStore::open(directory.path()).expect("opens");
+        let first = topology(&["a:1"]);
+        let second = next(&first, &["a:1", "b:1"]);
+        let rival = next(&first, &["a:1", "c:1"]);
+        store.save_topology(&first).expect("saves");
+        store.save_topology(&second).expect("saves");
+        store
+            .save_topology(&second)
+            .expect("the same again is no conflict");
+        for (stale, epoch) in [(&first, 1), (&rival, 2)] {
+            let error = store.save_topology(stale).expect_err("stale");
+            assert!(
+                matches!(error, StoreError::Stale { stored: 2, given } if given == epoch),
+                "{error}"
+            );
+        }
+        assert_eq!(store.load_topology().expect("loads"), Some(second));
+    }
+
+    #[test]
+    fn a_fragmented_map_of_many_nodes_fits() {
+        let directory = temporary();
+        let store = RedbStore::open(directory.path()).expect("opens");
+        let nodes = (0..1024).map(|i| Node {
+            id: NodeId(i),
+            name: format!("node-{i}.a-rather-long-name-of-a-host.example.org:6379"),
+        });
+        let ranges = (0..16384_u16).map(|slot| (NodeId(slot % 1024), slot..=slot));
+        let topology = Topology::from_parts(9, nodes.collect(), ranges, 1024).expect("valid");
+        store.save_topology(&topology).expect("saves");
+        assert_eq!(store.load_topology().expect("loads"), Some(topology));
+    }
+
+    #[test]
+    fn a_second_open_is_refused() {
+        let directory = temporary();
+        let store = RedbStore::open(directory.path()).expect("opens");
+        let error = RedbStore::open(directory.path()).expect_err("in use");
+        let text = error.to_string();
+        assert!(matches!(error, StoreError::Locked { .. }), "{text}");
+        assert!(
+            text.contains(&directory.path().display().to_string()),
+            "{text}"
+        );
+        assert!(
+            text.contains(&format!("the process {}", std::process::id())),
+            "{text}"
+        );
+        // Without a legible pid it is refused all the same.
+        fs::write(directory.path().join("LOCK"), "?").expect("written");
+        let text = RedbStore::open(directory.path())
+            .expect_err("in use")
+            .to_string();
+        assert!(text.contains("in use by another process"), "{text}");
+        drop(store);
+        RedbStore::open(directory.path()).expect("free again");
+    }
+
+    #[test]
+    fn a_lock_file_left_by_a_crash_locks_nothing() {
+        let directory = temporary();
+        fs::write(directory.path().join("LOCK"), "1\n").expect("written");
+        RedbStore::open(directory.path()).expect("opens");
+    }
+
+    #[test]
+    fn what_was_saved_survives_a_crash() {
+        let (directory, copy) = (temporary(), temporary());
+        let store = RedbStore::open(directory.path()).expect("opens");
+        let saved = topology(&["a:1", "b:1"]);
+        store.save_topology(&saved).expect("saves");
+        // The file as a crash would leave it: never closed.
+        fs::copy(
+            directory.path().join(FILE_NAME),
+            copy.path().join(FILE_NAME),
+        )
+        .expect("copied");
+        let after = RedbStore::open(copy.path()).expect("opens");
+        assert_eq!(after.load_topology().expect("loads"), Some(saved));
+    }
+
+    #[test]
+    fn a_newer_format_is_refused() {
+        let directory = temporary();
+        drop(RedbStore::open(directory.path()).expect("opens"));
+        tamper(directory.path(), |transaction| {
+            let mut meta = transaction.open_table(META).expect("a table");
+            meta.insert(FORMAT_KEY, FORMAT + 1).expect("inserted");
+        });
+        let error = RedbStore::open(directory.path()).expect_err("newer");
+        assert!(
+            matches!(&error, StoreError::Newer { found: 2, known: 1, file } if file.ends_with(FILE_NAME)),
+            "{error}"
+        );
+        assert!(error.to_string().contains("has format 2"), "{error}");
+    }
+
+    #[test]
+    fn files_of_something_else_are_refused() {
+        let damaged = |directory: &Path| {
+            let error = RedbStore::open(directory).expect_err("refused");
+            assert!(matches!(error, StoreError::Damaged { .. }), "{error:?}");
+            error.to_string()
+        };
+
+        let directory = temporary();
+        fs::write(directory.path().join(FILE_NAME), "a note").expect("written");
+        let text = damaged(directory.path());
+        assert!(
+            text.contains(FILE_NAME) && text.contains("is damaged"),
+            "{text}"
+        );
+        assert_eq!(
+            fs::read(directory.path().join(FILE_NAME)).expect("read"),
+            b"a note"
+        );
+
+        let directory = temporary();
+        fs::write(directory.path().join(FILE_NAME), vec![0_u8; 1 << 20]).expect("written");
+        damaged(directory.path());
+
+        let directory = temporary();
+        tamper(directory.path(), |transaction| {
+            transaction
+                .open_table(TableDefinition::<u8, u8>::new("other"))
+                .expect("a table");
+        });
+        assert!(damaged(directory.path()).contains("none that says its format"));
+
+        let directory = temporary();
+        tamper(directory.path(), |transaction| {
+            transaction
+                .open_table(TableDefinition::<u8, u8>::new("meta"))
+                .expect("a table");
+        });
+        assert!(damaged(directory.path()).contains("meta is of type"));
+    }
+
+    #[test]
+    fn a_stored_map_that_is_none_is_refused() {
+        let good =
+            r#"{"epoch":3,"next_id":1,"nodes":[{"id":0,"name":"a:1"}],"ranges":[[0,16383,0]]}"#;
+        for (bad, says) in [
+            ("", "EOF"),
+            ("{}", "missing field"),
+            (&good.replace("16383", "16382"), "slot 16383 has no owner"),
+            (&good.replace("16383", "99999"), "invalid value"),
+            (&good.replace("\"epoch\":3", "\"epoch\":0"), "epoch is 0"),
+            (
+                &good.replace("\"epoch\":3", "\"epoch\":3,\"x\":1"),
+                "unknown field `x`",
+            ),
+        ] {
+            let directory = temporary();
+            let write = |text: &str| {
+                drop(RedbStore::open(directory.path()).expect("opens"));
+                tamper(directory.path(), |transaction| {
+                    let mut table = transaction.open_table(DOCUMENTS).expect("a table");
+                    table
+                        .insert(TOPOLOGY_KEY, text.as_bytes())
+                        .expect("inserted");
+                });
+                RedbStore::open(directory.path()).expect("opens")
+            };
+            let store = write(bad);
+            let error = store.load_topology().expect_err("refused");
+            assert!(matches!(error, StoreError::Damaged { .. }), "{error:?}");
+            assert!(error.to_string().contains(says), "{error}");
+            // Nor is it overwritten by accident.
+            store
+                .save_topology(&topology(&["b:1"]))
+                .expect_err("refused");
+            drop(store);
+            let store = write(good);
+            assert_eq!(
+                store.load_topology().expect("loads").map(|t| t.epoch()),
+                Some(3)
+            );
+        }
+    }
+
+    #[test]
+    fn a_damaged_file_gives_an_error_or_the_truth() {
+        let directory = temporary();
+        let saved = topology(&["a:1", "b:1"]);
+        {
+            let store = RedbStore::open(directory.path()).expect("opens");
+            store.save_topology(&saved).expect("saves");
+            store.next_incarnation().expect("counts");
+        }
+        let good = fs::read(directory.path().join(FILE_NAME)).expect("read");
+        // Where anything is at all: the rest of the file is zeros that nothing refers to.
+        let used: Vec<usize> = (0..good.len()).filter(|&i| good[i] != 0).collect();
+        let mut refused = 0;
+        let trials: Vec<usize> = used.iter().copied().step_by(used.len() / 60 + 1).collect();
+        for &place in &trials {
+            let mut bad = good.clone();
+            bad[place] ^= 0x55;
+            let directory = temporary();
+            fs::write(directory.path().join(FILE_NAME), bad).expect("written");
+            match RedbStore::open(directory.path()).and_then(|store| store.load_topology()) {
+                Ok(loaded) => assert_eq!(loaded.as_ref(), Some(&saved), "byte {place}"),
+                Err(error) => {
+                    refused += 1;
+                    assert!(
+                        error.to_string().contains(FILE_NAME),
+                        "byte {place}: {error}"
+                    );
+                }
+            }
+        }
+        for length in [1, 100, 4096, good.len() / 2, good.len() - 1] {
+            let directory = temporary();
+            fs::write(directory.path().join(FILE_NAME), &good[..length]).expect("written");
+            match RedbStore::open(directory.path()).and_then(|store| store.load_topology()) {
+                Ok(loaded) => assert_eq!(loaded.as_ref(), Some(&saved), "{length} bytes"),
+                Err(error) => {
+                    refused += 1;
+                    assert!(
+                        error.to_string().contains(FILE_NAME),
+                        "{length} bytes: {error}"
+                    );
+                }
+            }
+        }
+        assert!(refused > 0, "none of {} damages was noticed", trials.len());
+    }
+}

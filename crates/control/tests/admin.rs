@@ -1,0 +1,489 @@
+//! The admin port over real connections: what it answers, to whom, and what it refuses.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use switchyard_control::admin::{
+    Admin, AdminError, AdminOptions, LinkReport, NodeReport, NodesReport, Source, StatusReport,
+    Token,
+};
+use tokio::sync::oneshot;
+
+/// A source whose answers the test sets.
+struct Fake(Mutex<(StatusReport, String)>);
+
+impl Source for Fake {
+    fn status(&self) -> StatusReport {
+        self.0.lock().expect("not poisoned").0.clone()
+    }
+
+    fn metrics(&self) -> String {
+        let text = self.0.lock().expect("not poisoned").1.clone();
+        assert_ne!(text, "panic", "as the test asked");
+        text
+    }
+}
+
+fn node(id: u16, link: LinkReport, slots: u64) -> NodeReport {
+    NodeReport {
+        id,
+        address: format!("10.0.0.{id}:6379"),
+        link,
+        run_id: Some("ab12".repeat(10)),
+        version: Some("redis 7.0.15".into()),
+        slots,
+        requests: 5,
+        errors: 1,
+        in_flight: 2,
+    }
+}
+
+/// An admin port in a thread of its own, stopped when dropped.
+struct Running {
+    address: SocketAddr,
+    fake: Arc<Fake>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+fn options(token: Option<&str>, host_names: &[&str]) -> AdminOptions {
+    AdminOptions {
+        token: token.map(|text| Token::new(text).expect("a token")),
+        host_names: host_names.iter().map(|&name| name.to_owned()).collect(),
+    }
+}
+
+fn start(options: AdminOptions) -> Running {
+    let status = StatusReport {
+        version: "0.1.0".into(),
+        incarnation: 3,
+        epoch: 7,
+        uptime_seconds: 1.5,
+        draining: false,
+        clients: 4,
+        commands: 99,
+        nodes: vec![
+            node(0, LinkReport::Up, 16384),
+            node(1, LinkReport::Connecting, 0),
+        ],
+    };
+    let fake = Arc::new(Fake(Mutex::new((status, "a_total 1\n# EOF\n".into()))));
+    let source = Arc::clone(&fake);
+    let (stop, stopped) = oneshot::channel();
+    let (bound, address) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.expect("a runtime").block_on(async {
+            let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+            let admin = Admin::bind(any_port, options, source).await.expect("bound");
+            bound.send(admin.address()).expect("the test waits");
+            let shutdown = async {
+                let _ = stopped.await;
+            };
+            admin.serve(shutdown).await.expect("served");
+        });
+    });
+    let address = address.recv().expect("an address");
+    Running {
+        address,
+        fake,
+        stop: Some(stop),
+        thread: Some(thread),
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Answer {
+    status: u16,
+    /// In lower case.
+    head: String,
+    body: String,
+}
+
+impl Answer {
+    fn json(&self) -> Value {
+        assert!(
+            self.head.contains("\r\ncontent-type: application/json\r\n"),
+            "{}",
+            self.head
+        );
+        serde_json::from_str(&self.body).expect("JSON")
+    }
+}
+
+impl Running {
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).expect("connected");
+        stream
+            .set_read_timeout(Some(Duration::from_secs(30)))
+            .expect("a timeout");
+        stream
+    }
+
+    /// Sends a request of these lines and reads the answer to its end.
+    fn ask(&self, lines: &[&str]) -> Answer {
+        let mut stream = self.connect();
+        let request = format!("{}\r\nConnection: close\r\n\r\n", lines.join("\r\n"));
+        stream.write_all(request.as_bytes()).expect("sent");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("an answer");
+        let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
+        let status = head
+            .split(' ')
+            .nth(1)
+            .and_then(|code| code.parse().ok())
+            .expect("a status");
+        Answer {
+            status,
+            head: format!("{}\r\n", head.to_lowercase()),
+            body: body.to_owned(),
+        }
+    }
+
+    fn get(&self, path: &str) -> Answer {
+        self.ask(&[
+            &format!("GET {path} HTTP/1.1"),
+            &format!("Host: {}", self.address),
+        ])
+    }
+
+    fn change(&self, change: impl FnOnce(&mut (StatusReport, String))) {
+        change(&mut self.fake.0.lock().expect("not poisoned"));
+    }
+}
+
+#[test]
+fn status_and_nodes() {
+    let running = start(options(None, &[]));
+    let status = running.get("/api/v1/status");
+    assert_eq!(status.status, 200);
+    let body = status.json();
+    assert_eq!(body["ready"], true);
+    let report: StatusReport = serde_json::from_value(body).expect("a report");
+    assert_eq!(report, running.fake.status());
+
+    let nodes = running.get("/api/v1/nodes").json();
+    assert_eq!(
+        nodes["nodes"][0],
+        json!({
+            "id": 0, "address": "10.0.0.0:6379", "link": {"state": "up"}, "run_id": "ab12".repeat(10),
+            "version": "redis 7.0.15", "slots": 16384, "requests": 5, "errors": 1, "in_flight": 2,
+        })
+    );
+    assert_eq!(nodes["nodes"][1]["link"], json!({"state": "connecting"}));
+    let report: NodesReport = serde_json::from_value(nodes).expect("a report");
+    assert_eq!((report.epoch, report.nodes.len()), (7, 2));
+
+    running.change(|(status, _)| {
+        status.nodes[0].link = LinkReport::Down {
+            reason: "refused".into(),
+        };
+    });
+    let nodes = running.get("/api/v1/nodes").json();
+    assert_eq!(
+        nodes["nodes"][0]["link"],
+        json!({"state": "down", "reason": "refused"})
+    );
+    assert_eq!(running.get("/api/v1/status").json()["ready"], false);
+}
+
+#[test]
+fn metrics_say_their_own_format() {
+    let running = start(options(None, &[]));
+    let open = running.get("/metrics");
+    assert_eq!(
+        (open.status, open.body.as_str()),
+        (200, "a_total 1\n# EOF\n")
+    );
+    let kind = "\r\ncontent-type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n";
+    assert!(open.head.contains(kind), "{}", open.head);
+
+    running.change(|(_, metrics)| *metrics = "a_total 1\n".into());
+    let text = running.get("/metrics");
+    let kind = "\r\ncontent-type: text/plain; version=0.0.4; charset=utf-8\r\n";
+    assert!(text.head.contains(kind), "{}", text.head);
+}
+
+#[test]
+fn health_and_readiness() {
+    let running = start(options(None, &[]));
+    assert_eq!(running.get("/healthz").status, 200);
+    let ready = running.get("/readyz");
+    assert_eq!(
+        (ready.status, ready.body.as_str()),
+        (200, "ready\n"),
+        "node 1 has no slots"
+    );
+
+    running.change(|(status, _)| {
+        status.nodes = vec![
+            node(0, LinkReport::Up, 5000),
+            node(
+                1,
+                LinkReport::Down {
+                    reason: "connection refused".into(),
+                },
+                5000,
+            ),
+            node(2, LinkReport::Connecting, 6384),
+            node(
+                3,
+                LinkReport::Down {
+                    reason: "idle".into(),
+                },
+                0,
+            ),
+        ];
+    });
+    let ready = running.get("/readyz");
+    assert_eq!(ready.status, 503);
+    assert_eq!(
+        ready.body,
+        "not ready\nnode 10.0.0.1:6379 (5000 slots): connection refused\nnode 10.0.0.2:6379 (6384 slots): connecting\n"
+    );
+    assert_eq!(running.get("/healthz").status, 200, "alive all the same");
+
+    running.change(|(status, _)| {
+        status.nodes.clear();
+        status.draining = true;
+    });
+    let ready = running.get("/readyz");
+    assert_eq!(ready.status, 503);
+    assert!(ready.body.contains("draining"), "{}", ready.body);
+}
+
+#[test]
+fn the_start_page_lists_what_there_is() {
+    let running = start(options(None, &[]));
+    let page = running.get("/");
+    assert_eq!(page.status, 200);
+    assert!(
+        page.head
+            .contains("\r\ncontent-type: text/html; charset=utf-8\r\n"),
+        "{}",
+        page.head
+    );
+    let paths: Vec<&str> = page
+        .body
+        .split("href=\"")
+        .skip(1)
+        .filter_map(|rest| rest.split('"').next())
+        .collect();
+    assert!(
+        paths.contains(&"/metrics") && paths.contains(&"/api/v1/nodes"),
+        "{paths:?}"
+    );
+    for path in paths {
+        let answer = running.get(path);
+        assert_eq!(answer.status, 200, "{path}");
+        for header in ["cache-control: no-store", "x-content-type-options: nosniff"] {
+            assert!(
+                answer.head.contains(&format!("\r\n{header}\r\n")),
+                "{path}: {}",
+                answer.head
+            );
+        }
+    }
+}
+
+#[test]
+fn other_paths_and_methods() {
+    let running = start(options(None, &[]));
+    let answer = running.get("/metric");
+    assert_eq!(answer.status, 404);
+    assert!(answer.body.contains("/metrics"), "{}", answer.body);
+    let answer = running.get("/api/v1/node");
+    assert_eq!(answer.status, 404);
+    assert!(
+        answer.json()["error"]
+            .as_str()
+            .is_some_and(|text| text.contains("/api/v1/nodes"))
+    );
+    for method in ["POST", "PUT", "DELETE", "PATCH"] {
+        let answer = running.ask(&[
+            &format!("{method} /api/v1/nodes HTTP/1.1"),
+            "Host: localhost",
+        ]);
+        assert_eq!(answer.status, 405, "{method}");
+        assert!(
+            answer.head.contains("\r\nallow: get,head\r\n"),
+            "{}",
+            answer.head
+        );
+    }
+    let answer = running.ask(&["HEAD /healthz HTTP/1.1", "Host: localhost"]);
+    assert_eq!((answer.status, answer.body.as_str()), (200, ""));
+}
+
+#[test]
+fn names_of_others_are_turned_away() {
+    let running = start(options(None, &["router-1.example"]));
+    for host in [
+        "localhost:6381",
+        "127.0.0.1",
+        "[::1]:6381",
+        "Router-1.example:6381",
+    ] {
+        let answer = running.ask(&["GET /api/v1/status HTTP/1.1", &format!("Host: {host}")]);
+        assert_eq!(answer.status, 200, "{host}");
+    }
+    for path in ["/", "/metrics", "/readyz", "/healthz", "/nothing"] {
+        let answer = running.ask(&[&format!("GET {path} HTTP/1.1"), "Host: evil.example:6381"]);
+        assert_eq!(answer.status, 421, "{path}");
+        assert!(
+            answer.body.contains("not known as \"evil.example\""),
+            "{}",
+            answer.body
+        );
+    }
+    // The host of the first line counts, and it is not to be hidden behind a second header.
+    let lines = [
+        "GET http://evil.example/metrics HTTP/1.1",
+        "Host: localhost",
+    ];
+    assert_eq!(running.ask(&lines).status, 421);
+    let lines = [
+        "GET /metrics HTTP/1.1",
+        "Host: localhost",
+        "Host: evil.example",
+    ];
+    assert_eq!(running.ask(&lines).status, 400);
+    assert_eq!(running.ask(&["GET /metrics HTTP/1.1"]).status, 400);
+    assert_eq!(
+        running.ask(&["GET /metrics HTTP/1.1", "Host: a b"]).status,
+        400
+    );
+}
+
+#[test]
+fn the_token_is_asked_of_all_but_probes() {
+    let running = start(options(Some("s3cret"), &[]));
+    let with = |path: &str, value: &str| {
+        let request = format!("GET {path} HTTP/1.1");
+        running.ask(&[
+            &request,
+            "Host: localhost",
+            &format!("Authorization: {value}"),
+        ])
+    };
+    for path in [
+        "/",
+        "/metrics",
+        "/api/v1/status",
+        "/api/v1/nodes",
+        "/nothing",
+    ] {
+        let without = running.get(path);
+        assert_eq!(without.status, 401, "{path}");
+        assert!(
+            without.head.contains("\r\nwww-authenticate: bearer"),
+            "{}",
+            without.head
+        );
+        for wrong in [
+            "Bearer s3cre",
+            "Bearer s3crets",
+            "Bearer",
+            "Basic s3cret",
+            "s3cret",
+            "",
+        ] {
+            assert_eq!(with(path, wrong).status, 401, "{path} {wrong}");
+        }
+        assert_ne!(with(path, "Bearer s3cret").status, 401, "{path}");
+    }
+    assert_eq!(
+        with("/metrics", "bearer  s3cret").status,
+        200,
+        "schemes have no case"
+    );
+
+    assert_eq!(running.get("/healthz").status, 200);
+    running.change(|(status, _)| {
+        status.nodes[0].link = LinkReport::Down {
+            reason: "refused".into(),
+        };
+    });
+    let probe = running.get("/readyz");
+    assert_eq!(
+        (probe.status, probe.body.as_str()),
+        (503, "not ready\n"),
+        "strangers learn no names"
+    );
+    assert!(
+        with("/readyz", "Bearer s3cret")
+            .body
+            .contains("10.0.0.0:6379")
+    );
+}
+
+#[test]
+fn a_source_that_fails_ends_one_request() {
+    let running = start(options(None, &[]));
+    running.change(|(_, metrics)| *metrics = "panic".into());
+    assert_eq!(running.get("/metrics").status, 500);
+    assert_eq!(running.get("/api/v1/status").status, 200);
+}
+
+#[test]
+fn stopping_does_not_wait_for_idle_clients() {
+    let mut running = start(options(None, &[]));
+    let mut half = running.connect();
+    half.write_all(b"GET /healthz HT").expect("sent");
+    let _idle = running.connect();
+    assert_eq!(running.get("/healthz").status, 200);
+    drop(running.stop.take());
+    running
+        .thread
+        .take()
+        .expect("it runs")
+        .join()
+        .expect("it ended");
+    assert!(
+        TcpStream::connect(running.address).is_err(),
+        "the port is free again"
+    );
+}
+
+#[tokio::test]
+async fn ports_that_are_refused() {
+    let source = || {
+        let running = start(options(None, &[]));
+        Arc::clone(&running.fake)
+    };
+    for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"] {
+        let address: SocketAddr = address.parse().expect("an address");
+        let error = Admin::bind(address, options(None, &[]), source())
+            .await
+            .expect_err("exposed");
+        assert!(matches!(error, AdminError::Exposed { .. }), "{error}");
+        assert!(error.to_string().contains("set a token"), "{error}");
+    }
+    let open = SocketAddr::from(([0, 0, 0, 0], 0));
+    let admin = Admin::bind(open, options(Some("t"), &[]), source())
+        .await
+        .expect("with a token");
+    assert_ne!(admin.address().port(), 0);
+
+    let taken = Admin::bind(admin.address(), options(Some("t"), &[]), source()).await;
+    let error = taken.expect_err("taken");
+    assert!(matches!(error, AdminError::Listen { .. }), "{error}");
+    assert!(
+        error.to_string().contains(&admin.address().to_string()),
+        "{error}"
+    );
+}
