@@ -103,15 +103,68 @@ impl ReplyScanner {
         self.pos = next;
         self.left = self.left - 1 + elements;
     }
+}
 
-    /// Tells the scanner that `count` bytes before its place have been taken from the front of the buffer.
-    pub fn forget(&mut self, count: usize) {
-        self.pos = self.pos.saturating_sub(count);
+/// Follows a reply that is passed on or thrown away as it comes, whatever its size: never needs more than a header at a time.
+#[derive(Clone, Copy, Debug)]
+pub struct ReplyFollower {
+    /// Bytes of the current string still to come, with its CRLF.
+    string_left: u64,
+    left: u64,
+}
+
+impl Default for ReplyFollower {
+    fn default() -> Self {
+        Self { string_left: 0, left: 1 }
     }
+}
 
-    /// Bytes of the reply that have been looked at and may be passed on.
-    pub fn seen(&self) -> usize {
-        self.pos
+impl ReplyFollower {
+    /// Looks at the next bytes of the reply. Returns how many of them belong to it and are done with, and whether the reply ends
+    /// there. Bytes of an incomplete header are left for the next call.
+    pub fn follow(&mut self, buf: &[u8]) -> Result<(usize, bool), ReplyError> {
+        let mut pos = 0;
+        loop {
+            let here = ((buf.len() - pos) as u64).min(self.string_left);
+            pos += here as usize;
+            self.string_left -= here;
+            if self.string_left > 0 {
+                return Ok((pos, false));
+            }
+            if self.left == 0 {
+                return Ok((pos, true));
+            }
+            let mut step = ReplyScanner { pos: 0, left: 1 };
+            let rest = &buf[pos..];
+            match rest.first() {
+                None => return Ok((pos, false)),
+                Some(b'$' | b'=' | b'!') => match length(rest, 1)? {
+                    Length::Incomplete => return Ok((pos, false)),
+                    Length::Null(next) => pos += next,
+                    Length::Of(len, data) => {
+                        pos += data;
+                        self.string_left = len + 2;
+                    }
+                },
+                Some(kind @ (b'*' | b'~' | b'>' | b'%' | b'|')) => match length(rest, 1)? {
+                    Length::Incomplete => return Ok((pos, false)),
+                    Length::Null(next) => pos += next,
+                    Length::Of(count, next) => {
+                        let elements = if matches!(kind, b'%' | b'|') { count.saturating_mul(2) } else { count };
+                        if elements > 1 << 40 || self.left > 1 << 50 {
+                            return Err(ReplyError { at: pos });
+                        }
+                        self.left += elements + u64::from(*kind == b'|');
+                        pos += next;
+                    }
+                },
+                Some(_) => match step.scan(rest)? {
+                    ReplyScan::Complete(len) => pos += len,
+                    ReplyScan::Incomplete(_) => return Ok((pos, false)),
+                },
+            }
+            self.left -= 1;
+        }
     }
 }
 
@@ -277,6 +330,19 @@ mod tests {
         let deep = b"*1\r\n".repeat(1_000_000);
         let mut scanner = ReplyScanner::default();
         assert!(matches!(scanner.scan(&deep), Ok(ReplyScan::Incomplete(_))));
+    }
+
+    #[test]
+    fn follows_a_reply_to_its_end_however_the_bytes_are_cut() {
+        for reply in REPLIES {
+            let buf = [reply, &b"+NEXT\r\n"[..]].concat();
+            for cut in 0..reply.len() {
+                let mut follower = ReplyFollower::default();
+                let (taken, done) = follower.follow(&buf[..cut]).expect("well-formed");
+                assert!(!done && taken <= cut);
+                assert_eq!(follower.follow(&buf[taken..]), Ok((reply.len() - taken, true)), "{} cut at {cut}", reply.escape_ascii());
+            }
+        }
     }
 
     #[test]

@@ -1,15 +1,34 @@
 //! The data plane: one worker thread per core, each with its own listener, clients, and connections to the nodes.
+//!
+//! [`Router::start`] starts the workers; after that the router is told of changes ([`Router::publish`], [`Router::reconfigure`]) and
+//! asked what it sees ([`Router::status`], [`Router::metrics`]). Where a command goes is decided by `switchyard_policy`; this crate
+//! moves bytes, keeps order, and knows what is in flight.
+//!
+//! Absent on purpose: locks on the path of a command, knowledge of who changes the topology and why, HTTP, files.
 
+mod listener;
+mod metrics;
+mod poll;
 mod settings;
+mod shared;
+mod slab;
+mod worker;
 
 pub use settings::{Live, NodeAccess, Secret, Settings};
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use switchyard_policy::topology::{NodeId, Topology};
+use switchyard_resp::command::CommandTable;
+
+use metrics::{Counter, NodeCounters, Scrape};
+use shared::{Plan, Shared, lock};
+use worker::Worker;
 
 /// Why the router did not start.
 #[derive(Debug, thiserror::Error)]
@@ -83,23 +102,167 @@ pub struct Drained {
 
 /// A running router. Dropping it stops it at once; [`Router::drain`] stops it politely.
 #[derive(Debug)]
-pub struct Router {}
+pub struct Router {
+    shared: Arc<Shared>,
+    addresses: Vec<SocketAddr>,
+    threads: Vec<JoinHandle<()>>,
+}
 
-#[allow(clippy::todo, missing_docs, unused_variables)]
 impl Router {
-    pub fn start(settings: Settings, topology: Arc<Topology>) -> Result<Router, StartError> { todo!() }
+    /// Binds the addresses and starts the workers. The data port accepts commands when this returns; nodes are connected meanwhile.
+    ///
+    /// # Errors
+    /// Where an address is in use or cannot be bound, or the system refuses a thread or descriptor.
+    pub fn start(settings: Settings, topology: Arc<Topology>) -> Result<Router, StartError> {
+        let workers = settings.workers.max(1);
+        let bound = listener::bind(&settings.listen, workers)?;
+        let port = bound.addresses.first().map_or(0, SocketAddr::port);
+        let plan = Plan { topology, live: Arc::new(settings.live), commands: Arc::new(CommandTable::builtin()) };
+        let shared = Arc::new(Shared::new(workers, plan, port)?);
+        let processors = if settings.pin { processors() } else { Vec::new() };
+        let mut router = Router { shared: shared.clone(), addresses: bound.addresses, threads: Vec::new() };
+        let mut guards = bound.guards;
+        for (index, listeners) in bound.by_worker.into_iter().enumerate() {
+            let worker = Worker::new(index, shared.clone(), listeners)?;
+            let processor = (!processors.is_empty()).then(|| processors[index % processors.len()]);
+            let guard = std::mem::take(&mut guards);
+            let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
+                let _guard = guard;
+                if let Some(processor) = processor {
+                    pin(processor);
+                }
+                if let Err(error) = worker.run() {
+                    tracing::error!(worker = index, %error, "a worker stopped: its epoll instance failed");
+                }
+            })?;
+            router.threads.push(thread);
+        }
+        Ok(router)
+    }
+
     /// Addresses listened on, with the port that the system chose where 0 was asked for.
-    pub fn addresses(&self) -> &[SocketAddr] { todo!() }
-    /// Makes every worker adopt a newer topology (its epoch must be higher).
-    pub fn publish(&self, topology: Arc<Topology>) { todo!() }
-    /// Makes every worker adopt new settings.
-    pub fn reconfigure(&self, live: Live) { todo!() }
-    /// The drain barrier: no command sent under an epoch older than the one returned is still in flight.
-    pub fn drained_epoch(&self) -> u64 { todo!() }
-    /// What the router knows.
-    pub fn status(&self) -> Status { todo!() }
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// Makes every worker adopt a newer topology. One that is not newer is ignored.
+    pub fn publish(&self, topology: Arc<Topology>) {
+        self.shared.change_plan(|plan| {
+            let newer = topology.epoch() > plan.topology.epoch();
+            Plan {
+                topology: if newer { topology } else { plan.topology.clone() },
+                live: plan.live.clone(),
+                commands: plan.commands.clone(),
+            }
+        });
+    }
+
+    /// Makes every worker adopt new settings. Connections that exist keep the credentials and the address that they were made with.
+    pub fn reconfigure(&self, live: Live) {
+        self.shared.change_plan(|plan| Plan { topology: plan.topology.clone(), live: Arc::new(live), commands: plan.commands.clone() });
+    }
+
+    /// The drain barrier: no command sent under an epoch older than the one returned is still in flight. In flight ends with a reply, or
+    /// with a node's confirmation that it has killed the connection, or with the node's process.
+    pub fn drained_epoch(&self) -> u64 {
+        self.shared.drained.iter().map(|d| d.load(Ordering::Acquire)).min().unwrap_or(0)
+    }
+
+    /// What the router knows of itself and its nodes.
+    pub fn status(&self) -> Status {
+        let plan = self.shared.plan();
+        let nodes = plan.topology.nodes().map(|node| self.node_status(node.id, &node.name)).collect();
+        let commands = self.shared.counters.iter().flat_map(|w| w.commands.iter()).map(Counter::get).sum();
+        Status {
+            epoch: plan.topology.epoch(),
+            clients: self.shared.clients.load(Ordering::Relaxed) as u64,
+            commands,
+            uptime: self.shared.uptime(),
+            nodes,
+        }
+    }
+
+    fn node_status(&self, id: NodeId, name: &str) -> NodeStatus {
+        let facts = self.shared.with_facts(id, |f| f.clone());
+        let counters: Vec<Arc<NodeCounters>> = self.shared.counters.iter().map(|w| w.node(id)).collect();
+        let sum = |counter: fn(&NodeCounters) -> u64| counters.iter().map(|c| counter(c)).sum::<u64>();
+        let up = sum(|c| c.connections.get()) > 0;
+        NodeStatus {
+            id,
+            name: name.to_string(),
+            link: match facts.failure {
+                Some(why) if !up => Link::Down(why),
+                _ if up => Link::Up,
+                _ => Link::Connecting,
+            },
+            run_id: facts.run_id.as_deref().map(str::to_string),
+            version: (!facts.version.is_empty()).then(|| format!("{} {}", facts.flavour, facts.version)),
+            requests: sum(|c| c.classes.iter().map(|k| k.requests.get()).sum()),
+            errors: sum(|c| c.classes.iter().map(|k| k.errors.get()).sum()),
+            in_flight: sum(|c| c.in_flight.get()),
+        }
+    }
+
     /// All metrics in Prometheus' text format.
-    pub fn metrics(&self) -> String { todo!() }
+    pub fn metrics(&self) -> String {
+        let plan = self.shared.plan();
+        let nodes = plan
+            .topology
+            .nodes()
+            .map(|node| {
+                let up = self.shared.counters.iter().any(|w| w.node(node.id).connections.get() > 0);
+                (node.id, node.name.clone(), up)
+            })
+            .collect();
+        Scrape {
+            workers: self.shared.counters.clone(),
+            nodes,
+            epoch: plan.topology.epoch(),
+            uptime_s: self.shared.uptime().as_secs_f64(),
+        }
+        .text()
+    }
+
     /// Stops accepting, lets what is in flight finish within `bound`, then stops the workers.
-    pub fn drain(self, bound: Duration) -> Drained { todo!() }
+    pub fn drain(mut self, bound: Duration) -> Drained {
+        self.shared.draining.store(true, Ordering::Release);
+        self.shared.ring_all();
+        let until = Instant::now() + bound;
+        while Instant::now() < until && !self.threads.iter().all(JoinHandle::is_finished) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        self.stop();
+        Drained { cut: self.shared.cut.load(Ordering::Relaxed) }
+    }
+
+    fn stop(&mut self) {
+        self.shared.draining.store(true, Ordering::Release);
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.ring_all();
+        for thread in self.threads.drain(..) {
+            // A worker that panicked has said so on stderr already.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Router {
+    fn drop(&mut self) {
+        self.stop();
+        lock(&self.shared.scripts).clear();
+    }
+}
+
+/// The processors that this process may run on.
+fn processors() -> Vec<usize> {
+    let Ok(set) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
+    (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
+}
+
+fn pin(processor: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(processor);
+    if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
+        tracing::warn!(processor, %error, "cannot pin a worker");
+    }
 }

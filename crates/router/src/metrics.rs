@@ -1,0 +1,380 @@
+//! What the router counts. Each worker writes its own counters, alone, with plain loads and stores; a scrape adds them up.
+//!
+//! Not a metrics library's counters: a shared, labelled counter costs more than forwarding a command does, and one cache line
+//! written by two cores costs both. The library encodes at scrape time. Keys are never labels.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, LabelSetEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Registry, Unit};
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::command::CommandClass;
+
+/// A number with one writer.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    #[inline]
+    pub(crate) fn add(&self, count: u64) {
+        self.0.store(self.0.load(Relaxed).wrapping_add(count), Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn sub(&self, count: u64) {
+        self.0.store(self.0.load(Relaxed).wrapping_sub(count), Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn set(&self, value: u64) {
+        self.0.store(value, Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// Four buckets per doubling, from 1 us to over a minute: a value is known to within a fifth.
+const BUCKETS: usize = 4 * 27;
+
+/// Durations in microseconds, with one writer.
+#[derive(Debug)]
+pub(crate) struct Histogram {
+    buckets: [Counter; BUCKETS],
+    sum_us: Counter,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self { buckets: std::array::from_fn(|_| Counter::default()), sum_us: Counter::default() }
+    }
+}
+
+#[inline]
+fn bucket_of(us: u64) -> usize {
+    if us < 4 {
+        return us as usize;
+    }
+    let doubling = 63 - us.leading_zeros() as usize;
+    let quarter = (us >> (doubling - 2)) as usize & 3;
+    ((doubling - 1) * 4 + quarter).min(BUCKETS - 1)
+}
+
+impl Histogram {
+    #[inline]
+    pub(crate) fn record(&self, us: u64) {
+        self.buckets[bucket_of(us)].add(1);
+        self.sum_us.add(us);
+    }
+}
+
+/// Histograms of several workers, added up.
+struct Sum {
+    buckets: [u64; BUCKETS],
+    sum_us: u64,
+}
+
+impl Sum {
+    fn of<'a>(parts: impl Iterator<Item = &'a Histogram>) -> Self {
+        let mut sum = Sum { buckets: [0; BUCKETS], sum_us: 0 };
+        for part in parts {
+            for (total, bucket) in sum.buckets.iter_mut().zip(&part.buckets) {
+                *total += bucket.get();
+            }
+            sum.sum_us += part.sum_us.get();
+        }
+        sum
+    }
+
+    fn count(&self) -> u64 {
+        self.buckets.iter().sum()
+    }
+
+    /// Buckets as Prometheus has them, one per doubling from 16 us to 16 s: enough to place a percentile, few enough to store.
+    fn exported(&self) -> Vec<(f64, u64)> {
+        let mut from = 0;
+        let mut out: Vec<_> = (4..=24)
+            .map(|doubling| {
+                let until = (doubling - 1) * 4;
+                let count = self.buckets[from..until].iter().sum();
+                from = until;
+                ((1u64 << doubling) as f64 / 1e6, count)
+            })
+            .collect();
+        out.push((f64::MAX, self.buckets[from..].iter().sum()));
+        out
+    }
+}
+
+/// Counters of one worker for one node and one class of commands.
+#[derive(Debug, Default)]
+pub(crate) struct NodeClass {
+    pub(crate) requests: Counter,
+    pub(crate) errors: Counter,
+    pub(crate) upstream: Histogram,
+}
+
+/// Counters of one worker for one node.
+#[derive(Debug, Default)]
+pub(crate) struct NodeCounters {
+    pub(crate) classes: [NodeClass; CommandClass::COUNT],
+    pub(crate) in_flight: Counter,
+    pub(crate) bytes_sent: Counter,
+    pub(crate) bytes_received: Counter,
+    pub(crate) connections: Counter,
+    pub(crate) connects: Counter,
+    pub(crate) failures: Counter,
+    pub(crate) timeouts: Counter,
+    /// Connections that broke with commands in flight and whose end at the node is not confirmed yet.
+    pub(crate) unconfirmed: Counter,
+}
+
+/// Counters of one worker.
+#[derive(Debug, Default)]
+pub(crate) struct WorkerCounters {
+    pub(crate) clients: Counter,
+    pub(crate) accepted: Counter,
+    pub(crate) rejected: Counter,
+    pub(crate) cut_output: Counter,
+    pub(crate) protocol_errors: Counter,
+    pub(crate) bytes_received: Counter,
+    pub(crate) bytes_sent: Counter,
+    pub(crate) commands: [Counter; CommandClass::COUNT],
+    pub(crate) total: [Histogram; CommandClass::COUNT],
+    pub(crate) turns: Histogram,
+    pub(crate) large: Counter,
+    pub(crate) nodes: Mutex<Vec<Option<Arc<NodeCounters>>>>,
+}
+
+impl WorkerCounters {
+    /// The counters for a node, made at first use and kept as long as the worker.
+    pub(crate) fn node(&self, id: NodeId) -> Arc<NodeCounters> {
+        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        if nodes.len() <= id.index() {
+            nodes.resize(id.index() + 1, None);
+        }
+        nodes[id.index()].get_or_insert_default().clone()
+    }
+}
+
+/// What a scrape sees.
+pub(crate) struct Scrape {
+    pub(crate) workers: Vec<Arc<WorkerCounters>>,
+    /// Names by node number, and whether any worker has a connection up.
+    pub(crate) nodes: Vec<(NodeId, String, bool)>,
+    pub(crate) epoch: u64,
+    pub(crate) uptime_s: f64,
+}
+
+impl fmt::Debug for Scrape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scrape").finish_non_exhaustive()
+    }
+}
+
+struct Labels<'a>(&'a [(&'a str, &'a str)]);
+
+impl EncodeLabelSet for Labels<'_> {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), fmt::Error> {
+        for pair in self.0 {
+            prometheus_client::encoding::EncodeLabel::encode(pair, encoder.encode_label())?;
+        }
+        Ok(())
+    }
+}
+
+impl Scrape {
+    /// The text that Prometheus reads.
+    pub(crate) fn text(self) -> String {
+        let mut registry = Registry::with_prefix("switchyard");
+        registry.register_collector(Box::new(self));
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
+        text
+    }
+
+    fn node_counters(&self, id: NodeId) -> Vec<Arc<NodeCounters>> {
+        self.workers.iter().map(|w| w.node(id)).collect()
+    }
+}
+
+fn total<T>(parts: &[Arc<T>], counter: impl Fn(&T) -> &Counter) -> u64 {
+    parts.iter().map(|p| counter(p).get()).sum()
+}
+
+type NodeCounter = fn(&NodeCounters) -> &Counter;
+type WorkerCounter = fn(&WorkerCounters) -> &Counter;
+
+/// Counters per node: name, help, where.
+const NODE_COUNTERS: &[(&str, &str, NodeCounter)] = &[
+    ("node_sent_bytes", "Bytes sent to the node", |n| &n.bytes_sent),
+    ("node_received_bytes", "Bytes received from the node", |n| &n.bytes_received),
+    ("node_connects", "Connections established to the node", |n| &n.connects),
+    ("node_connection_failures", "Connections to the node that failed or broke", |n| &n.failures),
+    ("node_timeouts", "Commands that the node did not answer in time", |n| &n.timeouts),
+];
+
+/// Gauges per node.
+const NODE_GAUGES: &[(&str, &str, NodeCounter)] = &[
+    ("node_in_flight", "Commands sent to the node and not yet answered", |n| &n.in_flight),
+    ("node_connections", "Connections to the node that are up", |n| &n.connections),
+    ("node_unconfirmed_connections", "Broken connections whose commands may still run at the node", |n| &n.unconfirmed),
+];
+
+/// Counters over all clients.
+const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
+    ("clients_accepted", "Client connections accepted", |w| &w.accepted),
+    ("clients_rejected", "Client connections refused because of the client limit or missing descriptors", |w| &w.rejected),
+    ("clients_cut_output", "Clients cut because they did not read their replies", |w| &w.cut_output),
+    ("clients_protocol_errors", "Clients closed because of a protocol error", |w| &w.protocol_errors),
+    ("clients_received_bytes", "Bytes received from clients", |w| &w.bytes_received),
+    ("clients_sent_bytes", "Bytes sent to clients", |w| &w.bytes_sent),
+    ("large_transfers", "Requests and replies that travelled on a connection of their own", |w| &w.large),
+];
+
+impl Collector for Scrape {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let classes = CommandClass::ALL;
+        let per_node: Vec<_> = self.nodes.iter().map(|(id, name, up)| (name.as_str(), *up, self.node_counters(*id))).collect();
+
+        for (name, help, counter) in NODE_COUNTERS {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (node, _, parts) in &per_node {
+                family
+                    .encode_family(&Labels(&[("node", node)]))?
+                    .encode_counter::<NoLabelSet, u64, f64>(&total(parts, counter), None)?;
+            }
+        }
+        for (name, help, gauge) in NODE_GAUGES {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (node, _, parts) in &per_node {
+                family.encode_family(&Labels(&[("node", node)]))?.encode_gauge(&(total(parts, gauge) as i64))?;
+            }
+        }
+        let mut family = encoder.encode_descriptor("node_up", "1 where a worker has a connection to the node", None, MetricType::Gauge)?;
+        for (node, up, _) in &per_node {
+            family.encode_family(&Labels(&[("node", node)]))?.encode_gauge(&i64::from(*up))?;
+        }
+        type ClassCounter = fn(&NodeClass) -> &Counter;
+        let class_counters: [(&str, &str, ClassCounter); 2] = [
+            ("node_requests", "Commands sent to the node", |c| &c.requests),
+            ("node_errors", "Commands that the node answered with an error, or not at all", |c| &c.errors),
+        ];
+        for (name, help, counter) in class_counters {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (node, _, parts) in &per_node {
+                for class in classes {
+                    let value: u64 = parts.iter().map(|p| counter(&p.classes[class as usize]).get()).sum();
+                    if value > 0 {
+                        family
+                            .encode_family(&Labels(&[("node", node), ("class", class.name())]))?
+                            .encode_counter::<NoLabelSet, u64, f64>(&value, None)?;
+                    }
+                }
+            }
+        }
+        let mut family = encoder.encode_descriptor(
+            "node_latency",
+            "Time from sending a command to the node until its reply",
+            Some(&Unit::Seconds),
+            MetricType::Histogram,
+        )?;
+        for (node, _, parts) in &per_node {
+            for class in classes {
+                let sum = Sum::of(parts.iter().map(|p| &p.classes[class as usize].upstream));
+                if sum.count() > 0 {
+                    family.encode_family(&Labels(&[("node", node), ("class", class.name())]))?.encode_histogram::<NoLabelSet>(
+                        sum.sum_us as f64 / 1e6,
+                        sum.count(),
+                        &sum.exported(),
+                        None,
+                    )?;
+                }
+            }
+        }
+
+        for (name, help, counter) in CLIENT_COUNTERS {
+            encoder
+                .encode_descriptor(name, help, None, MetricType::Counter)?
+                .encode_counter::<NoLabelSet, u64, f64>(&total(&self.workers, counter), None)?;
+        }
+        let mut family = encoder.encode_descriptor("commands", "Commands of clients, by class", None, MetricType::Counter)?;
+        for class in classes {
+            let value: u64 = self.workers.iter().map(|w| w.commands[class as usize].get()).sum();
+            family.encode_family(&Labels(&[("class", class.name())]))?.encode_counter::<NoLabelSet, u64, f64>(&value, None)?;
+        }
+        let mut family = encoder.encode_descriptor(
+            "command_latency",
+            "Time from reading a command until its reply is handed to the client's connection",
+            Some(&Unit::Seconds),
+            MetricType::Histogram,
+        )?;
+        for class in classes {
+            let sum = Sum::of(self.workers.iter().map(|w| &w.total[class as usize]));
+            if sum.count() > 0 {
+                family.encode_family(&Labels(&[("class", class.name())]))?.encode_histogram::<NoLabelSet>(
+                    sum.sum_us as f64 / 1e6,
+                    sum.count(),
+                    &sum.exported(),
+                    None,
+                )?;
+            }
+        }
+        let mut family = encoder.encode_descriptor(
+            "turn",
+            "Time that a worker works between two waits",
+            Some(&Unit::Seconds),
+            MetricType::Histogram,
+        )?;
+        for (index, worker) in self.workers.iter().enumerate() {
+            let sum = Sum::of(std::iter::once(&worker.turns));
+            family.encode_family(&Labels(&[("worker", &index.to_string())]))?.encode_histogram::<NoLabelSet>(
+                sum.sum_us as f64 / 1e6,
+                sum.count(),
+                &sum.exported(),
+                None,
+            )?;
+        }
+        let clients = total(&self.workers, |w| &w.clients) as i64;
+        encoder.encode_descriptor("clients", "Client connections", None, MetricType::Gauge)?.encode_gauge(&clients)?;
+        encoder
+            .encode_descriptor("topology_epoch", "Epoch of the topology in use", None, MetricType::Gauge)?
+            .encode_gauge(&(self.epoch as i64))?;
+        encoder
+            .encode_descriptor("uptime", "Time since start", Some(&Unit::Seconds), MetricType::Gauge)?
+            .encode_gauge(&self.uptime_s)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_are_in_order_and_exported_whole() {
+        let mut last = 0;
+        for us in 0..1 << 20 {
+            let bucket = bucket_of(us);
+            assert!(bucket == last || bucket == last + 1, "{us}");
+            last = bucket;
+        }
+        assert_eq!(bucket_of(u64::MAX), BUCKETS - 1);
+        let histogram = Histogram::default();
+        for us in [0, 15, 16, 17, 1000, u64::from(u32::MAX)] {
+            histogram.record(us);
+        }
+        let sum = Sum::of(std::iter::once(&histogram));
+        let exported = sum.exported();
+        assert_eq!(exported[0], (16e-6, 2));
+        assert_eq!(exported[1], (32e-6, 2));
+        assert_eq!(exported.iter().map(|b| b.1).sum::<u64>(), sum.count());
+    }
+}

@@ -1,0 +1,209 @@
+//! What the workers of a router have in common. Nothing here is touched on the path of a forwarded command: workers look at
+//! one generation number per turn, and at their mailbox when they are woken.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+use switchyard_policy::topology::{NodeId, Topology};
+use switchyard_resp::command::CommandTable;
+
+use crate::metrics::WorkerCounters;
+use crate::settings::Live;
+use crate::slab::Handle;
+
+/// Everything that a worker adopts together, at one epoch.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) topology: Arc<Topology>,
+    pub(crate) live: Arc<Live>,
+    pub(crate) commands: Arc<CommandTable>,
+}
+
+/// What is known of a node's server process.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct NodeFacts {
+    /// Identity of the process: another one means that it restarted.
+    pub(crate) run_id: Option<Arc<str>>,
+    /// `redis` or `valkey`.
+    pub(crate) flavour: &'static str,
+    pub(crate) version: String,
+    /// Databases known to exist: SELECT below this number cannot fail.
+    pub(crate) databases: u32,
+    /// Whether its command list has been compared with ours since it started.
+    pub(crate) commands_learnt: bool,
+    /// Why the last attempt to connect failed; `None` once one succeeded.
+    pub(crate) failure: Option<String>,
+    /// Whether an attempt to connect has ended, either way.
+    pub(crate) tried: bool,
+}
+
+/// What one worker asks another.
+#[derive(Debug)]
+pub(crate) enum Message {
+    /// Describe your clients (CLIENT LIST) for the gather of worker `from`.
+    List { filter: Arc<ClientFilter>, from: usize, gather: Handle, part: u32 },
+    /// Close the clients that match (CLIENT KILL).
+    Kill { filter: Arc<ClientFilter>, from: usize, gather: Handle, part: u32 },
+    /// A worker's answer to either, as a RESP reply.
+    Answer { gather: Handle, part: u32, reply: Vec<u8> },
+}
+
+/// Which clients CLIENT LIST and CLIENT KILL mean.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ClientFilter {
+    pub(crate) ids: Option<Vec<u64>>,
+    pub(crate) addr: Option<String>,
+    pub(crate) laddr: Option<String>,
+    pub(crate) user: Option<String>,
+    /// `TYPE`: false where no client of ours can be of that type.
+    pub(crate) type_normal: bool,
+    /// The client that asks, where it is to be spared (`SKIPME yes`).
+    pub(crate) skip: Option<u64>,
+    pub(crate) max_age_s: Option<u64>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Mailbox {
+    messages: Mutex<Vec<Message>>,
+    pub(crate) wake: OwnedFd,
+}
+
+impl Mailbox {
+    pub(crate) fn send(&self, message: Message) {
+        lock(&self.messages).push(message);
+        self.ring();
+    }
+
+    /// Wakes the worker without a message: it looks at the generation and the flags.
+    pub(crate) fn ring(&self) {
+        // Fails only when the counter is full, and then the worker is awake already.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    pub(crate) fn take(&self) -> Vec<Message> {
+        let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
+        std::mem::take(&mut lock(&self.messages))
+    }
+}
+
+/// Scripts that went through the router, by SHA-1, so that a node that lost one can be given it again.
+#[derive(Debug, Default)]
+pub(crate) struct Scripts {
+    bodies: HashMap<[u8; 40], Arc<[u8]>>,
+    bytes: usize,
+}
+
+/// Script bodies kept; beyond it the router keeps what it has and forgets newcomers (clients then see NOSCRIPT as from one server).
+const SCRIPTS_BYTES_MAX: usize = 64 << 20;
+
+impl Scripts {
+    pub(crate) fn remember(&mut self, sha: [u8; 40], body: &[u8]) {
+        if self.bytes + body.len() <= SCRIPTS_BYTES_MAX && !self.bodies.contains_key(&sha) {
+            self.bytes += body.len();
+            self.bodies.insert(sha, body.into());
+        }
+    }
+
+    pub(crate) fn body(&self, sha: &[u8]) -> Option<Arc<[u8]>> {
+        let sha: [u8; 40] = sha.to_ascii_lowercase().try_into().ok()?;
+        self.bodies.get(&sha).cloned()
+    }
+
+    pub(crate) fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) started: Instant,
+    /// Names this process in CLIENT LIST of the nodes.
+    pub(crate) incarnation: String,
+    plan: Mutex<Arc<Plan>>,
+    /// Counts changes of the plan; a worker that sees another number than its own takes the new plan.
+    pub(crate) generation: AtomicU64,
+    pub(crate) nodes: Mutex<BTreeMap<NodeId, NodeFacts>>,
+    pub(crate) scripts: Mutex<Scripts>,
+    pub(crate) mailboxes: Vec<Mailbox>,
+    pub(crate) counters: Vec<Arc<WorkerCounters>>,
+    pub(crate) clients: AtomicUsize,
+    pub(crate) next_client_id: AtomicU64,
+    /// Per worker: the oldest epoch under which a command still in flight was sent (its own epoch when none is older).
+    pub(crate) drained: Vec<AtomicU64>,
+    /// Set by `drain`: stop accepting and reading, finish what is in flight.
+    pub(crate) draining: AtomicBool,
+    /// Set when the bound of a drain is reached: close whatever is left.
+    pub(crate) stop: AtomicBool,
+    /// Clients cut at the bound.
+    pub(crate) cut: AtomicU64,
+    /// Ports that clients connect to, for INFO.
+    pub(crate) port: u16,
+}
+
+/// A poisoned lock means that a worker panicked while it held it; what it protects is a cache or a queue whose worst state is
+/// incomplete, so the others go on.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub(crate) fn new(workers: usize, plan: Plan, port: u16) -> std::io::Result<Self> {
+        let mailboxes = (0..workers)
+            .map(|_| {
+                let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+                Ok(Mailbox { messages: Mutex::default(), wake })
+            })
+            .collect::<std::io::Result<_>>()?;
+        let epoch = plan.topology.epoch();
+        let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Ok(Self {
+            started: Instant::now(),
+            incarnation: format!("{:x}-{:x}", std::process::id(), since_epoch.as_micros()),
+            plan: Mutex::new(Arc::new(plan)),
+            generation: AtomicU64::new(1),
+            nodes: Mutex::default(),
+            scripts: Mutex::default(),
+            mailboxes,
+            counters: (0..workers).map(|_| Arc::default()).collect(),
+            clients: AtomicUsize::new(0),
+            next_client_id: AtomicU64::new(1),
+            drained: (0..workers).map(|_| AtomicU64::new(epoch)).collect(),
+            draining: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            cut: AtomicU64::new(0),
+            port,
+        })
+    }
+
+    pub(crate) fn plan(&self) -> Arc<Plan> {
+        lock(&self.plan).clone()
+    }
+
+    /// Replaces the plan by what `change` makes of it, and wakes everybody.
+    pub(crate) fn change_plan(&self, change: impl FnOnce(&Plan) -> Plan) {
+        let mut plan = lock(&self.plan);
+        *plan = Arc::new(change(&plan));
+        self.generation.fetch_add(1, Ordering::Release);
+        drop(plan);
+        self.ring_all();
+    }
+
+    pub(crate) fn ring_all(&self) {
+        for mailbox in &self.mailboxes {
+            mailbox.ring();
+        }
+    }
+
+    pub(crate) fn uptime(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Changes what is known of a node.
+    pub(crate) fn with_facts<R>(&self, node: NodeId, change: impl FnOnce(&mut NodeFacts) -> R) -> R {
+        change(lock(&self.nodes).entry(node).or_default())
+    }
+}

@@ -1,0 +1,243 @@
+//! CLIENT and its subcommands. LIST and KILL concern the clients of all workers, so they are asked of each through its mailbox.
+
+use std::sync::Arc;
+
+use switchyard_resp::command::Local;
+use switchyard_resp::encode;
+use switchyard_resp::request::Args;
+
+use super::Worker;
+use super::dispatch::Flow;
+use super::downstream::{Client, ReplyMode};
+use super::gather::Whole;
+use super::local::parse;
+use crate::shared::{ClientFilter, Message};
+use crate::slab::Handle;
+
+pub(super) const INVALID_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
+
+/// A name that can stand in CLIENT LIST: printable ASCII without spaces.
+pub(super) fn is_valid_name(name: &[u8]) -> bool {
+    name.iter().all(|b| (b'!'..=b'~').contains(b))
+}
+
+const HELP: &[&str] = &[
+    "CLIENT <subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
+    "GETNAME",
+    "    Return the name of the current connection.",
+    "ID",
+    "    Return the ID of the current connection.",
+    "INFO",
+    "    Return information about the current client connection.",
+    "KILL <ip:port> | KILL <option> <value> [<option> <value> [...]]",
+    "    Kill connections. Options: ADDR, LADDR, ID, TYPE, USER, SKIPME, MAXAGE.",
+    "LIST [TYPE type] [ID id ...]",
+    "    Return information about client connections of the router.",
+    "NO-EVICT (ON|OFF), NO-TOUCH (ON|OFF)",
+    "    Accepted for compatibility.",
+    "REPLY (ON|OFF|SKIP)",
+    "    Control the replies sent to the current connection.",
+    "SETINFO <option> <value>",
+    "    Set client meta attr. Options: LIB-NAME, LIB-VER.",
+    "SETNAME <name>",
+    "    Assign the name <name> to the current connection.",
+    "HELP",
+    "    Print this help.",
+];
+
+impl Worker {
+    pub(super) fn client_command(&mut self, handle: Handle, class: u8, local: Local, args: &Args<'_>) -> Flow {
+        let arg = |index: usize| args.get(index).unwrap_or_default();
+        let is = |index: usize, word: &str| arg(index).eq_ignore_ascii_case(word.as_bytes());
+        let now_us = self.now_us;
+        let plan = self.plan.clone();
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let mut out = Vec::new();
+        match local {
+            Local::ClientId => encode::integer(&mut out, client.details.id as i64),
+            Local::ClientGetname if client.details.name.is_empty() => encode::null(&mut out, client.resp3),
+            Local::ClientGetname => encode::bulk(&mut out, client.details.name.as_bytes()),
+            Local::ClientSetname => {
+                if !is_valid_name(arg(2)) {
+                    return self.refuse(handle, class, INVALID_NAME);
+                }
+                client.details.name = String::from_utf8_lossy(arg(2)).into_owned();
+                out.extend_from_slice(b"+OK\r\n");
+            }
+            Local::ClientSetinfo => {
+                let option = String::from_utf8_lossy(arg(2)).into_owned();
+                if !is_valid_name(arg(3)) {
+                    return self.refuse(handle, class, &format!("ERR {option} cannot contain spaces, newlines or special characters."));
+                }
+                let value = String::from_utf8_lossy(arg(3)).into_owned();
+                match option.to_ascii_lowercase().as_str() {
+                    "lib-name" => client.details.lib_name = value,
+                    "lib-ver" => client.details.lib_ver = value,
+                    _ => return self.refuse(handle, class, &format!("ERR Unrecognized option '{option}'")),
+                }
+                out.extend_from_slice(b"+OK\r\n");
+            }
+            Local::ClientInfo => {
+                let command = plan.commands.get(client.last_command).map_or("NULL", |c| &c.name);
+                let text = client.describe(now_us, command);
+                encode::verbatim(&mut out, text.as_bytes(), client.resp3);
+            }
+            Local::ClientNoEvict | Local::ClientNoTouch => {
+                let on = is(2, "ON");
+                if !on && !is(2, "OFF") {
+                    return self.refuse(handle, class, "ERR syntax error");
+                }
+                match local {
+                    Local::ClientNoEvict => client.details.no_evict = on,
+                    _ => client.details.no_touch = on,
+                }
+                out.extend_from_slice(b"+OK\r\n");
+            }
+            Local::ClientReply => {
+                if is(2, "ON") {
+                    client.reply_mode = ReplyMode::On;
+                    out.extend_from_slice(b"+OK\r\n");
+                } else if is(2, "OFF") || is(2, "SKIP") {
+                    // Neither is answered. Without this a SKIP after OFF would turn replies on again.
+                    if is(2, "OFF") {
+                        client.reply_mode = ReplyMode::Off;
+                    } else if client.reply_mode == ReplyMode::On {
+                        client.reply_mode = ReplyMode::SkipNext;
+                    }
+                    return Flow::Next;
+                } else {
+                    return self.refuse(handle, class, "ERR syntax error");
+                }
+            }
+            Local::ClientHelp => {
+                encode::header(&mut out, b'*', HELP.len());
+                for line in HELP {
+                    encode::simple(&mut out, line);
+                }
+            }
+            Local::ClientList => {
+                return match list_filter(args) {
+                    Ok(filter) => self.ask_workers(handle, class, filter, Whole::ClientList, |filter, from, gather, part| Message::List { filter, from, gather, part }),
+                    Err(error) => self.refuse(handle, class, &error),
+                };
+            }
+            Local::ClientKill => {
+                let id = client.details.id;
+                return match kill_filter(args, id) {
+                    Ok((filter, whole)) => self.ask_workers(handle, class, filter, whole, |filter, from, gather, part| Message::Kill { filter, from, gather, part }),
+                    Err(error) => self.refuse(handle, class, &error),
+                };
+            }
+            // CLIENT CAPA announces what a client understands of redirects; there is nothing to redirect to.
+            _ => out.extend_from_slice(b"+OK\r\n"),
+        }
+        self.answer(handle, class, &out);
+        Flow::Next
+    }
+
+    fn ask_workers(&mut self, handle: Handle, class: u8, filter: ClientFilter, whole: Whole, message: impl Fn(Arc<ClientFilter>, usize, Handle, u32) -> Message) -> Flow {
+        let workers = self.shared.mailboxes.len();
+        let Some(gather) = self.begin_gather(handle, class, workers, whole) else { return Flow::Close };
+        let filter = Arc::new(filter);
+        for worker in 0..workers {
+            self.shared.mailboxes[worker].send(message(filter.clone(), self.index, gather, worker as u32));
+        }
+        Flow::Next
+    }
+
+    fn matches(&self, client: &Client, filter: &ClientFilter) -> bool {
+        let d = &client.details;
+        let addr = |a: Option<std::net::SocketAddr>| a.map(|a| a.to_string());
+        filter.type_normal
+            && filter.ids.as_ref().is_none_or(|ids| ids.contains(&d.id))
+            && (filter.addr.is_none() || filter.addr == addr(d.peer))
+            && (filter.laddr.is_none() || filter.laddr == addr(d.local))
+            && filter.user.as_deref().is_none_or(|u| u == "default")
+            && filter.skip != Some(d.id)
+            && filter.max_age_s.is_none_or(|age| self.now_us.saturating_sub(d.created_us) / 1_000_000 >= age)
+    }
+
+    /// The clients of this worker that match, as a text reply.
+    pub(super) fn list_clients(&self, filter: &ClientFilter) -> Vec<u8> {
+        let mut text = String::new();
+        for (_, client) in self.clients.iter().filter(|(_, c)| self.matches(c, filter)) {
+            let command = self.plan.commands.get(client.last_command).map_or("NULL", |c| &c.name);
+            text.push_str(&client.describe(self.now_us, command));
+        }
+        let mut reply = Vec::new();
+        encode::bulk(&mut reply, text.as_bytes());
+        reply
+    }
+
+    /// Closes the clients of this worker that match; the reply is their number.
+    pub(super) fn kill_clients(&mut self, filter: &ClientFilter) -> Vec<u8> {
+        let victims: Vec<Handle> = self.clients.iter().filter(|(_, c)| self.matches(c, filter)).map(|(h, _)| h).collect();
+        let mut reply = Vec::new();
+        encode::integer(&mut reply, victims.len() as i64);
+        for victim in victims {
+            // One that kills itself still gets its answer.
+            let suicide = self.clients.get(victim).is_some_and(|c| c.in_flight() > 0);
+            if suicide { self.close_after_replies(victim) } else { self.close_client(victim) }
+        }
+        reply
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn is_type(name: &[u8]) -> Result<bool, String> {
+    match text(name).to_ascii_lowercase().as_str() {
+        "normal" => Ok(true),
+        "master" | "primary" | "replica" | "slave" | "pubsub" => Ok(false),
+        _ => Err(format!("ERR Unknown client type '{}'", text(name))),
+    }
+}
+
+fn list_filter(args: &Args<'_>) -> Result<ClientFilter, String> {
+    let mut filter = ClientFilter { type_normal: true, ..ClientFilter::default() };
+    match args.get(2) {
+        None => {}
+        Some(option) if option.eq_ignore_ascii_case(b"TYPE") && args.len() == 4 => {
+            filter.type_normal = is_type(args.get(3).unwrap_or_default())?;
+        }
+        Some(option) if option.eq_ignore_ascii_case(b"ID") && args.len() > 3 => {
+            let ids: Option<Vec<u64>> = args.iter().skip(3).map(|id| parse(id).filter(|id| *id > 0)).collect();
+            filter.ids = Some(ids.ok_or("ERR Invalid client ID")?);
+        }
+        Some(_) => return Err("ERR syntax error".into()),
+    }
+    Ok(filter)
+}
+
+fn kill_filter(args: &Args<'_>, own_id: u64) -> Result<(ClientFilter, Whole), String> {
+    let mut filter = ClientFilter { type_normal: true, ..ClientFilter::default() };
+    if args.len() == 3 {
+        filter.addr = Some(text(args.get(2).unwrap_or_default()));
+        return Ok((filter, Whole::ClientKillOne));
+    }
+    filter.skip = Some(own_id);
+    let mut index = 2;
+    while index < args.len() {
+        let option = text(args.get(index).unwrap_or_default()).to_ascii_lowercase();
+        let Some(value) = args.get(index + 1) else { return Err("ERR syntax error".into()) };
+        match option.as_str() {
+            "id" => {
+                let id = parse::<u64>(value).filter(|id| *id > 0).ok_or("ERR client-id should be greater than 0")?;
+                filter.ids = Some(vec![id]);
+            }
+            "addr" => filter.addr = Some(text(value)),
+            "laddr" => filter.laddr = Some(text(value)),
+            "type" => filter.type_normal &= is_type(value)?,
+            "user" if value == b"default" => filter.user = Some(text(value)),
+            "user" => return Err(format!("ERR No such user '{}'", text(value))),
+            "maxage" => filter.max_age_s = Some(parse(value).ok_or("ERR maxage is not an integer or out of range")?),
+            "skipme" if value.eq_ignore_ascii_case(b"yes") => filter.skip = Some(own_id),
+            "skipme" if value.eq_ignore_ascii_case(b"no") => filter.skip = None,
+            _ => return Err("ERR syntax error".into()),
+        }
+        index += 2;
+    }
+    Ok((filter, Whole::Merged(switchyard_resp::command::Merge::Sum)))
+}

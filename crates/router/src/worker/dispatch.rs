@@ -1,0 +1,332 @@
+//! What is done with a command: the way from its arguments to a connection, a gather, or an answer.
+
+use std::sync::Arc;
+
+use sha1::{Digest, Sha1};
+use switchyard_policy::routing::{Route, anywhere, route, split};
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::command::{Command, Flags, Handling, Lookup, Merge, Split, errors};
+use switchyard_resp::encode;
+use switchyard_resp::request::{Args, Limits, Scanner};
+
+use super::gather::Whole;
+use super::upstream::{Lane, Pending, Purpose};
+use super::{Stall, Worker};
+use crate::shared::{Plan, lock};
+use crate::slab::Handle;
+
+/// What became of a command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Flow {
+    /// It is on its way, or answered.
+    Next,
+    /// It must wait; it is looked at again.
+    Stall(Stall),
+    /// It cannot be passed on piece by piece: collect it whole.
+    Buffer,
+    /// The client is being closed.
+    Close,
+}
+
+impl Worker {
+    /// Executes one whole command. `raw` is its bytes as they may be forwarded.
+    #[inline]
+    pub(super) fn dispatch(&mut self, plan: &Arc<Plan>, handle: Handle, raw: &[u8], args: &Args<'_>) -> Flow {
+        let command = match plan.commands.find(args) {
+            Lookup::Command(command) => command,
+            other => return self.unknown(handle, &other, args),
+        };
+        let class = command.class() as u8;
+        if !command.arity_ok(args.len()) {
+            return self.refuse(handle, class, &errors::arity(command));
+        }
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        if !client.authenticated && !command.flags.has(Flags::NO_AUTH) {
+            return self.refuse(handle, class, "NOAUTH Authentication required.");
+        }
+        client.last_command = command.id;
+        let flow = match command.handling {
+            Handling::Keyed => self.keyed(plan, handle, command, raw, args),
+            Handling::Split(how) => self.split(plan, handle, command, how, raw, args),
+            Handling::Every(merge) => self.every(handle, command, merge, raw, args),
+            Handling::Any => self.any(plan, handle, command, raw),
+            Handling::Local(local) => self.local(plan, handle, command, local, raw, args),
+            Handling::Later(_) | Handling::Refused(_) => {
+                let text = errors::not_served(command).unwrap_or_default();
+                self.refuse(handle, class, &text)
+            }
+        };
+        if flow == Flow::Next {
+            self.counters.commands[usize::from(class)].add(1);
+        }
+        flow
+    }
+
+    /// Answers the command just read with an error.
+    #[cold]
+    pub(super) fn refuse(&mut self, handle: Handle, class: u8, text: &str) -> Flow {
+        let mut reply = Vec::new();
+        encode::error(&mut reply, text);
+        self.answer(handle, class, &reply);
+        Flow::Next
+    }
+
+    #[cold]
+    fn unknown(&mut self, handle: Handle, lookup: &Lookup<'_>, args: &Args<'_>) -> Flow {
+        let name = args.get(0).unwrap_or_default();
+        if name.eq_ignore_ascii_case(b"POST") || name.eq_ignore_ascii_case(b"HOST:") {
+            // A browser was made to talk to us: say nothing that a web page could use (Redis does the same).
+            tracing::warn!("closing a connection that speaks HTTP to the Redis port: possibly an attack from a web page");
+            self.close_client(handle);
+            return Flow::Close;
+        }
+        let text = match lookup {
+            Lookup::UnknownSubcommand(container) => errors::unknown_subcommand(container, args),
+            _ => errors::unknown(args),
+        };
+        let mut reply = Vec::new();
+        encode::line(&mut reply, b'-', &text);
+        let class = switchyard_resp::command::CommandClass::Admin as u8;
+        self.answer(handle, class, &reply);
+        Flow::Next
+    }
+
+    fn keyed(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
+        let class = command.class() as u8;
+        let node = match command.first_key_only(args) {
+            Some(index) => {
+                let Some(key) = args.get(index) else { return Flow::Close };
+                if self.is_known_large(command, key) {
+                    return self.forward_large(handle, plan.topology.owner_of(key), raw, class);
+                }
+                plan.topology.owner_of(key)
+            }
+            None => {
+                let mut keys = std::mem::take(&mut self.keys);
+                keys.clear();
+                let found = command.find_keys(args, &mut keys);
+                let target = route(&plan.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
+                self.keys = keys;
+                match (found, target) {
+                    (Err(error), _) => return self.refuse(handle, class, &error.text(command)),
+                    (Ok(()), Route::Owner(_, node)) => node,
+                    (Ok(()), Route::CrossSlot) => return self.refuse(handle, class, errors::CROSSSLOT),
+                    (Ok(()), Route::Anywhere) => match self.choose_node(plan) {
+                        Some(node) => node,
+                        None => return self.refuse_all_down(handle, class),
+                    },
+                }
+            }
+        };
+        if command.flags.has(Flags::BLOCKING) && command.blocks(args) {
+            return self.refuse(handle, class, &format!("ERR Switchyard does not serve {} with BLOCK yet: blocking commands will come in a later version", command.name));
+        }
+        if command.flags.has(Flags::SCRIPT) {
+            self.note_script(command, args);
+        }
+        self.forward(handle, command, node, raw)
+    }
+
+    /// Hands a command to the shared connection of a node.
+    #[inline]
+    pub(super) fn forward(&mut self, handle: Handle, command: &Command, node: NodeId, raw: &[u8]) -> Flow {
+        let lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        if !client.may_take(lane) {
+            return Flow::Stall(Stall::Barrier);
+        }
+        let resp3 = client.resp3;
+        let database = client.database;
+        let link_handle = self.shared_link(node, lane, resp3);
+        let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };
+        let class = command.class() as u8;
+        if !link.takes_commands() {
+            let text = self.down_text(node);
+            return self.refuse(handle, class, &text);
+        }
+        if link.unsent() > Self::UNSENT_HIGH && self.link_is_full(link_handle, handle, Self::UNSENT_HIGH) {
+            return Flow::Stall(Stall::Upstream);
+        }
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let seq = client.owe(self.now_us, class);
+        let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };
+        link.push(
+            raw,
+            database,
+            Pending {
+                who: handle,
+                seq,
+                len: 0,
+                sent_us: self.now_us as u32,
+                epoch: self.plan.topology.epoch() as u32,
+                purpose: Purpose::Client,
+                class,
+                repeatable: command.flags.has(Flags::READONLY) && !command.flags.has(Flags::SCRIPT),
+                by_sha: command.flags.has(Flags::SCRIPT),
+            },
+        );
+        if !link.dirty {
+            link.dirty = true;
+            self.dirty_links.push(link_handle);
+        }
+        Flow::Next
+    }
+
+    fn choose_node(&mut self, plan: &Plan) -> Option<NodeId> {
+        self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
+        anywhere(&plan.topology, self.turn_of_nodes, |node| self.node_is_up(node))
+    }
+
+    fn refuse_all_down(&mut self, handle: Handle, class: u8) -> Flow {
+        let first = self.plan.topology.nodes().next().map(|n| n.id);
+        let text = first.map_or_else(|| "NODEDOWN there are no nodes".into(), |node| self.down_text(node));
+        self.refuse(handle, class, &text)
+    }
+
+    fn any(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8]) -> Flow {
+        match self.choose_node(plan) {
+            Some(node) => self.forward(handle, command, node, raw),
+            None => self.refuse_all_down(handle, command.class() as u8),
+        }
+    }
+
+    fn split(&mut self, plan: &Plan, handle: Handle, command: &Command, how: Split, raw: &[u8], args: &Args<'_>) -> Flow {
+        let class = command.class() as u8;
+        let mut indexes = std::mem::take(&mut self.keys);
+        indexes.clear();
+        let found = command.find_keys(args, &mut indexes);
+        if let Err(error) = found {
+            self.keys = indexes;
+            return self.refuse(handle, class, &error.text(command));
+        }
+        let flow = self.split_keys(plan, handle, command, how, raw, args, &indexes);
+        self.keys = indexes;
+        flow
+    }
+
+    #[allow(clippy::too_many_arguments)] // one call, of what `split` has at hand
+    fn split_keys(&mut self, plan: &Plan, handle: Handle, command: &Command, how: Split, raw: &[u8], args: &Args<'_>, indexes: &[u32]) -> Flow {
+        let key = |index: &u32| args.get(*index as usize).unwrap_or_default();
+        // Usual: all at one node. Then the node does the whole work.
+        let mut owners = indexes.iter().map(|i| plan.topology.owner_of(key(i)));
+        if let Some(first) = owners.next()
+            && owners.all(|o| o == first)
+        {
+            return self.forward(handle, command, first, raw);
+        }
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        if !client.may_take(Lane::Main) {
+            return Flow::Stall(Stall::Barrier);
+        }
+        let class = command.class() as u8;
+        let parts = split(&plan.topology, indexes.iter().map(key));
+        let whole = match how {
+            Split::Values => {
+                let mut layout = vec![0; indexes.len()];
+                for (number, part) in parts.iter().enumerate() {
+                    for place in &part.keys {
+                        layout[*place as usize] = number as u16;
+                    }
+                }
+                Whole::Values { layout }
+            }
+            Split::Pairs => Whole::Merged(Merge::Same),
+            Split::Count => Whole::Merged(Merge::Sum),
+        };
+        let Some(gather) = self.begin_gather(handle, class, parts.len(), whole) else { return Flow::Close };
+        let per_key = if how == Split::Pairs { 2 } else { 1 };
+        let mut request = Vec::new();
+        for (number, part) in parts.iter().enumerate() {
+            request.clear();
+            encode::header(&mut request, b'*', 1 + part.keys.len() * per_key);
+            encode::bulk(&mut request, args.get(0).unwrap_or_default());
+            for place in &part.keys {
+                let index = indexes[*place as usize] as usize;
+                for offset in 0..per_key {
+                    encode::bulk(&mut request, args.get(index + offset).unwrap_or_default());
+                }
+            }
+            self.send_part(gather, number as u32, part.node, Lane::Main, &request, class);
+        }
+        Flow::Next
+    }
+
+    fn every(&mut self, handle: Handle, command: &Command, merge: Merge, raw: &[u8], args: &Args<'_>) -> Flow {
+        let lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        if !client.may_take(lane) {
+            return Flow::Stall(Stall::Barrier);
+        }
+        match &*command.name {
+            "SCRIPT|LOAD" => {
+                if let Some(body) = args.get(2) {
+                    self.remember_script(body);
+                }
+            }
+            "SCRIPT|FLUSH" => {
+                lock(&self.shared.scripts).clear();
+                self.scripts_seen.clear();
+            }
+            _ => {}
+        }
+        self.gather_every(handle, lane, raw, command.class() as u8, Whole::Merged(merge));
+        Flow::Next
+    }
+
+    /// Keeps the body of a script that passes, so that EVALSHA works at every node.
+    fn note_script(&mut self, command: &Command, args: &Args<'_>) {
+        if matches!(&*command.name, "EVAL" | "EVAL_RO")
+            && let Some(body) = args.get(1)
+        {
+            self.remember_script(body);
+        }
+    }
+
+    fn remember_script(&mut self, body: &[u8]) {
+        // SHA-1 costs more than forwarding: once per script and worker.
+        if self.scripts_seen.len() > 100_000 {
+            self.scripts_seen.clear();
+        }
+        if self.scripts_seen.insert(rapidhash::v3::rapidhash_v3(body)) {
+            let mut sha = [0u8; 40];
+            for (pair, byte) in sha.chunks_exact_mut(2).zip(Sha1::digest(body)) {
+                pair[0] = b"0123456789abcdef"[usize::from(byte >> 4)];
+                pair[1] = b"0123456789abcdef"[usize::from(byte & 15)];
+            }
+            lock(&self.shared.scripts).remember(sha, body);
+        }
+    }
+
+    /// The node lost a script that went through us: gives it back and asks again. Only where nothing of the same client is behind the
+    /// command, which would overtake it; else the client sees NOSCRIPT, as it would from the node.
+    pub(super) fn heal_script(&mut self, link_handle: Handle) -> bool {
+        let Some(link) = self.links.get(link_handle) else { return false };
+        let Some(pending) = link.pending.front().copied() else { return false };
+        if link.expired > 0 || pending.purpose != Purpose::Client || !pending.by_sha {
+            return false;
+        }
+        let request = link.head_request().to_vec();
+        let Some(client) = self.clients.get(pending.who) else { return false };
+        if !client.is_last(pending.seq) {
+            return false;
+        }
+        let database = client.database;
+        let mut scanner = Scanner::default();
+        let limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
+        if scanner.scan(&request, &limits).is_err() {
+            return false;
+        }
+        let Some(sha) = scanner.args(&request).get(1) else { return false };
+        let Some(body) = lock(&self.shared.scripts).body(sha) else { return false };
+        if let Some(link) = self.links.get_mut(link_handle) {
+            link.pop();
+            link.trim();
+        }
+        self.push_own(link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Nobody, 0);
+        if let Some(link) = self.links.get_mut(link_handle) {
+            link.push(&request, database, Pending { purpose: Purpose::ClientHealed, sent_us: self.now_us as u32, ..pending });
+        }
+        self.mark_link(link_handle);
+        true
+    }
+}

@@ -1,0 +1,326 @@
+//! A client's connection: its partial input, the replies it is owed in order, and what holds it up.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::request::{Follower, Scanner};
+
+use crate::metrics::WorkerCounters;
+use crate::slab::Handle;
+use crate::worker::upstream::Lane;
+
+/// A reply that a client is owed: not there yet, or waiting in the client's parking buffer for those before it.
+#[derive(Clone, Copy, Debug)]
+struct Owed {
+    /// When the command was read, us of the worker's clock.
+    at_us: u32,
+    start: u32,
+    /// 0: not there yet (no reply is empty).
+    len: u32,
+    class: u8,
+    /// CLIENT REPLY OFF or SKIP: the reply is not to be sent.
+    muted: bool,
+}
+
+/// Why no further command of a client is looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stall {
+    /// Nothing holds it up.
+    None,
+    /// The next command takes another path than the ones in flight: wait until those are answered.
+    Barrier,
+    /// Too many commands in flight.
+    Pipeline,
+    /// Too many bytes of replies not read.
+    Output,
+    /// The connection to a node has too many bytes unsent.
+    Upstream,
+    /// Waiting for a connection for a large value.
+    Large,
+}
+
+/// A large request on its way from the client to a node.
+#[derive(Debug)]
+pub(super) struct Upload {
+    /// `None` once the node's connection is lost: what the client still sends of the request is thrown away.
+    pub(super) link: Option<Handle>,
+    pub(super) follower: Follower,
+}
+
+/// A read to be asked again, where its reply may take its time.
+#[derive(Debug)]
+pub(super) struct Repeat {
+    pub(super) node: NodeId,
+    pub(super) seq: u32,
+    pub(super) class: u8,
+    pub(super) request: Vec<u8>,
+}
+
+/// How CLIENT REPLY was set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ReplyMode {
+    On,
+    Off,
+    SkipNext,
+}
+
+/// What is not needed on the fast path.
+#[derive(Debug)]
+pub(super) struct Details {
+    pub(super) id: u64,
+    pub(super) peer: Option<SocketAddr>,
+    pub(super) local: Option<SocketAddr>,
+    pub(super) name: String,
+    pub(super) lib_name: String,
+    pub(super) lib_ver: String,
+    pub(super) created_us: u64,
+    pub(super) no_evict: bool,
+    pub(super) no_touch: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Client {
+    pub(super) fd: OwnedFd,
+    pub(super) resp3: bool,
+    pub(super) authenticated: bool,
+    pub(super) reply_mode: ReplyMode,
+    pub(super) database: u32,
+    /// Bytes read and not yet understood, from `input_at` on.
+    pub(super) input: Vec<u8>,
+    pub(super) input_at: usize,
+    /// The scan of a command of many arguments that is not all there.
+    pub(super) scanner: Option<Box<Scanner>>,
+    pub(super) upload: Option<Box<Upload>>,
+    /// A large request that must be whole before it can be split or routed.
+    pub(super) buffer_large: bool,
+    pub(super) out: Vec<u8>,
+    pub(super) out_sent: usize,
+    owed: VecDeque<Owed>,
+    /// Number of the command that `owed`'s front is the reply of.
+    first: u32,
+    parked: Vec<u8>,
+    parked_count: u32,
+    /// The path that the commands in flight took.
+    pub(super) lane: Lane,
+    pub(super) stall: Stall,
+    pub(super) stalled_at_us: u64,
+    /// The connection for large values that this client holds.
+    pub(super) large: Option<Handle>,
+    /// The beginning of a large reply has been sent: the rest of it must follow.
+    pub(super) streaming: bool,
+    /// A read whose reply turned out to be large, to be asked again on a connection for large values.
+    pub(super) repeat: Option<Box<Repeat>>,
+    /// The wait for such a connection ended without one.
+    pub(super) large_refused: bool,
+    /// The socket may have more to read.
+    pub(super) readable: bool,
+    /// The socket takes bytes.
+    pub(super) writable: bool,
+    /// In the list of clients to flush.
+    pub(super) dirty: bool,
+    /// The client will send nothing more; close when all it is owed is sent.
+    pub(super) half_closed: bool,
+    /// Close when what is in `out` is sent; look at no further input.
+    pub(super) closing: bool,
+    /// The client writes its whole pipeline before it reads: it is not held up for not reading, only cut at its limit.
+    pub(super) writes_first: bool,
+    pub(super) active_ms: u32,
+    pub(super) last_command: u16,
+    pub(super) last_used_us: u64,
+    pub(super) details: Box<Details>,
+}
+
+impl Client {
+    pub(super) fn new(fd: OwnedFd, authenticated: bool, database: u32, now_us: u64, details: Box<Details>) -> Self {
+        Self {
+            fd,
+            resp3: false,
+            authenticated,
+            reply_mode: ReplyMode::On,
+            database,
+            input: Vec::new(),
+            input_at: 0,
+            scanner: None,
+            upload: None,
+            buffer_large: false,
+            out: Vec::new(),
+            out_sent: 0,
+            owed: VecDeque::new(),
+            first: 0,
+            parked: Vec::new(),
+            parked_count: 0,
+            lane: Lane::Main,
+            stall: Stall::None,
+            stalled_at_us: 0,
+            large: None,
+            streaming: false,
+            repeat: None,
+            large_refused: false,
+            readable: true,
+            writable: true,
+            dirty: false,
+            half_closed: false,
+            closing: false,
+            writes_first: false,
+            active_ms: 0,
+            last_command: 0,
+            last_used_us: now_us,
+            details,
+        }
+    }
+
+    /// Commands whose replies are still owed.
+    #[inline]
+    pub(super) fn in_flight(&self) -> usize {
+        self.owed.len()
+    }
+
+    /// Whether `seq` is the last command read.
+    pub(super) fn is_last(&self, seq: u32) -> bool {
+        seq == self.first.wrapping_add(self.owed.len() as u32).wrapping_sub(1)
+    }
+
+    /// Whether `seq` is the command whose reply is to be sent next.
+    pub(super) fn is_first(&self, seq: u32) -> bool {
+        seq == self.first && !self.owed.is_empty()
+    }
+
+    /// Bytes waiting for the socket.
+    #[inline]
+    pub(super) fn unsent(&self) -> usize {
+        self.out.len() - self.out_sent
+    }
+
+    /// Bytes held in memory for the client: unsent, and parked behind a reply that is not there yet.
+    pub(super) fn output_bytes(&self) -> usize {
+        self.unsent() + self.parked.len()
+    }
+
+    /// Notes that a reply is owed for the command just read, and returns its number.
+    #[inline]
+    pub(super) fn owe(&mut self, now_us: u64, class: u8) -> u32 {
+        let muted = self.reply_mode != ReplyMode::On;
+        if self.reply_mode == ReplyMode::SkipNext {
+            self.reply_mode = ReplyMode::On;
+        }
+        self.owed.push_back(Owed { at_us: now_us as u32, start: 0, len: 0, class, muted });
+        self.first.wrapping_add(self.owed.len() as u32).wrapping_sub(1)
+    }
+
+    /// Takes the reply to command `seq`: behind the earlier replies, which may still be missing.
+    #[inline]
+    pub(super) fn complete(&mut self, seq: u32, reply: &[u8], now_us: u64, counters: &WorkerCounters) {
+        let place = seq.wrapping_sub(self.first) as usize;
+        let Some(owed) = self.owed.get_mut(place) else {
+            debug_assert!(false, "reply to a command that is not in flight");
+            return;
+        };
+        if place > 0 {
+            if !owed.muted {
+                owed.start = self.parked.len() as u32;
+                self.parked.extend_from_slice(reply);
+            }
+            owed.len = reply.len() as u32;
+            self.parked_count += 1;
+            return;
+        }
+        if !owed.muted {
+            self.out.extend_from_slice(reply);
+        }
+        counters.total[owed.class as usize].record(u64::from((now_us as u32).wrapping_sub(owed.at_us)));
+        self.pop_front();
+        while self.parked_count > 0 {
+            let Some(next) = self.owed.front().copied().filter(|o| o.len > 0) else { break };
+            if !next.muted {
+                let start = next.start as usize;
+                self.out.extend_from_slice(&self.parked[start..start + next.len as usize]);
+            }
+            counters.total[next.class as usize].record(u64::from((now_us as u32).wrapping_sub(next.at_us)));
+            self.parked_count -= 1;
+            self.pop_front();
+        }
+        if self.parked_count == 0 && !self.parked.is_empty() {
+            self.parked.clear();
+            self.parked.shrink_to(64 << 10);
+        } else if self.parked.len() > 1 << 20 {
+            self.compact_parked();
+        }
+    }
+
+    #[inline]
+    fn pop_front(&mut self) {
+        self.owed.pop_front();
+        self.first = self.first.wrapping_add(1);
+        if self.owed.is_empty() && self.owed.capacity() > 1024 {
+            self.owed.shrink_to(64);
+        }
+    }
+
+    /// Drops the parked replies that have been sent: a client that pipelines without a pause never parks nothing.
+    #[cold]
+    fn compact_parked(&mut self) {
+        let live: usize = self.owed.iter().filter(|o| o.len > 0 && !o.muted).map(|o| o.len as usize).sum();
+        if live * 2 > self.parked.len() {
+            return;
+        }
+        let mut kept = Vec::with_capacity(live);
+        for owed in self.owed.iter_mut().filter(|o| o.len > 0 && !o.muted) {
+            let start = owed.start as usize;
+            owed.start = kept.len() as u32;
+            kept.extend_from_slice(&self.parked[start..start + owed.len as usize]);
+        }
+        self.parked = kept;
+    }
+
+    /// Passes on a piece of the reply to the first command owed, which is too large to be collected first.
+    pub(super) fn stream(&mut self, piece: &[u8]) {
+        if self.owed.front().is_some_and(|o| !o.muted) {
+            self.out.extend_from_slice(piece);
+        }
+    }
+
+    /// The streamed reply is complete.
+    pub(super) fn end_stream(&mut self, now_us: u64, counters: &WorkerCounters) {
+        self.streaming = false;
+        self.complete(self.first, b"", now_us, counters);
+    }
+
+    /// Whether the commands in flight leave room for a command on `lane`, and which.
+    pub(super) fn may_take(&mut self, lane: Lane) -> bool {
+        if self.lane != lane {
+            if self.in_flight() > 0 {
+                return false;
+            }
+            self.lane = lane;
+        }
+        true
+    }
+
+    pub(super) fn describe(&self, now_us: u64, last_command: &str) -> String {
+        let d = &self.details;
+        let addr = |a: Option<SocketAddr>| a.map_or_else(|| "?:0".into(), |a| a.to_string());
+        format!(
+            "id={} addr={} laddr={} fd={} name={} age={} idle={} flags=N db={} sub=0 psub=0 ssub=0 multi=-1 qbuf={} qbuf-free={} argv-mem=0 multi-mem=0 rbs=0 rbp=0 obl=0 oll={} omem={} tot-mem={} events=r cmd={} user=default redir=-1 resp={} lib-name={} lib-ver={}\n",
+            d.id,
+            addr(d.peer),
+            addr(d.local),
+            std::os::fd::AsRawFd::as_raw_fd(&self.fd),
+            d.name,
+            now_us.saturating_sub(d.created_us) / 1_000_000,
+            now_us.saturating_sub(self.last_used_us) / 1_000_000,
+            self.database,
+            self.input.len() - self.input_at,
+            self.input.capacity() - self.input.len(),
+            self.in_flight(),
+            self.out.len(),
+            std::mem::size_of::<Self>() + std::mem::size_of::<Details>() + self.input.capacity() + self.out.capacity() + self.parked.capacity(),
+            last_command.to_ascii_lowercase(),
+            if self.resp3 { 3 } else { 2 },
+            d.lib_name,
+            d.lib_ver,
+        )
+    }
+}
+

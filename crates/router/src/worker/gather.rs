@@ -1,0 +1,224 @@
+//! Commands that several nodes (or workers) answer together: their parts are collected, and one reply made of them.
+
+use switchyard_policy::routing::ScanCursor;
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::command::Merge;
+use switchyard_resp::{encode, reply};
+
+use super::Worker;
+use super::upstream::{Lane, Pending, Purpose};
+use crate::slab::Handle;
+
+/// What is made of the parts.
+#[derive(Debug)]
+pub(super) enum Whole {
+    /// As the command table says.
+    Merged(Merge),
+    /// MGET: element `i` of the reply is the next element of part `layout[i]`.
+    Values { layout: Vec<u16> },
+    /// SCAN: the node's cursor is replaced by ours.
+    Scan { at: ScanCursor, nodes: usize },
+    /// RANDOMKEY: one of the keys.
+    RandomKey { turn: usize },
+    /// SLOWLOG GET: entries of all nodes, latest first.
+    Slowlog { count: Option<usize> },
+    /// INFO: the nodes' and our own.
+    Info { sections: Vec<String> },
+    /// CLIENT LIST: texts, one after the other.
+    ClientList,
+    /// CLIENT KILL in its old form: OK, or an error where nobody was killed.
+    ClientKillOne,
+    /// SELECT: the client's database changes if every node has it.
+    Select { database: u32 },
+}
+
+#[derive(Debug)]
+pub(super) struct Gather {
+    client: Handle,
+    seq: u32,
+    parts: Vec<Option<Vec<u8>>>,
+    /// The node of each part, where parts are nodes.
+    nodes: Vec<NodeId>,
+    left: usize,
+    bytes: usize,
+    whole: Whole,
+}
+
+impl Worker {
+    /// Begins a gather for the command just read.
+    pub(super) fn begin_gather(&mut self, client_handle: Handle, class: u8, parts: usize, whole: Whole) -> Option<Handle> {
+        let client = self.clients.get_mut(client_handle)?;
+        let seq = client.owe(self.now_us, class);
+        let gather = Gather { client: client_handle, seq, parts: vec![None; parts], nodes: Vec::new(), left: parts, bytes: 0, whole };
+        Some(self.gathers.insert(gather))
+    }
+
+    /// Sends one part to a node.
+    pub(super) fn send_part(&mut self, gather: Handle, part: u32, node: NodeId, lane: Lane, request: &[u8], class: u8) {
+        let Some((resp3, database)) = self
+            .gathers
+            .get(gather)
+            .and_then(|g| self.clients.get(g.client))
+            .map(|c| (c.resp3, c.database))
+        else {
+            self.gathers.remove(gather);
+            return;
+        };
+        if let Some(g) = self.gathers.get_mut(gather) {
+            g.nodes.push(node);
+        }
+        let handle = self.shared_link(node, lane, resp3);
+        let epoch = self.plan.topology.epoch() as u32;
+        let now_us = self.now_us as u32;
+        if let Some(link) = self.links.get_mut(handle).filter(|l| l.takes_commands()) {
+            let pending = Pending { who: gather, seq: part, len: 0, sent_us: now_us, epoch, purpose: Purpose::Gather, class, repeatable: false, by_sha: false };
+            link.push(request, database, pending);
+            self.mark_link(handle);
+        } else {
+            let mut error = Vec::new();
+            encode::error(&mut error, &self.down_text(node));
+            self.gather_part(gather, part, &error);
+        }
+    }
+
+    /// Sends the same request to every node.
+    pub(super) fn gather_every(&mut self, client: Handle, lane: Lane, request: &[u8], class: u8, whole: Whole) {
+        let nodes: Vec<NodeId> = self.plan.topology.nodes().map(|n| n.id).collect();
+        let Some(gather) = self.begin_gather(client, class, nodes.len(), whole) else { return };
+        for (part, node) in nodes.into_iter().enumerate() {
+            self.send_part(gather, part as u32, node, lane, request, class);
+        }
+    }
+
+    /// A part has come; the last one makes the reply.
+    pub(super) fn gather_part(&mut self, handle: Handle, part: u32, answer: &[u8]) {
+        let Some(gather) = self.gathers.get_mut(handle) else { return };
+        let Some(place) = gather.parts.get_mut(part as usize).filter(|p| p.is_none()) else { return };
+        gather.bytes += answer.len();
+        let too_large = gather.bytes > self.plan.live.client_output_limit;
+        *place = Some(if too_large {
+            let mut error = Vec::new();
+            encode::error(&mut error, "ERR the nodes' replies together are larger than client-output-limit");
+            error
+        } else {
+            answer.to_vec()
+        });
+        gather.left -= 1;
+        if gather.left > 0 {
+            return;
+        }
+        let Some(gather) = self.gathers.remove(handle) else { return };
+        let (client, seq) = (gather.client, gather.seq);
+        let Some(resp3) = self.clients.get(client).map(|c| c.resp3) else { return };
+        let whole = self.merge(gather, resp3);
+        self.deliver(client, seq, &whole);
+    }
+
+    fn merge(&mut self, gather: Gather, resp3: bool) -> Vec<u8> {
+        let parts: Vec<Vec<u8>> = gather.parts.into_iter().flatten().collect();
+        let error = parts.iter().find(|p| reply::is_error(p));
+        let mut out = Vec::new();
+        match (gather.whole, error) {
+            (Whole::Merged(Merge::AnyOk), _) => return any_ok(parts),
+            (Whole::Info { sections }, _) => {
+                let text = self.info_text(&parts, &sections);
+                encode::verbatim(&mut out, text.as_bytes(), resp3);
+            }
+            (_, Some(error)) => return error.clone(),
+            (Whole::Merged(Merge::Sum), None) => {
+                let sum = parts.iter().filter_map(|p| reply::integer(p)).sum();
+                encode::integer(&mut out, sum);
+            }
+            (Whole::Merged(Merge::Same), None) => return parts.into_iter().next().unwrap_or_default(),
+            (Whole::Merged(Merge::Concat), None) => {
+                let count: u64 = parts.iter().map(|p| reply::elements(p).remaining()).sum();
+                // KEYS answers an array in RESP2 and in RESP3; keep what the nodes chose.
+                let kind = parts.first().and_then(|p| p.first()).copied().filter(|k| *k == b'~').unwrap_or(b'*');
+                encode::header(&mut out, kind, count as usize);
+                for element in parts.iter().flat_map(|p| reply::elements(p)) {
+                    out.extend_from_slice(element);
+                }
+            }
+            (Whole::Merged(Merge::AllOnes), None) => {
+                let count = parts.first().map_or(0, |p| reply::elements(p).remaining() as usize);
+                encode::header(&mut out, b'*', count);
+                let mut columns: Vec<_> = parts.iter().map(|p| reply::elements(p)).collect();
+                for _ in 0..count {
+                    let all = columns.iter_mut().all(|c| c.next().and_then(reply::integer) == Some(1));
+                    encode::integer(&mut out, i64::from(all));
+                }
+            }
+            (Whole::Values { layout }, None) => {
+                encode::header(&mut out, b'*', layout.len());
+                let mut columns: Vec<_> = parts.iter().map(|p| reply::elements(p)).collect();
+                for column in layout {
+                    match columns.get_mut(usize::from(column)).and_then(Iterator::next) {
+                        Some(element) => out.extend_from_slice(element),
+                        None => return protocol_error("a node answered MGET with fewer values than keys"),
+                    }
+                }
+            }
+            (Whole::Scan { at, nodes }, None) => {
+                let mut pair = parts.first().map(|p| reply::elements(p)).into_iter().flatten();
+                let inner = pair.next().and_then(|c| std::str::from_utf8(reply::text(c)?).ok()?.parse().ok());
+                let Some((inner, found)) = inner.zip(pair.next()) else { return protocol_error("a node answered SCAN with something else than a cursor and keys") };
+                let Some(next) = at.next(inner, nodes) else {
+                    return protocol_error("a node's SCAN cursor is too large to be carried");
+                };
+                out.extend_from_slice(b"*2\r\n");
+                encode::bulk(&mut out, next.to_string().as_bytes());
+                out.extend_from_slice(found);
+            }
+            (Whole::RandomKey { turn }, None) => {
+                let keys: Vec<_> = parts.iter().filter(|p| !reply::is_null(p)).collect();
+                match turn.checked_rem(keys.len()) {
+                    Some(chosen) => out.extend_from_slice(keys[chosen]),
+                    None => encode::null(&mut out, resp3),
+                }
+            }
+            (Whole::Slowlog { count }, None) => {
+                let mut entries: Vec<&[u8]> = parts.iter().flat_map(|p| reply::elements(p)).collect();
+                // An entry is (id, time, ...); ids are each node's own, times compare.
+                entries.sort_by_key(|e| std::cmp::Reverse(reply::elements(e).nth(1).and_then(reply::integer)));
+                entries.truncate(count.unwrap_or(usize::MAX));
+                encode::header(&mut out, b'*', entries.len());
+                for entry in entries {
+                    out.extend_from_slice(entry);
+                }
+            }
+            (Whole::ClientList, None) => {
+                let text: Vec<u8> = parts.iter().filter_map(|p| reply::text(p)).flatten().copied().collect();
+                encode::verbatim(&mut out, &text, resp3);
+            }
+            (Whole::ClientKillOne, None) => {
+                if parts.iter().filter_map(|p| reply::integer(p)).sum::<i64>() > 0 {
+                    encode::simple(&mut out, "OK");
+                } else {
+                    encode::error(&mut out, "ERR No such client");
+                }
+            }
+            (Whole::Select { database }, None) => {
+                for node in &gather.nodes {
+                    self.shared.with_facts(*node, |f| f.databases = f.databases.max(database + 1));
+                }
+                if let Some(client) = self.clients.get_mut(gather.client) {
+                    client.database = database;
+                }
+                encode::simple(&mut out, "OK");
+            }
+        }
+        out
+    }
+}
+
+/// The first success, or the first error where there is none.
+fn any_ok(parts: Vec<Vec<u8>>) -> Vec<u8> {
+    let chosen = parts.iter().position(|p| !reply::is_error(p)).unwrap_or(0);
+    parts.into_iter().nth(chosen).unwrap_or_default()
+}
+
+fn protocol_error(what: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    encode::error(&mut out, &format!("ERR switchyard: {what}"));
+    out
+}

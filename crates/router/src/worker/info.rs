@@ -1,0 +1,168 @@
+//! INFO: the nodes' figures added up and the router's own, in Redis's sections and field names, so that tools made for one server
+//! read a fleet.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::atomic::Ordering;
+
+use switchyard_resp::reply;
+
+use super::Worker;
+use crate::metrics::Counter;
+
+/// Sections that INFO shows when none is named.
+const DEFAULT: &[&str] = &["server", "clients", "memory", "persistence", "stats", "replication", "cpu", "cluster", "keyspace", "switchyard"];
+
+/// Fields of the nodes that add up to a figure of the fleet, by section.
+const SUMMED: &[(&str, &[&str])] = &[
+    ("memory", &["used_memory", "used_memory_rss", "used_memory_peak", "used_memory_dataset", "total_system_memory", "maxmemory"]),
+    ("persistence", &["loading", "rdb_changes_since_last_save", "rdb_bgsave_in_progress", "aof_enabled", "aof_rewrite_in_progress"]),
+    (
+        "stats",
+        &["expired_keys", "evicted_keys", "keyspace_hits", "keyspace_misses", "total_error_replies", "instantaneous_ops_per_sec", "total_reads_processed"],
+    ),
+    ("cpu", &["used_cpu_sys", "used_cpu_user"]),
+];
+
+fn human(bytes: f64) -> String {
+    let units = ["B", "K", "M", "G", "T"];
+    let power = (bytes.max(1.0).log2() / 10.0).floor().clamp(0.0, 4.0);
+    format!("{:.2}{}", bytes / 1024f64.powf(power), units[power as usize])
+}
+
+impl Worker {
+    /// The text of INFO from the nodes' `INFO all` replies.
+    pub(super) fn info_text(&self, parts: &[Vec<u8>], wanted: &[String]) -> String {
+        let texts: Vec<String> = parts.iter().filter(|p| !reply::is_error(p)).filter_map(|p| reply::text(p)).map(|t| String::from_utf8_lossy(t).into_owned()).collect();
+        let everything = wanted.iter().any(|s| s == "all" || s == "everything");
+        let shows = |section: &str| {
+            everything || wanted.iter().any(|s| s == section) || ((wanted.is_empty() || wanted.iter().any(|s| s == "default")) && DEFAULT.contains(&section))
+        };
+        let values = |field: &str| -> Vec<f64> {
+            let prefix = format!("{field}:");
+            texts.iter().filter_map(|t| t.lines().find_map(|l| l.strip_prefix(&prefix))?.trim().parse().ok()).collect()
+        };
+        let sum = |field: &str| values(field).iter().sum::<f64>();
+        let workers = &self.shared.counters;
+        let total = |counter: fn(&crate::metrics::WorkerCounters) -> &Counter| workers.iter().map(|w| counter(w).get()).sum::<u64>();
+        let commands: u64 = workers.iter().flat_map(|w| w.commands.iter()).map(Counter::get).sum();
+        let uptime = self.shared.uptime().as_secs();
+        let plan = &self.plan;
+        let mut text = String::new();
+        let mut sections: Vec<(&str, Vec<(String, String)>)> = Vec::new();
+        let mut add = |section: &'static str, fields: Vec<(&str, String)>| {
+            sections.push((section, fields.into_iter().map(|(k, v)| (k.to_string(), v)).collect()));
+        };
+        add(
+            "server",
+            vec![
+                ("redis_version", self.node_version(plan)),
+                ("redis_mode", "standalone".into()),
+                ("switchyard_version", env!("CARGO_PKG_VERSION").into()),
+                ("os", format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)),
+                ("arch_bits", usize::BITS.to_string()),
+                ("multiplexing_api", "epoll".into()),
+                ("process_id", std::process::id().to_string()),
+                ("run_id", self.shared.incarnation.clone()),
+                ("tcp_port", self.shared.port.to_string()),
+                ("uptime_in_seconds", uptime.to_string()),
+                ("uptime_in_days", (uptime / 86400).to_string()),
+                ("io_threads_active", u8::from(workers.len() > 1).to_string()),
+            ],
+        );
+        add(
+            "clients",
+            vec![
+                ("connected_clients", self.shared.clients.load(Ordering::Relaxed).to_string()),
+                ("maxclients", plan.live.max_clients.to_string()),
+                ("blocked_clients", "0".into()),
+                ("tracking_clients", "0".into()),
+            ],
+        );
+        for (section, fields) in SUMMED {
+            let mut list: Vec<(&str, String)> = fields.iter().filter(|f| !values(f).is_empty()).map(|f| (*f, format_number(sum(f)))).collect();
+            match *section {
+                "memory" => list.push(("used_memory_human", human(sum("used_memory")))),
+                "stats" => {
+                    list.push(("total_connections_received", total(|w| &w.accepted).to_string()));
+                    list.push(("rejected_connections", total(|w| &w.rejected).to_string()));
+                    list.push(("total_commands_processed", commands.to_string()));
+                    list.push(("total_net_input_bytes", total(|w| &w.bytes_received).to_string()));
+                    list.push(("total_net_output_bytes", total(|w| &w.bytes_sent).to_string()));
+                    list.push(("client_output_buffer_limit_disconnections", total(|w| &w.cut_output).to_string()));
+                }
+                _ => {}
+            }
+            add(section, list);
+        }
+        add("replication", vec![("role", "master".into()), ("connected_slaves", "0".into())]);
+        add("cluster", vec![("cluster_enabled", "0".into())]);
+        let keyspace = keyspace(&texts);
+        sections.push(("keyspace", keyspace));
+        let mut own: Vec<(String, String)> = vec![
+            ("workers".into(), workers.len().to_string()),
+            ("topology_epoch".into(), plan.topology.epoch().to_string()),
+            ("nodes".into(), plan.topology.nodes().len().to_string()),
+            ("nodes_answering".into(), texts.len().to_string()),
+            ("large_transfers".into(), total(|w| &w.large).to_string()),
+        ];
+        for node in plan.topology.nodes() {
+            let facts = self.shared.with_facts(node.id, |f| f.clone());
+            let in_flight: u64 = workers.iter().map(|w| w.node(node.id).in_flight.get()).sum();
+            let state = if facts.failure.is_some() { "down" } else { "up" };
+            own.push((
+                format!("node{}", node.id.0),
+                format!("addr={},state={state},slots={},version={} {},in_flight={in_flight}", node.name, plan.topology.slots_of(node.id), facts.flavour, facts.version),
+            ));
+        }
+        sections.push(("switchyard", own));
+        for (section, fields) in sections.iter().filter(|(s, _)| shows(s)) {
+            let mut title = (*section).to_string();
+            title[..1].make_ascii_uppercase();
+            let title = if *section == "cpu" { "CPU".into() } else { title };
+            let _ = write!(text, "{}# {title}\r\n", if text.is_empty() { "" } else { "\r\n" });
+            for (name, value) in fields {
+                let _ = write!(text, "{name}:{value}\r\n");
+            }
+        }
+        text
+    }
+}
+
+fn format_number(value: f64) -> String {
+    if value.fract() == 0.0 { format!("{value:.0}") } else { format!("{value:.6}") }
+}
+
+/// `db0:keys=3,expires=1,avg_ttl=20` of every node, added up (the average by the number of keys that expire).
+fn keyspace(texts: &[String]) -> Vec<(String, String)> {
+    let mut databases: BTreeMap<u32, (u64, u64, u64)> = BTreeMap::new();
+    for line in texts.iter().flat_map(|t| t.lines()) {
+        let Some((number, fields)) = line.strip_prefix("db").and_then(|l| l.trim().split_once(':')) else { continue };
+        let Ok(number) = number.parse() else { continue };
+        let field = |name: &str| {
+            fields.split(',').find_map(|f| f.strip_prefix(name)?.strip_prefix('=')?.parse::<u64>().ok()).unwrap_or(0)
+        };
+        let entry = databases.entry(number).or_default();
+        entry.0 += field("keys");
+        entry.1 += field("expires");
+        entry.2 += field("avg_ttl") * field("expires");
+    }
+    let line = |(number, (keys, expires, ttl)): (u32, (u64, u64, u64))| {
+        (format!("db{number}"), format!("keys={keys},expires={expires},avg_ttl={}", ttl.checked_div(expires).unwrap_or(0)))
+    };
+    databases.into_iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{human, keyspace};
+
+    #[test]
+    fn keys_of_all_nodes_add_up() {
+        let texts = ["# Keyspace\r\ndb0:keys=3,expires=1,avg_ttl=10\r\n".to_string(), "db0:keys=2,expires=3,avg_ttl=30\r\ndb5:keys=1,expires=0,avg_ttl=0\r\n".to_string()];
+        let merged = keyspace(&texts);
+        assert_eq!(merged[0], ("db0".into(), "keys=5,expires=4,avg_ttl=25".into()));
+        assert_eq!(merged[1].0, "db5");
+        assert_eq!(human(1536.0), "1.50K");
+    }
+}

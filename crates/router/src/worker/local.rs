@@ -1,0 +1,445 @@
+//! Commands that the router answers itself, as one large server would.
+
+use switchyard_policy::routing::ScanCursor;
+use switchyard_resp::command::{Command, Local};
+use switchyard_resp::encode;
+use switchyard_resp::request::Args;
+
+use super::dispatch::Flow;
+use super::downstream::ReplyMode;
+use super::gather::Whole;
+use super::upstream::{Lane, Phase};
+use super::{Stall, Worker};
+use crate::shared::Plan;
+use crate::slab::Handle;
+
+/// What CONFIG GET knows: what client libraries and benchmarks ask of a server. The values that are ours to say come from the settings.
+const CONFIG: &[(&str, &str)] = &[
+    ("appendonly", "no"),
+    ("cluster-enabled", "no"),
+    ("databases", "16"),
+    ("hash-max-listpack-entries", "128"),
+    ("lazyfree-lazy-user-del", "no"),
+    ("lua-time-limit", "5000"),
+    ("maxmemory", "0"),
+    ("maxmemory-policy", "noeviction"),
+    ("notify-keyspace-events", ""),
+    ("save", ""),
+    ("slowlog-log-slower-than", "10000"),
+    ("slowlog-max-len", "128"),
+    ("timeout", "0"),
+];
+
+impl Worker {
+    pub(super) fn local(&mut self, plan: &Plan, handle: Handle, command: &Command, local: Local, raw: &[u8], args: &Args<'_>) -> Flow {
+        let class = command.class() as u8;
+        let arg = |index: usize| args.get(index).unwrap_or_default();
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let resp3 = client.resp3;
+        let mut out = Vec::new();
+        match local {
+            Local::Ping if args.len() > 2 => return self.refuse(handle, class, &switchyard_resp::command::errors::arity(command)),
+            Local::Ping => match args.get(1) {
+                Some(text) => encode::bulk(&mut out, text),
+                None => out.extend_from_slice(b"+PONG\r\n"),
+            },
+            Local::Echo => encode::bulk(&mut out, arg(1)),
+            Local::Time => {
+                let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+                out.extend_from_slice(b"*2\r\n");
+                encode::bulk(&mut out, now.as_secs().to_string().as_bytes());
+                encode::bulk(&mut out, now.subsec_micros().to_string().as_bytes());
+            }
+            Local::Select => return self.select(plan, handle, class, arg(1)),
+            Local::Hello => return self.hello(plan, handle, class, args),
+            Local::Auth => return self.auth(plan, handle, class, args),
+            Local::Quit => {
+                self.answer(handle, class, b"+OK\r\n");
+                self.close_after_replies(handle);
+                return Flow::Close;
+            }
+            Local::Reset => {
+                if client.in_flight() > 0 {
+                    return Flow::Stall(Stall::Barrier);
+                }
+                client.resp3 = false;
+                client.database = plan.live.database;
+                client.authenticated = plan.live.password.is_none();
+                client.reply_mode = ReplyMode::On;
+                client.details.name.clear();
+                client.details.no_evict = false;
+                client.details.no_touch = false;
+                out.extend_from_slice(b"+RESET\r\n");
+            }
+            Local::Role => {
+                out.extend_from_slice(b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n");
+            }
+            Local::ConfigGet => self.config_get(plan, args, resp3, &mut out),
+            Local::ConfigResetstat => {
+                if !client.may_take(Lane::Main) {
+                    return Flow::Stall(Stall::Barrier);
+                }
+                self.gather_every(handle, Lane::Main, raw, class, Whole::Merged(switchyard_resp::command::Merge::Same));
+                return Flow::Next;
+            }
+            Local::Scan => return self.scan(plan, handle, class, args),
+            Local::RandomKey => {
+                if !client.may_take(Lane::Main) {
+                    return Flow::Stall(Stall::Barrier);
+                }
+                self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
+                let turn = self.turn_of_nodes ^ (self.now_us >> 3) as usize;
+                self.gather_every(handle, Lane::Main, raw, class, Whole::RandomKey { turn });
+                return Flow::Next;
+            }
+            Local::SlowlogGet => {
+                if !client.may_take(Lane::Main) {
+                    return Flow::Stall(Stall::Barrier);
+                }
+                // Without a count Redis shows 10; -1 shows all.
+                let count = match args.get(2).map(parse::<i64>) {
+                    None => Some(10),
+                    Some(Some(-1)) => None,
+                    Some(Some(count)) if count >= 0 => Some(count as usize),
+                    Some(_) => return self.refuse(handle, class, "ERR count should be greater than or equal to -1"),
+                };
+                self.gather_every(handle, Lane::Main, raw, class, Whole::Slowlog { count });
+                return Flow::Next;
+            }
+            Local::Info => {
+                if !client.may_take(Lane::Main) {
+                    return Flow::Stall(Stall::Barrier);
+                }
+                let sections = args.iter().skip(1).map(|s| String::from_utf8_lossy(s).to_ascii_lowercase()).collect();
+                let request = b"*2\r\n$4\r\nINFO\r\n$3\r\nall\r\n";
+                self.gather_every(handle, Lane::Main, request, class, Whole::Info { sections });
+                return Flow::Next;
+            }
+            Local::Lolwut => {
+                let text = format!("Switchyard {}: one address, {} nodes\n", env!("CARGO_PKG_VERSION"), plan.topology.nodes().len());
+                encode::verbatim(&mut out, text.as_bytes(), resp3);
+            }
+            Local::Switchyard => return self.switchyard(plan, handle, class, args),
+            Local::AclWhoami => encode::bulk(&mut out, b"default"),
+            Local::Script => return self.refuse(handle, class, "ERR unknown subcommand. Try SCRIPT HELP."),
+            Local::ClientId
+            | Local::ClientGetname
+            | Local::ClientSetname
+            | Local::ClientSetinfo
+            | Local::ClientList
+            | Local::ClientInfo
+            | Local::ClientKill
+            | Local::ClientReply
+            | Local::ClientNoEvict
+            | Local::ClientNoTouch
+            | Local::ClientHelp
+            | Local::ClientCapa => return self.client_command(handle, class, local, args),
+        }
+        self.answer(handle, class, &out);
+        Flow::Next
+    }
+
+    fn select(&mut self, plan: &Plan, handle: Handle, class: u8, index: &[u8]) -> Flow {
+        let Some(index) = parse::<i64>(index) else {
+            return self.refuse(handle, class, "ERR invalid DB index");
+        };
+        let Ok(database) = u32::try_from(index) else {
+            return self.refuse(handle, class, "ERR DB index is out of range");
+        };
+        let known = plan.topology.nodes().all(|n| self.shared.with_facts(n.id, |f| database < f.databases));
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        if known {
+            client.database = database;
+            self.answer(handle, class, b"+OK\r\n");
+            return Flow::Next;
+        }
+        // Not asked for before: the nodes say whether they have it. Whatever follows waits for that.
+        if client.in_flight() > 0 {
+            return Flow::Stall(Stall::Barrier);
+        }
+        client.lane = Lane::Slow;
+        let mut request = Vec::new();
+        encode::command(&mut request, [&b"SELECT"[..], database.to_string().as_bytes()]);
+        self.gather_every(handle, Lane::Main, &request, class, Whole::Select { database });
+        // The connections go back to the database that their next command expects them in.
+        for node in plan.topology.nodes() {
+            let resp3 = self.clients.get(handle).is_some_and(|c| c.resp3);
+            let link = self.shared_link(node.id, Lane::Main, resp3);
+            let Some(back) = self.links.get(link).filter(|l| l.takes_commands()).map(|l| l.database) else { continue };
+            self.push_own(link, &[b"SELECT", back.to_string().as_bytes()], super::upstream::Purpose::Nobody, 0);
+        }
+        Flow::Next
+    }
+
+    fn check_password(plan: &Plan, user: &[u8], password: &[u8]) -> bool {
+        let Some(expected) = plan.live.password.as_ref().map(|p| p.0.as_bytes()) else { return user == b"default" };
+        // Takes the same time wherever the difference is.
+        let mut difference = expected.len() ^ password.len();
+        for (index, byte) in password.iter().enumerate() {
+            difference |= usize::from(byte ^ expected.get(index).copied().unwrap_or(0));
+        }
+        difference == 0 && user == b"default"
+    }
+
+    fn auth(&mut self, plan: &Plan, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+        let (user, password) = match args.len() {
+            2 => (&b"default"[..], args.get(1).unwrap_or_default()),
+            3 => (args.get(1).unwrap_or_default(), args.get(2).unwrap_or_default()),
+            _ => return self.refuse(handle, class, "ERR syntax error"),
+        };
+        if args.len() == 2 && plan.live.password.is_none() {
+            return self.refuse(
+                handle,
+                class,
+                "ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?",
+            );
+        }
+        if !Self::check_password(plan, user, password) {
+            return self.refuse(handle, class, "WRONGPASS invalid username-password pair or user is disabled.");
+        }
+        if let Some(client) = self.clients.get_mut(handle) {
+            client.authenticated = true;
+        }
+        self.answer(handle, class, b"+OK\r\n");
+        Flow::Next
+    }
+
+    /// <https://redis.io/docs/latest/commands/hello/>
+    fn hello(&mut self, plan: &Plan, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+        let mut protocol = None;
+        if let Some(version) = args.get(1) {
+            protocol = match parse::<i64>(version) {
+                None => return self.refuse(handle, class, "ERR Protocol version is not an integer or out of range"),
+                Some(version @ 2..=3) => Some(version == 3),
+                Some(_) => return self.refuse(handle, class, "NOPROTO unsupported protocol version"),
+            };
+        }
+        let Some(client) = self.clients.get(handle) else { return Flow::Close };
+        if protocol.is_some_and(|p| p != client.resp3) && client.in_flight() > 0 {
+            // Replies to what is in flight are still in the old protocol.
+            return Flow::Stall(Stall::Barrier);
+        }
+        let mut authenticated = client.authenticated;
+        let mut name = None;
+        let mut index = 2;
+        while let Some(option) = args.get(index) {
+            if option.eq_ignore_ascii_case(b"AUTH") && args.len() > index + 2 {
+                let (user, password) = (args.get(index + 1).unwrap_or_default(), args.get(index + 2).unwrap_or_default());
+                if !Self::check_password(plan, user, password) {
+                    return self.refuse(handle, class, "WRONGPASS invalid username-password pair or user is disabled.");
+                }
+                authenticated = true;
+                index += 3;
+            } else if option.eq_ignore_ascii_case(b"SETNAME") && args.len() > index + 1 {
+                let given = args.get(index + 1).unwrap_or_default();
+                if !super::client_commands::is_valid_name(given) {
+                    return self.refuse(handle, class, super::client_commands::INVALID_NAME);
+                }
+                name = Some(String::from_utf8_lossy(given).into_owned());
+                index += 2;
+            } else {
+                let mut reply = Vec::new();
+                encode::line(&mut reply, b'-', &[b"ERR Syntax error in HELLO option '", option, b"'"].concat());
+                self.answer(handle, class, &reply);
+                return Flow::Next;
+            }
+        }
+        if !authenticated {
+            return self.refuse(
+                handle,
+                class,
+                "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time",
+            );
+        }
+        let version = self.node_version(plan);
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        client.authenticated = true;
+        if let Some(name) = name {
+            client.details.name = name;
+        }
+        client.resp3 = protocol.unwrap_or(client.resp3);
+        let resp3 = client.resp3;
+        let mut out = Vec::new();
+        encode::map(&mut out, 7, resp3);
+        for (field, value) in [("server", "redis"), ("version", &version)] {
+            encode::bulk(&mut out, field.as_bytes());
+            encode::bulk(&mut out, value.as_bytes());
+        }
+        encode::bulk(&mut out, b"proto");
+        encode::integer(&mut out, if resp3 { 3 } else { 2 });
+        encode::bulk(&mut out, b"id");
+        encode::integer(&mut out, client.details.id as i64);
+        for (field, value) in [("mode", "standalone"), ("role", "master")] {
+            encode::bulk(&mut out, field.as_bytes());
+            encode::bulk(&mut out, value.as_bytes());
+        }
+        encode::bulk(&mut out, b"modules");
+        out.extend_from_slice(b"*0\r\n");
+        self.answer(handle, class, &out);
+        Flow::Next
+    }
+
+    /// The version that clients are told: the oldest of the nodes', because what it lacks cannot be relied on.
+    pub(super) fn node_version(&self, plan: &Plan) -> String {
+        let versions = plan.topology.nodes().map(|n| self.shared.with_facts(n.id, |f| f.version.clone()));
+        let parts = |v: &str| v.split('.').map(|p| p.parse::<u32>().unwrap_or(0)).collect::<Vec<_>>();
+        versions.filter(|v| !v.is_empty()).min_by_key(|v| parts(v)).unwrap_or_else(|| "7.0.0".into())
+    }
+
+    fn config_get(&self, plan: &Plan, args: &Args<'_>, resp3: bool, out: &mut Vec<u8>) {
+        let live = &plan.live;
+        let own = [
+            ("maxclients", live.max_clients.to_string()),
+            ("port", self.shared.port.to_string()),
+            ("proto-max-bulk-len", live.argument_max.to_string()),
+            ("io-threads", self.shared.mailboxes.len().to_string()),
+        ];
+        let all = CONFIG.iter().map(|(k, v)| (*k, (*v).to_string())).chain(own);
+        let patterns: Vec<String> = args.iter().skip(2).map(|p| String::from_utf8_lossy(p).to_ascii_lowercase()).collect();
+        let found: Vec<_> = all.filter(|(name, _)| patterns.iter().any(|p| glob(p.as_bytes(), name.as_bytes()))).collect();
+        encode::map(out, found.len(), resp3);
+        for (name, value) in found {
+            encode::bulk(out, name.as_bytes());
+            encode::bulk(out, value.as_bytes());
+        }
+    }
+
+    fn scan(&mut self, plan: &Plan, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+        let nodes = plan.topology.nodes().len();
+        let Some(cursor) = args.get(1).and_then(parse::<u64>) else {
+            return self.refuse(handle, class, "ERR invalid cursor");
+        };
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let resp3 = client.resp3;
+        if !client.may_take(Lane::Main) {
+            return Flow::Stall(Stall::Barrier);
+        }
+        let at = ScanCursor::decode(cursor, nodes);
+        let Some((at, node)) = at.and_then(|at| Some((at, plan.topology.nodes().nth(usize::from(at.place))?.id))) else {
+            // As Redis: a cursor that was never given out ends the scan.
+            let _ = resp3;
+            self.answer(handle, class, b"*2\r\n$1\r\n0\r\n*0\r\n");
+            return Flow::Next;
+        };
+        let mut request = Vec::new();
+        encode::header(&mut request, b'*', args.len());
+        for (index, arg) in args.iter().enumerate() {
+            if index == 1 {
+                encode::bulk(&mut request, at.inner.to_string().as_bytes());
+            } else {
+                encode::bulk(&mut request, arg);
+            }
+        }
+        let Some(gather) = self.begin_gather(handle, class, 1, Whole::Scan { at, nodes }) else { return Flow::Close };
+        self.send_part(gather, 0, node, Lane::Main, &request, class);
+        Flow::Next
+    }
+
+    /// `SWITCHYARD NODES | STATUS | HELP`, for people who live in redis-cli.
+    fn switchyard(&mut self, plan: &Plan, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+        let resp3 = self.clients.get(handle).is_some_and(|c| c.resp3);
+        let mut out = Vec::new();
+        let subcommand = args.get(1).map(|s| String::from_utf8_lossy(s).to_ascii_uppercase());
+        match subcommand.as_deref() {
+            Some("NODES") => {
+                encode::header(&mut out, b'*', plan.topology.nodes().len());
+                for node in plan.topology.nodes() {
+                    let facts = self.shared.with_facts(node.id, |f| f.clone());
+                    let up = self.links.iter().any(|(_, l)| l.node == node.id && l.phase == Phase::Up);
+                    encode::map(&mut out, 5, resp3);
+                    let fields = [
+                        ("node", node.name.clone()),
+                        ("link", if up { "up".into() } else { facts.failure.map_or_else(|| "connecting".into(), |f| format!("down: {f}")) }),
+                        ("version", format!("{} {}", facts.flavour, facts.version)),
+                        ("run_id", facts.run_id.as_deref().unwrap_or("").to_string()),
+                    ];
+                    for (name, value) in fields {
+                        encode::bulk(&mut out, name.as_bytes());
+                        encode::bulk(&mut out, value.as_bytes());
+                    }
+                    encode::bulk(&mut out, b"slots");
+                    encode::integer(&mut out, plan.topology.slots_of(node.id) as i64);
+                }
+            }
+            Some("STATUS") | None => {
+                encode::map(&mut out, 5, resp3);
+                let clients = self.shared.clients.load(std::sync::atomic::Ordering::Relaxed);
+                let fields = [
+                    ("epoch", plan.topology.epoch()),
+                    ("nodes", plan.topology.nodes().len() as u64),
+                    ("workers", self.shared.mailboxes.len() as u64),
+                    ("clients", clients as u64),
+                    ("uptime_s", self.shared.uptime().as_secs()),
+                ];
+                for (name, value) in fields {
+                    encode::bulk(&mut out, name.as_bytes());
+                    encode::integer(&mut out, value as i64);
+                }
+            }
+            Some("HELP") => {
+                let lines = [
+                    "SWITCHYARD <subcommand>. Subcommands are:",
+                    "STATUS",
+                    "    Epoch of the topology, nodes, workers, clients, uptime.",
+                    "NODES",
+                    "    Every node: link, version, run_id, slots.",
+                    "HELP",
+                    "    Print this help.",
+                ];
+                encode::header(&mut out, b'*', lines.len());
+                for line in lines {
+                    encode::simple(&mut out, line);
+                }
+            }
+            Some(_) => {
+                return self.refuse(handle, class, "ERR unknown subcommand. Try SWITCHYARD HELP.");
+            }
+        }
+        self.answer(handle, class, &out);
+        Flow::Next
+    }
+}
+
+pub(super) fn parse<T: std::str::FromStr>(bytes: &[u8]) -> Option<T> {
+    std::str::from_utf8(bytes).ok()?.parse().ok()
+}
+
+/// Redis's glob patterns, as far as names of settings need them: `*` and `?`.
+fn glob(pattern: &[u8], text: &[u8]) -> bool {
+    // Backtracks to the last star only, so a pattern of many stars costs no more than their product.
+    let (mut p, mut t) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while t < text.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                star = Some((p + 1, t));
+                p += 1;
+            }
+            Some(c) if *c == b'?' || *c == text[t] => {
+                p += 1;
+                t += 1;
+            }
+            _ => match star {
+                Some((after, from)) => {
+                    p = after;
+                    t = from + 1;
+                    star = Some((after, from + 1));
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|c| *c == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::glob;
+
+    #[test]
+    fn patterns_match_names() {
+        for (pattern, name, matches) in [("*", "save", true), ("max*", "maxmemory", true), ("s?ve", "save", true), ("save", "saved", false), ("*e*y", "maxmemory", true), ("", "x", false)] {
+            assert_eq!(glob(pattern.as_bytes(), name.as_bytes()), matches, "{pattern} {name}");
+        }
+    }
+}

@@ -1,0 +1,843 @@
+//! The worker's connections to the nodes: connecting, greeting, sending, receiving, timing out, and what is left behind when one breaks.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::net::{RecvFlags, SendFlags};
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::command::parse_command_reply;
+use switchyard_resp::{encode, reply};
+use switchyard_resp::reply::{ReplyFollower, ReplyScan, ReplyScanner};
+use tracing::{debug, info, warn};
+
+use super::upstream::{Body, Greeting, Lane, Link, Pending, Phase, Purpose, Zombie};
+use super::{Stall, Worker};
+use crate::poll::Token;
+use crate::shared::Plan;
+use crate::slab::Handle;
+
+/// Bytes unsent on a shared connection above which clients that want to add to it wait.
+const UNSENT_HIGH: usize = 8 << 20;
+
+/// A link that took commands again below this.
+const UNSENT_LOW: usize = UNSENT_HIGH / 2;
+
+const BACKOFF_FIRST_US: u64 = 50_000;
+
+/// Connections for the slow lane and large values that nobody used for this long are closed.
+const IDLE_US: u64 = 30_000_000;
+
+impl Worker {
+    /// Connects to nodes that there is no connection to yet, so that the first command finds it.
+    pub(super) fn connect_main(&mut self) {
+        let plan = self.plan.clone();
+        self.routes.resize_with(self.routes.len().max(plan.topology.node_id_bound()), Default::default);
+        for node in plan.topology.nodes() {
+            let _ = self.shared_link(node.id, Lane::Main, false);
+        }
+    }
+
+    /// Closes connections to nodes that the topology no longer has, or that are reached in another way now.
+    pub(super) fn drop_foreign_links(&mut self) {
+        let gone: Vec<Handle> = self
+            .links
+            .iter()
+            .filter(|(_, link)| self.plan.topology.node(link.node).is_none())
+            .map(|(handle, _)| handle)
+            .collect();
+        for handle in gone {
+            self.break_link(handle, "the node was removed");
+        }
+        self.zombies.retain(|z| self.plan.topology.node(z.node).is_some());
+    }
+
+    /// The connection of a shared lane, made (not necessarily up) where there is none.
+    pub(super) fn shared_link(&mut self, node: NodeId, lane: Lane, resp3: bool) -> Handle {
+        let route = &mut self.routes[node.index()];
+        let places = if lane == Lane::Main { &mut route.main } else { &mut route.slow };
+        if let Some(handle) = places[usize::from(resp3)] {
+            return handle;
+        }
+        let mut link = Link::new(node, lane, resp3, self.counters.node(node), self.now_us);
+        // A second connection to a node known to be down waits for its turn like the first.
+        link.failures = u32::from(self.shared.with_facts(node, |f| f.failure.is_some()));
+        let handle = self.links.insert(Box::new(link));
+        let route = &mut self.routes[node.index()];
+        let places = if lane == Lane::Main { &mut route.main } else { &mut route.slow };
+        places[usize::from(resp3)] = Some(handle);
+        self.connect(handle);
+        handle
+    }
+
+    pub(super) fn connect(&mut self, handle: Handle) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let Some(access) = self.plan.live.nodes.get(&link.node) else {
+            self.attempt_failed(handle, "no address is configured for it");
+            return;
+        };
+        match start_connect(access.address) {
+            Ok(fd) => {
+                link.phase = Phase::Connecting;
+                link.since_us = self.now_us;
+                link.readable = false;
+                link.writable = false;
+                let added = self.poll.add(&fd, Token::Link(handle));
+                link.fd = Some(fd);
+                if let Err(error) = added {
+                    self.attempt_failed(handle, &error.to_string());
+                }
+            }
+            Err(error) => self.attempt_failed(handle, &error.to_string()),
+        }
+    }
+
+    /// An attempt to connect ended without a connection.
+    fn attempt_failed(&mut self, handle: Handle, why: &str) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        link.failures += 1;
+        link.counters.failures.add(1);
+        let (node, lane, failures) = (link.node, link.lane, link.failures);
+        let name = self.node_name(node);
+        let news = self.shared.with_facts(node, |facts| {
+            facts.tried = true;
+            facts.failure.replace(why.to_string()).as_deref() != Some(why)
+        });
+        if news {
+            warn!(node = %name, why, "node cannot be reached; trying again with increasing pauses");
+        }
+        self.fail_all(handle, &format!("NODEDOWN {name} cannot be reached: {why}"));
+        if lane == Lane::Large {
+            self.drop_link(handle);
+            self.wake_large_waiter(node);
+            return;
+        }
+        let backoff_max = self.plan.live.reconnect_backoff_max.as_micros() as u64;
+        let mut backoff = (BACKOFF_FIRST_US << failures.min(10)).min(backoff_max);
+        // Workers and routers that lost a node together should not come back together.
+        backoff -= (self.now_us ^ u64::from(handle.index)) % (backoff / 4).max(1);
+        if let Some(link) = self.links.get_mut(handle) {
+            if let Some(fd) = link.fd.take() {
+                self.poll.remove(&fd);
+            }
+            link.phase = Phase::Waiting { until_us: self.now_us + backoff };
+        }
+    }
+
+    pub(super) fn node_name(&self, node: NodeId) -> String {
+        self.plan.topology.node(node).map_or_else(|| "a removed node".into(), |n| n.name.clone())
+    }
+
+    /// Why a node takes no commands, as an error reply's text.
+    pub(super) fn down_text(&self, node: NodeId) -> String {
+        let why = self.shared.with_facts(node, |f| f.failure.clone()).unwrap_or_else(|| "not connected".into());
+        format!("NODEDOWN {} cannot be reached: {why}", self.node_name(node))
+    }
+
+    pub(super) fn on_link_ready(&mut self, handle: Handle, readable: bool, writable: bool) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        if link.phase == Phase::Connecting {
+            if !writable && !readable {
+                return;
+            }
+            let failed = link.fd.as_ref().map(|fd| rustix::net::sockopt::socket_error(fd));
+            match failed {
+                Some(Ok(Ok(()))) => self.greet_node(handle),
+                Some(Ok(Err(error)) | Err(error)) => self.attempt_failed(handle, &io::Error::from(error).to_string()),
+                None => {}
+            }
+        }
+        let Some(link) = self.links.get_mut(handle) else { return };
+        if writable {
+            link.writable = true;
+            if link.unsent() > 0 {
+                self.mark_link(handle);
+            }
+        }
+        if readable {
+            self.read_link(handle);
+        }
+    }
+
+    #[inline]
+    pub(super) fn mark_link(&mut self, handle: Handle) {
+        if let Some(link) = self.links.get_mut(handle)
+            && !link.dirty
+        {
+            link.dirty = true;
+            self.dirty_links.push(handle);
+        }
+    }
+
+    /// Connected: asks the node who it is before anything else is sent. Sending nothing before its answer makes the connection one
+    /// that a CLIENT KILL by a later connection surely reaches.
+    fn greet_node(&mut self, handle: Handle) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let Some(access) = self.plan.live.nodes.get(&link.node) else { return };
+        link.phase = Phase::Greeting;
+        link.since_us = self.now_us;
+        link.writable = true;
+        link.greeting.clear();
+        let name = format!("switchyard-{}-{}", self.shared.incarnation, self.index);
+        let mut bytes = Vec::new();
+        let user = access.username.as_deref().unwrap_or("default");
+        let mut ask = |link: &mut Link, what: Greeting, args: &[&str]| {
+            encode::command(&mut bytes, args.iter().map(|a| a.as_bytes()));
+            link.greeting.push_back(what);
+        };
+        match (&access.password, link.resp3) {
+            (Some(password), true) => ask(link, Greeting::Hello, &["HELLO", "3", "AUTH", user, &password.0]),
+            (None, true) => ask(link, Greeting::Hello, &["HELLO", "3"]),
+            (Some(password), false) if access.username.is_some() => ask(link, Greeting::Auth, &["AUTH", user, &password.0]),
+            (Some(password), false) => ask(link, Greeting::Auth, &["AUTH", &password.0]),
+            (None, false) => {}
+        }
+        ask(link, Greeting::SetName, &["CLIENT", "SETNAME", &name]);
+        let database = self.plan.live.database.to_string();
+        ask(link, Greeting::Select, &["SELECT", &database]);
+        ask(link, Greeting::ClientId, &["CLIENT", "ID"]);
+        ask(link, Greeting::Info, &["INFO", "server"]);
+        link.database = self.plan.live.database;
+        // Small and first on a fresh connection: it fits the socket's buffer whole.
+        let sent = link.fd.as_ref().map(|fd| rustix::net::send(fd, &bytes, SendFlags::NOSIGNAL));
+        match sent {
+            Some(Ok(count)) if count == bytes.len() => {}
+            Some(Err(error)) => self.attempt_failed(handle, &io::Error::from(error).to_string()),
+            _ => self.attempt_failed(handle, "the connection took no greeting"),
+        }
+    }
+
+    fn on_greeting(&mut self, handle: Handle, answer: &[u8]) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let Some(question) = link.greeting.pop_front() else { return };
+        let error = reply::is_error(answer).then(|| String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned());
+        let node = link.node;
+        match (question, error) {
+            (Greeting::Hello, Some(error)) => self.attempt_failed(handle, &format!("it refuses HELLO 3: {error}")),
+            (Greeting::Auth, Some(error)) => self.attempt_failed(handle, &format!("it refuses our credentials: {error}")),
+            (Greeting::Select, Some(error)) => {
+                let database = self.plan.live.database;
+                self.attempt_failed(handle, &format!("it refuses database {database}: {error}"));
+            }
+            (Greeting::ClientId | Greeting::Info, Some(error)) => {
+                self.attempt_failed(handle, &format!("it does not say who it is (CLIENT ID, INFO server): {error}"));
+            }
+            (Greeting::SetName, Some(error)) => debug!(node = %self.node_name(node), error, "node refuses CLIENT SETNAME"),
+            (Greeting::Hello | Greeting::Auth | Greeting::SetName, None) => {}
+            (Greeting::Select, None) => {
+                let database = self.plan.live.database;
+                self.shared.with_facts(node, |f| f.databases = f.databases.max(database + 1));
+            }
+            (Greeting::ClientId, None) => {
+                link.client_id = reply::integer(answer).and_then(|id| u64::try_from(id).ok()).unwrap_or(0);
+            }
+            (Greeting::Info, None) => self.link_is_up(handle, reply::text(answer).unwrap_or_default()),
+        }
+    }
+
+    fn link_is_up(&mut self, handle: Handle, info: &[u8]) {
+        let info = String::from_utf8_lossy(info);
+        let field = |name: &str| info.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
+        let run_id: Option<Arc<str>> = field("run_id").map(Arc::from);
+        let valkey = field("valkey_version").or_else(|| field("server_name").filter(|n| *n == "valkey").and(field("valkey_version")));
+        let (flavour, version) = match valkey {
+            Some(version) => ("valkey", version),
+            None => ("redis", field("redis_version").unwrap_or("unknown")),
+        };
+        let Some(link) = self.links.get_mut(handle) else { return };
+        link.phase = Phase::Up;
+        link.failures = 0;
+        link.idle_since_us = self.now_us;
+        link.run_id.clone_from(&run_id);
+        link.counters.connects.add(1);
+        link.counters.connections.add(1);
+        let (node, lane, resp3) = (link.node, link.lane, link.resp3);
+        // Commands that waited for the connection are due from now.
+        let name = self.node_name(node);
+        let mut restarted = false;
+        let (recovered, learn) = self.shared.with_facts(node, |facts| {
+            if facts.run_id != run_id {
+                restarted = facts.run_id.is_some();
+                facts.commands_learnt = false;
+                facts.databases = self.plan.live.database + 1;
+                facts.run_id.clone_from(&run_id);
+            }
+            facts.flavour = flavour;
+            facts.version = version.to_string();
+            let first = !facts.tried;
+            facts.tried = true;
+            let learn = lane == Lane::Main && !facts.commands_learnt;
+            facts.commands_learnt |= learn;
+            (facts.failure.take().is_some() || first, learn)
+        });
+        if restarted {
+            warn!(node = %name, "node has restarted: it keeps what its persistence kept");
+        }
+        if recovered {
+            info!(node = %name, version = %format_args!("{flavour} {version}"), "node is up");
+        }
+        if lane == Lane::Main {
+            self.kill_zombies(node, handle, run_id.as_deref());
+            if learn && !resp3 {
+                self.push_own(handle, &[b"COMMAND"], Purpose::Learn, 0);
+            } else if learn {
+                self.shared.with_facts(node, |f| f.commands_learnt = false);
+            }
+        }
+        if lane == Lane::Large {
+            self.wake_large_waiter(node);
+        }
+        self.mark_link(handle);
+    }
+
+    /// Sends a command of our own.
+    pub(super) fn push_own(&mut self, handle: Handle, args: &[&[u8]], purpose: Purpose, seq: u32) {
+        let epoch = self.plan.topology.epoch() as u32;
+        let now_us = self.now_us as u32;
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let mut request = Vec::new();
+        encode::command(&mut request, args.iter().copied());
+        let database = link.database;
+        let pending = Pending {
+            who: Handle::NONE,
+            seq,
+            len: 0,
+            sent_us: now_us,
+            epoch,
+            purpose,
+            class: switchyard_resp::command::CommandClass::Admin as u8,
+            repeatable: false,
+            by_sha: false,
+        };
+        link.push(&request, database, pending);
+        self.mark_link(handle);
+    }
+
+    /// Asks the node to kill the connections that broke, on one that is newer than all of them.
+    fn kill_zombies(&mut self, node: NodeId, handle: Handle, run_id: Option<&str>) {
+        // Another process has none of the old one's connections.
+        self.zombies.retain(|z| z.node != node || z.run_id.as_deref() == run_id);
+        let due: Vec<(u32, u64)> = self.zombies.iter().filter(|z| z.node == node).map(|z| (z.number, z.client_id)).collect();
+        for (number, client_id) in due {
+            if let Some(zombie) = self.zombies.iter_mut().find(|z| z.number == number) {
+                zombie.asked = handle;
+            }
+            self.push_own(handle, &[b"CLIENT", b"KILL", b"ID", client_id.to_string().as_bytes()], Purpose::Confirm, number);
+        }
+        self.count_zombies(node);
+    }
+
+    fn count_zombies(&self, node: NodeId) {
+        self.counters.node(node).unconfirmed.set(self.zombies.iter().filter(|z| z.node == node).count() as u64);
+    }
+
+    fn on_own_reply(&mut self, pending: Pending, node: NodeId, answer: &[u8]) {
+        match pending.purpose {
+            Purpose::Confirm if reply::is_error(answer) && !answer.starts_with(b"-ERR No such") => {
+                warn!(node = %self.node_name(node), error = %String::from_utf8_lossy(answer).trim_end(), "node refuses CLIENT KILL ID: what a broken connection left unanswered there stays unconfirmed (allow the command to our user)");
+            }
+            Purpose::Confirm => {
+                self.zombies.retain(|z| z.number != pending.seq);
+                self.count_zombies(node);
+            }
+            Purpose::Learn => self.learn(node, answer),
+            Purpose::Nobody if reply::is_error(answer) => {
+                debug!(node = %self.node_name(node), error = %String::from_utf8_lossy(answer).trim_end(), "node refuses a command of our own");
+            }
+            _ => {}
+        }
+    }
+
+    /// Adds commands that the node has and our table lacks (modules, renamed commands).
+    fn learn(&mut self, node: NodeId, answer: &[u8]) {
+        let learnt = parse_command_reply(answer);
+        let mut count = 0;
+        self.shared.change_plan(|plan| {
+            let mut commands = (*plan.commands).clone();
+            count = commands.learn(&learnt);
+            let commands = if count == 0 { plan.commands.clone() } else { Arc::new(commands) };
+            Plan { topology: plan.topology.clone(), live: plan.live.clone(), commands }
+        });
+        if count > 0 {
+            info!(node = %self.node_name(node), commands = count, "learnt commands from node");
+        }
+    }
+
+    // ---- sending and receiving ----
+
+    pub(super) fn flush_links(&mut self) {
+        let mut dirty = std::mem::take(&mut self.dirty_links);
+        for handle in dirty.drain(..) {
+            self.flush_link(handle);
+        }
+        if self.dirty_links.is_empty() {
+            self.dirty_links = dirty;
+        }
+    }
+
+    fn flush_link(&mut self, handle: Handle) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        link.dirty = false;
+        if link.phase != Phase::Up {
+            return;
+        }
+        let mut failed = None;
+        if let Some(fd) = &link.fd {
+            while link.sent < link.out.len() && link.writable {
+                match rustix::net::send(fd, &link.out[link.sent..], SendFlags::NOSIGNAL) {
+                    Ok(count) => {
+                        link.counters.bytes_sent.add(count as u64);
+                        link.sent += count;
+                        if link.sent < link.out.len() {
+                            link.writable = false;
+                        }
+                    }
+                    Err(rustix::io::Errno::AGAIN) => link.writable = false,
+                    Err(rustix::io::Errno::INTR) => {}
+                    Err(error) => {
+                        failed = Some(io::Error::from(error));
+                        break;
+                    }
+                }
+            }
+        }
+        if let Some(error) = failed {
+            self.break_link(handle, &error.to_string());
+            return;
+        }
+        if link.lane == Lane::Large && link.sent > 0 {
+            // Nothing of a large request is kept: it is never sent again.
+            link.out.drain(..link.sent);
+            link.sent = 0;
+        }
+        let low = if link.lane == Lane::Large { super::large::UPLOAD_LOW } else { UNSENT_LOW };
+        if link.unsent() < low && !link.waiters.is_empty() {
+            for waiter in std::mem::take(&mut link.waiters) {
+                if self.clients.get(waiter).is_some_and(|c| c.stall == Stall::Upstream) {
+                    self.unstall(waiter);
+                }
+            }
+        }
+    }
+
+    /// Whether a client must wait before it adds to this link; then it is told when it may.
+    pub(super) fn link_is_full(&mut self, handle: Handle, client: Handle, high: usize) -> bool {
+        let Some(link) = self.links.get_mut(handle) else { return false };
+        if link.unsent() < high {
+            return false;
+        }
+        if !link.waiters.contains(&client) {
+            link.waiters.push(client);
+        }
+        self.mark_link(handle);
+        true
+    }
+
+    pub(super) const UNSENT_HIGH: usize = UNSENT_HIGH;
+
+    pub(super) fn read_link(&mut self, handle: Handle) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        link.readable = true;
+        if link.paused || !matches!(link.phase, Phase::Up | Phase::Greeting) {
+            return;
+        }
+        let Some(fd) = link.fd.as_ref() else { return };
+        let mut input = std::mem::take(&mut link.input);
+        let mut buffer = std::mem::take(&mut self.read_buffer);
+        let result = rustix::net::recv(fd, &mut buffer[..], RecvFlags::empty());
+        match result {
+            Ok((_, 0)) => {
+                link.input = input;
+                self.break_link(handle, "the node closed the connection");
+            }
+            Ok((_, count)) => {
+                link.counters.bytes_received.add(count as u64);
+                link.readable = count == buffer.len();
+                let more = link.readable;
+                let kept = if input.is_empty() {
+                    let taken = self.take_replies(handle, &buffer[..count]);
+                    input.extend_from_slice(&buffer[taken..count]);
+                    input
+                } else {
+                    input.extend_from_slice(&buffer[..count]);
+                    let taken = self.take_replies(handle, &input);
+                    input.drain(..taken);
+                    if input.is_empty() && input.capacity() > 64 << 10 { Vec::new() } else { input }
+                };
+                if let Some(link) = self.links.get_mut(handle) {
+                    link.input = kept;
+                    if more && !link.paused {
+                        self.unread.push(Token::Link(handle));
+                    }
+                }
+            }
+            Err(rustix::io::Errno::AGAIN) => {
+                link.readable = false;
+                link.input = input;
+            }
+            Err(rustix::io::Errno::INTR) => {
+                link.input = input;
+                self.unread.push(Token::Link(handle));
+            }
+            Err(error) => {
+                link.input = input;
+                self.break_link(handle, &io::Error::from(error).to_string());
+            }
+        }
+        self.read_buffer = buffer;
+    }
+
+    /// Takes the replies at the start of `bytes`; returns how many bytes they took.
+    fn take_replies(&mut self, handle: Handle, bytes: &[u8]) -> usize {
+        let mut pos = 0;
+        while pos < bytes.len() {
+            let Some(link) = self.links.get_mut(handle) else { return bytes.len() };
+            let rest = &bytes[pos..];
+            match &mut link.body {
+                Body::Whole(scanner) => match scanner.scan(rest) {
+                    Ok(ReplyScan::Complete(len)) => {
+                        pos += len;
+                        self.on_reply(handle, &rest[..len]);
+                    }
+                    Ok(ReplyScan::Incomplete(need)) => {
+                        if need.max(rest.len()) > self.plan.live.large_value && self.take_large(handle) {
+                            continue;
+                        }
+                        break;
+                    }
+                    Err(error) => {
+                        self.break_link(handle, &error.to_string());
+                        return bytes.len();
+                    }
+                },
+                Body::Through(follower) | Body::Skip(follower) => match follower.follow(rest) {
+                    Ok((taken, done)) => {
+                        let through = matches!(link.body, Body::Through(_));
+                        pos += taken;
+                        if through {
+                            self.pass_piece(handle, &rest[..taken]);
+                        }
+                        if done {
+                            self.end_body(handle);
+                        } else {
+                            break;
+                        }
+                    }
+                    Err(error) => {
+                        self.break_link(handle, &error.to_string());
+                        return bytes.len();
+                    }
+                },
+            }
+        }
+        pos
+    }
+
+    /// The streamed or skipped reply is complete.
+    fn end_body(&mut self, handle: Handle) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let through = matches!(link.body, Body::Through(_));
+        link.body = Body::Whole(ReplyScanner::default());
+        let Some(pending) = link.pop() else { return };
+        link.trim();
+        let expired = link.expired > 0;
+        link.expired = link.expired.saturating_sub(1);
+        link.counters.classes[pending.class as usize].upstream.record(u64::from((self.now_us as u32).wrapping_sub(pending.sent_us)));
+        if through && !expired {
+            let counters = self.counters.clone();
+            if let Some(client) = self.clients.get_mut(pending.who) {
+                client.end_stream(self.now_us, &counters);
+                if !client.dirty {
+                    client.dirty = true;
+                    self.dirty_clients.push(pending.who);
+                }
+                self.after_delivery(pending.who);
+            }
+        }
+        self.after_large_reply(handle, pending.who);
+    }
+
+    fn on_reply(&mut self, handle: Handle, answer: &[u8]) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        if link.phase == Phase::Greeting {
+            self.on_greeting(handle, answer);
+            return;
+        }
+        if answer[0] == b'>' {
+            return; // out of band: nothing of ours
+        }
+        if link.pending.is_empty() {
+            self.break_link(handle, "it sent a reply that nobody asked for");
+            return;
+        }
+        let is_error = reply::is_error(answer);
+        if is_error && answer.starts_with(b"-NOSCRIPT") && self.heal_script(handle) {
+            return;
+        }
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let Some(pending) = link.pop() else { return };
+        link.trim();
+        let class = &link.counters.classes[pending.class as usize];
+        class.upstream.record(u64::from((self.now_us as u32).wrapping_sub(pending.sent_us)));
+        if is_error {
+            class.errors.add(1);
+        }
+        let (node, lane) = (link.node, link.lane);
+        if link.expired > 0 {
+            link.expired -= 1;
+        } else {
+            match pending.purpose {
+                Purpose::Client | Purpose::ClientHealed => self.deliver(pending.who, pending.seq, answer),
+                Purpose::Gather => self.gather_part(pending.who, pending.seq, answer),
+                Purpose::Nobody | Purpose::Learn | Purpose::Confirm => {}
+            }
+        }
+        if matches!(pending.purpose, Purpose::Nobody | Purpose::Learn | Purpose::Confirm) {
+            self.on_own_reply(pending, node, answer);
+        }
+        if lane == Lane::Large {
+            self.after_large_reply(handle, pending.who);
+        }
+    }
+
+    // ---- breaking and timing out ----
+
+    /// Gives everybody who waits for a reply of this link an error instead. What was sent may still be executed: see [`Zombie`].
+    fn fail_all(&mut self, handle: Handle, error: &str) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let expired = std::mem::take(&mut link.expired);
+        let pending = std::mem::take(&mut link.pending);
+        link.counters.in_flight.sub(pending.len() as u64);
+        link.out.clear();
+        link.acked = 0;
+        link.sent = 0;
+        link.input.clear();
+        link.greeting.clear();
+        link.body = Body::Whole(ReplyScanner::default());
+        let waiters = std::mem::take(&mut link.waiters);
+        let mut bytes = Vec::new();
+        encode::error(&mut bytes, error);
+        for (place, pending) in pending.into_iter().enumerate() {
+            if let Some(link) = self.links.get(handle) {
+                link.counters.classes[pending.class as usize].errors.add(1);
+            }
+            if place >= expired {
+                self.fail_pending(handle, pending, &bytes);
+            }
+        }
+        for waiter in waiters {
+            self.unstall(waiter);
+        }
+    }
+
+    fn fail_pending(&mut self, handle: Handle, pending: Pending, error: &[u8]) {
+        match pending.purpose {
+            Purpose::Client | Purpose::ClientHealed => {
+                let holds = self.links.get(handle).is_some_and(|l| l.lane == Lane::Large && l.holder == pending.who);
+                let streamed = self.clients.get(pending.who).is_some_and(|c| c.streaming && c.is_first(pending.seq));
+                if holds {
+                    if let Some(client) = self.clients.get_mut(pending.who) {
+                        client.large = None;
+                        if let Some(upload) = client.upload.as_deref_mut() {
+                            upload.link = None;
+                        }
+                    }
+                }
+                if streamed {
+                    // Half a reply has been sent: nothing can follow it but the end.
+                    self.close_client(pending.who);
+                } else {
+                    self.deliver(pending.who, pending.seq, error);
+                }
+            }
+            Purpose::Gather => self.gather_part(pending.who, pending.seq, error),
+            Purpose::Nobody | Purpose::Learn | Purpose::Confirm => {}
+        }
+    }
+
+    /// The connection is lost or given up.
+    pub(super) fn break_link(&mut self, handle: Handle, why: &str) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        if link.phase != Phase::Up {
+            self.attempt_failed(handle, why);
+            return;
+        }
+        link.counters.failures.add(1);
+        link.counters.connections.sub(1);
+        let in_flight = if link.lane == Lane::Large { !link.pending.is_empty() && !link.uploading } else { link.sent > link.acked };
+        let node = link.node;
+        let (client_id, run_id, lane) = (link.client_id, link.run_id.clone(), link.lane);
+        let oldest = link.pending.front().map(|p| p.epoch);
+        if let Some(fd) = link.fd.take() {
+            self.poll.remove(&fd);
+        }
+        link.phase = Phase::Waiting { until_us: self.now_us };
+        let name = self.node_name(node);
+        info!(node = %name, why, in_flight, "lost a connection to node");
+        if let (true, Some(low)) = (in_flight, oldest) {
+            let epoch = self.plan.topology.epoch();
+            let epoch = epoch - u64::from((epoch as u32).wrapping_sub(low));
+            self.next_zombie += 1;
+            self.zombies.push(Zombie { number: self.next_zombie, node, client_id, run_id, epoch, asked: Handle::NONE });
+            self.count_zombies(node);
+        }
+        let fate = if in_flight { "; the command may have been executed" } else { "" };
+        self.fail_all(handle, &format!("NODELOST connection to {name} was lost: {why}{fate}"));
+        self.forget_asked(handle);
+        let known = self.plan.topology.node(node).is_some();
+        if lane == Lane::Main && known {
+            self.connect(handle);
+        } else {
+            self.drop_link(handle);
+        }
+        // Zombies wait for a newer connection: the main one is newer only if it is made anew.
+        self.ensure_killer(node);
+        if lane == Lane::Large {
+            self.wake_large_waiter(node);
+        }
+    }
+
+    /// A link that was to confirm kills is gone without having done so.
+    fn forget_asked(&mut self, handle: Handle) {
+        for zombie in self.zombies.iter_mut().filter(|z| z.asked == handle) {
+            zombie.asked = Handle::NONE;
+        }
+    }
+
+    /// Sees to it that somebody is asked to kill every zombie. The main connection may be older than the zombie: the node has greeted both,
+    /// so it knows the zombie as a client, and a KILL that it answers has ended it.
+    fn ensure_killer(&mut self, node: NodeId) {
+        let main = self.routes.get(node.index()).and_then(|r| r.main[0]);
+        let Some(main) = main.filter(|h| self.links.get(*h).is_some_and(|l| l.phase == Phase::Up)) else { return };
+        let run_id = self.links.get(main).and_then(|l| l.run_id.clone());
+        if self.zombies.iter().any(|z| z.node == node && z.asked == Handle::NONE) {
+            self.kill_zombies(node, main, run_id.as_deref());
+        }
+    }
+
+    /// Removes a link from the tables.
+    pub(super) fn drop_link(&mut self, handle: Handle) {
+        let Some(link) = self.links.remove(handle) else { return };
+        link.counters.in_flight.sub(link.pending.len() as u64);
+        if let Some(fd) = &link.fd {
+            self.poll.remove(fd);
+            if link.phase == Phase::Up {
+                link.counters.connections.sub(1);
+            }
+        }
+        if let Some(route) = self.routes.get_mut(link.node.index()) {
+            for place in route.main.iter_mut().chain(&mut route.slow) {
+                if *place == Some(handle) {
+                    *place = None;
+                }
+            }
+            route.large.retain(|h| *h != handle);
+        }
+    }
+
+    pub(super) fn tick_links(&mut self) {
+        let live = self.plan.live.clone();
+        for handle in self.links.handles() {
+            let Some(link) = self.links.get_mut(handle) else { continue };
+            let age_us = self.now_us.saturating_sub(link.since_us);
+            match link.phase {
+                Phase::Waiting { until_us } if until_us <= self.now_us => self.connect(handle),
+                Phase::Waiting { .. } => {}
+                Phase::Connecting | Phase::Greeting => {
+                    if age_us > live.connect_timeout.as_micros() as u64 {
+                        let doing = if link.phase == Phase::Connecting { "take the connection" } else { "answer our greeting" };
+                        self.attempt_failed(handle, &format!("it did not {doing} within {:?} (connect-timeout)", live.connect_timeout));
+                    }
+                }
+                Phase::Up => self.tick_up(handle, &live),
+            }
+        }
+    }
+
+    fn tick_up(&mut self, handle: Handle, live: &crate::settings::Live) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let timeout = if link.lane == Lane::Slow { live.slow_command_timeout } else { live.command_timeout };
+        let timeout_us = timeout.as_micros() as u32;
+        let busy_with_client = link.uploading || link.paused || matches!(link.body, Body::Through(_));
+        let mut late = Vec::new();
+        while let Some(pending) = link.pending.get(link.expired)
+            && (self.now_us as u32).wrapping_sub(pending.sent_us) > timeout_us
+            && !busy_with_client
+        {
+            if link.expired == 0 {
+                link.first_expiry_us = self.now_us;
+            }
+            late.push(*pending);
+            link.expired += 1;
+            link.counters.timeouts.add(1);
+        }
+        let silent = link.expired > 0 && self.now_us.saturating_sub(link.first_expiry_us) > u64::from(timeout_us);
+        let unused = link.lane != Lane::Main
+            && link.pending.is_empty()
+            && link.holder == Handle::NONE
+            && link.unsent() == 0
+            && self.now_us.saturating_sub(link.idle_since_us) > IDLE_US;
+        if !link.pending.is_empty() {
+            link.idle_since_us = self.now_us;
+        }
+        if !late.is_empty() {
+            let name = self.node_name(self.links.get(handle).map_or(NodeId(0), |l| l.node));
+            warn!(node = %name, commands = late.len(), ?timeout, "node does not answer in time");
+            let mut error = Vec::new();
+            encode::error(&mut error, &format!("NODETIMEOUT {name} did not answer within {timeout:?}; the command may have been executed"));
+            for pending in late {
+                self.fail_pending(handle, pending, &error);
+            }
+        }
+        if silent {
+            // Still nothing: give the connection up. What it carried is in flight until its kill is confirmed.
+            self.break_link(handle, "the node does not answer");
+        } else if unused {
+            self.drop_link(handle);
+        }
+    }
+
+    /// Starts to take a reply that is too large to be collected. False where it must be collected all the same.
+    fn take_large(&mut self, handle: Handle) -> bool {
+        let Some(link) = self.links.get_mut(handle) else { return false };
+        let Some(pending) = link.pending.front().copied() else { return false };
+        if link.expired > 0 {
+            link.body = Body::Skip(ReplyFollower::default());
+            return true;
+        }
+        if !matches!(pending.purpose, Purpose::Client | Purpose::ClientHealed) {
+            return false;
+        }
+        if self.clients.get(pending.who).is_none() {
+            link.body = Body::Skip(ReplyFollower::default());
+            return true;
+        }
+        if link.lane == Lane::Main && pending.repeatable && self.repeat_on_large(handle, pending) {
+            if let Some(link) = self.links.get_mut(handle) {
+                link.body = Body::Skip(ReplyFollower::default());
+            }
+            return true;
+        }
+        // It cannot be asked again: pass it on as it comes, if it is its turn.
+        let Some(client) = self.clients.get_mut(pending.who).filter(|c| c.is_first(pending.seq)) else { return false };
+        client.streaming = true;
+        if let Some(link) = self.links.get_mut(handle) {
+            link.body = Body::Through(ReplyFollower::default());
+        }
+        true
+    }
+}
+
+fn start_connect(address: std::net::SocketAddr) -> io::Result<OwnedFd> {
+    use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
+    socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(std::time::Duration::from_secs(15)).with_interval(std::time::Duration::from_secs(5)))?;
+    match socket.connect(&address.into()) {
+        Ok(()) => {}
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => {}
+        Err(error) => return Err(error),
+    }
+    let _ = socket.as_fd();
+    Ok(OwnedFd::from(socket))
+}

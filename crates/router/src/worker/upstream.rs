@@ -1,0 +1,257 @@
+//! A connection to a node: what waits to be sent, and what is in flight, in order.
+//!
+//! A command is in flight from the moment its bytes are handed to the connection until its reply comes, or until the node has
+//! confirmed that the connection is dead. Closing a socket ends nothing: the node executes what it has received. So a link that
+//! breaks with commands in flight leaves a [`Zombie`] behind, which only an answered `CLIENT KILL ID` on a newer connection (or
+//! another `run_id`) lays to rest.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::reply::{ReplyFollower, ReplyScanner};
+
+use crate::metrics::NodeCounters;
+use crate::slab::Handle;
+
+/// The kinds of connection a worker has to a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Lane {
+    /// Pipelined, shared by all clients.
+    Main,
+    /// The same for commands that may take long.
+    Slow,
+    /// One request at a time, for large values.
+    Large,
+}
+
+/// Who gets a reply.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Purpose {
+    /// The client, as it is.
+    Client,
+    /// A client, after the command was healed once (NOSCRIPT): not again.
+    ClientHealed,
+    /// A gather, as part `seq`.
+    Gather,
+    /// Nobody: SELECT between commands for different databases, SCRIPT LOAD before a healed EVALSHA.
+    Nobody,
+    /// The list of the node's commands.
+    Learn,
+    /// The answer to CLIENT KILL ID for a broken connection: confirms that its commands have ended. `seq` is the zombie's number.
+    Confirm,
+}
+
+/// A command handed to a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pending {
+    /// The client or the gather.
+    pub(super) who: Handle,
+    /// Which command of the client, or which part of the gather.
+    pub(super) seq: u32,
+    /// Bytes of the request in `out`.
+    pub(super) len: u32,
+    pub(super) sent_us: u32,
+    /// Low bits of the epoch it was sent under.
+    pub(super) epoch: u32,
+    pub(super) purpose: Purpose,
+    pub(super) class: u8,
+    /// May be asked again without changing anything, so that a large reply can be fetched on another connection.
+    pub(super) repeatable: bool,
+    /// EVALSHA or a relative: a NOSCRIPT reply can be healed.
+    pub(super) by_sha: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Phase {
+    /// No connection; the next attempt is due at this time, us.
+    Waiting { until_us: u64 },
+    /// TCP connect under way.
+    Connecting,
+    /// Connected; the node has not yet answered who we are. No command is sent before that.
+    Greeting,
+    Up,
+}
+
+/// How the reply at the head of the connection is taken.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Body {
+    /// Collected whole.
+    Whole(ReplyScanner),
+    /// Passed on to the client piece by piece.
+    Through(ReplyFollower),
+    /// Thrown away: it is fetched again on a connection for large values, or nobody wants it.
+    Skip(ReplyFollower),
+}
+
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) node: NodeId,
+    pub(super) lane: Lane,
+    pub(super) resp3: bool,
+    pub(super) phase: Phase,
+    pub(super) since_us: u64,
+    pub(super) failures: u32,
+    pub(super) fd: Option<OwnedFd>,
+    /// Requests from the oldest unanswered one on (shared lanes keep them until their reply comes, to repeat reads and heal
+    /// scripts); `acked..sent` is in flight, `sent..` waits for the socket.
+    pub(super) out: Vec<u8>,
+    pub(super) acked: usize,
+    pub(super) sent: usize,
+    pub(super) pending: VecDeque<Pending>,
+    /// How many at the front of `pending` have been answered with a timeout already.
+    pub(super) expired: usize,
+    pub(super) first_expiry_us: u64,
+    pub(super) input: Vec<u8>,
+    pub(super) body: Body,
+    pub(super) greeting: VecDeque<Greeting>,
+    /// Our client id at the node.
+    pub(super) client_id: u64,
+    pub(super) run_id: Option<Arc<str>>,
+    /// Database selected at the end of `out`.
+    pub(super) database: u32,
+    pub(super) readable: bool,
+    pub(super) writable: bool,
+    pub(super) dirty: bool,
+    /// Reading is paused because the client does not read.
+    pub(super) paused: bool,
+    /// Clients that wait until fewer bytes are unsent.
+    pub(super) waiters: Vec<Handle>,
+    /// The client that holds a connection for large values.
+    pub(super) holder: Handle,
+    /// A request is still being uploaded: its time at the node has not begun.
+    pub(super) uploading: bool,
+    pub(super) idle_since_us: u64,
+    pub(super) counters: Arc<NodeCounters>,
+}
+
+/// The questions of a greeting, in order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Greeting {
+    Hello,
+    Auth,
+    SetName,
+    Select,
+    ClientId,
+    Info,
+}
+
+/// A broken connection whose commands may still be executed by the node.
+#[derive(Clone, Debug)]
+pub(super) struct Zombie {
+    pub(super) number: u32,
+    pub(super) node: NodeId,
+    pub(super) client_id: u64,
+    pub(super) run_id: Option<Arc<str>>,
+    /// Epoch of its oldest command.
+    pub(super) epoch: u64,
+    /// The link that was asked to kill it.
+    pub(super) asked: Handle,
+}
+
+impl Link {
+    pub(super) fn new(node: NodeId, lane: Lane, resp3: bool, counters: Arc<NodeCounters>, now_us: u64) -> Self {
+        Self {
+            node,
+            lane,
+            resp3,
+            phase: Phase::Waiting { until_us: now_us },
+            since_us: now_us,
+            failures: 0,
+            fd: None,
+            out: Vec::new(),
+            acked: 0,
+            sent: 0,
+            pending: VecDeque::new(),
+            expired: 0,
+            first_expiry_us: 0,
+            input: Vec::new(),
+            body: Body::Whole(ReplyScanner::default()),
+            greeting: VecDeque::new(),
+            client_id: 0,
+            run_id: None,
+            database: 0,
+            readable: false,
+            writable: false,
+            dirty: false,
+            paused: false,
+            waiters: Vec::new(),
+            holder: Handle::NONE,
+            uploading: false,
+            idle_since_us: now_us,
+            counters,
+        }
+    }
+
+    /// Whether a command may be handed over: the link is up, or may come up for the first time since it was last up.
+    #[inline]
+    pub(super) fn takes_commands(&self) -> bool {
+        self.phase == Phase::Up || self.failures == 0
+    }
+
+    /// Bytes waiting for the socket.
+    #[inline]
+    pub(super) fn unsent(&self) -> usize {
+        self.out.len() - self.sent
+    }
+
+    /// Appends a command, behind a SELECT where it concerns another database than the one before.
+    #[inline]
+    pub(super) fn push(&mut self, request: &[u8], database: u32, pending: Pending) {
+        if self.database != database {
+            self.push_select(database, pending);
+        }
+        self.out.extend_from_slice(request);
+        self.pending.push_back(Pending { len: request.len() as u32, ..pending });
+        self.counters.in_flight.add(1);
+        self.counters.classes[pending.class as usize].requests.add(1);
+    }
+
+    #[cold]
+    fn push_select(&mut self, database: u32, like: Pending) {
+        let before = self.out.len();
+        switchyard_resp::encode::command(&mut self.out, [&b"SELECT"[..], database.to_string().as_bytes()]);
+        let len = (self.out.len() - before) as u32;
+        self.pending.push_back(Pending { who: Handle::NONE, seq: 0, len, purpose: Purpose::Nobody, repeatable: false, by_sha: false, ..like });
+        self.counters.in_flight.add(1);
+        self.database = database;
+    }
+
+    /// Takes the oldest command out: its reply has come.
+    #[inline]
+    pub(super) fn pop(&mut self) -> Option<Pending> {
+        let pending = self.pending.pop_front()?;
+        self.counters.in_flight.sub(1);
+        if self.lane != Lane::Large {
+            self.acked += pending.len as usize;
+        }
+        Some(pending)
+    }
+
+    /// Gives back the memory of answered requests.
+    #[inline]
+    pub(super) fn trim(&mut self) {
+        if self.lane == Lane::Large {
+            return; // keeps nothing once it is sent
+        }
+        if self.acked == self.out.len() {
+            self.out.clear();
+            self.acked = 0;
+            self.sent = 0;
+            if self.out.capacity() > 1 << 20 {
+                self.out.shrink_to(64 << 10);
+            }
+        } else if self.acked > 256 << 10 && self.acked * 2 > self.out.len() {
+            self.out.drain(..self.acked);
+            self.sent -= self.acked;
+            self.acked = 0;
+        }
+    }
+
+    /// The request of the oldest command in flight.
+    pub(super) fn head_request(&self) -> &[u8] {
+        let len = self.pending.front().map_or(0, |p| p.len as usize);
+        self.out.get(self.acked..self.acked + len).unwrap_or_default()
+    }
+}
