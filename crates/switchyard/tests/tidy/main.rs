@@ -1,0 +1,721 @@
+//! The structure of the project, checked like everything else: who may import whom, what a file must begin with, how long it may get.
+//!
+//! Each rule is a function from the files to a list of complaints, so that it can be tried on files that break it; a rule that has
+//! never found anything may just as well be broken. A complaint says where, what, and what to do instead.
+
+mod code;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use code::only_code;
+
+/// What each crate may depend on, in its normal dependencies. Why: DESIGN §3; the crates are there for Cargo to enforce this.
+const CRATES: &[CrateRule] = &[
+    CrateRule {
+        name: "resp",
+        only: Some(&["memchr"]),
+        never: &[],
+        why: "resp turns bytes into commands and replies; fuzzers, simulator and router run the same code, so it has no I/O and next to no dependencies",
+    },
+    CrateRule {
+        name: "policy",
+        only: Some(&[]),
+        never: &[],
+        why: "policy is every decision as pure code; what it needs (time, randomness, addresses) it is given as arguments",
+    },
+    CrateRule {
+        name: "router",
+        only: None,
+        never: &[
+            "switchyard-control",
+            "switchyard-bench",
+            "switchyard",
+            "tokio",
+            "axum",
+            "redb",
+        ],
+        why: "router is the data plane: it adopts what control decides, as types of policy, and its workers run no other event loop than theirs",
+    },
+    CrateRule {
+        name: "control",
+        only: None,
+        never: &["switchyard-router", "switchyard-bench", "switchyard"],
+        why: "control speaks to the router through types of policy and through traits that the binary implements",
+    },
+    CrateRule {
+        name: "bench",
+        only: None,
+        never: &[
+            "switchyard-router",
+            "switchyard-control",
+            "switchyard-policy",
+            "switchyard",
+        ],
+        why: "bench measures the router as a black box, the same way as its peers",
+    },
+    CrateRule {
+        name: "sim",
+        only: None,
+        never: &[
+            "switchyard-router",
+            "switchyard-control",
+            "switchyard",
+            "tokio",
+            "rustix",
+            "libc",
+        ],
+        why: "sim runs policy under a clock and a network of its own; anything real would make its runs impossible to replay",
+    },
+    CrateRule {
+        name: "switchyard",
+        only: None,
+        never: &[],
+        why: "it wires the others",
+    },
+];
+
+struct CrateRule {
+    name: &'static str,
+    /// If given, nothing else.
+    only: Option<&'static [&'static str]>,
+    /// Not even for tests.
+    never: &'static [&'static str],
+    why: &'static str,
+}
+
+/// What each module of policy may use of the others. A new module gets a row, with as little as it needs.
+const POLICY_MODULES: &[(&str, &[&str])] = &[("topology", &[]), ("routing", &["topology"])];
+
+/// Paths into the standard library that pure code has no use for. Clippy bans the types it can name (policy/clippy.toml); this
+/// bans the rest of those modules.
+const IMPURE: &[(&str, &str)] = &[
+    ("std::net", "take bytes or addresses as arguments"),
+    ("std::fs", "take the content as an argument"),
+    ("std::process", "return an action, and let the caller do it"),
+    ("std::thread", "be a state machine that is stepped"),
+    ("std::env", "take the value as an argument"),
+    ("std::time::Instant", "take the time as an argument"),
+    ("std::time::SystemTime", "take the time as an argument"),
+    ("std::os", "leave the operating system to the router"),
+];
+
+/// Longest file, in lines with tests. Long enough for one idea and its tests; beyond, it is usually two.
+const LINES_MAX: usize = 900;
+
+/// Longer files, each with its length at most and the reason. A length may be lowered, and raised only with a better reason.
+const LONGER: &[(&str, usize, &str)] = &[];
+
+/// Words that say nothing about what is in a file (or say it in words that we do not use), and what to do.
+const NAMES_BANNED: &[(&str, &str)] = &[
+    ("util", "name the file for what is in it"),
+    ("utils", "name the file for what is in it"),
+    ("common", "name the file for what its content has in common"),
+    (
+        "manager",
+        "name the file for what it does: lock, place, drain, ...",
+    ),
+    ("master", "say primary"),
+    ("slave", "say replica"),
+];
+
+/// Where `unsafe` may be allowed. Everything below has its reason written beside it.
+const UNSAFE_ALLOWED: &[&str] = &["crates/router/src/sys"];
+
+/// The files of the project, by path from its root.
+struct Files(BTreeMap<String, String>);
+
+impl Files {
+    /// All that git would show, as far as it is text we look at.
+    fn read() -> Self {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let root = root.canonicalize().expect("the root of the workspace");
+        let mut files = BTreeMap::new();
+        let mut directories = vec![root.clone()];
+        while let Some(directory) = directories.pop() {
+            for entry in fs::read_dir(&directory).expect("a directory of the project") {
+                let path: PathBuf = entry.expect("an entry").path();
+                let name = path
+                    .file_name()
+                    .unwrap_or_default()
+                    .to_string_lossy()
+                    .into_owned();
+                let skipped = [
+                    "target",
+                    "node_modules",
+                    "artifacts",
+                    "corpus",
+                    "__pycache__",
+                ];
+                if name.starts_with('.') || skipped.contains(&name.as_str()) || path.is_symlink() {
+                    continue;
+                }
+                if path.is_dir() {
+                    directories.push(path);
+                    continue;
+                }
+                let relative = path.strip_prefix(&root).expect("below the root");
+                let text = match path.extension().and_then(|extension| extension.to_str()) {
+                    // Others are checked by name only. A file may vanish meanwhile: somebody is editing.
+                    Some("rs" | "toml") => fs::read_to_string(&path).unwrap_or_default(),
+                    _ => String::new(),
+                };
+                files.insert(relative.to_string_lossy().into_owned(), text);
+            }
+        }
+        Self(files)
+    }
+
+    fn rust(&self) -> impl Iterator<Item = (&String, &String)> {
+        self.0.iter().filter(|(path, _)| path.ends_with(".rs"))
+    }
+
+    /// Code below a directory, line by line, with its path and line number.
+    fn code_below(&self, directory: &str) -> impl Iterator<Item = (String, String)> {
+        self.rust()
+            .filter(move |(path, _)| path.starts_with(directory))
+            .flat_map(|(path, text)| {
+                let code = only_code(text);
+                let lines = code
+                    .lines()
+                    .enumerate()
+                    .filter(|(_, line)| !line.trim().is_empty());
+                let located =
+                    |(i, line): (usize, &str)| (format!("{path}:{}", i + 1), line.to_owned());
+                lines.map(located).collect::<Vec<_>>()
+            })
+    }
+
+    /// Manifests of the crates, by the name of their directory.
+    fn manifests(&self) -> impl Iterator<Item = (&str, toml::Table)> {
+        self.0.iter().filter_map(|(path, text)| {
+            let name = path.strip_prefix("crates/")?.strip_suffix("/Cargo.toml")?;
+            Some((
+                name,
+                text.parse()
+                    .unwrap_or_else(|error| panic!("{path}: {error}")),
+            ))
+        })
+    }
+}
+
+/// Dependencies in tables of that name, also those for one platform: name and how it is declared.
+fn dependencies<'a>(manifest: &'a toml::Table, kind: &str) -> Vec<(&'a str, &'a toml::Value)> {
+    let platforms = manifest.get("target").and_then(toml::Value::as_table);
+    let platforms = platforms.into_iter().flat_map(toml::Table::values);
+    let holders = platforms
+        .filter_map(toml::Value::as_table)
+        .chain([manifest]);
+    let tables = holders.filter_map(|holder| holder.get(kind)?.as_table());
+    tables
+        .flat_map(|table| table.iter().map(|(name, how)| (name.as_str(), how)))
+        .collect()
+}
+
+fn crates_import_only_what_they_may(files: &Files) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (name, manifest) in files.manifests() {
+        let Some(rule) = CRATES.iter().find(|rule| rule.name == name) else {
+            complaints.push(format!(
+                "crates/{name} has no row in CRATES: a crate exists only where Cargo must enforce something; make it a module, or add a row that says what it enforces"
+            ));
+            continue;
+        };
+        let manifest_path = format!("crates/{name}/Cargo.toml");
+        for kind in ["dependencies", "build-dependencies", "dev-dependencies"] {
+            for (dependency, how) in dependencies(&manifest, kind) {
+                let real = how
+                    .get("package")
+                    .and_then(toml::Value::as_str)
+                    .unwrap_or(dependency);
+                if rule.never.contains(&real) {
+                    complaints.push(format!(
+                        "{manifest_path}: {name} must not depend on {real}, not even in tests: {}",
+                        rule.why
+                    ));
+                } else if kind != "dev-dependencies"
+                    && rule.only.is_some_and(|only| !only.contains(&real))
+                {
+                    complaints.push(format!(
+                        "{manifest_path}: {name} must not depend on {real}: {}",
+                        rule.why
+                    ));
+                }
+            }
+        }
+    }
+    complaints
+}
+
+fn versions_and_lints_come_from_the_root(files: &Files) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (name, manifest) in files.manifests() {
+        for kind in ["dependencies", "build-dependencies", "dev-dependencies"] {
+            for (dependency, how) in dependencies(&manifest, kind) {
+                if how.get("workspace").and_then(toml::Value::as_bool) != Some(true) {
+                    complaints.push(format!(
+                        "crates/{name}/Cargo.toml: write `{dependency}.workspace = true`, and its version in the root's [workspace.dependencies]: one version for all crates"
+                    ));
+                }
+            }
+        }
+        let lints = manifest
+            .get("lints")
+            .and_then(|lints| lints.get("workspace"));
+        if lints.and_then(toml::Value::as_bool) != Some(true) {
+            complaints.push(format!(
+                "crates/{name}/Cargo.toml: add `[lints]` with `workspace = true`: lints are chosen once, at the root"
+            ));
+        }
+    }
+    complaints
+}
+
+/// Cargo cannot see this: a path to a file of another crate, or code of it included as text.
+fn crates_reach_each_other_only_through_cargo(files: &Files) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for rule in CRATES {
+        let names: Vec<String> = rule
+            .never
+            .iter()
+            .filter(|name| name.starts_with("switchyard-"))
+            .map(|name| name.replace('-', "_"))
+            .collect();
+        for (place, line) in files.code_below(&format!("crates/{}/", rule.name)) {
+            for name in names
+                .iter()
+                .filter(|name| words(&line).any(|word| word == name.as_str()))
+            {
+                complaints.push(format!(
+                    "{place}: {} must not use {name}: {}",
+                    rule.name, rule.why
+                ));
+            }
+            if line.contains("#[path") {
+                complaints.push(format!(
+                    "{place}: no #[path]: a module is where its name says, and a crate's code is its own"
+                ));
+            }
+        }
+    }
+    complaints
+}
+
+fn pure_crates_stay_pure(files: &Files) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for name in ["resp", "policy"] {
+        for (place, line) in files.code_below(&format!("crates/{name}/src/")) {
+            // `use std::{net::..., ...}` would slip through, so such lists must not start at `std`.
+            if line.contains("use std::{") || line.contains("use core::{") {
+                complaints.push(format!(
+                    "{place}: write one `use` per module of std, so that this check can read it"
+                ));
+            }
+            for (path, instead) in IMPURE.iter().filter(|(path, _)| has_path(&line, path)) {
+                complaints.push(format!(
+                    "{place}: {name} is pure and must not use {path}: {instead}"
+                ));
+            }
+        }
+    }
+    complaints
+}
+
+fn modules_of_policy_import_only_what_they_may(files: &Files) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (place, line) in files.code_below("crates/policy/src/") {
+        let inside = &place["crates/policy/src/".len()..];
+        let module = inside.split(['/', '.']).next().unwrap_or_default();
+        if module == "lib" {
+            continue;
+        }
+        let Some((_, may)) = POLICY_MODULES.iter().find(|(name, _)| *name == module) else {
+            complaints.push(format!("{place}: the module {module} of policy has no row in POLICY_MODULES: add one with what it may use of the others"));
+            continue;
+        };
+        if line.contains("crate::{") {
+            complaints.push(format!(
+                "{place}: write one `use crate::MODULE` per module, so that this check can read it"
+            ));
+        }
+        for used in line.split("crate::").skip(1) {
+            let used = words(used).next().unwrap_or_default();
+            if !used.is_empty() && used != module && !may.contains(&used) {
+                complaints.push(format!(
+                    "{place}: policy::{module} must not use policy::{used}; it may use {may:?}. Pass what it needs as an argument, or move the decision to where both are known"
+                ));
+            }
+        }
+    }
+    complaints.dedup();
+    complaints
+}
+
+fn nothing_is_left_to_do(files: &Files) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (place, line) in files.code_below("") {
+        for stub in ["todo!", "unimplemented!"] {
+            if line.contains(stub) && words(&line).any(|word| stub.starts_with(word)) {
+                complaints.push(format!("{place}: {stub} ends the process at a user's: write it, or return an error that says what is not there yet"));
+            }
+        }
+    }
+    complaints
+}
+
+fn unsafe_is_where_it_belongs(files: &Files) -> Vec<String> {
+    let allowed = |place: &str| UNSAFE_ALLOWED.iter().any(|path| place.starts_with(path));
+    files
+        .code_below("crates/")
+        .filter(|(place, line)| line.contains("unsafe_code") && !allowed(place))
+        .map(|(place, _)| {
+            format!("{place}: unsafe code is allowed in {UNSAFE_ALLOWED:?} only; look for a safe wrapper (rustix, socket2), or put it there")
+        })
+        .collect()
+}
+
+fn files_are_short(files: &Files) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (path, text) in files.rust() {
+        let lines = text.lines().count();
+        let listed = LONGER.iter().find(|(longer, ..)| longer == path);
+        match listed {
+            None if lines > LINES_MAX => complaints.push(format!(
+                "{path} has {lines} lines, more than {LINES_MAX}: find the second idea in it and give it a file of its own. If it is one idea (a table), list it in LONGER with the reason"
+            )),
+            Some((_, most, _)) if lines > *most => complaints.push(format!(
+                "{path} has {lines} lines; LONGER allows {most}: take something out instead of adding to it"
+            )),
+            Some(_) if lines <= LINES_MAX => complaints
+                .push(format!("{path} has only {lines} lines now: remove it from LONGER, so that it stays so")),
+            _ => {}
+        }
+    }
+    for (path, ..) in LONGER
+        .iter()
+        .filter(|(path, ..)| !files.0.contains_key(*path))
+    {
+        complaints.push(format!(
+            "{path} is listed in LONGER but is not there: remove it from the list"
+        ));
+    }
+    complaints
+}
+
+fn files_say_what_they_are(files: &Files) -> Vec<String> {
+    files
+        .rust()
+        .filter(|(_, text)| {
+            let header = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with("#!"));
+            !header.is_some_and(|line| line.starts_with("//!") && line.trim_start_matches("//!").trim().len() >= 10)
+        })
+        .map(|(path, _)| {
+            format!("{path}: begin it with a `//!` header: what it is, why it is here, why not the obvious alternative")
+        })
+        .collect()
+}
+
+fn files_have_names_that_say_something(files: &Files) -> Vec<String> {
+    let mut parts = BTreeSet::new();
+    for path in files.0.keys() {
+        for (end, _) in path.match_indices('/').chain([(path.len(), "")]) {
+            parts.insert(&path[..end]);
+        }
+    }
+    let mut complaints = Vec::new();
+    for path in parts {
+        let name = path.rsplit('/').next().unwrap_or(path).to_lowercase();
+        for (banned, instead) in NAMES_BANNED {
+            if name
+                .split(|c: char| !c.is_alphanumeric())
+                .any(|word| word == *banned)
+            {
+                complaints.push(format!(
+                    "{path}: no file or directory is called {banned}: {instead}"
+                ));
+            }
+        }
+    }
+    complaints
+}
+
+/// Words of a line of code, as Rust understands names.
+fn words(line: &str) -> impl Iterator<Item = &str> {
+    line.split(|c: char| !c.is_alphanumeric() && c != '_')
+        .filter(|word| !word.is_empty())
+}
+
+/// Whether the line has that path, not only as the beginning of a longer name.
+fn has_path(line: &str, path: &str) -> bool {
+    line.match_indices(path).any(|(at, _)| {
+        let name = |c: char| c.is_alphanumeric() || c == '_';
+        !line[at + path.len()..].starts_with(name) && !line[..at].ends_with(name)
+    })
+}
+
+type Rule = fn(&Files) -> Vec<String>;
+
+fn check(rule: Rule) {
+    let complaints = rule(&Files::read());
+    assert!(complaints.is_empty(), "\n\n{}\n", complaints.join("\n"));
+}
+
+#[test]
+fn crates_import() {
+    check(crates_import_only_what_they_may);
+}
+
+#[test]
+fn crates_reach_each_other() {
+    check(crates_reach_each_other_only_through_cargo);
+}
+
+#[test]
+fn versions_and_lints() {
+    check(versions_and_lints_come_from_the_root);
+}
+
+#[test]
+fn purity() {
+    check(pure_crates_stay_pure);
+}
+
+#[test]
+fn modules_of_policy() {
+    check(modules_of_policy_import_only_what_they_may);
+}
+
+#[test]
+fn no_stubs() {
+    check(nothing_is_left_to_do);
+}
+
+#[test]
+fn places_of_unsafe() {
+    check(unsafe_is_where_it_belongs);
+}
+
+#[test]
+fn length_of_files() {
+    check(files_are_short);
+}
+
+#[test]
+fn headers() {
+    check(files_say_what_they_are);
+}
+
+#[test]
+fn names_of_files() {
+    check(files_have_names_that_say_something);
+}
+
+/// The clippy configuration of policy is half of its purity, and is lost if the file moves or is replaced.
+#[test]
+fn clippy_watches_policy() {
+    let files = Files::read();
+    let text = files
+        .0
+        .get("crates/policy/clippy.toml")
+        .expect("crates/policy/clippy.toml bans clocks, threads and sockets");
+    let table: toml::Table = text.parse().expect("TOML");
+    let banned: Vec<&str> = ["disallowed-methods", "disallowed-types"]
+        .into_iter()
+        .flat_map(|list| table[list].as_array().into_iter().flatten())
+        .filter_map(|entry| entry.get("path")?.as_str())
+        .collect();
+    for path in [
+        "std::time::Instant::now",
+        "std::time::SystemTime::now",
+        "std::thread::spawn",
+        "std::collections::HashMap",
+        "std::collections::HashSet",
+        "std::net::TcpStream",
+    ] {
+        assert!(
+            banned.contains(&path),
+            "crates/policy/clippy.toml must ban {path}: policy is pure"
+        );
+    }
+}
+
+/// All rules, on what we have, and on files that break each of them.
+#[test]
+fn the_rules_notice() {
+    const FINE: &str = "//! A file with a header.\n";
+    let good = || {
+        let lints = "[lints]\nworkspace = true\n";
+        Files(BTreeMap::from([
+            (
+                "crates/resp/Cargo.toml".into(),
+                format!("{lints}[dependencies]\nmemchr.workspace = true\n"),
+            ),
+            (
+                "crates/policy/Cargo.toml".into(),
+                format!("{lints}[dev-dependencies]\nproptest.workspace = true\n"),
+            ),
+            (
+                "crates/policy/src/lib.rs".into(),
+                format!("{FINE}pub mod topology;\n"),
+            ),
+            (
+                "crates/policy/src/routing.rs".into(),
+                format!("{FINE}use crate::topology::Slot; // not crate::cache\n"),
+            ),
+            (
+                "crates/router/Cargo.toml".into(),
+                format!("{lints}[dependencies]\nswitchyard-policy.workspace = true\n"),
+            ),
+        ]))
+    };
+    let rules: [Rule; 9] = [
+        crates_import_only_what_they_may,
+        crates_reach_each_other_only_through_cargo,
+        versions_and_lints_come_from_the_root,
+        pure_crates_stay_pure,
+        modules_of_policy_import_only_what_they_may,
+        nothing_is_left_to_do,
+        unsafe_is_where_it_belongs,
+        files_say_what_they_are,
+        files_have_names_that_say_something,
+    ];
+    for rule in rules {
+        assert_eq!(rule(&good()), Vec::<String>::new());
+    }
+    assert_eq!(files_are_short(&Files(BTreeMap::new())).len(), LONGER.len());
+
+    let long = FINE.repeat(LINES_MAX + 1);
+    let cases: &[(Rule, &str, &str)] = &[
+        (
+            crates_import_only_what_they_may,
+            "crates/resp/Cargo.toml",
+            "[dependencies]\nbytes = \"1\"\n",
+        ),
+        (
+            crates_import_only_what_they_may,
+            "crates/policy/Cargo.toml",
+            "[build-dependencies]\ncc.workspace = true\n",
+        ),
+        (
+            crates_import_only_what_they_may,
+            "crates/policy/Cargo.toml",
+            "[target.'cfg(unix)'.dependencies]\nlibc = \"0.2\"\n",
+        ),
+        (
+            crates_import_only_what_they_may,
+            "crates/router/Cargo.toml",
+            "[dev-dependencies]\nswitchyard-control.workspace = true\n",
+        ),
+        (
+            crates_import_only_what_they_may,
+            "crates/control/Cargo.toml",
+            "[dependencies]\nx = { package = \"switchyard-router\" }\n",
+        ),
+        (
+            crates_import_only_what_they_may,
+            "crates/extra/Cargo.toml",
+            "",
+        ),
+        (
+            crates_reach_each_other_only_through_cargo,
+            "crates/bench/src/x.rs",
+            "use switchyard_router::Router;\n",
+        ),
+        (
+            crates_reach_each_other_only_through_cargo,
+            "crates/control/src/x.rs",
+            "#[path = \"../../router/src/lib.rs\"]\nmod x;\n",
+        ),
+        (
+            versions_and_lints_come_from_the_root,
+            "crates/resp/Cargo.toml",
+            "[lints]\nworkspace = true\n[dependencies]\nmemchr = \"2\"\n",
+        ),
+        (
+            versions_and_lints_come_from_the_root,
+            "crates/resp/Cargo.toml",
+            "[dependencies]\nmemchr.workspace = true\n",
+        ),
+        (
+            pure_crates_stay_pure,
+            "crates/resp/src/x.rs",
+            "use std::net::IpAddr;\n",
+        ),
+        (
+            pure_crates_stay_pure,
+            "crates/policy/src/x.rs",
+            "fn f() -> std::time::Instant {}\n",
+        ),
+        (
+            pure_crates_stay_pure,
+            "crates/policy/src/x.rs",
+            "use std::{fs, io};\n",
+        ),
+        (
+            modules_of_policy_import_only_what_they_may,
+            "crates/policy/src/topology/x.rs",
+            "use crate::routing::Route;\n",
+        ),
+        (
+            modules_of_policy_import_only_what_they_may,
+            "crates/policy/src/topology/x.rs",
+            "use crate::{routing};\n",
+        ),
+        (
+            modules_of_policy_import_only_what_they_may,
+            "crates/policy/src/newcomer.rs",
+            "pub fn f() {}\n",
+        ),
+        (
+            nothing_is_left_to_do,
+            "crates/x/src/x.rs",
+            "fn f() { todo!() }\n",
+        ),
+        (
+            nothing_is_left_to_do,
+            "fuzz/x.rs",
+            "fn f() { unimplemented!(\"later\") }\n",
+        ),
+        (
+            unsafe_is_where_it_belongs,
+            "crates/router/src/worker/x.rs",
+            "#![allow(unsafe_code)]\n",
+        ),
+        (files_are_short, "crates/x/src/x.rs", &long),
+        (
+            files_say_what_they_are,
+            "crates/x/src/x.rs",
+            "use std::io;\n//! Too late.\n",
+        ),
+        (files_say_what_they_are, "crates/x/src/x.rs", "//! X\n"),
+        (files_say_what_they_are, "crates/x/src/x.rs", ""),
+        (
+            files_have_names_that_say_something,
+            "crates/x/src/string_util.rs",
+            "",
+        ),
+        (
+            files_have_names_that_say_something,
+            "crates/x/tests/common/mod.rs",
+            "",
+        ),
+        (
+            files_have_names_that_say_something,
+            "docs/node-manager.md",
+            "",
+        ),
+    ];
+    for (rule, path, text) in cases {
+        let mut files = good();
+        files.0.insert((*path).to_owned(), (*text).to_owned());
+        let complaints = rule(&files);
+        assert!(
+            complaints.iter().any(|complaint| complaint.contains(
+                path.rsplit_once('/')
+                    .map_or(*path, |(directory, _)| directory)
+            )),
+            "{path} {text:?}: {complaints:?}"
+        );
+    }
+}
