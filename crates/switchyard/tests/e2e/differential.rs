@@ -1,0 +1,704 @@
+//! The router against a plain server: the same commands in the same order must give the same bytes.
+//!
+//! Redis itself is not deterministic everywhere. What may differ between two servers that did the same is listed in [`How`], by command,
+//! and nowhere else; everything not listed is compared byte by byte, in RESP2 and in RESP3.
+
+use std::fmt::Write as _;
+
+use crate::support::{
+    Client, Node, NodeOptions, Random, Site, SiteOptions, Value, encode, until, value,
+};
+
+/// One command.
+pub(crate) type Command = Vec<Vec<u8>>;
+
+/// What of a reply is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    /// Every byte.
+    Bytes,
+    /// The members but not their order: sets and hash tables are walked in the order of a hash seeded by each server at random.
+    Members,
+    /// The same for field-value pairs.
+    Pairs,
+    /// The same for `[cursor, members]`; the cursor depends on the seed as well, so tests ask for all in one call.
+    CursorMembers,
+    /// The same for `[cursor, flat pairs]`.
+    CursorPairs,
+    /// Whether it is negative (and which), zero or positive: the rest is time that passed.
+    Sign,
+    /// Kinds and lengths of aggregates, and which kind each leaf has: the leaves are random picks or ages.
+    Shape,
+}
+
+fn how(command: &Command) -> How {
+    let word = |i: usize| {
+        command
+            .get(i)
+            .map(|w| String::from_utf8_lossy(w).to_ascii_uppercase())
+            .unwrap_or_default()
+    };
+    match (word(0).as_str(), word(1).as_str()) {
+        ("SMEMBERS" | "SINTER" | "SUNION" | "SDIFF" | "HKEYS" | "HVALS" | "KEYS", _) => {
+            How::Members
+        }
+        // Tests ask for at least as many as there are, so that only the order is random.
+        ("SPOP" | "SRANDMEMBER" | "HRANDFIELD" | "ZRANDMEMBER", _)
+            if command.len() == 3 && !word(2).starts_with('-') =>
+        {
+            How::Members
+        }
+        ("SRANDMEMBER" | "HRANDFIELD" | "ZRANDMEMBER", _) => How::Shape,
+        ("HGETALL", _) => How::Pairs,
+        ("SSCAN", _) => How::CursorMembers,
+        ("HSCAN" | "ZSCAN", _) => How::CursorPairs,
+        ("TTL" | "PTTL" | "EXPIRETIME" | "PEXPIRETIME", _) => How::Sign,
+        // A set is dumped in the order of its hash table.
+        ("DUMP", _) => How::Shape,
+        ("OBJECT", "IDLETIME") | ("MEMORY", "USAGE") | ("XINFO", "CONSUMERS") => How::Shape,
+        ("XINFO", "STREAM") if command.len() > 3 => How::Shape,
+        // The extended form tells how long ago each message was delivered.
+        ("XPENDING", _) if command.len() > 3 => How::Shape,
+        ("XADD", _) if command.iter().any(|w| w == b"*") => How::Shape,
+        _ => How::Bytes,
+    }
+}
+
+fn sorted(items: &[Value]) -> Value {
+    let mut texts: Vec<String> = items.iter().map(|item| format!("{item:?}")).collect();
+    texts.sort();
+    Value::Array(texts.iter().map(value::bulk).collect())
+}
+
+fn shape(value: &Value) -> Value {
+    match value {
+        Value::Array(v) => Value::Array(v.iter().map(shape).collect()),
+        Value::Set(v) => Value::Set(v.iter().map(shape).collect()),
+        Value::Push(v) => Value::Push(v.iter().map(shape).collect()),
+        Value::Map(v) => Value::Map(v.iter().map(|(k, v)| (k.clone(), shape(v))).collect()),
+        Value::Int(_) => value::int(0),
+        Value::Bulk(_) => value::bulk("..."),
+        Value::Double(_) => Value::Double("...".into()),
+        other => other.clone(),
+    }
+}
+
+fn canonical(how: How, raw: &[u8]) -> Value {
+    let reply = value::parse(raw);
+    if reply.error().is_some() {
+        return reply;
+    }
+    match (how, &reply) {
+        (How::Members, Value::Array(v) | Value::Set(v)) => sorted(v),
+        (How::Pairs, Value::Array(v)) => sorted(
+            &v.chunks(2)
+                .map(|p| Value::Array(p.to_vec()))
+                .collect::<Vec<_>>(),
+        ),
+        (How::Pairs, Value::Map(v)) => sorted(
+            &v.iter()
+                .map(|(k, v)| Value::Array(vec![k.clone(), v.clone()]))
+                .collect::<Vec<_>>(),
+        ),
+        (How::CursorMembers, Value::Array(v)) => {
+            Value::Array(vec![v[0].clone(), sorted(v[1].items())])
+        }
+        (How::CursorPairs, Value::Array(v)) => {
+            let pairs: Vec<Value> = v[1]
+                .items()
+                .chunks(2)
+                .map(|p| Value::Array(p.to_vec()))
+                .collect();
+            Value::Array(vec![v[0].clone(), sorted(&pairs)])
+        }
+        (How::Sign, Value::Int(n)) => value::int(if *n > 0 { 1 } else { *n }),
+        (How::Shape, other) => shape(other),
+        (_, other) => other.clone(),
+    }
+}
+
+/// A command as one can type it.
+pub(crate) fn show(command: &Command) -> String {
+    let mut out = String::new();
+    for word in command.iter().take(12) {
+        if word.len() > 60 {
+            let _ = write!(out, "\"{}...\"({}) ", word[..30].escape_ascii(), word.len());
+        } else {
+            let _ = write!(out, "\"{}\" ", word.escape_ascii());
+        }
+    }
+    if command.len() > 12 {
+        let _ = write!(out, "... ({} arguments)", command.len());
+    }
+    out
+}
+
+/// Sends `commands` to both in pipelines of the lengths that `lengths` gives, and compares.
+#[track_caller]
+fn compare(
+    label: &str,
+    routed: &mut Client,
+    plain: &mut Client,
+    commands: &[Command],
+    mut lengths: impl FnMut() -> usize,
+) {
+    let mut done = 0;
+    while done < commands.len() {
+        let batch = &commands[done..commands.len().min(done + lengths().max(1))];
+        let bytes: Vec<u8> = batch.iter().flat_map(|c| encode(c)).collect();
+        let ours = routed.pipeline(&bytes, batch.len());
+        let theirs = plain.pipeline(&bytes, batch.len());
+        for (i, command) in batch.iter().enumerate() {
+            if ours[i] == theirs[i] {
+                continue;
+            }
+            let how = how(command);
+            if how != How::Bytes && canonical(how, &ours[i]) == canonical(how, &theirs[i]) {
+                continue;
+            }
+            let index = done + i;
+            let history: Vec<String> = commands[..index]
+                .iter()
+                .filter(|c| {
+                    c[1..]
+                        .iter()
+                        .any(|w| w.starts_with(b"{") && command[1..].contains(w))
+                })
+                .map(show)
+                .collect();
+            let recent = &history[history.len().saturating_sub(12)..];
+            let cut = |raw: &[u8]| raw[..raw.len().min(400)].escape_ascii().to_string();
+            panic!(
+                "{label}: command {index} of {} (position {i} of {} in its pipeline), compared by {how:?}:\n  {}\n  router: {}\n  plain:  {}\n  \
+                 the last commands that shared a key with it:\n    {}",
+                commands.len(),
+                batch.len(),
+                show(command),
+                cut(&ours[i]),
+                cut(&theirs[i]),
+                recent.join("\n    "),
+            );
+        }
+        done += batch.len();
+    }
+}
+
+/// A router before three nodes, and a plain server beside it.
+struct Pair {
+    site: Site,
+    plain: Node,
+}
+
+impl Pair {
+    fn new(program: Option<&str>) -> Pair {
+        let node = NodeOptions {
+            program: program.map(str::to_owned),
+            ..NodeOptions::default()
+        };
+        let plain = Node::start(&node);
+        Pair {
+            site: Site::with(
+                3,
+                &SiteOptions {
+                    node,
+                    ..SiteOptions::default()
+                },
+            ),
+            plain,
+        }
+    }
+
+    fn clients(&self, resp: u8) -> (Client, Client) {
+        let mut both = (self.site.client(), self.plain.client());
+        if resp == 3 {
+            for client in [&mut both.0, &mut both.1] {
+                client.cmd("HELLO 3").field("proto");
+            }
+        }
+        both
+    }
+
+    fn flush(&self) {
+        assert_eq!(self.site.client().cmd("FLUSHALL"), value::ok());
+        assert_eq!(self.plain.cmd("FLUSHALL"), value::ok());
+    }
+}
+
+/// Hand-written sequences, one family per block; `#` begins a comment. Keys of one command share a hash tag, as a cluster demands.
+const SCRIPTS: &[(&str, &str)] = &[
+    ("strings", include_str!("scripts/strings.txt")),
+    ("keys", include_str!("scripts/keys.txt")),
+    ("lists", include_str!("scripts/lists.txt")),
+    ("hashes", include_str!("scripts/hashes.txt")),
+    ("sets", include_str!("scripts/sets.txt")),
+    ("zsets", include_str!("scripts/zsets.txt")),
+    ("streams", include_str!("scripts/streams.txt")),
+    (
+        "bits, hyperloglogs, places",
+        include_str!("scripts/bits_hll_geo.txt"),
+    ),
+    ("scripts", include_str!("scripts/scripts.txt")),
+    ("errors", include_str!("scripts/errors.txt")),
+];
+
+fn script(text: &str) -> Vec<Command> {
+    text.lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .map(crate::support::words)
+        .collect()
+}
+
+/// The programs to compare with: the default server, and Valkey as well where it is installed beside Redis.
+fn programs() -> Vec<Option<&'static str>> {
+    let mut programs = vec![None];
+    let chosen = std::env::var_os("SWITCHYARD_E2E_SERVER").is_some();
+    if !chosen
+        && ["redis-server", "valkey-server"]
+            .into_iter()
+            .all(crate::support::process::on_path)
+    {
+        programs.push(Some("valkey-server"));
+    }
+    programs
+}
+
+#[test]
+fn hand_written_sequences_answer_as_a_plain_server_does() {
+    for program in programs() {
+        let pair = Pair::new(program);
+        for resp in [2, 3] {
+            for (family, text) in SCRIPTS {
+                let commands = script(text);
+                let (mut routed, mut plain) = pair.clients(resp);
+                // One by one, as a person types them, and in one pipeline, as a program sends them.
+                compare(
+                    &format!("{family}, RESP{resp}, one by one"),
+                    &mut routed,
+                    &mut plain,
+                    &commands,
+                    || 1,
+                );
+                pair.flush();
+                compare(
+                    &format!("{family}, RESP{resp}, pipelined"),
+                    &mut routed,
+                    &mut plain,
+                    &commands,
+                    || 1000,
+                );
+                pair.flush();
+            }
+        }
+    }
+}
+
+/// Commands with keys that no hand-written sequence has, and why.
+const NOT_IN_SCRIPTS: &[(&str, &str)] = &[
+    ("blmove", "blocks: the next issue"),
+    ("blmpop", "blocks: the next issue"),
+    ("blpop", "blocks: the next issue"),
+    ("brpop", "blocks: the next issue"),
+    ("brpoplpush", "blocks: the next issue"),
+    ("bzmpop", "blocks: the next issue"),
+    ("bzpopmax", "blocks: the next issue"),
+    ("bzpopmin", "blocks: the next issue"),
+    ("watch", "transactions: the next issue"),
+    ("spublish", "publish/subscribe: the next issue"),
+    ("ssubscribe", "publish/subscribe: the next issue"),
+    ("sunsubscribe", "publish/subscribe: the next issue"),
+    (
+        "migrate",
+        "an operator's command: would go around the router's placement",
+    ),
+    ("restore-asking", "between cluster nodes only"),
+    ("pfdebug", "for developers of the server only"),
+];
+
+#[test]
+fn every_command_with_keys_has_a_hand_written_sequence() {
+    let node = Node::start(&NodeOptions::default());
+    let used: std::collections::BTreeSet<String> = SCRIPTS
+        .iter()
+        .flat_map(|(_, text)| script(text))
+        .map(|command| String::from_utf8_lossy(&command[0]).to_ascii_lowercase())
+        .collect();
+    let missing: Vec<String> = node
+        .cmd("COMMAND")
+        .items()
+        .iter()
+        .filter(|row| {
+            let row = row.items();
+            let movable = row[2]
+                .items()
+                .iter()
+                .any(|flag| flag.text() == "movablekeys");
+            row[3].int() != 0 || movable
+        })
+        .map(|row| row.items()[0].text())
+        .filter(|name| {
+            !used.contains(name) && !NOT_IN_SCRIPTS.iter().any(|(known, _)| known == name)
+        })
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "commands of this server that no sequence in scripts/ uses: {missing:?}"
+    );
+}
+
+/// How random commands look. `$x` is a key of the family `x`; all keys of a command share a tag. `$1..` are values, see [`Generator`].
+const TEMPLATES: &str = include_str!("scripts/random.txt");
+
+struct Generator {
+    random: Random,
+    templates: Vec<Vec<String>>,
+}
+
+impl Generator {
+    fn new(seed: u64) -> Generator {
+        let templates = TEMPLATES
+            .lines()
+            .map(str::trim)
+            .filter(|line| !line.is_empty() && !line.starts_with('#'))
+            .map(|line| line.split_whitespace().map(str::to_owned).collect())
+            .collect();
+        Generator {
+            random: Random::new(seed),
+            templates,
+        }
+    }
+
+    fn key(&mut self, tag: usize, family: &str) -> Vec<u8> {
+        // Now and then a key of another type: errors must be the same as well.
+        let family = if self.random.one_in(12) {
+            *self.random.pick(&[&"s", &"l", &"h", &"e", &"z", &"x"])
+        } else {
+            family
+        };
+        format!("{{tag{tag}}}{family}{}", self.random.below(3)).into_bytes()
+    }
+
+    fn value(&mut self) -> Vec<u8> {
+        let random = &mut self.random;
+        match random.below(10) {
+            0 => Vec::new(),
+            1 => random.range(-1000, 1000).to_string().into_bytes(),
+            2 => i64::MAX.to_string().into_bytes(),
+            3 => b"3.25".to_vec(),
+            4 => {
+                let len = random.below(300);
+                random.bytes(len)
+            }
+            5 => b"\r\n$3\r\n-ERR\r\n+OK\r\n\0".to_vec(),
+            6 if random.one_in(20) => {
+                let len = 20_000 + random.below(100_000);
+                random.bytes(len)
+            }
+            _ => format!("value{}", random.below(50)).into_bytes(),
+        }
+    }
+
+    fn command(&mut self) -> Command {
+        let template = self.templates[self.random.below(self.templates.len())].clone();
+        let tag = self.random.below(24);
+        let mut command = Command::new();
+        for word in &template {
+            let Some(hole) = word.strip_prefix('$') else {
+                command.push(word.clone().into_bytes());
+                continue;
+            };
+            let (hole, times) = match hole.strip_suffix('*') {
+                Some(hole) => (hole, 1 + self.random.below(4)),
+                None => (hole, 1),
+            };
+            for _ in 0..times {
+                let random = &mut self.random;
+                match hole {
+                    "s" | "l" | "h" | "e" | "z" | "x" | "b" | "p" | "g" => {
+                        let key = self.key(tag, hole);
+                        command.push(key);
+                    }
+                    // Keys of any slot, for commands that the router splits.
+                    "any" => {
+                        let tag = self.random.below(24);
+                        let key = self.key(tag, "s");
+                        command.push(key);
+                    }
+                    "anypair" => {
+                        let tag = self.random.below(24);
+                        let key = format!("{{tag{tag}}}s{}", self.random.below(3)).into_bytes();
+                        command.push(key);
+                        let value = self.value();
+                        command.push(value);
+                    }
+                    "pair" => {
+                        let key = format!("{{tag{tag}}}s{}", random.below(3)).into_bytes();
+                        command.push(key);
+                        let value = self.value();
+                        command.push(value);
+                    }
+                    "v" => {
+                        let value = self.value();
+                        command.push(value);
+                    }
+                    "i" => command.push(random.range(-6, 12).to_string().into_bytes()),
+                    "n" => command.push(random.range(0, 2000).to_string().into_bytes()),
+                    "bit" => command.push(random.below(2).to_string().into_bytes()),
+                    "f" => command.push(
+                        random
+                            .pick(&[
+                                "1.5",
+                                "-2",
+                                "0",
+                                "1e3",
+                                "inf",
+                                "-inf",
+                                "nan",
+                                "x",
+                                "3.0000001",
+                                "10",
+                            ])
+                            .as_bytes()
+                            .to_vec(),
+                    ),
+                    "m" => command.push(format!("m{}", random.below(12)).into_bytes()),
+                    "fv" => {
+                        command.push(format!("m{}", random.below(12)).into_bytes());
+                        let value = self.value();
+                        command.push(value);
+                    }
+                    "sm" => {
+                        command.push(
+                            random
+                                .pick(&["1.5", "-2", "0", "7", "1e3", "inf", "3"])
+                                .as_bytes()
+                                .to_vec(),
+                        );
+                        command.push(format!("m{}", random.below(12)).into_bytes());
+                    }
+                    "place" => {
+                        command.push(format!("{}.25", random.range(-170, 170)).into_bytes());
+                        command.push(format!("{}.5", random.range(-80, 80)).into_bytes());
+                        command.push(format!("m{}", random.below(12)).into_bytes());
+                    }
+                    "id" => command
+                        .push(format!("{}-{}", random.below(40), random.below(3)).into_bytes()),
+                    "lex" => command.push(
+                        random
+                            .pick(&["-", "+", "[m3", "(m5", "[m9", "x"])
+                            .as_bytes()
+                            .to_vec(),
+                    ),
+                    "score" => command.push(
+                        random
+                            .pick(&["-inf", "+inf", "(1", "5", "0", "(x", "1e2"])
+                            .as_bytes()
+                            .to_vec(),
+                    ),
+                    other => panic!("unknown hole ${other} in scripts/random.txt"),
+                }
+            }
+        }
+        // Clients differ in how they spell commands.
+        if self.random.one_in(10) {
+            command[0].make_ascii_lowercase();
+        }
+        // A client that errs: one argument too few or too many.
+        if self.random.one_in(150) {
+            command.pop();
+        } else if self.random.one_in(150) {
+            command.push(b"surplus".to_vec());
+        }
+        if command.is_empty() {
+            command.push(b"PING".to_vec());
+        }
+        command
+    }
+}
+
+#[test]
+fn random_commands_answer_as_a_plain_server_does() {
+    const COMMANDS: usize = 20_000;
+    for program in programs() {
+        let pair = Pair::new(program);
+        for seed in Random::seeds(&[1, 2]) {
+            for resp in [2, 3] {
+                let mut generator = Generator::new(seed.wrapping_mul(2).wrapping_add(resp));
+                let commands: Vec<Command> = (0..COMMANDS).map(|_| generator.command()).collect();
+                let (mut routed, mut plain) = pair.clients(resp as u8);
+                let mut random = Random::new(seed);
+                let label = format!("SWITCHYARD_E2E_SEED={seed}, RESP{resp}");
+                // Short and long pipelines in turn: most of what goes wrong is between two commands.
+                let lengths = || match random.below(3) {
+                    0 => 1,
+                    1 => 1 + random.below(20),
+                    _ => 1 + random.below(400),
+                };
+                compare(&label, &mut routed, &mut plain, &commands, lengths);
+                pair.flush();
+            }
+        }
+    }
+}
+
+/// A value keeps its type, encoding, time to live and bytes on its way through DUMP and RESTORE.
+#[test]
+fn dump_and_restore_carry_every_type() {
+    let pair = Pair::new(None);
+    let (mut routed, mut plain) = pair.clients(2);
+    let make: Vec<Command> = script(
+        r#"
+        SET {d}string "binary \x00\xff value"
+        SET {d}int 42
+        RPUSH {d}list a b c 1 2 3
+        HSET {d}hash f v g w
+        SADD {d}ints 1 2 3
+        SADD {d}set only
+        ZADD {d}zset 1 a 2.5 b
+        SETBIT {d}bits 1000 1
+        PFADD {d}hll a b c d
+        "#,
+    );
+    for command in &make {
+        plain.call(command);
+    }
+    let keys = [
+        "string", "int", "list", "hash", "ints", "set", "zset", "bits", "hll",
+    ];
+    let mut copies = Vec::new();
+    for key in keys {
+        let dump = plain.cmd(&format!("DUMP {{d}}{key}"));
+        let restore = |ttl: &str, more: &[&str]| {
+            let mut command: Command = vec![
+                b"RESTORE".to_vec(),
+                format!("{{r}}{key}").into_bytes(),
+                ttl.into(),
+                dump.bytes().to_vec(),
+            ];
+            command.extend(more.iter().map(|w| w.as_bytes().to_vec()));
+            command
+        };
+        copies.push(restore("0", &[]));
+        copies.push(restore("0", &[]));
+        copies.push(restore("100000", &["REPLACE"]));
+        copies.push(restore("33177117420000", &["REPLACE", "ABSTTL"]));
+        copies.push(restore("0", &["REPLACE", "IDLETIME", "1000"]));
+        copies.push(restore("-1", &["REPLACE"]));
+        let mut broken = restore("0", &["REPLACE"]);
+        broken[3][0] ^= 0x55;
+        copies.push(broken);
+        for look in ["TYPE", "OBJECT ENCODING", "DUMP", "PTTL", "EXISTS"] {
+            copies.push(crate::support::words(&format!("{look} {{r}}{key}")));
+        }
+    }
+    compare(
+        "restored from a plain server's dump",
+        &mut routed,
+        &mut plain,
+        &copies,
+        || 7,
+    );
+    for key in keys {
+        assert_eq!(
+            routed.cmd(&format!("DUMP {{r}}{key}")),
+            plain.cmd(&format!("DUMP {{d}}{key}")),
+            "DUMP of {key}"
+        );
+    }
+}
+
+/// Two commands of one client on one key never pass each other, whichever way each of them takes inside the router: a large value, a
+/// slow command, a script, a split command, the ordinary pipeline.
+#[test]
+fn commands_on_a_key_keep_their_order_on_every_path() {
+    let pair = Pair::new(None);
+    let mut random = Random::new(7);
+    let mut commands = Vec::new();
+    for round in 0..60 {
+        let tag = round % 5;
+        let key = |name: &str| format!("{{lane{tag}}}{name}").into_bytes();
+        let large = vec![b'a' + (round % 26) as u8; 1_200_000 + random.below(100)];
+        let word = |w: &str| w.as_bytes().to_vec();
+        let steps: Vec<Command> = vec![
+            vec![word("SET"), key("v"), format!("small {round}").into_bytes()],
+            vec![word("GET"), key("v")],
+            vec![word("SET"), key("v"), large],
+            vec![word("STRLEN"), key("v")],
+            vec![word("APPEND"), key("v"), word("tail")],
+            vec![word("GET"), key("v")],
+            vec![
+                word("MSET"),
+                key("v"),
+                word("m"),
+                format!("{{other{round}}}w").into_bytes(),
+                word("n"),
+            ],
+            vec![word("GETSET"), key("v"), word("after")],
+            vec![word("RPUSH"), key("list"), round.to_string().into_bytes()],
+            vec![word("SORT"), key("list"), word("DESC")],
+            vec![
+                word("RPUSH"),
+                key("list"),
+                (round + 1000).to_string().into_bytes(),
+            ],
+            vec![
+                word("EVAL"),
+                word("return redis.call('LPOP', KEYS[1])"),
+                word("1"),
+                key("list"),
+            ],
+            vec![word("LRANGE"), key("list"), word("0"), word("-1")],
+            vec![
+                word("SUNIONSTORE"),
+                key("union"),
+                key("absent"),
+                key("members"),
+            ],
+            vec![word("SADD"), key("members"), round.to_string().into_bytes()],
+            vec![word("SCARD"), key("members")],
+            vec![
+                word("MGET"),
+                key("v"),
+                format!("{{other{round}}}w").into_bytes(),
+                key("absent"),
+            ],
+            vec![
+                word("DEL"),
+                key("v"),
+                format!("{{other{round}}}w").into_bytes(),
+            ],
+            vec![word("EXISTS"), key("v")],
+        ];
+        // Not always all of them: each pair should meet once as neighbours.
+        commands.extend(steps.into_iter().filter(|_| !random.one_in(4)));
+    }
+    for resp in [2, 3] {
+        let (mut routed, mut plain) = pair.clients(resp);
+        compare(
+            &format!("mixed paths, RESP{resp}"),
+            &mut routed,
+            &mut plain,
+            &commands,
+            || 200,
+        );
+        pair.flush();
+    }
+}
+
+/// The clock of a node decides about expiry, and an expired key is gone for every command.
+#[test]
+fn keys_expire() {
+    let site = Site::new(2);
+    let mut client = site.client();
+    for i in 0..20 {
+        assert_eq!(client.cmd(&format!("SET short:{i} v PX 30")), value::ok());
+        assert_eq!(client.cmd(&format!("SET long:{i} v EX 1000")), value::ok());
+    }
+    until("the short keys have expired", || {
+        (client.cmd("DBSIZE") == value::int(20)).then_some(())
+    });
+    for i in 0..20 {
+        assert_eq!(client.cmd(&format!("GET short:{i}")), Value::Nil);
+        assert_eq!(client.cmd(&format!("GET long:{i}")), value::bulk("v"));
+    }
+}

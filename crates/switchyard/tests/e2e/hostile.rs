@@ -1,0 +1,662 @@
+//! Bytes that no well-meaning client sends: the router must answer what Redis answers or close as Redis closes, keep no memory for
+//! what was only declared, and go on serving.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use crate::support::{
+    Client, Node, NodeOptions, Random, Site, SiteOptions, encode, ok, simple, until, words,
+};
+
+/// Hand-made inputs: a name, and the bytes of one connection.
+fn inputs() -> Vec<(String, Vec<u8>)> {
+    let mut inputs: Vec<(String, Vec<u8>)> = Vec::new();
+    let mut add = |name: &str, bytes: &[u8]| inputs.push((name.to_owned(), bytes.to_vec()));
+
+    // Lengths
+    for count in [
+        "-1",
+        "0",
+        "-2147483648",
+        "2147483647",
+        "2147483648",
+        "4294967297",
+        "9223372036854775807",
+        "9223372036854775808",
+        "1048577",
+        "x",
+        "",
+        " 1",
+        "1 ",
+        "+1",
+        "1x",
+        "0x1",
+        "1.5",
+        "--1",
+        "01",
+    ] {
+        add(
+            &format!("*{count}"),
+            format!("*{count}\r\n$4\r\nPING\r\n").as_bytes(),
+        );
+        add(
+            &format!("PING then *{count}"),
+            format!("*1\r\n$4\r\nPING\r\n*{count}\r\n$4\r\nPING\r\n").as_bytes(),
+        );
+    }
+    for len in [
+        "-1",
+        "-2147483648",
+        "536870913",
+        "2147483648",
+        "4294967300",
+        "9223372036854775807",
+        "18446744073709551617",
+        "x",
+        "",
+        " 4",
+        "4 ",
+        "+4",
+        "4x",
+        "0x4",
+        "04",
+        "--4",
+    ] {
+        add(
+            &format!("${len}"),
+            format!("*1\r\n${len}\r\nPING\r\n*1\r\n$4\r\nPING\r\n").as_bytes(),
+        );
+        add(
+            &format!("second ${len}"),
+            format!("*2\r\n$4\r\nECHO\r\n${len}\r\nPING\r\n*1\r\n$4\r\nPING\r\n").as_bytes(),
+        );
+    }
+    add(
+        "shorter than it says",
+        b"*1\r\n$6\r\nPING\r\n*1\r\n$4\r\nPING\r\n",
+    );
+    add(
+        "longer than it says",
+        b"*1\r\n$2\r\nPING\r\n*1\r\n$4\r\nPING\r\n",
+    );
+    add(
+        "empty command name",
+        b"*1\r\n$0\r\n\r\n*1\r\n$4\r\nPING\r\n",
+    );
+    add(
+        "several empty multibulks",
+        b"*0\r\n*0\r\n*-1\r\n*0\r\n*1\r\n$4\r\nPING\r\n",
+    );
+    add(
+        "count that never ends",
+        &[b"*".as_slice(), &b"1".repeat(70_000)].concat(),
+    );
+    add(
+        "bulk length that never ends",
+        &[b"*1\r\n$".as_slice(), &b"1".repeat(70_000)].concat(),
+    );
+
+    // Line ends
+    add(
+        "no CRLF after the bulk",
+        b"*1\r\n$4\r\nPINGxx*1\r\n$4\r\nPING\r\n",
+    );
+    add("LF only", b"*1\n$4\nPING\n");
+    add("LF after the count", b"*1\n$4\r\nPING\r\n");
+    add("CR only", b"*1\r$4\rPING\r");
+    add("CR CR LF", b"*1\r\r\n$4\r\nPING\r\n");
+    add("CRLF missing at the end", b"*1\r\n$4\r\nPING");
+    add("leading CRLF", b"\r\n\r\n*1\r\n$4\r\nPING\r\n");
+    add("leading LF", b"\n\n*1\r\n$4\r\nPING\r\n");
+    add("NUL before a command", b"\0*1\r\n$4\r\nPING\r\n");
+    add("NULs", &[0; 100]);
+    add(
+        "NULs and a line end",
+        &[&[0; 100], b"\r\nPING\r\n".as_slice()].concat(),
+    );
+
+    // Something else than bulk strings inside
+    for inner in [
+        ":1\r\n",
+        "+PING\r\n",
+        "-ERR\r\n",
+        "*1\r\n$4\r\nPING\r\n",
+        "PING\r\n",
+        "_\r\n",
+        "#t\r\n",
+        "%1\r\n",
+        "\r\n",
+        "\0",
+        "!4\r\nPING\r\n",
+        "=4\r\nPING\r\n",
+    ] {
+        add(
+            &format!("multibulk of {inner:?}"),
+            format!("*1\r\n{inner}").as_bytes(),
+        );
+        add(
+            &format!("second element {inner:?}"),
+            format!("*2\r\n$4\r\nPING\r\n{inner}").as_bytes(),
+        );
+    }
+    add(
+        "deeply nested",
+        &[b"*1\r\n".repeat(20_000), b"$4\r\nPING\r\n".to_vec()].concat(),
+    );
+    for first in [
+        "$4\r\nPING\r\n",
+        "+PING\r\n",
+        "-ERR x\r\n",
+        ":1\r\n",
+        "_\r\n",
+        "%1\r\n",
+        "~1\r\n",
+        ">1\r\n",
+        "#t\r\n",
+    ] {
+        add(&format!("a reply as a request {first:?}"), first.as_bytes());
+    }
+
+    // Inline commands
+    for line in [
+        "PING",
+        "  PING  ",
+        "\tPING\t",
+        "PING \"\"",
+        "PING ''",
+        "ECHO \"a b\"",
+        "ECHO 'a b'",
+        "ECHO \"a\\x41b\\n\\r\\t\\b\\a\\\"\\\\\"",
+        "ECHO 'it\\'s'",
+        "ECHO 'back\\slash'",
+        "ECHO \"\\x4\"",
+        "GET \"x\\x4\"",
+        "GET \"x\\xzz\"",
+        "GET \"\\",
+        "GET \"unbalanced",
+        "GET 'unbalanced",
+        "GET \"x\"y",
+        "GET 'x'y",
+        "GET x\"y\"",
+        "GET x'y",
+        "\"PING\"",
+        "\"PI\"NG",
+        "''",
+        "\"\"",
+        "NOSUCH a b c",
+        "GET",
+        "GET a b",
+        "echo \u{e9}\u{4e16}",
+        "*1 PING",
+        "SET k v\0w",
+        "\u{b}PING",
+    ] {
+        add(
+            &format!("inline {line:?}"),
+            format!("{line}\r\nPING\r\n").as_bytes(),
+        );
+        add(
+            &format!("inline {line:?} with LF"),
+            format!("{line}\nPING\n").as_bytes(),
+        );
+    }
+    add(
+        "inline as long as allowed",
+        &[b"ECHO ".as_slice(), &b"x".repeat(60_000), b"\r\nPING\r\n"].concat(),
+    );
+    add("inline that never ends", &b"x".repeat(80_000));
+    add(
+        "inline too long",
+        &[b"ECHO ".as_slice(), &b"x".repeat(80_000), b"\r\nPING\r\n"].concat(),
+    );
+    add(
+        "inline of many words",
+        &[b"EXISTS".as_slice(), &b" a".repeat(20_000), b"\r\nPING\r\n"].concat(),
+    );
+    add(
+        "spaces only",
+        &[&b" ".repeat(1000), b"\r\nPING\r\n".as_slice()].concat(),
+    );
+
+    // Another protocol
+    add("HTTP GET", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+    add(
+        "HTTP POST",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nPING",
+    );
+    add("Host: alone", b"Host: x\r\nPING\r\n");
+    add("host in small letters", b"host: x\r\nPING\r\n");
+    add("POST after a command", b"PING\r\nPOST x\r\nPING\r\n");
+    add(
+        "POST as multibulk",
+        b"*2\r\n$4\r\nPOST\r\n$1\r\n/\r\n*1\r\n$4\r\nPING\r\n",
+    );
+    add(
+        "TLS",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n",
+    );
+    add("SSH", b"SSH-2.0-OpenSSH_9.6\r\n");
+    add("memcached", b"set k 0 0 1\r\nx\r\n");
+
+    // Commands that are well-formed and odd
+    add(
+        "very long name",
+        &[encode(&["N".repeat(5000)]), encode(&["PING"])].concat(),
+    );
+    add(
+        "binary name",
+        &[encode(&[&[0xff, 0, 13, 10][..]]), encode(&["PING"])].concat(),
+    );
+    add(
+        "name with NUL",
+        &[encode(&[&b"PING\0"[..]]), encode(&["PING"])].concat(),
+    );
+    add(
+        "unknown with long arguments",
+        &[
+            encode(&["nosuch".to_owned(), "y".repeat(500), "z".repeat(500)]),
+            encode(&["PING"]),
+        ]
+        .concat(),
+    );
+    add(
+        "unknown with line ends",
+        &[encode(&["no\r\nsuch", "a\r\nb\nc\0d"]), encode(&["PING"])].concat(),
+    );
+    add(
+        "unknown with 1000 arguments",
+        &[encode(&vec!["nosuch"; 1000]), encode(&["PING"])].concat(),
+    );
+    add(
+        "subcommand with line ends",
+        &[
+            encode(&["CLIENT", "x\r\ny"]),
+            encode(&["OBJECT", "a\r\n+OK"]),
+            encode(&["PING"]),
+        ]
+        .concat(),
+    );
+    add(
+        "EVAL with a huge key count",
+        &[
+            encode(&["EVAL", "return 1", "99999999999999999999", "k"]),
+            encode(&["PING"]),
+        ]
+        .concat(),
+    );
+    add(
+        "EVAL with keys beyond its arguments",
+        &[
+            encode(&["EVAL", "return 1", "2147483647", "k"]),
+            encode(&["PING"]),
+        ]
+        .concat(),
+    );
+    add(
+        "ZUNION with a negative count",
+        &[encode(&["ZUNION", "-1", "k"]), encode(&["PING"])].concat(),
+    );
+    add(
+        "LMPOP beyond its arguments",
+        &[
+            encode(&["LMPOP", "1000000", "k", "LEFT"]),
+            encode(&["PING"]),
+        ]
+        .concat(),
+    );
+    add(
+        "XREAD STREAMS alone",
+        &[encode(&["XREAD", "STREAMS"]), encode(&["PING"])].concat(),
+    );
+    add(
+        "empty key",
+        &[
+            encode(&["SET", "", "v"]),
+            encode(&["GET", ""]),
+            encode(&["MGET", "", "", ""]),
+            encode(&["DEL", ""]),
+        ]
+        .concat(),
+    );
+    inputs
+}
+
+/// Sends every input to both and compares what comes, in rounds over all connections at once: waiting once for all is what makes a
+/// table of this size cheap.
+fn compare(site: &Site, plain: &Node, inputs: &[(String, Vec<u8>)]) {
+    struct Case<'a> {
+        name: &'a str,
+        bytes: &'a [u8],
+        clients: [Client; 2],
+        got: [Vec<u8>; 2],
+        closed: [bool; 2],
+    }
+    let mut cases: Vec<Case<'_>> = inputs
+        .iter()
+        .map(|(name, bytes)| Case {
+            name,
+            bytes,
+            clients: [site.client(), plain.client()],
+            got: [Vec::new(), Vec::new()],
+            closed: [false, false],
+        })
+        .collect();
+    for case in &mut cases {
+        for client in &mut case.clients {
+            // The peer may have closed before it has all.
+            let _ = client.stream().write_all(case.bytes);
+        }
+    }
+    let start = Instant::now();
+    loop {
+        for case in &mut cases {
+            for side in 0..2 {
+                if !case.closed[side] {
+                    let (bytes, closed) = case.clients[side].listen(Duration::from_millis(1));
+                    case.got[side].extend(bytes);
+                    case.closed[side] |= closed;
+                }
+            }
+        }
+        let different: Vec<&Case<'_>> = cases
+            .iter()
+            .filter(|c| c.got[0] != c.got[1] || c.closed[0] != c.closed[1])
+            .collect();
+        // Equal is not enough: too many bytes may still come.
+        if different.is_empty() && start.elapsed() > Duration::from_millis(500) {
+            return;
+        }
+        if start.elapsed() > Duration::from_secs(6) {
+            let show = |bytes: &[u8]| bytes[..bytes.len().min(200)].escape_ascii().to_string();
+            let list: Vec<String> = different
+                .iter()
+                .map(|c| {
+                    format!(
+                        "{}\n    sent:   {}\n    router: {} {}\n    plain:  {} {}",
+                        c.name,
+                        show(c.bytes),
+                        show(&c.got[0]),
+                        if c.closed[0] { "(closed)" } else { "(open)" },
+                        show(&c.got[1]),
+                        if c.closed[1] { "(closed)" } else { "(open)" },
+                    )
+                })
+                .collect();
+            panic!(
+                "{} of {} inputs are answered differently:\n  {}",
+                list.len(),
+                cases.len(),
+                list.join("\n  ")
+            );
+        }
+    }
+}
+
+#[test]
+fn hostile_bytes_are_answered_as_redis_answers_them() {
+    let site = Site::new(2);
+    let plain = Node::start(&NodeOptions::default());
+    compare(&site, &plain, &inputs());
+    assert_eq!(site.client().cmd("PING"), simple("PONG"));
+}
+
+/// Valid commands with a few bytes changed, dropped, doubled or cut: whatever comes out, both must agree on it.
+#[test]
+fn damaged_commands_are_answered_as_redis_answers_them() {
+    let site = Site::new(2);
+    let plain = Node::start(&NodeOptions::default());
+    for seed in Random::seeds(&[4]) {
+        eprintln!("SWITCHYARD_E2E_SEED={seed}");
+        let mut random = Random::new(seed);
+        let lines = [
+            "SET k v",
+            "GET k",
+            "MGET a b c",
+            "PING",
+            "HGET h f",
+            "ECHO \"x y\"",
+            "DEL a b",
+            "EXISTS k",
+            "INCRBY n 5",
+        ];
+        let inputs: Vec<(String, Vec<u8>)> = (0..250)
+            .map(|i| {
+                let mut bytes: Vec<u8> = (0..1 + random.below(3))
+                    .flat_map(|_| encode(&words(random.pick(&lines))))
+                    .collect();
+                for _ in 0..1 + random.below(3) {
+                    let at = random.below(bytes.len());
+                    match random.below(5) {
+                        0 => bytes[at] = random.bits() as u8,
+                        1 => {
+                            bytes.remove(at);
+                        }
+                        2 => bytes.insert(
+                            at,
+                            *random.pick(&[
+                                &b'\r', &b'\n', &b'$', &b'*', &b'0', &b'9', &b' ', &b'"', &0, &0xff,
+                            ]),
+                        ),
+                        3 => bytes.truncate(at.max(1)),
+                        _ => {
+                            let piece = bytes[at..bytes.len().min(at + 6)].to_vec();
+                            bytes.splice(at..at, piece);
+                        }
+                    }
+                    if bytes.is_empty() {
+                        bytes.push(b'*');
+                    }
+                }
+                (format!("damaged {i} of seed {seed}"), bytes)
+            })
+            .collect();
+        compare(&site, &plain, &inputs);
+    }
+    assert_eq!(site.client().cmd("PING"), simple("PONG"));
+}
+
+#[test]
+fn a_partial_command_and_then_the_end_hurts_nobody() {
+    let site = Site::new(2);
+    let stream: Vec<u8> = ["SET cut 1", "MSET a 1 b 2 c 3", "INCR n"]
+        .iter()
+        .flat_map(|line| encode(&words(line)))
+        .collect();
+    for cut in 0..stream.len() {
+        let mut client = site.client();
+        client.write(&stream[..cut]);
+        if cut % 2 == 0 {
+            client.finish_sending();
+        }
+        drop(client);
+    }
+    let mut client = site.client();
+    assert_eq!(client.cmd("SET alive yes"), ok());
+    // Nothing that was not complete was executed: INCR's last byte never came.
+    assert_eq!(client.cmd("EXISTS n"), crate::support::int(0));
+}
+
+/// What a connection may contain, cut anywhere, must not change what is answered.
+#[test]
+fn requests_may_arrive_in_any_pieces() {
+    let site = Site::new(3);
+    let mut stream = Vec::new();
+    for line in [
+        "SET frag:1 \"with\\r\\nline\\x00ends\"",
+        "GET frag:1",
+        "MSET frag:1 a frag:2 b frag:3 c",
+        "MGET frag:1 frag:2 frag:3 frag:4",
+        "PING",
+        "EVAL \"return ARGV[1]\" 1 frag:1 x",
+        "DEL frag:1 frag:2",
+        "NOSUCH a",
+        "RENAME frag:1 other",
+    ] {
+        stream.extend(encode(&words(line)));
+    }
+    stream.extend_from_slice(b"*0\r\n\r\nGET \"frag:3\"\r\nPING\n");
+    stream.extend(encode(&["ECHO", "end"]));
+    let whole = {
+        let mut client = site.client();
+        client.write(&stream);
+        let mut all = Vec::new();
+        while !all.ends_with(b"$3\r\nend\r\n") {
+            all.extend(client.raw());
+        }
+        all
+    };
+    let replies = |mut client: Client| {
+        let mut all = Vec::new();
+        while all.len() < whole.len() {
+            all.extend(client.raw());
+        }
+        all.escape_ascii().to_string()
+    };
+    let expected = whole.escape_ascii().to_string();
+    // Every cut into two, many connections at once so that the pauses cost nothing. They share keys, and every connection must see
+    // the same: so one after the other is sent, only the pauses overlap - with keys of their own.
+    let cuts: Vec<usize> = (1..stream.len()).collect();
+    for batch in cuts.chunks(64) {
+        let mut open: Vec<(usize, Vec<u8>, Client)> = batch
+            .iter()
+            .map(|&cut| {
+                let tagged = own_keys(&stream, cut);
+                let mut client = site.client();
+                client.write(&tagged[..cut]);
+                (cut, tagged, client)
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(5));
+        for (cut, tagged, client) in &mut open {
+            client.write(&tagged[*cut..]);
+        }
+        for (cut, _, client) in open {
+            assert_eq!(replies(client), expected, "cut at byte {cut}");
+        }
+    }
+    // Byte by byte.
+    let mut client = site.client();
+    for byte in own_keys(&stream, 99_999) {
+        client.write(&[byte]);
+        if byte == b'\n' {
+            std::thread::sleep(Duration::from_micros(300));
+        }
+    }
+    assert_eq!(replies(client), expected, "byte by byte");
+}
+
+/// The same stream with keys of its own, of the same length.
+fn own_keys(stream: &[u8], number: usize) -> Vec<u8> {
+    let tag = format!("{:04x}", number % 0x10000);
+    let mut out = stream.to_vec();
+    for at in 0..out.len().saturating_sub(5) {
+        if &out[at..at + 5] == b"frag:" {
+            out[at..at + 4].copy_from_slice(tag.as_bytes());
+        }
+    }
+    out
+}
+
+#[test]
+fn a_million_arguments() {
+    let site = Site::new(2);
+    let plain = Node::start(&NodeOptions::default());
+    let n = 1_000_000;
+    let mut command = Vec::with_capacity(n * 9);
+    command.extend_from_slice(format!("*{}\r\n$6\r\nEXISTS\r\n", n + 1).as_bytes());
+    for i in 0..n {
+        command.extend_from_slice(if i % 2 == 0 {
+            b"$1\r\na\r\n"
+        } else {
+            b"$1\r\nb\r\n"
+        });
+    }
+    let (mut client, mut reference) = (site.client(), plain.client());
+    client.cmd("SET a 1");
+    reference.cmd("SET a 1");
+    assert_eq!(
+        client.pipeline(&command, 1),
+        reference.pipeline(&command, 1)
+    );
+    assert_eq!(client.cmd("PING"), simple("PONG"));
+}
+
+/// Twenty bytes that declare half a gigabyte must cost about twenty bytes.
+#[test]
+fn declared_lengths_cost_no_memory() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else {
+        return;
+    };
+    let process = site.router().process();
+    let warm: Vec<Client> = (0..300).map(|_| site.client()).collect();
+    for mut client in warm {
+        client.cmd("PING");
+    }
+    let before = process.memory_kib("VmRSS");
+    let mut open = Vec::new();
+    for i in 0..300 {
+        let mut client = site.client();
+        client.write(match i % 6 {
+            0 => b"*1\r\n$536870912\r\n".as_slice(),
+            1 => b"*1048576\r\n",
+            2 => b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$536870912\r\nx",
+            3 => b"*1000000\r\n$4\r\nMGET\r\n$1\r\na\r\n",
+            4 => b"*2\r\n$536870912\r\nabc",
+            _ => b"*1048576\r\n$4\r\nMSET\r\n$400000000\r\nx",
+        });
+        open.push(client);
+    }
+    let mut probe = site.client();
+    assert_eq!(probe.cmd("PING"), simple("PONG"));
+    std::thread::sleep(Duration::from_millis(300));
+    let after = process.memory_kib("VmRSS");
+    let grown = after.saturating_sub(before);
+    // 300 connections have buffers of their own; anything by declared length would be gigabytes.
+    assert!(grown < 30 << 10, "300 declarations cost {grown} KiB");
+    drop(open);
+    assert_eq!(probe.cmd("SET k v"), ok());
+}
+
+/// Random bytes, many connections: the process stays, memory comes back, and other clients notice nothing.
+#[test]
+fn garbage_does_not_end_the_process() {
+    let site = Site::new(2);
+    let mut steady = site.client();
+    for seed in Random::seeds(&[21]) {
+        eprintln!("SWITCHYARD_E2E_SEED={seed}");
+        let mut random = Random::new(seed);
+        for i in 0..400 {
+            let mut client = site.client();
+            let len = 1 + random.below(4000);
+            let mut bytes = random.bytes(len);
+            match i % 4 {
+                // Bytes that look more like the protocol get further.
+                0 => bytes
+                    .iter_mut()
+                    .for_each(|b| *b = b"*$0123456789\r\n\r\nGETSPING "[*b as usize % 25]),
+                1 => bytes
+                    .splice(0..0, b"*3\r\n$3\r\nSET\r\n$".iter().copied())
+                    .for_each(drop),
+                2 => bytes
+                    .splice(0..0, b"*2\r\n$4\r\nECHO\r\n$5000\r\n".iter().copied())
+                    .for_each(drop),
+                _ => {}
+            }
+            let _ = client.stream().write_all(&bytes);
+            if i % 3 == 0 {
+                client.listen(Duration::from_millis(1));
+            }
+            if i % 20 == 0 {
+                assert_eq!(steady.cmd(&format!("SET steady {i}")), ok());
+                assert_eq!(
+                    steady.cmd("GET steady"),
+                    crate::support::bulk(i.to_string())
+                );
+            }
+        }
+    }
+    until("the connections are gone", || {
+        let clients = steady.cmd("CLIENT LIST").text().lines().count();
+        (clients <= 2).then_some(())
+    });
+}

@@ -1,0 +1,380 @@
+//! Commands about the server itself, as monitoring, libraries and people ask them; and what is refused or not there yet.
+
+use crate::support::{Node, NodeOptions, Site, SiteOptions, Value, bulk, direct, int, ok, simple};
+
+#[test]
+fn info_has_the_sections_and_fields_that_tools_read() {
+    let site = Site::new(3);
+    let mut client = site.client();
+    for i in 0..30 {
+        client.cmd(&format!("SET k{i} v"));
+    }
+    client.cmd("SELECT 2");
+    client.cmd("SET two v EX 1000");
+    let info = client.cmd("INFO").text();
+    for section in [
+        "Server",
+        "Clients",
+        "Memory",
+        "Stats",
+        "Replication",
+        "CPU",
+        "Keyspace",
+    ] {
+        assert!(
+            info.contains(&format!("# {section}\r\n")),
+            "no section {section} in\n{info}"
+        );
+    }
+    let field = |name: &str| {
+        info.lines()
+            .find_map(|line| {
+                line.strip_prefix(name)?
+                    .strip_prefix(':')
+                    .map(|v| v.trim().to_owned())
+            })
+            .unwrap_or_else(|| panic!("no field {name} in\n{info}"))
+    };
+    for name in [
+        "redis_version",
+        "redis_mode",
+        "os",
+        "process_id",
+        "tcp_port",
+        "uptime_in_seconds",
+        "uptime_in_days",
+        "connected_clients",
+        "maxclients",
+        "blocked_clients",
+        "used_memory",
+        "used_memory_human",
+        "used_memory_rss",
+        "maxmemory",
+        "total_connections_received",
+        "total_commands_processed",
+        "instantaneous_ops_per_sec",
+        "total_net_input_bytes",
+        "total_net_output_bytes",
+        "rejected_connections",
+        "expired_keys",
+        "evicted_keys",
+        "keyspace_hits",
+        "keyspace_misses",
+        "role",
+        "connected_slaves",
+        "used_cpu_sys",
+        "used_cpu_user",
+    ] {
+        field(name);
+    }
+    assert_eq!(field("role"), "master");
+    assert_eq!(field("redis_mode"), "standalone");
+    assert_eq!(field("tcp_port"), site.address().port().to_string());
+    assert!(
+        field("db0").starts_with("keys=30,expires=0,"),
+        "db0:{}",
+        field("db0")
+    );
+    assert!(
+        field("db2").starts_with("keys=1,expires=1,"),
+        "db2:{}",
+        field("db2")
+    );
+    assert!(
+        field("total_commands_processed")
+            .parse::<u64>()
+            .expect("a number")
+            >= 30
+    );
+    assert!(field("connected_clients").parse::<u64>().expect("a number") >= 1);
+    if !direct() {
+        assert!(info.contains("# Switchyard\r\n"), "{info}");
+    }
+    // One section, several, all spellings.
+    let keyspace = client.cmd("INFO keyspace").text();
+    assert!(
+        keyspace.starts_with("# Keyspace\r\n") && !keyspace.contains("# Server"),
+        "{keyspace}"
+    );
+    let two = client.cmd("INFO SERVER clients").text();
+    assert!(
+        two.contains("# Server") && two.contains("# Clients") && !two.contains("# Memory"),
+        "{two}"
+    );
+    assert!(client.cmd("INFO everything").text().contains("# Keyspace"));
+    assert!(client.cmd("INFO all").text().contains("# Keyspace"));
+    assert_eq!(client.cmd("INFO nosuchsection").text().trim(), "");
+    let mut three = site.client();
+    three.cmd("HELLO 3");
+    assert!(matches!(three.cmd("INFO server"), Value::Verbatim(_)));
+}
+
+#[test]
+fn role_time_echo_and_lolwut() {
+    let site = Site::new(2);
+    let mut client = site.client();
+    let role = client.cmd("ROLE");
+    assert_eq!(role.items()[0], bulk("master"));
+    assert!(matches!(role.items()[1], Value::Int(_)));
+    assert_eq!(role.items()[2], Value::Array(vec![]));
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .expect("a clock after 1970")
+        .as_secs();
+    let time = client.cmd("TIME");
+    let seconds: u64 = time.items()[0].text().parse().expect("seconds");
+    let micros: u64 = time.items()[1].text().parse().expect("microseconds");
+    assert!(seconds.abs_diff(now) <= 60 && micros < 1_000_000);
+    assert_eq!(client.cmd("ECHO \"\\x00\\r\\n\""), bulk("\0\r\n"));
+    assert_eq!(client.cmd("PING"), simple("PONG"));
+    assert_eq!(client.cmd("PING payload"), bulk("payload"));
+    assert!(client.cmd("LOLWUT").error().is_none());
+}
+
+#[test]
+fn config_get_answers_what_clients_ask() {
+    let site = Site::new(2);
+    let mut client = site.client();
+    // redis-benchmark, redis-py, Spring and others ask these when they start.
+    for name in [
+        "save",
+        "appendonly",
+        "maxmemory",
+        "maxmemory-policy",
+        "databases",
+        "timeout",
+        "maxclients",
+        "proto-max-bulk-len",
+    ] {
+        let reply = client.cmd(&format!("CONFIG GET {name}"));
+        assert_eq!(reply.items().len(), 2, "CONFIG GET {name}: {reply:?}");
+        assert_eq!(reply.items()[0], bulk(name));
+    }
+    assert_eq!(
+        client.cmd("CONFIG GET databases").field("databases"),
+        bulk("16")
+    );
+    assert_eq!(
+        client.cmd("CONFIG GET appendonly").field("appendonly"),
+        bulk("no")
+    );
+    assert_eq!(client.cmd("CONFIG GET save").field("save"), bulk(""));
+    assert_eq!(
+        client.cmd("CONFIG GET nosuchparameter"),
+        Value::Array(vec![])
+    );
+    assert!(client.cmd("CONFIG GET maxmemory*").items().len() >= 4);
+    assert!(client.cmd("CONFIG GET save databases").items().len() == 4);
+    assert!(client.cmd("CONFIG GET *").items().len() >= 8);
+    client.cmd("HELLO 3");
+    assert!(matches!(client.cmd("CONFIG GET save"), Value::Map(_)));
+    client.cmd("HELLO 2");
+    assert_eq!(client.cmd("CONFIG RESETSTAT"), ok());
+    client.cmd("CONFIG").expect_error();
+    client.cmd("CONFIG GET").expect_error();
+}
+
+#[test]
+fn commands_are_described_as_the_nodes_describe_them() {
+    let site = Site::new(2);
+    let plain = Node::start(&NodeOptions::default());
+    let (mut client, mut reference) = (site.client(), plain.client());
+    assert!(client.cmd("COMMAND COUNT").int() > 200);
+    let names: Vec<String> = client
+        .cmd("COMMAND")
+        .items()
+        .iter()
+        .map(|row| row.items()[0].text())
+        .collect();
+    for name in ["get", "set", "mget", "zunionstore", "eval", "xread"] {
+        assert!(names.iter().any(|n| n == name), "COMMAND lacks {name}");
+    }
+    for line in [
+        "COMMAND GETKEYS GET k",
+        "COMMAND GETKEYS MSET a 1 b 2",
+        "COMMAND GETKEYS EVAL \"return 1\" 2 k1 k2 arg",
+        "COMMAND GETKEYS ZUNIONSTORE dst 2 a b WEIGHTS 1 2",
+        "COMMAND GETKEYS XREAD COUNT 2 STREAMS s1 s2 0 0",
+        "COMMAND GETKEYS SORT k BY w_* STORE dst",
+        "COMMAND GETKEYS PING",
+        "COMMAND GETKEYS NOSUCH a",
+        "COMMAND GETKEYS GET",
+        "COMMAND GETKEYS",
+        "COMMAND INFO get",
+        "COMMAND INFO get nosuch mset",
+        "COMMAND INFO nosuch",
+        "COMMAND BOGUS",
+    ] {
+        assert_eq!(client.cmd(line), reference.cmd(line), "{line}");
+    }
+    let docs = client.cmd("COMMAND DOCS get");
+    assert_eq!(docs.items()[0], bulk("get"));
+    assert!(client.cmd("COMMAND LIST").items().len() > 200);
+    assert!(!client.cmd("COMMAND HELP").items().is_empty());
+}
+
+#[test]
+fn slowlog_and_latency_cover_all_nodes() {
+    let site = Site::new(2);
+    for node in site.nodes() {
+        node.cmd("CONFIG SET slowlog-log-slower-than 0");
+        node.cmd("SLOWLOG RESET");
+    }
+    let mut client = site.client();
+    for i in 0..20 {
+        client.cmd(&format!("SET slow{i} v"));
+    }
+    let log = client.cmd("SLOWLOG GET 100");
+    let seen = |name: &str| {
+        log.items().iter().any(|entry| {
+            entry.items()[3]
+                .items()
+                .get(1)
+                .is_some_and(|key| *key == bulk(name))
+        })
+    };
+    for i in 0..20 {
+        assert!(seen(&format!("slow{i}")), "slow{i} is not in {log:?}");
+    }
+    assert!(client.cmd("SLOWLOG LEN").int() >= 20);
+    assert!(client.cmd("SLOWLOG GET").items().len() <= 10);
+    assert_eq!(client.cmd("SLOWLOG GET 3").items().len(), 3);
+    assert_eq!(client.cmd("SLOWLOG RESET"), ok());
+    for node in site.nodes() {
+        node.cmd("CONFIG SET slowlog-log-slower-than 1000000");
+        node.cmd("SLOWLOG RESET");
+    }
+    assert_eq!(client.cmd("SLOWLOG LEN"), int(0));
+    assert_eq!(client.cmd("LATENCY LATEST"), Value::Array(vec![]));
+    assert_eq!(client.cmd("LATENCY RESET"), int(0));
+    assert_eq!(client.cmd("LATENCY HISTORY command"), Value::Array(vec![]));
+}
+
+#[test]
+fn memory_usage_and_object_reach_the_owner() {
+    let site = Site::new(3);
+    let mut client = site.client();
+    for i in 0..30 {
+        client.call(&["SET", &format!("m{i}"), &"x".repeat(1000)]);
+        assert!(client.cmd(&format!("MEMORY USAGE m{i}")).int() > 1000);
+        assert_eq!(client.cmd(&format!("OBJECT ENCODING m{i}")), bulk("raw"));
+        assert_eq!(client.cmd(&format!("OBJECT REFCOUNT m{i}")), int(1));
+    }
+    assert_eq!(client.cmd("MEMORY USAGE none"), Value::Nil);
+    assert!(client.cmd("MEMORY HELP").error().is_none());
+}
+
+#[test]
+fn what_would_harm_the_nodes_is_refused() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else {
+        return;
+    };
+    let mut client = site.client();
+    client.cmd("SET k v");
+    let port = site.nodes()[0].address().port();
+    for line in [
+        "DEBUG SLEEP 0",
+        "DEBUG OBJECT k",
+        "DEBUG SEGFAULT",
+        "DEBUG JMAP",
+        "SHUTDOWN",
+        "SHUTDOWN NOSAVE",
+        &format!("REPLICAOF 127.0.0.1 {port}"),
+        &format!("SLAVEOF 127.0.0.1 {port}"),
+        "REPLICAOF NO ONE",
+        "CONFIG SET maxmemory 1",
+        "CONFIG REWRITE",
+        "MODULE LOAD /nonexistent.so",
+        "MODULE UNLOAD x",
+        "BGSAVE",
+        "BGREWRITEAOF",
+        "SAVE",
+        "FAILOVER",
+        "PSYNC ? -1",
+        "SYNC",
+        "REPLCONF listening-port 1",
+        &format!("MIGRATE 127.0.0.1 {port} k 0 1000"),
+        "RESTORE-ASKING k 0 x",
+        "ACL SETUSER evil on nopass ~* +@all",
+        "ACL DELUSER default",
+        "CLUSTER MEET 127.0.0.1 1",
+        "PFSELFTEST",
+        "PFDEBUG GETREG k",
+    ] {
+        let error = client.cmd(line);
+        let error = error.expect_error();
+        assert!(
+            error.len() > 20,
+            "{line} must say why it is refused: {error}"
+        );
+        let name = line.split(' ').next().expect("a name").to_lowercase();
+        assert!(
+            error.to_lowercase().contains(&name),
+            "{line} must be named in its error: {error}"
+        );
+    }
+    assert_eq!(client.cmd("GET k"), bulk("v"));
+    for node in site.nodes() {
+        assert_eq!(node.cmd("CONFIG GET maxmemory").items()[1], bulk("0"));
+        assert_eq!(node.cmd("ROLE").items()[0], bulk("master"));
+        assert_eq!(node.cmd("ACL LIST").items().len(), 1);
+    }
+}
+
+/// Not silence, and no half answer: an error that names what is missing. The connection goes on.
+#[test]
+fn what_is_not_there_yet_says_so() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else {
+        return;
+    };
+    let mut client = site.client();
+    for (line, feature) in [
+        ("MULTI", "transactions"),
+        ("EXEC", "transactions"),
+        ("DISCARD", "transactions"),
+        ("WATCH k", "transactions"),
+        ("UNWATCH", "transactions"),
+        ("BLPOP k 1", "blocking"),
+        ("BRPOP k 1", "blocking"),
+        ("BLMOVE {k}a {k}b LEFT LEFT 1", "blocking"),
+        ("BRPOPLPUSH {k}a {k}b 1", "blocking"),
+        ("BLMPOP 1 1 k LEFT", "blocking"),
+        ("BZPOPMIN k 1", "blocking"),
+        ("BZPOPMAX k 1", "blocking"),
+        ("BZMPOP 1 1 k MIN", "blocking"),
+        ("XREAD BLOCK 100 STREAMS k $", "blocking"),
+        ("XREADGROUP GROUP g c BLOCK 100 STREAMS k >", "blocking"),
+        ("WAIT 1 100", "blocking"),
+        ("SUBSCRIBE c", "pub/sub"),
+        ("PSUBSCRIBE c*", "pub/sub"),
+        ("SSUBSCRIBE c", "pub/sub"),
+        ("PUBLISH c m", "pub/sub"),
+        ("SPUBLISH c m", "pub/sub"),
+        ("PUBSUB CHANNELS", "pub/sub"),
+        ("UNSUBSCRIBE", "pub/sub"),
+        ("MONITOR", "MONITOR"),
+        ("CLIENT TRACKING on", "tracking"),
+        ("CLIENT PAUSE 100", "paus"),
+        ("CLUSTER SLOTS", "cluster"),
+        ("READONLY", "cluster"),
+    ] {
+        for protocol in ["HELLO 2", "HELLO 3"] {
+            client.cmd(protocol);
+            let reply = client.cmd(line);
+            let error = reply.expect_error();
+            assert!(
+                error.contains(feature),
+                "{line} must name `{feature}`: {error}"
+            );
+        }
+        assert_eq!(client.cmd("PING"), simple("PONG"));
+    }
+    // A pipeline that expects transactions gets one answer per command.
+    for line in ["MULTI", "SET a 1", "GET a", "EXEC"] {
+        client.post(line);
+    }
+    client.reply().expect_error();
+    assert_eq!(client.reply(), ok());
+    assert_eq!(client.reply(), bulk("1"));
+    client.reply().expect_error();
+}

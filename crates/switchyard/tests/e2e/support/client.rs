@@ -1,0 +1,281 @@
+//! A blocking client that hides nothing: it sends the bytes it is told to and gives replies as they came.
+//!
+//! No client library, because a library hides exactly what these tests look at: bytes, order, closes.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use super::value::{Framer, Value, parse};
+
+/// Long enough for a loaded machine with two cores; a test that meets it has failed.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A connection.
+#[derive(Debug)]
+pub(crate) struct Client {
+    stream: TcpStream,
+    buf: Vec<u8>,
+    /// Bytes of `buf` already given out.
+    taken: usize,
+    framer: Framer,
+}
+
+/// Encodes a command as a client library does.
+pub(crate) fn encode<A: AsRef<[u8]>>(args: &[A]) -> Vec<u8> {
+    let mut out = format!("*{}\r\n", args.len()).into_bytes();
+    for arg in args {
+        let arg = arg.as_ref();
+        out.extend_from_slice(format!("${}\r\n", arg.len()).as_bytes());
+        out.extend_from_slice(arg);
+        out.extend_from_slice(b"\r\n");
+    }
+    out
+}
+
+/// Splits a line into words as a shell does: `SET k "two words\x00"`. Only for the tests' own literals.
+pub(crate) fn words(line: &str) -> Vec<Vec<u8>> {
+    let mut out: Vec<Vec<u8>> = Vec::new();
+    let mut bytes = line.bytes().peekable();
+    loop {
+        while bytes.next_if(|b| b.is_ascii_whitespace()).is_some() {}
+        let Some(&first) = bytes.peek() else {
+            return out;
+        };
+        let mut word = Vec::new();
+        if first == b'"' {
+            bytes.next();
+            loop {
+                match bytes
+                    .next()
+                    .unwrap_or_else(|| panic!("unbalanced quotes in {line}"))
+                {
+                    b'"' => break,
+                    b'\\' => match bytes.next().expect("an escape") {
+                        b'n' => word.push(b'\n'),
+                        b'r' => word.push(b'\r'),
+                        b't' => word.push(b'\t'),
+                        b'x' => {
+                            let hex = [bytes.next().expect("hex"), bytes.next().expect("hex")];
+                            word.push(
+                                u8::from_str_radix(std::str::from_utf8(&hex).expect("hex"), 16)
+                                    .expect("hex"),
+                            );
+                        }
+                        other => word.push(other),
+                    },
+                    b => word.push(b),
+                }
+            }
+        } else {
+            while let Some(b) = bytes.next_if(|b| !b.is_ascii_whitespace()) {
+                word.push(b);
+            }
+        }
+        out.push(word);
+    }
+}
+
+impl Client {
+    /// Connects, or panics.
+    #[track_caller]
+    pub(crate) fn connect(address: SocketAddr) -> Client {
+        Client::try_connect(address).unwrap_or_else(|e| panic!("cannot connect to {address}: {e}"))
+    }
+
+    /// Connects.
+    pub(crate) fn try_connect(address: SocketAddr) -> io::Result<Client> {
+        let stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(Client {
+            stream,
+            buf: Vec::new(),
+            taken: 0,
+            framer: Framer::default(),
+        })
+    }
+
+    /// The socket, for what only a socket can do.
+    pub(crate) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// How long a read may take.
+    pub(crate) fn patience(&self, limit: Duration) {
+        self.stream.set_read_timeout(Some(limit)).expect("timeout");
+    }
+
+    /// Writes bytes as they are.
+    #[track_caller]
+    pub(crate) fn write(&mut self, bytes: &[u8]) {
+        self.stream
+            .write_all(bytes)
+            .unwrap_or_else(|e| panic!("cannot write {} bytes: {e}", bytes.len()));
+    }
+
+    /// Sends a command without waiting.
+    #[track_caller]
+    pub(crate) fn send<A: AsRef<[u8]>>(&mut self, args: &[A]) {
+        self.write(&encode(args));
+    }
+
+    /// Sends a command given as a line of words, without waiting.
+    #[track_caller]
+    pub(crate) fn post(&mut self, line: &str) {
+        self.send(&words(line));
+    }
+
+    /// Sends a command and waits for its reply.
+    #[track_caller]
+    pub(crate) fn call<A: AsRef<[u8]>>(&mut self, args: &[A]) -> Value {
+        self.send(args);
+        self.reply()
+    }
+
+    /// Sends a command given as a line of words and waits for its reply.
+    #[track_caller]
+    pub(crate) fn cmd(&mut self, line: &str) -> Value {
+        self.post(line);
+        match self.try_reply() {
+            Ok(value) => value,
+            Err(e) => panic!("no reply to {line}: {e}"),
+        }
+    }
+
+    /// The next reply.
+    #[track_caller]
+    pub(crate) fn reply(&mut self) -> Value {
+        self.try_reply().unwrap_or_else(|e| {
+            panic!(
+                "no reply: {e}; bytes so far: {:?}",
+                self.rest().escape_ascii().to_string()
+            )
+        })
+    }
+
+    /// The next reply, or why there is none.
+    pub(crate) fn try_reply(&mut self) -> io::Result<Value> {
+        Ok(parse(&self.try_raw()?))
+    }
+
+    /// The next reply as it came.
+    #[track_caller]
+    pub(crate) fn raw(&mut self) -> Vec<u8> {
+        self.try_raw().unwrap_or_else(|e| {
+            panic!(
+                "no reply: {e}; bytes so far: {:?}",
+                self.rest().escape_ascii().to_string()
+            )
+        })
+    }
+
+    /// The next reply as it came, or why there is none.
+    pub(crate) fn try_raw(&mut self) -> io::Result<Vec<u8>> {
+        loop {
+            if let Some(len) = self.framer.end(&self.buf[self.taken..]) {
+                let raw = self.buf[self.taken..self.taken + len].to_vec();
+                self.taken += len;
+                if self.taken == self.buf.len() {
+                    self.buf.clear();
+                    self.taken = 0;
+                }
+                return Ok(raw);
+            }
+            self.fill()?;
+        }
+    }
+
+    /// Bytes that came and were not given out yet.
+    pub(crate) fn rest(&self) -> &[u8] {
+        &self.buf[self.taken..]
+    }
+
+    fn fill(&mut self) -> io::Result<()> {
+        if self.taken > 0 && self.taken >= self.buf.len() / 2 {
+            self.buf.drain(..self.taken);
+            self.taken = 0;
+        }
+        let mut chunk = [0; 64 * 1024];
+        match self.stream.read(&mut chunk) {
+            Ok(0) => Err(io::Error::new(
+                ErrorKind::UnexpectedEof,
+                "the connection was closed",
+            )),
+            Ok(n) => {
+                self.buf.extend_from_slice(&chunk[..n]);
+                Ok(())
+            }
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                Err(io::Error::new(ErrorKind::TimedOut, "nothing came in time"))
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Sends a pipeline and collects `count` replies as they came. Writes beside reading, as one must: a peer that cannot write its
+    /// replies stops reading.
+    #[track_caller]
+    pub(crate) fn pipeline(&mut self, bytes: &[u8], count: usize) -> Vec<Vec<u8>> {
+        let mut writer = self.stream.try_clone().expect("a second handle");
+        std::thread::scope(|scope| {
+            let sender = scope.spawn(move || writer.write_all(bytes));
+            let replies = (0..count)
+                .map(|i| match self.try_raw() {
+                    Ok(raw) => raw,
+                    Err(e) => {
+                        let _ = self.stream.shutdown(Shutdown::Both);
+                        panic!("reply {i} of {count} did not come: {e}")
+                    }
+                })
+                .collect();
+            sender
+                .join()
+                .expect("the writer")
+                .unwrap_or_else(|e| panic!("cannot send the pipeline: {e}"));
+            replies
+        })
+    }
+
+    /// Collects bytes until the peer closes or nothing has come for `quiet`. Gives the bytes and whether it closed.
+    pub(crate) fn listen(&mut self, quiet: Duration) -> (Vec<u8>, bool) {
+        self.patience(quiet);
+        let closed = loop {
+            match self.fill() {
+                Ok(()) => {}
+                Err(e) if e.kind() == ErrorKind::TimedOut => break false,
+                Err(_) => break true,
+            }
+        };
+        self.patience(PATIENCE);
+        let bytes = self.buf.split_off(self.taken);
+        self.buf.clear();
+        self.taken = 0;
+        (bytes, closed)
+    }
+
+    /// True once the peer has closed: what still comes before that is discarded. False after `limit`.
+    pub(crate) fn closed_within(&mut self, limit: Duration) -> bool {
+        let end = Instant::now() + limit;
+        while Instant::now() < end {
+            self.patience(Duration::from_millis(50));
+            match self.fill() {
+                Ok(()) => self.buf.clear(),
+                Err(e) if e.kind() == ErrorKind::TimedOut => {}
+                Err(_) => return true,
+            }
+        }
+        false
+    }
+
+    /// Says that nothing more will be sent.
+    pub(crate) fn finish_sending(&self) {
+        let _ = self.stream.shutdown(Shutdown::Write);
+    }
+
+    /// Cuts the connection hard (RST where bytes are unread).
+    pub(crate) fn cut(&self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}

@@ -1,0 +1,187 @@
+//! A real `redis-server` (or `valkey-server`) on a port of its own, with nothing on disk.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use super::client::Client;
+use super::process::{Process, on_path, tied};
+use super::{ports, value::Value};
+
+/// The server that tests run against: `SWITCHYARD_E2E_SERVER`, else whichever is installed.
+pub(crate) fn default_program() -> String {
+    if let Ok(program) = std::env::var("SWITCHYARD_E2E_SERVER") {
+        return program;
+    }
+    ["redis-server", "valkey-server"]
+        .into_iter()
+        .find(|program| on_path(program))
+        .expect(
+            "redis-server or valkey-server must be on PATH (Debian: apt-get install redis-server)",
+        )
+        .to_owned()
+}
+
+/// How to start a node.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct NodeOptions {
+    /// The program, where not the default one.
+    pub(crate) program: Option<String>,
+    /// More arguments (`["--requirepass", "x"]`).
+    pub(crate) args: Vec<String>,
+    /// Lines of a configuration file, for what cannot be an argument.
+    pub(crate) config: String,
+}
+
+/// A running server, killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Node {
+    // The process is declared before the directory that it lives in: fields are dropped in this order.
+    process: Option<Process>,
+    dir: TempDir,
+    port: u16,
+    options: NodeOptions,
+}
+
+impl Node {
+    /// Starts one.
+    pub(crate) fn start(options: &NodeOptions) -> Node {
+        for _ in 0..5 {
+            let mut node = Node {
+                process: None,
+                dir: TempDir::new().expect("a directory"),
+                port: ports::free(),
+                options: options.clone(),
+            };
+            if node.launch() {
+                return node;
+            }
+        }
+        panic!("a node does not start on five different ports");
+    }
+
+    fn program(&self) -> String {
+        self.options.program.clone().unwrap_or_else(default_program)
+    }
+
+    /// Starts the process; false where it ended at once (somebody took the port).
+    fn launch(&mut self) -> bool {
+        let mut command = tied(self.program());
+        let file = self.dir.path().join("server.conf");
+        std::fs::write(&file, &self.options.config).expect("configuration file");
+        command.arg(&file);
+        command.args([
+            "--port",
+            &self.port.to_string(),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]);
+        command.args([
+            "--enable-debug-command",
+            "yes",
+            "--daemonize",
+            "no",
+            "--databases",
+            "16",
+        ]);
+        command.arg("--dir").arg(self.dir.path());
+        command.args(&self.options.args);
+        let mut process = Process::start(
+            &format!("node {}", self.port),
+            command,
+            &self.dir.path().join("log"),
+        );
+        let end = Instant::now() + Duration::from_secs(20);
+        loop {
+            if process.ended().is_some() {
+                let log = process.log();
+                assert!(
+                    log.contains("Address already in use"),
+                    "the node does not start:\n{log}"
+                );
+                return false;
+            }
+            // Before authentication PING gives an error; that it answers is enough.
+            if let Ok(mut client) = Client::try_connect(self.address()) {
+                client.post("PING");
+                if client
+                    .try_reply()
+                    .is_ok_and(|reply| !reply.error().is_some_and(|e| e.starts_with("LOADING")))
+                {
+                    self.process = Some(process);
+                    return true;
+                }
+            }
+            assert!(
+                Instant::now() < end,
+                "the node does not answer:\n{}",
+                process.log()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Its address.
+    pub(crate) fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// Its directory.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// A connection that does not pass the router.
+    #[track_caller]
+    pub(crate) fn client(&self) -> Client {
+        Client::connect(self.address())
+    }
+
+    /// One command past the router.
+    #[track_caller]
+    pub(crate) fn cmd(&self, line: &str) -> Value {
+        self.client().cmd(line)
+    }
+
+    /// `kill -9`.
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill();
+        }
+    }
+
+    /// Starts it again on the same port, empty.
+    pub(crate) fn restart(&mut self) {
+        self.kill();
+        for _ in 0..100 {
+            if self.launch() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("the node does not start again on port {}", self.port);
+    }
+
+    /// Stops it from running without closing anything (SIGSTOP).
+    pub(crate) fn freeze(&self) {
+        self.process
+            .as_ref()
+            .expect("a running node")
+            .signal(Signal::STOP);
+    }
+
+    /// Lets it run again (SIGCONT).
+    pub(crate) fn thaw(&self) {
+        self.process
+            .as_ref()
+            .expect("a running node")
+            .signal(Signal::CONT);
+    }
+}

@@ -1,0 +1,195 @@
+//! Child processes that cannot outlive the test that started them.
+//!
+//! Two nets: the guard kills by handle when it is dropped (also while a panic unwinds), and the kernel kills the child when the test
+//! process itself dies (`PR_SET_PDEATHSIG`, set by util-linux's `setpriv`, so that no unsafe `pre_exec` is needed here). The death
+//! signal is bound to the *thread* that spawned, and the test harness ends a thread per test: so one thread of its own, which never
+//! ends, spawns everything.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+type Order = (Command, Sender<io::Result<Child>>);
+
+/// Spawns on the one thread whose end would be the end of the whole test process.
+fn spawn_on_lasting_thread(command: Command) -> io::Result<Child> {
+    static SPAWNER: OnceLock<Mutex<Sender<Order>>> = OnceLock::new();
+    let spawner = SPAWNER.get_or_init(|| {
+        let (orders, inbox) = channel::<Order>();
+        std::thread::Builder::new()
+            .name("spawner".into())
+            .spawn(move || {
+                while let Ok((mut command, answer)) = inbox.recv() {
+                    let _ = answer.send(command.spawn());
+                }
+            })
+            .expect("a thread for spawning");
+        Mutex::new(orders)
+    });
+    let (answer, outcome) = channel();
+    spawner
+        .lock()
+        .expect("spawner")
+        .send((command, answer))
+        .expect("spawner lives");
+    outcome.recv().expect("spawner answers")
+}
+
+/// A command line that dies with the test process where the system can arrange it.
+pub(crate) fn tied(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let setpriv = Path::new("/usr/bin/setpriv");
+    if setpriv.exists() {
+        let mut command = Command::new(setpriv);
+        command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+        command
+    } else {
+        Command::new(program)
+    }
+}
+
+/// True where `program` is on PATH.
+pub(crate) fn on_path(program: &str) -> bool {
+    std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
+}
+
+/// A running child, killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Process {
+    child: Child,
+    name: String,
+    log: PathBuf,
+    ended: Option<ExitStatus>,
+}
+
+impl Process {
+    /// Starts `command` with stdout and stderr in `log`.
+    pub(crate) fn start(name: &str, mut command: Command, log: &Path) -> Process {
+        let out = File::options()
+            .create(true)
+            .append(true)
+            .open(log)
+            .expect("log file");
+        command
+            .stdin(Stdio::null())
+            .stdout(out.try_clone().expect("log file"))
+            .stderr(out);
+        let line = format!("{command:?}");
+        let child = spawn_on_lasting_thread(command)
+            .unwrap_or_else(|e| panic!("cannot start {name}: {e}\n  {line}"));
+        Process {
+            child,
+            name: name.to_owned(),
+            log: log.to_owned(),
+            ended: None,
+        }
+    }
+
+    /// Its process id. `setpriv` replaces itself, so this is the program's own.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal.
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.child.id() as i32).expect("a pid");
+        kill_process(pid, signal).unwrap_or_else(|e| panic!("cannot signal {}: {e}", self.name));
+    }
+
+    /// Its exit status if it has ended.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().expect("wait");
+        }
+        self.ended
+    }
+
+    /// Waits for its end, or panics with its log.
+    pub(crate) fn wait(&mut self, limit: Duration) -> ExitStatus {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.ended() {
+                return status;
+            }
+            assert!(
+                start.elapsed() < limit,
+                "{} has not ended after {limit:?}; its log:\n{}",
+                self.name,
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Kills it without warning and waits until it is gone.
+    pub(crate) fn kill(&mut self) {
+        if self.ended().is_none() {
+            let _ = self.child.kill();
+            self.ended = self.child.wait().ok();
+        }
+    }
+
+    /// What it has written so far.
+    pub(crate) fn log(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// A field of `/proc/PID/status` in KiB (`VmRSS`, `VmHWM`).
+    pub(crate) fn memory_kib(&self, field: &str) -> u64 {
+        let path = format!("/proc/{}/status", self.pid());
+        let text = std::fs::read_to_string(&path)
+            .unwrap_or_else(|e| panic!("{path}: {e}; log of {}:\n{}", self.name, self.log()));
+        text.lines()
+            .find_map(|line| {
+                line.strip_prefix(field)?
+                    .strip_prefix(':')?
+                    .trim()
+                    .split(' ')
+                    .next()?
+                    .parse()
+                    .ok()
+            })
+            .unwrap_or_else(|| panic!("{path} has no {field}"))
+    }
+
+    /// Sets the peak of resident memory (`VmHWM`) back to the present value.
+    pub(crate) fn reset_peak_memory(&self) {
+        std::fs::write(format!("/proc/{}/clear_refs", self.pid()), "5").expect("reset of VmHWM");
+    }
+
+    /// Open file descriptors.
+    pub(crate) fn open_files(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid()))
+            .map(Iterator::count)
+            .unwrap_or(0)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let died_early = self.ended().is_some_and(|status| !status.success());
+        self.kill();
+        if std::thread::panicking() {
+            let log = self.log();
+            let tail: Vec<&str> = log
+                .lines()
+                .rev()
+                .take(if died_early { 60 } else { 15 })
+                .collect();
+            eprintln!(
+                "--- {} (last lines, {}) ---",
+                self.name,
+                self.ended.map(|s| s.to_string()).unwrap_or_default()
+            );
+            for line in tail.iter().rev() {
+                eprintln!("{line}");
+            }
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! A seeded source of randomness (SplitMix64): a failing run is repeated by its seed.
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    /// From a seed.
+    pub(crate) fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    /// The seeds that a randomised test runs with: fixed ones, and one that nobody has tried before; or only `SWITCHYARD_E2E_SEED`.
+    pub(crate) fn seeds(fixed: &[u64]) -> Vec<u64> {
+        if let Ok(seed) = std::env::var("SWITCHYARD_E2E_SEED") {
+            return vec![seed.parse().expect("SWITCHYARD_E2E_SEED must be a number")];
+        }
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .expect("a clock after 1970");
+        fixed
+            .iter()
+            .copied()
+            .chain([now.as_nanos() as u64])
+            .collect()
+    }
+
+    /// 64 random bits.
+    pub(crate) fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `n`.
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+
+    /// A number of a range.
+    pub(crate) fn range(&mut self, low: i64, high: i64) -> i64 {
+        low + (self.bits() % (high - low) as u64) as i64
+    }
+
+    /// True once in `n` times.
+    pub(crate) fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    /// One of them.
+    pub(crate) fn pick<'a, T: ?Sized>(&mut self, of: &[&'a T]) -> &'a T {
+        of[self.below(of.len())]
+    }
+
+    /// Bytes of any value.
+    pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let mut out = Vec::with_capacity(len + 8);
+        while out.len() < len {
+            out.extend_from_slice(&self.bits().to_le_bytes());
+        }
+        out.truncate(len);
+        out
+    }
+}

@@ -1,0 +1,186 @@
+//! A TCP relay that stands between the router and a node and does to the bytes what networks do: chops, delays, stalls, cuts.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::ports;
+
+/// What a test may change while connections live.
+#[derive(Debug)]
+struct Mood {
+    /// Bytes per write towards the router; 0: as they come.
+    chop: AtomicUsize,
+    /// Bytes of replies that may still pass before every connection is cut; negative: no limit.
+    cut_after: AtomicI64,
+    /// Replies are held back.
+    stall: AtomicBool,
+    /// New connections are closed at once.
+    refuse: AtomicBool,
+    /// Connections accepted so far.
+    accepted: AtomicU64,
+    /// Requests seen, as bytes, in the order of arrival over all connections.
+    seen: Mutex<Vec<u8>>,
+    /// Both ends of every connection.
+    open: Mutex<Vec<TcpStream>>,
+    stop: AtomicBool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Relay {
+    address: SocketAddr,
+    mood: Arc<Mood>,
+}
+
+impl Relay {
+    /// Relays from a port of its own to `target`.
+    pub(crate) fn start(target: SocketAddr) -> Relay {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, ports::free())).expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let mood = Arc::new(Mood {
+            chop: AtomicUsize::new(0),
+            cut_after: AtomicI64::new(-1),
+            stall: AtomicBool::new(false),
+            refuse: AtomicBool::new(false),
+            accepted: AtomicU64::new(0),
+            seen: Mutex::default(),
+            open: Mutex::default(),
+            stop: AtomicBool::new(false),
+        });
+        let shared = mood.clone();
+        std::thread::spawn(move || {
+            for connection in listener.incoming() {
+                if shared.stop.load(Ordering::SeqCst) {
+                    return;
+                }
+                let Ok(near) = connection else { continue };
+                shared.accepted.fetch_add(1, Ordering::SeqCst);
+                if shared.refuse.load(Ordering::SeqCst) {
+                    continue;
+                }
+                let Ok(far) = TcpStream::connect(target) else {
+                    continue;
+                };
+                let _ = near.set_nodelay(true);
+                let _ = far.set_nodelay(true);
+                let clone = |s: &TcpStream| s.try_clone().expect("a second handle");
+                shared
+                    .open
+                    .lock()
+                    .expect("list")
+                    .extend([clone(&near), clone(&far)]);
+                let (a, b, mood) = (clone(&near), clone(&far), shared.clone());
+                std::thread::spawn(move || requests(a, b, &mood));
+                let mood = shared.clone();
+                std::thread::spawn(move || replies(far, near, &mood));
+            }
+        });
+        Relay { address, mood }
+    }
+
+    /// Where it listens.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Replies reach the router in writes of `bytes` each (0: as they come).
+    pub(crate) fn chop(&self, bytes: usize) {
+        self.mood.chop.store(bytes, Ordering::SeqCst);
+    }
+
+    /// After that many more bytes of replies, every connection is cut.
+    pub(crate) fn cut_after(&self, bytes: i64) {
+        self.mood.cut_after.store(bytes, Ordering::SeqCst);
+    }
+
+    /// Holds replies back, or lets them go.
+    pub(crate) fn stall(&self, on: bool) {
+        self.mood.stall.store(on, Ordering::SeqCst);
+    }
+
+    /// Closes new connections at once, or serves them again.
+    pub(crate) fn refuse(&self, on: bool) {
+        self.mood.refuse.store(on, Ordering::SeqCst);
+    }
+
+    /// Cuts every open connection.
+    pub(crate) fn cut(&self) {
+        for stream in self.mood.open.lock().expect("list").drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Connections accepted so far.
+    pub(crate) fn accepted(&self) -> u64 {
+        self.mood.accepted.load(Ordering::SeqCst)
+    }
+
+    /// How often `needle` occurs in the requests that passed.
+    pub(crate) fn seen(&self, needle: &[u8]) -> usize {
+        let seen = self.mood.seen.lock().expect("requests");
+        seen.windows(needle.len()).filter(|w| *w == needle).count()
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.mood.stop.store(true, Ordering::SeqCst);
+        self.cut();
+        let _ = TcpStream::connect(self.address);
+    }
+}
+
+fn requests(mut from: TcpStream, mut to: TcpStream, mood: &Mood) {
+    let mut chunk = [0; 16 * 1024];
+    while let Ok(n @ 1..) = from.read(&mut chunk) {
+        {
+            // Enough for what tests look for; a large upload must not fill the memory of the test.
+            let mut seen = mood.seen.lock().expect("requests");
+            if seen.len() < 4 << 20 {
+                seen.extend_from_slice(&chunk[..n]);
+            }
+        }
+        if to.write_all(&chunk[..n]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+fn replies(mut from: TcpStream, mut to: TcpStream, mood: &Mood) {
+    let mut chunk = [0; 16 * 1024];
+    'connection: while let Ok(n @ 1..) = from.read(&mut chunk) {
+        while mood.stall.load(Ordering::SeqCst) && !mood.stop.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let step = match mood.chop.load(Ordering::SeqCst) {
+            0 => n,
+            step => step,
+        };
+        for piece in chunk[..n].chunks(step) {
+            let mut piece = piece;
+            let left = mood.cut_after.load(Ordering::SeqCst);
+            if left >= 0 {
+                piece = &piece[..piece.len().min(left as usize)];
+                mood.cut_after
+                    .store(left - piece.len() as i64, Ordering::SeqCst);
+            }
+            if to.write_all(piece).is_err() {
+                break 'connection;
+            }
+            if left >= 0 && left - piece.len() as i64 <= 0 {
+                // Let the bytes arrive before the end does.
+                std::thread::sleep(Duration::from_millis(20));
+                mood.cut_after.store(-1, Ordering::SeqCst);
+                for stream in mood.open.lock().expect("list").drain(..) {
+                    let _ = stream.shutdown(Shutdown::Both);
+                }
+                break 'connection;
+            }
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+}

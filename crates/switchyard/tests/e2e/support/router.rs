@@ -1,0 +1,247 @@
+//! The real `switchyard` binary, started by its command line as scripts start it.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use super::client::Client;
+use super::process::{Process, tied};
+use super::{http, ports};
+
+/// How to start a router.
+#[derive(Clone, Debug)]
+pub(crate) struct RouterOptions {
+    /// `--workers`.
+    pub(crate) workers: usize,
+    /// TOML, given with `--config` beside the flags; empty: no file.
+    pub(crate) config: String,
+    /// More arguments.
+    pub(crate) args: Vec<String>,
+    /// Limit of open files (`prlimit --nofile`).
+    pub(crate) open_files: Option<u64>,
+    /// Wait only until it answers PING, not until every node answers.
+    pub(crate) nodes_may_be_down: bool,
+    /// Password that its clients need.
+    pub(crate) password: Option<String>,
+}
+
+impl Default for RouterOptions {
+    fn default() -> RouterOptions {
+        // Two workers, so that what one worker alone gets right by chance is found out.
+        RouterOptions {
+            workers: 2,
+            config: String::new(),
+            args: Vec::new(),
+            open_files: None,
+            nodes_may_be_down: false,
+            password: None,
+        }
+    }
+}
+
+/// A running router, killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Router {
+    process: Process,
+    listen: SocketAddr,
+    admin: SocketAddr,
+    dir: TempDir,
+    nodes: Vec<SocketAddr>,
+    options: RouterOptions,
+}
+
+impl Router {
+    /// Starts one in front of `nodes` and waits until it serves.
+    pub(crate) fn start(nodes: &[SocketAddr], options: &RouterOptions) -> Router {
+        let dir = TempDir::new().expect("a directory");
+        let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free()));
+        let admin = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free()));
+        let process = launch(nodes, options, listen, admin, dir.path());
+        let mut router = Router {
+            process,
+            listen,
+            admin,
+            dir,
+            nodes: nodes.to_vec(),
+            options: options.clone(),
+        };
+        router.wait_until_serving();
+        router
+    }
+
+    /// Starts a second process with the same settings, as an operator's mistake does. Gives its end and log.
+    pub(crate) fn start_rival(
+        &self,
+        listen: SocketAddr,
+        admin: SocketAddr,
+        state_dir: &Path,
+    ) -> Process {
+        launch_with_state(
+            &self.nodes,
+            &self.options,
+            listen,
+            admin,
+            self.dir.path(),
+            state_dir,
+            "rival.log",
+        )
+    }
+
+    fn wait_until_serving(&mut self) {
+        let end = Instant::now() + Duration::from_secs(30);
+        loop {
+            if let Some(status) = self.process.ended() {
+                panic!(
+                    "the router ended at start ({status}):\n{}",
+                    self.process.log()
+                );
+            }
+            if let Ok(mut client) = Client::try_connect(self.listen) {
+                client.patience(Duration::from_secs(5));
+                if let Some(password) = &self.options.password {
+                    client.send(&["AUTH", password]);
+                    let _ = client.try_reply();
+                }
+                // DBSIZE asks every node.
+                client.post(if self.options.nodes_may_be_down {
+                    "PING"
+                } else {
+                    "DBSIZE"
+                });
+                if client
+                    .try_reply()
+                    .is_ok_and(|reply| reply.error().is_none())
+                {
+                    return;
+                }
+            }
+            assert!(
+                Instant::now() < end,
+                "the router does not serve:\n{}",
+                self.process.log()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Where clients connect.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.listen
+    }
+
+    /// The admin port.
+    pub(crate) fn admin(&self) -> SocketAddr {
+        self.admin
+    }
+
+    /// Its state directory.
+    pub(crate) fn state_dir(&self) -> PathBuf {
+        self.dir.path().join("state")
+    }
+
+    /// Its configuration file (exists only where a configuration was given).
+    pub(crate) fn config_file(&self) -> PathBuf {
+        self.dir.path().join("switchyard.toml")
+    }
+
+    /// The process.
+    pub(crate) fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// The process, to wait for its end.
+    pub(crate) fn process_mut(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// Its metrics.
+    #[track_caller]
+    pub(crate) fn metrics(&self) -> String {
+        let (status, body) = http::get(self.admin, "/metrics");
+        assert_eq!(status, 200, "GET /metrics: {body}");
+        body
+    }
+
+    /// Ends it politely and starts it again in front of `nodes` with the same state directory.
+    pub(crate) fn restart(&mut self, nodes: &[SocketAddr]) {
+        self.process.signal(Signal::TERM);
+        let status = self.process.wait(Duration::from_secs(30));
+        assert!(
+            status.success(),
+            "SIGTERM must end with exit code 0, not {status}:\n{}",
+            self.process.log()
+        );
+        self.nodes = nodes.to_vec();
+        self.process = launch(
+            nodes,
+            &self.options,
+            self.listen,
+            self.admin,
+            self.dir.path(),
+        );
+        self.wait_until_serving();
+    }
+}
+
+fn launch(
+    nodes: &[SocketAddr],
+    options: &RouterOptions,
+    listen: SocketAddr,
+    admin: SocketAddr,
+    dir: &Path,
+) -> Process {
+    launch_with_state(
+        nodes,
+        options,
+        listen,
+        admin,
+        dir,
+        &dir.join("state"),
+        "router.log",
+    )
+}
+
+fn launch_with_state(
+    nodes: &[SocketAddr],
+    options: &RouterOptions,
+    listen: SocketAddr,
+    admin: SocketAddr,
+    dir: &Path,
+    state_dir: &Path,
+    log: &str,
+) -> Process {
+    let binary = env!("CARGO_BIN_EXE_switchyard");
+    let mut command = match options.open_files {
+        None => tied(binary),
+        Some(limit) => {
+            let mut command = tied("/usr/bin/prlimit");
+            command
+                .arg(format!("--nofile={limit}:{limit}"))
+                .arg("--")
+                .arg(binary);
+            command
+        }
+    };
+    command.arg("serve").args(["--listen", &listen.to_string()]);
+    for node in nodes {
+        command.args(["--node", &node.to_string()]);
+    }
+    command.args([
+        "--workers",
+        &options.workers.to_string(),
+        "--admin",
+        &admin.to_string(),
+    ]);
+    command.arg("--state-dir").arg(state_dir);
+    if !options.config.is_empty() {
+        let file = dir.join("switchyard.toml");
+        std::fs::write(&file, &options.config).expect("configuration file");
+        command.arg("--config").arg(file);
+    }
+    command.args(&options.args);
+    command.env_remove("RUST_LOG");
+    Process::start(&format!("router {listen}"), command, &dir.join(log))
+}
