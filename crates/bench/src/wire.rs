@@ -58,7 +58,11 @@ pub struct Malformed(String);
 
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the peer sent bytes that are not a RESP2 reply: {}", self.0)
+        write!(
+            f,
+            "the peer sent bytes that are not a RESP2 reply: {}",
+            self.0
+        )
     }
 }
 
@@ -74,34 +78,56 @@ pub fn parse(buf: &[u8]) -> Result<Option<(Reply<'_>, usize)>, Malformed> {
     parse_at(buf, 0, 0)
 }
 
-fn parse_at(buf: &[u8], start: usize, depth: usize) -> Result<Option<(Reply<'_>, usize)>, Malformed> {
-    let Some(&kind) = buf.get(start) else { return Ok(None) };
-    let Some(line_len) = buf[start + 1..].iter().position(|&b| b == b'\r') else { return Ok(None) };
+fn parse_at(
+    buf: &[u8],
+    start: usize,
+    depth: usize,
+) -> Result<Option<(Reply<'_>, usize)>, Malformed> {
+    let Some(&kind) = buf.get(start) else {
+        return Ok(None);
+    };
+    let Some(line_len) = buf[start + 1..].iter().position(|&b| b == b'\r') else {
+        return Ok(None);
+    };
     let line = &buf[start + 1..start + 1 + line_len];
     let after = start + 1 + line_len + 2;
     if buf.len() < after {
         return Ok(None);
     }
     if buf[after - 1] != b'\n' {
-        return Err(Malformed(format!("\\r without \\n after \"{}\"", line.escape_ascii())));
+        return Err(Malformed(format!(
+            "\\r without \\n after \"{}\"",
+            line.escape_ascii()
+        )));
     }
     match kind {
         b'+' => Ok(Some((Reply::Status(line), after))),
         b'-' => Ok(Some((Reply::Error(line), after))),
         b':' => Ok(Some((Reply::Integer(number(line)?), after))),
         b'$' => {
-            let Ok(len) = usize::try_from(number(line)?) else { return Ok(Some((Reply::Nil, after))) };
-            let Some(end) = after.checked_add(len) else { return Err(Malformed(format!("a bulk string of {len} bytes"))) };
+            let Ok(len) = usize::try_from(number(line)?) else {
+                return Ok(Some((Reply::Nil, after)));
+            };
+            let Some(end) = after.checked_add(len) else {
+                return Err(Malformed(format!("a bulk string of {len} bytes")));
+            };
             match buf.get(end..end.saturating_add(2)) {
                 None => Ok(None),
                 Some(b"\r\n") => Ok(Some((Reply::Bulk(&buf[after..end]), end + 2))),
-                Some(other) => Err(Malformed(format!("a bulk string of {len} bytes ended with \"{}\"", other.escape_ascii()))),
+                Some(other) => Err(Malformed(format!(
+                    "a bulk string of {len} bytes ended with \"{}\"",
+                    other.escape_ascii()
+                ))),
             }
         }
         b'*' => {
-            let Ok(count) = usize::try_from(number(line)?) else { return Ok(Some((Reply::Nil, after))) };
+            let Ok(count) = usize::try_from(number(line)?) else {
+                return Ok(Some((Reply::Nil, after)));
+            };
             if depth == MAX_DEPTH {
-                return Err(Malformed(format!("arrays nested more than {MAX_DEPTH} deep")));
+                return Err(Malformed(format!(
+                    "arrays nested more than {MAX_DEPTH} deep"
+                )));
             }
             let mut items = Vec::new(); // not with_capacity(count): a declared count costs nothing until it is there
             let mut at = after;
@@ -116,7 +142,10 @@ fn parse_at(buf: &[u8], start: usize, depth: usize) -> Result<Option<(Reply<'_>,
             }
             Ok(Some((Reply::Array(items), at)))
         }
-        other => Err(Malformed(format!("a reply that starts with \"{}\"", other.escape_ascii()))),
+        other => Err(Malformed(format!(
+            "a reply that starts with \"{}\"",
+            other.escape_ascii()
+        ))),
     }
 }
 
@@ -124,7 +153,12 @@ fn number(line: &[u8]) -> Result<i64, Malformed> {
     std::str::from_utf8(line)
         .ok()
         .and_then(|s| s.parse().ok())
-        .ok_or_else(|| Malformed(format!("\"{}\" where a number should be", line.escape_ascii())))
+        .ok_or_else(|| {
+            Malformed(format!(
+                "\"{}\" where a number should be",
+                line.escape_ascii()
+            ))
+        })
 }
 
 #[cfg(test)]
@@ -160,7 +194,13 @@ mod tests {
 
     #[test]
     fn refuses_what_is_not_a_reply() {
-        for bad in [&b"hello\r\n"[..], b"$3\r\nabcdef\r\n", b":x\r\n", b"+a\rb", b"$99999999999999999999\r\n"] {
+        for bad in [
+            &b"hello\r\n"[..],
+            b"$3\r\nabcdef\r\n",
+            b":x\r\n",
+            b"+a\rb",
+            b"$99999999999999999999\r\n",
+        ] {
             assert!(parse(bad).is_err(), "{}", bad.escape_ascii());
         }
         let deep = b"*1\r\n".repeat(100);

@@ -50,7 +50,12 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    pub(super) fn connect(settings: &Settings, scripts: impl Iterator<Item = Script>, thread: usize, threads: usize) -> Result<Self> {
+    pub(super) fn connect(
+        settings: &Settings,
+        scripts: impl Iterator<Item = Script>,
+        thread: usize,
+        threads: usize,
+    ) -> Result<Self> {
         let interval = match settings.pace {
             Pace::Closed => None,
             Pace::Open { rate } => {
@@ -77,7 +82,9 @@ impl Driver {
                 wants_write: false,
             });
             let last = driver.connections.len() - 1;
-            driver.open(last).with_context(|| format!("cannot connect to {}", settings.target))?;
+            driver
+                .open(last)
+                .with_context(|| format!("cannot connect to {}", settings.target))?;
         }
         Ok(driver)
     }
@@ -86,7 +93,12 @@ impl Driver {
         let stream = TcpStream::connect_timeout(&self.target, CONNECT_PATIENCE)?;
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
-        epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(index as u64), epoll::EventFlags::IN)?;
+        epoll::add(
+            &self.epoll,
+            &stream,
+            epoll::EventData::new_u64(index as u64),
+            epoll::EventFlags::IN,
+        )?;
         self.connections[index].stream = Ok(stream);
         Ok(())
     }
@@ -127,7 +139,9 @@ impl Driver {
                         }
                     }
                 }
-            } else if self.connections.iter().all(|c| c.pending.is_empty()) || Instant::now() > end.max(start) + LAST_REPLIES {
+            } else if self.connections.iter().all(|c| c.pending.is_empty())
+                || Instant::now() > end.max(start) + LAST_REPLIES
+            {
                 break;
             }
             for index in 0..self.connections.len() {
@@ -135,16 +149,30 @@ impl Driver {
                     self.flush(index, ledger);
                 }
             }
-            let mut wait = if sending { end - now } else { Duration::from_millis(20) };
+            let mut wait = if sending {
+                end - now
+            } else {
+                Duration::from_millis(20)
+            };
             if let Some((_, due)) = &due
                 && sending
             {
-                wait = wait.min(due.saturating_duration_since(Instant::now()).max(Duration::from_micros(20)));
+                wait = wait.min(
+                    due.saturating_duration_since(Instant::now())
+                        .max(Duration::from_micros(20)),
+                );
             }
             let wait = wait.min(Duration::from_millis(50)); // `stop` and lost connections are looked at this often
-            let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(wait.subsec_nanos()) };
+            let timeout = Timespec {
+                tv_sec: 0,
+                tv_nsec: i64::from(wait.subsec_nanos()),
+            };
             events.clear();
-            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
+            match epoll::wait(
+                &self.epoll,
+                rustix::buffer::spare_capacity(&mut events),
+                Some(&timeout),
+            ) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(e) => return Err(e).context("epoll_wait failed"),
             }
@@ -153,7 +181,9 @@ impl Driver {
                 if flags.contains(epoll::EventFlags::OUT) {
                     self.flush(index, ledger);
                 }
-                if flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
+                if flags.intersects(
+                    epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR,
+                ) {
                     self.receive(index, &mut read_buf, ledger);
                 }
             }
@@ -162,7 +192,11 @@ impl Driver {
         for connection in &self.connections {
             ledger.interval.unanswered += connection.pending.len() as u64;
             if let Some((asked, pending)) = connection.pending.front() {
-                ledger.complain(format!("{} was not answered within {:.1?}", pending.op.name(), asked.elapsed()));
+                ledger.complain(format!(
+                    "{} was not answered within {:.1?}",
+                    pending.op.name(),
+                    asked.elapsed()
+                ));
             }
         }
         Ok(())
@@ -181,7 +215,9 @@ impl Driver {
 
     fn flush(&mut self, index: usize, ledger: &Mutex<Ledger>) {
         let connection = &mut self.connections[index];
-        let Ok(stream) = &mut connection.stream else { return };
+        let Ok(stream) = &mut connection.stream else {
+            return;
+        };
         while connection.sent < connection.out.len() {
             match stream.write(&connection.out[connection.sent..]) {
                 Ok(n) => connection.sent += n,
@@ -197,8 +233,17 @@ impl Driver {
         }
         if wants_write != connection.wants_write {
             connection.wants_write = wants_write;
-            let flags = if wants_write { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
-            if let Err(e) = epoll::modify(&self.epoll, stream, epoll::EventData::new_u64(index as u64), flags) {
+            let flags = if wants_write {
+                epoll::EventFlags::IN | epoll::EventFlags::OUT
+            } else {
+                epoll::EventFlags::IN
+            };
+            if let Err(e) = epoll::modify(
+                &self.epoll,
+                stream,
+                epoll::EventData::new_u64(index as u64),
+                flags,
+            ) {
                 self.lose(index, &format!("epoll refused it: {e}"), ledger);
             }
         }
@@ -206,7 +251,9 @@ impl Driver {
 
     fn receive(&mut self, index: usize, buf: &mut [u8], ledger: &Mutex<Ledger>) {
         let connection = &mut self.connections[index];
-        let Ok(stream) = &mut connection.stream else { return };
+        let Ok(stream) = &mut connection.stream else {
+            return;
+        };
         let n = match stream.read(buf) {
             Ok(0) => return self.lose(index, "the peer closed it", ledger),
             Ok(n) => n,
@@ -237,7 +284,8 @@ impl Driver {
                             break;
                         };
                         ledger.interval.replies += 1;
-                        let waited = u64::try_from(now.saturating_duration_since(asked).as_nanos()).unwrap_or(MAX_LATENCY_NS);
+                        let waited = u64::try_from(now.saturating_duration_since(asked).as_nanos())
+                            .unwrap_or(MAX_LATENCY_NS);
                         ledger.interval.latency.saturating_record(waited);
                         match connection.script.check(&pending, &reply) {
                             Verdict::Good => {}
@@ -280,7 +328,11 @@ impl Driver {
         let mut ledger = lock(ledger);
         ledger.interval.disconnects += 1;
         ledger.interval.unanswered += connection.pending.len() as u64;
-        ledger.complain(format!("connection to {} lost with {} requests under way: {why}", self.target, connection.pending.len()));
+        ledger.complain(format!(
+            "connection to {} lost with {} requests under way: {why}",
+            self.target,
+            connection.pending.len()
+        ));
         for (_, pending) in connection.pending.drain(..) {
             connection.script.give_up(&pending);
         }
