@@ -1,7 +1,12 @@
 //! The command line: one module for each subcommand, each with its arguments, its help and what it does.
 
+mod admin_client;
 mod check_config;
 mod flags;
+mod nodes;
+mod serve;
+mod status;
+mod table;
 
 use std::fmt;
 
@@ -36,7 +41,10 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Serve(serve::Arguments),
     CheckConfig(check_config::Arguments),
+    Status(status::Arguments),
+    Nodes(nodes::Arguments),
 }
 
 /// Why a subcommand did not succeed.
@@ -73,7 +81,10 @@ impl From<Problems> for Failure {
 /// Runs what the command line asks for.
 pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
     match cli.command {
+        Command::Serve(arguments) => serve::run(&arguments),
         Command::CheckConfig(arguments) => check_config::run(&arguments),
+        Command::Status(arguments) => status::run(&arguments),
+        Command::Nodes(arguments) => nodes::run(&arguments),
     }
 }
 

@@ -75,9 +75,15 @@ impl Endpoint {
         })
     }
 
-    /// The port.
-    pub(crate) fn port(&self) -> u16 {
-        self.port
+    /// Where somebody on the same machine reaches what listens here: an address that means "every address" is no place to
+    /// connect to.
+    pub(crate) fn reachable(&self) -> Self {
+        let host = match self.host.as_str() {
+            "*" | "0.0.0.0" => "127.0.0.1",
+            "::" => "::1",
+            host => host,
+        };
+        Self::new(host, self.port)
     }
 
     /// Looks the name up now. Of several addresses the first IPv4 one is taken: servers that listen on one family only

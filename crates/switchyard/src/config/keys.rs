@@ -451,18 +451,33 @@ const NODES: &[Key<Config>] = &[
     ),
 ];
 
-const ADMIN: &[Key<Config>] = &[key!(
-    Section::Admin,
-    "listen",
-    Takes::Restart,
-    &["bind", "port", "address"],
-    "Address of the admin API, metrics and health checks. Addresses that others can reach need a token.",
-    |config, raw, _| {
-        config.admin_listen = raw.endpoint(None)?;
-        Ok(())
-    },
-    |config| quoted(&config.admin_listen)
-)];
+const ADMIN: &[Key<Config>] = &[
+    key!(
+        Section::Admin,
+        "listen",
+        Takes::Restart,
+        &["bind", "port", "address"],
+        "Address of the admin API, metrics and health checks. Addresses that others can reach need a token.",
+        |config, raw, _| {
+            config.admin_listen = raw.endpoint(None)?;
+            Ok(())
+        },
+        |config| quoted(&config.admin_listen)
+    ),
+    key!(
+        Section::Admin,
+        "host-names",
+        Takes::Restart,
+        &["allowed-hosts", "server-name"],
+        "Names by which browsers and tools address the admin port, beside localhost and IP addresses, which are always \
+         allowed. Requests for other names are refused, so that no web page can reach it through a name of its own.",
+        |config, raw, _| {
+            config.admin_host_names = raw.texts()?;
+            Ok(())
+        },
+        |config| list(config.admin_host_names.iter().cloned())
+    ),
+];
 
 const LOG: &[Key<Config>] = &[
     key!(

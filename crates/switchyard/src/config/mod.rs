@@ -25,7 +25,7 @@ pub(crate) use endpoint::Endpoint;
 pub(crate) use keys::Takes;
 pub(crate) use raw::Raw;
 pub(crate) use secret::SecretSource;
-pub(crate) use show::{Change, example, render};
+pub(crate) use show::{example, render};
 pub(crate) use units::describe_time;
 
 /// Port of a node whose address names none: that of Redis.
@@ -103,6 +103,7 @@ pub(crate) struct Config {
     pub(crate) allow_open_listener: bool,
     pub(crate) admin_listen: Endpoint,
     pub(crate) admin_token: Option<SecretSource>,
+    pub(crate) admin_host_names: Vec<String>,
     pub(crate) log_level: LogLevel,
     pub(crate) log_format: LogFormat,
     client_password: Option<SecretSource>,
@@ -126,6 +127,7 @@ impl Default for Config {
             allow_open_listener: false,
             admin_listen: Endpoint::new("127.0.0.1", ADMIN_PORT),
             admin_token: None,
+            admin_host_names: Vec::new(),
             log_level: LogLevel("info".to_owned()),
             log_format: LogFormat::Text,
             client_password: None,
@@ -381,6 +383,7 @@ impl Config {
         self.allow_open_listener = running.allow_open_listener;
         self.admin_listen.clone_from(&running.admin_listen);
         self.admin_token.clone_from(&running.admin_token);
+        self.admin_host_names.clone_from(&running.admin_host_names);
         self.log_format = running.log_format;
     }
 
@@ -478,6 +481,17 @@ impl Config {
             });
         }
         let listen = self.resolve_listen(password.is_some(), &mut problems);
+        if admin_token
+            .as_ref()
+            .is_some_and(|token| !token.0.bytes().all(|b| b.is_ascii_graphic()))
+        {
+            let text = "the token of the admin port must be visible ASCII characters without spaces: it travels in a header";
+            let form = self
+                .admin_token
+                .as_ref()
+                .map_or("", |source| source.form().suffix());
+            problems.push(self.problem(&format!("admin.token{form}"), text));
+        }
         let admin = self.resolve_admin(admin_token.is_some(), &listen, &mut problems);
         match admin {
             Some(admin) if problems.is_empty() => Ok(Resolved {

@@ -84,6 +84,21 @@ impl Raw {
         }
     }
 
+    /// One text or a list of them; a flag separates them by commas.
+    pub(crate) fn texts(&self) -> Result<Vec<String>, String> {
+        match self {
+            Raw::List(items) => items
+                .iter()
+                .map(|item| item.text().map(str::to_owned))
+                .collect(),
+            one => Ok(one
+                .text()?
+                .split(',')
+                .map(|part| part.trim().to_owned())
+                .collect()),
+        }
+    }
+
     pub(crate) fn switch(&self) -> Result<bool, String> {
         match self {
             Raw::Bool(flag) => Ok(*flag),

@@ -456,7 +456,7 @@ fn a_reload_tells_what_changed_and_keeps_what_needs_a_restart() {
     .expect("good");
     let mut next = read(
         "listen = \"127.0.0.1:1\"\nworkers = 2\npin = true\nstate-dir = \"/else\"\nallow-open-listener = true\n\
-         [clients]\nmax-clients = 7\npassword-env = \"X\"\n[admin]\nlisten = \"127.0.0.1:2\"\ntoken = \"t\"\n[log]\nformat = \"json\"\n\
+         [clients]\nmax-clients = 7\npassword-env = \"X\"\n[admin]\nlisten = \"127.0.0.1:2\"\ntoken = \"t\"\nhost-names = [\"r.example\"]\n[log]\nformat = \"json\"\n\
          [[node]]\naddress = \"127.0.0.1:7002\"\n",
     )
     .expect("good");

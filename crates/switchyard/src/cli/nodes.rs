@@ -1,0 +1,134 @@
+//! `switchyard nodes`: the nodes behind a running router.
+
+use clap::{Args, Subcommand};
+use switchyard_control::admin::{LinkReport, NodeReport, NodesReport};
+
+use super::Failure;
+use super::admin_client::{AdminClient, AdminFlags};
+use super::table::{Column, count, table};
+
+/// The nodes behind a running router
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    List(ListArguments),
+}
+
+/// List the nodes: reachable or not, slots, what they are, what they were sent
+#[derive(Debug, Args)]
+#[command(after_long_help = "Examples:\n  \
+    switchyard nodes list\n  \
+    switchyard nodes list --admin router-1:6381 --admin-token-file token\n  \
+    switchyard nodes list --json | jq -r '.nodes[] | select(.link.state != \"up\") | .address'\n\n\
+    Exit codes: 0 the router answered; 1 it did not")]
+struct ListArguments {
+    #[command(flatten)]
+    flags: AdminFlags,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let Command::List(ListArguments { flags }) = &arguments.command;
+    let client = AdminClient::new(flags)?;
+    let body = client.get("/api/v1/nodes")?;
+    if flags.json {
+        println!("{}", body.trim_end());
+        return Ok(());
+    }
+    let report: NodesReport = client.read(&body)?;
+    print!("{}", render(&report.nodes));
+    Ok(())
+}
+
+/// The table of nodes; `status` shows it too.
+pub(super) fn render(nodes: &[NodeReport]) -> String {
+    let text = |title| Column {
+        title,
+        number: false,
+    };
+    let number = |title| Column {
+        title,
+        number: true,
+    };
+    let columns = [
+        number("ID"),
+        text("NODE"),
+        text("LINK"),
+        number("SLOTS"),
+        text("SERVER"),
+        number("REQUESTS"),
+        number("ERRORS"),
+        number("IN FLIGHT"),
+    ];
+    let rows: Vec<Vec<String>> = nodes
+        .iter()
+        .map(|node| {
+            vec![
+                node.id.to_string(),
+                node.address.clone(),
+                match &node.link {
+                    LinkReport::Up => "up",
+                    LinkReport::Connecting => "connecting",
+                    LinkReport::Down { .. } => "DOWN",
+                }
+                .to_owned(),
+                count(node.slots),
+                node.version.clone().unwrap_or_else(|| "?".to_owned()),
+                count(node.requests),
+                count(node.errors),
+                count(node.in_flight),
+            ]
+        })
+        .collect();
+    let mut out = table(&columns, &rows);
+    for node in nodes {
+        if let LinkReport::Down { reason } = &node.link {
+            out.push_str(&format!("{} is down: {reason}\n", node.address));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_is_down_stands_out_and_says_why() {
+        let node = |id, link| NodeReport {
+            id,
+            address: format!("127.0.0.1:700{id}"),
+            link,
+            run_id: None,
+            version: Some("redis 7.0.15".to_owned()),
+            slots: 8192,
+            requests: 12_345,
+            errors: 0,
+            in_flight: 2,
+        };
+        let shown = render(&[
+            node(1, LinkReport::Up),
+            node(
+                2,
+                LinkReport::Down {
+                    reason: "connection refused".to_owned(),
+                },
+            ),
+        ]);
+        let lines: Vec<&str> = shown.lines().collect();
+        assert_eq!(
+            lines[0],
+            "ID  NODE            LINK  SLOTS  SERVER        REQUESTS  ERRORS  IN FLIGHT"
+        );
+        assert_eq!(
+            lines[1],
+            " 1  127.0.0.1:7001  up    8 192  redis 7.0.15    12 345       0          2"
+        );
+        assert!(lines[2].contains("DOWN"), "{shown}");
+        assert_eq!(lines[3], "127.0.0.1:7002 is down: connection refused");
+    }
+}

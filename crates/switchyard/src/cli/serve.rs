@@ -1,0 +1,41 @@
+//! `switchyard serve`: the router.
+
+use clap::Args;
+
+use super::flags::ConfigFlags;
+use super::{Failure, check_config};
+use crate::serve;
+
+/// Run the router
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Run the router: clients connect to it as to one Redis server, and it passes each command to the node that has \
+        the key.\n\n\
+        Configured by a file (-c), by flags, or by both; flags win. Which node owns which slots is decided at the first start \
+        and kept in the state directory: the same directory gives the same map after a restart, and a node that is added later \
+        owns nothing until slots are moved to it.",
+    after_long_help = "Examples:\n  \
+        switchyard serve --node 127.0.0.1:7001 --node 127.0.0.1:7002\n  \
+        switchyard serve -c /etc/switchyard.toml --workers 4\n  \
+        switchyard serve --listen 0.0.0.0:6380 --password-file /run/secrets/clients --node redis-a --node redis-b\n\n\
+        Signals:\n  \
+        SIGTERM, SIGINT  stop: no new clients, commands in flight are finished within --shutdown-timeout; again: at once\n  \
+        SIGHUP           read the configuration, secrets and host names again; the log says what changed and what needs a restart\n\n\
+        Exit codes: 0 stopped as asked; 1 failed, the message says why; 2 command line or configuration wrong\n\n\
+        Every key of the file: switchyard check-config --example, or docs/configuration.md"
+)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    flags: ConfigFlags,
+
+    /// Check the configuration, show what it comes to, and exit (as check-config)
+    #[arg(short, long)]
+    test_conf: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.test_conf {
+        return check_config::print(&arguments.flags);
+    }
+    serve::run(arguments.flags.sources())
+}

@@ -1,0 +1,89 @@
+//! `switchyard status`: how a running router does.
+
+use std::time::Duration;
+
+use clap::Args;
+use switchyard_control::admin::StatusReport;
+
+use super::admin_client::{AdminClient, AdminFlags};
+use super::table::count;
+use super::{Failure, nodes};
+use crate::config::describe_time;
+
+/// Show how a running router does
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Show how a running router does: whether every slot can be served, clients, commands, and each node.",
+    after_long_help = "Examples:\n  \
+        switchyard status\n  \
+        switchyard status -c /etc/switchyard.toml      address and token of the admin port from there\n  \
+        switchyard status --json | jq .ready\n\n\
+        Exit codes: 0 the router answered, ready or not; 1 it did not"
+)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    flags: AdminFlags,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let client = AdminClient::new(&arguments.flags)?;
+    let body = client.get("/api/v1/status")?;
+    if arguments.flags.json {
+        println!("{}", body.trim_end());
+        return Ok(());
+    }
+    print!("{}", render(&client.read(&body)?));
+    Ok(())
+}
+
+fn render(status: &StatusReport) -> String {
+    let readiness = status.readiness();
+    let state = if status.draining {
+        "draining: it was told to stop".to_owned()
+    } else if readiness.is_ready() {
+        "ready: every slot's owner can be reached".to_owned()
+    } else {
+        let slots: u64 = readiness.not_ready.iter().map(|node| node.slots).sum();
+        format!("NOT READY: {} slots cannot be served", count(slots))
+    };
+    let uptime = Duration::try_from_secs_f64(status.uptime_seconds).unwrap_or_default();
+    format!(
+        "switchyard {}  {state}\nup {} (start {})  epoch {}  clients {}  commands {}\n\n{}",
+        status.version,
+        describe_time(uptime),
+        status.incarnation,
+        status.epoch,
+        count(status.clients),
+        count(status.commands),
+        nodes::render(&status.nodes)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_is_down_makes_it_not_ready() {
+        let body = |link: &str| {
+            format!(
+                r#"{{"ready":true,"version":"0.1.0","incarnation":3,"epoch":1,"uptime_seconds":61.5,"draining":false,"clients":2,
+                "commands":1234,"nodes":[{{"id":0,"address":"a:1","link":{link},"run_id":null,"version":null,"slots":16384,
+                "requests":0,"errors":0,"in_flight":0}}]}}"#
+            )
+        };
+        let shown = |link| render(&serde_json::from_str(&body(link)).expect("what the API sends"));
+        let up = shown(r#"{"state":"up"}"#);
+        assert!(up.starts_with("switchyard 0.1.0  ready"), "{up}");
+        assert!(
+            up.contains("up 1m 1s (start 3)  epoch 1  clients 2  commands 1 234"),
+            "{up}"
+        );
+        let down = shown(r#"{"state":"down","reason":"refused"}"#);
+        assert!(
+            down.contains("NOT READY: 16 384 slots cannot be served"),
+            "{down}"
+        );
+        assert!(down.contains("a:1 is down: refused"), "{down}");
+    }
+}

@@ -1,0 +1,201 @@
+//! The admin port: a thread with a runtime of its own, and the router as the source of what it serves.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+
+use anyhow::{Context, anyhow};
+use switchyard_control::admin::{
+    Admin, AdminError, AdminOptions, LinkReport, NodeReport, NotReady, Readiness, Source,
+    StatusReport, Token,
+};
+use switchyard_policy::topology::Topology;
+use switchyard_router::{Link, Status};
+use tokio::sync::oneshot;
+use tracing::error;
+
+use super::explain_listen;
+use super::running::{Phase, Running};
+
+/// Threads for answering requests; a scrape is rare, and more than a few at once is somebody's mistake.
+const ANSWERING_THREADS: usize = 4;
+
+/// The running admin port.
+pub(super) struct AdminThread {
+    pub(super) address: SocketAddr,
+    /// Answered with once the router serves.
+    go: Option<oneshot::Sender<()>>,
+    stop: oneshot::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl AdminThread {
+    /// Takes the port, and starts answering when [`AdminThread::serve`] is called. So a port that is taken is told before the
+    /// router starts.
+    pub(super) fn bind(
+        address: SocketAddr,
+        options: AdminOptions,
+        running: Arc<Running>,
+        incarnation: u64,
+    ) -> anyhow::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(ANSWERING_THREADS)
+            .thread_name("admin-answer")
+            .build()
+            .context("cannot start the admin port")?;
+        let (bound, outcome) = mpsc::sync_channel(1);
+        let (go, ready) = oneshot::channel::<()>();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let source = Arc::new(RouterSource {
+            running,
+            incarnation,
+        });
+        let thread = std::thread::Builder::new()
+            .name("admin".to_owned())
+            .spawn(move || {
+                runtime.block_on(async move {
+                    let admin = match Admin::bind(address, options, source).await {
+                        Ok(admin) => admin,
+                        Err(error) => return drop(bound.send(Err(error))),
+                    };
+                    drop(bound.send(Ok(admin.address())));
+                    if ready.await.is_err() {
+                        return; // the router did not start
+                    }
+                    let until = async { drop(stopped.await) };
+                    if let Err(error) = admin.serve(until).await {
+                        error!("the admin port has failed, the router goes on without it: {error}");
+                    }
+                });
+                // A request may still be looking at the router; that must not hold up the end of the process.
+                runtime.shutdown_background();
+            })
+            .context("cannot start a thread")?;
+        let address = outcome
+            .recv()
+            .context("the admin thread has ended")?
+            .map_err(|error| match error {
+                AdminError::Listen { address, source } => {
+                    explain_listen(address, "the admin API", "--admin", source)
+                }
+                exposed @ AdminError::Exposed { .. } => anyhow!(exposed),
+            })?;
+        Ok(Self {
+            address,
+            go: Some(go),
+            stop,
+            thread,
+        })
+    }
+
+    /// Starts answering.
+    pub(super) fn serve(&mut self) {
+        if let Some(go) = self.go.take() {
+            let _ = go.send(());
+        }
+    }
+
+    /// Stops answering; requests under way get a moment.
+    pub(super) fn stop(self) {
+        let _ = self.stop.send(());
+        if self.thread.join().is_err() {
+            error!("the admin thread has panicked");
+        }
+    }
+}
+
+/// What the admin port is told to ask of requests. Whether a token fits was checked with the configuration.
+pub(super) fn options(token: Option<&str>, host_names: Vec<String>) -> AdminOptions {
+    AdminOptions {
+        token: token.and_then(Token::new),
+        host_names,
+    }
+}
+
+/// The router, as the admin port sees it.
+struct RouterSource {
+    running: Arc<Running>,
+    incarnation: u64,
+}
+
+impl RouterSource {
+    fn report(&self, status: &Status, topology: &Topology, draining: bool) -> StatusReport {
+        let nodes = status
+            .nodes
+            .iter()
+            .map(|node| NodeReport {
+                id: node.id.0,
+                address: node.name.clone(),
+                link: match &node.link {
+                    Link::Up => LinkReport::Up,
+                    Link::Connecting => LinkReport::Connecting,
+                    Link::Down(reason) => LinkReport::Down {
+                        reason: reason.clone(),
+                    },
+                },
+                run_id: node.run_id.clone(),
+                version: node.version.clone(),
+                slots: topology.slots_of(node.id) as u64,
+                requests: node.requests,
+                errors: node.errors,
+                in_flight: node.in_flight,
+            })
+            .collect();
+        StatusReport {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            incarnation: self.incarnation,
+            epoch: status.epoch,
+            uptime_seconds: status.uptime.as_secs_f64(),
+            draining,
+            clients: status.clients,
+            commands: status.commands,
+            nodes,
+        }
+    }
+}
+
+impl Source for RouterSource {
+    fn status(&self) -> StatusReport {
+        self.running.look(|phase| match phase {
+            Phase::Serving { router, topology } => self.report(&router.status(), topology, false),
+            Phase::Draining {
+                status, topology, ..
+            } => self.report(status, topology, true),
+            // Nobody is answered before the router serves; this is for completeness.
+            Phase::Starting => StatusReport {
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                incarnation: self.incarnation,
+                epoch: 0,
+                uptime_seconds: 0.0,
+                draining: false,
+                clients: 0,
+                commands: 0,
+                nodes: Vec::new(),
+            },
+        })
+    }
+
+    fn metrics(&self) -> String {
+        self.running.look(|phase| match phase {
+            Phase::Serving { router, .. } => router.metrics(),
+            Phase::Draining { metrics, .. } => metrics.clone(),
+            Phase::Starting => String::new(),
+        })
+    }
+
+    fn ready(&self) -> Readiness {
+        if self.running.look(|phase| matches!(phase, Phase::Starting)) {
+            let not_ready = vec![NotReady {
+                address: "all".to_owned(),
+                slots: 0,
+                reason: "starting".to_owned(),
+            }];
+            return Readiness {
+                draining: false,
+                not_ready,
+            };
+        }
+        self.status().readiness()
+    }
+}

@@ -1,0 +1,137 @@
+//! Who has a port: so that "address already in use" can name the process to stop.
+//!
+//! Read from /proc: the socket's inode from the tables of TCP sockets, then the process that has a file with that inode. It
+//! finds processes of other users only as root, and then the message simply does not name anybody.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// A process, by name and number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Holder {
+    pub(super) name: String,
+    pub(super) pid: u32,
+}
+
+/// The process that listens on `address`, or on its port at every address.
+pub(super) fn who_listens(address: SocketAddr) -> Option<Holder> {
+    let inode = ["/proc/net/tcp", "/proc/net/tcp6"]
+        .into_iter()
+        .find_map(|table| {
+            let table = fs::read_to_string(table).ok()?;
+            table
+                .lines()
+                .skip(1)
+                .find_map(|line| listener_inode(line, address))
+        })?;
+    who_has(&format!("socket:[{inode}]"))
+}
+
+/// The inode in a line of /proc/net/tcp, if it is a socket that listens where `wanted` wants to.
+fn listener_inode(line: &str, wanted: SocketAddr) -> Option<u64> {
+    const LISTEN: &str = "0A";
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    let (local, state, inode) = (fields.get(1)?, fields.get(3)?, fields.get(9)?);
+    let (host, port) = local.split_once(':')?;
+    let host = parse_host(host)?;
+    let clash = host == wanted.ip() || host.is_unspecified() || wanted.ip().is_unspecified();
+    let port = u16::from_str_radix(port, 16).ok()?;
+    (*state == LISTEN && clash && port == wanted.port()).then(|| inode.parse().ok())?
+}
+
+/// Addresses there are 32-bit words in hexadecimal, each in the byte order of the machine.
+fn parse_host(text: &str) -> Option<IpAddr> {
+    let word = |at: usize| {
+        Some(
+            u32::from_str_radix(text.get(at..at + 8)?, 16)
+                .ok()?
+                .to_ne_bytes(),
+        )
+    };
+    match text.len() {
+        8 => Some(IpAddr::V4(Ipv4Addr::from(word(0)?))),
+        32 => {
+            let mut bytes = [0; 16];
+            for (i, chunk) in bytes.chunks_exact_mut(4).enumerate() {
+                chunk.copy_from_slice(&word(i * 8)?);
+            }
+            Some(IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical())
+        }
+        _ => None,
+    }
+}
+
+fn who_has(socket: &str) -> Option<Holder> {
+    for process in fs::read_dir("/proc").ok()?.flatten() {
+        let Some(pid) = process
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
+            continue;
+        };
+        let Ok(files) = fs::read_dir(process.path().join("fd")) else {
+            continue;
+        };
+        if files
+            .flatten()
+            .any(|file| fs::read_link(file.path()).is_ok_and(|target| target.as_os_str() == socket))
+        {
+            let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+            return Some(Holder {
+                name: name.trim().to_owned(),
+                pid,
+            });
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_listener_of_this_process_is_found() {
+        for host in ["127.0.0.1:0", "0.0.0.0:0"] {
+            let listener = TcpListener::bind(host).expect("a port");
+            let port = listener.local_addr().expect("its address").port();
+            let holder = who_listens(([127, 0, 0, 1], port).into()).expect("the holder");
+            assert_eq!(holder.pid, std::process::id());
+            assert!(!holder.name.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_connection_is_not_a_listener() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let client = std::net::TcpStream::connect(listener.local_addr().expect("its address"))
+            .expect("connected");
+        assert_eq!(who_listens(client.local_addr().expect("its address")), None);
+    }
+
+    #[test]
+    fn lines_of_the_table_are_read() {
+        let line = "   0: 0100007F:18EB 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4242 1 0 100 0 0 10 0";
+        if cfg!(target_endian = "little") {
+            assert_eq!(
+                listener_inode(line, ([127, 0, 0, 1], 6379).into()),
+                Some(4242)
+            );
+        }
+        assert_eq!(listener_inode(line, ([127, 0, 0, 1], 6380).into()), None);
+        assert_eq!(listener_inode("", ([127, 0, 0, 1], 6379).into()), None);
+        assert_eq!(
+            listener_inode("0: zz:zz 0:0 0A", ([127, 0, 0, 1], 6379).into()),
+            None
+        );
+        let six = "0: 00000000000000000000000000000000:18EB 0:0 0A 0 0 0 0 0 77 1";
+        assert_eq!(
+            listener_inode(six, ([127, 0, 0, 1], 6379).into()),
+            Some(77),
+            "[::] takes IPv4 too"
+        );
+    }
+}

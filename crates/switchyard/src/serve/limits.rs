@@ -1,0 +1,122 @@
+//! Open files: each client and each connection to a node is one, and the usual limit of 1024 is soon reached.
+//!
+//! As Redis does: raise the limit as far as `max-clients` needs, and where the system refuses, lower `max-clients` instead
+//! and say so. Without that, `accept` would fail at some later hour, with clients waiting.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use switchyard_router::Live;
+
+/// Files that the process has open besides clients and connections to nodes: logs, the state, the admin port and its
+/// clients, and some room.
+const OWN_FILES: u64 = 64;
+/// Per worker: its epoll instance, its eventfd, and room for a few more.
+const FILES_PER_WORKER: u64 = 8;
+/// Connections of a worker to a node besides those for large values: the pipelined one, the slow lane, and one that is being
+/// replaced.
+const CONNECTIONS_PER_NODE: u64 = 3;
+
+/// Files needed for everything but clients.
+fn reserve(live: &Live, nodes: usize, workers: usize, listeners: usize) -> u64 {
+    let per_node = CONNECTIONS_PER_NODE + live.large_connections_max as u64;
+    OWN_FILES + workers as u64 * (FILES_PER_WORKER + listeners as u64 + nodes as u64 * per_node)
+}
+
+/// Makes room for `live.max_clients`, or lowers it to what there is room for. Returns a sentence for the log if it had to.
+pub(super) fn make_room(
+    live: &mut Live,
+    nodes: usize,
+    workers: usize,
+    listeners: usize,
+) -> Result<Option<String>, String> {
+    let reserve = reserve(live, nodes, workers, listeners);
+    let wanted = reserve + live.max_clients as u64;
+    let limit = raise(wanted);
+    let Some(allowed) = clients_allowed(limit, reserve, live.max_clients) else {
+        return Err(format!(
+            "the limit of open files is {limit}, and {reserve} are needed for {nodes} nodes and {workers} workers alone; \
+             raise it with `ulimit -n` (LimitNOFILE= in systemd)"
+        ));
+    };
+    if allowed == live.max_clients {
+        return Ok(None);
+    }
+    let sentence = format!(
+        "max-clients lowered from {} to {allowed}: the limit of open files is {limit} and the system refused to raise it to \
+         {wanted}; raise it with `ulimit -n` (LimitNOFILE= in systemd)",
+        live.max_clients
+    );
+    live.max_clients = allowed;
+    Ok(Some(sentence))
+}
+
+/// How many of `wanted` clients fit; `None` if not even one.
+fn clients_allowed(limit: u64, reserve: u64, wanted: usize) -> Option<usize> {
+    let room = usize::try_from(limit.saturating_sub(reserve)).unwrap_or(usize::MAX);
+    (room > 0).then(|| room.min(wanted))
+}
+
+/// Raises the limit to at least `wanted`, as far as the system lets it, and returns what it is then.
+fn raise(wanted: u64) -> u64 {
+    let read = || getrlimit(Resource::Nofile);
+    let now = read();
+    let (soft, hard) = (
+        now.current.unwrap_or(u64::MAX),
+        now.maximum.unwrap_or(u64::MAX),
+    );
+    if soft >= wanted {
+        return soft;
+    }
+    let set = |current: u64, maximum: u64| {
+        setrlimit(
+            Resource::Nofile,
+            Rlimit {
+                current: Some(current),
+                maximum: Some(maximum),
+            },
+        )
+        .is_ok()
+    };
+    // Beyond the hard limit only root can go, and fs.nr_open bounds even that.
+    if !(hard < wanted && set(wanted, wanted)) {
+        set(wanted.min(hard), hard);
+    }
+    read().current.unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_get_what_is_left() {
+        assert_eq!(clients_allowed(1024, 100, 10_000), Some(924));
+        assert_eq!(clients_allowed(20_000, 100, 10_000), Some(10_000));
+        assert_eq!(clients_allowed(100, 100, 10_000), None);
+        assert_eq!(clients_allowed(u64::MAX, 100, 10_000), Some(10_000));
+    }
+
+    #[test]
+    fn more_nodes_and_workers_need_more() {
+        let live = Live::default();
+        let few = reserve(&live, 2, 1, 1);
+        assert!(few >= OWN_FILES + 2 * (CONNECTIONS_PER_NODE + 16));
+        assert!(
+            reserve(&live, 3, 1, 1) > few
+                && reserve(&live, 2, 2, 1) > few
+                && reserve(&live, 2, 1, 2) > few
+        );
+    }
+
+    #[test]
+    fn room_for_one_client_more_than_now_is_made() {
+        let before = getrlimit(Resource::Nofile);
+        let mut live = Live {
+            max_clients: 100,
+            ..Live::default()
+        };
+        assert_eq!(make_room(&mut live, 1, 1, 1), Ok(None));
+        assert_eq!(live.max_clients, 100);
+        let after = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        assert!(after >= before.current.unwrap_or(u64::MAX), "never lowered");
+    }
+}

@@ -1,0 +1,368 @@
+//! `switchyard serve`: puts the parts together, and stays with them until it is told to stop.
+//!
+//! Threads: the workers of the router; "admin", with a runtime of its own, so that neither a slow scrape nor a bug there touches
+//! the data plane; "reload", which may wait for name servers and for the drain barrier; and the main thread, which waits for
+//! signals.
+
+mod admin;
+mod holder;
+mod limits;
+mod logs;
+mod placement;
+mod reload;
+mod running;
+
+use std::fmt::Write;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use sd_notify::NotifyState;
+use switchyard_router::{Router, Settings, StartError};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::{error, info, warn};
+
+use crate::cli::Failure;
+use crate::config::{Config, Sources};
+use admin::AdminThread;
+use logs::Logs;
+use placement::Placement;
+use reload::Reloader;
+use running::Running;
+
+/// Runs the router until SIGTERM or SIGINT.
+pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
+    let mut config = sources.read()?;
+    config.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
+    let resolved = config.resolve(|_| None)?;
+    let logs = Logs::start(config.log_format, &config.log_level)?;
+    for warning in &resolved.warnings {
+        warn!("{warning}");
+    }
+
+    // The state directory first: whoever has it, has the right to route to these nodes. The ports next, so that a start that
+    // is refused anyway leaves no slot map behind.
+    let mut placement = Placement::open(&config)?;
+    for address in &resolved.listen {
+        std::net::TcpListener::bind(address)
+            .map_err(|source| explain_listen(*address, "clients", "--listen", source))?;
+    }
+    let settled = placement.settle(&config.node_names())?;
+    let start = placement.next_incarnation()?;
+    for name in &settled.joined {
+        info!("node {name} has joined; it owns no slots yet, so no keys are on it");
+    }
+    for (_, name) in &settled.removed {
+        info!("node {name} is gone; it owned no slots");
+    }
+
+    let mut live = resolved.live;
+    live.nodes = placement::access(&settled.topology, &resolved.nodes);
+    let listeners = resolved.listen.len();
+    let nodes = live.nodes.len();
+    match limits::make_room(&mut live, nodes, config.workers, listeners) {
+        Ok(None) => {}
+        Ok(Some(lowered)) => warn!("{lowered}"),
+        Err(why) => return Err(Failure::Failed(anyhow!(why))),
+    }
+
+    // Ports before threads: what can be refused is refused while there is nothing to undo.
+    let running = Arc::new(Running::default());
+    let options = admin::options(
+        resolved.admin_token.as_ref().map(|token| token.0.as_str()),
+        config.admin_host_names.clone(),
+    );
+    let mut admin = AdminThread::bind(resolved.admin, options, Arc::clone(&running), start)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start waiting for signals")?;
+    let mut signals = {
+        let _context = runtime.enter();
+        Signals::new().context("cannot wait for signals")?
+    };
+    let settings = Settings {
+        listen: resolved.listen,
+        workers: config.workers,
+        pin: config.pin,
+        live: live.clone(),
+    };
+    let router = Router::start(settings, Arc::clone(&settled.topology)).map_err(explain_start)?;
+    let addresses = router.addresses().to_vec();
+    running.set(router, Arc::clone(&settled.topology));
+    admin.serve();
+
+    info!(
+        start,
+        epoch = settled.topology.epoch(),
+        state_dir = %config.state_dir.display(),
+        "{}",
+        ready_line(&addresses, &config, admin.address)
+    );
+    notify(&[NotifyState::Ready]);
+
+    let reloads = start_reloads(
+        Reloader {
+            sources,
+            live,
+            placement,
+            logs,
+            config: config.clone(),
+        },
+        Arc::clone(&running),
+    )?;
+    runtime.block_on(signals.wait_for_stop(&running, &reloads));
+    notify(&[NotifyState::Stopping]);
+    stop(&runtime, &mut signals, &running, reloads.shutdown_timeout())?;
+    admin.stop();
+    Ok(())
+}
+
+fn ready_line(addresses: &[SocketAddr], config: &Config, admin: SocketAddr) -> String {
+    let mut line = String::from("ready: clients connect to ");
+    for (i, address) in addresses.iter().enumerate() {
+        let _ = write!(line, "{}{address}", if i > 0 { " or " } else { "" });
+    }
+    let nodes = config.node_names().len();
+    let plural = |count: usize| if count == 1 { "" } else { "s" };
+    let _ = write!(
+        line,
+        "; {nodes} node{}, {} worker{}; admin on http://{admin}; Ctrl-C stops",
+        plural(nodes),
+        config.workers,
+        plural(config.workers)
+    );
+    line
+}
+
+/// What the system's refusal of an address means, and what to do.
+fn explain_listen(address: SocketAddr, what: &str, flag: &str, source: io::Error) -> anyhow::Error {
+    let advice = match source.kind() {
+        io::ErrorKind::AddrInUse => match holder::who_listens(address) {
+            Some(holder) => format!(
+                "{} (process {}) listens there; stop it, or choose another address with {flag}",
+                holder.name, holder.pid
+            ),
+            None => format!(
+                "another process listens there (`ss -ltnp 'sport = :{}'` as root names it); stop it, or choose another address \
+                 with {flag}",
+                address.port()
+            ),
+        },
+        io::ErrorKind::AddrNotAvailable => {
+            format!(
+                "this machine has no such address; see `ip address`, or choose another with {flag}"
+            )
+        }
+        io::ErrorKind::PermissionDenied => {
+            "ports below 1024 need root or CAP_NET_BIND_SERVICE; choose a higher one, or grant it"
+                .to_owned()
+        }
+        _ => format!("choose another address with {flag}"),
+    };
+    anyhow!("cannot listen on {address} for {what}: {source}: {advice}")
+}
+
+fn explain_start(error: StartError) -> anyhow::Error {
+    match error {
+        StartError::Listen { address, source } => {
+            explain_listen(address, "clients", "--listen", source)
+        }
+        other => anyhow::Error::new(other),
+    }
+}
+
+/// Tells systemd, if it runs us. What it does not hear it will find out.
+fn notify(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        warn!("cannot notify systemd: {error}");
+    }
+}
+
+/// The thread that reloads, one after another.
+struct Reloads {
+    requests: mpsc::SyncSender<()>,
+    /// The bound for draining may change with a reload.
+    shutdown_timeout: Arc<std::sync::Mutex<Duration>>,
+}
+
+impl Reloads {
+    /// Asks for a reload. One that is waiting already will read the newest file, so more need not wait.
+    fn ask(&self) {
+        match self.requests.try_send(()) {
+            Ok(()) | Err(mpsc::TrySendError::Full(())) => {}
+            Err(mpsc::TrySendError::Disconnected(())) => {
+                error!("the reload thread has ended; restart to change the configuration")
+            }
+        }
+    }
+
+    fn shutdown_timeout(&self) -> Duration {
+        *self
+            .shutdown_timeout
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+fn start_reloads(mut reloader: Reloader, running: Arc<Running>) -> anyhow::Result<Reloads> {
+    let (requests, asked) = mpsc::sync_channel(1);
+    let shutdown_timeout = Arc::new(std::sync::Mutex::new(reloader.config.shutdown_timeout));
+    let told = Arc::clone(&shutdown_timeout);
+    std::thread::Builder::new()
+        .name("reload".to_owned())
+        .spawn(move || {
+            while asked.recv().is_ok() {
+                match NotifyState::monotonic_usec_now() {
+                    Ok(now) => notify(&[NotifyState::Reloading, now]),
+                    Err(_) => notify(&[NotifyState::Reloading]),
+                }
+                reloader.reload(&running);
+                *told
+                    .lock()
+                    .unwrap_or_else(std::sync::PoisonError::into_inner) =
+                    reloader.config.shutdown_timeout;
+                notify(&[NotifyState::Ready]);
+            }
+        })
+        .context("cannot start a thread")?;
+    Ok(Reloads {
+        requests,
+        shutdown_timeout,
+    })
+}
+
+/// The signals that mean something to us.
+struct Signals {
+    hangup: Signal,
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+/// How often systemd is told how it goes, when that has changed.
+const STATUS_PERIOD: Duration = Duration::from_secs(2);
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            hangup: signal(SignalKind::hangup())?,
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Completes when the process is asked to stop; passes on requests to reload until then.
+    async fn wait_for_stop(&mut self, running: &Running, reloads: &Reloads) {
+        // systemd wants to hear twice in each of its periods.
+        let watchdog = sd_notify::watchdog_enabled();
+        let period = watchdog.map_or(STATUS_PERIOD, |period| STATUS_PERIOD.min(period / 2));
+        let mut tick = tokio::time::interval(period.max(Duration::from_millis(10)));
+        let mut last_status = String::new();
+        loop {
+            tokio::select! {
+                _ = self.hangup.recv() => reloads.ask(),
+                name = asked_to_stop(&mut self.terminate, &mut self.interrupt) => {
+                    info!("{name}: stopping; clients' commands in flight get up to {:?}, a second signal ends it at once", reloads.shutdown_timeout());
+                    return;
+                }
+                _ = tick.tick() => tell_systemd(running, watchdog.is_some(), &mut last_status),
+            }
+        }
+    }
+}
+
+/// Completes with the name of the signal that asks to stop.
+async fn asked_to_stop(terminate: &mut Signal, interrupt: &mut Signal) -> &'static str {
+    tokio::select! {
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "SIGINT",
+    }
+}
+
+fn tell_systemd(running: &Running, watchdog: bool, last: &mut String) {
+    if std::env::var_os("NOTIFY_SOCKET").is_none() {
+        return;
+    }
+    let Some(status) = running.with(Router::status) else {
+        return;
+    };
+    let up = status
+        .nodes
+        .iter()
+        .filter(|node| node.link == switchyard_router::Link::Up)
+        .count();
+    let text = format!(
+        "{up} of {} nodes up, {} clients, epoch {}",
+        status.nodes.len(),
+        status.clients,
+        status.epoch
+    );
+    let mut states = Vec::new();
+    if watchdog {
+        states.push(NotifyState::Watchdog);
+    }
+    if text != *last {
+        states.push(NotifyState::Status(&text));
+    }
+    if !states.is_empty() {
+        notify(&states);
+    }
+    *last = text;
+}
+
+/// Drains the router within `bound`; a second signal ends the process at once, also with exit code 0: it was asked for.
+fn stop(
+    runtime: &tokio::runtime::Runtime,
+    signals: &mut Signals,
+    running: &Running,
+    bound: Duration,
+) -> anyhow::Result<()> {
+    let router = running.take().context("the router is gone already")?;
+    let (done, drained) = tokio::sync::oneshot::channel();
+    std::thread::Builder::new()
+        .name("drain".to_owned())
+        .spawn(move || {
+            // Nobody listens any more only after a second signal.
+            let _ = done.send(router.drain(bound));
+        })
+        .context("cannot start a thread")?;
+    runtime.block_on(async {
+        tokio::select! {
+            drained = drained => match drained {
+                Ok(outcome) if outcome.cut > 0 => {
+                    warn!("stopped; {} clients were cut with commands in flight after {bound:?}", outcome.cut);
+                }
+                Ok(_) => info!("stopped; no client was cut"),
+                Err(_) => return Err(anyhow!("draining failed, see above")),
+            },
+            name = asked_to_stop(&mut signals.terminate, &mut signals.interrupt) => warn!("{name} again: stopped at once"),
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_taken_port_names_its_holder() {
+        let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = taken.local_addr().expect("its address");
+        let refusal = TcpListener::bind(address).expect_err("taken");
+        let text = explain_listen(address, "clients", "--listen", refusal).to_string();
+        assert!(
+            text.starts_with(&format!("cannot listen on {address} for clients: ")),
+            "{text}"
+        );
+        assert!(
+            text.contains(&format!("(process {})", std::process::id())),
+            "{text}"
+        );
+        assert!(text.contains("--listen"), "{text}");
+    }
+}

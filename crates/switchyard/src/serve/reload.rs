@@ -1,0 +1,190 @@
+//! SIGHUP: reads the configuration again and applies what can be applied while clients are connected.
+//!
+//! It runs on a thread of its own, because it waits: for name servers, and for the drain barrier. Nothing of a new
+//! configuration is applied before all of it is known to be right, so that a mistake leaves the running one as it was.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use switchyard_policy::topology::NodeId;
+use switchyard_router::{Live, NodeAccess};
+use tracing::{error, info, warn};
+
+use super::limits;
+use super::logs::Logs;
+use super::placement::{self, Placement};
+use super::running::Running;
+use crate::config::{Config, Sources, Takes};
+
+/// What a reload needs to know of the present.
+pub(super) struct Reloader {
+    pub(super) sources: Sources,
+    pub(super) config: Config,
+    pub(super) live: Live,
+    pub(super) placement: Placement,
+    pub(super) logs: Logs,
+}
+
+/// How often the drain barrier is looked at.
+const BARRIER_LOOK: Duration = Duration::from_millis(10);
+
+impl Reloader {
+    /// Reloads once. What is wrong goes to the log; the running configuration then stays.
+    pub(super) fn reload(&mut self, running: &Running) {
+        info!("reloading the configuration");
+        match self.apply(running) {
+            Ok(0) => info!("reloaded: nothing has changed"),
+            Ok(changes) => info!("reloaded: {changes} applied"),
+            Err(problems) => {
+                for problem in problems {
+                    error!("{problem}");
+                }
+                error!("not reloaded: the running configuration stays as it was");
+            }
+        }
+    }
+
+    /// Returns how many changes were applied, or what is wrong.
+    fn apply(&mut self, running: &Running) -> Result<usize, Vec<String>> {
+        let told = |problems: crate::config::Problems| {
+            problems
+                .0
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+        };
+        let mut config = self.sources.read().map_err(told)?;
+        config.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
+        let changes = config.changes_since(&self.config);
+        config.keep_until_restart(&self.config);
+        let known: BTreeMap<&str, SocketAddr> = self
+            .live
+            .nodes
+            .values()
+            .map(|node| (node.name.as_str(), node.address))
+            .collect();
+        let resolved = config
+            .resolve(|name| known.get(name).copied())
+            .map_err(told)?;
+        let mut live = resolved.live;
+        let nodes = resolved.nodes.len();
+        let lowered = limits::make_room(&mut live, nodes, config.workers, resolved.listen.len())
+            .map_err(|why| vec![why])?;
+
+        // From here on nothing can be wrong but the store.
+        let settled = self
+            .placement
+            .settle(&config.node_names())
+            .map_err(|error| vec![format!("{error:#}")])?;
+        for warning in resolved.warnings.iter().chain(&lowered) {
+            warn!("{warning}");
+        }
+        let mut applied = 0;
+        for change in &changes {
+            match change.takes {
+                Takes::Restart => warn!(
+                    "{} needs a restart; it stays as it was until then",
+                    change.what
+                ),
+                Takes::Reload => {
+                    applied += 1;
+                    info!("{}", change.what);
+                }
+            }
+        }
+        live.nodes = placement::access(&settled.topology, &resolved.nodes);
+        applied += told_by_content(
+            &self.live,
+            &live,
+            &changes.iter().map(|c| c.what.as_str()).collect::<Vec<_>>(),
+        );
+        for name in &settled.joined {
+            info!("node {name} has joined; it owns no slots yet, so no keys are on it");
+        }
+
+        // Nodes that leave stay reachable until the last command to them is answered, nodes that join are reachable before
+        // the first is sent.
+        let leaving: BTreeMap<NodeId, NodeAccess> = self
+            .live
+            .nodes
+            .iter()
+            .filter(|(id, _)| !live.nodes.contains_key(id))
+            .map(|(id, access)| (*id, access.clone()))
+            .collect();
+        let mut both = live.clone();
+        both.nodes.extend(leaving.clone());
+        if both != self.live {
+            running.with(|router| router.reconfigure(both.clone()));
+        }
+        if settled.changed {
+            running.publish(settled.topology.clone());
+        }
+        if leaving.is_empty() {
+            self.live = both;
+        } else {
+            // A command counts as in flight until its reply or a confirmed kill: twice its own time is ample.
+            let bound = 2 * live.slow_command_timeout.max(live.command_timeout);
+            if wait_for_epoch(running, settled.topology.epoch(), bound) {
+                running.with(|router| router.reconfigure(live.clone()));
+                self.live = live;
+            } else {
+                // The next reload tries again, because these are still among `self.live.nodes` then.
+                for node in leaving.values() {
+                    warn!(
+                        "node {} is still busy with commands sent before it was removed; reload again later to forget it",
+                        node.name
+                    );
+                }
+                self.live = both;
+            }
+        }
+        self.logs.set_level(&config.log_level);
+        self.config = config;
+        Ok(applied)
+    }
+}
+
+/// Logs what changed although the configuration says the same: the content of a secret's file, the address of a name.
+fn told_by_content(old: &Live, new: &Live, told: &[&str]) -> usize {
+    let mut changed = 0;
+    if old.password != new.password && !told.iter().any(|what| what.starts_with("clients.password"))
+    {
+        info!("the password of clients has changed");
+        changed += 1;
+    }
+    for (id, node) in &new.nodes {
+        let Some(before) = old.nodes.get(id) else {
+            continue;
+        };
+        if before.address != node.address {
+            info!(
+                "node {}: now at {}, before at {}",
+                node.name, node.address, before.address
+            );
+            changed += 1;
+        }
+        let about = format!("node {}: its user", node.name);
+        if before.password != node.password
+            && !told
+                .iter()
+                .any(|what| what.starts_with("nodes.password") || what.starts_with(&about))
+        {
+            info!("node {}: its password has changed", node.name);
+            changed += 1;
+        }
+    }
+    changed
+}
+
+/// Waits until no command sent under an older epoch is in flight. False if that takes longer than `bound`, or the router stops.
+fn wait_for_epoch(running: &Running, epoch: u64, bound: Duration) -> bool {
+    let deadline = Instant::now() + bound;
+    loop {
+        match running.with(|router| router.drained_epoch()) {
+            Some(drained) if drained >= epoch => return true,
+            Some(_) if Instant::now() < deadline => std::thread::sleep(BARRIER_LOOK),
+            _ => return false,
+        }
+    }
+}
