@@ -2,7 +2,7 @@
 //!
 //! One line each: name, arity, flags, where the keys are, who answers. Arity, flags and keys are what Redis 7.0 to 8 and Valkey 7.2 to 9
 //! say in `COMMAND`; the row is there whether or not today's node has the command, because the node's own error is the best one.
-//! `tests/command_table.rs` holds the rows against real servers and finds commands that are missing here.
+//! `tests/command_table/` holds the rows against real servers and finds commands that are missing here.
 //!
 //! How the handling was chosen where it is not obvious:
 //! - What describes one server (`MEMORY STATS`, `LATENCY DOCTOR`, `LASTSAVE`) is refused: an answer of any one node would mislead.
