@@ -507,7 +507,8 @@ impl Generator {
         if self.random.one_in(150) {
             command.pop();
         } else if self.random.one_in(150) {
-            command.push(b"surplus".to_vec());
+            // Where it is taken for a key it must share the slot: a plain server has no slots.
+            command.push(format!("{{tag{tag}}}surplus").into_bytes());
         }
         if command.is_empty() {
             command.push(b"PING".to_vec());

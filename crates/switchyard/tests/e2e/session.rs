@@ -155,7 +155,6 @@ fn without_a_password_auth_says_so() {
             "AUTH a b c",
             "AUTH nobody x",
             "HELLO 3 AUTH nobody x",
-            "HELLO 3 AUTH default x",
             "RESET",
             "GET k",
         ],
@@ -229,6 +228,14 @@ fn clients_authenticate_as_at_a_plain_server() {
                 assert!(
                     theirs.error().is_none(),
                     "{line}: {ours:?} instead of {theirs:?}"
+                );
+            } else if line.starts_with("HELLO") && ours.expect_error().starts_with("NOAUTH") {
+                // How the text goes on differs between versions of Redis.
+                let words = "NOAUTH HELLO must be called with the client already authenticated";
+                assert!(ours.expect_error().starts_with(words), "{line}: {ours:?}");
+                assert!(
+                    theirs.expect_error().starts_with(words),
+                    "{line}: {theirs:?}"
                 );
             } else {
                 assert_eq!(ours, theirs, "{line} (after {lines:?})");

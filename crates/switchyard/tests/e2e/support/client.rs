@@ -127,6 +127,11 @@ impl Client {
         self.send(&words(line));
     }
 
+    /// The same to a peer that may have closed already: that shows when reading.
+    pub(crate) fn post_quietly(&mut self, line: &str) {
+        let _ = self.stream.write_all(&encode(&words(line)));
+    }
+
     /// Sends a command and waits for its reply.
     #[track_caller]
     pub(crate) fn call<A: AsRef<[u8]>>(&mut self, args: &[A]) -> Value {

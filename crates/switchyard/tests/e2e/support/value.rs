@@ -132,8 +132,10 @@ impl Value {
     /// The error's text, or a panic that shows the reply that should have been an error.
     #[track_caller]
     pub(crate) fn expect_error(&self) -> &str {
-        self.error()
-            .unwrap_or_else(|| panic!("should be an error: {self:?}"))
+        match self {
+            Value::Error(s) => s,
+            other => panic!("should be an error: {other:?}"),
+        }
     }
 
     /// The pairs of a map, or of the flat array that RESP2 has in its place.

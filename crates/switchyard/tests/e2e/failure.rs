@@ -1,0 +1,478 @@
+//! Nodes and clients that fail: an error that names the node, within the configured time; nobody else notices; nothing is done twice.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::support::relay::Relay;
+use crate::support::{
+    Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, int, ok,
+    simple, until,
+};
+
+fn options(config: &str) -> SiteOptions {
+    SiteOptions {
+        router: RouterOptions {
+            config: config.into(),
+            ..RouterOptions::default()
+        },
+        ..SiteOptions::default()
+    }
+}
+
+/// Short times, so that a test of a failure need not wait long.
+const BRISK: &str = "[nodes]\nconnect-timeout = \"500ms\"\ncommand-timeout = \"500ms\"\nslow-command-timeout = \"1s\"\nreconnect-backoff-max = \"200ms\"\n";
+
+#[track_caller]
+fn names_node(reply: &Value, node: SocketAddr) {
+    let error = reply.expect_error();
+    assert!(
+        error.contains(&node.to_string()),
+        "the error must name {node}: {error}"
+    );
+}
+
+/// A key of each node, by hash tag.
+fn keys(site: &Site) -> Vec<String> {
+    site.tags()
+        .iter()
+        .map(|tags| format!("{{{}}}key", tags[0]))
+        .collect()
+}
+
+#[test]
+fn a_dead_node_is_named_and_the_others_serve_and_it_comes_back_by_itself() {
+    let Some(mut site) = Site::router_only(3, &options(BRISK)) else {
+        return;
+    };
+    let keys = keys(&site);
+    let mut client = site.client();
+    for key in &keys {
+        assert_eq!(client.cmd(&format!("SET {key} 1")), ok());
+    }
+    let dead = site.nodes()[1].address();
+    site.node_mut(1).kill();
+    // Commands to it fail with its name, at once or after a connection attempt; the others' replies are right and in order.
+    for round in 0..50 {
+        client.post(&format!("GET {}", keys[0]));
+        client.post(&format!("GET {}", keys[1]));
+        client.post(&format!("SET {} {round}", keys[2]));
+        client.post(&format!("MGET {} {}", keys[0], keys[2]));
+        client.post(&format!("MGET {} {} {}", keys[0], keys[1], keys[2]));
+        client.post(&format!("DEL none {}", keys[1]));
+        client.post("DBSIZE");
+        client.post("PING");
+        assert_eq!(client.reply(), bulk("1"));
+        names_node(&client.reply(), dead);
+        assert_eq!(client.reply(), ok());
+        assert_eq!(
+            client.reply(),
+            Value::Array(vec![bulk("1"), bulk(round.to_string())])
+        );
+        names_node(&client.reply(), dead);
+        names_node(&client.reply(), dead);
+        names_node(&client.reply(), dead);
+        assert_eq!(client.reply(), simple("PONG"));
+    }
+    // What goes over all nodes says which one is missing rather than giving a part for the whole.
+    names_node(&client.cmd("KEYS *"), dead);
+    names_node(&client.cmd("FLUSHALL"), dead);
+    let mut cursor = "0".to_owned();
+    let mut calls = 0;
+    let scan_error = loop {
+        let reply = client.cmd(&format!("SCAN {cursor} COUNT 1000"));
+        if reply.error().is_some() {
+            break reply;
+        }
+        cursor = reply.items()[0].text();
+        calls += 1;
+        assert!(
+            cursor != "0" && calls < 1000,
+            "SCAN came to an end without the dead node's keys"
+        );
+    };
+    names_node(&scan_error, dead);
+    // Back, empty, without anybody's help.
+    site.node_mut(1).restart();
+    until("the node serves again", || {
+        (client.cmd(&format!("GET {}", keys[1])) == Value::Nil).then_some(())
+    });
+    assert_eq!(client.cmd(&format!("SET {} again", keys[1])), ok());
+}
+
+#[test]
+fn a_router_starts_before_its_nodes() {
+    let opts = SiteOptions {
+        router: RouterOptions {
+            nodes_may_be_down: true,
+            config: BRISK.into(),
+            ..RouterOptions::default()
+        },
+        ..SiteOptions::default()
+    };
+    if crate::support::direct() {
+        return;
+    }
+    let mut nodes: Vec<Node> = (0..2)
+        .map(|_| Node::start(&NodeOptions::default()))
+        .collect();
+    let addresses: Vec<_> = nodes.iter().map(Node::address).collect();
+    nodes.iter_mut().for_each(Node::kill);
+    let router = Router::start(&addresses, &opts.router);
+    let mut client = Client::connect(router.address());
+    let reply = client.cmd("GET k");
+    assert!(
+        addresses
+            .iter()
+            .any(|a| reply.expect_error().contains(&a.to_string())),
+        "{reply:?}"
+    );
+    nodes.iter_mut().for_each(Node::restart);
+    until("both nodes serve", || {
+        (client.cmd("DBSIZE") == int(0)).then_some(())
+    });
+}
+
+#[test]
+fn a_frozen_node_costs_its_own_clients_a_timeout_and_others_nothing() {
+    let Some(site) = Site::router_only(2, &options(BRISK)) else {
+        return;
+    };
+    let keys = keys(&site);
+    let mut client = site.client();
+    for key in &keys {
+        client.cmd(&format!("SET {key} 1"));
+    }
+    let frozen = site.nodes()[0].address();
+    site.nodes()[0].freeze();
+    let mut waiting = site.client();
+    waiting.post(&format!("GET {}", keys[0]));
+    // While that one waits, and after its timeout, the other node's clients are served.
+    for i in 0..300 {
+        assert_eq!(client.cmd(&format!("SET {} {i}", keys[1])), ok());
+        assert_eq!(client.cmd(&format!("GET {}", keys[1])), bulk(i.to_string()));
+    }
+    let reply = waiting.reply();
+    names_node(&reply, frozen);
+    // Connecting to it hangs too (the kernel accepts, nobody answers): still an error, still within the time.
+    for _ in 0..3 {
+        names_node(&waiting.cmd(&format!("GET {}", keys[0])), frozen);
+        assert_eq!(client.cmd(&format!("GET {}", keys[1])), bulk("299"));
+    }
+    site.nodes()[0].thaw();
+    until("the node serves again", || {
+        (waiting.cmd(&format!("GET {}", keys[0])) == bulk("1")).then_some(())
+    });
+}
+
+/// Kills in the middle of replies, many times: what was acknowledged was done, and nothing was done twice.
+#[test]
+fn no_command_is_executed_twice_whatever_breaks() {
+    if crate::support::direct() {
+        return;
+    }
+    let node = Node::start(&NodeOptions::default());
+    let relay = Relay::start(node.address());
+    let router = Router::start(
+        &[relay.address()],
+        &RouterOptions {
+            config: BRISK.into(),
+            ..RouterOptions::default()
+        },
+    );
+    let stop = AtomicBool::new(false);
+    const COUNTERS: usize = 6;
+    let outcomes: Vec<(i64, i64)> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..COUNTERS)
+            .map(|i| {
+                let (router, stop) = (&router, &stop);
+                scope.spawn(move || {
+                    let (mut acked, mut unknown, mut last) = (0, 0, 0);
+                    let mut client = Client::connect(router.address());
+                    while !stop.load(Ordering::Relaxed) {
+                        // Alone, and many at once.
+                        let n = if acked % 3 == 0 { 1 } else { 16 };
+                        for _ in 0..n {
+                            client.post(&format!("INCR counter{i}"));
+                        }
+                        for _ in 0..n {
+                            match client.try_reply() {
+                                Ok(Value::Int(value)) => {
+                                    assert!(value > last, "counter{i} went from {last} to {value}");
+                                    last = value;
+                                    acked += 1;
+                                }
+                                Ok(Value::Error(_)) => unknown += 1,
+                                other => panic!("INCR gave {other:?}"),
+                            }
+                        }
+                    }
+                    (acked, unknown)
+                })
+            })
+            .collect();
+        let end = Instant::now() + Duration::from_secs(4);
+        let mut round = 0;
+        while Instant::now() < end {
+            round += 1;
+            match round % 4 {
+                // In the midst of a reply: after so many bytes of replies.
+                0 => relay.cut_after(1 + round * 7 % 300),
+                1 => relay.cut(),
+                2 => {
+                    relay.stall(true);
+                    std::thread::sleep(Duration::from_millis(40));
+                    relay.cut();
+                    relay.stall(false);
+                }
+                _ => {
+                    node.cmd("CLIENT KILL TYPE normal SKIPME yes");
+                }
+            }
+            std::thread::sleep(Duration::from_millis(60));
+        }
+        stop.store(true, Ordering::Relaxed);
+        workers
+            .into_iter()
+            .map(|worker| {
+                worker
+                    .join()
+                    .expect("a worker that saw only what is possible")
+            })
+            .collect()
+    });
+    for (i, (acked, unknown)) in outcomes.into_iter().enumerate() {
+        let value: i64 = match node.cmd(&format!("GET counter{i}")) {
+            Value::Nil => 0,
+            other => other.text().parse().expect("a counter"),
+        };
+        assert!(
+            acked > 50,
+            "counter{i}: only {acked} acknowledged beside {unknown} unknown"
+        );
+        assert!(
+            acked <= value && value <= acked + unknown,
+            "counter{i} is {value}: {acked} were acknowledged and {unknown} are unknown, so it must be between {acked} and {}",
+            acked + unknown
+        );
+    }
+    assert!(
+        relay.accepted() > 10,
+        "the connections were hardly cut: {}",
+        relay.accepted()
+    );
+}
+
+/// The reply breaks off in the middle of a value: an error or a close, never a shortened or a mixed value.
+#[test]
+fn a_reply_that_breaks_off_is_never_completed_with_other_bytes() {
+    if crate::support::direct() {
+        return;
+    }
+    let node = Node::start(&NodeOptions::default());
+    let relay = Relay::start(node.address());
+    let router = Router::start(
+        &[relay.address()],
+        &RouterOptions {
+            config: BRISK.into(),
+            workers: 1,
+            ..RouterOptions::default()
+        },
+    );
+    for len in [100, 60_000, 3 << 20] {
+        let value = vec![b'v'; len];
+        assert_eq!(
+            node.client()
+                .call(&[&b"SET"[..], format!("value{len}").as_bytes(), &value]),
+            ok()
+        );
+        node.cmd("SET other correct");
+        for cut in [1, 3, 8, len / 2, len + 3] {
+            let mut client = Client::connect(router.address());
+            until("the node serves", || {
+                (client.cmd("GET other") == bulk("correct")).then_some(())
+            });
+            relay.cut_after(cut as i64);
+            client.post(&format!("GET value{len}"));
+            client.post("GET other");
+            match client.try_reply() {
+                Ok(Value::Bulk(got)) => assert_eq!(got.len(), len, "cut after {cut} bytes"),
+                Ok(other) => names_node(&other, relay.address()),
+                // A value that has begun to reach the client can only be ended by closing.
+                Err(_) => continue,
+            }
+            match client.try_reply() {
+                Ok(Value::Bulk(got)) => assert_eq!(got, b"correct"),
+                Ok(other) => names_node(&other, relay.address()),
+                Err(_) => {}
+            }
+            relay.cut_after(-1);
+        }
+    }
+}
+
+#[test]
+fn a_client_that_does_not_read_is_cut_at_its_output_limit() {
+    let config = format!("{BRISK}[clients]\noutput-limit = \"4mb\"\n");
+    let Some(site) = Site::router_only(1, &options(&config)) else {
+        return;
+    };
+    let mut other = site.client();
+    let value = vec![b'x'; 100_000];
+    assert_eq!(other.call(&[&b"SET"[..], b"k", &value]), ok());
+    let process = site.router().process();
+    process.reset_peak_memory();
+    let before = process.memory_kib("VmHWM");
+    let mut lazy = site.client();
+    let commands = crate::support::encode(&["GET", "k"]).repeat(5000);
+    // It writes and never reads. The router may stop reading its commands, or cut it; it must not keep half a gigabyte for it.
+    lazy.stream()
+        .set_write_timeout(Some(Duration::from_secs(1)))
+        .expect("timeout");
+    use std::io::Write;
+    let _ = lazy.stream().write_all(&commands);
+    until("the lazy client is cut", || {
+        // Those who read are served meanwhile.
+        assert_eq!(other.cmd("STRLEN k"), int(100_000));
+        let list = other.cmd("CLIENT LIST").text();
+        (list.lines().count() == 1).then_some(())
+    });
+    let grown = process.memory_kib("VmHWM").saturating_sub(before);
+    assert!(
+        grown < 40 << 10,
+        "a client with an output limit of 4 MB cost {grown} KiB"
+    );
+    assert!(lazy.closed_within(crate::support::client::PATIENCE));
+}
+
+#[test]
+fn one_client_too_many_gets_redis_s_error() {
+    let options = SiteOptions {
+        node: NodeOptions {
+            args: if crate::support::direct() {
+                vec!["--maxclients".into(), "10".into()]
+            } else {
+                vec![]
+            },
+            ..NodeOptions::default()
+        },
+        router: RouterOptions {
+            config: "[clients]\nmax-clients = 10\n".into(),
+            ..RouterOptions::default()
+        },
+    };
+    let site = Site::with(1, &options);
+    let mut clients: Vec<Client> = Vec::new();
+    until("ten are in", || {
+        // Connections of the start may still be counted for a moment.
+        let mut client = site.client();
+        if client.cmd("PING") == simple("PONG") {
+            clients.push(client);
+        }
+        (clients.len() == 10).then_some(())
+    });
+    for _ in 0..3 {
+        let mut refused = site.client();
+        let (bytes, closed) = refused.listen(Duration::from_secs(10));
+        assert_eq!(
+            String::from_utf8_lossy(&bytes),
+            "-ERR max number of clients reached\r\n"
+        );
+        assert!(closed);
+    }
+    assert_eq!(clients[0].cmd("PING"), simple("PONG"));
+    clients.pop();
+    until("there is room again", || {
+        let mut client = site.client();
+        client.post("PING");
+        (client.try_reply().ok()? == simple("PONG")).then_some(())
+    });
+}
+
+#[test]
+fn running_out_of_descriptors_is_survived() {
+    let options = SiteOptions {
+        router: RouterOptions {
+            open_files: Some(200),
+            config: "[clients]\nmax-clients = 100000\n".into(),
+            ..RouterOptions::default()
+        },
+        ..SiteOptions::default()
+    };
+    let Some(site) = Site::router_only(2, &options) else {
+        return;
+    };
+    let mut first = site.client();
+    assert_eq!(first.cmd("SET k v"), ok());
+    let mut crowd: Vec<Client> = (0..400)
+        .filter_map(|_| Client::try_connect(site.address()).ok())
+        .collect();
+    let mut served = 0;
+    let mut refused = 0;
+    for client in &mut crowd {
+        client.patience(Duration::from_millis(2000));
+        client.post_quietly("PING");
+        match client.try_reply() {
+            Ok(Value::Error(error)) => {
+                assert_eq!(error, "ERR max number of clients reached");
+                refused += 1;
+            }
+            Ok(reply) => {
+                assert_eq!(reply, simple("PONG"));
+                served += 1;
+            }
+            Err(_) => refused += 1,
+        }
+    }
+    assert!(
+        served > 20,
+        "only {served} of 400 were served under 200 descriptors"
+    );
+    assert!(refused > 100, "{refused} refused");
+    // Those who are in are served, the admin port answers, and after the crowd has gone everything is as before.
+    assert_eq!(first.cmd("GET k"), bulk("v"));
+    drop(crowd);
+    until("new clients are served again", || {
+        let mut client = Client::try_connect(site.address()).ok()?;
+        client.post_quietly("GET k");
+        (client.try_reply().ok()? == bulk("v")).then_some(())
+    });
+    let (status, _) = crate::support::http::get(site.router().admin(), "/healthz");
+    assert_eq!(status, 200);
+}
+
+#[test]
+fn a_slow_command_does_not_hold_up_the_pipeline_of_others() {
+    // One worker: without a lane of its own, the slow script's reply would stand before everybody's.
+    let opts = SiteOptions {
+        router: RouterOptions {
+            workers: 1,
+            ..RouterOptions::default()
+        },
+        ..SiteOptions::default()
+    };
+    let Some(site) = Site::router_only(2, &opts) else {
+        return;
+    };
+    let keys = keys(&site);
+    let mut slow = site.client();
+    let mut quick = site.client();
+    // The node itself is busy with the script; the other node is not.
+    slow.call(&["SET", &keys[0], "0"]);
+    slow.send(&[
+        "EVAL",
+        "local n = 0; for i = 1, 3e8 do n = n + 1 end; return n",
+        "1",
+        &keys[0],
+    ]);
+    let mut answered = 0;
+    slow.patience(Duration::from_millis(1));
+    while slow.try_reply().is_err() {
+        assert_eq!(quick.cmd(&format!("SET {} {answered}", keys[1])), ok());
+        answered += 1;
+    }
+    assert!(
+        answered > 3,
+        "only {answered} commands of the other node were answered while a script ran"
+    );
+}

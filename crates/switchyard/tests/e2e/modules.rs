@@ -1,0 +1,221 @@
+//! Commands that the router's own table does not have: a module's, and commands that an operator has renamed.
+//!
+//! The module is built here, by the C compiler that Rust's linker needs anyway. It declares its part of Redis's module interface by
+//! itself, because Debian's packages do not carry the header.
+
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::multikey::CROSSSLOT;
+use crate::support::slots::slot;
+use crate::support::{
+    Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, simple,
+};
+
+const MODULE: &str = include_str!("scripts/probe_module.c");
+
+/// Builds the module and starts nodes that have loaded it.
+fn site_with_module(nodes: usize) -> Option<(Site, TempDir)> {
+    let dir = TempDir::new().expect("a directory");
+    let source = dir.path().join("probe.c");
+    let library = dir.path().join("probe.so");
+    std::fs::write(&source, MODULE).expect("source");
+    let output = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
+        .args([&library, &source])
+        .output()
+        .expect("a C compiler named cc (rustc needs it as its linker)");
+    assert!(
+        output.status.success(),
+        "cc: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let options = SiteOptions {
+        node: NodeOptions {
+            config: format!("loadmodule {}\n", library.display()),
+            ..NodeOptions::default()
+        },
+        ..SiteOptions::default()
+    };
+    Some((Site::router_only(nodes, &options)?, dir))
+}
+
+#[test]
+fn commands_of_a_module_go_by_the_nodes_own_key_specifications() {
+    let Some((site, _dir)) = site_with_module(3) else {
+        return;
+    };
+    let mut client = site.client();
+    for i in 0..60 {
+        // One key, first argument.
+        assert_eq!(client.cmd(&format!("probe.put k{i} v{i}")), ok());
+        assert_eq!(
+            client.cmd(&format!("GET k{i}")),
+            bulk(format!("v{i}")),
+            "PROBE.PUT went to another node than GET"
+        );
+        assert_eq!(client.cmd(&format!("PROBE.PUT {{x{i}}}a {i}")), ok());
+        // One key, second argument.
+        assert_eq!(
+            client.cmd(&format!("probe.second option {{x{i}}}a")),
+            bulk(i.to_string())
+        );
+    }
+    // Several keys in one slot, and in two.
+    assert_eq!(client.cmd("probe.pair {p}one {p}two"), int(2));
+    assert_ne!(slot(b"one"), slot(b"two"));
+    assert_eq!(
+        client.cmd("probe.pair one two"),
+        Value::Error(CROSSSLOT.into())
+    );
+    // A number of keys, told by an argument.
+    assert_eq!(
+        client.cmd("probe.count 3 {c}1 {c}2 {c}3 and more arguments"),
+        int(3)
+    );
+    assert_eq!(
+        client.cmd("probe.count 2 one two"),
+        Value::Error(CROSSSLOT.into())
+    );
+    for i in 0..20 {
+        assert_eq!(client.cmd(&format!("probe.count 1 k{i} whatever")), int(1));
+    }
+    // Arity and errors are the node's.
+    assert!(
+        client
+            .cmd("probe.put k")
+            .expect_error()
+            .contains("wrong number of arguments")
+    );
+    // In a pipeline with others, in both protocols.
+    client.cmd("HELLO 3");
+    for i in 0..200 {
+        client.post(&format!("probe.put pipe{i} {i}"));
+        client.post(&format!("GET pipe{i}"));
+    }
+    for i in 0..200 {
+        assert_eq!(client.reply(), ok());
+        assert_eq!(client.reply(), bulk(i.to_string()));
+    }
+    // Without keys nothing says which node it concerns.
+    let error = client.cmd("probe.keyless");
+    assert!(
+        error
+            .expect_error()
+            .to_lowercase()
+            .contains("probe.keyless"),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn a_module_loaded_later_is_learnt() {
+    let Some((site, dir)) = site_with_module(1) else {
+        return;
+    };
+    // A second site without the module, whose node loads it while the router runs.
+    drop(site);
+    let Some(site) = Site::router_only(
+        2,
+        &SiteOptions {
+            node: NodeOptions {
+                args: vec!["--enable-module-command".into(), "yes".into()],
+                ..NodeOptions::default()
+            },
+            ..SiteOptions::default()
+        },
+    ) else {
+        return;
+    };
+    let mut client = site.client();
+    assert!(
+        client
+            .cmd("probe.put k v")
+            .expect_error()
+            .starts_with("ERR unknown command 'probe.put'")
+    );
+    for node in site.nodes() {
+        let reply = node.client().call(&[
+            "MODULE",
+            "LOAD",
+            &dir.path().join("probe.so").display().to_string(),
+        ]);
+        assert_eq!(reply, ok());
+        // The router asks when it connects.
+        node.cmd("CLIENT KILL TYPE normal SKIPME yes");
+    }
+    crate::support::until("the commands are known", || {
+        (client.cmd("probe.put k v") == ok()).then_some(())
+    });
+}
+
+/// `rename-command` hides a command under another name. The nodes do not list that name, so the router cannot know where its keys are:
+/// it must say so as a server says it, and must not guess a node.
+#[test]
+fn renamed_commands_are_unknown_and_removed_ones_are_the_nodes_error() {
+    let config = "rename-command HSET secret.hset\nrename-command LPUSH \"\"\nrename-command FLUSHALL \"\"\n";
+    let options = SiteOptions {
+        node: NodeOptions {
+            config: config.into(),
+            ..NodeOptions::default()
+        },
+        ..SiteOptions::default()
+    };
+    let site = Site::with(2, &options);
+    let plain = Node::start(&options.node);
+    let (mut client, mut reference) = (site.client(), plain.client());
+    for line in [
+        "HSET h f v",
+        "LPUSH l x",
+        "GET k",
+        "SET k v",
+        "RPUSH l x",
+        "LRANGE l 0 -1",
+    ] {
+        assert_eq!(client.cmd(line), reference.cmd(line), "{line}");
+    }
+    client.cmd("FLUSHALL").expect_error();
+    assert_eq!(client.cmd("PING"), simple("PONG"));
+    if !crate::support::direct() {
+        let error = client.cmd("secret.hset h f v");
+        assert!(error.expect_error().contains("secret.hset"), "{error:?}");
+    }
+}
+
+/// Operators rename what they fear; the router must serve data all the same.
+#[test]
+fn a_router_lives_with_nodes_that_hide_their_administration() {
+    let config = "rename-command CONFIG \"\"\nrename-command DEBUG \"\"\nrename-command KEYS \"\"\nrename-command SCRIPT \"\"\n\
+                  rename-command MODULE \"\"\nrename-command SLOWLOG \"\"\nrename-command SHUTDOWN \"\"\n";
+    let options = SiteOptions {
+        node: NodeOptions {
+            config: config.into(),
+            ..NodeOptions::default()
+        },
+        router: RouterOptions::default(),
+    };
+    let Some(site) = Site::router_only(2, &options) else {
+        return;
+    };
+    let mut client = site.client();
+    for i in 0..40 {
+        assert_eq!(client.cmd(&format!("SET k{i} {i}")), ok());
+    }
+    assert_eq!(
+        client.cmd("MGET k1 k2 k3"),
+        Value::Array(vec![bulk("1"), bulk("2"), bulk("3")])
+    );
+    assert_eq!(client.cmd("DBSIZE"), int(40));
+    assert!(
+        client
+            .cmd("KEYS *")
+            .expect_error()
+            .contains("unknown command")
+    );
+    assert_eq!(
+        client.cmd("EVAL \"return redis.call('GET', KEYS[1])\" 1 k7"),
+        bulk("7")
+    );
+    assert!(client.cmd("INFO").text().contains("db0:keys=40"));
+}
