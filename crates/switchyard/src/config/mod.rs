@@ -26,7 +26,7 @@ pub(crate) use keys::Takes;
 pub(crate) use raw::Raw;
 pub(crate) use secret::SecretSource;
 pub(crate) use show::{example, render};
-pub(crate) use units::describe_time;
+pub(crate) use units::{TIME_FORM, describe_time, parse_time};
 
 /// Port of a node whose address names none: that of Redis.
 pub(crate) const NODE_PORT: u16 = 6379;

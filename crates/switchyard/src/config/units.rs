@@ -66,7 +66,7 @@ pub(crate) fn parse_time(text: &str) -> Option<Duration> {
 pub(crate) fn format_size(bytes: u64) -> String {
     match SIZES
         .iter()
-        .find(|(unit, size)| *unit != "b" && bytes >= *size && bytes % size == 0)
+        .find(|(unit, size)| *unit != "b" && bytes >= *size && bytes.is_multiple_of(*size))
     {
         Some((unit, size)) => format!("{}{unit}", bytes / size),
         None => bytes.to_string(),
@@ -78,7 +78,7 @@ pub(crate) fn format_time(time: Duration) -> String {
     let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     match TIMES
         .iter()
-        .find(|(_, unit)| millis >= *unit && millis % unit == 0)
+        .find(|(_, unit)| millis >= *unit && millis.is_multiple_of(*unit))
     {
         Some((name, unit)) => format!("{}{name}", millis / unit),
         None => "0s".to_owned(),

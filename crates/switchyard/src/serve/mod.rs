@@ -49,8 +49,14 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
         std::net::TcpListener::bind(address)
             .map_err(|source| explain_listen(*address, "clients", "--listen", source))?;
     }
-    let settled = placement.settle(&config.node_names())?;
     let start = placement.next_incarnation()?;
+    let running = Arc::new(Running::default());
+    let options = admin::options(
+        resolved.admin_token.as_ref().map(|token| token.0.as_str()),
+        config.admin_host_names.clone(),
+    );
+    let mut admin = AdminThread::bind(resolved.admin, options, Arc::clone(&running), start)?;
+    let settled = placement.settle(&config.node_names())?;
     for name in &settled.joined {
         info!("node {name} has joined; it owns no slots yet, so no keys are on it");
     }
@@ -68,13 +74,6 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
         Err(why) => return Err(Failure::Failed(anyhow!(why))),
     }
 
-    // Ports before threads: what can be refused is refused while there is nothing to undo.
-    let running = Arc::new(Running::default());
-    let options = admin::options(
-        resolved.admin_token.as_ref().map(|token| token.0.as_str()),
-        config.admin_host_names.clone(),
-    );
-    let mut admin = AdminThread::bind(resolved.admin, options, Arc::clone(&running), start)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -117,6 +116,7 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
     notify(&[NotifyState::Stopping]);
     stop(&runtime, &mut signals, &running, reloads.shutdown_timeout())?;
     admin.stop();
+    reloads.stop();
     Ok(())
 }
 
@@ -181,9 +181,14 @@ fn notify(state: &[NotifyState<'_>]) {
     }
 }
 
+/// How long the store may take to close: milliseconds, unless a reload is under way.
+const STORE_CLOSE_BOUND: Duration = Duration::from_secs(1);
+
 /// The thread that reloads, one after another.
 struct Reloads {
     requests: mpsc::SyncSender<()>,
+    /// Closed when the thread has ended, and with it the store.
+    ended: mpsc::Receiver<()>,
     /// The bound for draining may change with a reload.
     shutdown_timeout: Arc<std::sync::Mutex<Duration>>,
 }
@@ -199,6 +204,12 @@ impl Reloads {
         }
     }
 
+    /// Lets the thread close the store. A reload that hangs on a name server is left behind: what it saved is durable anyway.
+    fn stop(self) {
+        drop(self.requests);
+        let _ = self.ended.recv_timeout(STORE_CLOSE_BOUND);
+    }
+
     fn shutdown_timeout(&self) -> Duration {
         *self
             .shutdown_timeout
@@ -207,13 +218,16 @@ impl Reloads {
     }
 }
 
-fn start_reloads(mut reloader: Reloader, running: Arc<Running>) -> anyhow::Result<Reloads> {
+fn start_reloads(reloader: Reloader, running: Arc<Running>) -> anyhow::Result<Reloads> {
     let (requests, asked) = mpsc::sync_channel(1);
+    let (open, ended) = mpsc::channel();
     let shutdown_timeout = Arc::new(std::sync::Mutex::new(reloader.config.shutdown_timeout));
     let told = Arc::clone(&shutdown_timeout);
     std::thread::Builder::new()
         .name("reload".to_owned())
         .spawn(move || {
+            let _open: mpsc::Sender<()> = open; // dropped after what is declared below
+            let mut reloader = reloader;
             while asked.recv().is_ok() {
                 match NotifyState::monotonic_usec_now() {
                     Ok(now) => notify(&[NotifyState::Reloading, now]),
@@ -230,6 +244,7 @@ fn start_reloads(mut reloader: Reloader, running: Arc<Running>) -> anyhow::Resul
         .context("cannot start a thread")?;
     Ok(Reloads {
         requests,
+        ended,
         shutdown_timeout,
     })
 }

@@ -1,0 +1,654 @@
+//! The command line from outside: the real binary, its exit codes, what it prints where, and what it does on signals.
+//!
+//! No Redis server is needed here: what the router does for clients is the matter of the end-to-end tests.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// How long something may take before it is a failure: far more than it needs, since the machine may be busy.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn switchyard() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_switchyard"));
+    // What the tester's own environment says must not matter.
+    for name in [
+        "RUST_LOG",
+        "STATE_DIRECTORY",
+        "NOTIFY_SOCKET",
+        "WATCHDOG_USEC",
+        "SWITCHYARD_ADMIN_TOKEN",
+    ] {
+        command.env_remove(name);
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &[&str]) -> (i32, String, String) {
+    outcome(
+        switchyard()
+            .args(arguments)
+            .output()
+            .expect("the binary runs"),
+    )
+}
+
+fn outcome(output: Output) -> (i32, String, String) {
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+    (
+        output.status.code().expect("an exit code"),
+        text(output.stdout),
+        text(output.stderr),
+    )
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0")
+        .and_then(|l| l.local_addr())
+        .expect("a port")
+        .port()
+}
+
+/// A running `serve`, killed when dropped.
+struct Serve {
+    child: Child,
+    dir: TempDir,
+    listen: SocketAddr,
+    admin: SocketAddr,
+    notify: UnixDatagram,
+}
+
+impl Serve {
+    /// Starts it with a configuration file of that content, and waits until it says that it is ready.
+    fn start(config: &str) -> Self {
+        Self::start_in(Path::new("state"), config)
+    }
+
+    /// The same with a state directory, relative to a folder of its own.
+    fn start_in(state: &Path, config: &str) -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (listen, admin) = (
+            SocketAddr::from(([127, 0, 0, 1], free_port())),
+            SocketAddr::from(([127, 0, 0, 1], free_port())),
+        );
+        let socket = dir.path().join("notify");
+        let notify = UnixDatagram::bind(&socket).expect("a socket");
+        notify.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        std::fs::write(dir.path().join("switchyard.toml"), config).expect("writing");
+        let log = std::fs::File::create(dir.path().join("log")).expect("a file");
+        let child = switchyard()
+            .arg("serve")
+            .arg("-c")
+            .arg(dir.path().join("switchyard.toml"))
+            .args([
+                "--listen",
+                &listen.to_string(),
+                "--admin",
+                &admin.to_string(),
+                "--workers",
+                "2",
+            ])
+            .arg("--state-dir")
+            .arg(dir.path().join(state))
+            .env("NOTIFY_SOCKET", &socket)
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("the binary runs");
+        let serve = Self {
+            child,
+            dir,
+            listen,
+            admin,
+            notify,
+        };
+        serve.expect_notification("READY=1");
+        serve
+    }
+
+    fn config(&self) -> std::path::PathBuf {
+        self.dir.path().join("switchyard.toml")
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("log")).expect("the log")
+    }
+
+    /// Waits for what systemd would be told.
+    fn expect_notification(&self, expected: &str) {
+        let mut buffer = [0; 1024];
+        loop {
+            let length = match self.notify.recv(&mut buffer) {
+                Ok(length) => length,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(error) => panic!("no {expected}: {error}\n{}", self.log()),
+            };
+            if String::from_utf8_lossy(&buffer[..length])
+                .lines()
+                .any(|line| line == expected)
+            {
+                return;
+            }
+        }
+    }
+
+    fn expect_log(&self, expected: &str) {
+        let end = Instant::now() + PATIENCE;
+        while !self.log().contains(expected) {
+            assert!(
+                Instant::now() < end,
+                "the log never said {expected:?}:\n{}",
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("the process runs");
+    }
+
+    /// Replaces the configuration, reloads, and waits until that is over.
+    fn reload(&self, config: &str) {
+        std::fs::write(self.config(), config).expect("writing");
+        self.signal(Signal::HUP);
+        self.expect_notification("RELOADING=1");
+        self.expect_notification("READY=1");
+    }
+
+    fn nodes(&self) -> Vec<(u64, String, u64)> {
+        let (code, out, err) = run(&[
+            "nodes",
+            "list",
+            "--json",
+            "--admin",
+            &self.admin.to_string(),
+        ]);
+        assert_eq!(code, 0, "{err}");
+        let answer: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+        let nodes = answer["nodes"].as_array().expect("a list");
+        let number = |value: &serde_json::Value| value.as_u64().expect("a number");
+        nodes
+            .iter()
+            .map(|n| {
+                (
+                    number(&n["id"]),
+                    n["address"].as_str().expect("text").to_owned(),
+                    number(&n["slots"]),
+                )
+            })
+            .collect()
+    }
+
+    fn stop(mut self) -> i32 {
+        self.signal(Signal::TERM);
+        self.expect_notification("STOPPING=1");
+        self.child
+            .wait()
+            .expect("an end")
+            .code()
+            .expect("an exit code")
+    }
+}
+
+impl Drop for Serve {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn node(port: u16) -> String {
+    format!("[[node]]\naddress = \"127.0.0.1:{port}\"\n")
+}
+
+#[test]
+fn help_teaches() {
+    let (code, out, _) = run(&["--help"]);
+    assert_eq!(code, 0);
+    for word in [
+        "serve",
+        "check-config",
+        "status",
+        "nodes",
+        "Examples:",
+        "Exit codes:",
+    ] {
+        assert!(out.contains(word), "{word}:\n{out}");
+    }
+    for command in [
+        &["serve"][..],
+        &["check-config"],
+        &["status"],
+        &["nodes", "list"],
+    ] {
+        let (code, out, _) = run(&[command, &["--help"]].concat());
+        assert_eq!(code, 0);
+        assert!(
+            out.contains("Examples:") && out.contains("Exit codes:"),
+            "{command:?}:\n{out}"
+        );
+    }
+    let (code, out, _) = run(&["--version"]);
+    assert_eq!(
+        (code, out.trim()),
+        (0, concat!("switchyard ", env!("CARGO_PKG_VERSION")))
+    );
+}
+
+#[test]
+fn a_wrong_command_line_is_2_and_suggests() {
+    for (arguments, expected) in [
+        (&["serv"][..], "'serve'"),
+        (&["serve", "--worker", "2"], "'--workers'"),
+        (&["serve", "--node"], "--node"),
+        (&["serve"], "no node is given"),
+        (
+            &["serve", "--node", "a", "--workers", "0"],
+            "--workers: \"0\" is not a whole number from 1 to 1024",
+        ),
+        (
+            &["serve", "-c", "/nonexistent/switchyard.toml"],
+            "cannot read the configuration file /nonexistent/switchyard.toml",
+        ),
+    ] {
+        let (code, out, err) = run(arguments);
+        assert_eq!(code, 2, "{arguments:?}: {err}");
+        assert!(err.contains(expected), "{arguments:?}: {err}");
+        assert_eq!(out, "");
+    }
+}
+
+#[test]
+fn check_config_shows_a_good_one_and_refuses_a_bad_one() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let write = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).expect("writing");
+        path.display().to_string()
+    };
+    let good = write(
+        "good.toml",
+        "[clients]\npassword = \"hunter2\"\nmax-clients = 5\n[[node]]\naddress = \"127.0.0.1:7001\"\n",
+    );
+    for arguments in [
+        &["check-config", "-c", &good, "--workers", "3"][..],
+        &["serve", "-c", &good, "--workers", "3", "--test-conf"],
+    ] {
+        let (code, out, err) = run(arguments);
+        assert_eq!((code, err.as_str()), (0, ""));
+        assert!(
+            out.lines()
+                .any(|line| line.starts_with("workers = 3 ") && line.ends_with("# --workers")),
+            "{out}"
+        );
+        assert!(
+            out.lines()
+                .any(|line| line.starts_with("max-clients = 5 ") && line.ends_with("good.toml:3")),
+            "{out}"
+        );
+        assert!(
+            out.contains("password = \"***\"") && !out.contains("hunter2"),
+            "{out}"
+        );
+    }
+
+    let bad = write(
+        "bad.toml",
+        "wrokers = 2\n[nodes]\ncomand-timeout = \"5s\"\ncommand-timeout = \"5\"\n[[node]]\naddress = \"127.0.0.1:7001\"\n",
+    );
+    let (code, out, err) = run(&["check-config", "-c", &bad]);
+    assert_eq!((code, out.as_str()), (2, ""));
+    let lines: Vec<&str> = err.lines().collect();
+    assert_eq!(
+        lines[0],
+        format!("{bad}:1: unknown key \"wrokers\" at the top level; did you mean \"workers\"?")
+    );
+    assert_eq!(
+        lines[1],
+        format!(
+            "{bad}:3: unknown key \"comand-timeout\" in [nodes]; did you mean \"command-timeout\"?"
+        )
+    );
+    assert!(
+        lines[2].starts_with(&format!(
+            "{bad}:4: command-timeout: \"5\" is not a time with its unit"
+        )),
+        "{err}"
+    );
+    assert_eq!(lines.len(), 3, "{err}");
+
+    let unresolvable = write(
+        "unresolvable.toml",
+        "[[node]]\naddress = \"no-such-host.invalid\"\n",
+    );
+    let (code, _, err) = run(&["check-config", "-c", &unresolvable]);
+    assert_eq!(code, 2);
+    assert!(
+        err.contains("cannot resolve the host name \"no-such-host.invalid\""),
+        "{err}"
+    );
+}
+
+#[test]
+fn the_example_passes_its_own_check() {
+    let (code, example, _) = run(&["check-config", "--example"]);
+    assert_eq!(code, 0);
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("switchyard.toml");
+    std::fs::write(&path, example).expect("writing");
+    let (code, _, err) = run(&["check-config", "-c", &path.display().to_string()]);
+    assert_eq!((code, err.as_str()), (0, ""));
+}
+
+#[test]
+fn an_open_listener_is_refused() {
+    let (code, _, err) = run(&[
+        "serve",
+        "--node",
+        "127.0.0.1:7001",
+        "--listen",
+        "0.0.0.0:0",
+        "--state-dir",
+        "/nonexistent",
+    ]);
+    assert_eq!(code, 2);
+    assert!(
+        err.contains("without a password") && err.contains("--allow-open-listener"),
+        "{err}"
+    );
+    let (code, _, err) = run(&[
+        "serve",
+        "--node",
+        "127.0.0.1:7001",
+        "--admin",
+        "0.0.0.0:0",
+        "--state-dir",
+        "/nonexistent",
+    ]);
+    assert_eq!(code, 2);
+    assert!(
+        err.contains("without a token") && err.contains("--admin-token-file"),
+        "{err}"
+    );
+}
+
+#[test]
+fn a_refused_start_is_1_and_leaves_no_slot_map() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("its address").to_string();
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let state = dir.path().join("state").display().to_string();
+    for port in ["--listen", "--admin"] {
+        let other = if port == "--listen" {
+            "--admin"
+        } else {
+            "--listen"
+        };
+        let (code, _, err) = run(&[
+            "serve",
+            "--node",
+            "127.0.0.1:7001",
+            port,
+            &address,
+            other,
+            "127.0.0.1:0",
+            "--state-dir",
+            &state,
+        ]);
+        assert_eq!(code, 1, "{err}");
+        assert!(
+            err.contains(&address)
+                && err.contains(&format!("process {}", std::process::id()))
+                && err.contains(port),
+            "{err}"
+        );
+    }
+    // Had one of them kept a map, it would say that 7001 owns keys and may not be left out.
+    let serve = Serve::start_in(Path::new(&state), &node(7002));
+    assert_eq!(serve.stop(), 0);
+
+    let file = dir.path().join("a-file");
+    std::fs::write(&file, "").expect("writing");
+    let (code, _, err) = run(&[
+        "serve",
+        "--node",
+        "127.0.0.1:7001",
+        "--state-dir",
+        &file.display().to_string(),
+    ]);
+    assert_eq!(code, 1);
+    assert!(err.contains("a-file"), "{err}");
+}
+
+#[test]
+fn status_without_a_router_is_1_and_says_what_to_do() {
+    let nobody = format!("127.0.0.1:{}", free_port());
+    for command in [&["status"][..], &["nodes", "list"]] {
+        let (code, out, err) = run(&[command, &["--admin", &nobody]].concat());
+        assert_eq!((code, out.as_str()), (1, ""));
+        assert!(
+            err.contains(&nobody) && err.contains("switchyard serve"),
+            "{err}"
+        );
+    }
+    // Something else answers there.
+    let other = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = other.local_addr().expect("its address").to_string();
+    std::thread::spawn(move || {
+        use std::io::{Read, Write};
+        for stream in other.incoming() {
+            let mut stream: TcpStream = stream.expect("a client");
+            let _ = stream.read(&mut [0; 1024]);
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}");
+        }
+    });
+    let (code, _, err) = run(&["status", "--admin", &address]);
+    assert_eq!(code, 1);
+    assert!(err.contains("no Switchyard"), "{err}");
+}
+
+#[test]
+fn serve_tells_systemd_and_stops_with_0() {
+    let serve = Serve::start(&node(7001));
+    assert!(
+        serve.log().contains(&format!(
+            "ready: clients connect to {}; 1 node, 2 workers",
+            serve.listen
+        )),
+        "{}",
+        serve.log()
+    );
+    TcpStream::connect(serve.listen).expect("clients can connect once it is ready");
+    serve.reload(&node(7001));
+    serve.expect_log("nothing has changed");
+    assert_eq!(serve.stop(), 0);
+}
+
+#[test]
+fn the_admin_token_is_asked_for_and_found() {
+    let serve = Serve::start(&format!("{}[admin]\ntoken = \"s3cret\"\n", node(7001)));
+    let admin = serve.admin.to_string();
+    let (code, _, err) = run(&["status", "--admin", &admin]);
+    assert_eq!(code, 1);
+    assert!(
+        err.contains("token") && err.contains("--admin-token-file"),
+        "{err}"
+    );
+    let config = serve.config().display().to_string();
+    let (code, out, err) = run(&["status", "--admin", &admin, "-c", &config]);
+    assert_eq!(code, 0, "{err}");
+    assert!(
+        out.contains("127.0.0.1:7001") && out.contains("16 384"),
+        "{out}"
+    );
+    let answer = switchyard()
+        .args(["status", "--json", "--admin", &admin])
+        .env("SWITCHYARD_ADMIN_TOKEN", "s3cret")
+        .output()
+        .map(outcome)
+        .expect("the binary runs");
+    assert_eq!(answer.0, 0, "{}", answer.2);
+    let status: serde_json::Value = serde_json::from_str(&answer.1).expect("JSON");
+    assert_eq!(status["incarnation"], 1);
+    let wrong = serve.dir.path().join("wrong-token");
+    std::fs::write(&wrong, "guess\n").expect("writing");
+    let (code, _, err) = run(&[
+        "status",
+        "--admin",
+        &admin,
+        "--admin-token-file",
+        &wrong.display().to_string(),
+    ]);
+    assert_eq!(code, 1);
+    assert!(!err.contains("guess") && !err.contains("s3cret"), "{err}");
+}
+
+#[test]
+fn nodes_join_and_leave_by_reload() {
+    let (one, two, three) = (node(7001), node(7002), node(7003));
+    let serve = Serve::start(&format!("{one}{two}"));
+    let named = |id, port| (id, format!("127.0.0.1:{port}"));
+    let nodes = || {
+        serve
+            .nodes()
+            .into_iter()
+            .map(|(id, name, _)| (id, name))
+            .collect::<Vec<_>>()
+    };
+    let slots = || {
+        serve
+            .nodes()
+            .into_iter()
+            .map(|(_, _, slots)| slots)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(slots(), [8192, 8192]);
+
+    serve.reload(&format!("{three}{two}{one}"));
+    assert_eq!(nodes(), [named(0, 7001), named(1, 7002), named(2, 7003)]);
+    assert_eq!(slots(), [8192, 8192, 0], "a node that joins moves nothing");
+    serve.expect_log("node 127.0.0.1:7003 has joined; it owns no slots yet");
+
+    serve.reload(&format!("{one}{three}"));
+    serve.expect_log("127.0.0.1:7002 (8192 slots) still owns keys");
+    serve.expect_log("not reloaded: the running configuration stays as it was");
+    assert_eq!(nodes().len(), 3, "an owner cannot leave");
+
+    serve.reload(&format!("{one}{two}"));
+    serve.expect_log("node 127.0.0.1:7003 removed");
+    assert_eq!(nodes(), [named(0, 7001), named(1, 7002)]);
+
+    // Its number is not given to another node.
+    serve.reload(&format!("{one}{two}{}", node(7004)));
+    assert_eq!(nodes(), [named(0, 7001), named(1, 7002), named(3, 7004)]);
+    assert_eq!(serve.stop(), 0);
+}
+
+#[test]
+fn a_reload_applies_what_it_can_and_survives_mistakes() {
+    let serve = Serve::start(&node(7001));
+    serve.reload(&format!(
+        "pin = true\n[clients]\nmax-clients = 77\n[log]\nlevel = \"debug\"\n{}",
+        node(7001)
+    ));
+    let log = serve.log();
+    assert!(log.contains("clients.max-clients: 10000 -> 77"), "{log}");
+    assert!(log.contains("log.level: \"info\" -> \"debug\""), "{log}");
+    assert!(log.contains("pin: false -> true needs a restart"), "{log}");
+
+    serve.reload("this is no TOML");
+    serve.expect_log("switchyard.toml:1: not valid TOML");
+    std::fs::remove_file(serve.config()).expect("removing");
+    serve.signal(Signal::HUP);
+    serve.expect_log("cannot read the configuration file");
+    assert_eq!(serve.nodes().len(), 1, "it still runs");
+
+    // A secret's file that changes is noticed although the configuration says the same.
+    let secret = serve.dir.path().join("pw");
+    std::fs::write(&secret, "first-secret\n").expect("writing");
+    let with_password = format!("[clients]\npassword-file = \"pw\"\n{}", node(7001));
+    serve.expect_notification("READY=1");
+    serve.reload(&with_password);
+    std::fs::write(&secret, "second-secret\n").expect("writing");
+    serve.reload(&with_password);
+    serve.expect_log("the password of clients has changed");
+    assert!(!serve.log().contains("-secret"), "{}", serve.log());
+    assert_eq!(serve.stop(), 0);
+}
+
+#[test]
+fn logs_can_be_json() {
+    let serve = Serve::start(&format!("[log]\nformat = \"json\"\n{}", node(7001)));
+    serve.signal(Signal::INT);
+    serve.expect_log("stopped");
+    for line in serve.log().lines() {
+        let line: serde_json::Value =
+            serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        assert!(
+            line["level"].is_string() && line["message"].is_string(),
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn the_limit_of_open_files_lowers_max_clients() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let log = dir.path().join("log");
+    // Root may raise any limit, so the limit is put beyond what even root can have.
+    let toml = dir.path().join("switchyard.toml");
+    std::fs::write(
+        &toml,
+        format!("[clients]\nmax-clients = 10000000\n{}", node(7001)),
+    )
+    .expect("writing");
+    let nr_open: u64 = std::fs::read_to_string("/proc/sys/fs/nr_open")
+        .expect("Linux")
+        .trim()
+        .parse()
+        .expect("a number");
+    if nr_open > 10_000_000 {
+        eprintln!("skipped: this machine allows more open files than clients can be configured");
+        return;
+    }
+    let child = switchyard()
+        .args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
+        .arg("-c")
+        .arg(&toml)
+        .arg("--state-dir")
+        .arg(Path::new(dir.path()).join("state"))
+        .stdout(Stdio::null())
+        .stderr(std::fs::File::create(&log).expect("a file"))
+        .spawn()
+        .expect("the binary runs");
+    let serve = Killed(child);
+    let end = Instant::now() + PATIENCE;
+    while !std::fs::read_to_string(&log)
+        .expect("the log")
+        .contains("max-clients lowered from 10000000 to ")
+    {
+        assert!(
+            Instant::now() < end,
+            "{}",
+            std::fs::read_to_string(&log).expect("the log")
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    drop(serve);
+}
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
