@@ -61,7 +61,10 @@ fuzz: ## each fuzz target for TIME seconds (needs a nightly toolchain; builds ca
 	@scripts/install-deps.sh fuzz
 	@$(CARGO) +nightly --version >/dev/null 2>&1 || { echo "missing: a nightly toolchain; get it with: rustup toolchain install nightly" >&2; exit 1; }
 	@$(CARGO) fuzz --version >/dev/null 2>&1 || { echo "building cargo-fuzz, once ..."; $(CARGO) install --locked cargo-fuzz; }
-	cd fuzz && set -e; for target in $$($(CARGO) +nightly fuzz list --fuzz-dir .); do \
+	@# What the fuzzer finds worth keeping goes to target/, beside the seeds in fuzz/corpus, which are reviewed and committed.
+	@cd fuzz && set -e; for target in $$($(CARGO) +nightly fuzz list --fuzz-dir .); do \
 	    echo "== $$target, $(TIME) s"; \
-	    $(CARGO) +nightly fuzz run --fuzz-dir . "$$target" -- -max_total_time=$(TIME) -timeout=10 -rss_limit_mb=2048 -print_final_stats=1; \
+	    mkdir -p "../target/fuzz-corpus/$$target" "corpus/$$target"; \
+	    $(CARGO) +nightly fuzz run --fuzz-dir . "$$target" "../target/fuzz-corpus/$$target" "corpus/$$target" -- \
+	        -max_total_time=$(TIME) -timeout=10 -rss_limit_mb=2048; \
 	done

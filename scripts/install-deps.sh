@@ -24,7 +24,7 @@ has() { command -v "$1" >/dev/null 2>&1; }
 # need COMMAND PACKAGE REASON
 need() {
     if ! has "$1"; then
-        packages+=("$2")
+        [[ " ${packages[*]-} " == *" $2 "* ]] || packages+=("$2")
         missing+=("$1 ($3): the package $2 of your distribution")
     fi
 }
@@ -40,8 +40,8 @@ if ! has cargo; then
     echo "and run this again." >&2
     exit 1
 fi
-need cc gcc "compiles the allocator"
-need make make "compiles the allocator"
+need cc build-essential "compiles the allocator"
+need make build-essential "compiles the allocator"
 
 if [ "$task" != build ] && [ "$task" != fuzz ]; then
     need redis-server redis-server "the servers behind the router"
@@ -89,7 +89,10 @@ echo "installing ${packages[*]} (apt) ..." >&2
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 # RUNLEVEL=1: Debian's redis-server package would otherwise start a server on port 6379 that nobody asked for.
-apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -q -y "$@" >>"$log" 2>&1; }
+apt() {
+    ${as_root[@]+"${as_root[@]}"} env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
+        apt-get -q -y -o DPkg::Lock::Timeout=300 "$@" >>"$log" 2>&1
+}
 install() { apt install --no-install-recommends "${packages[@]}"; }
 # The lists of packages may be missing or old: fetch them only if it does not work without.
 install || { apt update && install; } || {

@@ -97,6 +97,7 @@ impl Serve {
             .arg("--state-dir")
             .arg(dir.path().join(state))
             .env("NOTIFY_SOCKET", &socket)
+            .env("WATCHDOG_USEC", "1000000")
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
@@ -466,6 +467,7 @@ fn serve_tells_systemd_and_stops_with_0() {
         serve.log()
     );
     TcpStream::connect(serve.listen).expect("clients can connect once it is ready");
+    serve.expect_notification("WATCHDOG=1");
     serve.reload(&node(7001));
     serve.expect_log("nothing has changed");
     assert_eq!(serve.stop(), 0);
@@ -581,6 +583,39 @@ fn a_reload_applies_what_it_can_and_survives_mistakes() {
     serve.expect_log("the password of clients has changed");
     assert!(!serve.log().contains("-secret"), "{}", serve.log());
     assert_eq!(serve.stop(), 0);
+}
+
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    // A node that takes connections and never answers, and patience without end: the drain alone would take an hour.
+    let mute = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = mute.local_addr().expect("its address").port();
+    let config = format!(
+        "shutdown-timeout = \"1h\"\n[nodes]\nconnect-timeout = \"1h\"\ncommand-timeout = \"1h\"\n{}",
+        node(port)
+    );
+    let mut serve = Serve::start(&config);
+    let mut client = TcpStream::connect(serve.listen).expect("a client");
+    std::io::Write::write_all(&mut client, b"PING\r\nGET key\r\n").expect("a command");
+    let mut pong = [0; 7];
+    std::io::Read::read_exact(&mut client, &mut pong).expect("the answer to PING");
+    serve.signal(Signal::TERM);
+    serve.expect_log("SIGTERM: stopping");
+    serve.signal(Signal::INT);
+    let end = Instant::now() + PATIENCE;
+    let status = loop {
+        if let Some(status) = serve.child.try_wait().expect("its state") {
+            break status;
+        }
+        assert!(Instant::now() < end, "it still runs:\n{}", serve.log());
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    assert_eq!(status.code(), Some(0));
+    assert!(
+        serve.log().contains("SIGINT again: stopped at once"),
+        "{}",
+        serve.log()
+    );
 }
 
 #[test]
