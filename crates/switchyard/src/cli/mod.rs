@@ -1,8 +1,12 @@
 //! The command line: one module for each subcommand, each with its arguments, its help and what it does.
 
 mod admin_client;
+mod bench;
 mod check_config;
+mod demo;
 mod flags;
+mod interrupt;
+mod live;
 mod nodes;
 mod serve;
 mod status;
@@ -45,6 +49,8 @@ enum Command {
     CheckConfig(check_config::Arguments),
     Status(status::Arguments),
     Nodes(nodes::Arguments),
+    Demo(demo::Arguments),
+    Bench(bench::Arguments),
 }
 
 /// Why a subcommand did not succeed.
@@ -85,6 +91,8 @@ pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
         Command::CheckConfig(arguments) => check_config::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
         Command::Nodes(arguments) => nodes::run(&arguments),
+        Command::Demo(arguments) => demo::run(&arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
     }
 }
 

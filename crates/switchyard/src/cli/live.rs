@@ -1,0 +1,193 @@
+//! A running load as a person sees it: bars where there is a terminal, a line a second where there is none.
+
+use std::{
+    io::{IsTerminal as _, Write as _},
+    time::Duration,
+};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use switchyard_bench::load::Tally;
+
+use crate::config::{TIME_FORM, parse_time};
+
+/// How often a terminal is redrawn: often enough to look alive, and each look costs the load something.
+const REDRAW: Duration = Duration::from_millis(250);
+/// How often a line is written where there is no terminal.
+const LINE: Duration = Duration::from_secs(1);
+
+/// What is known of a node at one moment.
+#[derive(Debug, Clone)]
+pub(super) struct NodeKeys {
+    /// How the node is shown.
+    pub(super) name: String,
+    /// How many keys it holds; `None` where it does not say.
+    pub(super) keys: Option<u64>,
+}
+
+/// Shows a load while it runs.
+pub(super) struct Live {
+    duration: Duration,
+    bars: Option<Bars>,
+}
+
+struct Bars {
+    all: MultiProgress,
+    time: ProgressBar,
+    numbers: ProgressBar,
+    nodes: Vec<ProgressBar>,
+}
+
+impl Live {
+    /// Begins to show a load that shall take `duration`, over so many nodes (none where they are not known).
+    pub(super) fn start(duration: Duration, nodes: usize) -> Self {
+        let bars = std::io::stdout()
+            .is_terminal()
+            .then(|| Bars::new(duration, nodes));
+        Self { duration, bars }
+    }
+
+    /// How often [`Self::update`] wants to be called.
+    pub(super) fn period(&self) -> Duration {
+        if self.bars.is_some() { REDRAW } else { LINE }
+    }
+
+    /// Shows what happened in the last `period`, `elapsed` after the start.
+    pub(super) fn update(
+        &mut self,
+        elapsed: Duration,
+        period: Duration,
+        interval: &Tally,
+        total: &Tally,
+        nodes: &[NodeKeys],
+    ) {
+        let elapsed = elapsed.min(self.duration);
+        let numbers = format!(
+            "{} requests/s  p50 {}  p99 {}  errors {}  wrong {}",
+            thousands((interval.replies as f64 / period.as_secs_f64()) as u64),
+            millis(interval.quantile(0.5)),
+            millis(interval.quantile(0.99)),
+            thousands(total.errors + total.unanswered),
+            thousands(total.wrong),
+        );
+        match &self.bars {
+            Some(bars) => {
+                bars.time.set_position(elapsed.as_millis() as u64);
+                bars.numbers.set_message(numbers);
+                let most = nodes
+                    .iter()
+                    .filter_map(|n| n.keys)
+                    .max()
+                    .unwrap_or(0)
+                    .max(1);
+                for (bar, node) in bars.nodes.iter().zip(nodes) {
+                    bar.set_length(most);
+                    bar.set_position(node.keys.unwrap_or(0));
+                    bar.set_prefix(node.name.clone());
+                    bar.set_message(node.keys.map_or("does not answer".to_owned(), |k| {
+                        format!("{} keys", thousands(k))
+                    }));
+                }
+            }
+            None => {
+                let keys = nodes
+                    .iter()
+                    .map(|n| n.keys.map_or("?".to_owned(), thousands))
+                    .collect::<Vec<_>>()
+                    .join(" + ");
+                let keys = if nodes.is_empty() {
+                    keys
+                } else {
+                    format!("  keys {keys}")
+                };
+                // A pipe that nobody reads any more is no reason to end a load.
+                let _ = writeln!(
+                    std::io::stdout(),
+                    "{:>3.0}/{:.0} s  {numbers}{keys}",
+                    elapsed.as_secs_f64(),
+                    self.duration.as_secs_f64()
+                );
+            }
+        }
+    }
+
+    /// Takes the bars away: what is printed next says how it went.
+    pub(super) fn finish(self) {
+        if let Some(bars) = self.bars {
+            bars.time.finish_and_clear();
+            bars.numbers.finish_and_clear();
+            bars.nodes.iter().for_each(ProgressBar::finish_and_clear);
+            let _ = bars.all.clear(); // the terminal may be gone; there is nothing to take away then
+        }
+    }
+}
+
+impl Bars {
+    fn new(duration: Duration, nodes: usize) -> Self {
+        let all = MultiProgress::with_draw_target(ProgressDrawTarget::stdout());
+        let style = |template: &str| {
+            ProgressStyle::with_template(template)
+                .unwrap_or_else(|_| ProgressStyle::default_bar())
+                .progress_chars("=> ")
+        };
+        let time = all.add(ProgressBar::new(duration.as_millis() as u64));
+        time.set_style(style("load       {elapsed_precise} [{bar:40}] {percent}%"));
+        let numbers = all.add(ProgressBar::new_spinner());
+        numbers.set_style(style("           {msg}"));
+        let nodes = (0..nodes)
+            .map(|_| {
+                let bar = all.add(ProgressBar::new(1));
+                bar.set_style(style("{prefix:<10} [{bar:49}] {msg}"));
+                bar
+            })
+            .collect();
+        Self {
+            all,
+            time,
+            numbers,
+            nodes,
+        }
+    }
+}
+
+/// A time on the command line, written as in the configuration.
+pub(super) fn time_flag(text: &str) -> Result<Duration, String> {
+    parse_time(text).ok_or_else(|| format!("must be {TIME_FORM}"))
+}
+
+/// `1234567` as `1,234,567`.
+pub(super) fn thousands(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// Three digits that count, in milliseconds.
+pub(super) fn millis(time: Duration) -> String {
+    let ms = time.as_secs_f64() * 1000.0;
+    match ms {
+        ms if ms < 1.0 => format!("{ms:.3} ms"),
+        ms if ms < 10.0 => format!("{ms:.2} ms"),
+        ms => format!("{ms:.1} ms"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_readable() {
+        let shown: Vec<_> = [0, 12, 123, 1234, 1_234_567].map(thousands).to_vec();
+        assert_eq!(shown, ["0", "12", "123", "1,234", "1,234,567"]);
+        let shown: Vec<_> = [12, 1_234, 12_345]
+            .map(|us| millis(Duration::from_micros(us)))
+            .to_vec();
+        assert_eq!(shown, ["0.012 ms", "1.23 ms", "12.3 ms"]);
+    }
+}
