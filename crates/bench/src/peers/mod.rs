@@ -191,6 +191,7 @@ pub fn run(settings: &Settings) -> Result<Vec<Goal>> {
         results: Results::default(),
         bar: ProgressBar::hidden(),
         cpus: two_cpus()?,
+        machine_cpus: std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64),
     };
     let recipes = bench.start_targets(&say);
     let rows = if settings.pinned_only {
@@ -261,6 +262,8 @@ struct Bench<'a> {
     results: Results,
     bar: ProgressBar,
     cpus: Option<(usize, usize)>,
+    /// CPUs of the machine. Asked once: a thread that is bound to one CPU is told that there is one.
+    machine_cpus: f64,
 }
 
 impl Bench<'_> {
@@ -457,7 +460,6 @@ impl Bench<'_> {
             .sum();
         let (busy, ended_children, elapsed) = machine_after.since(&machine_before);
         let ours = proxy.unwrap_or_default() + nodes + ended_children + own;
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from) as f64;
         self.rates.insert((index, row), outcome.requests_per_second);
         let per_request = |cpu: Duration| cpu.as_secs_f64() * 1e6 / requests as f64;
         Ok(Sample {
@@ -466,7 +468,8 @@ impl Bench<'_> {
             p99_ms: outcome.p99_ms,
             proxy_us: proxy.map(per_request),
             total_us: per_request(proxy.unwrap_or_default() + nodes),
-            foreign: busy.saturating_sub(ours).as_secs_f64() / (elapsed.as_secs_f64() * cpus),
+            foreign: busy.saturating_sub(ours).as_secs_f64()
+                / (elapsed.as_secs_f64() * self.machine_cpus),
         })
     }
 
