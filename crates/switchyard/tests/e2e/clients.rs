@@ -1,0 +1,356 @@
+//! Real client programs against the router: libraries in Python, Go and JavaScript (their programs are in `tests-clients/`), redis-cli,
+//! redis-benchmark.
+//!
+//! What they need is fetched by their own package tools with pinned versions, and kept in the target directory for the next run. A
+//! missing toolchain fails the test, unless `SWITCHYARD_SKIP_CLIENTS=1`: silence would look like success.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::process::{on_path, tied};
+use crate::support::{Site, encode, int, ok};
+
+fn programs() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../tests-clients")
+        .canonicalize()
+        .expect("tests-clients")
+}
+
+/// Whether the test of a client is to run.
+fn wanted(tools: &[(&str, &str)]) -> bool {
+    let skip = std::env::var("SWITCHYARD_SKIP_CLIENTS").is_ok_and(|v| v == "1");
+    for (tool, package) in tools {
+        if !on_path(tool) {
+            assert!(
+                skip,
+                "{tool} is not on PATH: install it (Debian: apt-get install {package}), or set SWITCHYARD_SKIP_CLIENTS=1 to leave out the tests of client libraries"
+            );
+            eprintln!("left out: {tool} is not there and SWITCHYARD_SKIP_CLIENTS=1");
+            return false;
+        }
+    }
+    if skip {
+        eprintln!("left out: SWITCHYARD_SKIP_CLIENTS=1");
+    }
+    !skip
+}
+
+/// Runs a command to its end, within ten minutes (a first run downloads), and gives what it wrote.
+#[track_caller]
+fn run(what: &str, command: &mut Command) -> String {
+    let output = finish(what, command);
+    let text = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(
+        output.status.success(),
+        "{what} ended with {}:\n{text}",
+        output.status
+    );
+    text
+}
+
+#[track_caller]
+fn finish(what: &str, command: &mut Command) -> Output {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let child = command
+        .spawn()
+        .unwrap_or_else(|e| panic!("cannot run {what}: {e}"));
+    let pid = rustix::process::Pid::from_raw(child.id() as i32).expect("a pid");
+    let (done, ended) = std::sync::mpsc::channel::<()>();
+    let watch = std::thread::spawn(move || {
+        if ended.recv_timeout(Duration::from_secs(600)).is_err() {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    });
+    let output = child
+        .wait_with_output()
+        .unwrap_or_else(|e| panic!("cannot wait for {what}: {e}"));
+    let _ = done.send(());
+    watch.join().expect("the watch");
+    output
+}
+
+/// A folder that is made once for the given content (a list of versions), and again when that changes.
+fn prepared(name: &str, content: &[u8], make: impl FnOnce(&Path)) -> PathBuf {
+    // FNV-1a: a name for the content, nothing more.
+    let hash = content.iter().fold(0xcbf2_9ce4_8422_2325u64, |h, b| {
+        (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3)
+    });
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("clients");
+    std::fs::create_dir_all(&root).expect("a folder for clients");
+    let ready = root.join(format!("{name}-{hash:016x}"));
+    if !ready.exists() {
+        // Made aside and renamed: a run that was interrupted must not be taken for a finished one.
+        let fresh = tempfile::TempDir::new_in(&root).expect("a folder");
+        make(fresh.path());
+        let fresh = fresh.keep();
+        if std::fs::rename(&fresh, &ready).is_err() {
+            // Another run was faster.
+            assert!(
+                ready.exists(),
+                "cannot rename {} to {}",
+                fresh.display(),
+                ready.display()
+            );
+            let _ = std::fs::remove_dir_all(fresh);
+        }
+    }
+    ready
+}
+
+fn says_ok(what: &str, text: &str) {
+    let checks: u64 = text
+        .lines()
+        .find_map(|line| line.strip_prefix("ok: ")?.split(' ').next()?.parse().ok())
+        .unwrap_or_else(|| panic!("{what} does not say how much it has checked:\n{text}"));
+    assert!(
+        checks > 50,
+        "{what} has checked only {checks} things:\n{text}"
+    );
+    eprintln!("{}", text.trim());
+}
+
+#[test]
+fn redis_py() {
+    if !wanted(&[("python3", "python3 python3-venv")]) {
+        return;
+    }
+    let source = programs().join("python");
+    let requirements = std::fs::read(source.join("requirements.txt")).expect("requirements.txt");
+    // Not a virtual environment, whose scripts know their folder's name: just the packages.
+    let packages = prepared("python", &requirements, |dir| {
+        let venv = tempfile::TempDir::new().expect("a folder");
+        run(
+            "python3 -m venv (Debian: apt-get install python3-venv)",
+            Command::new("python3")
+                .args(["-m", "venv"])
+                .arg(venv.path()),
+        );
+        let mut pip = Command::new(venv.path().join("bin/pip"));
+        run(
+            "pip install",
+            pip.args([
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--target",
+            ])
+            .arg(dir)
+            .arg("-r")
+            .arg(source.join("requirements.txt")),
+        );
+    });
+    let site = Site::new(3);
+    let mut check = tied("python3");
+    check
+        .arg("-B")
+        .arg(source.join("check.py"))
+        .arg(site.address().to_string())
+        .env("PYTHONPATH", packages);
+    says_ok("redis-py", &run("redis-py", &mut check));
+}
+
+#[test]
+fn go_redis() {
+    if !wanted(&[("go", "golang-go")]) {
+        return;
+    }
+    let source = programs().join("go");
+    let all: Vec<u8> = ["go.mod", "go.sum", "main.go"]
+        .iter()
+        .flat_map(|f| std::fs::read(source.join(f)).expect("a source"))
+        .collect();
+    let built = prepared("go", &all, |dir| {
+        let mut build = Command::new("go");
+        build
+            .args(["build", "-buildvcs=false", "-mod=readonly", "-o"])
+            .arg(dir.join("client-check"))
+            .arg(".");
+        run("go build", build.current_dir(&source));
+    });
+    let site = Site::new(3);
+    says_ok(
+        "go-redis",
+        &run(
+            "go-redis",
+            tied(built.join("client-check")).arg(site.address().to_string()),
+        ),
+    );
+}
+
+#[test]
+fn node_redis_and_ioredis() {
+    if !wanted(&[("node", "nodejs"), ("npm", "npm")]) {
+        return;
+    }
+    let source = programs().join("js");
+    let lock = std::fs::read(source.join("package-lock.json")).expect("package-lock.json");
+    let installed = prepared("js", &lock, |dir| {
+        for file in ["package.json", "package-lock.json", ".npmrc"] {
+            std::fs::copy(source.join(file), dir.join(file)).expect("a copy");
+        }
+        run(
+            "npm ci",
+            Command::new("npm")
+                .args(["ci", "--ignore-scripts"])
+                .current_dir(dir),
+        );
+    });
+    // The program looks for its packages beside itself.
+    std::fs::copy(source.join("check.mjs"), installed.join("check.mjs")).expect("a copy");
+    let site = Site::new(3);
+    says_ok(
+        "node-redis and ioredis",
+        &run(
+            "node",
+            tied("node")
+                .arg(installed.join("check.mjs"))
+                .arg(site.address().to_string()),
+        ),
+    );
+}
+
+fn redis_tool(name: &str, address: SocketAddr) -> Command {
+    let valkey = name.replace("redis", "valkey");
+    let program = if on_path(name) || !on_path(&valkey) {
+        name.to_owned()
+    } else {
+        valkey
+    };
+    let mut command = tied(program);
+    command.args([
+        "-h",
+        &address.ip().to_string(),
+        "-p",
+        &address.port().to_string(),
+    ]);
+    command
+}
+
+#[test]
+fn redis_cli() {
+    let site = Site::new(3);
+    let cli = |args: &[&str]| {
+        let text = run(
+            "redis-cli",
+            redis_tool("redis-cli", site.address()).args(args),
+        );
+        text.trim_end().to_owned()
+    };
+    for protocol in ["-2", "-3"] {
+        assert_eq!(cli(&[protocol, "FLUSHALL"]), "OK");
+        assert_eq!(cli(&[protocol, "SET", "k", "v"]), "OK");
+        assert_eq!(cli(&[protocol, "GET", "k"]), "v");
+        assert_eq!(cli(&[protocol, "MSET", "a", "1", "b", "2", "c", "3"]), "OK");
+        assert_eq!(cli(&[protocol, "MGET", "a", "b", "c"]), "1\n2\n3");
+        assert_eq!(cli(&[protocol, "-n", "3", "DBSIZE"]), "0");
+        assert!(cli(&[protocol, "INFO", "server"]).contains("redis_version"));
+    }
+    assert_eq!(cli(&["--eval", "/dev/null"]), "");
+    // --scan, --bigkeys and --stat walk and poll.
+    let mut client = site.client();
+    let bytes: Vec<u8> = (0..1000)
+        .flat_map(|i| encode(&["SET", &format!("cli:{i}"), "x"]))
+        .collect();
+    client.pipeline(&bytes, 1000);
+    assert_eq!(cli(&["--scan", "--pattern", "cli:*"]).lines().count(), 1000);
+    let big = cli(&["--bigkeys"]);
+    assert!(big.contains("Sampled 1004 keys in the keyspace"), "{big}");
+    // A repeated command in one connection, and mass insertion.
+    assert_eq!(cli(&["-r", "5", "INCR", "n"]), "1\n2\n3\n4\n5");
+    let dir = tempfile::TempDir::new().expect("a folder");
+    let file = dir.path().join("commands");
+    let mass: Vec<u8> = (0..20_000)
+        .flat_map(|i| encode(&["SET", &format!("pipe:{i}"), "y"]))
+        .collect();
+    std::fs::write(&file, mass).expect("a file");
+    let mut pipe = redis_tool("redis-cli", site.address());
+    pipe.arg("--pipe");
+    let mut shell = tied("sh");
+    let line = format!("exec {} < {}", quoted(&pipe), file.display());
+    let text = run("redis-cli --pipe", shell.args(["-c", &line]));
+    assert!(text.contains("errors: 0, replies: 20000"), "{text}");
+    assert_eq!(client.cmd("EXISTS pipe:0 pipe:19999"), int(2));
+    assert_eq!(client.cmd("FLUSHALL"), ok());
+}
+
+/// A command line for the shell. Only for our own words, which have nothing to escape.
+fn quoted(command: &Command) -> String {
+    std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(|w| format!("'{}'", w.to_string_lossy()))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+#[test]
+fn redis_benchmark() {
+    let site = Site::new(2);
+    let started = Instant::now();
+    // All its default tests; none needs what is not there yet.
+    for options in [
+        &["-n", "4000", "-c", "20"][..],
+        &["-n", "20000", "-c", "20", "-P", "16"],
+        &[
+            "-n",
+            "4000",
+            "-c",
+            "10",
+            "-d",
+            "3000",
+            "-r",
+            "1000",
+            "--threads",
+            "2",
+        ],
+    ] {
+        let text = run(
+            "redis-benchmark",
+            redis_tool("redis-benchmark", site.address())
+                .args(options)
+                .arg("-q"),
+        );
+        for test in [
+            "PING_INLINE",
+            "PING_MBULK",
+            "SET",
+            "GET",
+            "INCR",
+            "LPUSH",
+            "RPUSH",
+            "LPOP",
+            "RPOP",
+            "SADD",
+            "HSET",
+            "SPOP",
+            "ZADD",
+            "ZPOPMIN",
+            "LRANGE_100",
+            "LRANGE_600",
+            "MSET",
+        ] {
+            let line = text
+                .split(['\r', '\n'])
+                .rfind(|line| line.starts_with(test) && line.contains("requests per second"))
+                .unwrap_or_else(|| {
+                    panic!("redis-benchmark {options:?} has no result for {test}:\n{text}")
+                });
+            assert!(!line.contains(": 0.00 requests"), "{line}");
+        }
+        assert!(
+            !text.contains("ERR") && !text.contains("Error") && !text.contains("WARNING"),
+            "redis-benchmark {options:?} complains:\n{text}"
+        );
+    }
+    eprintln!("redis-benchmark took {:?}", started.elapsed());
+    assert_eq!(site.client().cmd("FLUSHALL"), ok());
+}
