@@ -53,7 +53,7 @@ bench-peers: ## the router beside twemproxy, HAProxy and Envoy in one run; write
 	@scripts/install-deps.sh bench
 	$(CARGO) build --release --locked -p switchyard
 	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
-	    exec "$$target_dir/release/switchyard" bench peers $(ARGS)
+	    exec "$$target_dir/release/switchyard" bench peers --out docs/benchmarks.md $(ARGS)
 
 TIME ?= 60
 .PHONY: fuzz

@@ -25,17 +25,11 @@ pub struct Client {
 impl Client {
     /// Connects.
     pub fn connect(address: SocketAddr) -> Result<Self> {
-        let stream = TcpStream::connect_timeout(&address, PATIENCE)
-            .with_context(|| format!("cannot connect to {address}"))?;
+        let stream = TcpStream::connect_timeout(&address, PATIENCE).with_context(|| format!("cannot connect to {address}"))?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        Ok(Self {
-            address,
-            stream,
-            buf: Vec::new(),
-            at: 0,
-        })
+        Ok(Self { address, stream, buf: Vec::new(), at: 0 })
     }
 
     /// Sends one command and hands its reply to `read`.
@@ -48,9 +42,7 @@ impl Client {
 
     /// Sends bytes that hold any number of requests.
     pub fn send(&mut self, requests: &[u8]) -> Result<()> {
-        self.stream
-            .write_all(requests)
-            .with_context(|| format!("cannot write to {}", self.address))
+        self.stream.write_all(requests).with_context(|| format!("cannot write to {}", self.address))
     }
 
     /// Waits for the next reply.
@@ -61,8 +53,7 @@ impl Client {
             if let Some((_, taken)) = wire::parse(&self.buf[self.at..])? {
                 let start = self.at;
                 self.at += taken;
-                let (reply, _) =
-                    wire::parse(&self.buf[start..])?.context("a reply cannot become incomplete")?;
+                let (reply, _) = wire::parse(&self.buf[start..])?.context("a reply cannot become incomplete")?;
                 let value = read(reply);
                 if self.at == self.buf.len() {
                     self.buf.clear();
@@ -70,10 +61,7 @@ impl Client {
                 }
                 return Ok(value);
             }
-            let n = self
-                .stream
-                .read(&mut chunk)
-                .with_context(|| format!("no reply from {}", self.address))?;
+            let n = self.stream.read(&mut chunk).with_context(|| format!("no reply from {}", self.address))?;
             if n == 0 {
                 bail!("{} closed the connection instead of replying", self.address);
             }
@@ -86,10 +74,7 @@ impl Client {
         let address = self.address;
         self.call(args, |reply| match reply {
             Reply::Integer(i) => Ok(i),
-            other => bail!(
-                "{address} answered {other} to {}, where an integer belongs",
-                name(args)
-            ),
+            other => bail!("{address} answered {other} to {}, where an integer belongs", name(args)),
         })?
     }
 
@@ -98,10 +83,7 @@ impl Client {
         let address = self.address;
         self.call(args, |reply| match reply {
             Reply::Bulk(b) => Ok(String::from_utf8_lossy(b).into_owned()),
-            other => bail!(
-                "{address} answered {other} to {}, where a bulk string belongs",
-                name(args)
-            ),
+            other => bail!("{address} answered {other} to {}, where a bulk string belongs", name(args)),
         })?
     }
 
@@ -110,26 +92,17 @@ impl Client {
         let address = self.address;
         self.call(args, |reply| match reply {
             Reply::Status(_) => Ok(()),
-            other => bail!(
-                "{address} answered {other} to {}, where +OK belongs",
-                name(args)
-            ),
+            other => bail!("{address} answered {other} to {}, where +OK belongs", name(args)),
         })?
     }
 }
 
 fn name(args: &[&[u8]]) -> String {
-    args.first()
-        .map_or_else(String::new, |a| a.escape_ascii().to_string())
+    args.first().map_or_else(String::new, |a| a.escape_ascii().to_string())
 }
 
 /// Sets `count` keys named by `key(i)` to `value`, pipelined, and waits for every `+OK`.
-pub fn fill(
-    address: SocketAddr,
-    count: u64,
-    value: &[u8],
-    key: impl Fn(u64) -> String,
-) -> Result<()> {
+pub fn fill(address: SocketAddr, count: u64, value: &[u8], key: impl Fn(u64) -> String) -> Result<()> {
     let mut client = Client::connect(address)?;
     // Requests of a batch stay below what the sockets' buffers hold, else both sides would wait for the other to read.
     let batch = (64 * 1024 / (value.len() as u64 + 64)).clamp(1, 256);

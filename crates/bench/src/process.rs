@@ -21,8 +21,7 @@ const START_PATIENCE: Duration = Duration::from_secs(15);
 
 /// A loopback port that was free a moment ago.
 pub fn free_port() -> Result<u16> {
-    let listener =
-        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot bind a port on 127.0.0.1")?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot bind a port on 127.0.0.1")?;
     Ok(listener.local_addr()?.port())
 }
 
@@ -34,19 +33,17 @@ pub fn free_address() -> Result<SocketAddr> {
 /// The first of `names` that can be executed: on PATH, or where Debian puts servers (`sbin`, which a user's PATH often lacks).
 pub fn find_program(names: &[&str]) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders: Vec<_> = std::env::split_paths(&path)
-        .chain(["/usr/sbin", "/usr/local/sbin", "/usr/local/bin"].map(PathBuf::from))
-        .collect();
+    let folders: Vec<_> = std::env::split_paths(&path).chain(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from)).collect();
     names
         .iter()
         .flat_map(|name| folders.iter().map(move |folder| folder.join(name)))
         .find(|p| is_executable(p))
+        .and_then(|p| std::path::absolute(p).ok()) // PATH may be relative, and children get other folders
 }
 
 /// Whether `path` is a file that may be executed.
 pub fn is_executable(path: &Path) -> bool {
-    path.metadata()
-        .is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+    path.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
 }
 
 /// Raises the number of files that this process (and what it starts) may open to what the system allows, and says how many that is.
@@ -54,13 +51,7 @@ pub fn raise_file_limit() -> u64 {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     // Up to the hard limit anybody may go; where that fails all the same, what there was stays.
-    let _ = setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: limit.maximum,
-            maximum: limit.maximum,
-        },
-    );
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
@@ -74,24 +65,18 @@ pub struct Process {
 
 impl Process {
     /// Starts `command` with its output in `folder/name.log`.
-    pub fn start(name: &str, command: &mut Command, folder: &Path) -> Result<Self> {
+    pub fn start(name: &str, command: &Command, folder: &Path) -> Result<Self> {
         let log = folder.join(format!("{name}.log"));
         let out = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
         let err = out.try_clone()?;
-        let child = command
+        let child = tied(command)
             .stdin(Stdio::null())
             .stdout(out)
             .stderr(err)
             .process_group(0)
             .spawn()
-            .with_context(|| {
-                format!("cannot start {name} ({})", command.get_program().display())
-            })?;
-        Ok(Self {
-            name: name.to_owned(),
-            child,
-            log,
-        })
+            .with_context(|| format!("cannot start {name} ({})", command.get_program().display()))?;
+        Ok(Self { name: name.to_owned(), child, log })
     }
 
     /// The name it was started under.
@@ -119,26 +104,16 @@ impl Process {
         let end = Instant::now() + START_PATIENCE;
         loop {
             if let Some(status) = self.ended() {
-                bail!(
-                    "{} ended at once ({status}); the end of its output:\n{}",
-                    self.name,
-                    self.log_tail()
-                );
+                bail!("{} ended at once ({status}); the end of its output:\n{}", self.name, self.log_tail());
             }
             // Not Client::connect alone: a listening socket accepts before its process reads, and a proxy may close on PING.
             let answered = TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_ok()
-                && Client::connect(address)
-                    .and_then(|mut c| c.call(&[b"GET", b"switchyard:ready?"], |_| ()))
-                    .is_ok();
+                && Client::connect(address).and_then(|mut c| c.call(&[b"GET", b"switchyard:ready?"], |_| ())).is_ok();
             if answered {
                 return Ok(());
             }
             if Instant::now() > end {
-                bail!(
-                    "{} did not answer at {address} within {START_PATIENCE:?}; the end of its output:\n{}",
-                    self.name,
-                    self.log_tail()
-                );
+                bail!("{} did not answer at {address} within {START_PATIENCE:?}; the end of its output:\n{}", self.name, self.log_tail());
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -146,14 +121,9 @@ impl Process {
 
     /// The last lines of its output, for error messages.
     pub fn log_tail(&self) -> String {
-        let text = std::fs::read(&self.log)
-            .map(|b| String::from_utf8_lossy(&b).into_owned())
-            .unwrap_or_default();
+        let text = std::fs::read(&self.log).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
         let lines: Vec<_> = text.lines().collect();
-        lines[lines.len().saturating_sub(8)..]
-            .iter()
-            .map(|l| format!("  | {l}\n"))
-            .collect()
+        lines[lines.len().saturating_sub(8)..].iter().map(|l| format!("  | {l}\n")).collect()
     }
 
     /// Asks it to end (SIGTERM), and kills it where it has not after `grace`. Its exit status, where it had to be killed `None`.
@@ -180,6 +150,37 @@ impl Process {
     }
 }
 
+/// The same command, which the kernel kills where we end without having been able to (SIGKILL), if the machine has util-linux's `setpriv`:
+/// asking the kernel ourselves would take unsafe code between fork and exec. The signal comes when the *thread* that started it ends.
+fn tied(command: &Command) -> Command {
+    let Some(setpriv) = find_program(&["setpriv"]).filter(|_| is_found(command)) else {
+        return copied(command, Command::new(command.get_program()));
+    };
+    let mut tied = Command::new(setpriv);
+    tied.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program());
+    copied(command, tied)
+}
+
+/// Where the program is not there, starting it plainly says so better than `setpriv` does.
+fn is_found(command: &Command) -> bool {
+    let program = command.get_program();
+    is_executable(Path::new(program)) || program.to_str().is_some_and(|p| find_program(&[p]).is_some())
+}
+
+fn copied(from: &Command, mut to: Command) -> Command {
+    to.args(from.get_args());
+    if let Some(folder) = from.get_current_dir() {
+        to.current_dir(folder);
+    }
+    for (name, value) in from.get_envs() {
+        match value {
+            Some(value) => to.env(name, value),
+            None => to.env_remove(name),
+        };
+    }
+    to
+}
+
 impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
@@ -203,17 +204,8 @@ pub fn start_redis(program: &Path, name: &str, folder: &Path) -> Result<(Process
         let address = free_address()?;
         let port = address.port().to_string();
         let mut command = Command::new(program);
-        command.current_dir(&home).args([
-            "--bind",
-            "127.0.0.1",
-            "--port",
-            &port,
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-        ]);
-        let mut process = Process::start(name, &mut command, folder)?;
+        command.current_dir(&home).args(["--bind", "127.0.0.1", "--port", &port, "--save", "", "--appendonly", "no"]);
+        let mut process = Process::start(name, &command, folder)?;
         match process.wait_ready(address) {
             Ok(()) => return Ok((process, address)),
             Err(e) if attempt == 3 => return Err(e),
@@ -237,8 +229,7 @@ mod tests {
     #[test]
     fn a_dropped_process_is_gone() {
         let dir = tempfile::tempdir().expect("a temporary folder");
-        let process = Process::start("sleep", Command::new("sleep").arg("600"), dir.path())
-            .expect("sleep starts");
+        let process = Process::start("sleep", Command::new("sleep").arg("600"), dir.path()).expect("sleep starts");
         let stat = PathBuf::from(format!("/proc/{}", process.id()));
         assert!(stat.exists());
         drop(process);
@@ -248,19 +239,9 @@ mod tests {
     #[test]
     fn a_server_that_ends_at_once_is_reported_with_its_own_words() {
         let dir = tempfile::tempdir().expect("a temporary folder");
-        let mut process = Process::start(
-            "sad",
-            Command::new("sh").args(["-c", "echo no such luck; exit 3"]),
-            dir.path(),
-        )
-        .expect("sh starts");
-        let error = process
-            .wait_ready(free_address().expect("a port"))
-            .expect_err("it does not listen")
-            .to_string();
-        assert!(
-            error.contains("no such luck") && error.contains("3"),
-            "{error}"
-        );
+        let mut process =
+            Process::start("sad", Command::new("sh").args(["-c", "echo no such luck; exit 3"]), dir.path()).expect("sh starts");
+        let error = process.wait_ready(free_address().expect("a port")).expect_err("it does not listen").to_string();
+        assert!(error.contains("no such luck") && error.contains("3"), "{error}");
     }
 }

@@ -64,13 +64,7 @@ impl Zipfian {
 
     fn with_zeta(items: u64, theta: f64, zeta_n: f64) -> Self {
         let eta = (1.0 - (2.0 / items as f64).powf(1.0 - theta)) / (1.0 - zeta(2, theta) / zeta_n);
-        Self {
-            items,
-            theta,
-            zeta_n,
-            alpha: 1.0 / (1.0 - theta),
-            eta,
-        }
+        Self { items, theta, zeta_n, alpha: 1.0 / (1.0 - theta), eta }
     }
 
     /// The rank of the next item: 0 is the hottest.
@@ -134,10 +128,7 @@ impl Popularity {
 
     /// Zipfian with YCSB's constant, hot keys scattered.
     pub fn scrambled(keys: u64) -> Self {
-        Self::Scrambled {
-            keys: keys.max(1),
-            ranks: Zipfian::with_zeta(SCRAMBLED_ITEMS, YCSB_THETA, SCRAMBLED_ZETA),
-        }
+        Self::Scrambled { keys: keys.max(1), ranks: Zipfian::with_zeta(SCRAMBLED_ITEMS, YCSB_THETA, SCRAMBLED_ZETA) }
     }
 
     /// The next key to ask for.
@@ -164,11 +155,7 @@ mod tests {
         // Binomial, sd 95: six of them.
         assert!(seen.iter().all(|&n| n.abs_diff(10_000) < 570), "{seen:?}");
         assert_eq!(rng.below(0), 0);
-        assert!(
-            (0..1000)
-                .map(|_| rng.unit())
-                .all(|u| (0.0..1.0).contains(&u))
-        );
+        assert!((0..1000).map(|_| rng.unit()).all(|u| (0.0..1.0).contains(&u)));
     }
 
     #[test]
@@ -190,11 +177,7 @@ mod tests {
                 hash = (hash ^ (value & 0xff) as i64).wrapping_mul(1_099_511_628_211);
                 value >>= 8;
             }
-            if hash < 0 {
-                hash.wrapping_neg() as u64
-            } else {
-                hash as u64
-            }
+            if hash < 0 { hash.wrapping_neg() as u64 } else { hash as u64 }
         };
         for value in [0, 1, 2, 255, 256, 9_999_999_999, u64::MAX] {
             assert_eq!(fnv_hash64(value), naive(value));
@@ -215,24 +198,14 @@ mod tests {
         for rank in [0, 1] {
             let share = seen[rank] as f64 / draws as f64;
             let expected = (rank as f64 + 1.0).powf(-YCSB_THETA) / zeta_n;
-            assert!(
-                (share - expected).abs() < 0.004,
-                "rank {rank}: {share} for {expected}"
-            );
+            assert!((share - expected).abs() < 0.004, "rank {rank}: {share} for {expected}");
         }
         let head = |n: usize| seen[..n].iter().sum::<u64>() as f64 / draws as f64;
         for n in [10, 100, 500] {
             let expected = zeta(n as u64, YCSB_THETA) / zeta_n;
-            assert!(
-                (head(n) - expected).abs() < 0.02,
-                "first {n}: {} for {expected}",
-                head(n)
-            );
+            assert!((head(n) - expected).abs() < 0.02, "first {n}: {} for {expected}", head(n));
         }
-        assert!(
-            seen.iter().all(|&n| n > 0),
-            "every item is asked for at times"
-        );
+        assert!(seen.iter().all(|&n| n > 0), "every item is asked for at times");
     }
 
     #[test]
@@ -244,27 +217,18 @@ mod tests {
         for _ in 0..draws {
             seen[popularity.next(&mut rng) as usize] += 1;
         }
-        let hottest = (0..keys as usize)
-            .max_by_key(|&k| seen[k])
-            .expect("1000 keys");
+        let hottest = (0..keys as usize).max_by_key(|&k| seen[k]).expect("1000 keys");
         assert_eq!(hottest as u64, fnv_hash64(0) % keys);
         // Rank 0 has 1/zeta of all draws, and its key gets some of the colliding ranks' beside.
         let share = seen[hottest] as f64 / draws as f64;
-        assert!(
-            (1.0 / SCRAMBLED_ZETA - 0.003..1.0 / SCRAMBLED_ZETA + 0.01).contains(&share),
-            "{share}"
-        );
+        assert!((1.0 / SCRAMBLED_ZETA - 0.003..1.0 / SCRAMBLED_ZETA + 0.01).contains(&share), "{share}");
     }
 
     #[test]
     fn tiny_key_spaces_stay_in_range() {
         let mut rng = Rng::new(5);
         for keys in [1, 2, 3] {
-            for popularity in [
-                Popularity::uniform(keys),
-                Popularity::zipfian(keys, 0.99),
-                Popularity::scrambled(keys),
-            ] {
+            for popularity in [Popularity::uniform(keys), Popularity::zipfian(keys, 0.99), Popularity::scrambled(keys)] {
                 assert!((0..1000).all(|_| popularity.next(&mut rng) < keys));
             }
         }

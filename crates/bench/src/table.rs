@@ -12,10 +12,7 @@ pub struct Table {
 impl Table {
     /// A table without rows.
     pub fn new<S: Into<String>>(head: impl IntoIterator<Item = S>) -> Self {
-        Self {
-            head: head.into_iter().map(Into::into).collect(),
-            rows: Vec::new(),
-        }
+        Self { head: head.into_iter().map(Into::into).collect(), rows: Vec::new() }
     }
 
     /// Adds a row; one with fewer cells than the head ends in empty ones.
@@ -48,89 +45,49 @@ impl Table {
             }
             format!("{}\n", out.trim_end())
         };
-        let rule = format!(
-            "{}\n",
-            "-".repeat(widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1))
-        );
-        std::iter::once(line(&self.head))
-            .chain([rule])
-            .chain(self.rows.iter().map(|r| line(r)))
-            .collect()
+        let rule = format!("{}\n", "-".repeat(widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1)));
+        std::iter::once(line(&self.head)).chain([rule]).chain(self.rows.iter().map(|r| line(r))).collect()
     }
 
     /// A Markdown table whose source is aligned too.
     pub fn to_markdown(&self) -> String {
         let escaped = Self {
             head: self.head.iter().map(|c| c.replace('|', "\\|")).collect(),
-            rows: self
-                .rows
-                .iter()
-                .map(|r| r.iter().map(|c| c.replace('|', "\\|")).collect())
-                .collect(),
+            rows: self.rows.iter().map(|r| r.iter().map(|c| c.replace('|', "\\|")).collect()).collect(),
         };
         let widths: Vec<_> = escaped.widths().into_iter().map(|w| w.max(3)).collect();
         let line = |cells: &[String]| {
-            let cells = cells
-                .iter()
-                .zip(&widths)
-                .enumerate()
-                .map(|(i, (cell, width))| {
-                    let gap = " ".repeat(width - cell.chars().count());
-                    if i == 0 {
-                        format!(" {cell}{gap} |")
-                    } else {
-                        format!(" {gap}{cell} |")
-                    }
-                });
+            let cells = cells.iter().zip(&widths).enumerate().map(|(i, (cell, width))| {
+                let gap = " ".repeat(width - cell.chars().count());
+                if i == 0 { format!(" {cell}{gap} |") } else { format!(" {gap}{cell} |") }
+            });
             format!("|{}\n", cells.collect::<String>())
         };
-        let rule = widths.iter().enumerate().map(|(i, w)| {
-            if i == 0 {
-                format!(" {} |", "-".repeat(*w))
-            } else {
-                format!(" {}: |", "-".repeat(w - 1))
-            }
-        });
+        let rule = widths
+            .iter()
+            .enumerate()
+            .map(|(i, w)| if i == 0 { format!(" {} |", "-".repeat(*w)) } else { format!(" {}: |", "-".repeat(w - 1)) });
         let rule = format!("|{}\n", rule.collect::<String>());
-        std::iter::once(line(&escaped.head))
-            .chain([rule])
-            .chain(escaped.rows.iter().map(|r| line(r)))
-            .collect()
+        std::iter::once(line(&escaped.head)).chain([rule]).chain(escaped.rows.iter().map(|r| line(r))).collect()
     }
 
     fn widths(&self) -> Vec<usize> {
         (0..self.head.len())
-            .map(|i| {
-                std::iter::once(&self.head)
-                    .chain(&self.rows)
-                    .map(|r| r[i].chars().count())
-                    .max()
-                    .unwrap_or(0)
-            })
+            .map(|i| std::iter::once(&self.head).chain(&self.rows).map(|r| r[i].chars().count()).max().unwrap_or(0))
             .collect()
     }
 }
 
 /// `document` with what stands between its marks `<!-- NAME:begin -->` and `<!-- NAME:end -->` replaced by `text`.
 pub fn replace_between_marks(document: &str, name: &str, text: &str) -> Result<String> {
-    let (begin, end) = (
-        format!("<!-- {name}:begin -->"),
-        format!("<!-- {name}:end -->"),
-    );
+    let (begin, end) = (format!("<!-- {name}:begin -->"), format!("<!-- {name}:end -->"));
     let (Some(from), Some(to)) = (document.find(&begin), document.find(&end)) else {
-        bail!(
-            "the marks \"{begin}\" and \"{end}\" are not both there; put them where the tables belong"
-        );
+        bail!("the marks \"{begin}\" and \"{end}\" are not both there; put them where the tables belong");
     };
     if document.matches(&begin).count() > 1 || document.matches(&end).count() > 1 || to < from {
         bail!("the marks \"{begin}\" and \"{end}\" must stand there once each, in this order");
     }
-    Ok(format!(
-        "{}\n\n{}\n\n{}",
-        &document[..from + begin.len()],
-        text.trim(),
-        &document[to..]
-    ))
+    Ok(format!("{}\n\n{}\n\n{}", &document[..from + begin.len()], text.trim(), &document[to..]))
 }
 
 #[cfg(test)]
@@ -147,10 +104,7 @@ mod tests {
     #[test]
     fn text_is_aligned() {
         let expected = "proxy          µs  x\n---------------------\na            12.5  1\nlonger|name     3\n";
-        assert_eq!(
-            table().to_text(),
-            expected.replace("---------------------", &"-".repeat(20))
-        );
+        assert_eq!(table().to_text(), expected.replace("---------------------", &"-".repeat(20)));
     }
 
     #[test]
@@ -168,14 +122,8 @@ mod tests {
     fn only_what_is_between_the_marks_changes() {
         let document = "# Head\n<!-- t:begin -->\nold\n<!-- t:end -->\ntail\n";
         let once = replace_between_marks(document, "t", "new\n").expect("both marks");
-        assert_eq!(
-            once,
-            "# Head\n<!-- t:begin -->\n\nnew\n\n<!-- t:end -->\ntail\n"
-        );
-        assert_eq!(
-            replace_between_marks(&once, "t", "new").expect("both marks"),
-            once
-        );
+        assert_eq!(once, "# Head\n<!-- t:begin -->\n\nnew\n\n<!-- t:end -->\ntail\n");
+        assert_eq!(replace_between_marks(&once, "t", "new").expect("both marks"), once);
     }
 
     #[test]
@@ -183,9 +131,6 @@ mod tests {
         assert!(replace_between_marks("no marks", "t", "x").is_err());
         assert!(replace_between_marks("<!-- t:begin -->", "t", "x").is_err());
         assert!(replace_between_marks("<!-- t:end --><!-- t:begin -->", "t", "x").is_err());
-        assert!(
-            replace_between_marks("<!-- t:begin --><!-- t:end --><!-- t:end -->", "t", "x")
-                .is_err()
-        );
+        assert!(replace_between_marks("<!-- t:begin --><!-- t:end --><!-- t:end -->", "t", "x").is_err());
     }
 }

@@ -58,11 +58,7 @@ pub struct Malformed(String);
 
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "the peer sent bytes that are not a RESP2 reply: {}",
-            self.0
-        )
+        write!(f, "the peer sent bytes that are not a RESP2 reply: {}", self.0)
     }
 }
 
@@ -78,11 +74,7 @@ pub fn parse(buf: &[u8]) -> Result<Option<(Reply<'_>, usize)>, Malformed> {
     parse_at(buf, 0, 0)
 }
 
-fn parse_at(
-    buf: &[u8],
-    start: usize,
-    depth: usize,
-) -> Result<Option<(Reply<'_>, usize)>, Malformed> {
+fn parse_at(buf: &[u8], start: usize, depth: usize) -> Result<Option<(Reply<'_>, usize)>, Malformed> {
     let Some(&kind) = buf.get(start) else {
         return Ok(None);
     };
@@ -95,10 +87,7 @@ fn parse_at(
         return Ok(None);
     }
     if buf[after - 1] != b'\n' {
-        return Err(Malformed(format!(
-            "\\r without \\n after \"{}\"",
-            line.escape_ascii()
-        )));
+        return Err(Malformed(format!("\\r without \\n after \"{}\"", line.escape_ascii())));
     }
     match kind {
         b'+' => Ok(Some((Reply::Status(line), after))),
@@ -114,10 +103,7 @@ fn parse_at(
             match buf.get(end..end.saturating_add(2)) {
                 None => Ok(None),
                 Some(b"\r\n") => Ok(Some((Reply::Bulk(&buf[after..end]), end + 2))),
-                Some(other) => Err(Malformed(format!(
-                    "a bulk string of {len} bytes ended with \"{}\"",
-                    other.escape_ascii()
-                ))),
+                Some(other) => Err(Malformed(format!("a bulk string of {len} bytes ended with \"{}\"", other.escape_ascii()))),
             }
         }
         b'*' => {
@@ -125,9 +111,7 @@ fn parse_at(
                 return Ok(Some((Reply::Nil, after)));
             };
             if depth == MAX_DEPTH {
-                return Err(Malformed(format!(
-                    "arrays nested more than {MAX_DEPTH} deep"
-                )));
+                return Err(Malformed(format!("arrays nested more than {MAX_DEPTH} deep")));
             }
             let mut items = Vec::new(); // not with_capacity(count): a declared count costs nothing until it is there
             let mut at = after;
@@ -142,10 +126,7 @@ fn parse_at(
             }
             Ok(Some((Reply::Array(items), at)))
         }
-        other => Err(Malformed(format!(
-            "a reply that starts with \"{}\"",
-            other.escape_ascii()
-        ))),
+        other => Err(Malformed(format!("a reply that starts with \"{}\"", other.escape_ascii()))),
     }
 }
 
@@ -153,12 +134,7 @@ fn number(line: &[u8]) -> Result<i64, Malformed> {
     std::str::from_utf8(line)
         .ok()
         .and_then(|s| s.parse().ok())
-        .ok_or_else(|| {
-            Malformed(format!(
-                "\"{}\" where a number should be",
-                line.escape_ascii()
-            ))
-        })
+        .ok_or_else(|| Malformed(format!("\"{}\" where a number should be", line.escape_ascii())))
 }
 
 #[cfg(test)]
@@ -194,13 +170,7 @@ mod tests {
 
     #[test]
     fn refuses_what_is_not_a_reply() {
-        for bad in [
-            &b"hello\r\n"[..],
-            b"$3\r\nabcdef\r\n",
-            b":x\r\n",
-            b"+a\rb",
-            b"$99999999999999999999\r\n",
-        ] {
+        for bad in [&b"hello\r\n"[..], b"$3\r\nabcdef\r\n", b":x\r\n", b"+a\rb", b"$99999999999999999999\r\n"] {
             assert!(parse(bad).is_err(), "{}", bad.escape_ascii());
         }
         let deep = b"*1\r\n".repeat(100);

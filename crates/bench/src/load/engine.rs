@@ -50,12 +50,7 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    pub(super) fn connect(
-        settings: &Settings,
-        scripts: impl Iterator<Item = Script>,
-        thread: usize,
-        threads: usize,
-    ) -> Result<Self> {
+    pub(super) fn connect(settings: &Settings, scripts: impl Iterator<Item = Script>, thread: usize, threads: usize) -> Result<Self> {
         let interval = match settings.pace {
             Pace::Closed => None,
             Pace::Open { rate } => {
@@ -82,9 +77,7 @@ impl Driver {
                 wants_write: false,
             });
             let last = driver.connections.len() - 1;
-            driver
-                .open(last)
-                .with_context(|| format!("cannot connect to {}", settings.target))?;
+            driver.open(last).with_context(|| format!("cannot connect to {}", settings.target))?;
         }
         Ok(driver)
     }
@@ -93,12 +86,7 @@ impl Driver {
         let stream = TcpStream::connect_timeout(&self.target, CONNECT_PATIENCE)?;
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
-        epoll::add(
-            &self.epoll,
-            &stream,
-            epoll::EventData::new_u64(index as u64),
-            epoll::EventFlags::IN,
-        )?;
+        epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(index as u64), epoll::EventFlags::IN)?;
         self.connections[index].stream = Ok(stream);
         Ok(())
     }
@@ -111,10 +99,13 @@ impl Driver {
         let mut turn = 0; // open loop: whose request is next
         let mut read_buf = vec![0_u8; READ];
         let mut events = Vec::with_capacity(1024);
+        let mut sent_all = None;
         loop {
             let now = Instant::now();
-            let sending = now < end && !stop.load(Ordering::Relaxed);
-            if sending {
+            // An open loop owes every request that was due before its end, however late the server made it.
+            let owing = due.map_or(now < end, |(_, due)| due < end && now < end + LAST_REPLIES);
+            let stopped = stop.load(Ordering::Relaxed);
+            if owing && !stopped && sent_all.is_none() {
                 self.reconnect(now, ledger);
                 match &mut due {
                     None => {
@@ -125,7 +116,7 @@ impl Driver {
                         }
                     }
                     Some((each, due)) => {
-                        while *due <= now {
+                        while *due <= now && *due < end {
                             // One that is full is passed over; where all are, the request waits, and its clock runs.
                             let count = self.connections.len();
                             let free = (turn..turn + count).map(|i| i % count).find(|&i| {
@@ -139,40 +130,27 @@ impl Driver {
                         }
                     }
                 }
-            } else if self.connections.iter().all(|c| c.pending.is_empty())
-                || Instant::now() > end.max(start) + LAST_REPLIES
-            {
-                break;
+            } else {
+                let since = *sent_all.get_or_insert(now);
+                let answered = self.connections.iter().all(|c| c.pending.is_empty());
+                if answered || now > since + LAST_REPLIES {
+                    break;
+                }
             }
             for index in 0..self.connections.len() {
                 if self.connections[index].has_unsent() && !self.connections[index].wants_write {
                     self.flush(index, ledger);
                 }
             }
-            let mut wait = if sending {
-                end - now
-            } else {
-                Duration::from_millis(20)
+            let wait = match &due {
+                _ if sent_all.is_some() => Duration::from_millis(20),
+                None => end.saturating_duration_since(now),
+                Some((_, due)) => due.saturating_duration_since(Instant::now()).max(Duration::from_micros(20)),
             };
-            if let Some((_, due)) = &due
-                && sending
-            {
-                wait = wait.min(
-                    due.saturating_duration_since(Instant::now())
-                        .max(Duration::from_micros(20)),
-                );
-            }
             let wait = wait.min(Duration::from_millis(50)); // `stop` and lost connections are looked at this often
-            let timeout = Timespec {
-                tv_sec: 0,
-                tv_nsec: i64::from(wait.subsec_nanos()),
-            };
+            let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(wait.subsec_nanos()) };
             events.clear();
-            match epoll::wait(
-                &self.epoll,
-                rustix::buffer::spare_capacity(&mut events),
-                Some(&timeout),
-            ) {
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(e) => return Err(e).context("epoll_wait failed"),
             }
@@ -181,22 +159,22 @@ impl Driver {
                 if flags.contains(epoll::EventFlags::OUT) {
                     self.flush(index, ledger);
                 }
-                if flags.intersects(
-                    epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR,
-                ) {
+                if flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
                     self.receive(index, &mut read_buf, ledger);
                 }
             }
         }
         let mut ledger = lock(ledger);
+        if let Some((each, due)) = due
+            && !stop.load(Ordering::Relaxed)
+        {
+            let never_sent = end.saturating_duration_since(due).as_nanos() / each.as_nanos().max(1);
+            ledger.interval.unanswered += never_sent as u64;
+        }
         for connection in &self.connections {
             ledger.interval.unanswered += connection.pending.len() as u64;
             if let Some((asked, pending)) = connection.pending.front() {
-                ledger.complain(format!(
-                    "{} was not answered within {:.1?}",
-                    pending.op.name(),
-                    asked.elapsed()
-                ));
+                ledger.complain(format!("{} was not answered within {:.1?}", pending.op.name(), asked.elapsed()));
             }
         }
         Ok(())
@@ -233,17 +211,8 @@ impl Driver {
         }
         if wants_write != connection.wants_write {
             connection.wants_write = wants_write;
-            let flags = if wants_write {
-                epoll::EventFlags::IN | epoll::EventFlags::OUT
-            } else {
-                epoll::EventFlags::IN
-            };
-            if let Err(e) = epoll::modify(
-                &self.epoll,
-                stream,
-                epoll::EventData::new_u64(index as u64),
-                flags,
-            ) {
+            let flags = if wants_write { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+            if let Err(e) = epoll::modify(&self.epoll, stream, epoll::EventData::new_u64(index as u64), flags) {
                 self.lose(index, &format!("epoll refused it: {e}"), ledger);
             }
         }
@@ -284,8 +253,7 @@ impl Driver {
                             break;
                         };
                         ledger.interval.replies += 1;
-                        let waited = u64::try_from(now.saturating_duration_since(asked).as_nanos())
-                            .unwrap_or(MAX_LATENCY_NS);
+                        let waited = u64::try_from(now.saturating_duration_since(asked).as_nanos()).unwrap_or(MAX_LATENCY_NS);
                         ledger.interval.latency.saturating_record(waited);
                         match connection.script.check(&pending, &reply) {
                             Verdict::Good => {}
@@ -328,11 +296,7 @@ impl Driver {
         let mut ledger = lock(ledger);
         ledger.interval.disconnects += 1;
         ledger.interval.unanswered += connection.pending.len() as u64;
-        ledger.complain(format!(
-            "connection to {} lost with {} requests under way: {why}",
-            self.target,
-            connection.pending.len()
-        ));
+        ledger.complain(format!("connection to {} lost with {} requests under way: {why}", self.target, connection.pending.len()));
         for (_, pending) in connection.pending.drain(..) {
             connection.script.give_up(&pending);
         }

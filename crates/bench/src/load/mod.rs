@@ -109,14 +109,7 @@ impl Default for Tally {
     fn default() -> Self {
         // From 1 µs, three digits: the bounds are constants that the crate accepts.
         let latency = Histogram::new_with_bounds(1000, MAX_LATENCY_NS, 3).expect("constant bounds");
-        Self {
-            replies: 0,
-            errors: 0,
-            wrong: 0,
-            unanswered: 0,
-            disconnects: 0,
-            latency,
-        }
+        Self { replies: 0, errors: 0, wrong: 0, unanswered: 0, disconnects: 0, latency }
     }
 }
 
@@ -187,29 +180,17 @@ pub struct Summary {
 
 /// Connects and starts. Fails where the first connections cannot be made; later failures are counted.
 pub fn start(settings: &Settings) -> Result<Run> {
-    ensure!(
-        settings.connections > 0 && settings.threads > 0,
-        "a load needs at least one connection and one thread"
-    );
-    ensure!(
-        settings.pipeline > 0,
-        "a pipeline holds at least one request"
-    );
+    ensure!(settings.connections > 0 && settings.threads > 0, "a load needs at least one connection and one thread");
+    ensure!(settings.pipeline > 0, "a pipeline holds at least one request");
     if let Pace::Open { rate } = settings.pace {
-        ensure!(
-            rate.is_finite() && rate > 0.0,
-            "an open loop needs a rate above 0 requests/s, not {rate}"
-        );
+        ensure!(rate.is_finite() && rate > 0.0, "an open loop needs a rate above 0 requests/s, not {rate}");
     }
     let connections = settings.connections as u64;
     let keys = keys_of_each(settings.sharing, connections, settings.keys);
     let popularity = match settings.skew {
         Skew::Uniform => Popularity::uniform(keys),
         Skew::Zipfian(theta) => {
-            ensure!(
-                theta > 0.0 && theta < 1.0,
-                "the Zipfian exponent must lie between 0 and 1 (both excluded), not {theta}"
-            );
+            ensure!(theta > 0.0 && theta < 1.0, "the Zipfian exponent must lie between 0 and 1 (both excluded), not {theta}");
             Popularity::zipfian(keys, theta)
         }
         Skew::Scrambled => Popularity::scrambled(keys),
@@ -224,32 +205,17 @@ pub fn start(settings: &Settings) -> Result<Run> {
     let threads = settings.threads.min(settings.connections);
     let mut drivers = Vec::new();
     for thread in 0..threads {
-        let scripts = (thread as u64..connections).step_by(threads).map(|i| {
-            Script::new(
-                workload.clone(),
-                settings.seed,
-                i,
-                connections,
-                settings.keys,
-            )
-        });
+        let scripts = (thread as u64..connections)
+            .step_by(threads)
+            .map(|i| Script::new(workload.clone(), settings.seed, i, connections, settings.keys));
         drivers.push(engine::Driver::connect(settings, scripts, thread, threads)?);
     }
-    let mut run = Run {
-        threads: Vec::new(),
-        ledgers: Vec::new(),
-        stop: Arc::default(),
-        started: Instant::now(),
-        total: Tally::default(),
-    };
+    let mut run = Run { threads: Vec::new(), ledgers: Vec::new(), stop: Arc::default(), started: Instant::now(), total: Tally::default() };
     for (i, driver) in drivers.into_iter().enumerate() {
         let ledger = Arc::<Mutex<Ledger>>::default();
         let (theirs, stop) = (ledger.clone(), run.stop.clone());
-        let thread = std::thread::Builder::new()
-            .name(format!("load-{i}"))
-            .spawn(move || driver.drive(&theirs, &stop));
-        run.threads
-            .push(thread.context("cannot start a thread for the load")?);
+        let thread = std::thread::Builder::new().name(format!("load-{i}")).spawn(move || driver.drive(&theirs, &stop));
+        run.threads.push(thread.context("cannot start a thread for the load")?);
         run.ledgers.push(ledger);
     }
     Ok(run)
@@ -284,22 +250,12 @@ impl Run {
     /// Waits for the end.
     pub fn finish(mut self) -> Result<Summary> {
         for thread in std::mem::take(&mut self.threads) {
-            thread
-                .join()
-                .map_err(|_| anyhow::anyhow!("a thread of the load generator panicked"))??;
+            thread.join().map_err(|_| anyhow::anyhow!("a thread of the load generator panicked"))??;
         }
         let elapsed = self.started.elapsed();
         self.take_interval();
-        let complaints = self
-            .ledgers
-            .iter()
-            .flat_map(|l| std::mem::take(&mut lock(l).complaints))
-            .collect();
-        Ok(Summary {
-            total: std::mem::take(&mut self.total),
-            elapsed,
-            complaints,
-        })
+        let complaints = self.ledgers.iter().flat_map(|l| std::mem::take(&mut lock(l).complaints)).collect();
+        Ok(Summary { total: std::mem::take(&mut self.total), elapsed, complaints })
     }
 }
 

@@ -94,10 +94,7 @@ struct Entry {
     known: bool,
 }
 
-const FRESH: Entry = Entry {
-    state: 0,
-    known: true,
-};
+const FRESH: Entry = Entry { state: 0, known: true };
 
 /// Kinds of keys, each with a key space of its own: a command never meets a key of another type.
 #[derive(Debug, Clone, Copy)]
@@ -135,11 +132,7 @@ impl Script {
             rng: Rng::new(mix(seed ^ mix(index + 1))),
             first: if owned { index } else { 0 },
             step: if owned { of } else { 1 },
-            model: if owned {
-                vec![FRESH; own_keys * 5]
-            } else {
-                Vec::new()
-            },
+            model: if owned { vec![FRESH; own_keys * 5] } else { Vec::new() },
             keys: own_keys,
             // Versions of different connections differ, so that in shared mode a value tells who wrote it.
             version: (index as u32) << 20,
@@ -174,18 +167,14 @@ impl Script {
             }
             Op::Del => {
                 let index = self.choose();
-                let existed = self
-                    .peek(Kind::String, index)
-                    .map(|version| i64::from(version != 0));
+                let existed = self.peek(Kind::String, index).map(|version| i64::from(version != 0));
                 self.command(out, Kind::String, index, b"DEL", &[]);
                 self.store(Kind::String, index, 0);
                 self.pending_integer(op, existed, Kind::String, index)
             }
             Op::Expire => {
                 let index = self.choose();
-                let exists = self
-                    .peek(Kind::String, index)
-                    .map(|version| i64::from(version != 0));
+                let exists = self.peek(Kind::String, index).map(|version| i64::from(version != 0));
                 self.command(out, Kind::String, index, b"EXPIRE", &[b"3600"]);
                 self.pending_integer(op, exists, Kind::String, index)
             }
@@ -227,12 +216,7 @@ impl Script {
                 if full {
                     self.command(out, Kind::List, index, b"DEL", &[]);
                     self.store(Kind::List, index, 0);
-                    return self.pending_integer(
-                        op,
-                        length.map(|n| i64::from(n != 0)),
-                        Kind::List,
-                        index,
-                    );
+                    return self.pending_integer(op, length.map(|n| i64::from(n != 0)), Kind::List, index);
                 }
                 self.command(out, Kind::List, index, b"LPUSH", &[b"switchyard"]);
                 if let Some(n) = length {
@@ -254,55 +238,30 @@ impl Script {
         }
         let args = [&b"MGET"[..], &keys[0], &keys[1], &keys[2], &keys[3]];
         wire::encode(out, &args);
-        Pending {
-            op: Op::Mget,
-            expect: Expect::Values(known.into()),
-            entry: usize::MAX,
-        }
+        Pending { op: Op::Mget, expect: Expect::Values(known.into()), entry: usize::MAX }
     }
 
     /// Judges the reply to a request. Replies must be handed over in the order of the requests.
     pub fn check(&mut self, pending: &Pending, reply: &Reply<'_>) -> Verdict {
         if let Reply::Error(text) = reply {
             self.give_up(pending);
-            return Verdict::Error(format!(
-                "{} was answered -{}",
-                pending.op.name(),
-                String::from_utf8_lossy(text)
-            ));
+            return Verdict::Error(format!("{} was answered -{}", pending.op.name(), String::from_utf8_lossy(text)));
         }
-        let wrong = |expected: String| {
-            Verdict::Wrong(format!(
-                "{}: expected {expected}, got {reply}",
-                pending.op.name()
-            ))
-        };
+        let wrong = |expected: String| Verdict::Wrong(format!("{}: expected {expected}, got {reply}", pending.op.name()));
         let trusted = self.is_known(pending.entry);
         match (&pending.expect, reply) {
             (Expect::Ok, Reply::Status(b"OK")) => Verdict::Good,
             (Expect::Ok, _) => wrong("+OK".to_owned()),
-            (Expect::Integer(n), Reply::Integer(got)) if *n == ANY || n == got || !trusted => {
-                Verdict::Good
-            }
-            (Expect::Integer(n), _) => wrong(if *n == ANY {
-                "an integer".to_owned()
-            } else {
-                format!(":{n}")
-            }),
+            (Expect::Integer(n), Reply::Integer(got)) if *n == ANY || n == got || !trusted => Verdict::Good,
+            (Expect::Integer(n), _) => wrong(if *n == ANY { "an integer".to_owned() } else { format!(":{n}") }),
             (Expect::Value(known), _) => {
-                let known = Known {
-                    version: known.version.filter(|_| trusted),
-                    ..*known
-                };
+                let known = Known { version: known.version.filter(|_| trusted), ..*known };
                 self.check_value(known, reply).map_or(Verdict::Good, wrong)
             }
             (Expect::Values(knowns), Reply::Array(items)) if items.len() == knowns.len() => {
                 for (known, item) in knowns.iter().zip(items) {
                     let trusted = self.is_known(self.entry_of_id(known.id));
-                    let known = Known {
-                        version: known.version.filter(|_| trusted),
-                        ..*known
-                    };
+                    let known = Known { version: known.version.filter(|_| trusted), ..*known };
                     if let Some(expected) = self.check_value(known, item) {
                         return wrong(format!("{expected} in an array"));
                     }
@@ -332,13 +291,7 @@ impl Script {
             return Some("a value".to_owned());
         };
         write_value(&mut self.check, known.id, version, &self.workload.sizes);
-        (*bytes != self.check.as_slice()).then(|| {
-            format!(
-                "version {version} of key {}, {} bytes",
-                known.id,
-                self.check.len()
-            )
-        })
+        (*bytes != self.check.as_slice()).then(|| format!("version {version} of key {}, {} bytes", known.id, self.check.len()))
     }
 
     /// Nobody knows whether this request was executed: its keys are unchecked from here on.
@@ -371,17 +324,11 @@ impl Script {
 
     /// The state of a key where it is known.
     fn peek(&self, kind: Kind, index: usize) -> Option<u32> {
-        self.model
-            .get(self.entry(kind, index))
-            .filter(|e| e.known)
-            .map(|e| e.state)
+        self.model.get(self.entry(kind, index)).filter(|e| e.known).map(|e| e.state)
     }
 
     fn known(&self, index: usize) -> Known {
-        Known {
-            id: self.id(index),
-            version: self.peek(Kind::String, index),
-        }
+        Known { id: self.id(index), version: self.peek(Kind::String, index) }
     }
 
     /// What the key's state is once the command now written has been executed.
@@ -402,11 +349,7 @@ impl Script {
     }
 
     fn pending(&self, op: Op, expect: Expect, kind: Kind, index: usize) -> Pending {
-        Pending {
-            op,
-            expect,
-            entry: self.entry(kind, index),
-        }
+        Pending { op, expect, entry: self.entry(kind, index) }
     }
 
     fn pending_integer(&self, op: Op, expected: Option<i64>, kind: Kind, index: usize) -> Pending {
@@ -427,14 +370,7 @@ impl Script {
         decimal(&mut self.key, id);
     }
 
-    fn command(
-        &mut self,
-        out: &mut Vec<u8>,
-        kind: Kind,
-        index: usize,
-        name: &[u8],
-        rest: &[&[u8]],
-    ) {
+    fn command(&mut self, out: &mut Vec<u8>, kind: Kind, index: usize, name: &[u8], rest: &[&[u8]]) {
         self.write_key(kind, index);
         match rest {
             [] => wire::encode(out, &[name, &self.key]),
@@ -478,11 +414,7 @@ fn write_value(out: &mut Vec<u8>, id: u64, version: u32, sizes: &ValueSizes) {
 fn named_version(value: &[u8]) -> Option<u32> {
     let mut parts = value.splitn(3, |b| *b == b':');
     parts.next()?;
-    std::str::from_utf8(parts.next()?)
-        .ok()?
-        .parse()
-        .ok()
-        .filter(|v| *v != 0)
+    std::str::from_utf8(parts.next()?).ok()?.parse().ok().filter(|v| *v != 0)
 }
 
 #[cfg(test)]
@@ -519,9 +451,7 @@ mod tests {
     impl Answer {
         fn reply(&self) -> Reply<'_> {
             let value = |v: &'_ Option<Vec<u8>>| -> Reply<'static> {
-                v.as_ref().map_or(Reply::Nil, |v| {
-                    Reply::Bulk(Box::leak(v.clone().into_boxed_slice()))
-                })
+                v.as_ref().map_or(Reply::Nil, |v| Reply::Bulk(Box::leak(v.clone().into_boxed_slice())))
             };
             match self {
                 Self::Ok => Reply::Status(b"OK"),
@@ -534,9 +464,7 @@ mod tests {
 
     impl Model {
         fn execute(&mut self, request: &[u8]) -> Answer {
-            let Ok(Some((Reply::Array(args), taken))) = wire::parse(request) else {
-                panic!("not one request")
-            };
+            let Ok(Some((Reply::Array(args), taken))) = wire::parse(request) else { panic!("not one request") };
             assert_eq!(taken, request.len());
             let args: Vec<Vec<u8>> = args
                 .into_iter()
@@ -548,19 +476,12 @@ mod tests {
             let key = args[1].clone();
             match &args[0][..] {
                 b"GET" => Answer::Value(self.strings.get(&key).cloned()),
-                b"MGET" => Answer::Values(
-                    args[1..]
-                        .iter()
-                        .map(|k| self.strings.get(k).cloned())
-                        .collect(),
-                ),
+                b"MGET" => Answer::Values(args[1..].iter().map(|k| self.strings.get(k).cloned()).collect()),
                 b"SET" => {
                     self.strings.insert(key, args[2].clone());
                     Answer::Ok
                 }
-                b"DEL" => Answer::Integer(i64::from(
-                    self.strings.remove(&key).is_some() | self.numbers.remove(&key).is_some(),
-                )),
+                b"DEL" => Answer::Integer(i64::from(self.strings.remove(&key).is_some() | self.numbers.remove(&key).is_some())),
                 b"EXPIRE" => Answer::Integer(i64::from(self.strings.contains_key(&key))),
                 b"INCR" | b"LPUSH" => {
                     let n = self.numbers.entry(key).or_default();
@@ -568,11 +489,7 @@ mod tests {
                     Answer::Integer(*n)
                 }
                 b"HSET" | b"ZADD" => {
-                    let field = if args[0] == b"HSET" {
-                        &args[2]
-                    } else {
-                        &args[3]
-                    };
+                    let field = if args[0] == b"HSET" { &args[2] } else { &args[3] };
                     let set = self.sets.entry(key).or_default();
                     let new = !set.contains(field);
                     if new {
@@ -591,9 +508,7 @@ mod tests {
         for sharing in [Sharing::Owned, Sharing::Shared] {
             let (connections, keys) = (3, 60);
             let workload = workload(sharing, keys_of_each(sharing, connections, keys));
-            let mut scripts: Vec<_> = (0..connections)
-                .map(|i| Script::new(workload.clone(), 1, i, connections, keys))
-                .collect();
+            let mut scripts: Vec<_> = (0..connections).map(|i| Script::new(workload.clone(), 1, i, connections, keys)).collect();
             let mut server = Model::default();
             for _ in 0..2000 {
                 for script in &mut scripts {
@@ -604,11 +519,7 @@ mod tests {
                         replies.push((pending, server.execute(&out)));
                     }
                     for (pending, answer) in replies {
-                        assert_eq!(
-                            script.check(&pending, &answer.reply()),
-                            Verdict::Good,
-                            "{sharing:?}"
-                        );
+                        assert_eq!(script.check(&pending, &answer.reply()), Verdict::Good, "{sharing:?}");
                     }
                 }
             }
@@ -637,9 +548,7 @@ mod tests {
         // A SET is forgotten once in a hundred.
         let lost = |i: usize, p: &Pending, answer, server: &mut Model, request: &[u8]| {
             if i.is_multiple_of(100) && p.op == Op::Set {
-                let Ok(Some((Reply::Array(args), _))) = wire::parse(request) else {
-                    panic!()
-                };
+                let Ok(Some((Reply::Array(args), _))) = wire::parse(request) else { panic!() };
                 let Reply::Bulk(key) = args[1] else { panic!() };
                 server.strings.remove(key);
             }
@@ -656,14 +565,7 @@ mod tests {
         assert!(run(&doubled) > 0);
         // A GET gets another key's value.
         let swapped = |_, p: &Pending, answer, server: &mut Model, _: &[u8]| match answer {
-            Answer::Value(Some(v)) if p.op == Op::Get => Answer::Value(
-                server
-                    .strings
-                    .values()
-                    .find(|o| **o != v)
-                    .cloned()
-                    .or(Some(v)),
-            ),
+            Answer::Value(Some(v)) if p.op == Op::Get => Answer::Value(server.strings.values().find(|o| **o != v).cloned().or(Some(v))),
             other => other,
         };
         assert!(run(&swapped) > 100);
@@ -679,18 +581,11 @@ mod tests {
             v
         };
         let (right, other) = (value(7, 9), value(8, 9));
-        let known = Known {
-            id: 7,
-            version: None,
-        };
+        let known = Known { id: 7, version: None };
         assert_eq!(script.check_value(known, &Reply::Bulk(&right)), None);
         assert_eq!(script.check_value(known, &Reply::Nil), None);
         assert!(script.check_value(known, &Reply::Bulk(&other)).is_some());
-        assert!(
-            script
-                .check_value(known, &Reply::Bulk(&right[..right.len() - 1]))
-                .is_some()
-        );
+        assert!(script.check_value(known, &Reply::Bulk(&right[..right.len() - 1])).is_some());
         assert!(script.check_value(known, &Reply::Integer(1)).is_some());
     }
 
@@ -707,19 +602,13 @@ mod tests {
                 if i % 2 == 0 {
                     server.execute(&out);
                 }
-                assert!(matches!(
-                    script.check(&pending, &Reply::Error(b"ERR node lost")),
-                    Verdict::Error(_)
-                ));
+                assert!(matches!(script.check(&pending, &Reply::Error(b"ERR node lost")), Verdict::Error(_)));
                 continue;
             }
             let answer = server.execute(&out);
             wrong += u32::from(script.check(&pending, &answer.reply()) != Verdict::Good);
             if pending.op == Op::Get {
-                caught += u32::from(
-                    script.check(&pending, &Reply::Bulk(b"77:1:another key's value"))
-                        != Verdict::Good,
-                );
+                caught += u32::from(script.check(&pending, &Reply::Bulk(b"77:1:another key's value")) != Verdict::Good);
             }
         }
         assert_eq!(wrong, 0);

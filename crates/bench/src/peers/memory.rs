@@ -30,33 +30,18 @@ pub struct Memory {
 
 /// Starts the proxy anew (what it held for earlier loads must not count) and measures it.
 pub(super) fn measure(recipe: &Recipe, nodes: &[SocketAddr], folder: &Path) -> Result<Memory> {
-    let target = recipe.start(
-        &format!("memory-{}", recipe.peer).replace(' ', "-"),
-        nodes,
-        folder,
-    )?;
+    let target = recipe.start(&format!("memory-{}", recipe.peer).replace(' ', "-"), nodes, folder)?;
     let process = target.process.as_ref().context("memory is a proxy's")?;
     std::thread::sleep(Duration::from_millis(500)); // what it does once after start is done
     let idle = resident_bytes(process.id())?;
-    let with_clients = with_clients(target.address, process.id(), recipe.peer == Peer::Haproxy)
-        .map_err(|e| format!("{e:#}"));
-    Ok(Memory {
-        peer: recipe.peer.clone(),
-        idle,
-        with_clients,
-    })
+    let with_clients = with_clients(target.address, process.id(), recipe.peer == Peer::Haproxy).map_err(|e| format!("{e:#}"));
+    Ok(Memory { peer: recipe.peer.clone(), idle, with_clients })
 }
 
 fn with_clients(address: SocketAddr, pid: u32, node_per_client: bool) -> Result<u64> {
-    ensure!(
-        !node_per_client,
-        "it opens a connection to the node for each client, more than a node accepts"
-    );
+    ensure!(!node_per_client, "it opens a connection to the node for each client, more than a node accepts");
     let files = crate::process::raise_file_limit();
-    ensure!(
-        files >= CLIENTS as u64 + SPARE_FILES,
-        "this needs {CLIENTS} open files and the limit is {files}; raise it with ulimit -n"
-    );
+    ensure!(files >= CLIENTS as u64 + SPARE_FILES, "this needs {CLIENTS} open files and the limit is {files}; raise it with ulimit -n");
     let mut clients = Vec::with_capacity(CLIENTS);
     for i in 0..CLIENTS {
         let connect = || -> Result<TcpStream> {
@@ -65,11 +50,7 @@ fn with_clients(address: SocketAddr, pid: u32, node_per_client: bool) -> Result<
             client.write_all(b"*2\r\n$3\r\nGET\r\n$18\r\nswitchyard-bench:0\r\n")?;
             let mut reply = [0; 64];
             let n = client.read(&mut reply)?;
-            ensure!(
-                n > 0 && reply[0] == b'$',
-                "the reply was \"{}\"",
-                reply[..n].escape_ascii()
-            );
+            ensure!(n > 0 && reply[0] == b'$', "the reply was \"{}\"", reply[..n].escape_ascii());
             Ok(client)
         };
         clients.push(connect().with_context(|| format!("client {} of {CLIENTS}", i + 1))?);

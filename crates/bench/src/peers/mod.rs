@@ -113,18 +113,12 @@ impl Results {
     }
 
     fn samples(&self, peer: &Peer, row: Row) -> &[Sample] {
-        self.samples
-            .get(&(peer.clone(), row))
-            .map_or(&[], Vec::as_slice)
+        self.samples.get(&(peer.clone(), row)).map_or(&[], Vec::as_slice)
     }
 
     /// Median requests per second.
     pub fn requests_per_second(&self, peer: &Peer, row: Row) -> Option<f64> {
-        median(
-            self.samples(peer, row)
-                .iter()
-                .map(|s| s.requests_per_second),
-        )
+        median(self.samples(peer, row).iter().map(|s| s.requests_per_second))
     }
 
     /// Median of the rounds' median latencies.
@@ -145,10 +139,7 @@ impl Results {
     /// Least and most CPU of the proxy per request.
     pub fn proxy_us_range(&self, peer: &Peer, row: Row) -> Option<(f64, f64)> {
         let values = || self.samples(peer, row).iter().filter_map(|s| s.proxy_us);
-        Some((
-            values().min_by(f64::total_cmp)?,
-            values().max_by(f64::total_cmp)?,
-        ))
+        Some((values().min_by(f64::total_cmp)?, values().max_by(f64::total_cmp)?))
     }
 
     /// Median CPU of proxy and redis-servers per request.
@@ -170,15 +161,9 @@ pub fn run(settings: &Settings) -> Result<Vec<Goal>> {
     let benchmark = redis_benchmark::find()?;
     let redis = process::find_redis_server()?;
     process::raise_file_limit();
-    let folder = tempfile::Builder::new()
-        .prefix("switchyard-bench-")
-        .tempdir()
-        .context("cannot create a temporary folder")?;
-    let (nodes, addresses): (Vec<_>, Vec<_>) = (0..2)
-        .map(|i| process::start_redis(&redis, &format!("node{i}"), folder.path()))
-        .collect::<Result<Vec<_>>>()?
-        .into_iter()
-        .unzip();
+    let folder = tempfile::Builder::new().prefix("switchyard-bench-").tempdir().context("cannot create a temporary folder")?;
+    let (nodes, addresses): (Vec<_>, Vec<_>) =
+        (0..2).map(|i| process::start_redis(&redis, &format!("node{i}"), folder.path())).collect::<Result<Vec<_>>>()?.into_iter().unzip();
 
     let mut bench = Bench {
         settings,
@@ -194,16 +179,8 @@ pub fn run(settings: &Settings) -> Result<Vec<Goal>> {
         machine_cpus: std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64),
     };
     let recipes = bench.start_targets(&say);
-    let rows = if settings.pinned_only {
-        Vec::new()
-    } else {
-        open_rows(settings.quick)
-    };
-    let gate = if bench.cpus.is_some() {
-        gate_rows()
-    } else {
-        Vec::new()
-    };
+    let rows = if settings.pinned_only { Vec::new() } else { open_rows(settings.quick) };
+    let gate = if bench.cpus.is_some() { gate_rows() } else { Vec::new() };
     if bench.cpus.is_none() {
         let why = "this machine gives us one CPU; the gate needs two".to_owned();
         ensure!(!settings.pinned_only, "{why}");
@@ -235,11 +212,7 @@ pub fn run(settings: &Settings) -> Result<Vec<Goal>> {
 fn progress_bar(cells: u64) -> ProgressBar {
     let bar = ProgressBar::new(cells);
     let style = "{elapsed_precise} [{bar:30}] {pos}/{len} {msg} ({eta} left)";
-    bar.set_style(
-        ProgressStyle::with_template(style)
-            .unwrap_or_else(|_| ProgressStyle::default_bar())
-            .progress_chars("=> "),
-    );
+    bar.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> "));
     bar
 }
 
@@ -271,43 +244,26 @@ impl Bench<'_> {
         let settings = self.settings;
         let (others, mut missing) = find::find(settings.predixy.as_deref(), settings.install, say);
         let ours = |variant: &str, more: &[String]| Recipe {
-            peer: Peer::Switchyard {
-                variant: variant.to_owned(),
-            },
+            peer: Peer::Switchyard { variant: variant.to_owned() },
             program: settings.switchyard.clone(),
             extra: settings.serve_args.iter().chain(more).cloned().collect(),
         };
         let mut recipes = vec![ours("", &[])];
-        recipes.extend(
-            settings
-                .variants
-                .iter()
-                .map(|(name, more)| ours(name, more)),
-        );
+        recipes.extend(settings.variants.iter().map(|(name, more)| ours(name, more)));
         recipes.extend(others);
-        let wanted =
-            |peer: &Peer| settings.only.is_empty() || settings.only.contains(&peer.to_string());
+        let wanted = |peer: &Peer| settings.only.is_empty() || settings.only.contains(&peer.to_string());
         recipes.retain(|r| wanted(&r.peer));
         missing.retain(|m| wanted(&m.peer));
         let mut started = Vec::new();
         for recipe in recipes {
-            match recipe.start(
-                &recipe.peer.to_string().replace(' ', "-"),
-                &self.addresses,
-                self.folder,
-            ) {
+            match recipe.start(&recipe.peer.to_string().replace(' ', "-"), &self.addresses, self.folder) {
                 Ok(target) => {
                     self.results.peers.push(target.peer.clone());
-                    self.results
-                        .versions
-                        .insert(target.peer.clone(), target.version.clone());
+                    self.results.versions.insert(target.peer.clone(), target.version.clone());
                     self.targets.push(target);
                     started.push(recipe);
                 }
-                Err(e) => missing.push(Missing {
-                    peer: recipe.peer,
-                    why: format!("{e:#}"),
-                }),
+                Err(e) => missing.push(Missing { peer: recipe.peer, why: format!("{e:#}") }),
             }
         }
         for one in &missing {
@@ -332,8 +288,7 @@ impl Bench<'_> {
         sizes.dedup();
         for value in sizes {
             let keys = KEYS.min(FILL_BYTES / value as u64);
-            self.bar
-                .set_message(format!("filling the nodes with values of {value} B"));
+            self.bar.set_message(format!("filling the nodes with values of {value} B"));
             for address in &self.addresses {
                 Client::connect(*address)?.ok(&[b"FLUSHALL"])?;
                 client::fill(*address, keys, &vec![b'x'; value], redis_benchmark::key)?;
@@ -359,16 +314,11 @@ impl Bench<'_> {
 
     fn bind_all(&self, nodes: &CpuSet, proxies: &CpuSet) -> Result<()> {
         let nodes = self.nodes.iter().map(|p| (p, nodes));
-        let proxies = self
-            .targets
-            .iter()
-            .filter_map(|t| t.process.as_ref())
-            .map(|p| (p, proxies));
+        let proxies = self.targets.iter().filter_map(|t| t.process.as_ref()).map(|p| (p, proxies));
         for (process, cpus) in nodes.chain(proxies) {
             for tid in threads_of(process.id())? {
                 let tid = rustix::process::Pid::from_raw(tid as i32);
-                sched_setaffinity(tid, cpus)
-                    .with_context(|| format!("cannot bind {} to a CPU", process.name()))?;
+                sched_setaffinity(tid, cpus).with_context(|| format!("cannot bind {} to a CPU", process.name()))?;
             }
         }
         Ok(())
@@ -376,11 +326,7 @@ impl Bench<'_> {
 
     fn measure_cell(&mut self, index: usize, row: Row, round: usize, keys: u64) {
         let peer = self.targets[index].peer.clone();
-        self.bar.set_message(format!(
-            "round {}/{}: {row}, {peer}",
-            round + 1,
-            self.settings.rounds
-        ));
+        self.bar.set_message(format!("round {}/{}: {row}, {peer}", round + 1, self.settings.rounds));
         self.bar.inc(1);
         if row.pinned && peer == Peer::Direct {
             return; // nothing is alone on a CPU there
@@ -398,31 +344,13 @@ impl Bench<'_> {
 
     fn measure(&mut self, index: usize, row: Row, keys: u64) -> Result<Sample> {
         let target = &self.targets[index];
-        let run = |requests| {
-            redis_benchmark::run(
-                &self.benchmark,
-                target.address,
-                &row,
-                requests,
-                keys,
-                self.folder,
-                &self.settings.stop,
-            )
-        };
-        let (seconds, warm_up) = if self.settings.quick {
-            (0.5, 0.1)
-        } else {
-            (1.5, 0.3)
-        };
+        let run = |requests| redis_benchmark::run(&self.benchmark, target.address, &row, requests, keys, self.folder, &self.settings.stop);
+        let (seconds, warm_up) = if self.settings.quick { (0.5, 0.1) } else { (1.5, 0.3) };
         let rate = match self.rates.get(&(index, row)) {
             Some(rate) => *rate,
             None => {
                 // The first guess is a slow proxy's; the warm-up tells better.
-                let guess = if row.clients == 1 {
-                    10e3
-                } else {
-                    60e3 * (row.pipeline as f64).sqrt()
-                };
+                let guess = if row.clients == 1 { 10e3 } else { 60e3 * (row.pipeline as f64).sqrt() };
                 run((guess * warm_up) as u64)?.requests_per_second
             }
         };
@@ -441,23 +369,11 @@ impl Bench<'_> {
 
         let sent = arrived.calls.saturating_sub(arrived_before.calls);
         let missed = arrived.misses.saturating_sub(arrived_before.misses);
-        ensure!(
-            sent >= requests,
-            "of {requests} requests only {sent} arrived at the nodes: the proxy answered errors or lost them"
-        );
-        ensure!(
-            row.command != Command::Get || missed == 0,
-            "{missed} of {requests} GETs did not find their key"
-        );
+        ensure!(sent >= requests, "of {requests} requests only {sent} arrived at the nodes: the proxy answered errors or lost them");
+        ensure!(row.command != Command::Get || missed == 0, "{missed} of {requests} GETs did not find their key");
 
-        let proxy = proxy_after
-            .zip(proxy_before)
-            .map(|(after, before)| after.since(&before));
-        let nodes: Duration = nodes_after
-            .iter()
-            .zip(&nodes_before)
-            .map(|(after, before)| after.since(before))
-            .sum();
+        let proxy = proxy_after.zip(proxy_before).map(|(after, before)| after.since(&before));
+        let nodes: Duration = nodes_after.iter().zip(&nodes_before).map(|(after, before)| after.since(before)).sum();
         let (busy, ended_children, elapsed) = machine_after.since(&machine_before);
         let ours = proxy.unwrap_or_default() + nodes + ended_children + own;
         self.rates.insert((index, row), outcome.requests_per_second);
@@ -468,23 +384,14 @@ impl Bench<'_> {
             p99_ms: outcome.p99_ms,
             proxy_us: proxy.map(per_request),
             total_us: per_request(proxy.unwrap_or_default() + nodes),
-            foreign: busy.saturating_sub(ours).as_secs_f64()
-                / (elapsed.as_secs_f64() * self.machine_cpus),
+            foreign: busy.saturating_sub(ours).as_secs_f64() / (elapsed.as_secs_f64() * self.machine_cpus),
         })
     }
 
     fn readings(&self, index: usize) -> Result<(Option<CpuReading>, Vec<CpuReading>)> {
-        let proxy = self.targets[index]
-            .process
-            .as_ref()
-            .map(|p| CpuReading::of(p.id()))
-            .transpose();
+        let proxy = self.targets[index].process.as_ref().map(|p| CpuReading::of(p.id())).transpose();
         let proxy = proxy.with_context(|| format!("{} has ended", self.targets[index].peer))?;
-        let nodes = self
-            .nodes
-            .iter()
-            .map(|n| CpuReading::of(n.id()))
-            .collect::<Result<_>>()?;
+        let nodes = self.nodes.iter().map(|n| CpuReading::of(n.id())).collect::<Result<_>>()?;
         Ok((proxy, nodes))
     }
 
@@ -494,8 +401,8 @@ impl Bench<'_> {
         for address in &self.addresses {
             let mut client = Client::connect(*address)?;
             sum.calls += command_calls(&client.text(&[b"INFO", b"commandstats"])?, command.name());
-            sum.misses += info_field(&client.text(&[b"INFO", b"stats"])?, "keyspace_misses")
-                .context("INFO stats has no keyspace_misses")?;
+            sum.misses +=
+                info_field(&client.text(&[b"INFO", b"stats"])?, "keyspace_misses").context("INFO stats has no keyspace_misses")?;
         }
         Ok(sum)
     }
@@ -509,10 +416,7 @@ impl Bench<'_> {
             self.bar.set_message(format!("memory: {}", recipe.peer));
             match memory::measure(recipe, &self.addresses, self.folder) {
                 Ok(one) => memory.push(one),
-                Err(e) => self
-                    .results
-                    .failures
-                    .push(format!("memory of {}: {e:#}", recipe.peer)),
+                Err(e) => self.results.failures.push(format!("memory of {}: {e:#}", recipe.peer)),
             }
         }
         self.results.memory = Some(memory);
@@ -529,20 +433,11 @@ struct Arrived {
 fn command_calls(info: &str, command: &str) -> u64 {
     let mut name = String::new();
     let _ = write!(name, "cmdstat_{command}:calls="); // writing to a String cannot fail
-    info.lines()
-        .find_map(|l| {
-            l.strip_prefix(name.as_str())?
-                .split(',')
-                .next()?
-                .parse()
-                .ok()
-        })
-        .unwrap_or(0)
+    info.lines().find_map(|l| l.strip_prefix(name.as_str())?.split(',').next()?.parse().ok()).unwrap_or(0)
 }
 
 fn info_field(info: &str, name: &str) -> Option<u64> {
-    info.lines()
-        .find_map(|l| l.strip_prefix(name)?.strip_prefix(':')?.trim().parse().ok())
+    info.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':')?.trim().parse().ok())
 }
 
 fn one_cpu(cpu: usize) -> CpuSet {
@@ -560,13 +455,7 @@ mod tests {
         let info = "# Commandstats\r\ncmdstat_getex:calls=7,usec=1\r\ncmdstat_get:calls=12,usec=3,usec_per_call=0.25\r\n";
         assert_eq!(command_calls(info, "get"), 12);
         assert_eq!(command_calls(info, "set"), 0);
-        assert_eq!(
-            info_field(
-                "keyspace_hits:5\r\nkeyspace_misses:3\r\n",
-                "keyspace_misses"
-            ),
-            Some(3)
-        );
+        assert_eq!(info_field("keyspace_hits:5\r\nkeyspace_misses:3\r\n", "keyspace_misses"), Some(3));
         assert_eq!(info_field("keyspace_hits:5\r\n", "keyspace_misses"), None);
     }
 }

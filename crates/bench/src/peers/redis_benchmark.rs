@@ -41,7 +41,7 @@ pub(super) fn run(
 ) -> Result<Outcome> {
     let mut command = Command::new(program);
     command.args(arguments(target, row, requests, keys));
-    let mut process = Process::start("redis-benchmark", &mut command, folder)?;
+    let mut process = Process::start("redis-benchmark", &command, folder)?;
     let end = Instant::now() + PATIENCE;
     let status = loop {
         if let Some(status) = process.ended() {
@@ -51,23 +51,15 @@ pub(super) fn run(
             bail!("interrupted");
         }
         if Instant::now() > end {
-            bail!(
-                "redis-benchmark did not end within {PATIENCE:?}: the proxy lost requests or hangs"
-            );
+            bail!("redis-benchmark did not end within {PATIENCE:?}: the proxy lost requests or hangs");
         }
         std::thread::sleep(Duration::from_millis(5));
     };
-    let output =
-        std::fs::read_to_string(process.log()).context("cannot read redis-benchmark's output")?;
+    let output = std::fs::read_to_string(process.log()).context("cannot read redis-benchmark's output")?;
     if !status.success() {
         bail!("redis-benchmark failed ({status}):\n{}", process.log_tail());
     }
-    parse_csv(&output, row.command.name()).with_context(|| {
-        format!(
-            "cannot read redis-benchmark's output:\n{}",
-            process.log_tail()
-        )
-    })
+    parse_csv(&output, row.command.name()).with_context(|| format!("cannot read redis-benchmark's output:\n{}", process.log_tail()))
 }
 
 fn arguments(target: SocketAddr, row: &Row, requests: u64, keys: u64) -> Vec<String> {
@@ -81,11 +73,7 @@ fn arguments(target: SocketAddr, row: &Row, requests: u64, keys: u64) -> Vec<Str
         ("-d", row.value.to_string()),
         ("-r", keys.to_string()),
     ];
-    pairs
-        .into_iter()
-        .flat_map(|(flag, value)| [flag.to_owned(), value])
-        .chain(["--csv".to_owned()])
-        .collect()
+    pairs.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).chain(["--csv".to_owned()]).collect()
 }
 
 /// The name of key `i` as `-r` makes it.
@@ -95,16 +83,8 @@ pub(super) fn key(i: u64) -> String {
 
 /// Reads `--csv` output: the row of one test, by the names in its head (versions differ in their columns). Warnings may stand around it.
 fn parse_csv(output: &str, test: &str) -> Result<Outcome> {
-    let fields = |line: &str| {
-        line.split(',')
-            .map(|f| f.trim().trim_matches('"').to_owned())
-            .collect::<Vec<_>>()
-    };
-    let head = output
-        .lines()
-        .map(fields)
-        .find(|f| f.first().is_some_and(|f| f == "test"))
-        .context("there is no head line")?;
+    let fields = |line: &str| line.split(',').map(|f| f.trim().trim_matches('"').to_owned()).collect::<Vec<_>>();
+    let head = output.lines().map(fields).find(|f| f.first().is_some_and(|f| f == "test")).context("there is no head line")?;
     let row = output
         .lines()
         .filter(|l| l.starts_with('"'))
@@ -112,29 +92,18 @@ fn parse_csv(output: &str, test: &str) -> Result<Outcome> {
         .find(|f| f.first().is_some_and(|f| f.eq_ignore_ascii_case(test)))
         .with_context(|| format!("there is no line for {test}"))?;
     let field = |name: &str| {
-        let at = head
-            .iter()
-            .position(|h| h == name)
-            .with_context(|| format!("there is no column {name}"))?;
-        let text = row
-            .get(at)
-            .with_context(|| format!("the line for {test} ends before {name}"))?;
-        text.parse::<f64>()
-            .ok()
-            .filter(|v| v.is_finite())
-            .with_context(|| format!("{name} is \"{text}\", not a number"))
+        let at = head.iter().position(|h| h == name).with_context(|| format!("there is no column {name}"))?;
+        let text = row.get(at).with_context(|| format!("the line for {test} ends before {name}"))?;
+        text.parse::<f64>().ok().filter(|v| v.is_finite()).with_context(|| format!("{name} is \"{text}\", not a number"))
     };
-    Ok(Outcome {
-        requests_per_second: field("rps")?,
-        p50_ms: field("p50_latency_ms")?,
-        p99_ms: field("p99_latency_ms")?,
-    })
+    Ok(Outcome { requests_per_second: field("rps")?, p50_ms: field("p50_latency_ms")?, p99_ms: field("p99_latency_ms")? })
 }
 
 /// redis-benchmark (or valkey-benchmark).
 pub(super) fn find() -> Result<PathBuf> {
-    crate::process::find_program(&["redis-benchmark", "valkey-benchmark"])
-        .context("found neither redis-benchmark nor valkey-benchmark on PATH; install one (Debian, Ubuntu: sudo apt-get install redis-tools)")
+    crate::process::find_program(&["redis-benchmark", "valkey-benchmark"]).context(
+        "found neither redis-benchmark nor valkey-benchmark on PATH; install one (Debian, Ubuntu: sudo apt-get install redis-tools)",
+    )
 }
 
 #[cfg(test)]
@@ -148,14 +117,7 @@ mod tests {
     #[test]
     fn reads_what_redis_benchmark_prints() {
         let outcome = parse_csv(OUTPUT, "get").expect("the output of 7.0");
-        assert_eq!(
-            outcome,
-            Outcome {
-                requests_per_second: 26315.79,
-                p50_ms: 0.111,
-                p99_ms: 0.591
-            }
-        );
+        assert_eq!(outcome, Outcome { requests_per_second: 26315.79, p50_ms: 0.111, p99_ms: 0.591 });
     }
 
     #[test]
@@ -168,9 +130,7 @@ mod tests {
             (String::new(), "head"),
             (OUTPUT.replace(",\"0.591\",\"0.991\"", ""), "p99"),
         ] {
-            let error = parse_csv(&output, "get")
-                .expect_err("incomplete")
-                .to_string();
+            let error = parse_csv(&output, "get").expect_err("incomplete").to_string();
             assert!(error.contains(missing), "{error} should name {missing}");
         }
     }

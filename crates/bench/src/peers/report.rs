@@ -24,12 +24,7 @@ pub(super) fn text(results: &Results, goals: &[Goal]) -> String {
     let mut out = String::new();
     for gate in [false, true] {
         for (title, table) in tables(results, gate) {
-            let _ = write!(
-                out,
-                "\n{title}{}\n\n{}",
-                if gate { " (pinned)" } else { "" },
-                table.to_text()
-            );
+            let _ = write!(out, "\n{title}{}\n\n{}", if gate { " (pinned)" } else { "" }, table.to_text());
         }
     }
     if let Some(table) = memory_table(results) {
@@ -46,12 +41,7 @@ pub(super) fn text(results: &Results, goals: &[Goal]) -> String {
 }
 
 /// Rewrites the document's tables.
-pub(super) fn write(
-    path: &Path,
-    settings: &Settings,
-    results: &Results,
-    goals: &[Goal],
-) -> Result<()> {
+pub(super) fn write(path: &Path, settings: &Settings, results: &Results, goals: &[Goal]) -> Result<()> {
     let mut document = match std::fs::read_to_string(path) {
         Ok(document) => document,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
@@ -65,8 +55,7 @@ pub(super) fn write(
             continue; // not measured this time: what stands there stays
         }
         let section = section(settings, results, goals, gate);
-        document = replace_between_marks(&document, mark, &section)
-            .with_context(|| format!("cannot rewrite {}", path.display()))?;
+        document = replace_between_marks(&document, mark, &section).with_context(|| format!("cannot rewrite {}", path.display()))?;
     }
     std::fs::write(path, document).with_context(|| format!("cannot write {}", path.display()))
 }
@@ -82,29 +71,17 @@ fn section(settings: &Settings, results: &Results, goals: &[Goal], gate: bool) -
         results.rounds,
         if results.rounds == 1 { "" } else { "s" },
     );
-    let versions = results
-        .versions
-        .iter()
-        .filter(|(_, v)| !v.is_empty())
-        .map(|(p, v)| format!("{p} {v}"))
-        .collect::<Vec<_>>();
+    let versions = results.versions.iter().filter(|(_, v)| !v.is_empty()).map(|(p, v)| format!("{p} {v}")).collect::<Vec<_>>();
     let _ = writeln!(out, "Versions: {}.", versions.join(", "));
     if let Some((usual, worst)) = results.foreign() {
         let _ = writeln!(out, "{}", foreign(usual, worst));
     }
     for missing in &results.missing {
         // The first line says it; the rest is the peer's own output.
-        let _ = writeln!(
-            out,
-            "Not measured: {} ({}).",
-            missing.peer,
-            missing.why.lines().next().unwrap_or_default()
-        );
+        let _ = writeln!(out, "Not measured: {} ({}).", missing.peer, missing.why.lines().next().unwrap_or_default());
     }
     if settings.quick {
-        out.push_str(
-            "\n**A quick run: it shows that everything works, its numbers compare nothing.**\n",
-        );
+        out.push_str("\n**A quick run: it shows that everything works, its numbers compare nothing.**\n");
     }
     for (title, table) in tables(results, gate) {
         let _ = write!(out, "\n### {title}\n\n{}", table.to_markdown());
@@ -136,96 +113,44 @@ fn foreign(usual: f64, worst: f64) -> String {
 }
 
 fn tables(results: &Results, gate: bool) -> Vec<(String, Table)> {
-    let rows: Vec<_> = results
-        .rows
-        .iter()
-        .copied()
-        .filter(|r| r.pinned == gate)
-        .collect();
+    let rows: Vec<_> = results.rows.iter().copied().filter(|r| r.pinned == gate).collect();
     // Beside the gate there is no measurement without a proxy.
-    let peers: Vec<_> = results
-        .peers
-        .iter()
-        .filter(|p| !gate || **p != Peer::Direct)
-        .collect();
-    let proxies: Vec<_> = peers
-        .iter()
-        .copied()
-        .filter(|p| **p != Peer::Direct)
-        .collect();
+    let peers: Vec<_> = results.peers.iter().filter(|p| !gate || **p != Peer::Direct).collect();
+    let proxies: Vec<_> = peers.iter().copied().filter(|p| **p != Peer::Direct).collect();
     let matrix = |first: &str, peers: &[&Peer], cell: &dyn Fn(&Peer, Row) -> Option<String>| {
-        let mut table = Table::new(
-            std::iter::once(first.to_owned()).chain(peers.iter().map(ToString::to_string)),
-        );
+        let mut table = Table::new(std::iter::once(first.to_owned()).chain(peers.iter().map(ToString::to_string)));
         for row in &rows {
-            let cells = peers
-                .iter()
-                .map(|p| cell(p, *row).unwrap_or_else(|| "-".to_owned()));
+            let cells = peers.iter().map(|p| cell(p, *row).unwrap_or_else(|| "-".to_owned()));
             table.row(std::iter::once(row.to_string()).chain(cells));
         }
         table
     };
     let us = |value: f64| {
-        if value < 2.0 {
-            format!("{value:.2}")
-        } else {
-            format!("{value:.1}")
-        }
+        if value < 2.0 { format!("{value:.2}") } else { format!("{value:.1}") }
     };
     let mut tables = vec![
         (
             "CPU of the proxy, µs per request (least-most of the rounds)".to_owned(),
             matrix("", &proxies, &|p, r| {
                 let (least, most) = results.proxy_us_range(p, r)?;
-                Some(format!(
-                    "{} ({}-{})",
-                    us(results.proxy_us(p, r)?),
-                    us(least),
-                    us(most)
-                ))
+                Some(format!("{} ({}-{})", us(results.proxy_us(p, r)?), us(least), us(most)))
             }),
         ),
-        (
-            "CPU of proxy + redis-servers, µs per request".to_owned(),
-            matrix("", &peers, &|p, r| Some(us(results.total_us(p, r)?))),
-        ),
+        ("CPU of proxy + redis-servers, µs per request".to_owned(), matrix("", &peers, &|p, r| Some(us(results.total_us(p, r)?)))),
         (
             "Requests per second, thousands".to_owned(),
-            matrix("", &peers, &|p, r| {
-                Some(format!(
-                    "{:.1}",
-                    results.requests_per_second(p, r)? / 1000.0
-                ))
-            }),
+            matrix("", &peers, &|p, r| Some(format!("{:.1}", results.requests_per_second(p, r)? / 1000.0))),
         ),
         (
             "Latency, p50 / p99 in ms".to_owned(),
-            matrix("", &peers, &|p, r| {
-                Some(format!(
-                    "{:.3} / {:.3}",
-                    results.p50_ms(p, r)?,
-                    results.p99_ms(p, r)?
-                ))
-            }),
+            matrix("", &peers, &|p, r| Some(format!("{:.3} / {:.3}", results.p50_ms(p, r)?, results.p99_ms(p, r)?))),
         ),
     ];
     let ours = Peer::SWITCHYARD;
-    let others: Vec<_> = proxies
-        .iter()
-        .copied()
-        .filter(|p| p.is_other_proxy())
-        .collect();
+    let others: Vec<_> = proxies.iter().copied().filter(|p| p.is_other_proxy()).collect();
     if results.peers.contains(&ours) && !others.is_empty() {
-        let ratio = |p: &Peer, r: Row| {
-            Some(format!(
-                "{:.2}",
-                results.proxy_us(&ours, r)? / results.proxy_us(p, r)?
-            ))
-        };
-        tables.push((
-            "CPU of the proxy: Switchyard's as a share of each peer's".to_owned(),
-            matrix("", &others, &ratio),
-        ));
+        let ratio = |p: &Peer, r: Row| Some(format!("{:.2}", results.proxy_us(&ours, r)? / results.proxy_us(p, r)?));
+        tables.push(("CPU of the proxy: Switchyard's as a share of each peer's".to_owned(), matrix("", &others, &ratio)));
     }
     tables.retain(|(_, table)| !rows.is_empty() && !table.is_empty());
     tables
@@ -236,19 +161,14 @@ fn memory_table(results: &Results) -> Option<Table> {
     let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
     let mut table = Table::new(["", "idle", &format!("{CLIENTS} idle clients")]);
     for one in memory {
-        let with_clients = one
-            .with_clients
-            .as_ref()
-            .map_or_else(|why| format!("- ({why})"), |bytes| mib(*bytes));
+        let with_clients = one.with_clients.as_ref().map_or_else(|why| format!("- ({why})"), |bytes| mib(*bytes));
         table.row([one.peer.to_string(), mib(one.idle), with_clients]);
     }
     Some(table)
 }
 
 fn today() -> String {
-    let seconds = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |d| d.as_secs());
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let (year, month, day) = civil_date((seconds / 86_400) as i64);
     format!("{year}-{month:02}-{day:02}")
 }
@@ -257,16 +177,11 @@ fn today() -> String {
 fn civil_date(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468; // since 0000-03-01
     let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let from_march = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 {
-        from_march + 3
-    } else {
-        from_march - 9
-    };
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
     (era * 400 + year_of_era + i64::from(month <= 2), month, day)
 }
 
@@ -287,14 +202,7 @@ mod tests {
     }
 
     fn sample(us: f64) -> Sample {
-        Sample {
-            requests_per_second: 1e6 / us,
-            p50_ms: 0.1,
-            p99_ms: 0.2,
-            proxy_us: Some(us),
-            total_us: us + 1.0,
-            foreign: 0.1,
-        }
+        Sample { requests_per_second: 1e6 / us, p50_ms: 0.1, p99_ms: 0.2, proxy_us: Some(us), total_us: us + 1.0, foreign: 0.1 }
     }
 
     #[test]
@@ -305,22 +213,9 @@ mod tests {
             results.add(Peer::Predixy, GET_C50, sample(us * 2.0));
         }
         results.add(Peer::SWITCHYARD, GATE_C50, sample(7.0));
-        results.memory = Some(vec![Memory {
-            peer: Peer::SWITCHYARD,
-            idle: 5 << 20,
-            with_clients: Err("no files".to_owned()),
-        }]);
+        results.memory = Some(vec![Memory { peer: Peer::SWITCHYARD, idle: 5 << 20, with_clients: Err("no files".to_owned()) }]);
         let text = text(&results, &goals::judge(&results, &Peer::SWITCHYARD));
-        for part in [
-            "4.0 (3.0-5.0)",
-            "8.0 (6.0-10.0)",
-            "0.50",
-            "7.0 (7.0-7.0)",
-            "5.0 MiB",
-            "no files",
-            "pinned",
-            "10 %",
-        ] {
+        for part in ["4.0 (3.0-5.0)", "8.0 (6.0-10.0)", "0.50", "7.0 (7.0-7.0)", "5.0 MiB", "no files", "pinned", "10 %"] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
     }

@@ -38,33 +38,14 @@ pub struct Row {
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let value = if self.value < 1024 {
-            format!("{} B", self.value)
-        } else {
-            format!("{} KiB", self.value / 1024)
-        };
-        let clients = if self.clients == 1 {
-            "1 client".to_owned()
-        } else {
-            format!("{} clients", self.clients)
-        };
-        write!(
-            f,
-            "{} {value}, P={}, {clients}",
-            self.command.name().to_uppercase(),
-            self.pipeline
-        )
+        let value = if self.value < 1024 { format!("{} B", self.value) } else { format!("{} KiB", self.value / 1024) };
+        let clients = if self.clients == 1 { "1 client".to_owned() } else { format!("{} clients", self.clients) };
+        write!(f, "{} {value}, P={}, {clients}", self.command.name().to_uppercase(), self.pipeline)
     }
 }
 
 const fn row(pinned: bool, value: usize, command: Command, pipeline: usize, clients: usize) -> Row {
-    Row {
-        pinned,
-        value,
-        command,
-        pipeline,
-        clients,
-    }
+    Row { pinned, value, command, pipeline, clients }
 }
 
 /// Rows that goals are set for, without pinning.
@@ -153,9 +134,7 @@ mod tests {
     fn every_row_with_a_goal_is_measured_and_none_twice() {
         let mut rows = open_rows(false);
         rows.extend(gate_rows());
-        for goal in [
-            GET_C50, GET_P16, GET_C512, GET_C1, GET_C8, GET_16K, GATE_C50, GATE_C512, GATE_P16,
-        ] {
+        for goal in [GET_C50, GET_P16, GET_C512, GET_C1, GET_C8, GET_16K, GATE_C50, GATE_C512, GATE_P16] {
             assert!(rows.contains(&goal), "{goal}");
         }
         let count = rows.len();

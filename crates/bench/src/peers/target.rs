@@ -50,16 +50,11 @@ impl fmt::Display for Peer {
 
 impl Peer {
     /// Our router without further arguments.
-    pub const SWITCHYARD: Self = Self::Switchyard {
-        variant: String::new(),
-    };
+    pub const SWITCHYARD: Self = Self::Switchyard { variant: String::new() };
 
     /// Whether it is another project's proxy.
     pub fn is_other_proxy(&self) -> bool {
-        matches!(
-            self,
-            Self::Predixy | Self::Twemproxy | Self::Envoy | Self::Haproxy
-        )
+        matches!(self, Self::Predixy | Self::Twemproxy | Self::Envoy | Self::Haproxy)
     }
 
     /// Whether it forwards every command to the first node.
@@ -97,27 +92,17 @@ impl Recipe {
     pub(super) fn start(&self, name: &str, nodes: &[SocketAddr], folder: &Path) -> Result<Target> {
         let first = *nodes.first().context("a proxy needs a node")?;
         if self.peer == Peer::Direct {
-            return Ok(Target {
-                peer: Peer::Direct,
-                address: first,
-                process: None,
-                version: String::new(),
-            });
+            return Ok(Target { peer: Peer::Direct, address: first, process: None, version: String::new() });
         }
         let version = self.version();
         // A port may be taken between being found free and being bound; another one then.
         for attempt in 1.. {
             let address = process::free_address()?;
-            let mut command = self.command(name, address, nodes, folder)?;
-            let mut process = Process::start(name, &mut command, folder)?;
+            let command = self.command(name, address, nodes, folder)?;
+            let mut process = Process::start(name, &command, folder)?;
             match process.wait_ready(address).and_then(|()| check(address)) {
                 Ok(()) => {
-                    return Ok(Target {
-                        peer: self.peer.clone(),
-                        address,
-                        process: Some(process),
-                        version,
-                    });
+                    return Ok(Target { peer: self.peer.clone(), address, process: Some(process), version });
                 }
                 Err(e) if attempt == 2 => return Err(e),
                 Err(_) => {}
@@ -126,29 +111,22 @@ impl Recipe {
         unreachable!("the second attempt returns")
     }
 
-    fn command(
-        &self,
-        name: &str,
-        address: SocketAddr,
-        nodes: &[SocketAddr],
-        folder: &Path,
-    ) -> Result<Command> {
+    fn command(&self, name: &str, address: SocketAddr, nodes: &[SocketAddr], folder: &Path) -> Result<Command> {
         let mut command = Command::new(&self.program);
         let config = |ending: &str, text: String| -> Result<PathBuf> {
             let path = folder.join(format!("{name}.{ending}"));
-            std::fs::write(&path, text)
-                .with_context(|| format!("cannot write {}", path.display()))?;
+            std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
             Ok(path)
         };
         match &self.peer {
             Peer::Direct => bail!("there is nothing to start without a proxy"),
             Peer::Switchyard { .. } => {
                 let state = folder.join(format!("{name}-state"));
-                command.args(["serve", "--listen", &address.to_string(), "--workers", "1"]);
-                command
-                    .args(["--admin", &process::free_address()?.to_string()])
-                    .arg("--state-dir")
-                    .arg(state);
+                command.args(["serve", "--listen", &address.to_string()]);
+                if !self.extra.iter().any(|flag| flag.starts_with("--workers")) {
+                    command.args(["--workers", "1"]);
+                }
+                command.args(["--admin", &process::free_address()?.to_string()]).arg("--state-dir").arg(state);
                 for node in nodes {
                     command.args(["--node", &node.to_string()]);
                 }
@@ -157,20 +135,11 @@ impl Recipe {
             Peer::Twemproxy => {
                 let stats = process::free_port()?.to_string();
                 let path = config("yml", twemproxy_config(address, nodes))?;
-                command
-                    .arg("-c")
-                    .arg(path)
-                    .args(["-s", &stats, "-a", "127.0.0.1", "-v", "2"]);
+                command.arg("-c").arg(path).args(["-s", &stats, "-a", "127.0.0.1", "-v", "2"]);
             }
             Peer::Envoy => {
                 let path = config("yaml", envoy_config(address, nodes))?;
-                command.arg("-c").arg(path).args([
-                    "--concurrency",
-                    "1",
-                    "--disable-hot-restart",
-                    "-l",
-                    "error",
-                ]);
+                command.arg("-c").arg(path).args(["--concurrency", "1", "--disable-hot-restart", "-l", "error"]);
             }
             Peer::Haproxy => {
                 let path = config("cfg", haproxy_config(address, nodes))?;
@@ -193,17 +162,9 @@ impl Recipe {
         let Ok(output) = Command::new(&self.program).arg(flag).output() else {
             return String::new();
         };
-        let text = if output.stdout.is_empty() {
-            output.stderr
-        } else {
-            output.stdout
-        };
+        let text = if output.stdout.is_empty() { output.stderr } else { output.stdout };
         let text = String::from_utf8_lossy(&text);
-        let line = text
-            .lines()
-            .map(str::trim)
-            .find(|l| !l.is_empty())
-            .unwrap_or_default();
+        let line = text.lines().map(str::trim).find(|l| !l.is_empty()).unwrap_or_default();
         // The first word that has digits and dots is what all of them agree to print.
         let number = line
             .split(|c: char| c.is_whitespace() || matches!(c, '/' | '-' | ','))
@@ -219,20 +180,13 @@ fn check(address: SocketAddr) -> Result<()> {
         let (key, value) = (format!("switchyard-bench:{i}"), format!("value {i}"));
         client.ok(&[b"SET", key.as_bytes(), value.as_bytes()])?;
         let got = client.text(&[b"GET", key.as_bytes()])?;
-        ensure!(
-            got == value,
-            "{address} answered \"{got}\" for {key}, where \"{value}\" had been set"
-        );
+        ensure!(got == value, "{address} answered \"{got}\" for {key}, where \"{value}\" had been set");
     }
     Ok(())
 }
 
 fn twemproxy_config(address: SocketAddr, nodes: &[SocketAddr]) -> String {
-    let servers: String = nodes
-        .iter()
-        .enumerate()
-        .map(|(i, node)| format!("    - {node}:1 node{i}\n"))
-        .collect();
+    let servers: String = nodes.iter().enumerate().map(|(i, node)| format!("    - {node}:1 node{i}\n")).collect();
     format!(
         "bench:\n  listen: {address}\n  redis: true\n  hash: fnv1a_64\n  distribution: ketama\n  preconnect: true\n  \
          auto_eject_hosts: false\n  backlog: 1024\n  servers:\n{servers}"
@@ -240,17 +194,8 @@ fn twemproxy_config(address: SocketAddr, nodes: &[SocketAddr]) -> String {
 }
 
 fn envoy_config(address: SocketAddr, nodes: &[SocketAddr]) -> String {
-    let socket = |a: &SocketAddr| {
-        format!(
-            "{{socket_address: {{address: {}, port_value: {}}}}}",
-            a.ip(),
-            a.port()
-        )
-    };
-    let endpoints: Vec<_> = nodes
-        .iter()
-        .map(|node| format!("{{endpoint: {{address: {}}}}}", socket(node)))
-        .collect();
+    let socket = |a: &SocketAddr| format!("{{socket_address: {{address: {}, port_value: {}}}}}", a.ip(), a.port());
+    let endpoints: Vec<_> = nodes.iter().map(|node| format!("{{endpoint: {{address: {}}}}}", socket(node))).collect();
     format!(
         r#"static_resources:
   listeners:
@@ -276,9 +221,7 @@ fn envoy_config(address: SocketAddr, nodes: &[SocketAddr]) -> String {
 }
 
 fn haproxy_config(address: SocketAddr, nodes: &[SocketAddr]) -> String {
-    let node = nodes
-        .first()
-        .map_or_else(String::new, |n| format!("  server node0 {n}\n"));
+    let node = nodes.first().map_or_else(String::new, |n| format!("  server node0 {n}\n"));
     format!(
         "global\n  nbthread 1\n  maxconn 4000\ndefaults\n  mode tcp\n  timeout connect 5s\n  timeout client 10m\n  timeout server 10m\n\
          frontend clients\n  bind {address}\n  default_backend nodes\nbackend nodes\n{node}"
@@ -286,11 +229,7 @@ fn haproxy_config(address: SocketAddr, nodes: &[SocketAddr]) -> String {
 }
 
 fn predixy_config(address: SocketAddr, nodes: &[SocketAddr]) -> String {
-    let groups: String = nodes
-        .iter()
-        .enumerate()
-        .map(|(i, node)| format!("    Group node{i} {{\n        + {node}\n    }}\n"))
-        .collect();
+    let groups: String = nodes.iter().enumerate().map(|(i, node)| format!("    Group node{i} {{\n        + {node}\n    }}\n")).collect();
     format!(
         "Name bench\nBind {address}\nWorkerThreads 1\nClientTimeout 0\nAuthority {{\n    Auth {{\n        Mode admin\n    }}\n}}\n\
          StandaloneServerPool {{\n    Databases 1\n    Hash crc16\n    HashTag \"{{}}\"\n    Distribution modula\n    \
@@ -307,25 +246,14 @@ mod tests {
     fn configurations_name_the_nodes() {
         let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
         let nodes = [at(7001), at(7002)];
-        for text in [
-            twemproxy_config(at(9), &nodes),
-            predixy_config(at(9), &nodes),
-        ] {
+        for text in [twemproxy_config(at(9), &nodes), predixy_config(at(9), &nodes)] {
             for part in ["127.0.0.1:9", "127.0.0.1:7001", "127.0.0.1:7002"] {
                 assert!(text.contains(part), "{part} in\n{text}");
             }
         }
         let text = envoy_config(at(9), &nodes);
-        assert!(
-            ["port_value: 9}", "port_value: 7001", "port_value: 7002"]
-                .iter()
-                .all(|p| text.contains(p)),
-            "{text}"
-        );
+        assert!(["port_value: 9}", "port_value: 7001", "port_value: 7002"].iter().all(|p| text.contains(p)), "{text}");
         let text = haproxy_config(at(9), &nodes);
-        assert!(
-            text.contains("server node0 127.0.0.1:7001") && text.contains("bind 127.0.0.1:9"),
-            "{text}"
-        );
+        assert!(text.contains("server node0 127.0.0.1:7001") && text.contains("bind 127.0.0.1:9"), "{text}");
     }
 }

@@ -45,7 +45,7 @@ enum What {
         switchyard bench peers --predixy ~/predixy/src/predixy --out docs/benchmarks.md\n  \
         switchyard bench peers --quick            does everything work? (a minute; its numbers compare nothing)\n  \
         switchyard bench peers --pinned           only the gate: the proxy alone on one CPU\n  \
-        switchyard bench peers --variant 'epoll=--set io=epoll'    the router twice, with different flags of serve"
+        switchyard bench peers --variant 'two=--workers 2'    the router a second time, with other flags of serve"
 )]
 #[command(args_override_self = true)]
 struct PeersArguments {
@@ -69,7 +69,11 @@ struct PeersArguments {
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     only: Vec<String>,
 
-    /// Further flags of `serve` for the router, e.g. '--set io=epoll'
+    /// The router to measure [default: this program]
+    #[arg(long, value_name = "PATH")]
+    switchyard: Option<PathBuf>,
+
+    /// Further flags of `serve` for the router, e.g. '--workers 2'
     #[arg(
         long,
         value_name = "FLAGS",
@@ -170,8 +174,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 anyhow::Ok((name.to_owned(), words(flags)))
             };
             let settings = peers::Settings {
-                switchyard: std::env::current_exe()
-                    .context("cannot tell where this program is, to start the router from it")?,
+                switchyard: match &arguments.switchyard {
+                    Some(path) => path.clone(),
+                    None => std::env::current_exe().context(
+                        "cannot tell where this program is, to start the router from it",
+                    )?,
+                },
                 serve_args: words(&arguments.serve_args),
                 variants: arguments
                     .variant

@@ -129,7 +129,7 @@ impl Stage {
         for (_, node) in &nodes {
             command.args(["--node", &node.to_string()]);
         }
-        let mut router = Process::start("router", &mut command, folder.path())?;
+        let mut router = Process::start("router", &command, folder.path())?;
         router.wait_ready(address)?;
         println!("router: at {address}, one address for all of them\n");
         Ok(Self {
