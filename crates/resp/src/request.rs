@@ -99,11 +99,7 @@ impl std::fmt::Display for ProtocolError {
             Self::InvalidMultibulkLength => f.write_str("invalid multibulk length"),
             Self::UnauthenticatedMultibulkLength => f.write_str("unauthenticated multibulk length"),
             Self::BigBulkCount => f.write_str("too big bulk count string"),
-            Self::ExpectedDollar(got) => {
-                // As Redis's "%c", but nothing that could end the error line early.
-                let shown = if got.is_ascii_control() { ' ' } else { *got as char };
-                write!(f, "expected '$', got '{shown}'")
-            }
+            Self::ExpectedDollar(got) => write!(f, "expected '$', got '{}'", *got as char),
             Self::InvalidBulkLength => f.write_str("invalid bulk length"),
             Self::UnauthenticatedBulkLength => f.write_str("unauthenticated bulk length"),
             Self::BigInline => f.write_str("too big inline request"),
@@ -115,6 +111,16 @@ impl std::fmt::Display for ProtocolError {
 }
 
 impl std::error::Error for ProtocolError {}
+
+impl ProtocolError {
+    /// The error as a client is told it, `ERR ` included: bytes, because Redis quotes the offending byte as it is (`%c`).
+    pub fn reply_text(&self) -> Vec<u8> {
+        match self {
+            Self::ExpectedDollar(got) => [b"ERR Protocol error: expected '$', got '", &[*got][..], b"'"].concat(),
+            other => format!("ERR {other}").into_bytes(),
+        }
+    }
+}
 
 /// Longest line of a header or an inline command, as in Redis (`PROTO_INLINE_MAX_SIZE`).
 pub const LINE_MAX: usize = 64 * 1024;

@@ -49,6 +49,8 @@ pub(crate) struct Ready {
     pub(crate) token: Token,
     pub(crate) readable: bool,
     pub(crate) writable: bool,
+    /// The other side will send nothing more: read until the end is seen, because no further event tells of it.
+    pub(crate) hangup: bool,
 }
 
 #[derive(Debug)]
@@ -103,6 +105,7 @@ impl Poll {
                 token: Token::unpack(data.u64()),
                 readable: broken || flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::RDHUP),
                 writable: broken || flags.contains(epoll::EventFlags::OUT),
+                hangup: broken || flags.contains(epoll::EventFlags::RDHUP),
             });
         }
         Ok(())

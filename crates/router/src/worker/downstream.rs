@@ -116,6 +116,8 @@ pub(super) struct Client {
     pub(super) large_refused: bool,
     /// The socket may have more to read.
     pub(super) readable: bool,
+    /// The client has closed its side; the end has to be read.
+    pub(super) hangup: bool,
     /// The socket takes bytes.
     pub(super) writable: bool,
     /// In the list of clients to flush.
@@ -159,6 +161,7 @@ impl Client {
             repeat: None,
             large_refused: false,
             readable: true,
+            hangup: false,
             writable: true,
             dirty: false,
             half_closed: false,

@@ -190,6 +190,8 @@ impl Worker {
             open -= 1;
         }
         self.routes[node.index()].large_waiters.push_back(handle);
+        // Before connecting: an attempt that fails at once wakes the queue.
+        self.stall(handle, Stall::Large);
         if open < self.plan.live.large_connections_max {
             let link = Link::new(node, Lane::Large, resp3, self.counters.node(node), self.now_us);
             let link = self.links.insert(Box::new(link));
@@ -328,7 +330,6 @@ impl Worker {
                 if let Some(client) = self.clients.get_mut(handle) {
                     client.repeat = Some(repeat);
                 }
-                self.stall(handle, Stall::Large);
                 return false;
             }
             Acquired::Refused(error) => {

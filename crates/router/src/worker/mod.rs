@@ -47,6 +47,9 @@ const ACCEPTS_PER_TURN: usize = 64;
 /// How often timeouts are looked at.
 const TICK: Duration = Duration::from_millis(20);
 
+/// How often clients are looked at for idleness and patience: there may be tens of thousands.
+const CLIENT_TICK_US: u64 = 200_000;
+
 /// A client that owes reading this much is given no further command until it has read.
 const OUTPUT_HIGH: usize = 1 << 20;
 
@@ -134,6 +137,7 @@ pub(crate) struct Worker {
     /// Microseconds since the router's start, read once per turn.
     now_us: u64,
     next_tick_us: u64,
+    next_client_tick_us: u64,
     turn_of_nodes: usize,
     batching: Batching,
     dirty_clients: Vec<Handle>,
@@ -178,6 +182,7 @@ impl Worker {
             scratch: Vec::new(),
             now_us: 0,
             next_tick_us: 0,
+            next_client_tick_us: 0,
             turn_of_nodes: index,
             batching: Batching::default(),
             dirty_clients: Vec::new(),
@@ -215,7 +220,7 @@ impl Worker {
             }
             let unread = std::mem::take(&mut self.unread);
             for token in unread {
-                self.on_ready(Ready { token, readable: true, writable: false });
+                self.on_ready(Ready { token, readable: true, writable: false, hangup: false });
             }
             for event in &ready {
                 self.on_ready(*event);
@@ -250,20 +255,18 @@ impl Worker {
     fn on_ready(&mut self, event: Ready) {
         match event.token {
             Token::Client(handle) => {
-                if event.writable
-                    && let Some(client) = self.clients.get_mut(handle)
-                {
-                    client.writable = true;
-                    if client.unsent() > 0 && !client.dirty {
-                        client.dirty = true;
-                        self.dirty_clients.push(handle);
-                    }
+                let Some(client) = self.clients.get_mut(handle) else { return };
+                client.hangup |= event.hangup;
+                client.writable |= event.writable;
+                if event.writable && client.unsent() > 0 && !client.dirty {
+                    client.dirty = true;
+                    self.dirty_clients.push(handle);
                 }
                 if event.readable {
                     self.read_client(handle);
                 }
             }
-            Token::Link(handle) => self.on_link_ready(handle, event.readable, event.writable),
+            Token::Link(handle) => self.on_link_ready(handle, event),
             Token::Listener(index) => self.accept(index as usize),
             Token::Wake => {
                 for message in self.shared.clone().mailboxes[self.index].take() {
@@ -370,7 +373,7 @@ impl Worker {
             }
             Ok((_, count)) => {
                 self.counters.bytes_received.add(count as u64);
-                client.readable = count == buffer.len();
+                client.readable = count == buffer.len() || client.hangup;
                 if client.readable {
                     self.unread.push(Token::Client(handle));
                 }
@@ -555,7 +558,9 @@ impl Worker {
                 }
                 (Flow::Stall(why), _) => {
                     scanner.reset();
-                    self.stall(handle, why);
+                    if why != Stall::Large {
+                        self.stall(handle, why);
+                    } // else it is in the queue for a connection, or was woken from it already
                     break;
                 }
                 (Flow::Close | Flow::Buffer, len) => {
@@ -611,7 +616,7 @@ impl Worker {
         client.reply_mode = ReplyMode::On;
         let mut reply = std::mem::take(&mut self.scratch);
         reply.clear();
-        switchyard_resp::encode::error(&mut reply, &format!("ERR {error}"));
+        switchyard_resp::encode::line(&mut reply, b'-', &error.reply_text());
         self.answer(handle, 0, &reply);
         self.scratch = reply;
         self.close_after_replies(handle);
@@ -781,8 +786,11 @@ impl Worker {
     fn tick(&mut self) {
         self.next_tick_us = self.now_us + TICK.as_micros() as u64;
         self.tick_links();
-        self.tick_clients();
         self.publish_drained();
+        if self.now_us >= self.next_client_tick_us {
+            self.next_client_tick_us = self.now_us + CLIENT_TICK_US;
+            self.tick_clients();
+        }
     }
 
     fn tick_clients(&mut self) {

@@ -13,7 +13,7 @@ use tracing::{debug, info, warn};
 
 use super::upstream::{Body, Greeting, Lane, Link, Pending, Phase, Purpose, Zombie};
 use super::{Stall, Worker};
-use crate::poll::Token;
+use crate::poll::{Ready, Token};
 use crate::shared::Plan;
 use crate::slab::Handle;
 
@@ -81,6 +81,7 @@ impl Worker {
                 link.phase = Phase::Connecting;
                 link.since_us = self.now_us;
                 link.readable = false;
+                link.hangup = false;
                 link.writable = false;
                 let added = self.poll.add(&fd, Token::Link(handle));
                 link.fd = Some(fd);
@@ -134,8 +135,10 @@ impl Worker {
         format!("NODEDOWN {} cannot be reached: {why}", self.node_name(node))
     }
 
-    pub(super) fn on_link_ready(&mut self, handle: Handle, readable: bool, writable: bool) {
+    pub(super) fn on_link_ready(&mut self, handle: Handle, event: Ready) {
+        let Ready { readable, writable, hangup, .. } = event;
         let Some(link) = self.links.get_mut(handle) else { return };
+        link.hangup |= hangup;
         if link.phase == Phase::Connecting {
             if !writable && !readable {
                 return;
@@ -452,7 +455,7 @@ impl Worker {
             }
             Ok((_, count)) => {
                 link.counters.bytes_received.add(count as u64);
-                link.readable = count == buffer.len();
+                link.readable = count == buffer.len() || link.hangup;
                 let more = link.readable;
                 let kept = if input.is_empty() {
                     let taken = self.take_replies(handle, &buffer[..count]);
@@ -492,6 +495,9 @@ impl Worker {
         let mut pos = 0;
         while pos < bytes.len() {
             let Some(link) = self.links.get_mut(handle) else { return bytes.len() };
+            if link.fd.is_none() {
+                return bytes.len(); // given up because of an earlier reply of the same read
+            }
             let rest = &bytes[pos..];
             match &mut link.body {
                 Body::Whole(scanner) => match scanner.scan(rest) {
@@ -686,6 +692,8 @@ impl Worker {
         self.forget_asked(handle);
         let known = self.plan.topology.node(node).is_some();
         if lane == Lane::Main && known {
+            // A module may have been loaded since, or the node's place be taken by another server.
+            self.shared.with_facts(node, |f| f.commands_learnt = false);
             self.connect(handle);
         } else {
             self.drop_link(handle);

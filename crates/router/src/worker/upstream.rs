@@ -112,6 +112,8 @@ pub(super) struct Link {
     /// Database selected at the end of `out`.
     pub(super) database: u32,
     pub(super) readable: bool,
+    /// The node has closed its side; the end has to be read.
+    pub(super) hangup: bool,
     pub(super) writable: bool,
     pub(super) dirty: bool,
     /// Reading is paused because the client does not read.
@@ -173,6 +175,7 @@ impl Link {
             run_id: None,
             database: 0,
             readable: false,
+            hangup: false,
             writable: false,
             dirty: false,
             paused: false,
