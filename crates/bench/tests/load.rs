@@ -16,8 +16,7 @@ use tempfile::TempDir;
 fn redis() -> (Process, SocketAddr, TempDir) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let server = process::find_redis_server().expect("the tests need a server");
-    let (process, address) =
-        process::start_redis(&server, "node", folder.path()).expect("it starts");
+    let (process, address) = process::start_redis(&server, "node", folder.path()).expect("it starts");
     (process, address, folder)
 }
 
@@ -43,19 +42,9 @@ fn settings(target: SocketAddr) -> Settings {
 fn a_real_server_gives_no_wrong_reply() {
     let (_node, address, _folder) = redis();
     for sharing in [Sharing::Owned, Sharing::Shared] {
-        let settings = Settings {
-            sharing,
-            skew: if sharing == Sharing::Owned {
-                Skew::Zipfian(0.99)
-            } else {
-                Skew::Scrambled
-            },
-            ..settings(address)
-        };
-        let summary = load::start(&settings)
-            .expect("it starts")
-            .finish()
-            .expect("it ends");
+        let settings =
+            Settings { sharing, skew: if sharing == Sharing::Owned { Skew::Zipfian(0.99) } else { Skew::Scrambled }, ..settings(address) };
+        let summary = load::start(&settings).expect("it starts").finish().expect("it ends");
         assert!(summary.total.is_clean(), "{:?}", summary.complaints);
         assert!(summary.total.replies > 100, "{}", summary.total.replies);
         assert_eq!(summary.total.replies, summary.total.latency.len());
@@ -75,43 +64,21 @@ fn a_change_from_outside_is_noticed() {
     client.ok(&[b"FLUSHALL"]).expect("flushed");
     let summary = run.finish().expect("it ends");
     assert!(summary.total.wrong > 0);
-    assert!(
-        summary.complaints.iter().any(|c| c.contains("expected")),
-        "{:?}",
-        summary.complaints
-    );
+    assert!(summary.complaints.iter().any(|c| c.contains("expected")), "{:?}", summary.complaints);
 }
 
 #[test]
 fn error_replies_are_errors_and_nothing_else() {
     let (_node, address, _folder) = redis();
     let mut client = Client::connect(address).expect("it answers");
-    client
-        .ok(&[b"CONFIG", b"SET", b"requirepass", b"secret"])
-        .expect("set");
+    client.ok(&[b"CONFIG", b"SET", b"requirepass", b"secret"]).expect("set");
     // Small values: a server hangs up on strangers that declare large ones.
-    let settings = Settings {
-        sizes: ValueSizes::fixed(64),
-        ..settings(address)
-    };
-    let summary = load::start(&settings)
-        .expect("it starts")
-        .finish()
-        .expect("it ends");
+    let settings = Settings { sizes: ValueSizes::fixed(64), ..settings(address) };
+    let summary = load::start(&settings).expect("it starts").finish().expect("it ends");
     let total = &summary.total;
-    assert!(
-        total.errors > 0 && total.errors == total.replies,
-        "{total:?}"
-    );
-    assert_eq!(
-        (total.wrong, total.unanswered, total.disconnects),
-        (0, 0, 0)
-    );
-    assert!(
-        summary.complaints[0].contains("NOAUTH"),
-        "{:?}",
-        summary.complaints
-    );
+    assert!(total.errors > 0 && total.errors == total.replies, "{total:?}");
+    assert_eq!((total.wrong, total.unanswered, total.disconnects), (0, 0, 0));
+    assert!(summary.complaints[0].contains("NOAUTH"), "{:?}", summary.complaints);
 }
 
 #[test]
@@ -126,22 +93,13 @@ fn an_open_loop_sends_what_was_due_and_charges_for_waiting() {
     };
     // The server says nothing for the first second: half of the requests wait for half a second or more.
     let mut client = Client::connect(address).expect("it answers");
-    client
-        .ok(&[b"CLIENT", b"PAUSE", b"1000", b"ALL"])
-        .expect("paused");
-    let summary = load::start(&settings)
-        .expect("it starts")
-        .finish()
-        .expect("it ends");
+    client.ok(&[b"CLIENT", b"PAUSE", b"1000", b"ALL"]).expect("paused");
+    let summary = load::start(&settings).expect("it starts").finish().expect("it ends");
     let total = &summary.total;
     assert!(total.is_clean(), "{:?}", summary.complaints);
     // Two threads, each with a first and a last request that rounding may move.
     assert!((998..=1002).contains(&total.replies), "{}", total.replies);
-    assert!(
-        total.quantile(0.5) > Duration::from_millis(100),
-        "{:?}",
-        total.quantile(0.5)
-    );
+    assert!(total.quantile(0.5) > Duration::from_millis(100), "{:?}", total.quantile(0.5));
 }
 
 #[test]
@@ -167,47 +125,23 @@ fn nonsense_is_wrong_and_does_not_hang() {
             let Ok(mut stream) = stream else { return };
             std::thread::spawn(move || {
                 let mut buf = [0; 4096];
-                while stream.read(&mut buf).is_ok_and(|n| n > 0)
-                    && stream.write_all(b"HTTP/1.1 200 OK\r\n").is_ok()
-                {}
+                while stream.read(&mut buf).is_ok_and(|n| n > 0) && stream.write_all(b"HTTP/1.1 200 OK\r\n").is_ok() {}
             });
         }
     });
-    let summary = load::start(&settings(address))
-        .expect("it starts")
-        .finish()
-        .expect("it ends");
-    assert!(
-        summary.total.wrong > 0 && summary.total.replies == 0,
-        "{:?}",
-        summary.total
-    );
+    let summary = load::start(&settings(address)).expect("it starts").finish().expect("it ends");
+    assert!(summary.total.wrong > 0 && summary.total.replies == 0, "{:?}", summary.total);
 }
 
 #[test]
 fn settings_that_cannot_work_are_refused() {
     let (_node, address, _folder) = redis();
     for wrong in [
-        Settings {
-            connections: 0,
-            ..settings(address)
-        },
-        Settings {
-            pipeline: 0,
-            ..settings(address)
-        },
-        Settings {
-            pace: Pace::Open { rate: 0.0 },
-            ..settings(address)
-        },
-        Settings {
-            skew: Skew::Zipfian(1.0),
-            ..settings(address)
-        },
-        Settings {
-            target: process::free_address().expect("a port"),
-            ..settings(address)
-        },
+        Settings { connections: 0, ..settings(address) },
+        Settings { pipeline: 0, ..settings(address) },
+        Settings { pace: Pace::Open { rate: 0.0 }, ..settings(address) },
+        Settings { skew: Skew::Zipfian(1.0), ..settings(address) },
+        Settings { target: process::free_address().expect("a port"), ..settings(address) },
     ] {
         assert!(load::start(&wrong).is_err(), "{wrong:?}");
     }

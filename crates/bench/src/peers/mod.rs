@@ -60,6 +60,8 @@ pub struct Settings {
     pub predixy: Option<PathBuf>,
     /// Only these peers, by name; empty: all.
     pub only: Vec<String>,
+    /// Only rows whose name contains this.
+    pub filter: Option<String>,
     /// Rounds per row.
     pub rounds: usize,
     /// Few rows, short measurements: to see whether everything works, not to compare.
@@ -179,8 +181,12 @@ pub fn run(settings: &Settings) -> Result<Vec<Goal>> {
         machine_cpus: std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64),
     };
     let recipes = bench.start_targets(&say);
-    let rows = if settings.pinned_only { Vec::new() } else { open_rows(settings.quick) };
-    let gate = if bench.cpus.is_some() { gate_rows() } else { Vec::new() };
+    let wanted = |mut rows: Vec<Row>| {
+        rows.retain(|row| settings.filter.as_ref().is_none_or(|text| row.to_string().contains(text.as_str())));
+        rows
+    };
+    let rows = wanted(if settings.pinned_only { Vec::new() } else { open_rows(settings.quick) });
+    let gate = wanted(if bench.cpus.is_some() { gate_rows() } else { Vec::new() });
     if bench.cpus.is_none() {
         let why = "this machine gives us one CPU; the gate needs two".to_owned();
         ensure!(!settings.pinned_only, "{why}");
@@ -190,7 +196,7 @@ pub fn run(settings: &Settings) -> Result<Vec<Goal>> {
     bench.bar = progress_bar(cells as u64);
     bench.measure_rows(&rows)?;
     bench.measure_rows(&gate)?;
-    if !settings.pinned_only {
+    if !settings.pinned_only && settings.filter.is_none() {
         bench.measure_memory(&recipes);
     }
     bench.bar.finish_and_clear();
@@ -295,6 +301,10 @@ impl Bench<'_> {
             }
             for round in 0..self.settings.rounds {
                 for row in rows.iter().filter(|r| r.value == value) {
+                    if self.bar.is_hidden() {
+                        // No terminal: a line per row, so that a log shows where it is.
+                        eprintln!("round {}/{}: {row}{}", round + 1, self.settings.rounds, if row.pinned { " (pinned)" } else { "" });
+                    }
                     for i in 0..self.targets.len() {
                         if self.settings.stop.load(Ordering::Relaxed) {
                             return Ok(());

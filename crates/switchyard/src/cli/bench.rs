@@ -49,11 +49,11 @@ enum What {
 )]
 #[command(args_override_self = true)]
 struct PeersArguments {
-    /// Rounds; the median counts
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    rounds: usize,
+    /// Rounds; the median counts [default: 3; with --quick: 1]
+    #[arg(long, value_name = "N")]
+    rounds: Option<usize>,
 
-    /// Few rows, one short round: to see whether everything works
+    /// Few rows, short measurements: to see whether everything works
     #[arg(long)]
     quick: bool,
 
@@ -65,7 +65,11 @@ struct PeersArguments {
     #[arg(long, value_name = "PATH")]
     predixy: Option<PathBuf>,
 
-    /// Only these, e.g. switchyard,predixy,direct [default: all]
+    /// Only rows whose name contains this, e.g. 'GET 64 B, P=1, 50' (then memory is not measured)
+    #[arg(long, value_name = "TEXT")]
+    rows: Option<String>,
+
+    /// Only these proxies, e.g. switchyard,predixy,direct [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     only: Vec<String>,
 
@@ -74,12 +78,7 @@ struct PeersArguments {
     switchyard: Option<PathBuf>,
 
     /// Further flags of `serve` for the router, e.g. '--workers 2'
-    #[arg(
-        long,
-        value_name = "FLAGS",
-        default_value = "",
-        hide_default_value = true
-    )]
+    #[arg(long, value_name = "FLAGS", default_value = "", hide_default_value = true)]
     serve_args: String,
 
     /// Measure the router also with these flags of `serve`; may be repeated
@@ -168,27 +167,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.what {
         What::Peers(arguments) => {
             let variant = |text: &String| {
-                let (name, flags) = text
-                    .split_once('=')
-                    .with_context(|| format!("--variant must read NAME=FLAGS, not \"{text}\""))?;
+                let (name, flags) = text.split_once('=').with_context(|| format!("--variant must read NAME=FLAGS, not \"{text}\""))?;
                 anyhow::Ok((name.to_owned(), words(flags)))
             };
             let settings = peers::Settings {
                 switchyard: match &arguments.switchyard {
                     Some(path) => path.clone(),
-                    None => std::env::current_exe().context(
-                        "cannot tell where this program is, to start the router from it",
-                    )?,
+                    None => std::env::current_exe().context("cannot tell where this program is, to start the router from it")?,
                 },
                 serve_args: words(&arguments.serve_args),
-                variants: arguments
-                    .variant
-                    .iter()
-                    .map(variant)
-                    .collect::<anyhow::Result<_>>()?,
+                variants: arguments.variant.iter().map(variant).collect::<anyhow::Result<_>>()?,
                 predixy: arguments.predixy.clone(),
                 only: arguments.only.clone(),
-                rounds: if arguments.quick { 1 } else { arguments.rounds },
+                filter: arguments.rows.clone(),
+                rounds: arguments.rounds.unwrap_or(if arguments.quick { 1 } else { 3 }),
                 quick: arguments.quick,
                 pinned_only: arguments.pinned,
                 install: !arguments.no_install,
@@ -222,36 +214,19 @@ fn load(arguments: &LoadArguments, stop: &AtomicBool) -> anyhow::Result<()> {
         .to_socket_addrs()
         .ok()
         .and_then(|mut addresses| addresses.next())
-        .with_context(|| {
-            format!(
-                "\"{}\" is not an address: HOST:PORT is needed",
-                arguments.target
-            )
-        })?;
+        .with_context(|| format!("\"{}\" is not an address: HOST:PORT is needed", arguments.target))?;
     let settings = load::Settings {
         target,
         threads: arguments.threads,
         connections: arguments.connections,
-        pipeline: arguments
-            .pipeline
-            .unwrap_or(if arguments.rate.is_some() { 1000 } else { 1 }),
-        pace: arguments
-            .rate
-            .map_or(Pace::Closed, |rate| Pace::Open { rate }),
+        pipeline: arguments.pipeline.unwrap_or(if arguments.rate.is_some() { 1000 } else { 1 }),
+        pace: arguments.rate.map_or(Pace::Closed, |rate| Pace::Open { rate }),
         duration: arguments.duration,
         mix: arguments.mix,
         sizes: arguments.sizes.clone(),
         keys: arguments.keys,
-        skew: if arguments.zipf == 0.0 {
-            Skew::Uniform
-        } else {
-            Skew::Zipfian(arguments.zipf)
-        },
-        sharing: if arguments.shared {
-            Sharing::Shared
-        } else {
-            Sharing::Owned
-        },
+        skew: if arguments.zipf == 0.0 { Skew::Uniform } else { Skew::Zipfian(arguments.zipf) },
+        sharing: if arguments.shared { Sharing::Shared } else { Sharing::Owned },
         prefix: arguments.prefix.clone().unwrap_or_else(own_prefix),
         seed: arguments.seed,
     };
@@ -277,25 +252,13 @@ fn load(arguments: &LoadArguments, stop: &AtomicBool) -> anyhow::Result<()> {
     let total = &summary.total;
     let mut table = Table::new(["load", ""]);
     table.row(["requests answered".to_owned(), thousands(total.replies)]);
-    table.row([
-        "requests/s".to_owned(),
-        thousands((total.replies as f64 / summary.elapsed.as_secs_f64()) as u64),
-    ]);
-    for (name, share) in [
-        ("p50", 0.5),
-        ("p90", 0.9),
-        ("p99", 0.99),
-        ("p99.9", 0.999),
-        ("slowest", 1.0),
-    ] {
+    table.row(["requests/s".to_owned(), thousands((total.replies as f64 / summary.elapsed.as_secs_f64()) as u64)]);
+    for (name, share) in [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99.9", 0.999), ("slowest", 1.0)] {
         table.row([format!("latency {name}"), millis(total.quantile(share))]);
     }
     table.row(["error replies".to_owned(), thousands(total.errors)]);
     table.row(["wrong replies".to_owned(), thousands(total.wrong)]);
-    table.row([
-        "requests without an answer".to_owned(),
-        thousands(total.unanswered),
-    ]);
+    table.row(["requests without an answer".to_owned(), thousands(total.unanswered)]);
     table.row(["connections lost".to_owned(), thousands(total.disconnects)]);
     print!("{}", table.to_text());
     for complaint in &summary.complaints {
@@ -307,8 +270,6 @@ fn load(arguments: &LoadArguments, stop: &AtomicBool) -> anyhow::Result<()> {
 
 /// Keys of earlier runs must not be met: every reply would look wrong.
 fn own_prefix() -> String {
-    let now = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |d| d.as_nanos());
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_nanos());
     format!("load:{:x}:", now ^ u128::from(std::process::id()))
 }

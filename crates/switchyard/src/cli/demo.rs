@@ -98,47 +98,27 @@ struct Stage {
 impl Stage {
     fn set(arguments: &Arguments) -> anyhow::Result<Self> {
         let server = process::find_redis_server()?;
-        let folder = tempfile::Builder::new()
-            .prefix("switchyard-demo-")
-            .tempdir()
-            .context("cannot create a temporary folder")?;
+        let folder = tempfile::Builder::new().prefix("switchyard-demo-").tempdir().context("cannot create a temporary folder")?;
         process::raise_file_limit();
         let mut nodes = Vec::new();
         for i in 1..=arguments.nodes {
-            let (node, address) =
-                process::start_redis(&server, &format!("node{i}"), folder.path())?;
+            let (node, address) = process::start_redis(&server, &format!("node{i}"), folder.path())?;
             println!("node {i}: {} at {address}", name_of(&server));
             nodes.push((node, address));
         }
         let address = choose_address(arguments.port, DATA_PORT)?;
         let admin = choose_address(arguments.admin_port, ADMIN_PORT)?;
-        let program = std::env::current_exe()
-            .context("cannot tell where this program is, to start the router from it")?;
+        let program = std::env::current_exe().context("cannot tell where this program is, to start the router from it")?;
         let mut command = Command::new(program);
-        command.args([
-            "serve",
-            "--listen",
-            &address.to_string(),
-            "--admin",
-            &admin.to_string(),
-        ]);
-        command
-            .args(["--workers", &arguments.workers.to_string()])
-            .arg("--state-dir")
-            .arg(folder.path().join("state"));
+        command.args(["serve", "--listen", &address.to_string(), "--admin", &admin.to_string()]);
+        command.args(["--workers", &arguments.workers.to_string()]).arg("--state-dir").arg(folder.path().join("state"));
         for (_, node) in &nodes {
             command.args(["--node", &node.to_string()]);
         }
         let mut router = Process::start("router", &command, folder.path())?;
         router.wait_ready(address)?;
         println!("router: at {address}, one address for all of them\n");
-        Ok(Self {
-            router,
-            address,
-            admin,
-            nodes,
-            folder,
-        })
+        Ok(Self { router, address, admin, nodes, folder })
     }
 
     fn perform(&mut self, arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
@@ -174,20 +154,13 @@ impl Stage {
             prefix: "demo:".to_owned(),
             seed: 1,
         };
-        println!(
-            "{} connections, {PIPELINE} requests under way on each, Zipfian keys, every reply checked",
-            arguments.connections
-        );
+        println!("{} connections, {PIPELINE} requests under way on each, Zipfian keys, every reply checked", arguments.connections);
         println!("commands by weight: {}\n", settings.mix);
         let mut run = load::start(&settings)?;
         let started = Instant::now();
         let mut live = Live::start(arguments.duration, self.nodes.len());
         let mut last = started;
-        let mut watchers: Vec<_> = self
-            .nodes
-            .iter()
-            .map(|(_, address)| Client::connect(*address).ok())
-            .collect();
+        let mut watchers: Vec<_> = self.nodes.iter().map(|(_, address)| Client::connect(*address).ok()).collect();
         while !run.is_finished() {
             std::thread::sleep(Duration::from_millis(20));
             if stop.load(Ordering::Relaxed) {
@@ -195,22 +168,13 @@ impl Stage {
             }
             if let Some(status) = self.router.ended() {
                 live.finish();
-                bail!(
-                    "the router ended in the middle of the load ({status}); the end of its output:\n{}",
-                    self.router.log_tail()
-                );
+                bail!("the router ended in the middle of the load ({status}); the end of its output:\n{}", self.router.log_tail());
             }
             let period = last.elapsed();
             if period >= live.period() {
                 last = Instant::now();
                 let interval = run.take_interval();
-                live.update(
-                    started.elapsed(),
-                    period,
-                    &interval,
-                    run.total(),
-                    &self.keys(&mut watchers),
-                );
+                live.update(started.elapsed(), period, &interval, run.total(), &self.keys(&mut watchers));
             }
         }
         live.finish();
@@ -219,14 +183,8 @@ impl Stage {
 
     fn keys(&self, watchers: &mut [Option<Client>]) -> Vec<NodeKeys> {
         let one = |(i, watcher): (usize, &mut Option<Client>)| {
-            let keys = watcher
-                .as_mut()
-                .and_then(|w| w.integer(&[b"DBSIZE"]).ok())
-                .and_then(|k| u64::try_from(k).ok());
-            NodeKeys {
-                name: format!("node {}", i + 1),
-                keys,
-            }
+            let keys = watcher.as_mut().and_then(|w| w.integer(&[b"DBSIZE"]).ok()).and_then(|k| u64::try_from(k).ok());
+            NodeKeys { name: format!("node {}", i + 1), keys }
         };
         watchers.iter_mut().enumerate().map(one).collect()
     }
@@ -236,24 +194,13 @@ impl Stage {
         let seconds = summary.elapsed.as_secs_f64();
         let mut table = Table::new(["load", ""]);
         table.row(["requests answered".to_owned(), thousands(total.replies)]);
-        table.row([
-            "requests/s".to_owned(),
-            thousands((total.replies as f64 / seconds) as u64),
-        ]);
-        for (name, share) in [
-            ("p50", 0.5),
-            ("p99", 0.99),
-            ("p99.9", 0.999),
-            ("slowest", 1.0),
-        ] {
+        table.row(["requests/s".to_owned(), thousands((total.replies as f64 / seconds) as u64)]);
+        for (name, share) in [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999), ("slowest", 1.0)] {
             table.row([format!("latency {name}"), millis(total.quantile(share))]);
         }
         table.row(["error replies".to_owned(), thousands(total.errors)]);
         table.row(["wrong replies".to_owned(), thousands(total.wrong)]);
-        table.row([
-            "requests without an answer".to_owned(),
-            thousands(total.unanswered),
-        ]);
+        table.row(["requests without an answer".to_owned(), thousands(total.unanswered)]);
         println!("{}", table.to_text());
         for complaint in &summary.complaints {
             println!("  {complaint}");
@@ -265,25 +212,14 @@ impl Stage {
             let mut client = Client::connect(*address)?;
             let keys = u64::try_from(client.integer(&[b"DBSIZE"])?)?;
             let stats = client.text(&[b"INFO", b"stats"])?;
-            let commands = stats.lines().find_map(|l| {
-                l.strip_prefix("total_commands_processed:")?
-                    .trim()
-                    .parse::<u64>()
-                    .ok()
-            });
+            let commands = stats.lines().find_map(|l| l.strip_prefix("total_commands_processed:")?.trim().parse::<u64>().ok());
             counts.push((keys, commands));
         }
         let sum: u64 = counts.iter().map(|(keys, _)| keys).sum();
         for (i, ((_, address), (keys, commands))) in self.nodes.iter().zip(&counts).enumerate() {
             let share = format!("{:.1} %", *keys as f64 * 100.0 / sum.max(1) as f64);
             let commands = commands.map_or("?".to_owned(), thousands);
-            table.row([
-                format!("{}", i + 1),
-                address.to_string(),
-                thousands(*keys),
-                share,
-                commands,
-            ]);
+            table.row([format!("{}", i + 1), address.to_string(), thousands(*keys), share, commands]);
         }
         println!("{}", table.to_text());
         let through_router = Client::connect(self.address)?.integer(&[b"DBSIZE"])?;
@@ -292,39 +228,27 @@ impl Stage {
             thousands(through_router.unsigned_abs()),
             thousands(sum)
         );
-        ensure!(
-            u64::try_from(through_router) == Ok(sum),
-            "the router says that there are {through_router} keys, and the nodes hold {sum}"
-        );
+        ensure!(u64::try_from(through_router) == Ok(sum), "the router says that there are {through_router} keys, and the nodes hold {sum}");
         Ok(())
     }
 
     fn hold(&mut self, stop: &AtomicBool) -> anyhow::Result<()> {
         let (port, admin) = (self.address.port(), self.admin);
         println!("\nEverything stays up until Ctrl-C. Try it from another terminal:\n");
-        println!(
-            "  redis-cli -p {port} set greeting hello        through the router, as one server"
-        );
+        println!("  redis-cli -p {port} set greeting hello        through the router, as one server");
         println!("  redis-cli -p {port} get greeting");
         println!("  redis-cli -p {port} info switchyard           what the router says of itself");
         println!("  redis-benchmark -p {port} -t get,set -P 16 -q");
         println!("  switchyard status --admin {admin}     nodes, slots, workers");
         println!("  curl -s http://{admin}/metrics              for Prometheus");
         for (i, (_, address)) in self.nodes.iter().enumerate() {
-            println!(
-                "  redis-cli -p {} dbsize                        node {} itself",
-                address.port(),
-                i + 1
-            );
+            println!("  redis-cli -p {} dbsize                        node {} itself", address.port(), i + 1);
         }
         println!("\nFiles and logs: {}", self.folder.path().display());
         while !stop.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(50));
             if let Some(status) = self.router.ended() {
-                bail!(
-                    "the router ended ({status}); the end of its output:\n{}",
-                    self.router.log_tail()
-                );
+                bail!("the router ended ({status}); the end of its output:\n{}", self.router.log_tail());
             }
         }
         println!("\nending");
@@ -339,10 +263,7 @@ impl Stage {
         }
         match status {
             Some(status) if status.success() => Ok(()),
-            Some(status) => bail!(
-                "the router ended with {status}; the end of its output:\n{}",
-                self.router.log_tail()
-            ),
+            Some(status) => bail!("the router ended with {status}; the end of its output:\n{}", self.router.log_tail()),
             None => {
                 bail!("the router did not end within {GRACE:?} of being asked to, and was killed")
             }
@@ -365,7 +286,5 @@ fn choose_address(asked: Option<u16>, usual: u16) -> anyhow::Result<SocketAddr> 
 }
 
 fn name_of(program: &Path) -> String {
-    program
-        .file_name()
-        .map_or_else(String::new, |n| n.to_string_lossy().into_owned())
+    program.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned())
 }

@@ -19,16 +19,9 @@ pub(super) fn flag() -> anyhow::Result<Arc<AtomicBool>> {
         .name("signals".to_owned())
         .spawn(move || {
             let listen = || -> anyhow::Result<_> {
-                let runtime = tokio::runtime::Builder::new_current_thread()
-                    .enable_all()
-                    .build()?;
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
                 let _in_runtime = runtime.enter();
-                let signals = [
-                    SignalKind::interrupt(),
-                    SignalKind::terminate(),
-                    SignalKind::hangup(),
-                ]
-                .map(signal);
+                let signals = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
                 drop(_in_runtime);
                 Ok((runtime, signals))
             };
@@ -55,9 +48,6 @@ pub(super) fn flag() -> anyhow::Result<Arc<AtomicBool>> {
             set.store(true, Ordering::Relaxed);
         })
         .context("cannot start a thread that waits for signals")?;
-    is_ready
-        .recv()
-        .context("the thread that waits for signals ended at once")?
-        .context("cannot wait for signals")?;
+    is_ready.recv().context("the thread that waits for signals ended at once")?.context("cannot wait for signals")?;
     Ok(flag)
 }

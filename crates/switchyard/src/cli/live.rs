@@ -40,9 +40,7 @@ struct Bars {
 impl Live {
     /// Begins to show a load that shall take `duration`, over so many nodes (none where they are not known).
     pub(super) fn start(duration: Duration, nodes: usize) -> Self {
-        let bars = std::io::stdout()
-            .is_terminal()
-            .then(|| Bars::new(duration, nodes));
+        let bars = std::io::stdout().is_terminal().then(|| Bars::new(duration, nodes));
         Self { duration, bars }
     }
 
@@ -52,14 +50,7 @@ impl Live {
     }
 
     /// Shows what happened in the last `period`, `elapsed` after the start.
-    pub(super) fn update(
-        &mut self,
-        elapsed: Duration,
-        period: Duration,
-        interval: &Tally,
-        total: &Tally,
-        nodes: &[NodeKeys],
-    ) {
+    pub(super) fn update(&mut self, elapsed: Duration, period: Duration, interval: &Tally, total: &Tally, nodes: &[NodeKeys]) {
         let elapsed = elapsed.min(self.duration);
         let numbers = format!(
             "{} requests/s  p50 {}  p99 {}  errors {}  wrong {}",
@@ -73,39 +64,19 @@ impl Live {
             Some(bars) => {
                 bars.time.set_position(elapsed.as_millis() as u64);
                 bars.numbers.set_message(numbers);
-                let most = nodes
-                    .iter()
-                    .filter_map(|n| n.keys)
-                    .max()
-                    .unwrap_or(0)
-                    .max(1);
+                let most = nodes.iter().filter_map(|n| n.keys).max().unwrap_or(0).max(1);
                 for (bar, node) in bars.nodes.iter().zip(nodes) {
                     bar.set_length(most);
                     bar.set_position(node.keys.unwrap_or(0));
                     bar.set_prefix(node.name.clone());
-                    bar.set_message(node.keys.map_or("does not answer".to_owned(), |k| {
-                        format!("{} keys", thousands(k))
-                    }));
+                    bar.set_message(node.keys.map_or("does not answer".to_owned(), |k| format!("{} keys", thousands(k))));
                 }
             }
             None => {
-                let keys = nodes
-                    .iter()
-                    .map(|n| n.keys.map_or("?".to_owned(), thousands))
-                    .collect::<Vec<_>>()
-                    .join(" + ");
-                let keys = if nodes.is_empty() {
-                    keys
-                } else {
-                    format!("  keys {keys}")
-                };
+                let keys = nodes.iter().map(|n| n.keys.map_or("?".to_owned(), thousands)).collect::<Vec<_>>().join(" + ");
+                let keys = if nodes.is_empty() { keys } else { format!("  keys {keys}") };
                 // A pipe that nobody reads any more is no reason to end a load.
-                let _ = writeln!(
-                    std::io::stdout(),
-                    "{:>3.0}/{:.0} s  {numbers}{keys}",
-                    elapsed.as_secs_f64(),
-                    self.duration.as_secs_f64()
-                );
+                let _ = writeln!(std::io::stdout(), "{:>3.0}/{:.0} s  {numbers}{keys}", elapsed.as_secs_f64(), self.duration.as_secs_f64());
             }
         }
     }
@@ -124,11 +95,8 @@ impl Live {
 impl Bars {
     fn new(duration: Duration, nodes: usize) -> Self {
         let all = MultiProgress::with_draw_target(ProgressDrawTarget::stdout());
-        let style = |template: &str| {
-            ProgressStyle::with_template(template)
-                .unwrap_or_else(|_| ProgressStyle::default_bar())
-                .progress_chars("=> ")
-        };
+        let style =
+            |template: &str| ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ");
         let time = all.add(ProgressBar::new(duration.as_millis() as u64));
         time.set_style(style("load       {elapsed_precise} [{bar:40}] {percent}%"));
         let numbers = all.add(ProgressBar::new_spinner());
@@ -140,12 +108,7 @@ impl Bars {
                 bar
             })
             .collect();
-        Self {
-            all,
-            time,
-            numbers,
-            nodes,
-        }
+        Self { all, time, numbers, nodes }
     }
 }
 
@@ -185,9 +148,7 @@ mod tests {
     fn numbers_are_readable() {
         let shown: Vec<_> = [0, 12, 123, 1234, 1_234_567].map(thousands).to_vec();
         assert_eq!(shown, ["0", "12", "123", "1,234", "1,234,567"]);
-        let shown: Vec<_> = [12, 1_234, 12_345]
-            .map(|us| millis(Duration::from_micros(us)))
-            .to_vec();
+        let shown: Vec<_> = [12, 1_234, 12_345].map(|us| millis(Duration::from_micros(us))).to_vec();
         assert_eq!(shown, ["0.012 ms", "1.23 ms", "12.3 ms"]);
     }
 }

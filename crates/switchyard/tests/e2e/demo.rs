@@ -31,11 +31,7 @@ impl Demo {
             .args(arguments)
             .env("TMPDIR", folder.path());
         let log = folder.path().join("demo.log");
-        Demo {
-            process: Process::start("demo", command, &log),
-            router: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
-            folder,
-        }
+        Demo { process: Process::start("demo", command, &log), router: SocketAddr::from((Ipv4Addr::LOCALHOST, port)), folder }
     }
 
     fn output(&self) -> String {
@@ -46,10 +42,7 @@ impl Demo {
         until(text, || {
             let output = self.process.log();
             let ended = self.process.ended();
-            assert!(
-                output.contains(text) || ended.is_none(),
-                "the demo ended with {ended:?} before it said \"{text}\":\n{output}"
-            );
+            assert!(output.contains(text) || ended.is_none(), "the demo ended with {ended:?} before it said \"{text}\":\n{output}");
             output.contains(text).then_some(())
         });
     }
@@ -65,10 +58,7 @@ impl Demo {
             .filter_map(|line| line.rsplit(' ').next()?.parse::<SocketAddr>().ok());
         let mut count = 0;
         for address in nodes.chain([self.router]) {
-            assert!(
-                TcpStream::connect(address).is_err(),
-                "{address} still listens:\n{output}"
-            );
+            assert!(TcpStream::connect(address).is_err(), "{address} still listens:\n{output}");
             count += 1;
         }
         assert!(count > 1, "the nodes must be named:\n{output}");
@@ -77,10 +67,7 @@ impl Demo {
 }
 
 fn left_in(folder: &Path) -> Vec<PathBuf> {
-    std::fs::read_dir(folder)
-        .expect("the folder")
-        .map(|entry| PathBuf::from(entry.expect("an entry").file_name()))
-        .collect()
+    std::fs::read_dir(folder).expect("the folder").map(|entry| PathBuf::from(entry.expect("an entry").file_name())).collect()
 }
 
 #[test]
@@ -91,13 +78,8 @@ fn the_demo_checks_every_reply_and_cleans_up() {
     let value = |name: &str| {
         let line = output.lines().find(|line| line.starts_with(name));
         let line = line.unwrap_or_else(|| panic!("no line \"{name}\" in:\n{output}"));
-        let digits: String = line[name.len()..]
-            .chars()
-            .filter(char::is_ascii_digit)
-            .collect();
-        digits
-            .parse::<u64>()
-            .unwrap_or_else(|e| panic!("{line}: {e}"))
+        let digits: String = line[name.len()..].chars().filter(char::is_ascii_digit).collect();
+        digits.parse::<u64>().unwrap_or_else(|e| panic!("{line}: {e}"))
     };
     assert!(value("requests answered") > 100, "{output}");
     assert_eq!(value("error replies"), 0);
@@ -122,11 +104,7 @@ fn sigterm_in_the_load_ends_it_early_with_a_summary() {
     demo.wait_for("requests/s");
     demo.process.signal(Signal::TERM);
     demo.ends_with(0);
-    assert!(
-        demo.output().contains("requests answered"),
-        "{}",
-        demo.output()
-    );
+    assert!(demo.output().contains("requests answered"), "{}", demo.output());
 }
 
 #[test]
@@ -139,8 +117,5 @@ fn without_a_server_it_says_what_to_install() {
         .expect("the binary runs");
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        error.contains("redis-server") && error.contains("apt-get install"),
-        "{error}"
-    );
+    assert!(error.contains("redis-server") && error.contains("apt-get install"), "{error}");
 }
