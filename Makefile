@@ -20,7 +20,8 @@ help: ## list the tasks
 .PHONY: demo
 demo: ## three Redis servers, a router and a real load; HOLD=1 keeps it up to try with redis-cli
 	@scripts/install-deps.sh demo
-	$(CARGO) build --locked --quiet --profile fast -p switchyard
+	@echo "building the router (minutes the first time, seconds later)"
+	@$(CARGO) build --locked --profile fast -p switchyard
 	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
 	    exec "$$target_dir/fast/switchyard" demo $(if $(filter-out 0,$(HOLD)),--hold) $(ARGS)
 

@@ -228,6 +228,7 @@ fn help_teaches() {
         &["check-config"],
         &["status"],
         &["nodes", "list"],
+        &["demo"],
     ] {
         let (code, out, _) = run(&[command, &["--help"]].concat());
         assert_eq!(code, 0);
