@@ -126,6 +126,15 @@ impl ReplyFollower {
         let mut pos = 0;
         loop {
             let here = ((buf.len() - pos) as u64).min(self.string_left);
+            for (before_end, expected) in [(2, b'\r'), (1, b'\n')] {
+                // The byte so far before the string's end, if it is among those here.
+                if self.string_left >= before_end && here > self.string_left - before_end {
+                    let at = pos + (self.string_left - before_end) as usize;
+                    if buf[at] != expected {
+                        return Err(ReplyError { at });
+                    }
+                }
+            }
             pos += here as usize;
             self.string_left -= here;
             if self.string_left > 0 {
@@ -320,7 +329,17 @@ mod tests {
 
     #[test]
     fn refuses_what_is_not_a_reply() {
-        for bad in [&b"x\r\n"[..], b"$x\r\n", b"$-2\r\n", b"+a\n", b"$3\r\nabcde", b"*9999999999999999999\r\n", b"%999999999999999999\r\n", b"$1\rx"] {
+        assert!(ReplyFollower::default().follow(b"$3\r\nabcde").is_err());
+        for bad in [
+            &b"x\r\n"[..],
+            b"$x\r\n",
+            b"$-2\r\n",
+            b"+a\n",
+            b"$3\r\nabcde",
+            b"*9999999999999999999\r\n",
+            b"%999999999999999999\r\n",
+            b"$1\rx",
+        ] {
             assert!(ReplyScanner::default().scan(bad).is_err(), "{}", bad.escape_ascii());
         }
     }

@@ -17,7 +17,7 @@ mod worker;
 pub use settings::{Live, NodeAccess, Secret, Settings};
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -123,17 +123,16 @@ impl Router {
         let mut router = Router { shared: shared.clone(), addresses: bound.addresses, threads: Vec::new() };
         let mut guards = bound.guards;
         for (index, listeners) in bound.by_worker.into_iter().enumerate() {
-            let worker = Worker::new(index, shared.clone(), listeners)?;
+            let worker = Worker::new(index, shared.clone(), clone_all(&listeners)?)?;
             let processor = (!processors.is_empty()).then(|| processors[index % processors.len()]);
             let guard = std::mem::take(&mut guards);
+            let shared = shared.clone();
             let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
                 let _guard = guard;
                 if let Some(processor) = processor {
                     pin(processor);
                 }
-                if let Err(error) = worker.run() {
-                    tracing::error!(worker = index, %error, "a worker stopped: its epoll instance failed");
-                }
+                run_worker(worker, index, &shared, &listeners);
             })?;
             router.threads.push(thread);
         }
@@ -214,13 +213,8 @@ impl Router {
                 (node.id, node.name.clone(), up)
             })
             .collect();
-        Scrape {
-            workers: self.shared.counters.clone(),
-            nodes,
-            epoch: plan.topology.epoch(),
-            uptime_s: self.shared.uptime().as_secs_f64(),
-        }
-        .text()
+        Scrape { workers: self.shared.counters.clone(), nodes, epoch: plan.topology.epoch(), uptime_s: self.shared.uptime().as_secs_f64() }
+            .text()
     }
 
     /// Stops accepting, lets what is in flight finish within `bound`, then stops the workers.
@@ -253,6 +247,37 @@ impl Drop for Router {
     }
 }
 
+/// Runs a worker, and another in its place should it panic: a bug that one client's bytes can reach must not stop the others' service
+/// for longer than their reconnect.
+fn run_worker(mut worker: Worker, index: usize, shared: &Arc<Shared>, listeners: &[TcpListener]) {
+    loop {
+        let failed = match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| worker.run())) {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => {
+                tracing::error!(
+                    worker = index,
+                    "a worker panicked: its clients are disconnected, and it starts anew. This is a bug, please report it"
+                );
+                shared.forget_worker(index);
+                match clone_all(listeners).and_then(|listeners| Worker::new(index, shared.clone(), listeners)) {
+                    Ok(next) => {
+                        worker = next;
+                        continue;
+                    }
+                    Err(error) => error.to_string(),
+                }
+            }
+        };
+        tracing::error!(worker = index, error = failed, "a worker stopped: the system refuses it epoll or descriptors");
+        return;
+    }
+}
+
+fn clone_all(listeners: &[TcpListener]) -> io::Result<Vec<TcpListener>> {
+    listeners.iter().map(TcpListener::try_clone).collect()
+}
+
 /// The processors that this process may run on.
 fn processors() -> Vec<usize> {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
@@ -264,5 +289,36 @@ fn pin(processor: usize) {
     set.set(processor);
     if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
         tracing::warn!(processor, %error, "cannot pin a worker");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    use super::*;
+
+    fn ping(router: &Router) -> TcpStream {
+        let mut stream = TcpStream::connect(router.addresses()[0]).expect("the router listens");
+        stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
+        stream.write_all(b"PING\r\n").expect("sent");
+        let mut reply = [0; 7];
+        stream.read_exact(&mut reply).expect("a reply");
+        assert_eq!(&reply, b"+PONG\r\n");
+        stream
+    }
+
+    #[test]
+    fn a_panic_costs_a_worker_its_clients_and_no_more() {
+        let topology = Topology::even(&["127.0.0.1:1".to_string()]).expect("one node");
+        let settings = Settings { listen: vec!["127.0.0.1:0".parse().expect("address")], workers: 1, pin: false, live: Live::default() };
+        let router = Router::start(settings, Arc::new(topology)).expect("starts");
+        let mut client = ping(&router);
+        router.shared.mailboxes[0].send(shared::Message::Panic);
+        assert_eq!(client.read(&mut [0; 1]).expect("closed, not timed out"), 0);
+        let _again = ping(&router);
+        assert_eq!(router.status().clients, 1);
+        assert_eq!(router.drain(Duration::from_secs(5)), Drained { cut: 0 });
     }
 }

@@ -247,9 +247,7 @@ impl Collector for Scrape {
         for (name, help, counter) in NODE_COUNTERS {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             for (node, _, parts) in &per_node {
-                family
-                    .encode_family(&Labels(&[("node", node)]))?
-                    .encode_counter::<NoLabelSet, u64, f64>(&total(parts, counter), None)?;
+                family.encode_family(&Labels(&[("node", node)]))?.encode_counter::<NoLabelSet, u64, f64>(&total(parts, counter), None)?;
             }
         }
         for (name, help, gauge) in NODE_GAUGES {
@@ -327,12 +325,8 @@ impl Collector for Scrape {
                 )?;
             }
         }
-        let mut family = encoder.encode_descriptor(
-            "turn",
-            "Time that a worker works between two waits",
-            Some(&Unit::Seconds),
-            MetricType::Histogram,
-        )?;
+        let mut family =
+            encoder.encode_descriptor("turn", "Time that a worker works between two waits", Some(&Unit::Seconds), MetricType::Histogram)?;
         for (index, worker) in self.workers.iter().enumerate() {
             let sum = Sum::of(std::iter::once(&worker.turns));
             family.encode_family(&Labels(&[("worker", &index.to_string())]))?.encode_histogram::<NoLabelSet>(
@@ -347,9 +341,7 @@ impl Collector for Scrape {
         encoder
             .encode_descriptor("topology_epoch", "Epoch of the topology in use", None, MetricType::Gauge)?
             .encode_gauge(&(self.epoch as i64))?;
-        encoder
-            .encode_descriptor("uptime", "Time since start", Some(&Unit::Seconds), MetricType::Gauge)?
-            .encode_gauge(&self.uptime_s)?;
+        encoder.encode_descriptor("uptime", "Time since start", Some(&Unit::Seconds), MetricType::Gauge)?.encode_gauge(&self.uptime_s)?;
         Ok(())
     }
 }

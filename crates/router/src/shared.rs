@@ -50,6 +50,17 @@ pub(crate) enum Message {
     Kill { filter: Arc<ClientFilter>, from: usize, gather: Handle, part: u32 },
     /// A worker's answer to either, as a RESP reply.
     Answer { gather: Handle, part: u32, reply: Vec<u8> },
+    #[cfg(test)]
+    Panic,
+}
+
+/// A connection of a worker to a node that was greeted: if the worker dies, what it sent there may still be executed.
+#[derive(Clone, Debug)]
+pub(crate) struct Connection {
+    pub(crate) worker: usize,
+    pub(crate) node: NodeId,
+    pub(crate) client_id: u64,
+    pub(crate) run_id: Option<Arc<str>>,
 }
 
 /// Which clients CLIENT LIST and CLIENT KILL mean.
@@ -128,6 +139,7 @@ pub(crate) struct Shared {
     pub(crate) generation: AtomicU64,
     pub(crate) nodes: Mutex<BTreeMap<NodeId, NodeFacts>>,
     pub(crate) scripts: Mutex<Scripts>,
+    connections: Mutex<Vec<Connection>>,
     pub(crate) mailboxes: Vec<Mailbox>,
     pub(crate) counters: Vec<Arc<WorkerCounters>>,
     pub(crate) clients: AtomicUsize,
@@ -167,6 +179,7 @@ impl Shared {
             generation: AtomicU64::new(1),
             nodes: Mutex::default(),
             scripts: Mutex::default(),
+            connections: Mutex::default(),
             mailboxes,
             counters: (0..workers).map(|_| Arc::default()).collect(),
             clients: AtomicUsize::new(0),
@@ -190,6 +203,30 @@ impl Shared {
         self.generation.fetch_add(1, Ordering::Release);
         drop(plan);
         self.ring_all();
+    }
+
+    pub(crate) fn connection_began(&self, connection: Connection) {
+        lock(&self.connections).push(connection);
+    }
+
+    pub(crate) fn connection_ended(&self, worker: usize, node: NodeId, client_id: u64) {
+        lock(&self.connections).retain(|c| (c.worker, c.node, c.client_id) != (worker, node, client_id));
+    }
+
+    /// The connections that a dead worker had.
+    pub(crate) fn take_connections(&self, worker: usize) -> Vec<Connection> {
+        lock(&self.connections).extract_if(.., |c| c.worker == worker).collect()
+    }
+
+    /// A worker has panicked: its clients and connections are gone with it.
+    pub(crate) fn forget_worker(&self, worker: usize) {
+        let counters = &self.counters[worker];
+        self.clients.fetch_sub(counters.clients.get() as usize, Ordering::Relaxed);
+        counters.clients.set(0);
+        for node in lock(&counters.nodes).iter().flatten() {
+            node.in_flight.set(0);
+            node.connections.set(0);
+        }
     }
 
     pub(crate) fn ring_all(&self) {

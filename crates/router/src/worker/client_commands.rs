@@ -117,14 +117,24 @@ impl Worker {
             }
             Local::ClientList => {
                 return match list_filter(args) {
-                    Ok(filter) => self.ask_workers(handle, class, filter, Whole::ClientList, |filter, from, gather, part| Message::List { filter, from, gather, part }),
+                    Ok(filter) => self.ask_workers(handle, class, filter, Whole::ClientList, |filter, from, gather, part| Message::List {
+                        filter,
+                        from,
+                        gather,
+                        part,
+                    }),
                     Err(error) => self.refuse(handle, class, &error),
                 };
             }
             Local::ClientKill => {
                 let id = client.details.id;
                 return match kill_filter(args, id) {
-                    Ok((filter, whole)) => self.ask_workers(handle, class, filter, whole, |filter, from, gather, part| Message::Kill { filter, from, gather, part }),
+                    Ok((filter, whole)) => self.ask_workers(handle, class, filter, whole, |filter, from, gather, part| Message::Kill {
+                        filter,
+                        from,
+                        gather,
+                        part,
+                    }),
                     Err(error) => self.refuse(handle, class, &error),
                 };
             }
@@ -135,7 +145,14 @@ impl Worker {
         Flow::Next
     }
 
-    fn ask_workers(&mut self, handle: Handle, class: u8, filter: ClientFilter, whole: Whole, message: impl Fn(Arc<ClientFilter>, usize, Handle, u32) -> Message) -> Flow {
+    fn ask_workers(
+        &mut self,
+        handle: Handle,
+        class: u8,
+        filter: ClientFilter,
+        whole: Whole,
+        message: impl Fn(Arc<ClientFilter>, usize, Handle, u32) -> Message,
+    ) -> Flow {
         let workers = self.shared.mailboxes.len();
         let Some(gather) = self.begin_gather(handle, class, workers, whole) else { return Flow::Close };
         let filter = Arc::new(filter);

@@ -119,7 +119,11 @@ impl Worker {
             }
         };
         if command.flags.has(Flags::BLOCKING) && command.blocks(args) {
-            return self.refuse(handle, class, &format!("ERR Switchyard does not serve {} with BLOCK yet: blocking commands will come in a later version", command.name));
+            return self.refuse(
+                handle,
+                class,
+                &format!("ERR Switchyard does not serve {} with BLOCK yet: blocking commands will come in a later version", command.name),
+            );
         }
         if command.flags.has(Flags::SCRIPT) {
             self.note_script(command, args);
@@ -205,7 +209,16 @@ impl Worker {
     }
 
     #[allow(clippy::too_many_arguments)] // one call, of what `split` has at hand
-    fn split_keys(&mut self, plan: &Plan, handle: Handle, command: &Command, how: Split, raw: &[u8], args: &Args<'_>, indexes: &[u32]) -> Flow {
+    fn split_keys(
+        &mut self,
+        plan: &Plan,
+        handle: Handle,
+        command: &Command,
+        how: Split,
+        raw: &[u8],
+        args: &Args<'_>,
+        indexes: &[u32],
+    ) -> Flow {
         let key = |index: &u32| args.get(*index as usize).unwrap_or_default();
         // Usual: all at one node. Then the node does the whole work.
         let mut owners = indexes.iter().map(|i| plan.topology.owner_of(key(i)));

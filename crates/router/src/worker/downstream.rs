@@ -318,7 +318,11 @@ impl Client {
             self.input.capacity() - self.input.len(),
             self.in_flight(),
             self.out.len(),
-            std::mem::size_of::<Self>() + std::mem::size_of::<Details>() + self.input.capacity() + self.out.capacity() + self.parked.capacity(),
+            std::mem::size_of::<Self>()
+                + std::mem::size_of::<Details>()
+                + self.input.capacity()
+                + self.out.capacity()
+                + self.parked.capacity(),
             last_command.to_ascii_lowercase(),
             if self.resp3 { 3 } else { 2 },
             d.lib_name,
@@ -326,4 +330,3 @@ impl Client {
         )
     }
 }
-

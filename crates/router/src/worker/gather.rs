@@ -55,11 +55,7 @@ impl Worker {
 
     /// Sends one part to a node.
     pub(super) fn send_part(&mut self, gather: Handle, part: u32, node: NodeId, lane: Lane, request: &[u8], class: u8) {
-        let Some((resp3, database)) = self
-            .gathers
-            .get(gather)
-            .and_then(|g| self.clients.get(g.client))
-            .map(|c| (c.resp3, c.database))
+        let Some((resp3, database)) = self.gathers.get(gather).and_then(|g| self.clients.get(g.client)).map(|c| (c.resp3, c.database))
         else {
             self.gathers.remove(gather);
             return;
@@ -71,7 +67,17 @@ impl Worker {
         let epoch = self.plan.topology.epoch() as u32;
         let now_us = self.now_us as u32;
         if let Some(link) = self.links.get_mut(handle).filter(|l| l.takes_commands()) {
-            let pending = Pending { who: gather, seq: part, len: 0, sent_us: now_us, epoch, purpose: Purpose::Gather, class, repeatable: false, by_sha: false };
+            let pending = Pending {
+                who: gather,
+                seq: part,
+                len: 0,
+                sent_us: now_us,
+                epoch,
+                purpose: Purpose::Gather,
+                class,
+                repeatable: false,
+                by_sha: false,
+            };
             link.push(request, database, pending);
             self.mark_link(handle);
         } else {
@@ -161,7 +167,9 @@ impl Worker {
             (Whole::Scan { at, nodes }, None) => {
                 let mut pair = parts.first().map(|p| reply::elements(p)).into_iter().flatten();
                 let inner = pair.next().and_then(|c| std::str::from_utf8(reply::text(c)?).ok()?.parse().ok());
-                let Some((inner, found)) = inner.zip(pair.next()) else { return protocol_error("a node answered SCAN with something else than a cursor and keys") };
+                let Some((inner, found)) = inner.zip(pair.next()) else {
+                    return protocol_error("a node answered SCAN with something else than a cursor and keys");
+                };
                 let Some(next) = at.next(inner, nodes) else {
                     return protocol_error("a node's SCAN cursor is too large to be carried");
                 };

@@ -11,7 +11,8 @@ use super::Worker;
 use crate::metrics::Counter;
 
 /// Sections that INFO shows when none is named.
-const DEFAULT: &[&str] = &["server", "clients", "memory", "persistence", "stats", "replication", "cpu", "cluster", "keyspace", "switchyard"];
+const DEFAULT: &[&str] =
+    &["server", "clients", "memory", "persistence", "stats", "replication", "cpu", "cluster", "keyspace", "switchyard"];
 
 /// Fields of the nodes that add up to a figure of the fleet, by section.
 const SUMMED: &[(&str, &[&str])] = &[
@@ -19,7 +20,15 @@ const SUMMED: &[(&str, &[&str])] = &[
     ("persistence", &["loading", "rdb_changes_since_last_save", "rdb_bgsave_in_progress", "aof_enabled", "aof_rewrite_in_progress"]),
     (
         "stats",
-        &["expired_keys", "evicted_keys", "keyspace_hits", "keyspace_misses", "total_error_replies", "instantaneous_ops_per_sec", "total_reads_processed"],
+        &[
+            "expired_keys",
+            "evicted_keys",
+            "keyspace_hits",
+            "keyspace_misses",
+            "total_error_replies",
+            "instantaneous_ops_per_sec",
+            "total_reads_processed",
+        ],
     ),
     ("cpu", &["used_cpu_sys", "used_cpu_user"]),
 ];
@@ -33,10 +42,17 @@ fn human(bytes: f64) -> String {
 impl Worker {
     /// The text of INFO from the nodes' `INFO all` replies.
     pub(super) fn info_text(&self, parts: &[Vec<u8>], wanted: &[String]) -> String {
-        let texts: Vec<String> = parts.iter().filter(|p| !reply::is_error(p)).filter_map(|p| reply::text(p)).map(|t| String::from_utf8_lossy(t).into_owned()).collect();
+        let texts: Vec<String> = parts
+            .iter()
+            .filter(|p| !reply::is_error(p))
+            .filter_map(|p| reply::text(p))
+            .map(|t| String::from_utf8_lossy(t).into_owned())
+            .collect();
         let everything = wanted.iter().any(|s| s == "all" || s == "everything");
         let shows = |section: &str| {
-            everything || wanted.iter().any(|s| s == section) || ((wanted.is_empty() || wanted.iter().any(|s| s == "default")) && DEFAULT.contains(&section))
+            everything
+                || wanted.iter().any(|s| s == section)
+                || ((wanted.is_empty() || wanted.iter().any(|s| s == "default")) && DEFAULT.contains(&section))
         };
         let values = |field: &str| -> Vec<f64> {
             let prefix = format!("{field}:");
@@ -80,7 +96,8 @@ impl Worker {
             ],
         );
         for (section, fields) in SUMMED {
-            let mut list: Vec<(&str, String)> = fields.iter().filter(|f| !values(f).is_empty()).map(|f| (*f, format_number(sum(f)))).collect();
+            let mut list: Vec<(&str, String)> =
+                fields.iter().filter(|f| !values(f).is_empty()).map(|f| (*f, format_number(sum(f)))).collect();
             match *section {
                 "memory" => list.push(("used_memory_human", human(sum("used_memory")))),
                 "stats" => {
@@ -112,7 +129,13 @@ impl Worker {
             let state = if facts.failure.is_some() { "down" } else { "up" };
             own.push((
                 format!("node{}", node.id.0),
-                format!("addr={},state={state},slots={},version={} {},in_flight={in_flight}", node.name, plan.topology.slots_of(node.id), facts.flavour, facts.version),
+                format!(
+                    "addr={},state={state},slots={},version={} {},in_flight={in_flight}",
+                    node.name,
+                    plan.topology.slots_of(node.id),
+                    facts.flavour,
+                    facts.version
+                ),
             ));
         }
         sections.push(("switchyard", own));
@@ -139,9 +162,7 @@ fn keyspace(texts: &[String]) -> Vec<(String, String)> {
     for line in texts.iter().flat_map(|t| t.lines()) {
         let Some((number, fields)) = line.strip_prefix("db").and_then(|l| l.trim().split_once(':')) else { continue };
         let Ok(number) = number.parse() else { continue };
-        let field = |name: &str| {
-            fields.split(',').find_map(|f| f.strip_prefix(name)?.strip_prefix('=')?.parse::<u64>().ok()).unwrap_or(0)
-        };
+        let field = |name: &str| fields.split(',').find_map(|f| f.strip_prefix(name)?.strip_prefix('=')?.parse::<u64>().ok()).unwrap_or(0);
         let entry = databases.entry(number).or_default();
         entry.0 += field("keys");
         entry.1 += field("expires");
@@ -159,7 +180,10 @@ mod tests {
 
     #[test]
     fn keys_of_all_nodes_add_up() {
-        let texts = ["# Keyspace\r\ndb0:keys=3,expires=1,avg_ttl=10\r\n".to_string(), "db0:keys=2,expires=3,avg_ttl=30\r\ndb5:keys=1,expires=0,avg_ttl=0\r\n".to_string()];
+        let texts = [
+            "# Keyspace\r\ndb0:keys=3,expires=1,avg_ttl=10\r\n".to_string(),
+            "db0:keys=2,expires=3,avg_ttl=30\r\ndb5:keys=1,expires=0,avg_ttl=0\r\n".to_string(),
+        ];
         let merged = keyspace(&texts);
         assert_eq!(merged[0], ("db0".into(), "keys=5,expires=4,avg_ttl=25".into()));
         assert_eq!(merged[1].0, "db5");

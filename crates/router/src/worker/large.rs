@@ -147,7 +147,8 @@ impl Worker {
         link.holder = handle;
         link.uploading = uploading;
         let sent_us = self.now_us as u32;
-        let pending = Pending { who: handle, seq, len: 0, sent_us, epoch, purpose: Purpose::Client, class, repeatable: false, by_sha: false };
+        let pending =
+            Pending { who: handle, seq, len: 0, sent_us, epoch, purpose: Purpose::Client, class, repeatable: false, by_sha: false };
         link.push(request, client.database, pending);
         self.mark_link(link_handle);
     }
@@ -211,9 +212,9 @@ impl Worker {
         for waiter in waiters {
             let Some(client) = self.clients.get_mut(waiter).filter(|c| c.stall == Stall::Large) else { continue };
             let free = large.iter().copied().find(|h| {
-                self.links.get(*h).is_some_and(|l| {
-                    l.phase == Phase::Up && l.holder == Handle::NONE && l.pending.is_empty() && l.resp3 == client.resp3
-                })
+                self.links
+                    .get(*h)
+                    .is_some_and(|l| l.phase == Phase::Up && l.holder == Handle::NONE && l.pending.is_empty() && l.resp3 == client.resp3)
             });
             if let Some(free) = free {
                 client.large = Some(free);
@@ -288,7 +289,10 @@ impl Worker {
         }
         self.flush_client(pending.who);
         let behind = self.clients.get(pending.who).is_some_and(|c| c.unsent() >= OUTPUT_HIGH / 4);
-        if large && behind && let Some(link) = self.links.get_mut(handle) {
+        if large
+            && behind
+            && let Some(link) = self.links.get_mut(handle)
+        {
             link.paused = true;
         }
     }

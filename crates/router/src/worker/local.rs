@@ -349,7 +349,10 @@ impl Worker {
                     encode::map(&mut out, 5, resp3);
                     let fields = [
                         ("node", node.name.clone()),
-                        ("link", if up { "up".into() } else { facts.failure.map_or_else(|| "connecting".into(), |f| format!("down: {f}")) }),
+                        (
+                            "link",
+                            if up { "up".into() } else { facts.failure.map_or_else(|| "connecting".into(), |f| format!("down: {f}")) },
+                        ),
                         ("version", format!("{} {}", facts.flavour, facts.version)),
                         ("run_id", facts.run_id.as_deref().unwrap_or("").to_string()),
                     ];
@@ -438,7 +441,14 @@ mod tests {
 
     #[test]
     fn patterns_match_names() {
-        for (pattern, name, matches) in [("*", "save", true), ("max*", "maxmemory", true), ("s?ve", "save", true), ("save", "saved", false), ("*e*y", "maxmemory", true), ("", "x", false)] {
+        for (pattern, name, matches) in [
+            ("*", "save", true),
+            ("max*", "maxmemory", true),
+            ("s?ve", "save", true),
+            ("save", "saved", false),
+            ("*e*y", "maxmemory", true),
+            ("", "x", false),
+        ] {
             assert_eq!(glob(pattern.as_bytes(), name.as_bytes()), matches, "{pattern} {name}");
         }
     }

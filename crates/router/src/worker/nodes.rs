@@ -2,19 +2,16 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 
 use rustix::net::{RecvFlags, SendFlags};
 use switchyard_policy::topology::NodeId;
-use switchyard_resp::command::parse_command_reply;
-use switchyard_resp::{encode, reply};
 use switchyard_resp::reply::{ReplyFollower, ReplyScan, ReplyScanner};
+use switchyard_resp::{encode, reply};
 use tracing::{debug, info, warn};
 
-use super::upstream::{Body, Greeting, Lane, Link, Pending, Phase, Purpose, Zombie};
+use super::upstream::{Body, Lane, Link, Pending, Phase, Purpose, Zombie};
 use super::{Stall, Worker};
 use crate::poll::{Ready, Token};
-use crate::shared::Plan;
 use crate::slab::Handle;
 
 /// Bytes unsent on a shared connection above which clients that want to add to it wait.
@@ -40,12 +37,8 @@ impl Worker {
 
     /// Closes connections to nodes that the topology no longer has, or that are reached in another way now.
     pub(super) fn drop_foreign_links(&mut self) {
-        let gone: Vec<Handle> = self
-            .links
-            .iter()
-            .filter(|(_, link)| self.plan.topology.node(link.node).is_none())
-            .map(|(handle, _)| handle)
-            .collect();
+        let gone: Vec<Handle> =
+            self.links.iter().filter(|(_, link)| self.plan.topology.node(link.node).is_none()).map(|(handle, _)| handle).collect();
         for handle in gone {
             self.break_link(handle, "the node was removed");
         }
@@ -94,7 +87,7 @@ impl Worker {
     }
 
     /// An attempt to connect ended without a connection.
-    fn attempt_failed(&mut self, handle: Handle, why: &str) {
+    pub(super) fn attempt_failed(&mut self, handle: Handle, why: &str) {
         let Some(link) = self.links.get_mut(handle) else { return };
         link.failures += 1;
         link.counters.failures.add(1);
@@ -143,7 +136,7 @@ impl Worker {
             if !writable && !readable {
                 return;
             }
-            let failed = link.fd.as_ref().map(|fd| rustix::net::sockopt::socket_error(fd));
+            let failed = link.fd.as_ref().map(rustix::net::sockopt::socket_error);
             match failed {
                 Some(Ok(Ok(()))) => self.greet_node(handle),
                 Some(Ok(Err(error)) | Err(error)) => self.attempt_failed(handle, &io::Error::from(error).to_string()),
@@ -172,127 +165,6 @@ impl Worker {
         }
     }
 
-    /// Connected: asks the node who it is before anything else is sent. Sending nothing before its answer makes the connection one
-    /// that a CLIENT KILL by a later connection surely reaches.
-    fn greet_node(&mut self, handle: Handle) {
-        let Some(link) = self.links.get_mut(handle) else { return };
-        let Some(access) = self.plan.live.nodes.get(&link.node) else { return };
-        link.phase = Phase::Greeting;
-        link.since_us = self.now_us;
-        link.writable = true;
-        link.greeting.clear();
-        let name = format!("switchyard-{}-{}", self.shared.incarnation, self.index);
-        let mut bytes = Vec::new();
-        let user = access.username.as_deref().unwrap_or("default");
-        let mut ask = |link: &mut Link, what: Greeting, args: &[&str]| {
-            encode::command(&mut bytes, args.iter().map(|a| a.as_bytes()));
-            link.greeting.push_back(what);
-        };
-        match (&access.password, link.resp3) {
-            (Some(password), true) => ask(link, Greeting::Hello, &["HELLO", "3", "AUTH", user, &password.0]),
-            (None, true) => ask(link, Greeting::Hello, &["HELLO", "3"]),
-            (Some(password), false) if access.username.is_some() => ask(link, Greeting::Auth, &["AUTH", user, &password.0]),
-            (Some(password), false) => ask(link, Greeting::Auth, &["AUTH", &password.0]),
-            (None, false) => {}
-        }
-        ask(link, Greeting::SetName, &["CLIENT", "SETNAME", &name]);
-        let database = self.plan.live.database.to_string();
-        ask(link, Greeting::Select, &["SELECT", &database]);
-        ask(link, Greeting::ClientId, &["CLIENT", "ID"]);
-        ask(link, Greeting::Info, &["INFO", "server"]);
-        link.database = self.plan.live.database;
-        // Small and first on a fresh connection: it fits the socket's buffer whole.
-        let sent = link.fd.as_ref().map(|fd| rustix::net::send(fd, &bytes, SendFlags::NOSIGNAL));
-        match sent {
-            Some(Ok(count)) if count == bytes.len() => {}
-            Some(Err(error)) => self.attempt_failed(handle, &io::Error::from(error).to_string()),
-            _ => self.attempt_failed(handle, "the connection took no greeting"),
-        }
-    }
-
-    fn on_greeting(&mut self, handle: Handle, answer: &[u8]) {
-        let Some(link) = self.links.get_mut(handle) else { return };
-        let Some(question) = link.greeting.pop_front() else { return };
-        let error = reply::is_error(answer).then(|| String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned());
-        let node = link.node;
-        match (question, error) {
-            (Greeting::Hello, Some(error)) => self.attempt_failed(handle, &format!("it refuses HELLO 3: {error}")),
-            (Greeting::Auth, Some(error)) => self.attempt_failed(handle, &format!("it refuses our credentials: {error}")),
-            (Greeting::Select, Some(error)) => {
-                let database = self.plan.live.database;
-                self.attempt_failed(handle, &format!("it refuses database {database}: {error}"));
-            }
-            (Greeting::ClientId | Greeting::Info, Some(error)) => {
-                self.attempt_failed(handle, &format!("it does not say who it is (CLIENT ID, INFO server): {error}"));
-            }
-            (Greeting::SetName, Some(error)) => debug!(node = %self.node_name(node), error, "node refuses CLIENT SETNAME"),
-            (Greeting::Hello | Greeting::Auth | Greeting::SetName, None) => {}
-            (Greeting::Select, None) => {
-                let database = self.plan.live.database;
-                self.shared.with_facts(node, |f| f.databases = f.databases.max(database + 1));
-            }
-            (Greeting::ClientId, None) => {
-                link.client_id = reply::integer(answer).and_then(|id| u64::try_from(id).ok()).unwrap_or(0);
-            }
-            (Greeting::Info, None) => self.link_is_up(handle, reply::text(answer).unwrap_or_default()),
-        }
-    }
-
-    fn link_is_up(&mut self, handle: Handle, info: &[u8]) {
-        let info = String::from_utf8_lossy(info);
-        let field = |name: &str| info.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
-        let run_id: Option<Arc<str>> = field("run_id").map(Arc::from);
-        let valkey = field("valkey_version").or_else(|| field("server_name").filter(|n| *n == "valkey").and(field("valkey_version")));
-        let (flavour, version) = match valkey {
-            Some(version) => ("valkey", version),
-            None => ("redis", field("redis_version").unwrap_or("unknown")),
-        };
-        let Some(link) = self.links.get_mut(handle) else { return };
-        link.phase = Phase::Up;
-        link.failures = 0;
-        link.idle_since_us = self.now_us;
-        link.run_id.clone_from(&run_id);
-        link.counters.connects.add(1);
-        link.counters.connections.add(1);
-        let (node, lane, resp3) = (link.node, link.lane, link.resp3);
-        // Commands that waited for the connection are due from now.
-        let name = self.node_name(node);
-        let mut restarted = false;
-        let (recovered, learn) = self.shared.with_facts(node, |facts| {
-            if facts.run_id != run_id {
-                restarted = facts.run_id.is_some();
-                facts.commands_learnt = false;
-                facts.databases = self.plan.live.database + 1;
-                facts.run_id.clone_from(&run_id);
-            }
-            facts.flavour = flavour;
-            facts.version = version.to_string();
-            let first = !facts.tried;
-            facts.tried = true;
-            let learn = lane == Lane::Main && !facts.commands_learnt;
-            facts.commands_learnt |= learn;
-            (facts.failure.take().is_some() || first, learn)
-        });
-        if restarted {
-            warn!(node = %name, "node has restarted: it keeps what its persistence kept");
-        }
-        if recovered {
-            info!(node = %name, version = %format_args!("{flavour} {version}"), "node is up");
-        }
-        if lane == Lane::Main {
-            self.kill_zombies(node, handle, run_id.as_deref());
-            if learn && !resp3 {
-                self.push_own(handle, &[b"COMMAND"], Purpose::Learn, 0);
-            } else if learn {
-                self.shared.with_facts(node, |f| f.commands_learnt = false);
-            }
-        }
-        if lane == Lane::Large {
-            self.wake_large_waiter(node);
-        }
-        self.mark_link(handle);
-    }
-
     /// Sends a command of our own.
     pub(super) fn push_own(&mut self, handle: Handle, args: &[&[u8]], purpose: Purpose, seq: u32) {
         let epoch = self.plan.topology.epoch() as u32;
@@ -317,7 +189,7 @@ impl Worker {
     }
 
     /// Asks the node to kill the connections that broke, on one that is newer than all of them.
-    fn kill_zombies(&mut self, node: NodeId, handle: Handle, run_id: Option<&str>) {
+    pub(super) fn kill_zombies(&mut self, node: NodeId, handle: Handle, run_id: Option<&str>) {
         // Another process has none of the old one's connections.
         self.zombies.retain(|z| z.node != node || z.run_id.as_deref() == run_id);
         let due: Vec<(u32, u64)> = self.zombies.iter().filter(|z| z.node == node).map(|z| (z.number, z.client_id)).collect();
@@ -348,21 +220,6 @@ impl Worker {
                 debug!(node = %self.node_name(node), error = %String::from_utf8_lossy(answer).trim_end(), "node refuses a command of our own");
             }
             _ => {}
-        }
-    }
-
-    /// Adds commands that the node has and our table lacks (modules, renamed commands).
-    fn learn(&mut self, node: NodeId, answer: &[u8]) {
-        let learnt = parse_command_reply(answer);
-        let mut count = 0;
-        self.shared.change_plan(|plan| {
-            let mut commands = (*plan.commands).clone();
-            count = commands.learn(&learnt);
-            let commands = if count == 0 { plan.commands.clone() } else { Arc::new(commands) };
-            Plan { topology: plan.topology.clone(), live: plan.live.clone(), commands }
-        });
-        if count > 0 {
-            info!(node = %self.node_name(node), commands = count, "learnt commands from node");
         }
     }
 
@@ -641,12 +498,10 @@ impl Worker {
             Purpose::Client | Purpose::ClientHealed => {
                 let holds = self.links.get(handle).is_some_and(|l| l.lane == Lane::Large && l.holder == pending.who);
                 let streamed = self.clients.get(pending.who).is_some_and(|c| c.streaming && c.is_first(pending.seq));
-                if holds {
-                    if let Some(client) = self.clients.get_mut(pending.who) {
-                        client.large = None;
-                        if let Some(upload) = client.upload.as_deref_mut() {
-                            upload.link = None;
-                        }
+                if holds && let Some(client) = self.clients.get_mut(pending.who) {
+                    client.large = None;
+                    if let Some(upload) = client.upload.as_deref_mut() {
+                        upload.link = None;
                     }
                 }
                 if streamed {
@@ -677,6 +532,7 @@ impl Worker {
         if let Some(fd) = link.fd.take() {
             self.poll.remove(&fd);
         }
+        self.shared.connection_ended(self.index, node, client_id);
         link.phase = Phase::Waiting { until_us: self.now_us };
         let name = self.node_name(node);
         info!(node = %name, why, in_flight, "lost a connection to node");
@@ -731,6 +587,7 @@ impl Worker {
             self.poll.remove(fd);
             if link.phase == Phase::Up {
                 link.counters.connections.sub(1);
+                self.shared.connection_ended(self.index, link.node, link.client_id);
             }
         }
         if let Some(route) = self.routes.get_mut(link.node.index()) {
@@ -840,7 +697,9 @@ fn start_connect(address: std::net::SocketAddr) -> io::Result<OwnedFd> {
     use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
     socket.set_tcp_nodelay(true)?;
-    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(std::time::Duration::from_secs(15)).with_interval(std::time::Duration::from_secs(5)))?;
+    socket.set_tcp_keepalive(
+        &TcpKeepalive::new().with_time(std::time::Duration::from_secs(15)).with_interval(std::time::Duration::from_secs(5)),
+    )?;
     match socket.connect(&address.into()) {
         Ok(()) => {}
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => {}

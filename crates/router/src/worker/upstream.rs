@@ -66,7 +66,9 @@ pub(super) struct Pending {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
     /// No connection; the next attempt is due at this time, us.
-    Waiting { until_us: u64 },
+    Waiting {
+        until_us: u64,
+    },
     /// TCP connect under way.
     Connecting,
     /// Connected; the node has not yet answered who we are. No command is sent before that.
@@ -216,7 +218,15 @@ impl Link {
         let before = self.out.len();
         switchyard_resp::encode::command(&mut self.out, [&b"SELECT"[..], database.to_string().as_bytes()]);
         let len = (self.out.len() - before) as u32;
-        self.pending.push_back(Pending { who: Handle::NONE, seq: 0, len, purpose: Purpose::Nobody, repeatable: false, by_sha: false, ..like });
+        self.pending.push_back(Pending {
+            who: Handle::NONE,
+            seq: 0,
+            len,
+            purpose: Purpose::Nobody,
+            repeatable: false,
+            by_sha: false,
+            ..like
+        });
         self.counters.in_flight.add(1);
         self.database = database;
     }

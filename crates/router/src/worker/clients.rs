@@ -1,0 +1,524 @@
+//! The clients' side of a worker: accepting, reading, finding commands in what was read, sending replies, closing.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+
+use rustix::net::{RecvFlags, SendFlags, SocketFlags};
+use switchyard_resp::request::{Limits, ProtocolError, Scan, Scanner, inline_to_multibulk};
+use tracing::{debug, warn};
+
+use super::dispatch::Flow;
+use super::downstream::{Client, Details, ReplyMode, Stall};
+use super::{OUTPUT_HIGH, Worker};
+use crate::poll::Token;
+use crate::slab::{Handle, Slab};
+
+/// Clients accepted per turn and listener, so that a storm of connections does not stall those that are there.
+const ACCEPTS_PER_TURN: usize = 64;
+
+/// Memory of a quiet client's buffers above this is given back.
+const QUIET_CAPACITY: usize = 4 << 10;
+
+/// Bytes of one request that are collected when it cannot be passed on as it comes (Redis `client-query-buffer-limit`).
+const REQUEST_MAX: usize = 1 << 30;
+
+impl Worker {
+    pub(super) fn accept(&mut self, index: usize) {
+        if !self.accepting {
+            return;
+        }
+        for _ in 0..ACCEPTS_PER_TURN {
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            match rustix::net::acceptfrom_with(&self.listeners[index], flags) {
+                Ok((fd, peer)) => self.greet_client(fd, peer.and_then(|p| p.try_into().ok())),
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
+                Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
+                    // Without a descriptor the connection cannot even be refused: give up the spare one for that.
+                    self.spare = None;
+                    if let Ok(fd) = rustix::net::accept_with(&self.listeners[index], flags) {
+                        refuse(&fd, "ERR max number of clients reached");
+                        self.counters.rejected.add(1);
+                    }
+                    self.spare = spare_descriptor();
+                    return;
+                }
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn greet_client(&mut self, fd: OwnedFd, peer: Option<std::net::SocketAddr>) {
+        let live = &self.plan.live;
+        if self.shared.clients.fetch_add(1, Ordering::Relaxed) >= live.max_clients {
+            self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+            self.counters.rejected.add(1);
+            refuse(&fd, "ERR max number of clients reached");
+            return;
+        }
+        let _ = rustix::net::sockopt::set_tcp_nodelay(&fd, true);
+        let _ = rustix::net::sockopt::set_socket_keepalive(&fd, true);
+        let details = Box::new(Details {
+            id: self.shared.next_client_id.fetch_add(1, Ordering::Relaxed),
+            peer,
+            local: rustix::net::getsockname(&fd).ok().and_then(|a| a.try_into().ok()),
+            name: String::new(),
+            lib_name: String::new(),
+            lib_ver: String::new(),
+            created_us: self.now_us,
+            no_evict: false,
+            no_touch: false,
+        });
+        let client = Client::new(fd, live.password.is_none(), live.database, self.now_us, details);
+        let handle = self.clients.insert(client);
+        let registered = self.clients.get(handle).map(|c| self.poll.add(&c.fd, Token::Client(handle)));
+        if !matches!(registered, Some(Ok(()))) {
+            self.clients.remove(handle);
+            self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        self.counters.accepted.add(1);
+        self.counters.clients.add(1);
+    }
+
+    /// Reads once. What is left in the socket is read in the next turn, so that one busy client does not hold up the others.
+    pub(super) fn read_client(&mut self, handle: Handle) {
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        client.readable = true;
+        if client.stall != Stall::None || client.closing || client.half_closed {
+            if client.closing {
+                self.discard_input(handle);
+            }
+            return;
+        }
+        self.batching.note(client);
+        client.last_used_us = self.now_us;
+        let mut buffer = std::mem::take(&mut self.read_buffer);
+        let read = rustix::net::recv(&client.fd, &mut buffer[..], RecvFlags::empty());
+        match read {
+            Ok((_, 0)) => {
+                // The client may still read: commands in flight are answered before the connection is closed.
+                client.half_closed = true;
+                self.close_if_done(handle);
+            }
+            Ok((_, count)) => {
+                self.counters.bytes_received.add(count as u64);
+                client.readable = count == buffer.len() || client.hangup;
+                if client.readable {
+                    self.unread.push(Token::Client(handle));
+                }
+                self.take_input(handle, &buffer[..count]);
+            }
+            Err(rustix::io::Errno::AGAIN) => client.readable = false,
+            Err(rustix::io::Errno::INTR) => self.unread.push(Token::Client(handle)),
+            Err(_) => self.close_client(handle),
+        }
+        self.read_buffer = buffer;
+    }
+
+    /// A client that is being closed is still read from, so that the error it is sent is not lost to a reset.
+    fn discard_input(&mut self, handle: Handle) {
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        let mut buffer = std::mem::take(&mut self.read_buffer);
+        if matches!(rustix::net::recv(&client.fd, &mut buffer[..], RecvFlags::empty()), Ok((_, 0)) | Err(_)) && client.unsent() == 0 {
+            self.close_client(handle);
+        }
+        self.read_buffer = buffer;
+    }
+
+    fn take_input(&mut self, handle: Handle, bytes: &[u8]) {
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        if client.input.is_empty() {
+            let taken = self.process(handle, bytes);
+            if let Some(client) = self.clients.get_mut(handle)
+                && taken < bytes.len()
+            {
+                client.input.extend_from_slice(&bytes[taken..]);
+                client.input_at = 0;
+            }
+        } else {
+            client.input.extend_from_slice(bytes);
+            self.process_input(handle);
+        }
+    }
+
+    /// Looks at the client's own buffer.
+    fn process_input(&mut self, handle: Handle) {
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        let mut input = std::mem::take(&mut client.input);
+        let at = client.input_at;
+        let taken = at + self.process(handle, &input[at..]);
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        if taken == input.len() {
+            input.clear();
+            if input.capacity() > QUIET_CAPACITY {
+                input = Vec::new();
+            }
+            client.input_at = 0;
+        } else if taken > 64 << 10 && taken * 2 > input.len() {
+            input.drain(..taken);
+            client.input_at = 0;
+        } else {
+            client.input_at = taken;
+        }
+        client.input = input;
+    }
+
+    pub(super) fn resume_client(&mut self, handle: Handle) {
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        if client.stall != Stall::None {
+            return;
+        }
+        if client.repeat.is_some() && !self.run_repeat(handle) {
+            return;
+        }
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        if client.input_at < client.input.len() {
+            self.process_input(handle);
+        }
+        if let Some(client) = self.clients.get_mut(handle)
+            && client.stall == Stall::None
+        {
+            if client.readable {
+                self.unread.push(Token::Client(handle));
+            }
+            self.close_if_done(handle);
+        }
+    }
+
+    /// Executes the commands at the start of `bytes` and returns how many bytes they took.
+    fn process(&mut self, handle: Handle, bytes: &[u8]) -> usize {
+        let plan = self.plan.clone();
+        let mut scanner = std::mem::take(&mut self.scanner);
+        let Some(client) = self.clients.get_mut(handle) else { return 0 };
+        if let Some(kept) = client.scanner.take() {
+            scanner = *kept;
+        }
+        let mut pos = 0;
+        let mut failed = None;
+        while let Some(client) = self.clients.get_mut(handle) {
+            if client.stall != Stall::None || client.closing {
+                break;
+            }
+            if client.upload.is_some() {
+                match self.upload(handle, &plan, &bytes[pos..]) {
+                    Ok((taken, done)) => {
+                        pos += taken;
+                        if done {
+                            continue;
+                        }
+                        break;
+                    }
+                    Err(error) => {
+                        failed = Some(error);
+                        break;
+                    }
+                }
+            }
+            if pos == bytes.len() {
+                break;
+            }
+            if client.in_flight() >= plan.live.client_pipeline_max {
+                self.stall(handle, Stall::Pipeline);
+                break;
+            }
+            if client.unsent() > OUTPUT_HIGH && !client.writes_first && !self.flush_client(handle) {
+                self.stall(handle, Stall::Output);
+                break;
+            }
+            let Some(client) = self.clients.get_mut(handle) else { break };
+            let limits = Limits {
+                argument_max: plan.live.argument_max,
+                large: if client.buffer_large { usize::MAX } else { plan.live.large_value },
+                authenticated: client.authenticated,
+            };
+            let flow = match scanner.scan(&bytes[pos..], &limits) {
+                Ok(Scan::Complete { len, canonical }) => {
+                    let raw = &bytes[pos..pos + len];
+                    let args = scanner.args(raw);
+                    let flow = if canonical {
+                        self.dispatch(&plan, handle, raw, &args)
+                    } else {
+                        let mut again = Vec::with_capacity(len);
+                        switchyard_resp::encode::command(&mut again, args.iter().collect::<Vec<_>>());
+                        let mut rescan = Scanner::default();
+                        let _ = rescan.scan(&again, &limits);
+                        self.dispatch(&plan, handle, &again, &rescan.args(&again))
+                    };
+                    (flow, len)
+                }
+                Ok(Scan::Inline { len }) => {
+                    let mut again = Vec::new();
+                    match inline_to_multibulk(&bytes[pos..pos + len], &mut again) {
+                        Ok(()) if again.is_empty() => (Flow::Next, len),
+                        Ok(()) => {
+                            let mut rescan = Scanner::default();
+                            let _ = rescan.scan(&again, &Limits { authenticated: true, large: usize::MAX, ..limits });
+                            (self.dispatch(&plan, handle, &again, &rescan.args(&again)), len)
+                        }
+                        Err(error) => {
+                            failed = Some(error);
+                            break;
+                        }
+                    }
+                }
+                Ok(Scan::Empty { len }) => (Flow::Next, len),
+                Ok(Scan::Incomplete) => break,
+                Ok(Scan::Large { data, len, after }) => {
+                    let header = &bytes[pos..pos + data];
+                    match self.dispatch_large(&plan, handle, header, &scanner.args(header), len, after) {
+                        Flow::Buffer => {
+                            client_mut(&mut self.clients, handle, |c| c.buffer_large = true);
+                            continue;
+                        }
+                        flow => (flow, data),
+                    }
+                }
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
+            };
+            match flow {
+                (Flow::Next, len) => {
+                    pos += len;
+                    scanner.reset();
+                    client_mut(&mut self.clients, handle, |c| c.buffer_large = false);
+                }
+                (Flow::Stall(why), _) => {
+                    scanner.reset();
+                    if why != Stall::Large {
+                        self.stall(handle, why);
+                    } // else it is in the queue for a connection, or was woken from it already
+                    break;
+                }
+                (Flow::Close | Flow::Buffer, len) => {
+                    pos += len;
+                    scanner.reset();
+                    break;
+                }
+            }
+        }
+        if let Some(error) = failed {
+            scanner.reset();
+            self.protocol_error(handle, error);
+            pos = bytes.len();
+        }
+        if let Some(client) = self.clients.get_mut(handle) {
+            if client.closing {
+                pos = bytes.len();
+            } else if bytes.len() - pos > REQUEST_MAX {
+                scanner.reset();
+                self.protocol_error(handle, ProtocolError::TooLarge);
+                pos = bytes.len();
+            } else if scanner.is_mid_command() && bytes.len() - pos > 16 << 10 {
+                // Worth keeping: a small command is scanned again from its start.
+                client.scanner = Some(Box::new(std::mem::take(&mut scanner)));
+            }
+        }
+        scanner.reset();
+        self.scanner = scanner;
+        pos
+    }
+
+    pub(super) fn stall(&mut self, handle: Handle, why: Stall) {
+        if let Some(client) = self.clients.get_mut(handle) {
+            client.stall = why;
+            client.stalled_at_us = self.now_us;
+        }
+    }
+
+    /// Ends a stall; the client goes on in this turn.
+    pub(super) fn unstall(&mut self, handle: Handle) {
+        if let Some(client) = self.clients.get_mut(handle)
+            && client.stall != Stall::None
+        {
+            client.stall = Stall::None;
+            self.resumed.push(handle);
+        }
+    }
+
+    fn protocol_error(&mut self, handle: Handle, error: ProtocolError) {
+        self.counters.protocol_errors.add(1);
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        debug!(client = client.details.id, %error, "closing a client");
+        client.reply_mode = ReplyMode::On;
+        let mut reply = std::mem::take(&mut self.scratch);
+        reply.clear();
+        switchyard_resp::encode::line(&mut reply, b'-', &error.reply_text());
+        self.answer(handle, 0, &reply);
+        self.scratch = reply;
+        self.close_after_replies(handle);
+    }
+
+    /// Gives a client the reply to the command just read.
+    pub(super) fn answer(&mut self, handle: Handle, class: u8, reply: &[u8]) {
+        if let Some(client) = self.clients.get_mut(handle) {
+            let seq = client.owe(self.now_us, class);
+            self.deliver(handle, seq, reply);
+        }
+    }
+
+    /// Gives a client the reply to command `seq`, and lets it go on where it waited for that.
+    pub(super) fn deliver(&mut self, handle: Handle, seq: u32, reply: &[u8]) {
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        client.complete(seq, reply, self.now_us, &self.counters);
+        if !client.dirty {
+            client.dirty = true;
+            self.dirty_clients.push(handle);
+        }
+        self.after_delivery(handle);
+    }
+
+    #[inline]
+    pub(super) fn after_delivery(&mut self, handle: Handle) {
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        let go_on = match client.stall {
+            Stall::None | Stall::Output | Stall::Upstream | Stall::Large => false,
+            Stall::Barrier => client.in_flight() == 0,
+            Stall::Pipeline => client.in_flight() <= self.plan.live.client_pipeline_max / 2,
+        };
+        if go_on {
+            self.unstall(handle);
+        }
+    }
+
+    pub(super) fn flush_clients(&mut self) {
+        let mut dirty = std::mem::take(&mut self.dirty_clients);
+        for handle in dirty.drain(..) {
+            self.flush_client(handle);
+        }
+        if self.dirty_clients.is_empty() {
+            self.dirty_clients = dirty;
+        }
+    }
+
+    /// Sends what the client is owed, as far as its socket takes it; true where nothing is left.
+    pub(super) fn flush_client(&mut self, handle: Handle) -> bool {
+        let Some(client) = self.clients.get_mut(handle) else { return true };
+        client.dirty = false;
+        let mut broken = false;
+        while client.unsent() > 0 && client.writable {
+            match rustix::net::send(&client.fd, &client.out[client.out_sent..], SendFlags::NOSIGNAL) {
+                Ok(count) => {
+                    self.counters.bytes_sent.add(count as u64);
+                    client.out_sent += count;
+                    client.last_used_us = self.now_us;
+                    client.stalled_at_us = self.now_us;
+                    if client.unsent() > 0 {
+                        // A short write means a full socket; epoll tells when it has room.
+                        client.writable = false;
+                    }
+                }
+                Err(rustix::io::Errno::AGAIN) => client.writable = false,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => {
+                    broken = true;
+                    break;
+                }
+            }
+        }
+        if broken {
+            self.close_client(handle);
+            return true;
+        }
+        let done = client.unsent() == 0;
+        if done {
+            client.out.clear();
+            client.out_sent = 0;
+            if client.out.capacity() > QUIET_CAPACITY && client.in_flight() == 0 {
+                client.out = Vec::new();
+            }
+        } else if client.out_sent > OUTPUT_HIGH {
+            client.out.drain(..client.out_sent);
+            client.out_sent = 0;
+        }
+        if client.output_bytes() > self.plan.live.client_output_limit {
+            warn!(
+                client = client.details.id,
+                bytes = client.output_bytes(),
+                "cutting a client that does not read its replies (client-output-limit)"
+            );
+            self.counters.cut_output.add(1);
+            self.close_client(handle);
+            return true;
+        }
+        let client_unsent = client.unsent();
+        if let Some(large) = client.large
+            && client_unsent < OUTPUT_HIGH / 4
+        {
+            self.unpause_link(large);
+        }
+        if let Some(client) = self.clients.get_mut(handle) {
+            if client_unsent <= OUTPUT_HIGH / 2 {
+                client.writes_first = false;
+            }
+            if client.stall == Stall::Output && client_unsent <= OUTPUT_HIGH / 2 {
+                self.unstall(handle);
+            } else if done && (client.closing || client.half_closed) {
+                self.close_if_done(handle);
+            }
+        }
+        done
+    }
+
+    /// Closes the connection once all replies owed so far have been sent.
+    pub(super) fn close_after_replies(&mut self, handle: Handle) {
+        if let Some(client) = self.clients.get_mut(handle) {
+            client.closing = true;
+            client.input = Vec::new();
+            client.input_at = 0;
+            if !client.dirty {
+                client.dirty = true;
+                self.dirty_clients.push(handle);
+            }
+        }
+    }
+
+    pub(super) fn close_if_done(&mut self, handle: Handle) {
+        let Some(client) = self.clients.get(handle) else { return };
+        if !(client.closing || client.half_closed) || client.in_flight() > 0 || client.unsent() > 0 {
+            return;
+        }
+        let waits = client.stall != Stall::None || (client.half_closed && self.resumed.contains(&handle));
+        if !client.closing && waits {
+            return;
+        }
+        if client.closing && !client.half_closed {
+            // Let the client read the last reply: a close with unread input in our socket would reset the connection.
+            let _ = rustix::net::shutdown(&client.fd, rustix::net::Shutdown::Write);
+            let mut sink = [0u8; 4096];
+            for _ in 0..256 {
+                if !matches!(rustix::net::recv(&client.fd, &mut sink[..], RecvFlags::empty()), Ok((_, 1..))) {
+                    break;
+                }
+            }
+        }
+        self.close_client(handle);
+    }
+
+    pub(super) fn close_client(&mut self, handle: Handle) {
+        let Some(client) = self.clients.remove(handle) else { return };
+        self.poll.remove(&client.fd);
+        self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+        self.counters.clients.sub(1);
+        if let Some(large) = client.large {
+            self.abandon_large(large);
+        }
+    }
+}
+
+fn client_mut(clients: &mut Slab<Client>, handle: Handle, change: impl FnOnce(&mut Client)) {
+    if let Some(client) = clients.get_mut(handle) {
+        change(client);
+    }
+}
+
+pub(super) fn spare_descriptor() -> Option<OwnedFd> {
+    rustix::fs::open("/dev/null", rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty()).ok()
+}
+
+fn refuse(fd: &OwnedFd, error: &str) {
+    let mut reply = Vec::new();
+    switchyard_resp::encode::error(&mut reply, error);
+    let _ = rustix::net::send(fd, &reply, SendFlags::NOSIGNAL);
+}
