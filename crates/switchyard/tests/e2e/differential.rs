@@ -5,9 +5,7 @@
 
 use std::fmt::Write as _;
 
-use crate::support::{
-    Client, Node, NodeOptions, Random, Site, SiteOptions, Value, encode, until, value,
-};
+use crate::support::{Client, Node, NodeOptions, Random, Site, SiteOptions, Value, encode, until, value};
 
 /// One command.
 pub(crate) type Command = Vec<Vec<u8>>;
@@ -32,22 +30,11 @@ enum How {
 }
 
 fn how(command: &Command) -> How {
-    let word = |i: usize| {
-        command
-            .get(i)
-            .map(|w| String::from_utf8_lossy(w).to_ascii_uppercase())
-            .unwrap_or_default()
-    };
+    let word = |i: usize| command.get(i).map(|w| String::from_utf8_lossy(w).to_ascii_uppercase()).unwrap_or_default();
     match (word(0).as_str(), word(1).as_str()) {
-        ("SMEMBERS" | "SINTER" | "SUNION" | "SDIFF" | "HKEYS" | "HVALS" | "KEYS", _) => {
-            How::Members
-        }
+        ("SMEMBERS" | "SINTER" | "SUNION" | "SDIFF" | "HKEYS" | "HVALS" | "KEYS", _) => How::Members,
         // Tests ask for at least as many as there are, so that only the order is random.
-        ("SPOP" | "SRANDMEMBER" | "HRANDFIELD" | "ZRANDMEMBER", _)
-            if command.len() == 3 && !word(2).starts_with('-') =>
-        {
-            How::Members
-        }
+        ("SPOP" | "SRANDMEMBER" | "HRANDFIELD" | "ZRANDMEMBER", _) if command.len() == 3 && !word(2).starts_with('-') => How::Members,
         ("SRANDMEMBER" | "HRANDFIELD" | "ZRANDMEMBER", _) => How::Shape,
         ("HGETALL", _) => How::Pairs,
         ("SSCAN", _) => How::CursorMembers,
@@ -90,25 +77,11 @@ fn canonical(how: How, raw: &[u8]) -> Value {
     }
     match (how, &reply) {
         (How::Members, Value::Array(v) | Value::Set(v)) => sorted(v),
-        (How::Pairs, Value::Array(v)) => sorted(
-            &v.chunks(2)
-                .map(|p| Value::Array(p.to_vec()))
-                .collect::<Vec<_>>(),
-        ),
-        (How::Pairs, Value::Map(v)) => sorted(
-            &v.iter()
-                .map(|(k, v)| Value::Array(vec![k.clone(), v.clone()]))
-                .collect::<Vec<_>>(),
-        ),
-        (How::CursorMembers, Value::Array(v)) => {
-            Value::Array(vec![v[0].clone(), sorted(v[1].items())])
-        }
+        (How::Pairs, Value::Array(v)) => sorted(&v.chunks(2).map(|p| Value::Array(p.to_vec())).collect::<Vec<_>>()),
+        (How::Pairs, Value::Map(v)) => sorted(&v.iter().map(|(k, v)| Value::Array(vec![k.clone(), v.clone()])).collect::<Vec<_>>()),
+        (How::CursorMembers, Value::Array(v)) => Value::Array(vec![v[0].clone(), sorted(v[1].items())]),
         (How::CursorPairs, Value::Array(v)) => {
-            let pairs: Vec<Value> = v[1]
-                .items()
-                .chunks(2)
-                .map(|p| Value::Array(p.to_vec()))
-                .collect();
+            let pairs: Vec<Value> = v[1].items().chunks(2).map(|p| Value::Array(p.to_vec())).collect();
             Value::Array(vec![v[0].clone(), sorted(&pairs)])
         }
         (How::Sign, Value::Int(n)) => value::int(if *n > 0 { 1 } else { *n }),
@@ -135,13 +108,7 @@ pub(crate) fn show(command: &Command) -> String {
 
 /// Sends `commands` to both in pipelines of the lengths that `lengths` gives, and compares.
 #[track_caller]
-fn compare(
-    label: &str,
-    routed: &mut Client,
-    plain: &mut Client,
-    commands: &[Command],
-    mut lengths: impl FnMut() -> usize,
-) {
+fn compare(label: &str, routed: &mut Client, plain: &mut Client, commands: &[Command], mut lengths: impl FnMut() -> usize) {
     let mut done = 0;
     while done < commands.len() {
         let batch = &commands[done..commands.len().min(done + lengths().max(1))];
@@ -159,11 +126,7 @@ fn compare(
             let index = done + i;
             let history: Vec<String> = commands[..index]
                 .iter()
-                .filter(|c| {
-                    c[1..]
-                        .iter()
-                        .any(|w| w.starts_with(b"{") && command[1..].contains(w))
-                })
+                .filter(|c| c[1..].iter().any(|w| w.starts_with(b"{") && command[1..].contains(w)))
                 .map(show)
                 .collect();
             let recent = &history[history.len().saturating_sub(12)..];
@@ -191,21 +154,9 @@ struct Pair {
 
 impl Pair {
     fn new(program: Option<&str>) -> Pair {
-        let node = NodeOptions {
-            program: program.map(str::to_owned),
-            ..NodeOptions::default()
-        };
+        let node = NodeOptions { program: program.map(str::to_owned), ..NodeOptions::default() };
         let plain = Node::start(&node);
-        Pair {
-            site: Site::with(
-                3,
-                &SiteOptions {
-                    node,
-                    ..SiteOptions::default()
-                },
-            ),
-            plain,
-        }
+        Pair { site: Site::with(3, &SiteOptions { node, ..SiteOptions::default() }), plain }
     }
 
     fn clients(&self, resp: u8) -> (Client, Client) {
@@ -233,31 +184,20 @@ const SCRIPTS: &[(&str, &str)] = &[
     ("sets", include_str!("scripts/sets.txt")),
     ("zsets", include_str!("scripts/zsets.txt")),
     ("streams", include_str!("scripts/streams.txt")),
-    (
-        "bits, hyperloglogs, places",
-        include_str!("scripts/bits_hll_geo.txt"),
-    ),
+    ("bits, hyperloglogs, places", include_str!("scripts/bits_hll_geo.txt")),
     ("scripts", include_str!("scripts/scripts.txt")),
     ("errors", include_str!("scripts/errors.txt")),
 ];
 
 fn script(text: &str) -> Vec<Command> {
-    text.lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty() && !line.starts_with('#'))
-        .map(crate::support::words)
-        .collect()
+    text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).map(crate::support::words).collect()
 }
 
 /// The programs to compare with: the default server, and Valkey as well where it is installed beside Redis.
 fn programs() -> Vec<Option<&'static str>> {
     let mut programs = vec![None];
     let chosen = std::env::var_os("SWITCHYARD_E2E_SERVER").is_some();
-    if !chosen
-        && ["redis-server", "valkey-server"]
-            .into_iter()
-            .all(crate::support::process::on_path)
-    {
+    if !chosen && ["redis-server", "valkey-server"].into_iter().all(crate::support::process::on_path) {
         programs.push(Some("valkey-server"));
     }
     programs
@@ -272,21 +212,9 @@ fn hand_written_sequences_answer_as_a_plain_server_does() {
                 let commands = script(text);
                 let (mut routed, mut plain) = pair.clients(resp);
                 // One by one, as a person types them, and in one pipeline, as a program sends them.
-                compare(
-                    &format!("{family}, RESP{resp}, one by one"),
-                    &mut routed,
-                    &mut plain,
-                    &commands,
-                    || 1,
-                );
+                compare(&format!("{family}, RESP{resp}, one by one"), &mut routed, &mut plain, &commands, || 1);
                 pair.flush();
-                compare(
-                    &format!("{family}, RESP{resp}, pipelined"),
-                    &mut routed,
-                    &mut plain,
-                    &commands,
-                    || 1000,
-                );
+                compare(&format!("{family}, RESP{resp}, pipelined"), &mut routed, &mut plain, &commands, || 1000);
                 pair.flush();
             }
         }
@@ -307,10 +235,7 @@ const NOT_IN_SCRIPTS: &[(&str, &str)] = &[
     ("spublish", "publish/subscribe: the next issue"),
     ("ssubscribe", "publish/subscribe: the next issue"),
     ("sunsubscribe", "publish/subscribe: the next issue"),
-    (
-        "migrate",
-        "an operator's command: would go around the router's placement",
-    ),
+    ("migrate", "an operator's command: would go around the router's placement"),
     ("restore-asking", "between cluster nodes only"),
     ("pfdebug", "for developers of the server only"),
 ];
@@ -329,21 +254,13 @@ fn every_command_with_keys_has_a_hand_written_sequence() {
         .iter()
         .filter(|row| {
             let row = row.items();
-            let movable = row[2]
-                .items()
-                .iter()
-                .any(|flag| flag.text() == "movablekeys");
+            let movable = row[2].items().iter().any(|flag| flag.text() == "movablekeys");
             row[3].int() != 0 || movable
         })
         .map(|row| row.items()[0].text())
-        .filter(|name| {
-            !used.contains(name) && !NOT_IN_SCRIPTS.iter().any(|(known, _)| known == name)
-        })
+        .filter(|name| !used.contains(name) && !NOT_IN_SCRIPTS.iter().any(|(known, _)| known == name))
         .collect();
-    assert!(
-        missing.is_empty(),
-        "commands of this server that no sequence in scripts/ uses: {missing:?}"
-    );
+    assert!(missing.is_empty(), "commands of this server that no sequence in scripts/ uses: {missing:?}");
 }
 
 /// How random commands look. `$x` is a key of the family `x`; all keys of a command share a tag. `$1..` are values, see [`Generator`].
@@ -362,19 +279,12 @@ impl Generator {
             .filter(|line| !line.is_empty() && !line.starts_with('#'))
             .map(|line| line.split_whitespace().map(str::to_owned).collect())
             .collect();
-        Generator {
-            random: Random::new(seed),
-            templates,
-        }
+        Generator { random: Random::new(seed), templates }
     }
 
     fn key(&mut self, tag: usize, family: &str) -> Vec<u8> {
         // Now and then a key of another type: errors must be the same as well.
-        let family = if self.random.one_in(12) {
-            *self.random.pick(&[&"s", &"l", &"h", &"e", &"z", &"x"])
-        } else {
-            family
-        };
+        let family = if self.random.one_in(12) { *self.random.pick(&[&"s", &"l", &"h", &"e", &"z", &"x"]) } else { family };
         format!("{{tag{tag}}}{family}{}", self.random.below(3)).into_bytes()
     }
 
@@ -444,23 +354,8 @@ impl Generator {
                     "i" => command.push(random.range(-6, 12).to_string().into_bytes()),
                     "n" => command.push(random.range(0, 2000).to_string().into_bytes()),
                     "bit" => command.push(random.below(2).to_string().into_bytes()),
-                    "f" => command.push(
-                        random
-                            .pick(&[
-                                "1.5",
-                                "-2",
-                                "0",
-                                "1e3",
-                                "inf",
-                                "-inf",
-                                "nan",
-                                "x",
-                                "3.0000001",
-                                "10",
-                            ])
-                            .as_bytes()
-                            .to_vec(),
-                    ),
+                    "f" => command
+                        .push(random.pick(&["1.5", "-2", "0", "1e3", "inf", "-inf", "nan", "x", "3.0000001", "10"]).as_bytes().to_vec()),
                     "m" => command.push(format!("m{}", random.below(12)).into_bytes()),
                     "fv" => {
                         command.push(format!("m{}", random.below(12)).into_bytes());
@@ -468,12 +363,7 @@ impl Generator {
                         command.push(value);
                     }
                     "sm" => {
-                        command.push(
-                            random
-                                .pick(&["1.5", "-2", "0", "7", "1e3", "inf", "3"])
-                                .as_bytes()
-                                .to_vec(),
-                        );
+                        command.push(random.pick(&["1.5", "-2", "0", "7", "1e3", "inf", "3"]).as_bytes().to_vec());
                         command.push(format!("m{}", random.below(12)).into_bytes());
                     }
                     "place" => {
@@ -481,20 +371,9 @@ impl Generator {
                         command.push(format!("{}.5", random.range(-80, 80)).into_bytes());
                         command.push(format!("m{}", random.below(12)).into_bytes());
                     }
-                    "id" => command
-                        .push(format!("{}-{}", random.below(40), random.below(3)).into_bytes()),
-                    "lex" => command.push(
-                        random
-                            .pick(&["-", "+", "[m3", "(m5", "[m9", "x"])
-                            .as_bytes()
-                            .to_vec(),
-                    ),
-                    "score" => command.push(
-                        random
-                            .pick(&["-inf", "+inf", "(1", "5", "0", "(x", "1e2"])
-                            .as_bytes()
-                            .to_vec(),
-                    ),
+                    "id" => command.push(format!("{}-{}", random.below(40), random.below(3)).into_bytes()),
+                    "lex" => command.push(random.pick(&["-", "+", "[m3", "(m5", "[m9", "x"]).as_bytes().to_vec()),
+                    "score" => command.push(random.pick(&["-inf", "+inf", "(1", "5", "0", "(x", "1e2"]).as_bytes().to_vec()),
                     other => panic!("unknown hole ${other} in scripts/random.txt"),
                 }
             }
@@ -563,19 +442,12 @@ fn dump_and_restore_carry_every_type() {
     for command in &make {
         plain.call(command);
     }
-    let keys = [
-        "string", "int", "list", "hash", "ints", "set", "zset", "bits", "hll",
-    ];
+    let keys = ["string", "int", "list", "hash", "ints", "set", "zset", "bits", "hll"];
     let mut copies = Vec::new();
     for key in keys {
         let dump = plain.cmd(&format!("DUMP {{d}}{key}"));
         let restore = |ttl: &str, more: &[&str]| {
-            let mut command: Command = vec![
-                b"RESTORE".to_vec(),
-                format!("{{r}}{key}").into_bytes(),
-                ttl.into(),
-                dump.bytes().to_vec(),
-            ];
+            let mut command: Command = vec![b"RESTORE".to_vec(), format!("{{r}}{key}").into_bytes(), ttl.into(), dump.bytes().to_vec()];
             command.extend(more.iter().map(|w| w.as_bytes().to_vec()));
             command
         };
@@ -592,19 +464,9 @@ fn dump_and_restore_carry_every_type() {
             copies.push(crate::support::words(&format!("{look} {{r}}{key}")));
         }
     }
-    compare(
-        "restored from a plain server's dump",
-        &mut routed,
-        &mut plain,
-        &copies,
-        || 7,
-    );
+    compare("restored from a plain server's dump", &mut routed, &mut plain, &copies, || 7);
     for key in keys {
-        assert_eq!(
-            routed.cmd(&format!("DUMP {{r}}{key}")),
-            plain.cmd(&format!("DUMP {{d}}{key}")),
-            "DUMP of {key}"
-        );
+        assert_eq!(routed.cmd(&format!("DUMP {{r}}{key}")), plain.cmd(&format!("DUMP {{d}}{key}")), "DUMP of {key}");
     }
 }
 
@@ -627,47 +489,18 @@ fn commands_on_a_key_keep_their_order_on_every_path() {
             vec![word("STRLEN"), key("v")],
             vec![word("APPEND"), key("v"), word("tail")],
             vec![word("GET"), key("v")],
-            vec![
-                word("MSET"),
-                key("v"),
-                word("m"),
-                format!("{{other{round}}}w").into_bytes(),
-                word("n"),
-            ],
+            vec![word("MSET"), key("v"), word("m"), format!("{{other{round}}}w").into_bytes(), word("n")],
             vec![word("GETSET"), key("v"), word("after")],
             vec![word("RPUSH"), key("list"), round.to_string().into_bytes()],
             vec![word("SORT"), key("list"), word("DESC")],
-            vec![
-                word("RPUSH"),
-                key("list"),
-                (round + 1000).to_string().into_bytes(),
-            ],
-            vec![
-                word("EVAL"),
-                word("return redis.call('LPOP', KEYS[1])"),
-                word("1"),
-                key("list"),
-            ],
+            vec![word("RPUSH"), key("list"), (round + 1000).to_string().into_bytes()],
+            vec![word("EVAL"), word("return redis.call('LPOP', KEYS[1])"), word("1"), key("list")],
             vec![word("LRANGE"), key("list"), word("0"), word("-1")],
-            vec![
-                word("SUNIONSTORE"),
-                key("union"),
-                key("absent"),
-                key("members"),
-            ],
+            vec![word("SUNIONSTORE"), key("union"), key("absent"), key("members")],
             vec![word("SADD"), key("members"), round.to_string().into_bytes()],
             vec![word("SCARD"), key("members")],
-            vec![
-                word("MGET"),
-                key("v"),
-                format!("{{other{round}}}w").into_bytes(),
-                key("absent"),
-            ],
-            vec![
-                word("DEL"),
-                key("v"),
-                format!("{{other{round}}}w").into_bytes(),
-            ],
+            vec![word("MGET"), key("v"), format!("{{other{round}}}w").into_bytes(), key("absent")],
+            vec![word("DEL"), key("v"), format!("{{other{round}}}w").into_bytes()],
             vec![word("EXISTS"), key("v")],
         ];
         // Not always all of them: each pair should meet once as neighbours.
@@ -675,13 +508,7 @@ fn commands_on_a_key_keep_their_order_on_every_path() {
     }
     for resp in [2, 3] {
         let (mut routed, mut plain) = pair.clients(resp);
-        compare(
-            &format!("mixed paths, RESP{resp}"),
-            &mut routed,
-            &mut plain,
-            &commands,
-            || 200,
-        );
+        compare(&format!("mixed paths, RESP{resp}"), &mut routed, &mut plain, &commands, || 200);
         pair.flush();
     }
 }
@@ -695,9 +522,7 @@ fn keys_expire() {
         assert_eq!(client.cmd(&format!("SET short:{i} v PX 30")), value::ok());
         assert_eq!(client.cmd(&format!("SET long:{i} v EX 1000")), value::ok());
     }
-    until("the short keys have expired", || {
-        (client.cmd("DBSIZE") == value::int(20)).then_some(())
-    });
+    until("the short keys have expired", || (client.cmd("DBSIZE") == value::int(20)).then_some(()));
     for i in 0..20 {
         assert_eq!(client.cmd(&format!("GET short:{i}")), Value::Nil);
         assert_eq!(client.cmd(&format!("GET long:{i}")), value::bulk("v"));

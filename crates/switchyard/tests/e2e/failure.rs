@@ -5,39 +5,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::relay::Relay;
-use crate::support::{
-    Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, int, ok,
-    simple, until,
-};
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, simple, until};
 
 fn options(config: &str) -> SiteOptions {
-    SiteOptions {
-        router: RouterOptions {
-            config: config.into(),
-            ..RouterOptions::default()
-        },
-        ..SiteOptions::default()
-    }
+    SiteOptions { router: RouterOptions { config: config.into(), ..RouterOptions::default() }, ..SiteOptions::default() }
 }
 
 /// Short times, so that a test of a failure need not wait long.
-const BRISK: &str = "[nodes]\nconnect-timeout = \"500ms\"\ncommand-timeout = \"500ms\"\nslow-command-timeout = \"1s\"\nreconnect-backoff-max = \"200ms\"\n";
+const BRISK: &str =
+    "[nodes]\nconnect-timeout = \"500ms\"\ncommand-timeout = \"500ms\"\nslow-command-timeout = \"1s\"\nreconnect-backoff-max = \"200ms\"\n";
 
 #[track_caller]
 fn names_node(reply: &Value, node: SocketAddr) {
     let error = reply.expect_error();
-    assert!(
-        error.contains(&node.to_string()),
-        "the error must name {node}: {error}"
-    );
+    assert!(error.contains(&node.to_string()), "the error must name {node}: {error}");
 }
 
 /// A key of each node, by hash tag.
 fn keys(site: &Site) -> Vec<String> {
-    site.tags()
-        .iter()
-        .map(|tags| format!("{{{}}}key", tags[0]))
-        .collect()
+    site.tags().iter().map(|tags| format!("{{{}}}key", tags[0])).collect()
 }
 
 #[test]
@@ -65,10 +51,7 @@ fn a_dead_node_is_named_and_the_others_serve_and_it_comes_back_by_itself() {
         assert_eq!(client.reply(), bulk("1"));
         names_node(&client.reply(), dead);
         assert_eq!(client.reply(), ok());
-        assert_eq!(
-            client.reply(),
-            Value::Array(vec![bulk("1"), bulk(round.to_string())])
-        );
+        assert_eq!(client.reply(), Value::Array(vec![bulk("1"), bulk(round.to_string())]));
         names_node(&client.reply(), dead);
         names_node(&client.reply(), dead);
         names_node(&client.reply(), dead);
@@ -86,51 +69,33 @@ fn a_dead_node_is_named_and_the_others_serve_and_it_comes_back_by_itself() {
         }
         cursor = reply.items()[0].text();
         calls += 1;
-        assert!(
-            cursor != "0" && calls < 1000,
-            "SCAN came to an end without the dead node's keys"
-        );
+        assert!(cursor != "0" && calls < 1000, "SCAN came to an end without the dead node's keys");
     };
     names_node(&scan_error, dead);
     // Back, empty, without anybody's help.
     site.node_mut(1).restart();
-    until("the node serves again", || {
-        (client.cmd(&format!("GET {}", keys[1])) == Value::Nil).then_some(())
-    });
+    until("the node serves again", || (client.cmd(&format!("GET {}", keys[1])) == Value::Nil).then_some(()));
     assert_eq!(client.cmd(&format!("SET {} again", keys[1])), ok());
 }
 
 #[test]
 fn a_router_starts_before_its_nodes() {
     let opts = SiteOptions {
-        router: RouterOptions {
-            nodes_may_be_down: true,
-            config: BRISK.into(),
-            ..RouterOptions::default()
-        },
+        router: RouterOptions { nodes_may_be_down: true, config: BRISK.into(), ..RouterOptions::default() },
         ..SiteOptions::default()
     };
     if crate::support::direct() {
         return;
     }
-    let mut nodes: Vec<Node> = (0..2)
-        .map(|_| Node::start(&NodeOptions::default()))
-        .collect();
+    let mut nodes: Vec<Node> = (0..2).map(|_| Node::start(&NodeOptions::default())).collect();
     let addresses: Vec<_> = nodes.iter().map(Node::address).collect();
     nodes.iter_mut().for_each(Node::kill);
     let router = Router::start(&addresses, &opts.router);
     let mut client = Client::connect(router.address());
     let reply = client.cmd("GET k");
-    assert!(
-        addresses
-            .iter()
-            .any(|a| reply.expect_error().contains(&a.to_string())),
-        "{reply:?}"
-    );
+    assert!(addresses.iter().any(|a| reply.expect_error().contains(&a.to_string())), "{reply:?}");
     nodes.iter_mut().for_each(Node::restart);
-    until("both nodes serve", || {
-        (client.cmd("DBSIZE") == int(0)).then_some(())
-    });
+    until("both nodes serve", || (client.cmd("DBSIZE") == int(0)).then_some(()));
 }
 
 #[test]
@@ -160,9 +125,7 @@ fn a_frozen_node_costs_its_own_clients_a_timeout_and_others_nothing() {
         assert_eq!(client.cmd(&format!("GET {}", keys[1])), bulk("299"));
     }
     site.nodes()[0].thaw();
-    until("the node serves again", || {
-        (waiting.cmd(&format!("GET {}", keys[0])) == bulk("1")).then_some(())
-    });
+    until("the node serves again", || (waiting.cmd(&format!("GET {}", keys[0])) == bulk("1")).then_some(()));
 }
 
 /// Kills in the middle of replies, many times: what was acknowledged was done, and nothing was done twice.
@@ -173,13 +136,7 @@ fn no_command_is_executed_twice_whatever_breaks() {
     }
     let node = Node::start(&NodeOptions::default());
     let relay = Relay::start(node.address());
-    let router = Router::start(
-        &[relay.address()],
-        &RouterOptions {
-            config: BRISK.into(),
-            ..RouterOptions::default()
-        },
-    );
+    let router = Router::start(&[relay.address()], &RouterOptions { config: BRISK.into(), ..RouterOptions::default() });
     let stop = AtomicBool::new(false);
     const COUNTERS: usize = 6;
     let outcomes: Vec<(i64, i64)> = std::thread::scope(|scope| {
@@ -232,35 +189,96 @@ fn no_command_is_executed_twice_whatever_breaks() {
             std::thread::sleep(Duration::from_millis(60));
         }
         stop.store(true, Ordering::Relaxed);
-        workers
-            .into_iter()
-            .map(|worker| {
-                worker
-                    .join()
-                    .expect("a worker that saw only what is possible")
-            })
-            .collect()
+        workers.into_iter().map(|worker| worker.join().expect("a worker that saw only what is possible")).collect()
     });
     for (i, (acked, unknown)) in outcomes.into_iter().enumerate() {
         let value: i64 = match node.cmd(&format!("GET counter{i}")) {
             Value::Nil => 0,
             other => other.text().parse().expect("a counter"),
         };
-        assert!(
-            acked > 50,
-            "counter{i}: only {acked} acknowledged beside {unknown} unknown"
-        );
+        assert!(acked > 50, "counter{i}: only {acked} acknowledged beside {unknown} unknown");
         assert!(
             acked <= value && value <= acked + unknown,
             "counter{i} is {value}: {acked} were acknowledged and {unknown} are unknown, so it must be between {acked} and {}",
             acked + unknown
         );
     }
-    assert!(
-        relay.accepted() > 10,
-        "the connections were hardly cut: {}",
-        relay.accepted()
-    );
+    assert!(relay.accepted() > 10, "the connections were hardly cut: {}", relay.accepted());
+}
+
+/// The plainest form of the rule: what was sent to a node is never sent again, however it ended.
+#[test]
+fn bytes_of_a_write_reach_a_node_once() {
+    if crate::support::direct() {
+        return;
+    }
+    let node = Node::start(&NodeOptions::default());
+    let relay = Relay::start(node.address());
+    let router = Router::start(&[relay.address()], &RouterOptions { config: BRISK.into(), ..RouterOptions::default() });
+    // A client for each: one client's commands may wait for one another.
+    let mut clients: Vec<Client> = (0..3).map(|_| Client::connect(router.address())).collect();
+    for round in 0..12 {
+        for client in &mut clients {
+            // On each of its connections: a new one would be stalled in its greeting.
+            until("the node serves", || {
+                let plain = client.cmd("GET warm").error().is_none();
+                (plain && client.cmd("EVAL \"return 1\" 1 warm") == int(1)).then_some(())
+            });
+        }
+        // The node executes it, but its reply never comes: the connection is cut, or nothing comes until the timeout.
+        relay.stall(true);
+        for (i, client) in clients.iter_mut().enumerate() {
+            let mark = format!("once-{round}-{i}");
+            match i {
+                0 => client.send(&["SET", &mark, "x"]),
+                1 => client.send(&["EVAL", "return redis.call('INCR', KEYS[1])", "1", &mark]),
+                _ => client.send(&["MSET", &mark, "x"]),
+            }
+        }
+        until("the node has them", || (0..3).all(|i| relay.seen(format!("once-{round}-{i}").as_bytes()) > 0).then_some(()));
+        if round % 2 == 0 {
+            relay.cut();
+        }
+        for client in &mut clients {
+            names_node(&client.reply(), relay.address());
+        }
+        relay.stall(false);
+    }
+    until("the node serves", || (clients[0].cmd("GET warm").error().is_none()).then_some(()));
+    for mark in (0..12).flat_map(|round| (0..3).map(move |i| format!("once-{round}-{i}"))) {
+        assert_eq!(relay.seen(format!("{mark}\r\n").as_bytes()), 1, "{mark} was sent more than once");
+    }
+}
+
+#[test]
+fn a_node_that_refuses_connections_is_named_and_others_serve() {
+    if crate::support::direct() {
+        return;
+    }
+    let nodes = [Node::start(&NodeOptions::default()), Node::start(&NodeOptions::default())];
+    let relay = Relay::start(nodes[0].address());
+    let router = Router::start(&[relay.address(), nodes[1].address()], &RouterOptions { config: BRISK.into(), ..RouterOptions::default() });
+    let mut client = Client::connect(router.address());
+    let keys: Vec<String> = (0..40).map(|i| format!("key{i}")).collect();
+    for key in &keys {
+        assert_eq!(client.cmd(&format!("SET {key} v")), ok());
+    }
+    let (far, near): (Vec<&String>, Vec<&String>) = keys.iter().partition(|key| nodes[0].cmd(&format!("EXISTS {key}")) == int(1));
+    assert!(far.len() > 5 && near.len() > 5);
+    // Connections are accepted and closed at once: what a load balancer without a server behind it does.
+    relay.refuse(true);
+    relay.cut();
+    until("the loss is noticed", || client.cmd(&format!("GET {}", far[0])).error().map(drop));
+    for _ in 0..20 {
+        for key in &far {
+            names_node(&client.cmd(&format!("GET {key}")), relay.address());
+        }
+        for key in &near {
+            assert_eq!(client.cmd(&format!("GET {key}")), bulk("v"));
+        }
+    }
+    relay.refuse(false);
+    until("the node serves again", || (client.cmd(&format!("GET {}", far[0])) == bulk("v")).then_some(()));
 }
 
 /// The reply breaks off in the middle of a value: an error or a close, never a shortened or a mixed value.
@@ -271,27 +289,14 @@ fn a_reply_that_breaks_off_is_never_completed_with_other_bytes() {
     }
     let node = Node::start(&NodeOptions::default());
     let relay = Relay::start(node.address());
-    let router = Router::start(
-        &[relay.address()],
-        &RouterOptions {
-            config: BRISK.into(),
-            workers: 1,
-            ..RouterOptions::default()
-        },
-    );
+    let router = Router::start(&[relay.address()], &RouterOptions { config: BRISK.into(), workers: 1, ..RouterOptions::default() });
     for len in [100, 60_000, 3 << 20] {
         let value = vec![b'v'; len];
-        assert_eq!(
-            node.client()
-                .call(&[&b"SET"[..], format!("value{len}").as_bytes(), &value]),
-            ok()
-        );
+        assert_eq!(node.client().call(&[&b"SET"[..], format!("value{len}").as_bytes(), &value]), ok());
         node.cmd("SET other correct");
         for cut in [1, 3, 8, len / 2, len + 3] {
             let mut client = Client::connect(router.address());
-            until("the node serves", || {
-                (client.cmd("GET other") == bulk("correct")).then_some(())
-            });
+            until("the node serves", || (client.cmd("GET other") == bulk("correct")).then_some(()));
             relay.cut_after(cut as i64);
             client.post(&format!("GET value{len}"));
             client.post("GET other");
@@ -313,8 +318,7 @@ fn a_reply_that_breaks_off_is_never_completed_with_other_bytes() {
 
 #[test]
 fn a_client_that_does_not_read_is_cut_at_its_output_limit() {
-    let config = format!("{BRISK}[clients]\noutput-limit = \"4mb\"\n");
-    let Some(site) = Site::router_only(1, &options(&config)) else {
+    let Some(site) = Site::router_only(1, &options("[clients]\noutput-limit = \"4mb\"\n")) else {
         return;
     };
     let mut other = site.client();
@@ -326,9 +330,7 @@ fn a_client_that_does_not_read_is_cut_at_its_output_limit() {
     let mut lazy = site.client();
     let commands = crate::support::encode(&["GET", "k"]).repeat(5000);
     // It writes and never reads. The router may stop reading its commands, or cut it; it must not keep half a gigabyte for it.
-    lazy.stream()
-        .set_write_timeout(Some(Duration::from_secs(1)))
-        .expect("timeout");
+    lazy.stream().set_write_timeout(Some(Duration::from_secs(1))).expect("timeout");
     use std::io::Write;
     let _ = lazy.stream().write_all(&commands);
     until("the lazy client is cut", || {
@@ -338,10 +340,7 @@ fn a_client_that_does_not_read_is_cut_at_its_output_limit() {
         (list.lines().count() == 1).then_some(())
     });
     let grown = process.memory_kib("VmHWM").saturating_sub(before);
-    assert!(
-        grown < 40 << 10,
-        "a client with an output limit of 4 MB cost {grown} KiB"
-    );
+    assert!(grown < 40 << 10, "a client with an output limit of 4 MB cost {grown} KiB");
     assert!(lazy.closed_within(crate::support::client::PATIENCE));
 }
 
@@ -349,17 +348,10 @@ fn a_client_that_does_not_read_is_cut_at_its_output_limit() {
 fn one_client_too_many_gets_redis_s_error() {
     let options = SiteOptions {
         node: NodeOptions {
-            args: if crate::support::direct() {
-                vec!["--maxclients".into(), "10".into()]
-            } else {
-                vec![]
-            },
+            args: if crate::support::direct() { vec!["--maxclients".into(), "10".into()] } else { vec![] },
             ..NodeOptions::default()
         },
-        router: RouterOptions {
-            config: "[clients]\nmax-clients = 10\n".into(),
-            ..RouterOptions::default()
-        },
+        router: RouterOptions { config: "[clients]\nmax-clients = 10\n".into(), ..RouterOptions::default() },
     };
     let site = Site::with(1, &options);
     let mut clients: Vec<Client> = Vec::new();
@@ -374,10 +366,7 @@ fn one_client_too_many_gets_redis_s_error() {
     for _ in 0..3 {
         let mut refused = site.client();
         let (bytes, closed) = refused.listen(Duration::from_secs(10));
-        assert_eq!(
-            String::from_utf8_lossy(&bytes),
-            "-ERR max number of clients reached\r\n"
-        );
+        assert_eq!(String::from_utf8_lossy(&bytes), "-ERR max number of clients reached\r\n");
         assert!(closed);
     }
     assert_eq!(clients[0].cmd("PING"), simple("PONG"));
@@ -392,11 +381,7 @@ fn one_client_too_many_gets_redis_s_error() {
 #[test]
 fn running_out_of_descriptors_is_survived() {
     let options = SiteOptions {
-        router: RouterOptions {
-            open_files: Some(200),
-            config: "[clients]\nmax-clients = 100000\n".into(),
-            ..RouterOptions::default()
-        },
+        router: RouterOptions { open_files: Some(200), config: "[clients]\nmax-clients = 100000\n".into(), ..RouterOptions::default() },
         ..SiteOptions::default()
     };
     let Some(site) = Site::router_only(2, &options) else {
@@ -404,9 +389,7 @@ fn running_out_of_descriptors_is_survived() {
     };
     let mut first = site.client();
     assert_eq!(first.cmd("SET k v"), ok());
-    let mut crowd: Vec<Client> = (0..400)
-        .filter_map(|_| Client::try_connect(site.address()).ok())
-        .collect();
+    let mut crowd: Vec<Client> = (0..400).filter_map(|_| Client::try_connect(site.address()).ok()).collect();
     let mut served = 0;
     let mut refused = 0;
     for client in &mut crowd {
@@ -424,10 +407,7 @@ fn running_out_of_descriptors_is_survived() {
             Err(_) => refused += 1,
         }
     }
-    assert!(
-        served > 20,
-        "only {served} of 400 were served under 200 descriptors"
-    );
+    assert!(served > 20, "only {served} of 400 were served under 200 descriptors");
     assert!(refused > 100, "{refused} refused");
     // Those who are in are served, the admin port answers, and after the crowd has gone everything is as before.
     assert_eq!(first.cmd("GET k"), bulk("v"));
@@ -444,13 +424,7 @@ fn running_out_of_descriptors_is_survived() {
 #[test]
 fn a_slow_command_does_not_hold_up_the_pipeline_of_others() {
     // One worker: without a lane of its own, the slow script's reply would stand before everybody's.
-    let opts = SiteOptions {
-        router: RouterOptions {
-            workers: 1,
-            ..RouterOptions::default()
-        },
-        ..SiteOptions::default()
-    };
+    let opts = SiteOptions { router: RouterOptions { workers: 1, ..RouterOptions::default() }, ..SiteOptions::default() };
     let Some(site) = Site::router_only(2, &opts) else {
         return;
     };
@@ -459,20 +433,12 @@ fn a_slow_command_does_not_hold_up_the_pipeline_of_others() {
     let mut quick = site.client();
     // The node itself is busy with the script; the other node is not.
     slow.call(&["SET", &keys[0], "0"]);
-    slow.send(&[
-        "EVAL",
-        "local n = 0; for i = 1, 3e8 do n = n + 1 end; return n",
-        "1",
-        &keys[0],
-    ]);
+    slow.send(&["EVAL", "local n = 0; for i = 1, 3e8 do n = n + 1 end; return n", "1", &keys[0]]);
     let mut answered = 0;
     slow.patience(Duration::from_millis(1));
     while slow.try_reply().is_err() {
         assert_eq!(quick.cmd(&format!("SET {} {answered}", keys[1])), ok());
         answered += 1;
     }
-    assert!(
-        answered > 3,
-        "only {answered} commands of the other node were answered while a script ran"
-    );
+    assert!(answered > 3, "only {answered} commands of the other node were answered while a script ran");
 }

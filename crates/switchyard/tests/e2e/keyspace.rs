@@ -26,18 +26,13 @@ fn scan(client: &mut Client, options: &str) -> BTreeMap<String, usize> {
     for call in 0.. {
         assert!(call < 200_000, "SCAN {options} does not come to an end");
         let reply = client.cmd(&format!("SCAN {cursor} {options}"));
-        let [next, keys] = reply.items() else {
-            panic!("SCAN gave {reply:?}")
-        };
+        let [next, keys] = reply.items() else { panic!("SCAN gave {reply:?}") };
         for key in keys.items() {
             *seen.entry(key.text()).or_default() += 1;
         }
         cursor = next.text();
         let number: u64 = cursor.parse().expect("clients parse cursors as integers");
-        assert!(
-            number < 1 << 53,
-            "cursor {cursor} does not survive a JavaScript client"
-        );
+        assert!(number < 1 << 53, "cursor {cursor} does not survive a JavaScript client");
         if cursor == "0" {
             return seen;
         }
@@ -62,26 +57,13 @@ fn scan_gives_every_key_exactly_once() {
     for options in ["", "COUNT 1000", "COUNT 7", "COUNT 100000"] {
         let seen = scan(&mut client, options);
         assert_eq!(seen.len(), KEYS, "SCAN {options}");
-        let repeated: Vec<_> = seen
-            .iter()
-            .filter(|(_, times)| **times > 1)
-            .take(5)
-            .collect();
-        assert!(
-            repeated.is_empty(),
-            "SCAN {options} repeats keys: {repeated:?}"
-        );
+        let repeated: Vec<_> = seen.iter().filter(|(_, times)| **times > 1).take(5).collect();
+        assert!(repeated.is_empty(), "SCAN {options} repeats keys: {repeated:?}");
     }
     assert_eq!(scan(&mut client, "MATCH hash:* COUNT 500").len(), KEYS / 5);
     assert_eq!(scan(&mut client, "COUNT 500 TYPE list").len(), KEYS / 5);
-    assert_eq!(
-        scan(&mut client, "MATCH string:* TYPE list COUNT 500").len(),
-        0
-    );
-    assert_eq!(
-        scan(&mut client, "MATCH string:1234 COUNT 500").len(),
-        usize::from(1234 % 5 > 1)
-    );
+    assert_eq!(scan(&mut client, "MATCH string:* TYPE list COUNT 500").len(), 0);
+    assert_eq!(scan(&mut client, "MATCH string:1234 COUNT 500").len(), usize::from(1234 % 5 > 1));
     // Two iterations at once, on one connection and on another, do not disturb each other.
     let mut other = site.client();
     let (mut a, mut b) = ("0".to_owned(), "0".to_owned());
@@ -183,15 +165,8 @@ fn keys_dbsize_randomkey_and_flushes_reach_every_node() {
     assert_eq!(client.cmd("DBSIZE"), int(500));
     assert_eq!(client.cmd("KEYS *").items().len(), 500);
     assert_eq!(client.cmd("KEYS hash:*").items().len(), 100);
-    assert_eq!(
-        client.cmd("KEYS string:12"),
-        Value::Array(vec![bulk("string:12")])
-    );
-    let per_node: i64 = site
-        .nodes()
-        .iter()
-        .map(|node| node.cmd("DBSIZE").int())
-        .sum();
+    assert_eq!(client.cmd("KEYS string:12"), Value::Array(vec![bulk("string:12")]));
+    let per_node: i64 = site.nodes().iter().map(|node| node.cmd("DBSIZE").int()).sum();
     assert_eq!(per_node, 500);
     let mut kinds = BTreeMap::<String, usize>::new();
     for _ in 0..300 {
@@ -199,11 +174,7 @@ fn keys_dbsize_randomkey_and_flushes_reach_every_node() {
         assert_eq!(client.cmd(&format!("EXISTS {key}")), int(1));
         *kinds.entry(key).or_default() += 1;
     }
-    assert!(
-        kinds.len() > 50,
-        "300 random keys of 500 were only {} different ones",
-        kinds.len()
-    );
+    assert!(kinds.len() > 50, "300 random keys of 500 were only {} different ones", kinds.len());
     // Where only one node has keys, they are found all the same.
     assert_eq!(client.cmd("FLUSHALL"), ok());
     assert_eq!(client.cmd("DBSIZE"), int(0));
@@ -259,18 +230,11 @@ fn databases_are_apart_for_clients_that_interleave() {
     // In one pipeline of one client.
     let mut client = site.client();
     let bytes: Vec<u8> = (0..200)
-        .flat_map(|i| {
-            [format!("SELECT {}", i % 8), "GET key3".to_owned()]
-                .into_iter()
-                .flat_map(|l| encode(&crate::support::words(&l)))
-        })
+        .flat_map(|i| [format!("SELECT {}", i % 8), "GET key3".to_owned()].into_iter().flat_map(|l| encode(&crate::support::words(&l))))
         .collect();
     for (i, pair) in client.pipeline(&bytes, 400).chunks(2).enumerate() {
         assert_eq!(pair[0], b"+OK\r\n");
-        assert_eq!(
-            crate::support::value::parse(&pair[1]),
-            bulk(format!("29:{}:3", i % 8))
-        );
+        assert_eq!(crate::support::value::parse(&pair[1]), bulk(format!("29:{}:3", i % 8)));
     }
     // Commands over all keys keep to the client's database.
     assert_eq!(clients[3].cmd("KEYS *").items().len(), 10);
@@ -284,21 +248,11 @@ fn databases_are_apart_for_clients_that_interleave() {
     assert_eq!(clients[4].cmd("COPY key2 key2 DB 3"), int(1));
     assert_eq!(clients[3].cmd("DBSIZE"), int(2));
     assert_eq!(clients[0].cmd("FLUSHALL"), ok());
-    assert!(
-        clients
-            .iter_mut()
-            .all(|client| client.cmd("DBSIZE") == int(0))
-    );
+    assert!(clients.iter_mut().all(|client| client.cmd("DBSIZE") == int(0)));
     // A script sees the database of its caller.
     clients[5].cmd("SET s five");
-    assert_eq!(
-        clients[5].cmd("EVAL \"return redis.call('GET', KEYS[1])\" 1 s"),
-        bulk("five")
-    );
-    assert_eq!(
-        clients[6].cmd("EVAL \"return redis.call('GET', KEYS[1])\" 1 s"),
-        Value::Nil
-    );
+    assert_eq!(clients[5].cmd("EVAL \"return redis.call('GET', KEYS[1])\" 1 s"), bulk("five"));
+    assert_eq!(clients[6].cmd("EVAL \"return redis.call('GET', KEYS[1])\" 1 s"), Value::Nil);
     // A large value as well, which travels on another connection.
     let large = vec![b'L'; 2 << 20];
     assert_eq!(clients[7].call(&[&b"SET"[..], b"big", &large]), ok());

@@ -6,9 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::client::PATIENCE;
-use crate::support::{
-    Client, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok,
-};
+use crate::support::{Client, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok};
 
 const MIB: usize = 1 << 20;
 
@@ -28,9 +26,7 @@ fn upload(stream: &mut TcpStream, key: &str, len: usize) {
         for (i, byte) in chunk[..n].iter_mut().enumerate() {
             *byte = pattern(at + i);
         }
-        stream
-            .write_all(&chunk[..n])
-            .unwrap_or_else(|e| panic!("after {at} of {len} bytes: {e}"));
+        stream.write_all(&chunk[..n]).unwrap_or_else(|e| panic!("after {at} of {len} bytes: {e}"));
         at += n;
     }
     stream.write_all(b"\r\n").expect("the end");
@@ -48,9 +44,7 @@ fn download(stream: &mut TcpStream, len: usize) {
     let mut chunk = vec![0; MIB];
     let mut at = 0;
     while at < len {
-        let n = stream
-            .read(&mut chunk[..MIB.min(len - at)])
-            .unwrap_or_else(|e| panic!("after {at} of {len} bytes: {e}"));
+        let n = stream.read(&mut chunk[..MIB.min(len - at)]).unwrap_or_else(|e| panic!("after {at} of {len} bytes: {e}"));
         assert!(n > 0, "closed after {at} of {len} bytes");
         for (i, byte) in chunk[..n].iter().enumerate() {
             if *byte != pattern(at + i) {
@@ -74,34 +68,22 @@ fn round_trip(site: &Site, len: usize) -> u64 {
         process.memory_kib("VmHWM")
     });
     let mut stream = client.stream().try_clone().expect("a second handle");
-    stream
-        .set_read_timeout(Some(Duration::from_secs(120)))
-        .expect("timeout");
-    stream
-        .set_write_timeout(Some(Duration::from_secs(120)))
-        .expect("timeout");
+    stream.set_read_timeout(Some(Duration::from_secs(120))).expect("timeout");
+    stream.set_write_timeout(Some(Duration::from_secs(120))).expect("timeout");
     upload(&mut stream, "large", len);
     assert_eq!(client.reply(), ok());
     assert_eq!(client.cmd("STRLEN large"), int(len as i64));
     client.post("GET large");
     download(&mut stream, len);
     assert_eq!(client.cmd("DEL large"), int(1));
-    before.map_or(0, |before| {
-        site.router()
-            .process()
-            .memory_kib("VmHWM")
-            .saturating_sub(before)
-    })
+    before.map_or(0, |before| site.router().process().memory_kib("VmHWM").saturating_sub(before))
 }
 
 #[test]
 fn sixty_four_megabytes_pass_in_bounded_memory() {
     let site = Site::new(2);
     let grown = round_trip(&site, 64 * MIB);
-    assert!(
-        grown < 16 << 10,
-        "64 MB up and down grew the router by {grown} KiB"
-    );
+    assert!(grown < 16 << 10, "64 MB up and down grew the router by {grown} KiB");
 }
 
 /// Half a gigabyte needs about 2 GB of memory at the node and many seconds: `make test-large`.
@@ -110,17 +92,11 @@ fn sixty_four_megabytes_pass_in_bounded_memory() {
 fn five_hundred_and_twelve_megabytes_pass_in_bounded_memory() {
     let site = Site::new(2);
     let grown = round_trip(&site, 512 * MIB);
-    assert!(
-        grown < 16 << 10,
-        "512 MB up and down grew the router by {grown} KiB"
-    );
+    assert!(grown < 16 << 10, "512 MB up and down grew the router by {grown} KiB");
     // One byte more is refused as Redis refuses it.
     let mut client = site.client();
     client.write(b"*3\r\n$3\r\nSET\r\n$5\r\nlarge\r\n$536870913\r\n");
-    assert_eq!(
-        client.reply(),
-        Value::Error("ERR Protocol error: invalid bulk length".into())
-    );
+    assert_eq!(client.reply(), Value::Error("ERR Protocol error: invalid bulk length".into()));
     assert!(client.closed_within(PATIENCE));
 }
 
@@ -130,26 +106,8 @@ fn values_around_the_limits_of_buffers_come_back_whole() {
     for hello in ["HELLO 2", "HELLO 3"] {
         let mut client = site.client();
         client.cmd(hello);
-        for base in [
-            16 << 10,
-            32 << 10,
-            64 << 10,
-            128 << 10,
-            256 << 10,
-            512 << 10,
-            MIB,
-            2 * MIB,
-            4 * MIB,
-        ] {
-            for len in [
-                base - 40,
-                base - 2,
-                base - 1,
-                base,
-                base + 1,
-                base + 2,
-                base + 40,
-            ] {
+        for base in [16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, MIB, 2 * MIB, 4 * MIB] {
+            for len in [base - 40, base - 2, base - 1, base, base + 1, base + 2, base + 40] {
                 let value: Vec<u8> = (0..len).map(pattern).collect();
                 client.send(&[&b"SET"[..], b"edge", &value]);
                 client.post("STRLEN edge");
@@ -157,10 +115,7 @@ fn values_around_the_limits_of_buffers_come_back_whole() {
                 client.post("GETRANGE edge 0 3");
                 assert_eq!(client.reply(), ok(), "{len}");
                 assert_eq!(client.reply(), int(len as i64), "{len}");
-                assert!(
-                    client.reply() == bulk(&value),
-                    "GET of {len} bytes is not what was SET"
-                );
+                assert!(client.reply() == bulk(&value), "GET of {len} bytes is not what was SET");
                 assert_eq!(client.reply(), bulk(&value[..4]), "{len}");
             }
         }
@@ -174,33 +129,13 @@ fn large_values_in_all_positions() {
     let mut client = site.client();
     let big: Vec<u8> = (0..3 * MIB).map(pattern).collect();
     let small = b"small".to_vec();
-    assert_eq!(
-        client.call(&[&b"RPUSH"[..], b"list", &big, &small, &big]),
-        int(3)
-    );
-    assert!(
-        client.cmd("LRANGE list 0 -1") == Value::Array(vec![bulk(&big), bulk(&small), bulk(&big)])
-    );
-    assert_eq!(
-        client.call(&[&b"HSET"[..], b"hash", b"f", &big, b"g", b"v"]),
-        int(2)
-    );
+    assert_eq!(client.call(&[&b"RPUSH"[..], b"list", &big, &small, &big]), int(3));
+    assert!(client.cmd("LRANGE list 0 -1") == Value::Array(vec![bulk(&big), bulk(&small), bulk(&big)]));
+    assert_eq!(client.call(&[&b"HSET"[..], b"hash", b"f", &big, b"g", b"v"]), int(2));
     assert!(client.cmd("HGET hash f") == bulk(&big));
     assert_eq!(client.cmd("HGET hash g"), bulk("v"));
-    assert_eq!(
-        client.call(&[&b"MSET"[..], b"a", &big, b"b", b"1", b"c", &big, b"d", b"2"]),
-        ok()
-    );
-    assert!(
-        client.cmd("MGET a b none c d")
-            == Value::Array(vec![
-                bulk(&big),
-                bulk("1"),
-                Value::Nil,
-                bulk(&big),
-                bulk("2")
-            ])
-    );
+    assert_eq!(client.call(&[&b"MSET"[..], b"a", &big, b"b", b"1", b"c", &big, b"d", b"2"]), ok());
+    assert!(client.cmd("MGET a b none c d") == Value::Array(vec![bulk(&big), bulk("1"), Value::Nil, bulk(&big), bulk("2")]));
     assert_eq!(client.cmd("DEL a b c d"), int(4));
     // Refused by the node: the error must come, and the next commands must not be taken for a part of the value.
     client.send(&[&b"APPEND"[..], b"list", &big]);
@@ -213,16 +148,8 @@ fn large_values_in_all_positions() {
     client.send(&[&b"EVAL"[..], b"return #ARGV[1]", b"1", b"{t}k", &big]);
     client.send(&[&b"ECHO"[..], &big]);
     client.post("PING");
-    assert!(
-        client
-            .reply()
-            .expect_error()
-            .starts_with("ERR unknown command 'NOSUCH'")
-    );
-    assert_eq!(
-        client.reply().expect_error(),
-        "ERR wrong number of arguments for 'get' command"
-    );
+    assert!(client.reply().expect_error().starts_with("ERR unknown command 'NOSUCH'"));
+    assert_eq!(client.reply().expect_error(), "ERR wrong number of arguments for 'get' command");
     assert_eq!(client.reply(), int(big.len() as i64));
     assert!(client.reply() == bulk(&big));
     assert_eq!(client.reply(), crate::support::simple("PONG"));
@@ -240,26 +167,14 @@ fn large_values_in_all_positions() {
 #[test]
 fn an_argument_over_the_limit_is_refused_as_redis_refuses_it() {
     let options = SiteOptions {
-        node: crate::support::NodeOptions {
-            args: vec!["--proto-max-bulk-len".into(), "2mb".into()],
-            ..Default::default()
-        },
-        router: RouterOptions {
-            config: "[clients]\nargument-max = \"2mb\"\n".into(),
-            ..RouterOptions::default()
-        },
+        node: crate::support::NodeOptions { args: vec!["--proto-max-bulk-len".into(), "2mb".into()], ..Default::default() },
+        router: RouterOptions { config: "[clients]\nargument-max = \"2mb\"\n".into(), ..RouterOptions::default() },
     };
     let site = Site::with(1, &options);
     let mut client = site.client();
-    assert_eq!(
-        client.call(&[&b"SET"[..], b"k", &vec![b'x'; 2 * MIB]]),
-        ok()
-    );
+    assert_eq!(client.call(&[&b"SET"[..], b"k", &vec![b'x'; 2 * MIB]]), ok());
     client.write(format!("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n${}\r\n", 2 * MIB + 1).as_bytes());
-    assert_eq!(
-        client.reply(),
-        Value::Error("ERR Protocol error: invalid bulk length".into())
-    );
+    assert_eq!(client.reply(), Value::Error("ERR Protocol error: invalid bulk length".into()));
     assert!(client.closed_within(PATIENCE));
     assert_eq!(site.client().cmd("STRLEN k"), int(2 * MIB as i64));
 }
@@ -283,9 +198,7 @@ fn others_go_on(site: &Site, disturb: impl FnOnce(&AtomicBool) + Send) {
                 (Ok(Value::Int(n)), Ok(got)) => assert_eq!(got, bulk(n.to_string())),
                 other => {
                     stop.store(true, Ordering::SeqCst);
-                    panic!(
-                        "another client of the node was held up after {done} commands: {other:?}"
-                    );
+                    panic!("another client of the node was held up after {done} commands: {other:?}");
                 }
             }
             done += 1;
@@ -298,16 +211,7 @@ fn others_go_on(site: &Site, disturb: impl FnOnce(&AtomicBool) + Send) {
 #[test]
 fn a_slow_upload_stalls_nobody() {
     // One worker and one node: everything shares everything.
-    let site = Site::with(
-        1,
-        &SiteOptions {
-            router: RouterOptions {
-                workers: 1,
-                ..RouterOptions::default()
-            },
-            ..SiteOptions::default()
-        },
-    );
+    let site = Site::with(1, &SiteOptions { router: RouterOptions { workers: 1, ..RouterOptions::default() }, ..SiteOptions::default() });
     for len in [20_000, 300_000, 40 * MIB] {
         others_go_on(&site, |stop| {
             let mut slow = site.client();
@@ -325,21 +229,14 @@ fn a_slow_upload_stalls_nobody() {
             slow.write(rest);
             assert_eq!(slow.reply(), ok());
         });
-        assert_eq!(
-            site.client().cmd(&format!("STRLEN slow{len}")),
-            int(len as i64)
-        );
+        assert_eq!(site.client().cmd(&format!("STRLEN slow{len}")), int(len as i64));
     }
 }
 
 #[test]
 fn a_slow_reader_stalls_nobody() {
     let options = SiteOptions {
-        router: RouterOptions {
-            workers: 1,
-            config: "[nodes]\ncommand-timeout = \"60s\"\n".into(),
-            ..RouterOptions::default()
-        },
+        router: RouterOptions { workers: 1, config: "[nodes]\ncommand-timeout = \"60s\"\n".into(), ..RouterOptions::default() },
         ..SiteOptions::default()
     };
     let site = Site::with(1, &options);
@@ -355,10 +252,7 @@ fn a_slow_reader_stalls_nobody() {
         while !stop.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert!(
-            slow.reply() == bulk(&value),
-            "the slow reader must get the whole value in the end"
-        );
+        assert!(slow.reply() == bulk(&value), "the slow reader must get the whole value in the end");
     });
     // Many of a middling size: more than sockets hold, below the output limit.
     others_go_on(&site, |stop| {
@@ -385,15 +279,8 @@ fn many_large_values_at_once() {
                 let len = MIB + i * 100_003;
                 let value: Vec<u8> = (i..i + len).map(pattern).collect();
                 for round in 0..3 {
-                    assert_eq!(
-                        client.call(&[&b"SET"[..], format!("big{i}").as_bytes(), &value]),
-                        ok(),
-                        "client {i}"
-                    );
-                    assert!(
-                        client.cmd(&format!("GET big{i}")) == bulk(&value),
-                        "client {i}, round {round}"
-                    );
+                    assert_eq!(client.call(&[&b"SET"[..], format!("big{i}").as_bytes(), &value]), ok(), "client {i}");
+                    assert!(client.cmd(&format!("GET big{i}")) == bulk(&value), "client {i}, round {round}");
                 }
             });
         }
@@ -418,11 +305,7 @@ fn large_transfers_that_are_cut_hurt_nobody() {
             leaver.stream().read_exact(&mut some).expect("some of it");
         }
         drop(leaver);
-        assert_eq!(
-            client.cmd("EXISTS half"),
-            int(0),
-            "half a SET must not be executed"
-        );
+        assert_eq!(client.cmd("EXISTS half"), int(0), "half a SET must not be executed");
     }
     assert!(client.cmd("GET whole") == bulk(&value));
     let mut fresh: Client = site.client();

@@ -5,19 +5,10 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::support::client::PATIENCE;
-use crate::support::{
-    Client, Node, Router, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, ports, simple,
-    until,
-};
+use crate::support::{Client, Node, Router, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, ports, simple, until};
 
 fn with_config(config: &str) -> SiteOptions {
-    SiteOptions {
-        router: RouterOptions {
-            config: config.into(),
-            ..RouterOptions::default()
-        },
-        ..SiteOptions::default()
-    }
+    SiteOptions { router: RouterOptions { config: config.into(), ..RouterOptions::default() }, ..SiteOptions::default() }
 }
 
 #[test]
@@ -35,28 +26,15 @@ fn sigterm_finishes_what_is_in_flight_and_exits_with_0() {
         busy.send(&["GET", "k"]);
         until("the script runs", || {
             let status = site.router().metrics();
-            status
-                .lines()
-                .any(|l| l.starts_with("switchyard_node_in_flight") && !l.ends_with(" 0"))
-                .then_some(())
+            status.lines().any(|l| l.starts_with("switchyard_node_in_flight") && !l.ends_with(" 0")).then_some(())
         });
         site.router().process().signal(signal);
-        assert_eq!(
-            busy.reply(),
-            int(200_000_000),
-            "what was in flight must be finished"
-        );
+        assert_eq!(busy.reply(), int(200_000_000), "what was in flight must be finished");
         assert_eq!(busy.reply(), bulk("done"));
         assert!(busy.closed_within(PATIENCE) && idle.closed_within(PATIENCE));
-        let status = site
-            .router_mut()
-            .process_mut()
-            .wait(Duration::from_secs(30));
+        let status = site.router_mut().process_mut().wait(Duration::from_secs(30));
         assert_eq!(status.code(), Some(0), "{}", site.router().process().log());
-        assert!(
-            Client::try_connect(site.address()).is_err(),
-            "nobody listens any more"
-        );
+        assert!(Client::try_connect(site.address()).is_err(), "nobody listens any more");
     }
 }
 
@@ -72,10 +50,7 @@ fn a_drain_ends_within_its_bound() {
     std::thread::sleep(Duration::from_millis(100));
     site.router().process().signal(Signal::TERM);
     // The node never answers: the bound ends it, long before the harness loses patience.
-    let status = site
-        .router_mut()
-        .process_mut()
-        .wait(Duration::from_secs(20));
+    let status = site.router_mut().process_mut().wait(Duration::from_secs(20));
     assert_eq!(status.code(), Some(0), "{}", site.router().process().log());
 }
 
@@ -88,36 +63,20 @@ fn a_second_router_on_the_same_port_or_state_is_refused() {
     let fresh = || ([127, 0, 0, 1], ports::free()).into();
     let elsewhere = tempfile::TempDir::new().expect("a directory");
     for (what, listen, admin, state) in [
-        (
-            "port",
-            router.address(),
-            fresh(),
-            elsewhere.path().to_owned(),
-        ),
-        (
-            "admin port",
-            fresh(),
-            router.admin(),
-            elsewhere.path().to_owned(),
-        ),
+        ("port", router.address(), fresh(), elsewhere.path().to_owned()),
+        ("admin port", fresh(), router.admin(), elsewhere.path().to_owned()),
         ("state directory", fresh(), fresh(), router.state_dir()),
     ] {
         let mut rival = router.start_rival(listen, admin, &state);
         let status = rival.wait(Duration::from_secs(20));
-        assert!(
-            !status.success(),
-            "a second serve on the same {what} must be refused"
-        );
+        assert!(!status.success(), "a second serve on the same {what} must be refused");
         let log = rival.log();
         let named = match what {
             "port" => listen.to_string(),
             "admin port" => admin.to_string(),
             _ => state.display().to_string(),
         };
-        assert!(
-            log.contains(&named),
-            "the refusal must name the {what} {named}: {log}"
-        );
+        assert!(log.contains(&named), "the refusal must name the {what} {named}: {log}");
     }
     // The first one never noticed.
     for _ in 0..50 {
@@ -139,17 +98,8 @@ fn sighup_applies_what_can_be_applied_and_names_what_cannot() {
         }
         (steady.len() == 3).then_some(())
     });
-    assert!(
-        site.client()
-            .reply()
-            .expect_error()
-            .contains("max number of clients")
-    );
-    std::fs::write(
-        router.config_file(),
-        "pin = true\n[clients]\nmax-clients = 50\npassword = \"new\"\n",
-    )
-    .expect("configuration");
+    assert!(site.client().reply().expect_error().contains("max number of clients"));
+    std::fs::write(router.config_file(), "pin = true\n[clients]\nmax-clients = 50\npassword = \"new\"\n").expect("configuration");
     router.process().signal(Signal::HUP);
     until("the new limit holds", || {
         let mut client = Client::try_connect(site.address()).ok()?;
@@ -160,18 +110,10 @@ fn sighup_applies_what_can_be_applied_and_names_what_cannot() {
         let log = router.process().log();
         (log.contains("pin") && log.contains("restart")).then_some(())
     });
-    assert!(
-        !router.process().log().contains("\"new\""),
-        "a password in the log"
-    );
+    assert!(!router.process().log().contains("\"new\""), "a password in the log");
     // Those who were in stay in, as at Redis after CONFIG SET requirepass.
     assert_eq!(steady[0].cmd("GET k"), bulk("v"));
-    assert!(
-        site.client()
-            .cmd("GET k")
-            .expect_error()
-            .starts_with("NOAUTH")
-    );
+    assert!(site.client().cmd("GET k").expect_error().starts_with("NOAUTH"));
     // A mistake changes nothing and is named with its place.
     std::fs::write(router.config_file(), "[clients]\nmax-client = 1\n").expect("configuration");
     router.process().signal(Signal::HUP);
@@ -186,8 +128,7 @@ fn sighup_applies_what_can_be_applied_and_names_what_cannot() {
 
 #[test]
 fn a_reload_under_load_costs_no_command() {
-    let Some(site) = Site::router_only(2, &with_config("[nodes]\ncommand-timeout = \"5s\"\n"))
-    else {
+    let Some(site) = Site::router_only(2, &with_config("[nodes]\ncommand-timeout = \"5s\"\n")) else {
         return;
     };
     let router = site.router();
@@ -207,19 +148,13 @@ fn a_reload_under_load_costs_no_command() {
             round += 1;
             std::fs::write(
                 router.config_file(),
-                format!(
-                    "[nodes]\ncommand-timeout = \"{}s\"\n[clients]\nmax-clients = {}\n",
-                    5 + round % 3,
-                    1000 + round
-                ),
+                format!("[nodes]\ncommand-timeout = \"{}s\"\n[clients]\nmax-clients = {}\n", 5 + round % 3, 1000 + round),
             )
             .expect("configuration");
             router.process().signal(Signal::HUP);
             std::thread::sleep(Duration::from_millis(30));
         }
-        clients
-            .into_iter()
-            .for_each(|c| c.join().expect("a client without errors"));
+        clients.into_iter().for_each(|c| c.join().expect("a client without errors"));
     });
 }
 
@@ -248,12 +183,7 @@ fn keys_are_found_again_after_a_restart_with_nodes_in_any_order() {
     // Without any state: the same nodes in another order give the same map.
     let forgetful = Router::start(&addresses, &RouterOptions::default());
     let mut client = Client::connect(forgetful.address());
-    let missing = (0..n)
-        .filter(|i| client.cmd(&format!("GET stay{i}")) == Value::Nil)
-        .count();
-    assert_eq!(
-        missing, 0,
-        "a router without state, with the same nodes in another order, misses {missing} of {n} keys"
-    );
+    let missing = (0..n).filter(|i| client.cmd(&format!("GET stay{i}")) == Value::Nil).count();
+    assert_eq!(missing, 0, "a router without state, with the same nodes in another order, misses {missing} of {n} keys");
     assert_eq!(client.cmd("PING"), simple("PONG"));
 }

@@ -9,9 +9,7 @@ use tempfile::TempDir;
 
 use crate::multikey::CROSSSLOT;
 use crate::support::slots::slot;
-use crate::support::{
-    Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, simple,
-};
+use crate::support::{Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, simple};
 
 const MODULE: &str = include_str!("scripts/probe_module.c");
 
@@ -26,16 +24,9 @@ fn site_with_module(nodes: usize) -> Option<(Site, TempDir)> {
         .args([&library, &source])
         .output()
         .expect("a C compiler named cc (rustc needs it as its linker)");
-    assert!(
-        output.status.success(),
-        "cc: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "cc: {}", String::from_utf8_lossy(&output.stderr));
     let options = SiteOptions {
-        node: NodeOptions {
-            config: format!("loadmodule {}\n", library.display()),
-            ..NodeOptions::default()
-        },
+        node: NodeOptions { config: format!("loadmodule {}\n", library.display()), ..NodeOptions::default() },
         ..SiteOptions::default()
     };
     Some((Site::router_only(nodes, &options)?, dir))
@@ -50,44 +41,23 @@ fn commands_of_a_module_go_by_the_nodes_own_key_specifications() {
     for i in 0..60 {
         // One key, first argument.
         assert_eq!(client.cmd(&format!("probe.put k{i} v{i}")), ok());
-        assert_eq!(
-            client.cmd(&format!("GET k{i}")),
-            bulk(format!("v{i}")),
-            "PROBE.PUT went to another node than GET"
-        );
+        assert_eq!(client.cmd(&format!("GET k{i}")), bulk(format!("v{i}")), "PROBE.PUT went to another node than GET");
         assert_eq!(client.cmd(&format!("PROBE.PUT {{x{i}}}a {i}")), ok());
         // One key, second argument.
-        assert_eq!(
-            client.cmd(&format!("probe.second option {{x{i}}}a")),
-            bulk(i.to_string())
-        );
+        assert_eq!(client.cmd(&format!("probe.second option {{x{i}}}a")), bulk(i.to_string()));
     }
     // Several keys in one slot, and in two.
     assert_eq!(client.cmd("probe.pair {p}one {p}two"), int(2));
     assert_ne!(slot(b"one"), slot(b"two"));
-    assert_eq!(
-        client.cmd("probe.pair one two"),
-        Value::Error(CROSSSLOT.into())
-    );
+    assert_eq!(client.cmd("probe.pair one two"), Value::Error(CROSSSLOT.into()));
     // A number of keys, told by an argument.
-    assert_eq!(
-        client.cmd("probe.count 3 {c}1 {c}2 {c}3 and more arguments"),
-        int(3)
-    );
-    assert_eq!(
-        client.cmd("probe.count 2 one two"),
-        Value::Error(CROSSSLOT.into())
-    );
+    assert_eq!(client.cmd("probe.count 3 {c}1 {c}2 {c}3 and more arguments"), int(3));
+    assert_eq!(client.cmd("probe.count 2 one two"), Value::Error(CROSSSLOT.into()));
     for i in 0..20 {
         assert_eq!(client.cmd(&format!("probe.count 1 k{i} whatever")), int(1));
     }
     // Arity and errors are the node's.
-    assert!(
-        client
-            .cmd("probe.put k")
-            .expect_error()
-            .contains("wrong number of arguments")
-    );
+    assert!(client.cmd("probe.put k").expect_error().contains("wrong number of arguments"));
     // In a pipeline with others, in both protocols.
     client.cmd("HELLO 3");
     for i in 0..200 {
@@ -100,13 +70,7 @@ fn commands_of_a_module_go_by_the_nodes_own_key_specifications() {
     }
     // Without keys nothing says which node it concerns.
     let error = client.cmd("probe.keyless");
-    assert!(
-        error
-            .expect_error()
-            .to_lowercase()
-            .contains("probe.keyless"),
-        "{error:?}"
-    );
+    assert!(error.expect_error().to_lowercase().contains("probe.keyless"), "{error:?}");
 }
 
 #[test]
@@ -119,35 +83,21 @@ fn a_module_loaded_later_is_learnt() {
     let Some(site) = Site::router_only(
         2,
         &SiteOptions {
-            node: NodeOptions {
-                args: vec!["--enable-module-command".into(), "yes".into()],
-                ..NodeOptions::default()
-            },
+            node: NodeOptions { args: vec!["--enable-module-command".into(), "yes".into()], ..NodeOptions::default() },
             ..SiteOptions::default()
         },
     ) else {
         return;
     };
     let mut client = site.client();
-    assert!(
-        client
-            .cmd("probe.put k v")
-            .expect_error()
-            .starts_with("ERR unknown command 'probe.put'")
-    );
+    assert!(client.cmd("probe.put k v").expect_error().starts_with("ERR unknown command 'probe.put'"));
     for node in site.nodes() {
-        let reply = node.client().call(&[
-            "MODULE",
-            "LOAD",
-            &dir.path().join("probe.so").display().to_string(),
-        ]);
+        let reply = node.client().call(&["MODULE", "LOAD", &dir.path().join("probe.so").display().to_string()]);
         assert_eq!(reply, ok());
         // The router asks when it connects.
         node.cmd("CLIENT KILL TYPE normal SKIPME yes");
     }
-    crate::support::until("the commands are known", || {
-        (client.cmd("probe.put k v") == ok()).then_some(())
-    });
+    crate::support::until("the commands are known", || (client.cmd("probe.put k v") == ok()).then_some(()));
 }
 
 /// `rename-command` hides a command under another name. The nodes do not list that name, so the router cannot know where its keys are:
@@ -155,24 +105,11 @@ fn a_module_loaded_later_is_learnt() {
 #[test]
 fn renamed_commands_are_unknown_and_removed_ones_are_the_nodes_error() {
     let config = "rename-command HSET secret.hset\nrename-command LPUSH \"\"\nrename-command FLUSHALL \"\"\n";
-    let options = SiteOptions {
-        node: NodeOptions {
-            config: config.into(),
-            ..NodeOptions::default()
-        },
-        ..SiteOptions::default()
-    };
+    let options = SiteOptions { node: NodeOptions { config: config.into(), ..NodeOptions::default() }, ..SiteOptions::default() };
     let site = Site::with(2, &options);
     let plain = Node::start(&options.node);
     let (mut client, mut reference) = (site.client(), plain.client());
-    for line in [
-        "HSET h f v",
-        "LPUSH l x",
-        "GET k",
-        "SET k v",
-        "RPUSH l x",
-        "LRANGE l 0 -1",
-    ] {
+    for line in ["HSET h f v", "LPUSH l x", "GET k", "SET k v", "RPUSH l x", "LRANGE l 0 -1"] {
         assert_eq!(client.cmd(line), reference.cmd(line), "{line}");
     }
     client.cmd("FLUSHALL").expect_error();
@@ -188,13 +125,7 @@ fn renamed_commands_are_unknown_and_removed_ones_are_the_nodes_error() {
 fn a_router_lives_with_nodes_that_hide_their_administration() {
     let config = "rename-command CONFIG \"\"\nrename-command DEBUG \"\"\nrename-command KEYS \"\"\nrename-command SCRIPT \"\"\n\
                   rename-command MODULE \"\"\nrename-command SLOWLOG \"\"\nrename-command SHUTDOWN \"\"\n";
-    let options = SiteOptions {
-        node: NodeOptions {
-            config: config.into(),
-            ..NodeOptions::default()
-        },
-        router: RouterOptions::default(),
-    };
+    let options = SiteOptions { node: NodeOptions { config: config.into(), ..NodeOptions::default() }, router: RouterOptions::default() };
     let Some(site) = Site::router_only(2, &options) else {
         return;
     };
@@ -202,20 +133,9 @@ fn a_router_lives_with_nodes_that_hide_their_administration() {
     for i in 0..40 {
         assert_eq!(client.cmd(&format!("SET k{i} {i}")), ok());
     }
-    assert_eq!(
-        client.cmd("MGET k1 k2 k3"),
-        Value::Array(vec![bulk("1"), bulk("2"), bulk("3")])
-    );
+    assert_eq!(client.cmd("MGET k1 k2 k3"), Value::Array(vec![bulk("1"), bulk("2"), bulk("3")]));
     assert_eq!(client.cmd("DBSIZE"), int(40));
-    assert!(
-        client
-            .cmd("KEYS *")
-            .expect_error()
-            .contains("unknown command")
-    );
-    assert_eq!(
-        client.cmd("EVAL \"return redis.call('GET', KEYS[1])\" 1 k7"),
-        bulk("7")
-    );
+    assert!(client.cmd("KEYS *").expect_error().contains("unknown command"));
+    assert_eq!(client.cmd("EVAL \"return redis.call('GET', KEYS[1])\" 1 k7"), bulk("7"));
     assert!(client.cmd("INFO").text().contains("db0:keys=40"));
 }

@@ -26,29 +26,15 @@ fn keys_are_where_the_cluster_specification_puts_them() {
             _ => random.bytes(1 + i % 40),
         };
         assert_eq!(client.call(&[&b"SET"[..], &key, b"v"]), ok());
-        let homes: Vec<usize> = (0..site.nodes().len())
-            .filter(|n| site.nodes()[*n].client().call(&[&b"EXISTS"[..], &key]) == int(1))
-            .collect();
-        assert_eq!(
-            homes.len(),
-            1,
-            "key {:?} must be at exactly one node",
-            key.escape_ascii().to_string()
-        );
+        let homes: Vec<usize> =
+            (0..site.nodes().len()).filter(|n| site.nodes()[*n].client().call(&[&b"EXISTS"[..], &key]) == int(1)).collect();
+        assert_eq!(homes.len(), 1, "key {:?} must be at exactly one node", key.escape_ascii().to_string());
         let before = node_of_slot.insert(slot(&key), homes[0]);
-        assert!(
-            before.is_none_or(|b| b == homes[0]),
-            "slot {} is at two nodes",
-            slot(&key)
-        );
+        assert!(before.is_none_or(|b| b == homes[0]), "slot {} is at two nodes", slot(&key));
     }
     for node in 0..3 {
         let share = node_of_slot.values().filter(|n| **n == node).count();
-        assert!(
-            share * 5 > node_of_slot.len(),
-            "node {node} has only {share} of {} slots seen",
-            node_of_slot.len()
-        );
+        assert!(share * 5 > node_of_slot.len(), "node {node} has only {share} of {} slots seen", node_of_slot.len());
     }
 }
 
@@ -68,33 +54,15 @@ fn mget_mset_and_counts_span_nodes_in_order() {
             }
             assert_eq!(client.call(&mset), ok());
             // Any order, with repetitions and absent keys.
-            let asked: Vec<usize> = (0..1 + random.below(300))
-                .map(|_| random.below(n + n / 4 + 1))
-                .collect();
-            let keys = |name: &str| -> Vec<String> {
-                std::iter::once(name.to_owned())
-                    .chain(asked.iter().map(|i| format!("k{i}")))
-                    .collect()
-            };
-            let expected: Vec<Value> = asked
-                .iter()
-                .map(|i| {
-                    if *i < n {
-                        bulk(format!("{round}:{i}"))
-                    } else {
-                        Value::Nil
-                    }
-                })
-                .collect();
+            let asked: Vec<usize> = (0..1 + random.below(300)).map(|_| random.below(n + n / 4 + 1)).collect();
+            let keys =
+                |name: &str| -> Vec<String> { std::iter::once(name.to_owned()).chain(asked.iter().map(|i| format!("k{i}"))).collect() };
+            let expected: Vec<Value> = asked.iter().map(|i| if *i < n { bulk(format!("{round}:{i}")) } else { Value::Nil }).collect();
             assert_eq!(client.call(&keys("MGET")), Value::Array(expected));
             let there = asked.iter().filter(|i| **i < n).count() as i64;
             assert_eq!(client.call(&keys("EXISTS")), int(there));
             assert_eq!(client.call(&keys("TOUCH")), int(there));
-            let distinct = asked
-                .iter()
-                .filter(|i| **i < n)
-                .collect::<BTreeSet<_>>()
-                .len() as i64;
+            let distinct = asked.iter().filter(|i| **i < n).collect::<BTreeSet<_>>().len() as i64;
             let gone = client.call(&keys(if round % 2 == 0 { "DEL" } else { "UNLINK" }));
             assert_eq!(gone, int(distinct));
             assert_eq!(client.call(&keys("EXISTS")), int(0));
@@ -108,10 +76,7 @@ fn the_last_of_equal_keys_in_mset_wins() {
     let site = Site::new(3);
     let mut client = site.client();
     assert_eq!(client.cmd("MSET a 1 b 2 a 3 c 4 b 5"), ok());
-    assert_eq!(
-        client.cmd("MGET a b c a"),
-        Value::Array(vec![bulk("3"), bulk("5"), bulk("4"), bulk("3")])
-    );
+    assert_eq!(client.cmd("MGET a b c a"), Value::Array(vec![bulk("3"), bulk("5"), bulk("4"), bulk("3")]));
 }
 
 /// A type error of one part is that part's own: MGET gives nil for it as Redis does, and the reply keeps its length.
@@ -129,14 +94,7 @@ fn mget_of_other_types_gives_nil_in_place() {
     let keys: Vec<String> = (0..30).map(|i| format!("mixed{i}")).collect();
     let reply = client.cmd(&format!("MGET {}", keys.join(" ")));
     for (i, value) in reply.items().iter().enumerate() {
-        assert_eq!(
-            *value,
-            if i % 3 == 0 {
-                Value::Nil
-            } else {
-                bulk(i.to_string())
-            }
-        );
+        assert_eq!(*value, if i % 3 == 0 { Value::Nil } else { bulk(i.to_string()) });
     }
 }
 
@@ -160,19 +118,10 @@ fn split_commands_in_a_pipeline_keep_their_places() {
     }
     let replies = client.pipeline(&bytes, rounds * 6);
     for (i, replies) in replies.chunks(6).enumerate() {
-        let values: Vec<Value> = replies
-            .iter()
-            .map(|raw| crate::support::value::parse(raw))
-            .collect();
+        let values: Vec<Value> = replies.iter().map(|raw| crate::support::value::parse(raw)).collect();
         let v = bulk(i.to_string());
-        let expected = [
-            ok(),
-            v.clone(),
-            Value::Array(vec![v.clone(), v.clone(), Value::Nil, v.clone()]),
-            crate::support::simple("PONG"),
-            int(3),
-            v,
-        ];
+        let expected =
+            [ok(), v.clone(), Value::Array(vec![v.clone(), v.clone(), Value::Nil, v.clone()]), crate::support::simple("PONG"), int(3), v];
         assert_eq!(values, expected, "round {i}");
     }
 }
@@ -227,41 +176,21 @@ fn within_a_slot_everything_works_and_across_slots_nothing_changes() {
     for command in commands {
         let fill = |a: &str, b: &str| command.replace("%1", a).replace("%2", b);
         let reply = client.cmd(&fill("one", "two"));
-        assert_eq!(
-            reply,
-            Value::Error(CROSSSLOT.into()),
-            "{}",
-            fill("one", "two")
-        );
+        assert_eq!(reply, Value::Error(CROSSSLOT.into()), "{}", fill("one", "two"));
         let reply = client.cmd(&fill("{same}one", "{same}two"));
-        assert!(
-            !reply.error().is_some_and(|e| e.starts_with("CROSSSLOT")),
-            "{}: {reply:?}",
-            fill("{same}one", "{same}two")
-        );
-        assert_eq!(
-            client.cmd("DEL one two"),
-            int(0),
-            "{command} across slots must not do anything"
-        );
+        assert!(!reply.error().is_some_and(|e| e.starts_with("CROSSSLOT")), "{}: {reply:?}", fill("{same}one", "{same}two"));
+        assert_eq!(client.cmd("DEL one two"), int(0), "{command} across slots must not do anything");
     }
     // Functions too.
     client.cmd("FUNCTION LOAD \"#!lua name=cross\\nredis.register_function('cross', function() return 1 end)\"");
-    assert_eq!(
-        client.cmd("FCALL cross 2 one two"),
-        Value::Error(CROSSSLOT.into())
-    );
+    assert_eq!(client.cmd("FCALL cross 2 one two"), Value::Error(CROSSSLOT.into()));
     assert_eq!(client.cmd("FCALL cross 2 {a}one {a}two"), int(1));
     // A refusal takes its place in a pipeline like any other reply.
     let bytes: Vec<u8> = (0..500)
         .flat_map(|i| {
-            [
-                format!("SET one {i}"),
-                format!("RENAME one two{i}"),
-                "GET one".into(),
-            ]
-            .into_iter()
-            .flat_map(|line| encode(&crate::support::words(&line)))
+            [format!("SET one {i}"), format!("RENAME one two{i}"), "GET one".into()]
+                .into_iter()
+                .flat_map(|line| encode(&crate::support::words(&line)))
         })
         .collect();
     let replies = client.pipeline(&bytes, 1500);

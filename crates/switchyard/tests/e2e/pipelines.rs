@@ -6,10 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::relay::Relay;
-use crate::support::{
-    Client, Node, Random, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok,
-    until, value, words,
-};
+use crate::support::{Client, Node, Random, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok, until, value, words};
 
 #[test]
 fn a_pipeline_of_two_hundred_thousand_commands_keeps_its_order() {
@@ -28,11 +25,7 @@ fn a_pipeline_of_two_hundred_thousand_commands_keeps_its_order() {
         if i < n {
             assert_eq!(raw, b"+OK\r\n", "command {i}");
         } else {
-            assert_eq!(
-                value::parse(raw),
-                bulk(format!("value{}", i - n)),
-                "command {i}"
-            );
+            assert_eq!(value::parse(raw), bulk(format!("value{}", i - n)), "command {i}");
         }
     }
 }
@@ -43,9 +36,7 @@ fn a_client_may_write_its_whole_pipeline_before_it_reads() {
     let site = Site::new(3);
     let mut client = site.client();
     let n = 50_000;
-    let bytes: Vec<u8> = (0..n)
-        .flat_map(|i| encode(&["SET", &format!("key{i}"), "v"]))
-        .collect();
+    let bytes: Vec<u8> = (0..n).flat_map(|i| encode(&["SET", &format!("key{i}"), "v"])).collect();
     client.write(&bytes);
     for i in 0..n {
         assert_eq!(client.raw(), b"+OK\r\n", "reply {i}");
@@ -61,9 +52,7 @@ fn counters_count_every_command_once() {
             let mut client = site.client();
             scope.spawn(move || {
                 let n = 5000;
-                let bytes: Vec<u8> = (0..n)
-                    .flat_map(|i| encode(&["INCR", &format!("counter{}", i % 50)]))
-                    .collect();
+                let bytes: Vec<u8> = (0..n).flat_map(|i| encode(&["INCR", &format!("counter{}", i % 50)])).collect();
                 for raw in client.pipeline(&bytes, n) {
                     assert_eq!(raw[0], b':', "thread {thread}: {}", raw.escape_ascii());
                 }
@@ -87,13 +76,7 @@ struct Tally {
 /// One client: writes values that say who wrote them and when, and checks every reply against what it asked. Everything it asks is on
 /// keys of its own, so that it knows exactly what a right answer is; after an error the value is one of those that it may have
 /// written. When it has cut its own connection it goes on with new keys: what it sent before may still be executed, at any time.
-fn checked_client(
-    address: std::net::SocketAddr,
-    me: usize,
-    seed: u64,
-    stop: &AtomicBool,
-    cuts: bool,
-) -> Tally {
+fn checked_client(address: std::net::SocketAddr, me: usize, seed: u64, stop: &AtomicBool, cuts: bool) -> Tally {
     let mut random = Random::new(seed);
     let mut tally = Tally::default();
     let mut seq = 0u64;
@@ -127,11 +110,7 @@ fn checked_client(
                 0..4 => {
                     seq += 1;
                     // Now and then one that fills more than a read of the socket.
-                    let filler = if random.one_in(60) {
-                        40_000
-                    } else {
-                        random.below(100)
-                    };
+                    let filler = if random.one_in(60) { 40_000 } else { random.below(100) };
                     let value = format!("{me}:{seq}:{}", "x".repeat(filler));
                     bytes.extend(encode(&["SET", &name(key), &value]));
                     asked.push(Asked::Set(key, value));
@@ -198,11 +177,7 @@ fn checked_client(
                     if reply.error().is_some() {
                         tally.errors += 1;
                     } else {
-                        assert!(
-                            fits(&may[key], &reply),
-                            "client {me}: GET of key {key} gave {reply:?}, possible: {:?}",
-                            brief(&may[key])
-                        );
+                        assert!(fits(&may[key], &reply), "client {me}: GET of key {key} gave {reply:?}, possible: {:?}", brief(&may[key]));
                         tally.right += 1;
                     }
                 }
@@ -212,18 +187,8 @@ fn checked_client(
                     } else {
                         let items = reply.items();
                         assert_eq!(items.len(), 2, "client {me}: {reply:?}");
-                        assert!(
-                            fits(&may[a], &items[0]),
-                            "client {me}: MGET of {a} gave {:?}, possible: {:?}",
-                            items[0],
-                            brief(&may[a])
-                        );
-                        assert!(
-                            fits(&may[b], &items[1]),
-                            "client {me}: MGET of {b} gave {:?}, possible: {:?}",
-                            items[1],
-                            brief(&may[b])
-                        );
+                        assert!(fits(&may[a], &items[0]), "client {me}: MGET of {a} gave {:?}, possible: {:?}", items[0], brief(&may[a]));
+                        assert!(fits(&may[b], &items[1]), "client {me}: MGET of {b} gave {:?}, possible: {:?}", items[1], brief(&may[b]));
                         tally.right += 1;
                     }
                 }
@@ -244,12 +209,7 @@ fn checked_client(
 }
 
 fn brief(may: &[Option<String>]) -> Vec<String> {
-    may.iter()
-        .map(|v| {
-            v.as_deref()
-                .map_or("nil".to_owned(), |v| v.chars().take(30).collect())
-        })
-        .collect()
+    may.iter().map(|v| v.as_deref().map_or("nil".to_owned(), |v| v.chars().take(30).collect())).collect()
 }
 
 /// Every reply must belong to its request while connections break on both sides at random.
@@ -267,9 +227,7 @@ fn no_reply_goes_astray_when_connections_break_on_both_sides() {
                     let (address, stop) = (site.address(), &stop);
                     // Each run has clients of its own names: the last run's values are still there.
                     let me = me + 100 * (seed as usize % 1_000_000);
-                    scope.spawn(move || {
-                        checked_client(address, me, seed ^ (me as u64) << 32, stop, true)
-                    })
+                    scope.spawn(move || checked_client(address, me, seed ^ (me as u64) << 32, stop, true))
                 })
                 .collect();
             let killer = {
@@ -280,10 +238,7 @@ fn no_reply_goes_astray_when_connections_break_on_both_sides() {
                         std::thread::sleep(Duration::from_millis(50 + random.below(150) as u64));
                         if !direct() {
                             let node = &site.nodes()[random.below(site.nodes().len())];
-                            kills.fetch_add(
-                                node.cmd("CLIENT KILL TYPE normal SKIPME yes").int() as u64,
-                                Ordering::Relaxed,
-                            );
+                            kills.fetch_add(node.cmd("CLIENT KILL TYPE normal SKIPME yes").int() as u64, Ordering::Relaxed);
                         }
                     }
                 })
@@ -295,23 +250,15 @@ fn no_reply_goes_astray_when_connections_break_on_both_sides() {
             }
             stop.store(true, Ordering::Relaxed);
             killer.join().expect("the killer");
-            clients
-                .into_iter()
-                .map(|c| c.join().expect("a client that saw only right replies"))
-                .collect()
+            clients.into_iter().map(|c| c.join().expect("a client that saw only right replies")).collect()
         });
         let right: u64 = tallies.iter().map(|t| t.right).sum();
         let errors: u64 = tallies.iter().map(|t| t.errors).sum();
         let reconnects: u64 = tallies.iter().map(|t| t.reconnects).sum();
         let kills = kills.load(Ordering::Relaxed);
-        eprintln!(
-            "{right} right replies, {errors} errors, {reconnects} reconnects, {kills} node connections killed"
-        );
+        eprintln!("{right} right replies, {errors} errors, {reconnects} reconnects, {kills} node connections killed");
         assert!(right > 2000, "only {right} replies");
-        assert!(
-            errors * 2 < right,
-            "{errors} errors beside {right} right replies: kills should cost only what was in flight"
-        );
+        assert!(errors * 2 < right, "{errors} errors beside {right} right replies: kills should cost only what was in flight");
         if !direct() {
             assert!(kills > 10, "only {kills} node connections were killed");
         }
@@ -324,14 +271,8 @@ fn replies_may_arrive_from_the_nodes_in_any_pieces() {
     if direct() {
         return;
     }
-    let nodes = [
-        Node::start(&Default::default()),
-        Node::start(&Default::default()),
-    ];
-    let relays: Vec<Relay> = nodes
-        .iter()
-        .map(|node| Relay::start(node.address()))
-        .collect();
+    let nodes = [Node::start(&Default::default()), Node::start(&Default::default())];
+    let relays: Vec<Relay> = nodes.iter().map(|node| Relay::start(node.address())).collect();
     let addresses: Vec<_> = relays.iter().map(Relay::address).collect();
     let router = crate::support::Router::start(&addresses, &RouterOptions::default());
     let mut commands = Vec::new();
@@ -355,9 +296,7 @@ fn replies_may_arrive_from_the_nodes_in_any_pieces() {
             format!("MGET s{i} s{} none s{}", (i + 1) % 20, (i + 7) % 20),
             format!("EXISTS s{i} s{} l{i} none", (i + 3) % 20),
             format!("GET l{i}"),
-            format!(
-                "EVAL \"return {{1, {{KEYS[1], {{ARGV[1]}}}}, redis.error_reply('x')}}\" 1 s{i} y"
-            ),
+            format!("EVAL \"return {{1, {{KEYS[1], {{ARGV[1]}}}}, redis.error_reply('x')}}\" 1 s{i} y"),
             "PING".to_owned(),
         ] {
             asked.push(words(&line));
@@ -388,20 +327,12 @@ fn replies_may_arrive_from_the_nodes_in_any_pieces() {
 /// A client that leaves with commands in flight must not shift the replies of those who share its connection to the node.
 #[test]
 fn clients_that_leave_in_flight_shift_nobody() {
-    let site = Site::with(
-        2,
-        &SiteOptions {
-            router: RouterOptions {
-                workers: 1,
-                ..RouterOptions::default()
-            },
-            ..SiteOptions::default()
-        },
-    );
+    let site = Site::with(2, &SiteOptions { router: RouterOptions { workers: 1, ..RouterOptions::default() }, ..SiteOptions::default() });
     let mut steady = site.client();
     for i in 0..50 {
         steady.cmd(&format!("SET leave{i} {i}"));
     }
+    let files = (!direct()).then(|| site.router().process().open_files());
     for round in 0..300 {
         let mut leaver = site.client();
         for i in 0..20 {
@@ -419,7 +350,8 @@ fn clients_that_leave_in_flight_shift_nobody() {
             assert_eq!(steady.reply(), bulk(i.to_string()), "round {round}");
         }
     }
-    until("those who left are gone", || {
-        (steady.cmd("CLIENT LIST").text().lines().count() == 1).then_some(())
-    });
+    until("those who left are gone", || (steady.cmd("CLIENT LIST").text().lines().count() == 1).then_some(()));
+    if let Some(files) = files {
+        until("their descriptors are given back", || (site.router().process().open_files() <= files).then_some(()));
+    }
 }

@@ -16,47 +16,22 @@ fn a_loaded_script_runs_at_every_node() {
     let site = Site::new(3);
     let mut client = site.client();
     let sha = sha(&site, ADD);
-    assert!(
-        client
-            .call(&["EVALSHA", &sha, "1", "k", "1"])
-            .expect_error()
-            .starts_with("NOSCRIPT")
-    );
+    assert!(client.call(&["EVALSHA", &sha, "1", "k", "1"]).expect_error().starts_with("NOSCRIPT"));
     assert_eq!(client.call(&["SCRIPT", "LOAD", ADD]), bulk(&sha));
-    assert_eq!(
-        client.call(&[
-            "SCRIPT",
-            "EXISTS",
-            &sha,
-            "ffffffffffffffffffffffffffffffffffffffff"
-        ]),
-        Value::Array(vec![int(1), int(0)])
-    );
+    assert_eq!(client.call(&["SCRIPT", "EXISTS", &sha, "ffffffffffffffffffffffffffffffffffffffff"]), Value::Array(vec![int(1), int(0)]));
     for i in 0..60 {
-        assert_eq!(
-            client.call(&["EVALSHA", &sha, "1", &format!("counter{i}"), &i.to_string()]),
-            int(i)
-        );
+        assert_eq!(client.call(&["EVALSHA", &sha, "1", &format!("counter{i}"), &i.to_string()]), int(i));
     }
     // Other spellings that clients use.
-    assert_eq!(
-        client.call(&["evalsha", &sha.to_uppercase(), "1", "counter1", "1"]),
-        int(2)
-    );
+    assert_eq!(client.call(&["evalsha", &sha.to_uppercase(), "1", "counter1", "1"]), int(2));
     // SCRIPT FLUSH forgets it everywhere, also in the router.
     assert_eq!(client.cmd("SCRIPT FLUSH"), ok());
-    assert_eq!(
-        client.call(&["SCRIPT", "EXISTS", &sha]),
-        Value::Array(vec![int(0)])
-    );
+    assert_eq!(client.call(&["SCRIPT", "EXISTS", &sha]), Value::Array(vec![int(0)]));
     for i in 0..20 {
         let reply = client.call(&["EVALSHA", &sha, "1", &format!("counter{i}"), "1"]);
         assert!(reply.expect_error().starts_with("NOSCRIPT"), "{reply:?}");
     }
-    assert_eq!(
-        client.cmd("SCRIPT KILL"),
-        Value::Error("NOTBUSY No scripts in execution right now.".into())
-    );
+    assert_eq!(client.cmd("SCRIPT KILL"), Value::Error("NOTBUSY No scripts in execution right now.".into()));
 }
 
 #[test]
@@ -71,11 +46,7 @@ fn a_script_that_a_node_lost_is_brought_back() {
         assert_eq!(node.cmd("SCRIPT FLUSH"), ok());
     }
     for i in 0..60 {
-        assert_eq!(
-            client.call(&["EVALSHA", &sha, "1", &format!("a{i}"), "5"]),
-            int(5),
-            "script lost by SCRIPT FLUSH at the node"
-        );
+        assert_eq!(client.call(&["EVALSHA", &sha, "1", &format!("a{i}"), "5"]), int(5), "script lost by SCRIPT FLUSH at the node");
     }
     // The same in a pipeline, where the healing must keep the order and must not run anything twice.
     for node in site.nodes() {
@@ -91,16 +62,8 @@ fn a_script_that_a_node_lost_is_brought_back() {
         .collect();
     for (i, two) in client.pipeline(&bytes, 600).chunks(2).enumerate() {
         let expected = (i / 10 + 1).to_string();
-        assert_eq!(
-            two[0],
-            format!(":{expected}\r\n").into_bytes(),
-            "command {i}"
-        );
-        assert_eq!(
-            crate::support::value::parse(&two[1]),
-            bulk(expected),
-            "the GET after command {i}"
-        );
+        assert_eq!(two[0], format!(":{expected}\r\n").into_bytes(), "command {i}");
+        assert_eq!(crate::support::value::parse(&two[1]), bulk(expected), "the GET after command {i}");
     }
     // A node that restarted has lost everything.
     for i in 0..3 {
@@ -111,11 +74,7 @@ fn a_script_that_a_node_lost_is_brought_back() {
         client.cmd("DBSIZE").error().is_none().then_some(client)
     });
     for i in 0..30 {
-        assert_eq!(
-            client.call(&["EVALSHA", &sha, "1", &format!("c{i}"), "2"]),
-            int(2),
-            "script lost by a restart of the node"
-        );
+        assert_eq!(client.call(&["EVALSHA", &sha, "1", &format!("c{i}"), "2"]), int(2), "script lost by a restart of the node");
     }
 }
 
@@ -127,17 +86,11 @@ fn evalsha_after_eval_works_for_every_key() {
     let sha = sha(&site, ADD);
     assert_eq!(client.call(&["EVAL", ADD, "1", "first", "1"]), int(1));
     for i in 0..60 {
-        assert_eq!(
-            client.call(&["EVALSHA", &sha, "1", &format!("k{i}"), "3"]),
-            int(3)
-        );
+        assert_eq!(client.call(&["EVALSHA", &sha, "1", &format!("k{i}"), "3"]), int(3));
     }
     let mut other = site.client();
     for i in 0..60 {
-        assert_eq!(
-            other.call(&["EVALSHA", &sha, "1", &format!("k{i}"), "3"]),
-            int(6)
-        );
+        assert_eq!(other.call(&["EVALSHA", &sha, "1", &format!("k{i}"), "3"]), int(6));
     }
 }
 
@@ -149,11 +102,7 @@ fn scripts_without_keys_and_with_many() {
         assert_eq!(client.cmd("EVAL \"return ARGV[1]\" 0 hello"), bulk("hello"));
     }
     let keys: Vec<String> = (0..500).map(|i| format!("{{t}}{i}")).collect();
-    let mut command = vec![
-        "EVAL".to_owned(),
-        "return #KEYS".to_owned(),
-        "500".to_owned(),
-    ];
+    let mut command = vec!["EVAL".to_owned(), "return #KEYS".to_owned(), "500".to_owned()];
     command.extend(keys);
     assert_eq!(client.call(&command), int(500));
 }
@@ -171,16 +120,8 @@ fn functions_are_loaded_at_every_node() {
         assert_eq!(client.cmd(&format!("GET k{i}")), bulk(format!("v{i}")));
     }
     let mut other = site.client();
-    assert!(
-        other
-            .call(&["FUNCTION", "LOAD", library])
-            .expect_error()
-            .contains("already exists")
-    );
-    assert_eq!(
-        other.call(&["FUNCTION", "LOAD", "REPLACE", library]),
-        bulk("lib")
-    );
+    assert!(other.call(&["FUNCTION", "LOAD", library]).expect_error().contains("already exists"));
+    assert_eq!(other.call(&["FUNCTION", "LOAD", "REPLACE", library]), bulk("lib"));
     for node in site.nodes() {
         assert_eq!(node.cmd("FUNCTION LIST").items().len(), 1);
     }
@@ -192,18 +133,7 @@ fn functions_are_loaded_at_every_node() {
     client.call(&["FUNCTION", "LOAD", library]);
     let dump = client.cmd("FUNCTION DUMP");
     assert_eq!(client.cmd("FUNCTION FLUSH"), ok());
-    assert!(
-        site.nodes()
-            .iter()
-            .all(|node| node.cmd("FUNCTION LIST").items().is_empty())
-    );
-    assert_eq!(
-        client.call(&[&b"FUNCTION"[..], b"RESTORE", dump.bytes()]),
-        ok()
-    );
-    assert!(
-        site.nodes()
-            .iter()
-            .all(|node| node.cmd("FUNCTION LIST").items().len() == 1)
-    );
+    assert!(site.nodes().iter().all(|node| node.cmd("FUNCTION LIST").items().is_empty()));
+    assert_eq!(client.call(&[&b"FUNCTION"[..], b"RESTORE", dump.bytes()]), ok());
+    assert!(site.nodes().iter().all(|node| node.cmd("FUNCTION LIST").items().len() == 1));
 }

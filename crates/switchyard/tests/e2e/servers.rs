@@ -12,27 +12,12 @@ fn info_has_the_sections_and_fields_that_tools_read() {
     client.cmd("SELECT 2");
     client.cmd("SET two v EX 1000");
     let info = client.cmd("INFO").text();
-    for section in [
-        "Server",
-        "Clients",
-        "Memory",
-        "Stats",
-        "Replication",
-        "CPU",
-        "Keyspace",
-    ] {
-        assert!(
-            info.contains(&format!("# {section}\r\n")),
-            "no section {section} in\n{info}"
-        );
+    for section in ["Server", "Clients", "Memory", "Stats", "Replication", "CPU", "Keyspace"] {
+        assert!(info.contains(&format!("# {section}\r\n")), "no section {section} in\n{info}");
     }
     let field = |name: &str| {
         info.lines()
-            .find_map(|line| {
-                line.strip_prefix(name)?
-                    .strip_prefix(':')
-                    .map(|v| v.trim().to_owned())
-            })
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(|v| v.trim().to_owned()))
             .unwrap_or_else(|| panic!("no field {name} in\n{info}"))
     };
     for name in [
@@ -70,37 +55,18 @@ fn info_has_the_sections_and_fields_that_tools_read() {
     assert_eq!(field("role"), "master");
     assert_eq!(field("redis_mode"), "standalone");
     assert_eq!(field("tcp_port"), site.address().port().to_string());
-    assert!(
-        field("db0").starts_with("keys=30,expires=0,"),
-        "db0:{}",
-        field("db0")
-    );
-    assert!(
-        field("db2").starts_with("keys=1,expires=1,"),
-        "db2:{}",
-        field("db2")
-    );
-    assert!(
-        field("total_commands_processed")
-            .parse::<u64>()
-            .expect("a number")
-            >= 30
-    );
+    assert!(field("db0").starts_with("keys=30,expires=0,"), "db0:{}", field("db0"));
+    assert!(field("db2").starts_with("keys=1,expires=1,"), "db2:{}", field("db2"));
+    assert!(field("total_commands_processed").parse::<u64>().expect("a number") >= 30);
     assert!(field("connected_clients").parse::<u64>().expect("a number") >= 1);
     if !direct() {
         assert!(info.contains("# Switchyard\r\n"), "{info}");
     }
     // One section, several, all spellings.
     let keyspace = client.cmd("INFO keyspace").text();
-    assert!(
-        keyspace.starts_with("# Keyspace\r\n") && !keyspace.contains("# Server"),
-        "{keyspace}"
-    );
+    assert!(keyspace.starts_with("# Keyspace\r\n") && !keyspace.contains("# Server"), "{keyspace}");
     let two = client.cmd("INFO SERVER clients").text();
-    assert!(
-        two.contains("# Server") && two.contains("# Clients") && !two.contains("# Memory"),
-        "{two}"
-    );
+    assert!(two.contains("# Server") && two.contains("# Clients") && !two.contains("# Memory"), "{two}");
     assert!(client.cmd("INFO everything").text().contains("# Keyspace"));
     assert!(client.cmd("INFO all").text().contains("# Keyspace"));
     assert_eq!(client.cmd("INFO nosuchsection").text().trim(), "");
@@ -117,10 +83,7 @@ fn role_time_echo_and_lolwut() {
     assert_eq!(role.items()[0], bulk("master"));
     assert!(matches!(role.items()[1], Value::Int(_)));
     assert_eq!(role.items()[2], Value::Array(vec![]));
-    let now = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .expect("a clock after 1970")
-        .as_secs();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock after 1970").as_secs();
     let time = client.cmd("TIME");
     let seconds: u64 = time.items()[0].text().parse().expect("seconds");
     let micros: u64 = time.items()[1].text().parse().expect("microseconds");
@@ -136,33 +99,15 @@ fn config_get_answers_what_clients_ask() {
     let site = Site::new(2);
     let mut client = site.client();
     // redis-benchmark, redis-py, Spring and others ask these when they start.
-    for name in [
-        "save",
-        "appendonly",
-        "maxmemory",
-        "maxmemory-policy",
-        "databases",
-        "timeout",
-        "maxclients",
-        "proto-max-bulk-len",
-    ] {
+    for name in ["save", "appendonly", "maxmemory", "maxmemory-policy", "databases", "timeout", "maxclients", "proto-max-bulk-len"] {
         let reply = client.cmd(&format!("CONFIG GET {name}"));
         assert_eq!(reply.items().len(), 2, "CONFIG GET {name}: {reply:?}");
         assert_eq!(reply.items()[0], bulk(name));
     }
-    assert_eq!(
-        client.cmd("CONFIG GET databases").field("databases"),
-        bulk("16")
-    );
-    assert_eq!(
-        client.cmd("CONFIG GET appendonly").field("appendonly"),
-        bulk("no")
-    );
+    assert_eq!(client.cmd("CONFIG GET databases").field("databases"), bulk("16"));
+    assert_eq!(client.cmd("CONFIG GET appendonly").field("appendonly"), bulk("no"));
     assert_eq!(client.cmd("CONFIG GET save").field("save"), bulk(""));
-    assert_eq!(
-        client.cmd("CONFIG GET nosuchparameter"),
-        Value::Array(vec![])
-    );
+    assert_eq!(client.cmd("CONFIG GET nosuchparameter"), Value::Array(vec![]));
     assert!(client.cmd("CONFIG GET maxmemory*").items().len() >= 4);
     assert!(client.cmd("CONFIG GET save databases").items().len() == 4);
     assert!(client.cmd("CONFIG GET *").items().len() >= 8);
@@ -180,12 +125,7 @@ fn commands_are_described_as_the_nodes_describe_them() {
     let plain = Node::start(&NodeOptions::default());
     let (mut client, mut reference) = (site.client(), plain.client());
     assert!(client.cmd("COMMAND COUNT").int() > 200);
-    let names: Vec<String> = client
-        .cmd("COMMAND")
-        .items()
-        .iter()
-        .map(|row| row.items()[0].text())
-        .collect();
+    let names: Vec<String> = client.cmd("COMMAND").items().iter().map(|row| row.items()[0].text()).collect();
     for name in ["get", "set", "mget", "zunionstore", "eval", "xread"] {
         assert!(names.iter().any(|n| n == name), "COMMAND lacks {name}");
     }
@@ -225,14 +165,7 @@ fn slowlog_and_latency_cover_all_nodes() {
         client.cmd(&format!("SET slow{i} v"));
     }
     let log = client.cmd("SLOWLOG GET 100");
-    let seen = |name: &str| {
-        log.items().iter().any(|entry| {
-            entry.items()[3]
-                .items()
-                .get(1)
-                .is_some_and(|key| *key == bulk(name))
-        })
-    };
+    let seen = |name: &str| log.items().iter().any(|entry| entry.items()[3].items().get(1).is_some_and(|key| *key == bulk(name)));
     for i in 0..20 {
         assert!(seen(&format!("slow{i}")), "slow{i} is not in {log:?}");
     }
@@ -301,18 +234,10 @@ fn what_would_harm_the_nodes_is_refused() {
         "PFDEBUG GETREG k",
     ] {
         let reply = client.cmd(line);
-        let Some(error) = reply.error() else {
-            panic!("{line} gave {reply:?}")
-        };
-        assert!(
-            error.len() > 20,
-            "{line} must say why it is refused: {error}"
-        );
+        let Some(error) = reply.error() else { panic!("{line} gave {reply:?}") };
+        assert!(error.len() > 20, "{line} must say why it is refused: {error}");
         let name = line.split(' ').next().expect("a name").to_lowercase();
-        assert!(
-            error.to_lowercase().contains(&name),
-            "{line} must be named in its error: {error}"
-        );
+        assert!(error.to_lowercase().contains(&name), "{line} must be named in its error: {error}");
     }
     assert_eq!(client.cmd("GET k"), bulk("v"));
     for node in site.nodes() {
@@ -363,10 +288,7 @@ fn what_is_not_there_yet_says_so() {
             client.cmd(protocol);
             let reply = client.cmd(line);
             let error = reply.expect_error();
-            assert!(
-                error.contains(feature),
-                "{line} must name `{feature}`: {error}"
-            );
+            assert!(error.contains(feature), "{line} must name `{feature}`: {error}");
         }
         assert_eq!(client.cmd("PING"), simple("PONG"));
     }

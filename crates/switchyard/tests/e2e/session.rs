@@ -3,10 +3,7 @@
 use std::time::Duration;
 
 use crate::support::client::PATIENCE;
-use crate::support::{
-    Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, direct, int, ok,
-    simple, until, value,
-};
+use crate::support::{Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, direct, int, ok, simple, until, value};
 
 /// Sends each line to the router and to a plain server, on connections of their own, and compares the bytes.
 #[track_caller]
@@ -16,11 +13,7 @@ fn same(site: &Site, plain: &Node, lines: &[&str]) {
         routed.post(line);
         reference.post(line);
         let (ours, theirs) = (routed.raw(), reference.raw());
-        assert_eq!(
-            ours.escape_ascii().to_string(),
-            theirs.escape_ascii().to_string(),
-            "{line} (after {lines:?})"
-        );
+        assert_eq!(ours.escape_ascii().to_string(), theirs.escape_ascii().to_string(), "{line} (after {lines:?})");
     }
 }
 
@@ -30,37 +23,18 @@ fn hello_switches_protocols() {
     let plain = Node::start(&NodeOptions::default());
     let mut client = site.client();
     let id = client.cmd("CLIENT ID").int();
-    for (line, proto) in [
-        ("HELLO", 2),
-        ("HELLO 3", 3),
-        ("HELLO", 3),
-        ("HELLO 2", 2),
-        ("HELLO 3 SETNAME neo", 3),
-    ] {
+    for (line, proto) in [("HELLO", 2), ("HELLO 3", 3), ("HELLO", 3), ("HELLO 2", 2), ("HELLO 3 SETNAME neo", 3)] {
         let hello = client.cmd(line);
-        assert_eq!(
-            matches!(hello, Value::Map(_)),
-            proto == 3,
-            "{line}: {hello:?}"
-        );
+        assert_eq!(matches!(hello, Value::Map(_)), proto == 3, "{line}: {hello:?}");
         assert_eq!(hello.field("proto"), int(proto), "{line}");
         assert_eq!(hello.field("id"), int(id), "{line}");
         assert_eq!(hello.field("role"), bulk("master"));
         assert_eq!(hello.field("mode"), bulk("standalone"));
         assert_eq!(hello.field("modules"), Value::Array(vec![]));
         let names: Vec<String> = hello.pairs().into_iter().map(|(name, _)| name).collect();
-        assert_eq!(
-            names,
-            [
-                "server", "version", "proto", "id", "mode", "role", "modules"
-            ]
-        );
+        assert_eq!(names, ["server", "version", "proto", "id", "mode", "role", "modules"]);
         assert_eq!(hello.field("server"), plain.cmd("HELLO").field("server"));
-        assert_eq!(
-            hello.field("version"),
-            plain.cmd("HELLO").field("version"),
-            "libraries decide by the version what they may use"
-        );
+        assert_eq!(hello.field("version"), plain.cmd("HELLO").field("version"), "libraries decide by the version what they may use");
     }
     assert_eq!(client.cmd("CLIENT GETNAME"), bulk("neo"));
     same(
@@ -83,17 +57,7 @@ fn hello_switches_protocols() {
     let mut client = site.client();
     client.cmd("HSET h f v");
     client.cmd("ZADD z 1.5 m");
-    for line in [
-        "HGETALL h",
-        "HELLO 3",
-        "HGETALL h",
-        "ZSCORE z m",
-        "GET none",
-        "HELLO 2",
-        "HGETALL h",
-        "ZSCORE z m",
-        "GET none",
-    ] {
+    for line in ["HGETALL h", "HELLO 3", "HGETALL h", "ZSCORE z m", "GET none", "HELLO 2", "HGETALL h", "ZSCORE z m", "GET none"] {
         client.post(line);
     }
     assert_eq!(client.raw(), b"*2\r\n$1\r\nf\r\n$1\r\nv\r\n");
@@ -124,18 +88,12 @@ fn clients_of_both_protocols_share_nodes() {
             client.post("MGET none h");
         }
         for client in &mut two {
-            assert_eq!(
-                client.raw(),
-                b"*4\r\n$1\r\na\r\n$1\r\n1\r\n$1\r\nb\r\n$1\r\n2\r\n"
-            );
+            assert_eq!(client.raw(), b"*4\r\n$1\r\na\r\n$1\r\n1\r\n$1\r\nb\r\n$1\r\n2\r\n");
             assert_eq!(client.raw(), b"*2\r\n$1\r\na\r\n$1\r\n1\r\n");
             assert_eq!(client.raw(), b"*2\r\n$-1\r\n$-1\r\n");
         }
         for client in &mut three {
-            assert_eq!(
-                client.raw(),
-                b"*2\r\n*2\r\n$1\r\na\r\n,1\r\n*2\r\n$1\r\nb\r\n,2\r\n"
-            );
+            assert_eq!(client.raw(), b"*2\r\n*2\r\n$1\r\na\r\n,1\r\n*2\r\n$1\r\nb\r\n,2\r\n");
             assert_eq!(client.raw(), b"%1\r\n$1\r\na\r\n$1\r\n1\r\n");
             assert_eq!(client.raw(), b"*2\r\n_\r\n_\r\n");
         }
@@ -146,29 +104,14 @@ fn clients_of_both_protocols_share_nodes() {
 fn without_a_password_auth_says_so() {
     let site = Site::new(1);
     let plain = Node::start(&NodeOptions::default());
-    same(
-        &site,
-        &plain,
-        &[
-            "AUTH",
-            "AUTH x",
-            "AUTH a b c",
-            "AUTH nobody x",
-            "HELLO 3 AUTH nobody x",
-            "RESET",
-            "GET k",
-        ],
-    );
+    same(&site, &plain, &["AUTH", "AUTH x", "AUTH a b c", "AUTH nobody x", "HELLO 3 AUTH nobody x", "RESET", "GET k"]);
 }
 
 #[test]
 fn clients_authenticate_as_at_a_plain_server() {
     // In front of nodes without one, the router asks for a password of its own.
     let node = NodeOptions::default();
-    let protected = NodeOptions {
-        args: vec!["--requirepass".into(), "open sesame".into()],
-        ..NodeOptions::default()
-    };
+    let protected = NodeOptions { args: vec!["--requirepass".into(), "open sesame".into()], ..NodeOptions::default() };
     let plain = Node::start(&protected);
     let options = SiteOptions {
         node: if direct() { protected } else { node },
@@ -180,42 +123,10 @@ fn clients_authenticate_as_at_a_plain_server() {
     };
     let site = Site::with(2, &options);
     for lines in [
-        &[
-            "PING",
-            "GET k",
-            "ECHO x",
-            "NOSUCH",
-            "CLIENT ID",
-            "HELLO",
-            "HELLO 3",
-            "AUTH",
-            "AUTH wrong",
-            "GET k",
-            "SELECT 1",
-        ][..],
-        &[
-            "AUTH nobody \"open sesame\"",
-            "AUTH default wrong",
-            "AUTH default \"open sesame\"",
-            "GET k",
-            "AUTH wrong",
-            "GET k",
-            "PING",
-        ],
-        &[
-            "AUTH \"open sesame\"",
-            "SET k v",
-            "GET k",
-            "RESET",
-            "GET k",
-            "PING",
-        ],
-        &[
-            "HELLO 3 AUTH default wrong",
-            "HELLO 2 AUTH default \"open sesame\" SETNAME me",
-            "CLIENT GETNAME",
-            "GET k",
-        ],
+        &["PING", "GET k", "ECHO x", "NOSUCH", "CLIENT ID", "HELLO", "HELLO 3", "AUTH", "AUTH wrong", "GET k", "SELECT 1"][..],
+        &["AUTH nobody \"open sesame\"", "AUTH default wrong", "AUTH default \"open sesame\"", "GET k", "AUTH wrong", "GET k", "PING"],
+        &["AUTH \"open sesame\"", "SET k v", "GET k", "RESET", "GET k", "PING"],
+        &["HELLO 3 AUTH default wrong", "HELLO 2 AUTH default \"open sesame\" SETNAME me", "CLIENT GETNAME", "GET k"],
         &["HELLO 2 SETNAME me AUTH default \"open sesame\"", "GET k"],
         &["HELLO 3 SETNAME me", "PING"],
         &["QUIT"],
@@ -225,18 +136,12 @@ fn clients_authenticate_as_at_a_plain_server() {
         for line in lines {
             let (ours, theirs) = (routed.cmd(line), reference.cmd(line));
             if line.starts_with("HELLO") && ours.error().is_none() {
-                assert!(
-                    theirs.error().is_none(),
-                    "{line}: {ours:?} instead of {theirs:?}"
-                );
+                assert!(theirs.error().is_none(), "{line}: {ours:?} instead of {theirs:?}");
             } else if line.starts_with("HELLO") && ours.expect_error().starts_with("NOAUTH") {
                 // How the text goes on differs between versions of Redis.
                 let words = "NOAUTH HELLO must be called with the client already authenticated";
                 assert!(ours.expect_error().starts_with(words), "{line}: {ours:?}");
-                assert!(
-                    theirs.expect_error().starts_with(words),
-                    "{line}: {theirs:?}"
-                );
+                assert!(theirs.expect_error().starts_with(words), "{line}: {theirs:?}");
             } else {
                 assert_eq!(ours, theirs, "{line} (after {lines:?})");
             }
@@ -255,14 +160,8 @@ fn clients_authenticate_as_at_a_plain_server() {
 fn a_router_logs_in_at_its_nodes() {
     let args = ["--requirepass", "node secret"].map(str::to_owned).to_vec();
     let options = SiteOptions {
-        node: NodeOptions {
-            args,
-            ..NodeOptions::default()
-        },
-        router: RouterOptions {
-            config: "[nodes]\npassword = \"node secret\"\n".into(),
-            ..RouterOptions::default()
-        },
+        node: NodeOptions { args, ..NodeOptions::default() },
+        router: RouterOptions { config: "[nodes]\npassword = \"node secret\"\n".into(), ..RouterOptions::default() },
     };
     let Some(site) = Site::router_only(2, &options) else {
         return;
@@ -280,10 +179,7 @@ fn a_router_logs_in_at_its_nodes() {
     let addresses: Vec<_> = site.nodes().iter().map(Node::address).collect();
     let router = crate::support::Router::start(
         &addresses,
-        &RouterOptions {
-            config: "[nodes]\nusername = \"switch\"\npassword = \"other\"\n".into(),
-            ..RouterOptions::default()
-        },
+        &RouterOptions { config: "[nodes]\nusername = \"switch\"\npassword = \"other\"\n".into(), ..RouterOptions::default() },
     );
     let mut client = Client::connect(router.address());
     assert_eq!(client.cmd("GET k7"), bulk("v"));
@@ -296,15 +192,8 @@ fn a_router_logs_in_at_its_nodes() {
 fn a_wrong_node_password_is_an_error_that_names_the_node() {
     let args = ["--requirepass", "node secret"].map(str::to_owned).to_vec();
     let options = SiteOptions {
-        node: NodeOptions {
-            args,
-            ..NodeOptions::default()
-        },
-        router: RouterOptions {
-            config: "[nodes]\npassword = \"wrong\"\n".into(),
-            nodes_may_be_down: true,
-            ..RouterOptions::default()
-        },
+        node: NodeOptions { args, ..NodeOptions::default() },
+        router: RouterOptions { config: "[nodes]\npassword = \"wrong\"\n".into(), nodes_may_be_down: true, ..RouterOptions::default() },
     };
     let Some(site) = Site::router_only(1, &options) else {
         return;
@@ -313,12 +202,8 @@ fn a_wrong_node_password_is_an_error_that_names_the_node() {
     until("the error says why", || {
         let reply = site.client().cmd("GET k");
         let error = reply.expect_error();
-        assert!(
-            !error.contains("node secret") && !error.contains("wrong "),
-            "a password in an error: {error}"
-        );
-        (error.contains(&name) && (error.contains("WRONGPASS") || error.contains("assword")))
-            .then_some(())
+        assert!(!error.contains("node secret") && !error.contains("wrong "), "a password in an error: {error}");
+        (error.contains(&name) && (error.contains("WRONGPASS") || error.contains("assword"))).then_some(())
     });
 }
 
@@ -372,20 +257,12 @@ fn names_ids_and_lists_of_clients() {
     let mut distinct = ids.clone();
     distinct.sort_unstable();
     distinct.dedup();
-    assert_eq!(
-        distinct.len(),
-        ids.len(),
-        "ids must not repeat over workers: {ids:?}"
-    );
+    assert_eq!(distinct.len(), ids.len(), "ids must not repeat over workers: {ids:?}");
 
     clients[0].cmd("CLIENT SETNAME alpha");
     clients[0].cmd("SELECT 3");
     clients[0].cmd("GET x");
-    let own_address = clients[0]
-        .stream()
-        .local_addr()
-        .expect("address")
-        .to_string();
+    let own_address = clients[0].stream().local_addr().expect("address").to_string();
     let info = clients[0].cmd("CLIENT INFO").text();
     let field = |line: &str, name: &str| {
         line.split(' ')
@@ -403,56 +280,28 @@ fn names_ids_and_lists_of_clients() {
     ] {
         assert_eq!(field(info.trim(), name), expected, "{name} in {info}");
     }
-    for name in [
-        "fd", "age", "idle", "flags", "sub", "psub", "multi", "qbuf", "obl", "oll", "omem", "resp",
-    ] {
+    for name in ["fd", "age", "idle", "flags", "sub", "psub", "multi", "qbuf", "obl", "oll", "omem", "resp"] {
         if name != "resp" || !direct() {
             field(info.trim(), name);
         }
     }
     let list = clients[1].cmd("CLIENT LIST").text();
     for id in &ids {
-        assert_eq!(
-            list.lines()
-                .filter(|line| field(line, "id") == id.to_string())
-                .count(),
-            1,
-            "client {id} in\n{list}"
-        );
+        assert_eq!(list.lines().filter(|line| field(line, "id") == id.to_string()).count(), 1, "client {id} in\n{list}");
     }
-    assert!(
-        list.lines()
-            .any(|line| field(line, "addr") == own_address && field(line, "name") == "alpha")
-    );
-    let two = clients[1]
-        .cmd(&format!("CLIENT LIST ID {} {}", ids[2], ids[5]))
-        .text();
+    assert!(list.lines().any(|line| field(line, "addr") == own_address && field(line, "name") == "alpha"));
+    let two = clients[1].cmd(&format!("CLIENT LIST ID {} {}", ids[2], ids[5])).text();
     assert_eq!(two.lines().count(), 2, "{two}");
-    assert!(
-        clients[1]
-            .cmd("CLIENT LIST TYPE normal")
-            .text()
-            .lines()
-            .count()
-            >= ids.len()
-    );
+    assert!(clients[1].cmd("CLIENT LIST TYPE normal").text().lines().count() >= ids.len());
     assert_eq!(clients[1].cmd("CLIENT LIST TYPE pubsub").text().trim(), "");
     if !direct() {
         // Newer than Redis 7.0, and asked by today's libraries when they connect.
         assert_eq!(clients[0].cmd("CLIENT SETINFO LIB-NAME mylib"), ok());
         assert_eq!(clients[0].cmd("CLIENT SETINFO lib-ver 1.2.3"), ok());
         clients[0].cmd("CLIENT SETINFO BOGUS x").expect_error();
-        clients[0]
-            .cmd("CLIENT SETINFO LIB-NAME \"a b\"")
-            .expect_error();
+        clients[0].cmd("CLIENT SETINFO LIB-NAME \"a b\"").expect_error();
         let info = clients[0].cmd("CLIENT INFO").text();
-        assert_eq!(
-            (
-                field(info.trim(), "lib-name"),
-                field(info.trim(), "lib-ver")
-            ),
-            ("mylib".into(), "1.2.3".into())
-        );
+        assert_eq!((field(info.trim(), "lib-name"), field(info.trim(), "lib-ver")), ("mylib".into(), "1.2.3".into()));
         assert_eq!(clients[0].cmd("CLIENT NO-TOUCH on"), ok());
         assert_eq!(clients[0].cmd("CLIENT NO-TOUCH off"), ok());
         clients[0].cmd("CLIENT NO-TOUCH maybe").expect_error();
@@ -465,46 +314,20 @@ fn clients_are_killed_by_what_describes_them() {
     let site = Site::new(2);
     let mut killer = site.client();
     let mut victims: Vec<Client> = (0..6).map(|_| site.client()).collect();
-    let ids: Vec<i64> = victims
-        .iter_mut()
-        .map(|v| v.cmd("CLIENT ID").int())
-        .collect();
+    let ids: Vec<i64> = victims.iter_mut().map(|v| v.cmd("CLIENT ID").int()).collect();
     let address = |client: &Client| client.stream().local_addr().expect("address");
     assert_eq!(killer.cmd(&format!("CLIENT KILL ID {}", ids[0])), int(1));
     assert!(victims[0].closed_within(PATIENCE));
-    assert_eq!(
-        killer.cmd(&format!("CLIENT KILL {}", address(&victims[1]))),
-        ok()
-    );
+    assert_eq!(killer.cmd(&format!("CLIENT KILL {}", address(&victims[1]))), ok());
     assert!(victims[1].closed_within(PATIENCE));
-    assert_eq!(
-        killer.cmd(&format!("CLIENT KILL ADDR {}", address(&victims[2]))),
-        int(1)
-    );
+    assert_eq!(killer.cmd(&format!("CLIENT KILL ADDR {}", address(&victims[2]))), int(1));
     assert!(victims[2].closed_within(PATIENCE));
-    assert_eq!(
-        killer.cmd(&format!(
-            "CLIENT KILL ID {} ADDR {}",
-            ids[3],
-            address(&victims[4])
-        )),
-        int(0)
-    );
-    assert_eq!(
-        killer.cmd(&format!(
-            "CLIENT KILL ID {} ADDR {}",
-            ids[3],
-            address(&victims[3])
-        )),
-        int(1)
-    );
+    assert_eq!(killer.cmd(&format!("CLIENT KILL ID {} ADDR {}", ids[3], address(&victims[4]))), int(0));
+    assert_eq!(killer.cmd(&format!("CLIENT KILL ID {} ADDR {}", ids[3], address(&victims[3]))), int(1));
     assert!(victims[3].closed_within(PATIENCE));
     assert_eq!(victims[4].cmd("PING"), simple("PONG"));
     // All others, not oneself.
-    assert_eq!(
-        killer.cmd(&format!("CLIENT KILL LADDR {}", site.address())),
-        int(2)
-    );
+    assert_eq!(killer.cmd(&format!("CLIENT KILL LADDR {}", site.address())), int(2));
     assert!(victims[4].closed_within(PATIENCE) && victims[5].closed_within(PATIENCE));
     assert_eq!(killer.cmd("PING"), simple("PONG"));
     // Oneself: the reply comes, then the end.
@@ -527,11 +350,7 @@ fn replies_can_be_switched_off() {
     client.post("CLIENT REPLY SKIP");
     client.post("SET skipped 1");
     client.post("GET skipped");
-    assert_eq!(
-        client.reply(),
-        bulk("1"),
-        "SKIP hides its own reply and the next one"
-    );
+    assert_eq!(client.reply(), bulk("1"), "SKIP hides its own reply and the next one");
     client.post("CLIENT REPLY OFF");
     for i in 0..200 {
         client.post(&format!("SET off{i} {i}"));
@@ -542,10 +361,7 @@ fn replies_can_be_switched_off() {
     client.post("CLIENT REPLY ON");
     client.post("MGET off0 off199 multi7 other8");
     assert_eq!(client.reply(), ok(), "only CLIENT REPLY ON answers");
-    assert_eq!(
-        client.reply(),
-        Value::Array(vec![bulk("0"), bulk("199"), bulk("a"), bulk("b")])
-    );
+    assert_eq!(client.reply(), Value::Array(vec![bulk("0"), bulk("199"), bulk("a"), bulk("b")]));
     // Skipping one of several in flight.
     for i in 0..50 {
         client.post(&format!("GET off{i}"));
@@ -579,10 +395,7 @@ fn reset_forgets_everything() {
     client.post("CLIENT REPLY OFF");
     client.post("RESET");
     assert_eq!(client.reply(), simple("RESET"));
-    assert_eq!(
-        client.cmd("RESET x").expect_error(),
-        "ERR wrong number of arguments for 'reset' command"
-    );
+    assert_eq!(client.cmd("RESET x").expect_error(), "ERR wrong number of arguments for 'reset' command");
 }
 
 #[test]
@@ -599,11 +412,7 @@ fn quit_answers_and_closes_after_what_came_before() {
     }
     assert_eq!(client.reply(), ok());
     let (rest, closed) = client.listen(PATIENCE);
-    assert!(
-        closed && rest.is_empty(),
-        "after QUIT: {:?}",
-        rest.escape_ascii().to_string()
-    );
+    assert!(closed && rest.is_empty(), "after QUIT: {:?}", rest.escape_ascii().to_string());
     assert_eq!(site.client().cmd("EXISTS after"), int(0));
 }
 
@@ -629,14 +438,8 @@ fn a_client_that_has_finished_sending_still_gets_its_replies() {
 #[test]
 fn a_client_without_traffic_is_closed_after_the_configured_time() {
     let options = SiteOptions {
-        node: NodeOptions {
-            args: vec!["--timeout".into(), if direct() { "1" } else { "0" }.into()],
-            ..NodeOptions::default()
-        },
-        router: RouterOptions {
-            config: "[clients]\nidle-timeout = \"1s\"\n".into(),
-            ..RouterOptions::default()
-        },
+        node: NodeOptions { args: vec!["--timeout".into(), if direct() { "1" } else { "0" }.into()], ..NodeOptions::default() },
+        router: RouterOptions { config: "[clients]\nidle-timeout = \"1s\"\n".into(), ..RouterOptions::default() },
     };
     let site = Site::with(1, &options);
     let mut idle = site.client();
@@ -655,13 +458,7 @@ fn select_survives_in_pipelines_of_inline_commands() {
     let mut client = site.client();
     client.write(b"SELECT 4\r\nSET inl one\r\n\r\n  \r\nGET inl\nSELECT 0\r\nGET inl\r\nPING\r\n");
     let replies: Vec<Value> = (0..6).map(|_| client.reply()).collect();
-    assert_eq!(
-        replies,
-        [ok(), ok(), bulk("one"), ok(), Value::Nil, simple("PONG")]
-    );
+    assert_eq!(replies, [ok(), ok(), bulk("one"), ok(), Value::Nil, simple("PONG")]);
     client.write(b"SET \"quoted key\" 'single \\'quoted\\''\r\nGET \"quoted\\x20key\"\r\n");
-    assert_eq!(
-        [client.reply(), client.reply()],
-        [ok(), value::bulk("single 'quoted'")]
-    );
+    assert_eq!([client.reply(), client.reply()], [ok(), value::bulk("single 'quoted'")]);
 }

@@ -46,10 +46,7 @@ pub(crate) fn words(line: &str) -> Vec<Vec<u8>> {
         if first == b'"' {
             bytes.next();
             loop {
-                match bytes
-                    .next()
-                    .unwrap_or_else(|| panic!("unbalanced quotes in {line}"))
-                {
+                match bytes.next().unwrap_or_else(|| panic!("unbalanced quotes in {line}")) {
                     b'"' => break,
                     b'\\' => match bytes.next().expect("an escape") {
                         b'n' => word.push(b'\n'),
@@ -57,10 +54,7 @@ pub(crate) fn words(line: &str) -> Vec<Vec<u8>> {
                         b't' => word.push(b'\t'),
                         b'x' => {
                             let hex = [bytes.next().expect("hex"), bytes.next().expect("hex")];
-                            word.push(
-                                u8::from_str_radix(std::str::from_utf8(&hex).expect("hex"), 16)
-                                    .expect("hex"),
-                            );
+                            word.push(u8::from_str_radix(std::str::from_utf8(&hex).expect("hex"), 16).expect("hex"));
                         }
                         other => word.push(other),
                     },
@@ -89,12 +83,7 @@ impl Client {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        Ok(Client {
-            stream,
-            buf: Vec::new(),
-            taken: 0,
-            framer: Framer::default(),
-        })
+        Ok(Client { stream, buf: Vec::new(), taken: 0, framer: Framer::default() })
     }
 
     /// The socket, for what only a socket can do.
@@ -110,9 +99,7 @@ impl Client {
     /// Writes bytes as they are.
     #[track_caller]
     pub(crate) fn write(&mut self, bytes: &[u8]) {
-        self.stream
-            .write_all(bytes)
-            .unwrap_or_else(|e| panic!("cannot write {} bytes: {e}", bytes.len()));
+        self.stream.write_all(bytes).unwrap_or_else(|e| panic!("cannot write {} bytes: {e}", bytes.len()));
     }
 
     /// Sends a command without waiting.
@@ -152,12 +139,7 @@ impl Client {
     /// The next reply.
     #[track_caller]
     pub(crate) fn reply(&mut self) -> Value {
-        self.try_reply().unwrap_or_else(|e| {
-            panic!(
-                "no reply: {e}; bytes so far: {:?}",
-                self.rest().escape_ascii().to_string()
-            )
-        })
+        self.try_reply().unwrap_or_else(|e| panic!("no reply: {e}; bytes so far: {:?}", self.rest().escape_ascii().to_string()))
     }
 
     /// The next reply, or why there is none.
@@ -168,12 +150,7 @@ impl Client {
     /// The next reply as it came.
     #[track_caller]
     pub(crate) fn raw(&mut self) -> Vec<u8> {
-        self.try_raw().unwrap_or_else(|e| {
-            panic!(
-                "no reply: {e}; bytes so far: {:?}",
-                self.rest().escape_ascii().to_string()
-            )
-        })
+        self.try_raw().unwrap_or_else(|e| panic!("no reply: {e}; bytes so far: {:?}", self.rest().escape_ascii().to_string()))
     }
 
     /// The next reply as it came, or why there is none.
@@ -204,17 +181,12 @@ impl Client {
         }
         let mut chunk = [0; 64 * 1024];
         match self.stream.read(&mut chunk) {
-            Ok(0) => Err(io::Error::new(
-                ErrorKind::UnexpectedEof,
-                "the connection was closed",
-            )),
+            Ok(0) => Err(io::Error::new(ErrorKind::UnexpectedEof, "the connection was closed")),
             Ok(n) => {
                 self.buf.extend_from_slice(&chunk[..n]);
                 Ok(())
             }
-            Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                Err(io::Error::new(ErrorKind::TimedOut, "nothing came in time"))
-            }
+            Err(e) if e.kind() == ErrorKind::WouldBlock => Err(io::Error::new(ErrorKind::TimedOut, "nothing came in time")),
             Err(e) => Err(e),
         }
     }
@@ -235,10 +207,7 @@ impl Client {
                     }
                 })
                 .collect();
-            sender
-                .join()
-                .expect("the writer")
-                .unwrap_or_else(|e| panic!("cannot send the pipeline: {e}"));
+            sender.join().expect("the writer").unwrap_or_else(|e| panic!("cannot send the pipeline: {e}"));
             replies
         })
     }

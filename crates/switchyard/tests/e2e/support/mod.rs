@@ -33,11 +33,7 @@ pub(crate) fn until<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
         if let Some(value) = probe() {
             return value;
         }
-        assert!(
-            Instant::now() < end,
-            "waited {:?} in vain until {what}",
-            client::PATIENCE
-        );
+        assert!(Instant::now() < end, "waited {:?} in vain until {what}", client::PATIENCE);
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -1,7 +1,6 @@
 //! A real `redis-server` (or `valkey-server`) on a port of its own, with nothing on disk.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -19,9 +18,7 @@ pub(crate) fn default_program() -> String {
     ["redis-server", "valkey-server"]
         .into_iter()
         .find(|program| on_path(program))
-        .expect(
-            "redis-server or valkey-server must be on PATH (Debian: apt-get install redis-server)",
-        )
+        .expect("redis-server or valkey-server must be on PATH (Debian: apt-get install redis-server)")
         .to_owned()
 }
 
@@ -50,12 +47,7 @@ impl Node {
     /// Starts one.
     pub(crate) fn start(options: &NodeOptions) -> Node {
         for _ in 0..5 {
-            let mut node = Node {
-                process: None,
-                dir: TempDir::new().expect("a directory"),
-                port: ports::free(),
-                options: options.clone(),
-            };
+            let mut node = Node { process: None, dir: TempDir::new().expect("a directory"), port: ports::free(), options: options.clone() };
             if node.launch() {
                 return node;
             }
@@ -73,57 +65,27 @@ impl Node {
         let file = self.dir.path().join("server.conf");
         std::fs::write(&file, &self.options.config).expect("configuration file");
         command.arg(&file);
-        command.args([
-            "--port",
-            &self.port.to_string(),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-        ]);
-        command.args([
-            "--enable-debug-command",
-            "yes",
-            "--daemonize",
-            "no",
-            "--databases",
-            "16",
-        ]);
+        command.args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
+        command.args(["--enable-debug-command", "yes", "--daemonize", "no", "--databases", "16"]);
         command.arg("--dir").arg(self.dir.path());
         command.args(&self.options.args);
-        let mut process = Process::start(
-            &format!("node {}", self.port),
-            command,
-            &self.dir.path().join("log"),
-        );
+        let mut process = Process::start(&format!("node {}", self.port), command, &self.dir.path().join("log"));
         let end = Instant::now() + Duration::from_secs(20);
         loop {
             if process.ended().is_some() {
                 let log = process.log();
-                assert!(
-                    log.contains("Address already in use"),
-                    "the node does not start:\n{log}"
-                );
+                assert!(log.contains("Address already in use"), "the node does not start:\n{log}");
                 return false;
             }
             // Before authentication PING gives an error; that it answers is enough.
             if let Ok(mut client) = Client::try_connect(self.address()) {
                 client.post("PING");
-                if client
-                    .try_reply()
-                    .is_ok_and(|reply| !reply.error().is_some_and(|e| e.starts_with("LOADING")))
-                {
+                if client.try_reply().is_ok_and(|reply| !reply.error().is_some_and(|e| e.starts_with("LOADING"))) {
                     self.process = Some(process);
                     return true;
                 }
             }
-            assert!(
-                Instant::now() < end,
-                "the node does not answer:\n{}",
-                process.log()
-            );
+            assert!(Instant::now() < end, "the node does not answer:\n{}", process.log());
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -131,11 +93,6 @@ impl Node {
     /// Its address.
     pub(crate) fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
-    }
-
-    /// Its directory.
-    pub(crate) fn dir(&self) -> &Path {
-        self.dir.path()
     }
 
     /// A connection that does not pass the router.
@@ -171,17 +128,11 @@ impl Node {
 
     /// Stops it from running without closing anything (SIGSTOP).
     pub(crate) fn freeze(&self) {
-        self.process
-            .as_ref()
-            .expect("a running node")
-            .signal(Signal::STOP);
+        self.process.as_ref().expect("a running node").signal(Signal::STOP);
     }
 
     /// Lets it run again (SIGCONT).
     pub(crate) fn thaw(&self) {
-        self.process
-            .as_ref()
-            .expect("a running node")
-            .signal(Signal::CONT);
+        self.process.as_ref().expect("a running node").signal(Signal::CONT);
     }
 }

@@ -33,11 +33,7 @@ fn spawn_on_lasting_thread(command: Command) -> io::Result<Child> {
         Mutex::new(orders)
     });
     let (answer, outcome) = channel();
-    spawner
-        .lock()
-        .expect("spawner")
-        .send((command, answer))
-        .expect("spawner lives");
+    spawner.lock().expect("spawner").send((command, answer)).expect("spawner lives");
     outcome.recv().expect("spawner answers")
 }
 
@@ -55,8 +51,7 @@ pub(crate) fn tied(program: impl AsRef<std::ffi::OsStr>) -> Command {
 
 /// True where `program` is on PATH.
 pub(crate) fn on_path(program: &str) -> bool {
-    std::env::var_os("PATH")
-        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
+    std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
 }
 
 /// A running child, killed when dropped.
@@ -71,24 +66,11 @@ pub(crate) struct Process {
 impl Process {
     /// Starts `command` with stdout and stderr in `log`.
     pub(crate) fn start(name: &str, mut command: Command, log: &Path) -> Process {
-        let out = File::options()
-            .create(true)
-            .append(true)
-            .open(log)
-            .expect("log file");
-        command
-            .stdin(Stdio::null())
-            .stdout(out.try_clone().expect("log file"))
-            .stderr(out);
+        let out = File::options().create(true).append(true).open(log).expect("log file");
+        command.stdin(Stdio::null()).stdout(out.try_clone().expect("log file")).stderr(out);
         let line = format!("{command:?}");
-        let child = spawn_on_lasting_thread(command)
-            .unwrap_or_else(|e| panic!("cannot start {name}: {e}\n  {line}"));
-        Process {
-            child,
-            name: name.to_owned(),
-            log: log.to_owned(),
-            ended: None,
-        }
+        let child = spawn_on_lasting_thread(command).unwrap_or_else(|e| panic!("cannot start {name}: {e}\n  {line}"));
+        Process { child, name: name.to_owned(), log: log.to_owned(), ended: None }
     }
 
     /// Its process id. `setpriv` replaces itself, so this is the program's own.
@@ -117,12 +99,7 @@ impl Process {
             if let Some(status) = self.ended() {
                 return status;
             }
-            assert!(
-                start.elapsed() < limit,
-                "{} has not ended after {limit:?}; its log:\n{}",
-                self.name,
-                self.log()
-            );
+            assert!(start.elapsed() < limit, "{} has not ended after {limit:?}; its log:\n{}", self.name, self.log());
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -143,18 +120,9 @@ impl Process {
     /// A field of `/proc/PID/status` in KiB (`VmRSS`, `VmHWM`).
     pub(crate) fn memory_kib(&self, field: &str) -> u64 {
         let path = format!("/proc/{}/status", self.pid());
-        let text = std::fs::read_to_string(&path)
-            .unwrap_or_else(|e| panic!("{path}: {e}; log of {}:\n{}", self.name, self.log()));
+        let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}; log of {}:\n{}", self.name, self.log()));
         text.lines()
-            .find_map(|line| {
-                line.strip_prefix(field)?
-                    .strip_prefix(':')?
-                    .trim()
-                    .split(' ')
-                    .next()?
-                    .parse()
-                    .ok()
-            })
+            .find_map(|line| line.strip_prefix(field)?.strip_prefix(':')?.trim().split(' ').next()?.parse().ok())
             .unwrap_or_else(|| panic!("{path} has no {field}"))
     }
 
@@ -165,9 +133,7 @@ impl Process {
 
     /// Open file descriptors.
     pub(crate) fn open_files(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/fd", self.pid()))
-            .map(Iterator::count)
-            .unwrap_or(0)
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).map(Iterator::count).unwrap_or(0)
     }
 }
 
@@ -177,16 +143,8 @@ impl Drop for Process {
         self.kill();
         if std::thread::panicking() {
             let log = self.log();
-            let tail: Vec<&str> = log
-                .lines()
-                .rev()
-                .take(if died_early { 60 } else { 15 })
-                .collect();
-            eprintln!(
-                "--- {} (last lines, {}) ---",
-                self.name,
-                self.ended.map(|s| s.to_string()).unwrap_or_default()
-            );
+            let tail: Vec<&str> = log.lines().rev().take(if died_early { 60 } else { 15 }).collect();
+            eprintln!("--- {} (last lines, {}) ---", self.name, self.ended.map(|s| s.to_string()).unwrap_or_default());
             for line in tail.iter().rev() {
                 eprintln!("{line}");
             }

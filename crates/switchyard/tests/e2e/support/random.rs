@@ -15,14 +15,8 @@ impl Random {
         if let Ok(seed) = std::env::var("SWITCHYARD_E2E_SEED") {
             return vec![seed.parse().expect("SWITCHYARD_E2E_SEED must be a number")];
         }
-        let now = std::time::SystemTime::now()
-            .duration_since(std::time::UNIX_EPOCH)
-            .expect("a clock after 1970");
-        fixed
-            .iter()
-            .copied()
-            .chain([now.as_nanos() as u64])
-            .collect()
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock after 1970");
+        fixed.iter().copied().chain([now.as_nanos() as u64]).collect()
     }
 
     /// 64 random bits.

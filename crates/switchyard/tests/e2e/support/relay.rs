@@ -67,11 +67,7 @@ impl Relay {
                 let _ = near.set_nodelay(true);
                 let _ = far.set_nodelay(true);
                 let clone = |s: &TcpStream| s.try_clone().expect("a second handle");
-                shared
-                    .open
-                    .lock()
-                    .expect("list")
-                    .extend([clone(&near), clone(&far)]);
+                shared.open.lock().expect("list").extend([clone(&near), clone(&far)]);
                 let (a, b, mood) = (clone(&near), clone(&far), shared.clone());
                 std::thread::spawn(move || requests(a, b, &mood));
                 let mood = shared.clone();
@@ -165,8 +161,7 @@ fn replies(mut from: TcpStream, mut to: TcpStream, mood: &Mood) {
             let left = mood.cut_after.load(Ordering::SeqCst);
             if left >= 0 {
                 piece = &piece[..piece.len().min(left as usize)];
-                mood.cut_after
-                    .store(left - piece.len() as i64, Ordering::SeqCst);
+                mood.cut_after.store(left - piece.len() as i64, Ordering::SeqCst);
             }
             if to.write_all(piece).is_err() {
                 break 'connection;

@@ -31,14 +31,7 @@ pub(crate) struct RouterOptions {
 impl Default for RouterOptions {
     fn default() -> RouterOptions {
         // Two workers, so that what one worker alone gets right by chance is found out.
-        RouterOptions {
-            workers: 2,
-            config: String::new(),
-            args: Vec::new(),
-            open_files: None,
-            nodes_may_be_down: false,
-            password: None,
-        }
+        RouterOptions { workers: 2, config: String::new(), args: Vec::new(), open_files: None, nodes_may_be_down: false, password: None }
     }
 }
 
@@ -60,44 +53,21 @@ impl Router {
         let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free()));
         let admin = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free()));
         let process = launch(nodes, options, listen, admin, dir.path());
-        let mut router = Router {
-            process,
-            listen,
-            admin,
-            dir,
-            nodes: nodes.to_vec(),
-            options: options.clone(),
-        };
+        let mut router = Router { process, listen, admin, dir, nodes: nodes.to_vec(), options: options.clone() };
         router.wait_until_serving();
         router
     }
 
     /// Starts a second process with the same settings, as an operator's mistake does. Gives its end and log.
-    pub(crate) fn start_rival(
-        &self,
-        listen: SocketAddr,
-        admin: SocketAddr,
-        state_dir: &Path,
-    ) -> Process {
-        launch_with_state(
-            &self.nodes,
-            &self.options,
-            listen,
-            admin,
-            self.dir.path(),
-            state_dir,
-            "rival.log",
-        )
+    pub(crate) fn start_rival(&self, listen: SocketAddr, admin: SocketAddr, state_dir: &Path) -> Process {
+        launch_with_state(&self.nodes, &self.options, listen, admin, self.dir.path(), state_dir, "rival.log")
     }
 
     fn wait_until_serving(&mut self) {
         let end = Instant::now() + Duration::from_secs(30);
         loop {
             if let Some(status) = self.process.ended() {
-                panic!(
-                    "the router ended at start ({status}):\n{}",
-                    self.process.log()
-                );
+                panic!("the router ended at start ({status}):\n{}", self.process.log());
             }
             if let Ok(mut client) = Client::try_connect(self.listen) {
                 client.patience(Duration::from_secs(5));
@@ -106,23 +76,12 @@ impl Router {
                     let _ = client.try_reply();
                 }
                 // DBSIZE asks every node.
-                client.post(if self.options.nodes_may_be_down {
-                    "PING"
-                } else {
-                    "DBSIZE"
-                });
-                if client
-                    .try_reply()
-                    .is_ok_and(|reply| reply.error().is_none())
-                {
+                client.post(if self.options.nodes_may_be_down { "PING" } else { "DBSIZE" });
+                if client.try_reply().is_ok_and(|reply| reply.error().is_none()) {
                     return;
                 }
             }
-            assert!(
-                Instant::now() < end,
-                "the router does not serve:\n{}",
-                self.process.log()
-            );
+            assert!(Instant::now() < end, "the router does not serve:\n{}", self.process.log());
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -169,39 +128,15 @@ impl Router {
     pub(crate) fn restart(&mut self, nodes: &[SocketAddr]) {
         self.process.signal(Signal::TERM);
         let status = self.process.wait(Duration::from_secs(30));
-        assert!(
-            status.success(),
-            "SIGTERM must end with exit code 0, not {status}:\n{}",
-            self.process.log()
-        );
+        assert!(status.success(), "SIGTERM must end with exit code 0, not {status}:\n{}", self.process.log());
         self.nodes = nodes.to_vec();
-        self.process = launch(
-            nodes,
-            &self.options,
-            self.listen,
-            self.admin,
-            self.dir.path(),
-        );
+        self.process = launch(nodes, &self.options, self.listen, self.admin, self.dir.path());
         self.wait_until_serving();
     }
 }
 
-fn launch(
-    nodes: &[SocketAddr],
-    options: &RouterOptions,
-    listen: SocketAddr,
-    admin: SocketAddr,
-    dir: &Path,
-) -> Process {
-    launch_with_state(
-        nodes,
-        options,
-        listen,
-        admin,
-        dir,
-        &dir.join("state"),
-        "router.log",
-    )
+fn launch(nodes: &[SocketAddr], options: &RouterOptions, listen: SocketAddr, admin: SocketAddr, dir: &Path) -> Process {
+    launch_with_state(nodes, options, listen, admin, dir, &dir.join("state"), "router.log")
 }
 
 fn launch_with_state(
@@ -218,10 +153,7 @@ fn launch_with_state(
         None => tied(binary),
         Some(limit) => {
             let mut command = tied("/usr/bin/prlimit");
-            command
-                .arg(format!("--nofile={limit}:{limit}"))
-                .arg("--")
-                .arg(binary);
+            command.arg(format!("--nofile={limit}:{limit}")).arg("--").arg(binary);
             command
         }
     };
@@ -229,12 +161,7 @@ fn launch_with_state(
     for node in nodes {
         command.args(["--node", &node.to_string()]);
     }
-    command.args([
-        "--workers",
-        &options.workers.to_string(),
-        "--admin",
-        &admin.to_string(),
-    ]);
+    command.args(["--workers", &options.workers.to_string(), "--admin", &admin.to_string()]);
     command.arg("--state-dir").arg(state_dir);
     if !options.config.is_empty() {
         let file = dir.join("switchyard.toml");

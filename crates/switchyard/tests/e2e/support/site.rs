@@ -43,13 +43,8 @@ impl Site {
         let count = if direct() { 1 } else { nodes };
         // Started side by side: most of a start is waiting.
         let nodes: Vec<Node> = std::thread::scope(|scope| {
-            let starts: Vec<_> = (0..count)
-                .map(|_| scope.spawn(|| Node::start(&options.node)))
-                .collect();
-            starts
-                .into_iter()
-                .map(|start| start.join().expect("a node"))
-                .collect()
+            let starts: Vec<_> = (0..count).map(|_| scope.spawn(|| Node::start(&options.node))).collect();
+            starts.into_iter().map(|start| start.join().expect("a node")).collect()
         });
         let addresses: Vec<SocketAddr> = nodes.iter().map(Node::address).collect();
         let router = (!direct()).then(|| Router::start(&addresses, &options.router));
@@ -67,9 +62,7 @@ impl Site {
 
     /// Where clients connect.
     pub(crate) fn address(&self) -> SocketAddr {
-        self.router
-            .as_ref()
-            .map_or_else(|| self.nodes[0].address(), Router::address)
+        self.router.as_ref().map_or_else(|| self.nodes[0].address(), Router::address)
     }
 
     /// A new client.
@@ -91,17 +84,13 @@ impl Site {
     /// The router.
     #[track_caller]
     pub(crate) fn router(&self) -> &Router {
-        self.router
-            .as_ref()
-            .expect("a test about the router begins with Site::router_only")
+        self.router.as_ref().expect("a test about the router begins with Site::router_only")
     }
 
     /// The router, to end it.
     #[track_caller]
     pub(crate) fn router_mut(&mut self) -> &mut Router {
-        self.router
-            .as_mut()
-            .expect("a test about the router begins with Site::router_only")
+        self.router.as_mut().expect("a test about the router begins with Site::router_only")
     }
 
     /// For each node, hash tags whose keys live there: found by writing through the router and looking at the nodes.
@@ -115,17 +104,8 @@ impl Site {
         let mut tags = Vec::new();
         for node in &self.nodes {
             let found = node.cmd("KEYS {t*}tag-probe");
-            let mut own: Vec<String> = found
-                .items()
-                .iter()
-                .map(|key| {
-                    key.text()
-                        .split(['{', '}'])
-                        .nth(1)
-                        .expect("a tag")
-                        .to_owned()
-                })
-                .collect();
+            let mut own: Vec<String> =
+                found.items().iter().map(|key| key.text().split(['{', '}']).nth(1).expect("a tag").to_owned()).collect();
             own.sort_by_key(|tag| (tag.len(), tag.clone()));
             assert!(own.len() >= 4, "of {probes} tags a node has only {own:?}");
             tags.push(own);

@@ -51,10 +51,7 @@ impl fmt::Debug for Value {
             Value::Array(v) => list(f, "*", v),
             Value::Set(v) => list(f, "~", v),
             Value::Push(v) => list(f, ">", v),
-            Value::Map(v) => f
-                .debug_map()
-                .entries(v.iter().map(|(k, v)| (k, v)))
-                .finish(),
+            Value::Map(v) => f.debug_map().entries(v.iter().map(|(k, v)| (k, v))).finish(),
             Value::Double(s) => write!(f, ",{s}"),
             Value::Bool(b) => write!(f, "#{b}"),
             Value::Big(s) => write!(f, "({s}"),
@@ -143,21 +140,14 @@ impl Value {
     pub(crate) fn pairs(&self) -> Vec<(String, Value)> {
         match self {
             Value::Map(pairs) => pairs.iter().map(|(k, v)| (k.text(), v.clone())).collect(),
-            other => other
-                .items()
-                .chunks(2)
-                .map(|pair| (pair[0].text(), pair[1].clone()))
-                .collect(),
+            other => other.items().chunks(2).map(|pair| (pair[0].text(), pair[1].clone())).collect(),
         }
     }
 
     /// The value beside `key` in a map or flat array.
     #[track_caller]
     pub(crate) fn field(&self, key: &str) -> Value {
-        self.pairs()
-            .into_iter()
-            .find_map(|(k, v)| (k == key).then_some(v))
-            .unwrap_or_else(|| panic!("no field {key} in {self:?}"))
+        self.pairs().into_iter().find_map(|(k, v)| (k == key).then_some(v)).unwrap_or_else(|| panic!("no field {key} in {self:?}"))
     }
 }
 
@@ -180,12 +170,7 @@ impl Framer {
                 std::str::from_utf8(body)
                     .ok()
                     .and_then(|s| s.parse().ok())
-                    .unwrap_or_else(|| {
-                        panic!(
-                            "not a length in a reply: {:?}",
-                            rest[..line_end].escape_ascii().to_string()
-                        )
-                    })
+                    .unwrap_or_else(|| panic!("not a length in a reply: {:?}", rest[..line_end].escape_ascii().to_string()))
             };
             match kind {
                 b'+' | b'-' | b':' | b'_' | b',' | b'#' | b'(' => self.at += line_end + 2,
@@ -213,11 +198,9 @@ impl Framer {
                         continue;
                     }
                 }
-                other => panic!(
-                    "a reply cannot begin with {:?}: {:?}",
-                    other as char,
-                    rest[..rest.len().min(80)].escape_ascii().to_string()
-                ),
+                other => {
+                    panic!("a reply cannot begin with {:?}: {:?}", other as char, rest[..rest.len().min(80)].escape_ascii().to_string())
+                }
             }
             loop {
                 let Some(missing) = self.open.last_mut() else {
@@ -239,21 +222,12 @@ impl Framer {
 pub(crate) fn parse(raw: &[u8]) -> Value {
     let mut at = 0;
     let value = parse_at(raw, &mut at);
-    assert_eq!(
-        at,
-        raw.len(),
-        "bytes after a reply: {:?}",
-        raw.escape_ascii().to_string()
-    );
+    assert_eq!(at, raw.len(), "bytes after a reply: {:?}", raw.escape_ascii().to_string());
     value
 }
 
 fn parse_at(raw: &[u8], at: &mut usize) -> Value {
-    let line_end = raw[*at..]
-        .windows(2)
-        .position(|w| w == b"\r\n")
-        .expect("a whole reply")
-        + *at;
+    let line_end = raw[*at..].windows(2).position(|w| w == b"\r\n").expect("a whole reply") + *at;
     let kind = raw[*at];
     let body = String::from_utf8_lossy(&raw[*at + 1..line_end]).into_owned();
     *at = line_end + 2;
@@ -261,11 +235,7 @@ fn parse_at(raw: &[u8], at: &mut usize) -> Value {
         let n: i64 = body.parse().expect("a length");
         let n = usize::try_from(n).ok()?;
         let bytes = raw[*at..*at + n].to_vec();
-        assert_eq!(
-            &raw[*at + n..*at + n + 2],
-            b"\r\n",
-            "a bulk string must end with CRLF"
-        );
+        assert_eq!(&raw[*at + n..*at + n + 2], b"\r\n", "a bulk string must end with CRLF");
         *at += n + 2;
         Some(bytes)
     };
@@ -278,13 +248,8 @@ fn parse_at(raw: &[u8], at: &mut usize) -> Value {
         b'#' => Value::Bool(body == "t"),
         b'(' => Value::Big(body),
         b'$' => blob(at).map_or(Value::Nil, Value::Bulk),
-        b'!' => Value::Error(
-            String::from_utf8_lossy(&blob(at).expect("an error has a text")).into_owned(),
-        ),
-        b'=' => Value::Verbatim(
-            String::from_utf8_lossy(&blob(at).expect("a verbatim string has a text")[4..])
-                .into_owned(),
-        ),
+        b'!' => Value::Error(String::from_utf8_lossy(&blob(at).expect("an error has a text")).into_owned()),
+        b'=' => Value::Verbatim(String::from_utf8_lossy(&blob(at).expect("a verbatim string has a text")[4..]).into_owned()),
         b'*' | b'~' | b'>' => {
             let n: i64 = body.parse().expect("a length");
             if n < 0 {
@@ -299,11 +264,7 @@ fn parse_at(raw: &[u8], at: &mut usize) -> Value {
         }
         b'%' => {
             let n: usize = body.parse().expect("a length");
-            Value::Map(
-                (0..n)
-                    .map(|_| (parse_at(raw, at), parse_at(raw, at)))
-                    .collect(),
-            )
+            Value::Map((0..n).map(|_| (parse_at(raw, at), parse_at(raw, at))).collect())
         }
         b'|' => {
             let n: usize = body.parse().expect("a length");
