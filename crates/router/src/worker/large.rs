@@ -320,7 +320,8 @@ impl Worker {
         client.lane = Lane::Large;
         self.remember_large(pending.who);
         let who = pending.who;
-        if self.clients.get(who).is_some_and(|c| c.stall == Stall::None) {
+        // A client that waits behind a barrier waits for this very reply: nothing else would start the repeat.
+        if self.clients.get(who).is_some_and(|c| matches!(c.stall, Stall::None | Stall::Barrier)) {
             self.run_repeat(who);
         }
         true
