@@ -13,6 +13,10 @@ use super::{OUTPUT_HIGH, Worker};
 use crate::poll::Token;
 use crate::slab::{Handle, Slab};
 
+/// A reply of at least this size is sent from where it was received, if it is its turn: a copy would cost more than the system call
+/// that it might share.
+const DIRECT_MIN: usize = 8 << 10;
+
 /// Clients accepted per turn and listener, so that a storm of connections does not stall those that are there.
 const ACCEPTS_PER_TURN: usize = 64;
 
@@ -217,7 +221,7 @@ impl Worker {
             if pos == bytes.len() {
                 break;
             }
-            if client.in_flight() >= plan.live.client_pipeline_max {
+            if !client.has_room(plan.live.client_pipeline_max) {
                 self.stall(handle, Stall::Pipeline);
                 break;
             }
@@ -361,6 +365,16 @@ impl Worker {
     /// Gives a client the reply to command `seq`, and lets it go on where it waited for that.
     pub(super) fn deliver(&mut self, handle: Handle, seq: u32, reply: &[u8]) {
         let Some(client) = self.clients.get_mut(handle) else { return };
+        let mut reply = reply;
+        if reply.len() >= DIRECT_MIN
+            && client.takes_directly(seq)
+            && let Ok(sent) = rustix::net::send(&client.fd, reply, SendFlags::NOSIGNAL)
+        {
+            self.counters.bytes_sent.add(sent as u64);
+            client.last_used_us = self.now_us;
+            client.writable = sent == reply.len();
+            reply = &reply[sent..];
+        }
         client.complete(seq, reply, self.now_us, &self.counters);
         if !client.dirty {
             client.dirty = true;
@@ -375,7 +389,7 @@ impl Worker {
         let go_on = match client.stall {
             Stall::None | Stall::Output | Stall::Upstream | Stall::Large => false,
             Stall::Barrier => client.in_flight() == 0,
-            Stall::Pipeline => client.in_flight() <= self.plan.live.client_pipeline_max / 2,
+            Stall::Pipeline => client.in_flight() == 0 || client.has_room(self.plan.live.client_pipeline_max / 2),
         };
         if go_on {
             self.unstall(handle);

@@ -11,6 +11,9 @@ use crate::metrics::WorkerCounters;
 use crate::slab::Handle;
 use crate::worker::upstream::Lane;
 
+/// Bytes of replies that one client may probably have on their way.
+const EXPECTED_BYTES_MAX: usize = 8 << 20;
+
 /// A reply that a client is owed: not there yet, or waiting in the client's parking buffer for those before it.
 #[derive(Clone, Copy, Debug)]
 struct Owed {
@@ -98,6 +101,8 @@ pub(super) struct Client {
     pub(super) out: Vec<u8>,
     pub(super) out_sent: usize,
     owed: VecDeque<Owed>,
+    /// Running mean of the sizes of this client's replies, bytes.
+    reply_mean: usize,
     /// Number of the command that `owed`'s front is the reply of.
     first: u32,
     parked: Vec<u8>,
@@ -150,6 +155,7 @@ impl Client {
             out: Vec::new(),
             out_sent: 0,
             owed: VecDeque::new(),
+            reply_mean: 0,
             first: 0,
             parked: Vec::new(),
             parked_count: 0,
@@ -178,6 +184,13 @@ impl Client {
     #[inline]
     pub(super) fn in_flight(&self) -> usize {
         self.owed.len()
+    }
+
+    /// Whether another command may be given to the nodes while those in flight are not answered: bounded in number, and in the bytes
+    /// that their replies will probably have, because what a node has begun to send must be taken even if the client has gone.
+    #[inline]
+    pub(super) fn has_room(&self, commands_max: usize) -> bool {
+        self.in_flight() < commands_max && self.in_flight() * self.reply_mean < EXPECTED_BYTES_MAX
     }
 
     /// Whether `seq` is the last command read.
@@ -232,6 +245,7 @@ impl Client {
         if !owed.muted {
             self.out.extend_from_slice(reply);
         }
+        self.reply_mean = (self.reply_mean * 7 + reply.len()) / 8;
         counters.total[owed.class as usize].record(u64::from((now_us as u32).wrapping_sub(owed.at_us)));
         self.pop_front();
         while self.parked_count > 0 {
@@ -275,6 +289,11 @@ impl Client {
             kept.extend_from_slice(&self.parked[start..start + owed.len as usize]);
         }
         self.parked = kept;
+    }
+
+    /// Whether the reply to `seq` can go straight to the socket: it is its turn, nothing is before it, and somebody wants it.
+    pub(super) fn takes_directly(&self, seq: u32) -> bool {
+        seq == self.first && self.writable && self.unsent() == 0 && self.owed.front().is_some_and(|o| !o.muted)
     }
 
     /// Passes on a piece of the reply to the first command owed, which is too large to be collected first.

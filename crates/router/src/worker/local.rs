@@ -141,7 +141,7 @@ impl Worker {
 
     fn select(&mut self, plan: &Plan, handle: Handle, class: u8, index: &[u8]) -> Flow {
         let Some(index) = parse::<i64>(index) else {
-            return self.refuse(handle, class, "ERR invalid DB index");
+            return self.refuse(handle, class, "ERR value is not an integer or out of range");
         };
         let Ok(database) = u32::try_from(index) else {
             return self.refuse(handle, class, "ERR DB index is out of range");
