@@ -11,6 +11,7 @@ mod hostile;
 mod keyspace;
 mod large;
 mod lifecycle;
+mod load;
 mod metrics;
 mod modules;
 mod multikey;

@@ -1,0 +1,107 @@
+//! Mixed load through the router, every reply checked: the load generator owns its keys, so it knows what each reply must be.
+
+use std::time::Duration;
+
+use switchyard_bench::load::{self, Mix, Pace, Settings, Sharing, Skew, Summary};
+
+use crate::support::{RouterOptions, Site, SiteOptions};
+
+fn settings(site: &Site) -> Settings {
+    Settings {
+        target: site.address(),
+        threads: 1,
+        connections: 20,
+        pipeline: 8,
+        pace: Pace::Closed,
+        duration: Duration::from_millis(700),
+        mix: Mix::default(),
+        sizes: "64:8,4000:1".parse().expect("sizes"),
+        keys: 2000,
+        skew: Skew::Zipfian(0.99),
+        sharing: Sharing::Owned,
+        prefix: "load:".to_owned(),
+        seed: 1,
+    }
+}
+
+fn drive(settings: &Settings) -> Summary {
+    load::start(settings).expect("the load starts").finish().expect("the load ends")
+}
+
+#[track_caller]
+fn assert_clean(summary: &Summary) {
+    assert!(summary.total.is_clean(), "{:?}\n{:#?}", summary.total, summary.complaints);
+    assert!(summary.total.replies > 50, "{:?}", summary.total.replies);
+}
+
+#[test]
+fn a_mixed_load_gets_no_wrong_reply() {
+    let site = Site::new(3);
+    assert_clean(&drive(&settings(&site)));
+    // Deep pipelines over few keys, all connections on the same ones.
+    assert_clean(&drive(&Settings { pipeline: 100, keys: 20, sharing: Sharing::Shared, prefix: "shared:".to_owned(), ..settings(&site) }));
+}
+
+/// Large values change lanes all the time, in both directions, with small commands before and behind them.
+#[test]
+fn large_values_among_small_ones_neither_hang_nor_mix() {
+    let site = Site::new(2);
+    for (seed, mix) in [(1, "get=50,set=50"), (2, "get=40,set=30,mget=10,del=5,incr=10")] {
+        let settings = Settings {
+            sizes: "64:5,300000:1,2000000:1".parse().expect("sizes"),
+            mix: mix.parse().expect("a mix"),
+            connections: 6,
+            keys: 60,
+            prefix: format!("large{seed}:"),
+            seed,
+            ..settings(&site)
+        };
+        assert_clean(&drive(&settings));
+    }
+}
+
+/// A GET whose reply turns out to be large is asked again on a connection of its own; what is behind it must not wait for ever.
+#[test]
+fn a_large_reply_with_a_large_request_behind_it() {
+    let site = Site::new(1);
+    let large = vec![b'x'; 2_000_000];
+    for round in 0..5 {
+        // Written at the node, so that the router does not know it to be large.
+        let key = format!("fresh{round}");
+        site.nodes()[0].client().call(&[b"SET", key.as_bytes(), &large]);
+        let mut client = site.client();
+        let mut both = crate::support::encode(&[b"GET", key.as_bytes()]);
+        both.extend(crate::support::encode(&[b"SET".as_slice(), b"other", &large]));
+        let mut writer = client.stream().try_clone().expect("a second handle");
+        let writing = std::thread::spawn(move || std::io::Write::write_all(&mut writer, &both));
+        assert_eq!(client.reply().bytes().len(), large.len());
+        assert_eq!(client.reply(), crate::support::ok());
+        writing.join().expect("the writer").expect("written");
+    }
+}
+
+/// A node that hangs costs errors, never a wrong value: what it had received may be executed when it wakes.
+#[test]
+fn a_node_that_hangs_costs_errors_and_no_wrong_reply() {
+    let options = SiteOptions {
+        router: RouterOptions {
+            config: "[nodes]\ncommand-timeout = \"300ms\"\nconnect-timeout = \"300ms\"\n".into(),
+            ..RouterOptions::default()
+        },
+        ..SiteOptions::default()
+    };
+    let Some(site) = Site::router_only(2, &options) else { return };
+    let mut run = load::start(&Settings { duration: Duration::from_secs(4), ..settings(&site) }).expect("the load starts");
+    while run.take_interval().replies == 0 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    site.nodes()[0].freeze();
+    while run.take_interval().errors == 0 && !run.is_finished() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    site.nodes()[0].thaw();
+    let summary = run.finish().expect("the load ends");
+    assert!(summary.total.errors > 0, "{:?}", summary.total);
+    assert_eq!((summary.total.wrong, summary.total.unanswered, summary.total.disconnects), (0, 0, 0), "{:#?}", summary.complaints);
+    assert!(summary.complaints.iter().any(|c| c.contains(&site.nodes()[0].address().to_string())), "{:#?}", summary.complaints);
+}
