@@ -30,6 +30,11 @@ test: ## every test: units, properties, and end to end against real servers and 
 	@scripts/install-deps.sh test
 	$(CARGO) test --workspace --locked
 
+.PHONY: test-large
+test-large: ## the tests with values of 512 MB, which need 2 GB of memory
+	@scripts/install-deps.sh test
+	$(CARGO) test --workspace --locked --test e2e -- --ignored --test-threads=1
+
 .PHONY: build
 build: ## the optimised binary, in target/release/switchyard
 	@scripts/install-deps.sh build
