@@ -17,13 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 fn switchyard() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_switchyard"));
     // What the tester's own environment says must not matter.
-    for name in [
-        "RUST_LOG",
-        "STATE_DIRECTORY",
-        "NOTIFY_SOCKET",
-        "WATCHDOG_USEC",
-        "SWITCHYARD_ADMIN_TOKEN",
-    ] {
+    for name in ["RUST_LOG", "STATE_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_USEC", "SWITCHYARD_ADMIN_TOKEN"] {
         command.env_remove(name);
     }
     command.stdin(Stdio::null());
@@ -31,28 +25,16 @@ fn switchyard() -> Command {
 }
 
 fn run(arguments: &[&str]) -> (i32, String, String) {
-    outcome(
-        switchyard()
-            .args(arguments)
-            .output()
-            .expect("the binary runs"),
-    )
+    outcome(switchyard().args(arguments).output().expect("the binary runs"))
 }
 
 fn outcome(output: Output) -> (i32, String, String) {
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
-    (
-        output.status.code().expect("an exit code"),
-        text(output.stdout),
-        text(output.stderr),
-    )
+    (output.status.code().expect("an exit code"), text(output.stdout), text(output.stderr))
 }
 
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0")
-        .and_then(|l| l.local_addr())
-        .expect("a port")
-        .port()
+    TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port").port()
 }
 
 /// A running `serve`, killed when dropped.
@@ -73,10 +55,7 @@ impl Serve {
     /// The same with a state directory, relative to a folder of its own.
     fn start_in(state: &Path, config: &str) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let (listen, admin) = (
-            SocketAddr::from(([127, 0, 0, 1], free_port())),
-            SocketAddr::from(([127, 0, 0, 1], free_port())),
-        );
+        let (listen, admin) = (SocketAddr::from(([127, 0, 0, 1], free_port())), SocketAddr::from(([127, 0, 0, 1], free_port())));
         let socket = dir.path().join("notify");
         let notify = UnixDatagram::bind(&socket).expect("a socket");
         notify.set_read_timeout(Some(PATIENCE)).expect("a timeout");
@@ -86,14 +65,7 @@ impl Serve {
             .arg("serve")
             .arg("-c")
             .arg(dir.path().join("switchyard.toml"))
-            .args([
-                "--listen",
-                &listen.to_string(),
-                "--admin",
-                &admin.to_string(),
-                "--workers",
-                "2",
-            ])
+            .args(["--listen", &listen.to_string(), "--admin", &admin.to_string(), "--workers", "2"])
             .arg("--state-dir")
             .arg(dir.path().join(state))
             .env("NOTIFY_SOCKET", &socket)
@@ -102,13 +74,7 @@ impl Serve {
             .stderr(log)
             .spawn()
             .expect("the binary runs");
-        let serve = Self {
-            child,
-            dir,
-            listen,
-            admin,
-            notify,
-        };
+        let serve = Self { child, dir, listen, admin, notify };
         serve.expect_notification("READY=1");
         serve
     }
@@ -130,10 +96,7 @@ impl Serve {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
                 Err(error) => panic!("no {expected}: {error}\n{}", self.log()),
             };
-            if String::from_utf8_lossy(&buffer[..length])
-                .lines()
-                .any(|line| line == expected)
-            {
+            if String::from_utf8_lossy(&buffer[..length]).lines().any(|line| line == expected) {
                 return;
             }
         }
@@ -142,11 +105,7 @@ impl Serve {
     fn expect_log(&self, expected: &str) {
         let end = Instant::now() + PATIENCE;
         while !self.log().contains(expected) {
-            assert!(
-                Instant::now() < end,
-                "the log never said {expected:?}:\n{}",
-                self.log()
-            );
+            assert!(Instant::now() < end, "the log never said {expected:?}:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -164,37 +123,18 @@ impl Serve {
     }
 
     fn nodes(&self) -> Vec<(u64, String, u64)> {
-        let (code, out, err) = run(&[
-            "nodes",
-            "list",
-            "--json",
-            "--admin",
-            &self.admin.to_string(),
-        ]);
+        let (code, out, err) = run(&["nodes", "list", "--json", "--admin", &self.admin.to_string()]);
         assert_eq!(code, 0, "{err}");
         let answer: serde_json::Value = serde_json::from_str(&out).expect("JSON");
         let nodes = answer["nodes"].as_array().expect("a list");
         let number = |value: &serde_json::Value| value.as_u64().expect("a number");
-        nodes
-            .iter()
-            .map(|n| {
-                (
-                    number(&n["id"]),
-                    n["address"].as_str().expect("text").to_owned(),
-                    number(&n["slots"]),
-                )
-            })
-            .collect()
+        nodes.iter().map(|n| (number(&n["id"]), n["address"].as_str().expect("text").to_owned(), number(&n["slots"]))).collect()
     }
 
     fn stop(mut self) -> i32 {
         self.signal(Signal::TERM);
         self.expect_notification("STOPPING=1");
-        self.child
-            .wait()
-            .expect("an end")
-            .code()
-            .expect("an exit code")
+        self.child.wait().expect("an end").code().expect("an exit code")
     }
 }
 
@@ -213,35 +153,16 @@ fn node(port: u16) -> String {
 fn help_teaches() {
     let (code, out, _) = run(&["--help"]);
     assert_eq!(code, 0);
-    for word in [
-        "serve",
-        "check-config",
-        "status",
-        "nodes",
-        "Examples:",
-        "Exit codes:",
-    ] {
+    for word in ["serve", "check-config", "status", "nodes", "Examples:", "Exit codes:"] {
         assert!(out.contains(word), "{word}:\n{out}");
     }
-    for command in [
-        &["serve"][..],
-        &["check-config"],
-        &["status"],
-        &["nodes", "list"],
-        &["demo"],
-    ] {
+    for command in [&["serve"][..], &["check-config"], &["status"], &["nodes", "list"], &["demo"]] {
         let (code, out, _) = run(&[command, &["--help"]].concat());
         assert_eq!(code, 0);
-        assert!(
-            out.contains("Examples:") && out.contains("Exit codes:"),
-            "{command:?}:\n{out}"
-        );
+        assert!(out.contains("Examples:") && out.contains("Exit codes:"), "{command:?}:\n{out}");
     }
     let (code, out, _) = run(&["--version"]);
-    assert_eq!(
-        (code, out.trim()),
-        (0, concat!("switchyard ", env!("CARGO_PKG_VERSION")))
-    );
+    assert_eq!((code, out.trim()), (0, concat!("switchyard ", env!("CARGO_PKG_VERSION"))));
 }
 
 #[test]
@@ -251,14 +172,8 @@ fn a_wrong_command_line_is_2_and_suggests() {
         (&["serve", "--worker", "2"], "'--workers'"),
         (&["serve", "--node"], "--node"),
         (&["serve"], "no node is given"),
-        (
-            &["serve", "--node", "a", "--workers", "0"],
-            "--workers: \"0\" is not a whole number from 1 to 1024",
-        ),
-        (
-            &["serve", "-c", "/nonexistent/switchyard.toml"],
-            "cannot read the configuration file /nonexistent/switchyard.toml",
-        ),
+        (&["serve", "--node", "a", "--workers", "0"], "--workers: \"0\" is not a whole number from 1 to 1024"),
+        (&["serve", "-c", "/nonexistent/switchyard.toml"], "cannot read the configuration file /nonexistent/switchyard.toml"),
     ] {
         let (code, out, err) = run(arguments);
         assert_eq!(code, 2, "{arguments:?}: {err}");
@@ -275,30 +190,13 @@ fn check_config_shows_a_good_one_and_refuses_a_bad_one() {
         std::fs::write(&path, text).expect("writing");
         path.display().to_string()
     };
-    let good = write(
-        "good.toml",
-        "[clients]\npassword = \"hunter2\"\nmax-clients = 5\n[[node]]\naddress = \"127.0.0.1:7001\"\n",
-    );
-    for arguments in [
-        &["check-config", "-c", &good, "--workers", "3"][..],
-        &["serve", "-c", &good, "--workers", "3", "--test-conf"],
-    ] {
+    let good = write("good.toml", "[clients]\npassword = \"hunter2\"\nmax-clients = 5\n[[node]]\naddress = \"127.0.0.1:7001\"\n");
+    for arguments in [&["check-config", "-c", &good, "--workers", "3"][..], &["serve", "-c", &good, "--workers", "3", "--test-conf"]] {
         let (code, out, err) = run(arguments);
         assert_eq!((code, err.as_str()), (0, ""));
-        assert!(
-            out.lines()
-                .any(|line| line.starts_with("workers = 3 ") && line.ends_with("# --workers")),
-            "{out}"
-        );
-        assert!(
-            out.lines()
-                .any(|line| line.starts_with("max-clients = 5 ") && line.ends_with("good.toml:3")),
-            "{out}"
-        );
-        assert!(
-            out.contains("password = \"***\"") && !out.contains("hunter2"),
-            "{out}"
-        );
+        assert!(out.lines().any(|line| line.starts_with("workers = 3 ") && line.ends_with("# --workers")), "{out}");
+        assert!(out.lines().any(|line| line.starts_with("max-clients = 5 ") && line.ends_with("good.toml:3")), "{out}");
+        assert!(out.contains("password = \"***\"") && !out.contains("hunter2"), "{out}");
     }
 
     let bad = write(
@@ -308,34 +206,15 @@ fn check_config_shows_a_good_one_and_refuses_a_bad_one() {
     let (code, out, err) = run(&["check-config", "-c", &bad]);
     assert_eq!((code, out.as_str()), (2, ""));
     let lines: Vec<&str> = err.lines().collect();
-    assert_eq!(
-        lines[0],
-        format!("{bad}:1: unknown key \"wrokers\" at the top level; did you mean \"workers\"?")
-    );
-    assert_eq!(
-        lines[1],
-        format!(
-            "{bad}:3: unknown key \"comand-timeout\" in [nodes]; did you mean \"command-timeout\"?"
-        )
-    );
-    assert!(
-        lines[2].starts_with(&format!(
-            "{bad}:4: command-timeout: \"5\" is not a time with its unit"
-        )),
-        "{err}"
-    );
+    assert_eq!(lines[0], format!("{bad}:1: unknown key \"wrokers\" at the top level; did you mean \"workers\"?"));
+    assert_eq!(lines[1], format!("{bad}:3: unknown key \"comand-timeout\" in [nodes]; did you mean \"command-timeout\"?"));
+    assert!(lines[2].starts_with(&format!("{bad}:4: command-timeout: \"5\" is not a time with its unit")), "{err}");
     assert_eq!(lines.len(), 3, "{err}");
 
-    let unresolvable = write(
-        "unresolvable.toml",
-        "[[node]]\naddress = \"no-such-host.invalid\"\n",
-    );
+    let unresolvable = write("unresolvable.toml", "[[node]]\naddress = \"no-such-host.invalid\"\n");
     let (code, _, err) = run(&["check-config", "-c", &unresolvable]);
     assert_eq!(code, 2);
-    assert!(
-        err.contains("cannot resolve the host name \"no-such-host.invalid\""),
-        "{err}"
-    );
+    assert!(err.contains("cannot resolve the host name \"no-such-host.invalid\""), "{err}");
 }
 
 #[test]
@@ -351,34 +230,12 @@ fn the_example_passes_its_own_check() {
 
 #[test]
 fn an_open_listener_is_refused() {
-    let (code, _, err) = run(&[
-        "serve",
-        "--node",
-        "127.0.0.1:7001",
-        "--listen",
-        "0.0.0.0:0",
-        "--state-dir",
-        "/nonexistent",
-    ]);
+    let (code, _, err) = run(&["serve", "--node", "127.0.0.1:7001", "--listen", "0.0.0.0:0", "--state-dir", "/nonexistent"]);
     assert_eq!(code, 2);
-    assert!(
-        err.contains("without a password") && err.contains("--allow-open-listener"),
-        "{err}"
-    );
-    let (code, _, err) = run(&[
-        "serve",
-        "--node",
-        "127.0.0.1:7001",
-        "--admin",
-        "0.0.0.0:0",
-        "--state-dir",
-        "/nonexistent",
-    ]);
+    assert!(err.contains("without a password") && err.contains("--allow-open-listener"), "{err}");
+    let (code, _, err) = run(&["serve", "--node", "127.0.0.1:7001", "--admin", "0.0.0.0:0", "--state-dir", "/nonexistent"]);
     assert_eq!(code, 2);
-    assert!(
-        err.contains("without a token") && err.contains("--admin-token-file"),
-        "{err}"
-    );
+    assert!(err.contains("without a token") && err.contains("--admin-token-file"), "{err}");
 }
 
 #[test]
@@ -388,29 +245,10 @@ fn a_refused_start_is_1_and_leaves_no_slot_map() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let state = dir.path().join("state").display().to_string();
     for port in ["--listen", "--admin"] {
-        let other = if port == "--listen" {
-            "--admin"
-        } else {
-            "--listen"
-        };
-        let (code, _, err) = run(&[
-            "serve",
-            "--node",
-            "127.0.0.1:7001",
-            port,
-            &address,
-            other,
-            "127.0.0.1:0",
-            "--state-dir",
-            &state,
-        ]);
+        let other = if port == "--listen" { "--admin" } else { "--listen" };
+        let (code, _, err) = run(&["serve", "--node", "127.0.0.1:7001", port, &address, other, "127.0.0.1:0", "--state-dir", &state]);
         assert_eq!(code, 1, "{err}");
-        assert!(
-            err.contains(&address)
-                && err.contains(&format!("process {}", std::process::id()))
-                && err.contains(port),
-            "{err}"
-        );
+        assert!(err.contains(&address) && err.contains(&format!("process {}", std::process::id())) && err.contains(port), "{err}");
     }
     // Had one of them kept a map, it would say that 7001 owns keys and may not be left out.
     let serve = Serve::start_in(Path::new(&state), &node(7002));
@@ -418,13 +256,7 @@ fn a_refused_start_is_1_and_leaves_no_slot_map() {
 
     let file = dir.path().join("a-file");
     std::fs::write(&file, "").expect("writing");
-    let (code, _, err) = run(&[
-        "serve",
-        "--node",
-        "127.0.0.1:7001",
-        "--state-dir",
-        &file.display().to_string(),
-    ]);
+    let (code, _, err) = run(&["serve", "--node", "127.0.0.1:7001", "--state-dir", &file.display().to_string()]);
     assert_eq!(code, 1);
     assert!(err.contains("a-file"), "{err}");
 }
@@ -435,10 +267,7 @@ fn status_without_a_router_is_1_and_says_what_to_do() {
     for command in [&["status"][..], &["nodes", "list"]] {
         let (code, out, err) = run(&[command, &["--admin", &nobody]].concat());
         assert_eq!((code, out.as_str()), (1, ""));
-        assert!(
-            err.contains(&nobody) && err.contains("switchyard serve"),
-            "{err}"
-        );
+        assert!(err.contains(&nobody) && err.contains("switchyard serve"), "{err}");
     }
     // Something else answers there.
     let other = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -459,14 +288,7 @@ fn status_without_a_router_is_1_and_says_what_to_do() {
 #[test]
 fn serve_tells_systemd_and_stops_with_0() {
     let serve = Serve::start(&node(7001));
-    assert!(
-        serve.log().contains(&format!(
-            "ready: clients connect to {}; 1 node, 2 workers",
-            serve.listen
-        )),
-        "{}",
-        serve.log()
-    );
+    assert!(serve.log().contains(&format!("ready: clients connect to {}; 1 node, 2 workers", serve.listen)), "{}", serve.log());
     TcpStream::connect(serve.listen).expect("clients can connect once it is ready");
     serve.expect_notification("WATCHDOG=1");
     serve.reload(&node(7001));
@@ -480,17 +302,11 @@ fn the_admin_token_is_asked_for_and_found() {
     let admin = serve.admin.to_string();
     let (code, _, err) = run(&["status", "--admin", &admin]);
     assert_eq!(code, 1);
-    assert!(
-        err.contains("token") && err.contains("--admin-token-file"),
-        "{err}"
-    );
+    assert!(err.contains("token") && err.contains("--admin-token-file"), "{err}");
     let config = serve.config().display().to_string();
     let (code, out, err) = run(&["status", "--admin", &admin, "-c", &config]);
     assert_eq!(code, 0, "{err}");
-    assert!(
-        out.contains("127.0.0.1:7001") && out.contains("16 384"),
-        "{out}"
-    );
+    assert!(out.contains("127.0.0.1:7001") && out.contains("16 384"), "{out}");
     let answer = switchyard()
         .args(["status", "--json", "--admin", &admin])
         .env("SWITCHYARD_ADMIN_TOKEN", "s3cret")
@@ -502,13 +318,7 @@ fn the_admin_token_is_asked_for_and_found() {
     assert_eq!(status["incarnation"], 1);
     let wrong = serve.dir.path().join("wrong-token");
     std::fs::write(&wrong, "guess\n").expect("writing");
-    let (code, _, err) = run(&[
-        "status",
-        "--admin",
-        &admin,
-        "--admin-token-file",
-        &wrong.display().to_string(),
-    ]);
+    let (code, _, err) = run(&["status", "--admin", &admin, "--admin-token-file", &wrong.display().to_string()]);
     assert_eq!(code, 1);
     assert!(!err.contains("guess") && !err.contains("s3cret"), "{err}");
 }
@@ -518,20 +328,8 @@ fn nodes_join_and_leave_by_reload() {
     let (one, two, three) = (node(7001), node(7002), node(7003));
     let serve = Serve::start(&format!("{one}{two}"));
     let named = |id, port| (id, format!("127.0.0.1:{port}"));
-    let nodes = || {
-        serve
-            .nodes()
-            .into_iter()
-            .map(|(id, name, _)| (id, name))
-            .collect::<Vec<_>>()
-    };
-    let slots = || {
-        serve
-            .nodes()
-            .into_iter()
-            .map(|(_, _, slots)| slots)
-            .collect::<Vec<_>>()
-    };
+    let nodes = || serve.nodes().into_iter().map(|(id, name, _)| (id, name)).collect::<Vec<_>>();
+    let slots = || serve.nodes().into_iter().map(|(_, _, slots)| slots).collect::<Vec<_>>();
     assert_eq!(slots(), [8192, 8192]);
 
     serve.reload(&format!("{three}{two}{one}"));
@@ -557,10 +355,7 @@ fn nodes_join_and_leave_by_reload() {
 #[test]
 fn a_reload_applies_what_it_can_and_survives_mistakes() {
     let serve = Serve::start(&node(7001));
-    serve.reload(&format!(
-        "pin = true\n[clients]\nmax-clients = 77\n[log]\nlevel = \"debug\"\n{}",
-        node(7001)
-    ));
+    serve.reload(&format!("pin = true\n[clients]\nmax-clients = 77\n[log]\nlevel = \"debug\"\n{}", node(7001)));
     let log = serve.log();
     assert!(log.contains("clients.max-clients: 10000 -> 77"), "{log}");
     assert!(log.contains("log.level: \"info\" -> \"debug\""), "{log}");
@@ -591,10 +386,7 @@ fn a_second_signal_ends_it_at_once() {
     // A node that takes connections and never answers, and patience without end: the drain alone would take an hour.
     let mute = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = mute.local_addr().expect("its address").port();
-    let config = format!(
-        "shutdown-timeout = \"1h\"\n[nodes]\nconnect-timeout = \"1h\"\ncommand-timeout = \"1h\"\n{}",
-        node(port)
-    );
+    let config = format!("shutdown-timeout = \"1h\"\n[nodes]\nconnect-timeout = \"1h\"\ncommand-timeout = \"1h\"\n{}", node(port));
     let mut serve = Serve::start(&config);
     let mut client = TcpStream::connect(serve.listen).expect("a client");
     std::io::Write::write_all(&mut client, b"PING\r\nGET key\r\n").expect("a command");
@@ -612,11 +404,7 @@ fn a_second_signal_ends_it_at_once() {
         std::thread::sleep(Duration::from_millis(10));
     };
     assert_eq!(status.code(), Some(0));
-    assert!(
-        serve.log().contains("SIGINT again: stopped at once"),
-        "{}",
-        serve.log()
-    );
+    assert!(serve.log().contains("SIGINT again: stopped at once"), "{}", serve.log());
 }
 
 #[test]
@@ -625,12 +413,8 @@ fn logs_can_be_json() {
     serve.signal(Signal::INT);
     serve.expect_log("stopped");
     for line in serve.log().lines() {
-        let line: serde_json::Value =
-            serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
-        assert!(
-            line["level"].is_string() && line["message"].is_string(),
-            "{line}"
-        );
+        let line: serde_json::Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        assert!(line["level"].is_string() && line["message"].is_string(), "{line}");
     }
 }
 
@@ -640,16 +424,8 @@ fn the_limit_of_open_files_lowers_max_clients() {
     let log = dir.path().join("log");
     // Root may raise any limit, so the limit is put beyond what even root can have.
     let toml = dir.path().join("switchyard.toml");
-    std::fs::write(
-        &toml,
-        format!("[clients]\nmax-clients = 10000000\n{}", node(7001)),
-    )
-    .expect("writing");
-    let nr_open: u64 = std::fs::read_to_string("/proc/sys/fs/nr_open")
-        .expect("Linux")
-        .trim()
-        .parse()
-        .expect("a number");
+    std::fs::write(&toml, format!("[clients]\nmax-clients = 10000000\n{}", node(7001))).expect("writing");
+    let nr_open: u64 = std::fs::read_to_string("/proc/sys/fs/nr_open").expect("Linux").trim().parse().expect("a number");
     if nr_open > 10_000_000 {
         eprintln!("skipped: this machine allows more open files than clients can be configured");
         return;
@@ -666,15 +442,8 @@ fn the_limit_of_open_files_lowers_max_clients() {
         .expect("the binary runs");
     let serve = Killed(child);
     let end = Instant::now() + PATIENCE;
-    while !std::fs::read_to_string(&log)
-        .expect("the log")
-        .contains("max-clients lowered from 10000000 to ")
-    {
-        assert!(
-            Instant::now() < end,
-            "{}",
-            std::fs::read_to_string(&log).expect("the log")
-        );
+    while !std::fs::read_to_string(&log).expect("the log").contains("max-clients lowered from 10000000 to ") {
+        assert!(Instant::now() < end, "{}", std::fs::read_to_string(&log).expect("the log"));
         std::thread::sleep(Duration::from_millis(10));
     }
     drop(serve);

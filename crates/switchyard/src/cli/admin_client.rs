@@ -49,19 +49,11 @@ struct Refusal {
 impl AdminClient {
     pub(super) fn new(flags: &AdminFlags) -> Result<Self, Failure> {
         let config = match &flags.config {
-            Some(file) => Some(
-                Sources {
-                    file: Some(file.clone()),
-                    overrides: Vec::new(),
-                }
-                .read()?,
-            ),
+            Some(file) => Some(Sources { file: Some(file.clone()), overrides: Vec::new() }.read()?),
             None => None,
         };
         let endpoint = match (&flags.admin, &config) {
-            (Some(text), _) => {
-                Endpoint::parse(text, Some(ADMIN_PORT)).map_err(|why| anyhow!("--admin: {why}"))?
-            }
+            (Some(text), _) => Endpoint::parse(text, Some(ADMIN_PORT)).map_err(|why| anyhow!("--admin: {why}"))?,
             (None, Some(config)) => config.admin_listen.clone(),
             (None, None) => Endpoint::new("127.0.0.1", ADMIN_PORT),
         };
@@ -71,12 +63,7 @@ impl AdminClient {
             (None, Err(_)) => config.and_then(|config| config.admin_token),
         };
         let token = match token {
-            Some(source) => Some(
-                source
-                    .read()
-                    .map_err(|error| anyhow!("the token of the admin port: {error}"))?
-                    .0,
-            ),
+            Some(source) => Some(source.read().map_err(|error| anyhow!("the token of the admin port: {error}"))?.0),
             None => None,
         };
         let agent = ureq::Agent::config_builder()
@@ -85,11 +72,7 @@ impl AdminClient {
             .proxy(None) // the router is near; a proxy for the web is not the way to it
             .build()
             .into();
-        Ok(Self {
-            agent,
-            address: endpoint.reachable().to_string(),
-            token,
-        })
+        Ok(Self { agent, address: endpoint.reachable().to_string(), token })
     }
 
     /// The JSON at a path of the API.
@@ -106,29 +89,19 @@ impl AdminClient {
             )
         })?;
         let status = response.status();
-        let body = response
-            .body_mut()
-            .read_to_string()
-            .with_context(|| format!("the answer of http://{address} broke off"))?;
+        let body = response.body_mut().read_to_string().with_context(|| format!("the answer of http://{address} broke off"))?;
         if status.is_success() {
             return Ok(body);
         }
         let said = serde_json::from_str::<Refusal>(&body).map_or(body, |refusal| refusal.error);
         if status == ureq::http::StatusCode::UNAUTHORIZED {
-            bail!(
-                "{said}; give it with --admin-token-file FILE, with {TOKEN_VARIABLE}, or with -c FILE"
-            );
+            bail!("{said}; give it with --admin-token-file FILE, with {TOKEN_VARIABLE}, or with -c FILE");
         }
         bail!("http://{address} answered {status}: {}", said.trim_end());
     }
 
     /// What the JSON says; an answer that is none comes from something else than a router.
     pub(super) fn read<T: DeserializeOwned>(&self, body: &str) -> anyhow::Result<T> {
-        serde_json::from_str(body).with_context(|| {
-            format!(
-                "what answers on http://{} is no Switchyard of this version",
-                self.address
-            )
-        })
+        serde_json::from_str(body).with_context(|| format!("what answers on http://{} is no Switchyard of this version", self.address))
     }
 }

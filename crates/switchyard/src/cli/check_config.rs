@@ -42,12 +42,8 @@ pub(crate) fn print(flags: &ConfigFlags) -> Result<(), Failure> {
     config.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
     let resolved = config.resolve(|_| None)?;
     // More than the number of nodes can be known without the state directory, which a running router has locked.
-    switchyard_policy::topology::Topology::even(&config.node_names()).map_err(|error| {
-        Problems(vec![config::Problem {
-            place: None,
-            text: error.to_string(),
-        }])
-    })?;
+    switchyard_policy::topology::Topology::even(&config.node_names())
+        .map_err(|error| Problems(vec![config::Problem { place: None, text: error.to_string() }]))?;
     for warning in &resolved.warnings {
         eprintln!("warning: {warning}");
     }

@@ -116,14 +116,9 @@ pub(crate) struct ConfigFlags {
 impl ConfigFlags {
     /// The file, and what overrides it, in the order of precedence: a named flag wins over `--set`.
     pub(crate) fn sources(&self) -> Sources {
-        let mut overrides: Vec<Override> =
-            self.set.iter().map(|assignment| set(assignment)).collect();
+        let mut overrides: Vec<Override> = self.set.iter().map(|assignment| set(assignment)).collect();
         let mut add = |flag: &str, path: &str, value: Raw| {
-            overrides.push(Override {
-                flag: format!("--{flag}"),
-                path: path.to_owned(),
-                value,
-            });
+            overrides.push(Override { flag: format!("--{flag}"), path: path.to_owned(), value });
         };
         let list = |items: &[String]| Raw::List(items.iter().cloned().map(Raw::Text).collect());
         if !self.node.is_empty() {
@@ -134,67 +129,26 @@ impl ConfigFlags {
         }
         if self.port.is_some() || !self.bind.is_empty() {
             let flag = if self.bind.is_empty() { "port" } else { "bind" };
-            let hosts = if self.bind.is_empty() {
-                &["127.0.0.1".to_owned()][..]
-            } else {
-                &self.bind
-            };
+            let hosts = if self.bind.is_empty() { &["127.0.0.1".to_owned()][..] } else { &self.bind };
             let port = self.port.unwrap_or(DATA_PORT);
-            add(
-                flag,
-                "listen",
-                Raw::List(
-                    hosts
-                        .iter()
-                        .map(|host| Raw::Text(join(host, port)))
-                        .collect(),
-                ),
-            );
+            add(flag, "listen", Raw::List(hosts.iter().map(|host| Raw::Text(join(host, port))).collect()));
         }
         let texts = [
             ("workers", "workers", &self.workers),
             ("admin", "admin.listen", &self.admin),
-            (
-                "admin-token-file",
-                "admin.token-file",
-                &self.admin_token_file,
-            ),
+            ("admin-token-file", "admin.token-file", &self.admin_token_file),
             ("admin-token-env", "admin.token-env", &self.admin_token_env),
             ("state-dir", "state-dir", &self.state_dir),
-            (
-                "password-file",
-                "clients.password-file",
-                &self.password_file,
-            ),
+            ("password-file", "clients.password-file", &self.password_file),
             ("password-env", "clients.password-env", &self.password_env),
             ("node-username", "nodes.username", &self.node_username),
-            (
-                "node-password-file",
-                "nodes.password-file",
-                &self.node_password_file,
-            ),
-            (
-                "node-password-env",
-                "nodes.password-env",
-                &self.node_password_env,
-            ),
+            ("node-password-file", "nodes.password-file", &self.node_password_file),
+            ("node-password-env", "nodes.password-env", &self.node_password_env),
             ("database", "clients.database", &self.database),
             ("max-clients", "clients.max-clients", &self.max_clients),
-            (
-                "connect-timeout",
-                "nodes.connect-timeout",
-                &self.connect_timeout,
-            ),
-            (
-                "command-timeout",
-                "nodes.command-timeout",
-                &self.command_timeout,
-            ),
-            (
-                "shutdown-timeout",
-                "shutdown-timeout",
-                &self.shutdown_timeout,
-            ),
+            ("connect-timeout", "nodes.connect-timeout", &self.connect_timeout),
+            ("command-timeout", "nodes.command-timeout", &self.command_timeout),
+            ("shutdown-timeout", "shutdown-timeout", &self.shutdown_timeout),
             ("log-level", "log.level", &self.log_level),
             ("log-format", "log.format", &self.log_format),
         ];
@@ -203,37 +157,23 @@ impl ConfigFlags {
                 add(flag, path, Raw::Text(value.clone()));
             }
         }
-        for (flag, given) in [
-            ("pin", self.pin),
-            ("allow-open-listener", self.allow_open_listener),
-        ] {
+        for (flag, given) in [("pin", self.pin), ("allow-open-listener", self.allow_open_listener)] {
             if given {
                 add(flag, flag, Raw::Bool(true));
             }
         }
-        Sources {
-            file: self.config.clone(),
-            overrides,
-        }
+        Sources { file: self.config.clone(), overrides }
     }
 }
 
 fn join(host: &str, port: u16) -> String {
-    if host.contains(':') && !host.starts_with('[') {
-        format!("[{host}]:{port}")
-    } else {
-        format!("{host}:{port}")
-    }
+    if host.contains(':') && !host.starts_with('[') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
 /// `clients.idle-timeout=5m`; what has no `=` becomes a key that does not exist, and is told as such.
 fn set(assignment: &str) -> Override {
     let (path, value) = assignment.split_once('=').unwrap_or((assignment, ""));
-    Override {
-        flag: format!("--set {}", path.trim()),
-        path: path.trim().to_owned(),
-        value: Raw::Text(value.trim().to_owned()),
-    }
+    Override { flag: format!("--set {}", path.trim()), path: path.trim().to_owned(), value: Raw::Text(value.trim().to_owned()) }
 }
 
 #[cfg(test)]
@@ -249,19 +189,12 @@ mod tests {
     }
 
     fn read(arguments: &[&str]) -> Result<crate::config::Config, String> {
-        let alone = Alone::try_parse_from(["x"].iter().chain(arguments))
-            .map_err(|error| error.to_string())?;
-        alone
-            .flags
-            .sources()
-            .read()
-            .map_err(|problems| problems.to_string())
+        let alone = Alone::try_parse_from(["x"].iter().chain(arguments)).map_err(|error| error.to_string())?;
+        alone.flags.sources().read().map_err(|problems| problems.to_string())
     }
 
     fn resolved(arguments: &[&str]) -> crate::config::Resolved {
-        read(arguments)
-            .and_then(|config| config.resolve(|_| None).map_err(|p| p.to_string()))
-            .expect("good flags")
+        read(arguments).and_then(|config| config.resolve(|_| None).map_err(|p| p.to_string())).expect("good flags")
     }
 
     #[test]
@@ -282,37 +215,19 @@ mod tests {
         ];
         let config = read(&arguments).expect("good");
         assert_eq!(config.node_names(), ["127.0.0.1:7001", "127.0.0.1:7002"]);
-        assert_eq!(
-            (config.workers, config.state_dir.to_str()),
-            (2, Some("/tmp/s"))
-        );
+        assert_eq!((config.workers, config.state_dir.to_str()), (2, Some("/tmp/s")));
         let resolved = resolved(&arguments);
-        assert_eq!(
-            resolved.listen,
-            ["127.0.0.1:6390".parse().expect("address")]
-        );
+        assert_eq!(resolved.listen, ["127.0.0.1:6390".parse().expect("address")]);
         assert_eq!(resolved.admin, "127.0.0.1:6391".parse().expect("address"));
     }
 
     #[test]
     fn redis_servers_flags() {
         let node = ["--node", "127.0.0.1"];
-        let listen = |more: &[&str]| {
-            resolved(&[&node[..], more].concat())
-                .listen
-                .iter()
-                .map(ToString::to_string)
-                .collect::<Vec<_>>()
-        };
+        let listen = |more: &[&str]| resolved(&[&node[..], more].concat()).listen.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(listen(&["-p", "7000"]), ["127.0.0.1:7000"]);
-        assert_eq!(
-            listen(&["--bind", "127.0.0.1", "--bind", "::1"]),
-            ["127.0.0.1:6380", "[::1]:6380"]
-        );
-        assert_eq!(
-            listen(&["--bind", "127.0.0.1", "--port", "1"]),
-            ["127.0.0.1:1"]
-        );
+        assert_eq!(listen(&["--bind", "127.0.0.1", "--bind", "::1"]), ["127.0.0.1:6380", "[::1]:6380"]);
+        assert_eq!(listen(&["--bind", "127.0.0.1", "--port", "1"]), ["127.0.0.1:1"]);
         assert!(read(&["--node", "a", "-p", "1", "--listen", "a:1"]).is_err());
     }
 
@@ -368,36 +283,21 @@ mod tests {
             "token-file = \"t\"",
             "idle-timeout = \"5m\"",
         ] {
-            assert!(
-                shown.contains(&format!("{expected} ")),
-                "{expected}:\n{shown}"
-            );
+            assert!(shown.contains(&format!("{expected} ")), "{expected}:\n{shown}");
         }
     }
 
     #[test]
     fn mistakes_name_the_flag() {
         for (arguments, expected) in [
-            (
-                &["--node", "a", "--workers", "none"][..],
-                "--workers: \"none\" is not a whole number from 1 to 1024",
-            ),
-            (
-                &["--node", "redis://a"],
-                "--node: \"redis://a\": URLs are not understood",
-            ),
+            (&["--node", "a", "--workers", "none"][..], "--workers: \"none\" is not a whole number from 1 to 1024"),
+            (&["--node", "redis://a"], "--node: \"redis://a\": URLs are not understood"),
             (
                 &["--node", "a", "--set", "max-clients=1"],
                 "--set max-clients: unknown key \"max-clients\"; did you mean \"clients.max-clients\"?",
             ),
-            (
-                &["--node", "a", "--command-timeout", "5"],
-                "--command-timeout: \"5\" is not a time with its unit",
-            ),
-            (
-                &["-c", "/nonexistent.toml"],
-                "cannot read the configuration file /nonexistent.toml",
-            ),
+            (&["--node", "a", "--command-timeout", "5"], "--command-timeout: \"5\" is not a time with its unit"),
+            (&["-c", "/nonexistent.toml"], "cannot read the configuration file /nonexistent.toml"),
         ] {
             let error = read(arguments).map(|_| ()).expect_err(expected);
             assert!(error.contains(expected), "{error}");

@@ -46,14 +46,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 /// The table of nodes; `status` shows it too.
 pub(super) fn render(nodes: &[NodeReport]) -> String {
-    let text = |title| Column {
-        title,
-        number: false,
-    };
-    let number = |title| Column {
-        title,
-        number: true,
-    };
+    let text = |title| Column { title, number: false };
+    let number = |title| Column { title, number: true };
     let columns = [
         number("ID"),
         text("NODE"),
@@ -110,24 +104,10 @@ mod tests {
             errors: 0,
             in_flight: 2,
         };
-        let shown = render(&[
-            node(1, LinkReport::Up),
-            node(
-                2,
-                LinkReport::Down {
-                    reason: "connection refused".to_owned(),
-                },
-            ),
-        ]);
+        let shown = render(&[node(1, LinkReport::Up), node(2, LinkReport::Down { reason: "connection refused".to_owned() })]);
         let lines: Vec<&str> = shown.lines().collect();
-        assert_eq!(
-            lines[0],
-            "ID  NODE            LINK  SLOTS  SERVER        REQUESTS  ERRORS  IN FLIGHT"
-        );
-        assert_eq!(
-            lines[1],
-            " 1  127.0.0.1:7001  up    8 192  redis 7.0.15    12 345       0          2"
-        );
+        assert_eq!(lines[0], "ID  NODE            LINK  SLOTS  SERVER        REQUESTS  ERRORS  IN FLIGHT");
+        assert_eq!(lines[1], " 1  127.0.0.1:7001  up    8 192  redis 7.0.15    12 345       0          2");
         assert!(lines[2].contains("DOWN"), "{shown}");
         assert_eq!(lines[3], "127.0.0.1:7002 is down: connection refused");
     }

@@ -75,15 +75,9 @@ mod tests {
         let shown = |link| render(&serde_json::from_str(&body(link)).expect("what the API sends"));
         let up = shown(r#"{"state":"up"}"#);
         assert!(up.starts_with("switchyard 0.1.0  ready"), "{up}");
-        assert!(
-            up.contains("up 1m 1s (start 3)  epoch 1  clients 2  commands 1 234"),
-            "{up}"
-        );
+        assert!(up.contains("up 1m 1s (start 3)  epoch 1  clients 2  commands 1 234"), "{up}");
         let down = shown(r#"{"state":"down","reason":"refused"}"#);
-        assert!(
-            down.contains("NOT READY: 16 384 slots cannot be served"),
-            "{down}"
-        );
+        assert!(down.contains("NOT READY: 16 384 slots cannot be served"), "{down}");
         assert!(down.contains("a:1 is down: refused"), "{down}");
     }
 }

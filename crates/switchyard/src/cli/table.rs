@@ -9,27 +9,17 @@ pub(super) struct Column {
 /// Lays out rows under titles. Lines have no trailing spaces, so that they can be copied.
 pub(super) fn table(columns: &[Column], rows: &[Vec<String>]) -> String {
     let width = |i: usize| {
-        let cells = rows
-            .iter()
-            .filter_map(|row| row.get(i))
-            .map(|cell| cell.chars().count());
+        let cells = rows.iter().filter_map(|row| row.get(i)).map(|cell| cell.chars().count());
         cells.chain([columns[i].title.len()]).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..columns.len()).map(width).collect();
     let mut out = String::new();
-    let titles: Vec<String> = columns
-        .iter()
-        .map(|column| column.title.to_owned())
-        .collect();
+    let titles: Vec<String> = columns.iter().map(|column| column.title.to_owned()).collect();
     for row in [&titles].into_iter().chain(rows) {
         let mut line = String::new();
         for ((cell, column), width) in row.iter().zip(columns).zip(&widths) {
             let width = *width;
-            line.push_str(&if column.number {
-                format!("{cell:>width$}")
-            } else {
-                format!("{cell:<width$}")
-            });
+            line.push_str(&if column.number { format!("{cell:>width$}") } else { format!("{cell:<width$}") });
             line.push_str("  ");
         }
         out.push_str(line.trim_end());
@@ -57,34 +47,14 @@ mod tests {
 
     #[test]
     fn columns_line_up() {
-        let columns = [
-            Column {
-                title: "NODE",
-                number: false,
-            },
-            Column {
-                title: "SLOTS",
-                number: true,
-            },
-        ];
-        let rows = [
-            vec!["127.0.0.1:7001".to_owned(), "8 192".to_owned()],
-            vec!["b".to_owned(), "0".to_owned()],
-        ];
-        assert_eq!(
-            table(&columns, &rows),
-            "NODE            SLOTS\n127.0.0.1:7001  8 192\nb                   0\n"
-        );
+        let columns = [Column { title: "NODE", number: false }, Column { title: "SLOTS", number: true }];
+        let rows = [vec!["127.0.0.1:7001".to_owned(), "8 192".to_owned()], vec!["b".to_owned(), "0".to_owned()]];
+        assert_eq!(table(&columns, &rows), "NODE            SLOTS\n127.0.0.1:7001  8 192\nb                   0\n");
     }
 
     #[test]
     fn thousands_are_apart() {
-        for (number, text) in [
-            (0, "0"),
-            (999, "999"),
-            (1000, "1 000"),
-            (1_234_567, "1 234 567"),
-        ] {
+        for (number, text) in [(0, "0"), (999, "999"), (1000, "1 000"), (1_234_567, "1 234 567")] {
             assert_eq!(count(number), text);
         }
     }

@@ -14,16 +14,12 @@ pub(crate) struct Endpoint {
 }
 
 /// What an address may look like; the tail of every error about one.
-pub(crate) const ENDPOINT_FORM: &str =
-    "an address HOST:PORT, such as \"127.0.0.1:7001\", \"redis-a:6379\" or \"[::1]:6379\"";
+pub(crate) const ENDPOINT_FORM: &str = "an address HOST:PORT, such as \"127.0.0.1:7001\", \"redis-a:6379\" or \"[::1]:6379\"";
 
 impl Endpoint {
     /// The endpoint of a host and a port that are known to be right.
     pub(crate) fn new(host: &str, port: u16) -> Self {
-        Self {
-            host: host.to_owned(),
-            port,
-        }
+        Self { host: host.to_owned(), port }
     }
 
     /// Reads an address. Without a port it is `default_port`, where there is one.
@@ -69,10 +65,7 @@ impl Endpoint {
         if host != "*" && host.parse::<IpAddr>().is_err() && !host.chars().all(fits) {
             return expected("the host is neither an IP address nor a name");
         }
-        Ok(Self {
-            host: host.to_ascii_lowercase(),
-            port,
-        })
+        Ok(Self { host: host.to_ascii_lowercase(), port })
     }
 
     /// Where somebody on the same machine reaches what listens here: an address that means "every address" is no place to
@@ -89,11 +82,7 @@ impl Endpoint {
     /// Looks the name up now. Of several addresses the first IPv4 one is taken: servers that listen on one family only
     /// listen on that.
     pub(crate) fn resolve(&self) -> Result<SocketAddr, String> {
-        let host = if self.host == "*" {
-            "0.0.0.0"
-        } else {
-            &self.host
-        };
+        let host = if self.host == "*" { "0.0.0.0" } else { &self.host };
         let found: Vec<SocketAddr> = (host, self.port)
             .to_socket_addrs()
             .map_err(|error| format!("cannot resolve the host name \"{}\": {error}", self.host))?
@@ -109,11 +98,7 @@ impl Endpoint {
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.host.contains(':') {
-            write!(f, "[{}]:{}", self.host, self.port)
-        } else {
-            write!(f, "{}:{}", self.host, self.port)
-        }
+        if self.host.contains(':') { write!(f, "[{}]:{}", self.host, self.port) } else { write!(f, "{}:{}", self.host, self.port) }
     }
 }
 
@@ -132,54 +117,27 @@ mod tests {
             ("::1", "[::1]:6379"),
             ("*:6380", "*:6380"),
         ] {
-            assert_eq!(
-                Endpoint::parse(text, Some(6379)).expect(text).to_string(),
-                shown
-            );
+            assert_eq!(Endpoint::parse(text, Some(6379)).expect(text).to_string(), shown);
         }
     }
 
     #[test]
     fn wrong_addresses_say_what_is_expected() {
-        for text in [
-            "",
-            ":7001",
-            "6380",
-            "a:b",
-            "a:70000",
-            "a:-1",
-            "a:+1",
-            "[a]:1",
-            "a b:1",
-            "redis://h:1",
-            "/tmp/redis.sock",
-            "h:1:2",
-            "[::1",
-        ] {
+        for text in
+            ["", ":7001", "6380", "a:b", "a:70000", "a:-1", "a:+1", "[a]:1", "a b:1", "redis://h:1", "/tmp/redis.sock", "h:1:2", "[::1"]
+        {
             let error = Endpoint::parse(text, Some(6379)).expect_err(text);
-            assert!(
-                error.contains("expected an address HOST:PORT"),
-                "{text}: {error}"
-            );
+            assert!(error.contains("expected an address HOST:PORT"), "{text}: {error}");
         }
         assert!(Endpoint::parse("localhost", None).is_err());
     }
 
     #[test]
     fn names_are_resolved() {
-        let address = Endpoint::parse("localhost:7001", None)
-            .and_then(|e| e.resolve())
-            .expect("localhost");
+        let address = Endpoint::parse("localhost:7001", None).and_then(|e| e.resolve()).expect("localhost");
         assert!(address.ip().is_loopback());
-        assert_eq!(
-            Endpoint::parse("*:1", None)
-                .and_then(|e| e.resolve())
-                .expect("any"),
-            ([0, 0, 0, 0], 1).into()
-        );
-        let error = Endpoint::parse("no-such-host.invalid:1", None)
-            .and_then(|e| e.resolve())
-            .expect_err("reserved name");
+        assert_eq!(Endpoint::parse("*:1", None).and_then(|e| e.resolve()).expect("any"), ([0, 0, 0, 0], 1).into());
+        let error = Endpoint::parse("no-such-host.invalid:1", None).and_then(|e| e.resolve()).expect_err("reserved name");
         assert!(error.contains("no-such-host.invalid"), "{error}");
     }
 }

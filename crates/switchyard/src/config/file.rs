@@ -17,19 +17,13 @@ struct Places<'a> {
 impl Places<'_> {
     fn at(&self, offset: usize) -> Origin {
         let before = &self.text.as_bytes()[..offset.min(self.text.len())];
-        Origin::File {
-            name: self.name.clone(),
-            line: 1 + before.iter().filter(|b| **b == b'\n').count(),
-        }
+        Origin::File { name: self.name.clone(), line: 1 + before.iter().filter(|b| **b == b'\n').count() }
     }
 }
 
 /// Reads `text`, the content of `path`, into `config`.
 pub(super) fn apply(path: &Path, text: &str, config: &mut Config, problems: &mut Vec<Problem>) {
-    let places = Places {
-        name: path.display().to_string(),
-        text,
-    };
+    let places = Places { name: path.display().to_string(), text };
     let base = path.parent().unwrap_or(Path::new(""));
     let (document, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
@@ -37,29 +31,21 @@ pub(super) fn apply(path: &Path, text: &str, config: &mut Config, problems: &mut
             let text = format!("not valid TOML: {}", error.message().replace('\n', "; "));
             problems.push(match error.span() {
                 Some(span) => Problem::at(&places.at(span.start), text),
-                None => Problem {
-                    place: Some(places.name.clone()),
-                    text,
-                },
+                None => Problem { place: Some(places.name.clone()), text },
             });
         }
         return;
     }
     let mut top = Vec::new();
     for (name, value) in document.get_ref() {
-        let section = Section::TABLES
-            .into_iter()
-            .find(|section| section.name() == name.get_ref());
+        let section = Section::TABLES.into_iter().find(|section| section.name() == name.get_ref());
         match (section, value.get_ref()) {
             (Some(section), DeValue::Table(table)) => {
                 let entries: Vec<_> = table.iter().collect();
                 apply_section(section, &entries, config, base, &places, problems);
             }
             (Some(section), _) => {
-                let text = format!(
-                    "\"{0}\" is a section: write [{0}] on a line of its own and its keys below",
-                    section.name()
-                );
+                let text = format!("\"{0}\" is a section: write [{0}] on a line of its own and its keys below", section.name());
                 problems.push(Problem::at(&places.at(name.span().start), text));
             }
             (None, DeValue::Array(items)) if name.get_ref() == "node" => {
@@ -68,16 +54,10 @@ pub(super) fn apply(path: &Path, text: &str, config: &mut Config, problems: &mut
                 }
             }
             (None, _) if name.get_ref() == "node" => {
-                problems.push(Problem::at(
-                    &places.at(name.span().start),
-                    "nodes are written with two brackets: [[node]], once for each",
-                ));
+                problems.push(Problem::at(&places.at(name.span().start), "nodes are written with two brackets: [[node]], once for each"));
             }
             (None, DeValue::Table(_)) if keys().all(|key| key.path() != *name.get_ref()) => {
-                problems.push(Problem::at(
-                    &places.at(name.span().start),
-                    nearest::unknown_section(name.get_ref()),
-                ));
+                problems.push(Problem::at(&places.at(name.span().start), nearest::unknown_section(name.get_ref())));
             }
             (None, _) => top.push((name, value)),
         }
@@ -85,18 +65,11 @@ pub(super) fn apply(path: &Path, text: &str, config: &mut Config, problems: &mut
     apply_section(Section::Top, &top, config, base, &places, problems);
     // Tables come in alphabetical order; people read errors from the top of the file to its end.
     problems.sort_by_key(|problem| {
-        problem
-            .place
-            .as_ref()
-            .and_then(|place| place.rsplit_once(':'))
-            .and_then(|(_, line)| line.parse::<usize>().ok())
+        problem.place.as_ref().and_then(|place| place.rsplit_once(':')).and_then(|(_, line)| line.parse::<usize>().ok())
     });
 }
 
-type Entry<'a, 'i> = (
-    &'a Spanned<std::borrow::Cow<'i, str>>,
-    &'a Spanned<DeValue<'i>>,
-);
+type Entry<'a, 'i> = (&'a Spanned<std::borrow::Cow<'i, str>>, &'a Spanned<DeValue<'i>>);
 
 fn apply_section(
     section: Section,
@@ -108,32 +81,14 @@ fn apply_section(
 ) {
     let table: Vec<&Key<Config>> = keys().filter(|key| key.section == section).collect();
     let mut origins = Vec::new();
-    apply_entries(
-        section,
-        entries,
-        &table,
-        config,
-        base,
-        places,
-        problems,
-        |key, origin| origins.push((key.path(), origin)),
-    );
+    apply_entries(section, entries, &table, config, base, places, problems, |key, origin| origins.push((key.path(), origin)));
     config.origins.extend(origins);
 }
 
-fn apply_node(
-    item: &Spanned<DeValue<'_>>,
-    config: &mut Config,
-    base: &Path,
-    places: &Places<'_>,
-    problems: &mut Vec<Problem>,
-) {
+fn apply_node(item: &Spanned<DeValue<'_>>, config: &mut Config, base: &Path, places: &Places<'_>, problems: &mut Vec<Problem>) {
     let origin = places.at(item.span().start);
     let DeValue::Table(table) = item.get_ref() else {
-        problems.push(Problem::at(
-            &origin,
-            "nodes are written as [[node]] with a line address = \"HOST:PORT\" below",
-        ));
+        problems.push(Problem::at(&origin, "nodes are written as [[node]] with a line address = \"HOST:PORT\" below"));
         return;
     };
     let entries: Vec<_> = table.iter().collect();
@@ -141,25 +96,13 @@ fn apply_node(
     let keys: Vec<&Key<NodeConfig>> = node_keys().collect();
     let before = problems.len();
     let mut at = None;
-    apply_entries(
-        Section::Node,
-        &entries,
-        &keys,
-        &mut node,
-        base,
-        places,
-        problems,
-        |key, origin| {
-            if key.name == "address" {
-                at = Some(origin);
-            }
-        },
-    );
+    apply_entries(Section::Node, &entries, &keys, &mut node, base, places, problems, |key, origin| {
+        if key.name == "address" {
+            at = Some(origin);
+        }
+    });
     if node.address.is_none() && problems.len() == before {
-        problems.push(Problem::at(
-            &origin,
-            "this [[node]] has no address; add address = \"HOST:PORT\"",
-        ));
+        problems.push(Problem::at(&origin, "this [[node]] has no address; add address = \"HOST:PORT\""));
     }
     node.origin = Some(at.unwrap_or(origin));
     config.nodes.push(node);
@@ -180,23 +123,12 @@ fn apply_entries<T>(
     for (name, value) in entries {
         let origin = places.at(name.span().start);
         let Some(key) = keys.iter().find(|key| key.name == name.get_ref()) else {
-            problems.push(Problem::at(
-                &origin,
-                nearest::unknown_key(section, name.get_ref()),
-            ));
+            problems.push(Problem::at(&origin, nearest::unknown_key(section, name.get_ref())));
             continue;
         };
         if key.secret {
-            if let Some(other) = secrets
-                .iter()
-                .find(|other| nearest::stem(other.name) == nearest::stem(key.name))
-            {
-                let text = format!(
-                    "\"{}\" and \"{}\" are both given {}; keep one",
-                    other.name,
-                    key.name,
-                    section.spoken()
-                );
+            if let Some(other) = secrets.iter().find(|other| nearest::stem(other.name) == nearest::stem(key.name)) {
+                let text = format!("\"{}\" and \"{}\" are both given {}; keep one", other.name, key.name, section.spoken());
                 problems.push(Problem::at(&origin, text));
                 continue;
             }

@@ -48,12 +48,7 @@ impl Section {
     }
 
     /// The sections that are plain tables, in the order in which they are shown.
-    pub(crate) const TABLES: [Section; 4] = [
-        Section::Clients,
-        Section::Nodes,
-        Section::Admin,
-        Section::Log,
-    ];
+    pub(crate) const TABLES: [Section; 4] = [Section::Clients, Section::Nodes, Section::Admin, Section::Log];
 }
 
 /// When a changed value takes effect.
@@ -108,10 +103,7 @@ fn time(time: Duration) -> Option<String> {
 }
 
 fn list(items: impl Iterator<Item = String>) -> Option<String> {
-    Some(format!(
-        "[{}]",
-        items.filter_map(quoted).collect::<Vec<_>>().join(", ")
-    ))
+    Some(format!("[{}]", items.filter_map(quoted).collect::<Vec<_>>().join(", ")))
 }
 
 const MS: Duration = Duration::from_millis(1);
@@ -319,8 +311,7 @@ const CLIENTS: &[Key<Config>] = &[
         &["timeout", "client-timeout"],
         "A client without traffic for longer is closed. 0s: never.",
         |config, raw, _| {
-            config.live.client_idle_timeout =
-                Some(raw.time(Duration::ZERO..=DAY * 365)?).filter(|time| !time.is_zero());
+            config.live.client_idle_timeout = Some(raw.time(Duration::ZERO..=DAY * 365)?).filter(|time| !time.is_zero());
             Ok(())
         },
         |config| time(config.live.client_idle_timeout.unwrap_or_default())
@@ -522,16 +513,7 @@ const LOG: &[Key<Config>] = &[
 ];
 
 /// The keys of everything but `[[node]]`, in the order in which they are shown.
-static GROUPS: &[&[Key<Config>]] = &[
-    TOP,
-    &CLIENT_PASSWORD,
-    CLIENTS,
-    &NODES_PASSWORD,
-    NODES,
-    ADMIN,
-    &ADMIN_TOKEN,
-    LOG,
-];
+static GROUPS: &[&[Key<Config>]] = &[TOP, &CLIENT_PASSWORD, CLIENTS, &NODES_PASSWORD, NODES, ADMIN, &ADMIN_TOKEN, LOG];
 
 /// The keys of everything but `[[node]]`, in the order in which they are shown.
 pub(crate) fn keys() -> impl Iterator<Item = &'static Key<Config>> {

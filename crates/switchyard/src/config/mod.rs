@@ -52,8 +52,7 @@ impl LogLevel {
         let fits = EnvFilter::try_new(text).is_ok()
             && text.split(',').all(|part| {
                 part.contains(['=', '[', ':'])
-                    || ["error", "warn", "info", "debug", "trace", "off"]
-                        .contains(&part.trim().to_ascii_lowercase().as_str())
+                    || ["error", "warn", "info", "debug", "trace", "off"].contains(&part.trim().to_ascii_lowercase().as_str())
             });
         fits.then(|| Self(text.to_owned()))
     }
@@ -168,17 +167,11 @@ pub(crate) struct Problem {
 
 impl Problem {
     fn at(origin: &Origin, text: impl Into<String>) -> Self {
-        Self {
-            place: Some(origin.to_string()),
-            text: text.into(),
-        }
+        Self { place: Some(origin.to_string()), text: text.into() }
     }
 
     fn new(text: impl Into<String>) -> Self {
-        Self {
-            place: None,
-            text: text.into(),
-        }
+        Self { place: None, text: text.into() }
     }
 }
 
@@ -234,10 +227,7 @@ impl Sources {
             Some(path) => match std::fs::read_to_string(path) {
                 Ok(text) => Some((path.as_path(), text)),
                 Err(error) => {
-                    return Err(Problems(vec![Problem::new(format!(
-                        "cannot read the configuration file {}: {error}",
-                        path.display()
-                    ))]));
+                    return Err(Problems(vec![Problem::new(format!("cannot read the configuration file {}: {error}", path.display()))]));
                 }
             },
         };
@@ -257,11 +247,7 @@ impl Sources {
         if problems.is_empty() {
             config.check_nodes(&mut problems);
         }
-        if problems.is_empty() {
-            Ok(config)
-        } else {
-            Err(Problems(problems))
-        }
+        if problems.is_empty() { Ok(config) } else { Err(Problems(problems)) }
     }
 }
 
@@ -276,14 +262,8 @@ impl Config {
                     self.nodes = addresses
                         .into_iter()
                         .map(|address| {
-                            let known = described
-                                .iter()
-                                .find(|node| node.address.as_ref() == Some(&address));
-                            NodeConfig {
-                                address: Some(address),
-                                origin: Some(origin.clone()),
-                                ..known.cloned().unwrap_or_default()
-                            }
+                            let known = described.iter().find(|node| node.address.as_ref() == Some(&address));
+                            NodeConfig { address: Some(address), origin: Some(origin.clone()), ..known.cloned().unwrap_or_default() }
                         })
                         .collect();
                 }
@@ -301,9 +281,7 @@ impl Config {
                 if key.secret {
                     let stem = nearest::stem(key.name);
                     self.origins.retain(|path, _| {
-                        path.rsplit_once('.').is_none_or(|(section, name)| {
-                            section != key.section.name() || nearest::stem(name) != stem
-                        })
+                        path.rsplit_once('.').is_none_or(|(section, name)| section != key.section.name() || nearest::stem(name) != stem)
                     });
                 }
                 self.origins.insert(key.path(), origin);
@@ -326,15 +304,9 @@ impl Config {
             };
             match seen.insert(address, origin) {
                 Some(first) if first != origin => {
-                    problems.push(Problem::at(
-                        origin,
-                        format!("the node {address} is given twice, first at {first}"),
-                    ));
+                    problems.push(Problem::at(origin, format!("the node {address} is given twice, first at {first}")));
                 }
-                Some(_) => problems.push(Problem::at(
-                    origin,
-                    format!("the node {address} is given twice"),
-                )),
+                Some(_) => problems.push(Problem::at(origin, format!("the node {address} is given twice"))),
                 None => {}
             }
         }
@@ -346,19 +318,12 @@ impl Config {
     }
 
     fn problem(&self, path: &str, text: impl Into<String>) -> Problem {
-        Problem {
-            place: self.origin(path).map(ToString::to_string),
-            text: text.into(),
-        }
+        Problem { place: self.origin(path).map(ToString::to_string), text: text.into() }
     }
 
     /// The names of the nodes, in the order given.
     pub(crate) fn node_names(&self) -> Vec<String> {
-        self.nodes
-            .iter()
-            .filter_map(|node| node.address.as_ref())
-            .map(ToString::to_string)
-            .collect()
+        self.nodes.iter().filter_map(|node| node.address.as_ref()).map(ToString::to_string).collect()
     }
 
     /// Puts the level of the environment in place of the default's or the file's; a flag wins over both.
@@ -368,8 +333,7 @@ impl Config {
             && let Some(level) = LogLevel::parse(text)
         {
             self.log_level = level;
-            self.origins
-                .insert("log.level".to_owned(), Origin::Flag("RUST_LOG".to_owned()));
+            self.origins.insert("log.level".to_owned(), Origin::Flag("RUST_LOG".to_owned()));
         }
     }
 
@@ -391,32 +355,22 @@ impl Config {
     ///
     /// `known` gives the address that a node had until now: a name that cannot be resolved at a reload keeps it, because
     /// a name server that hiccups must not stop a reload (the caller says so in the log).
-    pub(crate) fn resolve(
-        &self,
-        known: impl Fn(&str) -> Option<SocketAddr>,
-    ) -> Result<Resolved, Problems> {
+    pub(crate) fn resolve(&self, known: impl Fn(&str) -> Option<SocketAddr>) -> Result<Resolved, Problems> {
         let mut problems = Vec::new();
         let mut warnings = Vec::new();
-        let mut secret =
-            |source: &Option<SecretSource>, stem: &str, problems: &mut Vec<Problem>| {
-                let source = source.as_ref()?;
-                if let Some(path) = source.readable_by_others() {
-                    warnings.push(format!(
-                        "everybody on this machine can read the secret in {}; chmod 600 it",
-                        path.display()
-                    ));
+        let mut secret = |source: &Option<SecretSource>, stem: &str, problems: &mut Vec<Problem>| {
+            let source = source.as_ref()?;
+            if let Some(path) = source.readable_by_others() {
+                warnings.push(format!("everybody on this machine can read the secret in {}; chmod 600 it", path.display()));
+            }
+            match source.read() {
+                Ok(secret) => Some(secret),
+                Err(error) => {
+                    problems.push(self.problem(&format!("{stem}{}", source.form().suffix()), error.to_string()));
+                    None
                 }
-                match source.read() {
-                    Ok(secret) => Some(secret),
-                    Err(error) => {
-                        problems.push(self.problem(
-                            &format!("{stem}{}", source.form().suffix()),
-                            error.to_string(),
-                        ));
-                        None
-                    }
-                }
-            };
+            }
+        };
         let password = secret(&self.client_password, "clients.password", &mut problems);
         let admin_token = secret(&self.admin_token, "admin.token", &mut problems);
         let nodes_password = secret(&self.nodes_password, "nodes.password", &mut problems);
@@ -440,71 +394,39 @@ impl Config {
                 }
             };
             if address.port() == 0 {
-                problems.push(Problem {
-                    place,
-                    text: format!("the node {name} has port 0, which nobody can listen on"),
-                });
+                problems.push(Problem { place, text: format!("the node {name} has port 0, which nobody can listen on") });
                 continue;
             }
             if let Some(other) = by_address.insert(address, name.clone()) {
-                problems.push(Problem {
-                    place,
-                    text: format!(
-                        "the nodes {other} and {name} are the same server, {address}; name it once"
-                    ),
-                });
+                problems
+                    .push(Problem { place, text: format!("the nodes {other} and {name} are the same server, {address}; name it once") });
                 continue;
             }
             let own = node.password.as_ref().map(|source| {
-                let read = source.read().map_err(|error| {
-                    problems.push(Problem {
-                        place,
-                        text: error.to_string(),
-                    })
-                });
+                let read = source.read().map_err(|error| problems.push(Problem { place, text: error.to_string() }));
                 if let Some(path) = source.readable_by_others() {
-                    warnings.push(format!(
-                        "everybody on this machine can read the secret in {}; chmod 600 it",
-                        path.display()
-                    ));
+                    warnings.push(format!("everybody on this machine can read the secret in {}; chmod 600 it", path.display()));
                 }
                 read.ok()
             });
             nodes.push(NodeAddress {
                 name,
                 address,
-                username: node
-                    .username
-                    .clone()
-                    .or_else(|| self.nodes_username.clone()),
+                username: node.username.clone().or_else(|| self.nodes_username.clone()),
                 password: own.unwrap_or_else(|| nodes_password.clone()),
             });
         }
         let listen = self.resolve_listen(password.is_some(), &mut problems);
-        if admin_token
-            .as_ref()
-            .is_some_and(|token| !token.0.bytes().all(|b| b.is_ascii_graphic()))
-        {
+        if admin_token.as_ref().is_some_and(|token| !token.0.bytes().all(|b| b.is_ascii_graphic())) {
             let text = "the token of the admin port must be visible ASCII characters without spaces: it travels in a header";
-            let form = self
-                .admin_token
-                .as_ref()
-                .map_or("", |source| source.form().suffix());
+            let form = self.admin_token.as_ref().map_or("", |source| source.form().suffix());
             problems.push(self.problem(&format!("admin.token{form}"), text));
         }
         let admin = self.resolve_admin(admin_token.is_some(), &listen, &mut problems);
         match admin {
-            Some(admin) if problems.is_empty() => Ok(Resolved {
-                listen,
-                admin,
-                admin_token,
-                live: Live {
-                    password,
-                    ..self.live.clone()
-                },
-                nodes,
-                warnings,
-            }),
+            Some(admin) if problems.is_empty() => {
+                Ok(Resolved { listen, admin, admin_token, live: Live { password, ..self.live.clone() }, nodes, warnings })
+            }
             _ => Err(Problems(problems)),
         }
     }
@@ -537,12 +459,7 @@ impl Config {
         listen
     }
 
-    fn resolve_admin(
-        &self,
-        has_token: bool,
-        listen: &[SocketAddr],
-        problems: &mut Vec<Problem>,
-    ) -> Option<SocketAddr> {
+    fn resolve_admin(&self, has_token: bool, listen: &[SocketAddr], problems: &mut Vec<Problem>) -> Option<SocketAddr> {
         let address = match self.admin_listen.resolve() {
             Ok(address) => address,
             Err(text) => {
@@ -561,10 +478,7 @@ impl Config {
             ));
         }
         if address.port() != 0 && listen.contains(&address) {
-            problems.push(self.problem(
-                "admin.listen",
-                format!("{address} is also where clients connect; choose another port"),
-            ));
+            problems.push(self.problem("admin.listen", format!("{address} is also where clients connect; choose another port")));
         }
         Some(address)
     }

@@ -9,22 +9,17 @@ use super::keys::{Section, keys, node_keys};
 type Known = (Section, &'static str, &'static [&'static str]);
 
 fn known() -> impl Iterator<Item = Known> {
-    keys()
-        .map(|key| (key.section, key.name, key.elsewhere))
-        .chain(node_keys().map(|key| (key.section, key.name, key.elsewhere)))
+    keys().map(|key| (key.section, key.name, key.elsewhere)).chain(node_keys().map(|key| (key.section, key.name, key.elsewhere)))
 }
 
 /// The name of a secret without the form: `password` for `password-file`.
 pub(super) fn stem(name: &str) -> &str {
-    name.strip_suffix("-file")
-        .or_else(|| name.strip_suffix("-env"))
-        .unwrap_or(name)
+    name.strip_suffix("-file").or_else(|| name.strip_suffix("-env")).unwrap_or(name)
 }
 
 /// How alike two words may be and still be a slip: about one letter in three.
 fn slip(written: &str, meant: &str) -> Option<usize> {
-    let distance =
-        strsim::damerau_levenshtein(&written.to_ascii_lowercase().replace('_', "-"), meant);
+    let distance = strsim::damerau_levenshtein(&written.to_ascii_lowercase().replace('_', "-"), meant);
     (distance <= (meant.len() / 3).clamp(1, 4)).then_some(distance)
 }
 
@@ -43,16 +38,8 @@ pub(super) fn unknown_key(section: Section, written: &str) -> String {
     let here = |known: &Known| known.0 == section;
     let lower = written.to_ascii_lowercase();
     let called = |known: &Known| known.2.contains(&lower.as_str());
-    if let Some((other, name, _)) = known()
-        .filter(here)
-        .find(called)
-        .or_else(|| known().find(called))
-    {
-        let place = if other == section {
-            String::new()
-        } else {
-            format!(" {}", other.spoken())
-        };
+    if let Some((other, name, _)) = known().filter(here).find(called).or_else(|| known().find(called)) {
+        let place = if other == section { String::new() } else { format!(" {}", other.spoken()) };
         return format!("{start}; here it is called \"{name}\"{place}");
     }
     if let Some((_, name, _)) = closest(written, known().filter(here)) {
@@ -69,28 +56,15 @@ pub(super) fn unknown_key(section: Section, written: &str) -> String {
 pub(super) fn unknown_section(written: &str) -> String {
     let start = format!("unknown section [{written}]");
     let words: [(&str, &[&str]); 5] = [
-        (
-            "[clients]",
-            &["clients", "client", "downstream", "frontend"],
-        ),
+        ("[clients]", &["clients", "client", "downstream", "frontend"]),
         ("[nodes]", &["nodes", "upstream", "timeouts"]),
-        (
-            "[admin]",
-            &["admin", "stats", "dashboard", "api", "metrics"],
-        ),
+        ("[admin]", &["admin", "stats", "dashboard", "api", "metrics"]),
         ("[log]", &["log", "logs", "logging"]),
-        (
-            "[[node]]",
-            &["node", "server", "servers", "backend", "backends"],
-        ),
+        ("[[node]]", &["node", "server", "servers", "backend", "backends"]),
     ];
     let found = words
         .iter()
-        .flat_map(|(name, words)| {
-            words
-                .iter()
-                .filter_map(move |word| Some((slip(written, word)?, *name)))
-        })
+        .flat_map(|(name, words)| words.iter().filter_map(move |word| Some((slip(written, word)?, *name))))
         .min_by_key(|(distance, _)| *distance);
     match found {
         Some((_, name)) => format!("{start}; did you mean {name}?"),
@@ -101,16 +75,8 @@ pub(super) fn unknown_section(written: &str) -> String {
 /// The sentence for a `--set` whose key does not exist.
 pub(super) fn unknown_path(written: &str) -> String {
     let paths = || keys().map(|key| key.path());
-    let by_name = || {
-        paths().find(|path| {
-            path.rsplit_once('.')
-                .is_some_and(|(_, name)| name == written)
-        })
-    };
-    let near = paths()
-        .filter_map(|path| Some((slip(written, &path)?, path)))
-        .min()
-        .map(|(_, path)| path);
+    let by_name = || paths().find(|path| path.rsplit_once('.').is_some_and(|(_, name)| name == written));
+    let near = paths().filter_map(|path| Some((slip(written, &path)?, path))).min().map(|(_, path)| path);
     match near.or_else(by_name) {
         Some(path) => format!("unknown key \"{written}\"; did you mean \"{path}\"?"),
         None => {
@@ -120,10 +86,7 @@ pub(super) fn unknown_path(written: &str) -> String {
 }
 
 fn closest(written: &str, candidates: impl Iterator<Item = Known>) -> Option<Known> {
-    candidates
-        .filter_map(|known| Some((slip(written, known.1)?, known)))
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, known)| known)
+    candidates.filter_map(|known| Some((slip(written, known.1)?, known))).min_by_key(|(distance, _)| *distance).map(|(_, known)| known)
 }
 
 #[cfg(test)]
@@ -133,54 +96,19 @@ mod tests {
     #[test]
     fn each_slip_is_answered() {
         for (section, written, expected) in [
-            (
-                Section::Nodes,
-                "comand-timeout",
-                "unknown key \"comand-timeout\" in [nodes]; did you mean \"command-timeout\"?",
-            ),
-            (
-                Section::Nodes,
-                "command_timeout",
-                "did you mean \"command-timeout\"?",
-            ),
-            (
-                Section::Clients,
-                "Max-Clients",
-                "did you mean \"max-clients\"?",
-            ),
-            (
-                Section::Clients,
-                "requirepass",
-                "here it is called \"password\"",
-            ),
-            (
-                Section::Top,
-                "maxclients",
-                "here it is called \"max-clients\" in [clients]",
-            ),
+            (Section::Nodes, "comand-timeout", "unknown key \"comand-timeout\" in [nodes]; did you mean \"command-timeout\"?"),
+            (Section::Nodes, "command_timeout", "did you mean \"command-timeout\"?"),
+            (Section::Clients, "Max-Clients", "did you mean \"max-clients\"?"),
+            (Section::Clients, "requirepass", "here it is called \"password\""),
+            (Section::Top, "maxclients", "here it is called \"max-clients\" in [clients]"),
             (Section::Nodes, "max-clients", "it belongs in [clients]"),
-            (
-                Section::Node,
-                "workers",
-                "it belongs at the top of the file, before the first [section]",
-            ),
-            (
-                Section::Top,
-                "address",
-                "it belongs in [[node]], one for each node",
-            ),
-            (
-                Section::Top,
-                "max-client",
-                "did you mean \"max-clients\" in [clients]?",
-            ),
+            (Section::Node, "workers", "it belongs at the top of the file, before the first [section]"),
+            (Section::Top, "address", "it belongs in [[node]], one for each node"),
+            (Section::Top, "max-client", "did you mean \"max-clients\" in [clients]?"),
             (Section::Log, "colour", "known there: level, format"),
         ] {
             let sentence = unknown_key(section, written);
-            assert!(
-                sentence.ends_with(expected) || sentence == expected,
-                "{written}: {sentence}"
-            );
+            assert!(sentence.ends_with(expected) || sentence == expected, "{written}: {sentence}");
         }
     }
 
@@ -189,9 +117,7 @@ mod tests {
         assert!(unknown_section("client").ends_with("did you mean [clients]?"));
         assert!(unknown_section("servers").ends_with("did you mean [[node]]?"));
         assert!(unknown_section("zebra").contains("known are [clients]"));
-        assert!(
-            unknown_path("clients.maxclients").ends_with("did you mean \"clients.max-clients\"?")
-        );
+        assert!(unknown_path("clients.maxclients").ends_with("did you mean \"clients.max-clients\"?"));
         assert!(unknown_path("max-clients").ends_with("did you mean \"clients.max-clients\"?"));
         assert!(unknown_path("zebra").contains("--example"));
     }

@@ -28,19 +28,12 @@ impl Raw {
     pub(crate) fn from_toml(value: &DeValue<'_>) -> Self {
         match value {
             DeValue::String(text) => Raw::Text(text.to_string()),
-            DeValue::Integer(number) => {
-                match i64::from_str_radix(number.as_str(), number.radix()) {
-                    Ok(number) => Raw::Integer(number.to_string()),
-                    Err(_) => Raw::Other("a number out of range"),
-                }
-            }
+            DeValue::Integer(number) => match i64::from_str_radix(number.as_str(), number.radix()) {
+                Ok(number) => Raw::Integer(number.to_string()),
+                Err(_) => Raw::Other("a number out of range"),
+            },
             DeValue::Boolean(flag) => Raw::Bool(*flag),
-            DeValue::Array(items) => Raw::List(
-                items
-                    .iter()
-                    .map(|item| Raw::from_toml(item.get_ref()))
-                    .collect(),
-            ),
+            DeValue::Array(items) => Raw::List(items.iter().map(|item| Raw::from_toml(item.get_ref())).collect()),
             DeValue::Float(_) => Raw::Other("a number with a fraction"),
             DeValue::Datetime(_) => Raw::Other("a date"),
             DeValue::Table(_) => Raw::Other("a table"),
@@ -53,10 +46,7 @@ impl Raw {
             Raw::Text(text) => format!("{text:?}"),
             Raw::Integer(number) => number.clone(),
             Raw::Bool(flag) => flag.to_string(),
-            Raw::List(items) => format!(
-                "[{}]",
-                items.iter().map(Raw::shown).collect::<Vec<_>>().join(", ")
-            ),
+            Raw::List(items) => format!("[{}]", items.iter().map(Raw::shown).collect::<Vec<_>>().join(", ")),
             Raw::Other(kind) => (*kind).to_owned(),
         }
     }
@@ -76,9 +66,7 @@ impl Raw {
     /// Text as it stands, not empty. The error does not repeat the value, which may be a secret in the wrong place.
     pub(crate) fn text(&self) -> Result<&str, String> {
         match self {
-            Raw::Text(text) if text.is_empty() => {
-                Err("the value is empty; leave the key out instead".to_owned())
-            }
+            Raw::Text(text) if text.is_empty() => Err("the value is empty; leave the key out instead".to_owned()),
             Raw::Text(text) => Ok(text),
             _ => Err("the value is not text; put it in quotes".to_owned()),
         }
@@ -87,15 +75,8 @@ impl Raw {
     /// One text or a list of them; a flag separates them by commas.
     pub(crate) fn texts(&self) -> Result<Vec<String>, String> {
         match self {
-            Raw::List(items) => items
-                .iter()
-                .map(|item| item.text().map(str::to_owned))
-                .collect(),
-            one => Ok(one
-                .text()?
-                .split(',')
-                .map(|part| part.trim().to_owned())
-                .collect()),
+            Raw::List(items) => items.iter().map(|item| item.text().map(str::to_owned)).collect(),
+            one => Ok(one.text()?.split(',').map(|part| part.trim().to_owned()).collect()),
         }
     }
 
@@ -111,11 +92,7 @@ impl Raw {
     pub(crate) fn count(&self, range: RangeInclusive<u64>) -> Result<u64, String> {
         match self.scalar().and_then(|text| text.trim().parse().ok()) {
             Some(number) if range.contains(&number) => Ok(number),
-            _ => self.wrong(format_args!(
-                "a whole number from {} to {}",
-                range.start(),
-                range.end()
-            )),
+            _ => self.wrong(format_args!("a whole number from {} to {}", range.start(), range.end())),
         }
     }
 
@@ -149,8 +126,7 @@ impl Raw {
 
     pub(crate) fn endpoint(&self, default_port: Option<u16>) -> Result<Endpoint, String> {
         match self {
-            Raw::Text(text) => Endpoint::parse(text, default_port)
-                .map_err(|why| format!("{}: {why}", self.shown())),
+            Raw::Text(text) => Endpoint::parse(text, default_port).map_err(|why| format!("{}: {why}", self.shown())),
             _ => self.wrong(ENDPOINT_FORM),
         }
     }
@@ -158,13 +134,8 @@ impl Raw {
     /// One address or a list of them.
     pub(crate) fn endpoints(&self, default_port: Option<u16>) -> Result<Vec<Endpoint>, String> {
         match self {
-            Raw::List(items) if items.is_empty() => {
-                Err("the list is empty; it needs at least one address".to_owned())
-            }
-            Raw::List(items) => items
-                .iter()
-                .map(|item| item.endpoint(default_port))
-                .collect(),
+            Raw::List(items) if items.is_empty() => Err("the list is empty; it needs at least one address".to_owned()),
+            Raw::List(items) => items.iter().map(|item| item.endpoint(default_port)).collect(),
             one => Ok(vec![one.endpoint(default_port)?]),
         }
     }

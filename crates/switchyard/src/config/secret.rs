@@ -78,20 +78,13 @@ impl SecretSource {
             SecretSource::Inline(secret) => {
                 return check(secret.0.clone(), || "the configuration".to_owned());
             }
-            SecretSource::File(path) => std::fs::read(path)
-                .map_err(|source| SecretError::File {
-                    path: path.clone(),
-                    source,
-                })
-                .and_then(|bytes| {
-                    String::from_utf8(bytes).map_err(|_| SecretError::Content {
-                        place: path.display().to_string(),
-                        what: "is not UTF-8 text",
-                    })
-                })?,
-            SecretSource::Env(name) => {
-                std::env::var(name).map_err(|_| SecretError::Env { name: name.clone() })?
+            SecretSource::File(path) => {
+                std::fs::read(path).map_err(|source| SecretError::File { path: path.clone(), source }).and_then(|bytes| {
+                    String::from_utf8(bytes)
+                        .map_err(|_| SecretError::Content { place: path.display().to_string(), what: "is not UTF-8 text" })
+                })?
             }
+            SecretSource::Env(name) => std::env::var(name).map_err(|_| SecretError::Env { name: name.clone() })?,
         };
         let line = text.strip_suffix('\n').unwrap_or(&text);
         let line = line.strip_suffix('\r').unwrap_or(line);
@@ -114,17 +107,10 @@ pub(crate) fn others_may_read(path: &Path) -> bool {
 }
 
 fn check(text: String, place: impl Fn() -> String) -> Result<Secret, SecretError> {
-    let wrong = |what| {
-        Err(SecretError::Content {
-            place: place(),
-            what,
-        })
-    };
+    let wrong = |what| Err(SecretError::Content { place: place(), what });
     match text {
         text if text.is_empty() => wrong("is empty; leave the key out for no password"),
-        text if text.len() > SECRET_BYTES_MAX => {
-            wrong("holds more than 16 KB; that is no password")
-        }
+        text if text.len() > SECRET_BYTES_MAX => wrong("holds more than 16 KB; that is no password"),
         text if text.contains('\n') => wrong("holds more than one line; a secret is a single line"),
         text => Ok(Secret(text)),
     }
@@ -133,17 +119,9 @@ fn check(text: String, place: impl Fn() -> String) -> Result<Secret, SecretError
 /// Why a secret could not be read.
 #[derive(Debug)]
 pub(crate) enum SecretError {
-    File {
-        path: PathBuf,
-        source: std::io::Error,
-    },
-    Env {
-        name: String,
-    },
-    Content {
-        place: String,
-        what: &'static str,
-    },
+    File { path: PathBuf, source: std::io::Error },
+    Env { name: String },
+    Content { place: String, what: &'static str },
 }
 
 impl fmt::Display for SecretError {
@@ -152,10 +130,7 @@ impl fmt::Display for SecretError {
             SecretError::File { path, source } => {
                 write!(f, "cannot read {}: {source}", path.display())
             }
-            SecretError::Env { name } => write!(
-                f,
-                "the environment variable {name} is not set (or not UTF-8)"
-            ),
+            SecretError::Env { name } => write!(f, "the environment variable {name} is not set (or not UTF-8)"),
             SecretError::Content { place, what } => write!(f, "the secret in {place} {what}"),
         }
     }
@@ -169,41 +144,24 @@ mod tests {
     fn a_file_may_end_in_one_line_feed_and_spaces_count() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("password");
-        for (content, secret) in [
-            ("s3cret", "s3cret"),
-            ("s3cret\n", "s3cret"),
-            ("s3cret\r\n", "s3cret"),
-            (" a b \n", " a b "),
-        ] {
+        for (content, secret) in [("s3cret", "s3cret"), ("s3cret\n", "s3cret"), ("s3cret\r\n", "s3cret"), (" a b \n", " a b ")] {
             std::fs::write(&path, content).expect("writing");
             let read = SecretSource::File(path.clone()).read().expect(content);
             assert_eq!(read.0, secret);
         }
         for content in ["", "\n", "two\nlines\n"] {
             std::fs::write(&path, content).expect("writing");
-            let error = SecretSource::File(path.clone())
-                .read()
-                .expect_err(content)
-                .to_string();
+            let error = SecretSource::File(path.clone()).read().expect_err(content).to_string();
             assert!(error.contains("password"), "{error}");
-            assert!(
-                !error.contains("two"),
-                "an error must not show the content: {error}"
-            );
+            assert!(!error.contains("two"), "an error must not show the content: {error}");
         }
     }
 
     #[test]
     fn what_is_missing_is_named() {
-        let error = SecretSource::File("/nonexistent/pw".into())
-            .read()
-            .expect_err("no such file")
-            .to_string();
+        let error = SecretSource::File("/nonexistent/pw".into()).read().expect_err("no such file").to_string();
         assert!(error.contains("/nonexistent/pw"), "{error}");
-        let error = SecretSource::Env("SWITCHYARD_TEST_UNSET".into())
-            .read()
-            .expect_err("not set")
-            .to_string();
+        let error = SecretSource::Env("SWITCHYARD_TEST_UNSET".into()).read().expect_err("not set").to_string();
         assert!(error.contains("SWITCHYARD_TEST_UNSET"), "{error}");
     }
 

@@ -18,9 +18,7 @@ pub(crate) fn render(config: &Config) -> String {
             section = key.section;
             let _ = writeln!(out, "\n[{}]", section.name());
         }
-        let origin = config
-            .origin(&key.path())
-            .map_or("default".to_owned(), ToString::to_string);
+        let origin = config.origin(&key.path()).map_or("default".to_owned(), ToString::to_string);
         let line = format!("{} = {value}", key.name);
         let _ = writeln!(out, "{line:<44} # {origin}");
     }
@@ -118,45 +116,24 @@ impl Config {
         let mut changes: Vec<Change> = keys()
             .filter_map(|key| {
                 let (old, new) = ((key.show)(running), (key.show)(self));
-                let what = format!(
-                    "{}: {} -> {}",
-                    key.path(),
-                    old.as_deref().unwrap_or("none"),
-                    new.as_deref().unwrap_or("none")
-                );
-                (old != new).then_some(Change {
-                    what,
-                    takes: key.takes,
-                })
+                let what = format!("{}: {} -> {}", key.path(), old.as_deref().unwrap_or("none"), new.as_deref().unwrap_or("none"));
+                (old != new).then_some(Change { what, takes: key.takes })
             })
             .collect();
         let by_name = |config: &Config, name: &str| -> Option<NodeConfig> {
-            config
-                .nodes
-                .iter()
-                .find(|node| node.address.as_ref().is_some_and(|a| a.to_string() == name))
-                .cloned()
+            config.nodes.iter().find(|node| node.address.as_ref().is_some_and(|a| a.to_string() == name)).cloned()
         };
-        let names: BTreeSet<String> = self
-            .node_names()
-            .into_iter()
-            .chain(running.node_names())
-            .collect();
+        let names: BTreeSet<String> = self.node_names().into_iter().chain(running.node_names()).collect();
         for name in names {
             let what = match (by_name(running, &name), by_name(self, &name)) {
                 (None, Some(_)) => format!("node {name} added"),
                 (Some(_), None) => format!("node {name} removed"),
-                (Some(old), Some(new))
-                    if old.username != new.username || old.password != new.password =>
-                {
+                (Some(old), Some(new)) if old.username != new.username || old.password != new.password => {
                     format!("node {name}: its user or password")
                 }
                 _ => continue,
             };
-            changes.push(Change {
-                what,
-                takes: Takes::Reload,
-            });
+            changes.push(Change { what, takes: Takes::Reload });
         }
         changes
     }
@@ -168,10 +145,7 @@ pub(super) fn reference() -> String {
     let defaults = Config::default();
     let mut out = String::new();
     let mut table = |title: &str, rows: Vec<[String; 4]>| {
-        let _ = write!(
-            out,
-            "### {title}\n\n| key | default | reload | meaning |\n|---|---|---|---|\n"
-        );
+        let _ = write!(out, "### {title}\n\n| key | default | reload | meaning |\n|---|---|---|---|\n");
         for [name, default, takes, help] in rows {
             let _ = writeln!(out, "| `{name}` | {default} | {takes} | {help} |");
         }
@@ -187,26 +161,13 @@ pub(super) fn reference() -> String {
             Takes::Reload => "yes",
             Takes::Restart => "restart",
         };
-        [
-            key.name.to_owned(),
-            default,
-            takes.to_owned(),
-            key.help.replace('|', "\\|"),
-        ]
+        [key.name.to_owned(), default, takes.to_owned(), key.help.replace('|', "\\|")]
     }
-    let of = |section: Section| {
-        keys()
-            .filter(|key| key.section == section)
-            .map(|key| row(key, (key.show)(&defaults)))
-            .collect()
-    };
+    let of = |section: Section| keys().filter(|key| key.section == section).map(|key| row(key, (key.show)(&defaults))).collect();
     table("Top of the file", of(Section::Top));
     for section in Section::TABLES {
         table(&format!("`[{}]`", section.name()), of(section));
     }
-    table(
-        "`[[node]]`, one for each node",
-        node_keys().map(|key| row(key, None)).collect(),
-    );
+    table("`[[node]]`, one for each node", node_keys().map(|key| row(key, None)).collect());
     out
 }

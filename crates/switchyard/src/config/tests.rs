@@ -5,11 +5,7 @@ use super::*;
 const NODE: &str = "[[node]]\naddress = \"127.0.0.1:7001\"\n";
 
 fn flag(flag: &str, path: &str, value: Raw) -> Override {
-    Override {
-        flag: flag.to_owned(),
-        path: path.to_owned(),
-        value,
-    }
+    Override { flag: flag.to_owned(), path: path.to_owned(), value }
 }
 
 fn text(value: &str) -> Raw {
@@ -17,11 +13,7 @@ fn text(value: &str) -> Raw {
 }
 
 fn read_with(file: &str, overrides: Vec<Override>) -> Result<Config, Problems> {
-    Sources {
-        file: None,
-        overrides,
-    }
-    .read_text(Some((Path::new("switchyard.toml"), file)))
+    Sources { file: None, overrides }.read_text(Some((Path::new("switchyard.toml"), file)))
 }
 
 fn read(file: &str) -> Result<Config, Problems> {
@@ -86,38 +78,19 @@ password = "other-secret"
     let resolved = resolve(&config).expect("resolvable");
     assert_eq!(resolved.listen.len(), 2);
     assert_eq!(resolved.admin.port(), 6401);
-    assert_eq!(
-        resolved.admin_token,
-        Some(Secret("admin-secret".to_owned()))
-    );
+    assert_eq!(resolved.admin_token, Some(Secret("admin-secret".to_owned())));
     let live = &resolved.live;
     assert_eq!(live.password, Some(Secret("client-secret".to_owned())));
-    assert_eq!(
-        (live.database, live.max_clients, live.client_pipeline_max),
-        (2, 500, 100)
-    );
+    assert_eq!((live.database, live.max_clients, live.client_pipeline_max), (2, 500, 100));
     assert_eq!(live.client_idle_timeout, Some(Duration::from_secs(300)));
-    assert_eq!(
-        (
-            live.client_output_limit,
-            live.argument_max,
-            live.large_value
-        ),
-        (64 << 20, 1 << 30, 1_000_000)
-    );
+    assert_eq!((live.client_output_limit, live.argument_max, live.large_value), (64 << 20, 1 << 30, 1_000_000));
     assert_eq!(live.connect_timeout, Duration::from_millis(250));
     assert_eq!(live.command_timeout, Duration::from_secs(1));
     assert_eq!(live.slow_command_timeout, Duration::from_secs(120));
     assert_eq!(live.reconnect_backoff_max, Duration::from_secs(5));
     assert_eq!(live.large_connections_max, 4);
-    let [first, second] = &resolved.nodes[..] else {
-        panic!("two nodes: {:?}", resolved.nodes)
-    };
-    assert_eq!(
-        first.username.as_deref(),
-        Some("everyone"),
-        "what all nodes have"
-    );
+    let [first, second] = &resolved.nodes[..] else { panic!("two nodes: {:?}", resolved.nodes) };
+    assert_eq!(first.username.as_deref(), Some("everyone"), "what all nodes have");
     assert_eq!(first.password, Some(Secret("node-secret".to_owned())));
     assert_eq!(second.username.as_deref(), Some("other"), "its own wins");
     assert_eq!(second.password, Some(Secret("other-secret".to_owned())));
@@ -127,14 +100,8 @@ password = "other-secret"
 fn defaults_are_loopback_and_the_routers() {
     let config = read(NODE).expect("a node is all that is needed");
     let resolved = resolve(&config).expect("resolvable");
-    assert_eq!(
-        resolved.listen,
-        ["127.0.0.1:6380".parse::<SocketAddr>().expect("an address")]
-    );
-    assert_eq!(
-        resolved.admin,
-        "127.0.0.1:6381".parse().expect("an address")
-    );
+    assert_eq!(resolved.listen, ["127.0.0.1:6380".parse::<SocketAddr>().expect("an address")]);
+    assert_eq!(resolved.admin, "127.0.0.1:6381".parse().expect("an address"));
     assert_eq!(resolved.live, Live::default());
     assert!(config.workers >= 1);
 }
@@ -152,91 +119,43 @@ fn flags_win_over_the_file() {
     )
     .expect("good");
     assert_eq!((config.workers, config.live.max_clients), (4, 20));
-    assert_eq!(
-        config.client_password,
-        Some(SecretSource::Env("SOME_VARIABLE".to_owned()))
-    );
-    assert_eq!(
-        config.node_names(),
-        ["a:1", "c:3"],
-        "the list of flags replaces that of the file"
-    );
-    assert_eq!(
-        config.nodes[0].username.as_deref(),
-        Some("u"),
-        "what the file says of a node still holds"
-    );
+    assert_eq!(config.client_password, Some(SecretSource::Env("SOME_VARIABLE".to_owned())));
+    assert_eq!(config.node_names(), ["a:1", "c:3"], "the list of flags replaces that of the file");
+    assert_eq!(config.nodes[0].username.as_deref(), Some("u"), "what the file says of a node still holds");
     let shown = render(&config);
-    assert!(
-        shown.contains("# --workers") && shown.contains("# --password-env"),
-        "{shown}"
-    );
-    assert!(
-        !shown.contains("password = \"***\""),
-        "the file's password is replaced: {shown}"
-    );
+    assert!(shown.contains("# --workers") && shown.contains("# --password-env"), "{shown}");
+    assert!(!shown.contains("password = \"***\""), "the file's password is replaced: {shown}");
 }
 
 #[test]
 fn unknown_keys_are_told_with_their_line() {
     assert_eq!(
-        wrong(
-            "workers = 2\n\n[nodes]\nconnect-timeout = \"1s\"\n\n\ncomand-timeout = \"5s\"\n[[node]]\naddress = \"a\"\n"
-        ),
+        wrong("workers = 2\n\n[nodes]\nconnect-timeout = \"1s\"\n\n\ncomand-timeout = \"5s\"\n[[node]]\naddress = \"a\"\n"),
         "switchyard.toml:7: unknown key \"comand-timeout\" in [nodes]; did you mean \"command-timeout\"?"
     );
     let all = wrong("[client]\nx = 1\n[[node]]\nadress = \"a\"\nworkers = 2\n[node_s]\n");
     let lines: Vec<&str> = all.lines().collect();
-    assert_eq!(
-        lines[0],
-        "switchyard.toml:1: unknown section [client]; did you mean [clients]?"
-    );
-    assert_eq!(
-        lines[1],
-        "switchyard.toml:4: unknown key \"adress\" in [[node]]; did you mean \"address\"?"
-    );
-    assert!(
-        lines[2].starts_with(
-            "switchyard.toml:5: unknown key \"workers\" in [[node]]; it belongs at the top"
-        ),
-        "{all}"
-    );
-    assert!(
-        lines[3].starts_with("switchyard.toml:6: unknown section [node_s]"),
-        "{all}"
-    );
+    assert_eq!(lines[0], "switchyard.toml:1: unknown section [client]; did you mean [clients]?");
+    assert_eq!(lines[1], "switchyard.toml:4: unknown key \"adress\" in [[node]]; did you mean \"address\"?");
+    assert!(lines[2].starts_with("switchyard.toml:5: unknown key \"workers\" in [[node]]; it belongs at the top"), "{all}");
+    assert!(lines[3].starts_with("switchyard.toml:6: unknown section [node_s]"), "{all}");
     assert_eq!(lines.len(), 4, "{all}");
 }
 
 #[test]
 fn wrong_values_say_what_is_allowed() {
     for (file, expected) in [
-        (
-            "workers = 0",
-            "switchyard.toml:1: workers: 0 is not a whole number from 1 to 1024",
-        ),
-        (
-            "workers = 2.5",
-            "a number with a fraction is not a whole number",
-        ),
-        (
-            "workers = \"many\"",
-            "\"many\" is not a whole number from 1 to 1024",
-        ),
+        ("workers = 0", "switchyard.toml:1: workers: 0 is not a whole number from 1 to 1024"),
+        ("workers = 2.5", "a number with a fraction is not a whole number"),
+        ("workers = \"many\"", "\"many\" is not a whole number from 1 to 1024"),
         ("pin = \"yes\"", "pin: \"yes\" is not true or false"),
         ("listen = \"6380\"", "expected an address HOST:PORT"),
         ("listen = []", "it needs at least one address"),
         ("listen = \"localhost\"", "the port is missing"),
         ("shutdown-timeout = 10", "10 is not a time with its unit"),
         ("shutdown-timeout = \"2d\"", "allowed is 0s to 1h"),
-        (
-            "[clients]\noutput-limit = \"256 megs\"",
-            "switchyard.toml:2: output-limit: \"256 megs\" is not a size",
-        ),
-        (
-            "[clients]\noutput-limit = \"1b\"",
-            "allowed is 64kb to 64gb",
-        ),
+        ("[clients]\noutput-limit = \"256 megs\"", "switchyard.toml:2: output-limit: \"256 megs\" is not a size"),
+        ("[clients]\noutput-limit = \"1b\"", "allowed is 64kb to 64gb"),
         ("[nodes]\ncommand-timeout = \"0s\"", "allowed is 1ms to 1h"),
         ("[log]\nlevel = \"loud\"", "is not error, warn, info"),
         ("[log]\nformat = \"xml\"", "\"xml\" is not text or json"),
@@ -248,16 +167,10 @@ fn wrong_values_say_what_is_allowed() {
             "[[node]]\naddress = \"a\"\n[[node]]\naddress = \"a:6379\"",
             "switchyard.toml:4: the node a:6379 is given twice, first at switchyard.toml:2",
         ),
-        (
-            "[clients]\npassword = \"a\"\npassword-file = \"b\"",
-            "are both given in [clients]; keep one",
-        ),
+        ("[clients]\npassword = \"a\"\npassword-file = \"b\"", "are both given in [clients]; keep one"),
         ("[clients]\npassword = 5", "put it in quotes"),
         ("workers = = 2", "switchyard.toml:1: not valid TOML"),
-        (
-            "workers = 1\nworkers = 2",
-            "switchyard.toml:2: not valid TOML: duplicate key",
-        ),
+        ("workers = 1\nworkers = 2", "switchyard.toml:2: not valid TOML: duplicate key"),
         ("", "no node is given"),
     ] {
         let problems = wrong(file);
@@ -267,104 +180,48 @@ fn wrong_values_say_what_is_allowed() {
 
 #[test]
 fn all_problems_come_at_once_from_top_to_bottom() {
-    let all =
-        wrong("workers = 0\nnonsense = 1\n[nodes]\ncommand-timeout = 5\n[admin]\nlisten = \"x\"\n");
-    let places: Vec<&str> = all
-        .lines()
-        .map(|line| &line[..line.find(": ").expect("a place")])
-        .collect();
-    assert_eq!(
-        places,
-        [
-            "switchyard.toml:1",
-            "switchyard.toml:2",
-            "switchyard.toml:4",
-            "switchyard.toml:6"
-        ]
-    );
+    let all = wrong("workers = 0\nnonsense = 1\n[nodes]\ncommand-timeout = 5\n[admin]\nlisten = \"x\"\n");
+    let places: Vec<&str> = all.lines().map(|line| &line[..line.find(": ").expect("a place")]).collect();
+    assert_eq!(places, ["switchyard.toml:1", "switchyard.toml:2", "switchyard.toml:4", "switchyard.toml:6"]);
 }
 
 #[test]
 fn an_open_listener_needs_a_password_or_the_users_word() {
     let open = format!("listen = \"0.0.0.0:6380\"\n{NODE}");
-    let error = resolve(&read(&open).expect("reads"))
-        .expect_err("open")
-        .to_string();
-    assert!(
-        error.starts_with(
-            "switchyard.toml:1: refusing to listen on 0.0.0.0:6380 without a password"
-        ),
-        "{error}"
-    );
-    assert!(
-        error.contains("--allow-open-listener") && error.contains("--password-file"),
-        "{error}"
-    );
+    let error = resolve(&read(&open).expect("reads")).expect_err("open").to_string();
+    assert!(error.starts_with("switchyard.toml:1: refusing to listen on 0.0.0.0:6380 without a password"), "{error}");
+    assert!(error.contains("--allow-open-listener") && error.contains("--password-file"), "{error}");
     assert!(resolve(&read(&format!("allow-open-listener = true\n{open}")).expect("reads")).is_ok());
-    assert!(
-        resolve(&read(&format!("{open}[clients]\npassword = \"p\"\n")).expect("reads")).is_ok()
-    );
-    assert!(
-        resolve(&read(&format!("listen = \"[::1]:6380\"\n{NODE}")).expect("reads")).is_ok(),
-        "loopback is not open"
-    );
+    assert!(resolve(&read(&format!("{open}[clients]\npassword = \"p\"\n")).expect("reads")).is_ok());
+    assert!(resolve(&read(&format!("listen = \"[::1]:6380\"\n{NODE}")).expect("reads")).is_ok(), "loopback is not open");
 }
 
 #[test]
 fn an_open_admin_port_needs_a_token() {
     let open = format!("{NODE}[admin]\nlisten = \"0.0.0.0:6381\"\n");
-    let error = resolve(&read(&open).expect("reads"))
-        .expect_err("open")
-        .to_string();
-    assert!(
-        error.starts_with(
-            "switchyard.toml:4: refusing to serve the admin API on 0.0.0.0:6381 without a token"
-        ),
-        "{error}"
-    );
+    let error = resolve(&read(&open).expect("reads")).expect_err("open").to_string();
+    assert!(error.starts_with("switchyard.toml:4: refusing to serve the admin API on 0.0.0.0:6381 without a token"), "{error}");
     assert!(resolve(&read(&format!("{open}token = \"t\"\n")).expect("reads")).is_ok());
     let same = format!("{NODE}[admin]\nlisten = \"127.0.0.1:6380\"\n");
-    assert!(
-        resolve(&read(&same).expect("reads"))
-            .expect_err("taken")
-            .to_string()
-            .contains("also where clients connect")
-    );
+    assert!(resolve(&read(&same).expect("reads")).expect_err("taken").to_string().contains("also where clients connect"));
 }
 
 #[test]
 fn two_names_of_one_server_are_told() {
     let file = "[[node]]\naddress = \"127.0.0.1:7001\"\n[[node]]\naddress = \"localhost:7001\"\n";
-    let error = resolve(&read(file).expect("reads"))
-        .expect_err("the same")
-        .to_string();
-    assert!(
-        error.contains("the nodes 127.0.0.1:7001 and localhost:7001 are the same server"),
-        "{error}"
-    );
+    let error = resolve(&read(file).expect("reads")).expect_err("the same").to_string();
+    assert!(error.contains("the nodes 127.0.0.1:7001 and localhost:7001 are the same server"), "{error}");
 }
 
 #[test]
 fn a_name_that_no_longer_resolves_keeps_its_address() {
     let config = read("[[node]]\naddress = \"no-such-host.invalid:7001\"\n").expect("reads");
     let error = resolve(&config).expect_err("unknown name").to_string();
-    assert!(
-        error.contains("switchyard.toml:2") && error.contains("no-such-host.invalid"),
-        "{error}"
-    );
+    assert!(error.contains("switchyard.toml:2") && error.contains("no-such-host.invalid"), "{error}");
     let before: SocketAddr = "10.0.0.9:7001".parse().expect("an address");
-    let resolved = config
-        .resolve(|name| (name == "no-such-host.invalid:7001").then_some(before))
-        .expect("known");
+    let resolved = config.resolve(|name| (name == "no-such-host.invalid:7001").then_some(before)).expect("known");
     assert_eq!(resolved.nodes[0].address, before);
-    assert!(
-        resolved
-            .warnings
-            .iter()
-            .any(|w| w.contains("staying with 10.0.0.9:7001")),
-        "{:?}",
-        resolved.warnings
-    );
+    assert!(resolved.warnings.iter().any(|w| w.contains("staying with 10.0.0.9:7001")), "{:?}", resolved.warnings);
 }
 
 #[test]
@@ -372,41 +229,24 @@ fn secrets_come_from_files_and_are_never_shown() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     std::fs::write(dir.path().join("client-pw"), "from-a-file\n").expect("writing");
     let path = dir.path().join("switchyard.toml");
-    std::fs::write(&path, format!("[clients]\npassword-file = \"client-pw\"\n[nodes]\npassword = \"hunter2\"\n{NODE}password = \"hunter3\"\n"))
-        .expect("writing");
-    let sources = Sources {
-        file: Some(path),
-        overrides: Vec::new(),
-    };
+    std::fs::write(
+        &path,
+        format!("[clients]\npassword-file = \"client-pw\"\n[nodes]\npassword = \"hunter2\"\n{NODE}password = \"hunter3\"\n"),
+    )
+    .expect("writing");
+    let sources = Sources { file: Some(path), overrides: Vec::new() };
     let config = sources.read().expect("good");
     let resolved = resolve(&config).expect("resolvable");
-    assert_eq!(
-        resolved.live.password,
-        Some(Secret("from-a-file".to_owned())),
-        "relative to the configuration file"
-    );
-    assert_eq!(
-        resolved.nodes[0].password,
-        Some(Secret("hunter3".to_owned()))
-    );
-    for shown in [
-        render(&config),
-        format!("{config:?}"),
-        format!("{resolved:?}"),
-    ] {
-        assert!(
-            !shown.contains("hunter") && !shown.contains("from-a-file"),
-            "{shown}"
-        );
+    assert_eq!(resolved.live.password, Some(Secret("from-a-file".to_owned())), "relative to the configuration file");
+    assert_eq!(resolved.nodes[0].password, Some(Secret("hunter3".to_owned())));
+    for shown in [render(&config), format!("{config:?}"), format!("{resolved:?}")] {
+        assert!(!shown.contains("hunter") && !shown.contains("from-a-file"), "{shown}");
     }
     assert!(render(&config).contains("password = \"***\""));
 
     std::fs::remove_file(dir.path().join("client-pw")).expect("removing");
     let error = resolve(&config).expect_err("gone").to_string();
-    assert!(
-        error.contains("switchyard.toml:2: cannot read") && error.contains("client-pw"),
-        "{error}"
-    );
+    assert!(error.contains("switchyard.toml:2: cannot read") && error.contains("client-pw"), "{error}");
 }
 
 #[test]
@@ -414,8 +254,7 @@ fn what_check_config_prints_reads_back() {
     let file = "listen = \"127.0.0.1:7777\"\n[clients]\nidle-timeout = \"90s\"\noutput-limit = \"1m\"\n[log]\nlevel = \"info,a=debug\"\n\
                 [[node]]\naddress = \"a\"\nusername = \"with \\\"quotes\\\" and \\\\\"\n";
     let config = read(file).expect("good");
-    let again =
-        read(&render(&config)).unwrap_or_else(|problems| panic!("{}\n{problems}", render(&config)));
+    let again = read(&render(&config)).unwrap_or_else(|problems| panic!("{}\n{problems}", render(&config)));
     assert_eq!(again.changes_since(&config), []);
     assert_eq!(config.changes_since(&again), []);
     assert!(render(&config).contains("# switchyard.toml:1"));
@@ -430,9 +269,7 @@ fn the_example_is_a_configuration_that_changes_nothing() {
     let all: String = example()
         .lines()
         .map(|line| match line.strip_prefix('#') {
-            Some(key)
-                if !key.starts_with(' ') && !key.contains("-file =") && !key.contains("-env =") =>
-            {
+            Some(key) if !key.starts_with(' ') && !key.contains("-file =") && !key.contains("-env =") => {
                 format!("{key}\n")
             }
             _ => format!("{line}\n"),
@@ -440,20 +277,13 @@ fn the_example_is_a_configuration_that_changes_nothing() {
         .collect();
     read(&all).unwrap_or_else(|problems| panic!("{all}\n{problems}"));
     for key in keys::keys() {
-        assert!(
-            example().contains(&format!("\n#{} = ", key.name)),
-            "{}",
-            key.path()
-        );
+        assert!(example().contains(&format!("\n#{} = ", key.name)), "{}", key.path());
     }
 }
 
 #[test]
 fn a_reload_tells_what_changed_and_keeps_what_needs_a_restart() {
-    let running = read(&format!(
-        "workers = 1\n[clients]\npassword = \"old\"\n{NODE}"
-    ))
-    .expect("good");
+    let running = read(&format!("workers = 1\n[clients]\npassword = \"old\"\n{NODE}")).expect("good");
     let mut next = read(
         "listen = \"127.0.0.1:1\"\nworkers = 2\npin = true\nstate-dir = \"/else\"\nallow-open-listener = true\n\
          [clients]\nmax-clients = 7\npassword-env = \"X\"\n[admin]\nlisten = \"127.0.0.1:2\"\ntoken = \"t\"\nhost-names = [\"r.example\"]\n[log]\nformat = \"json\"\n\
@@ -461,13 +291,7 @@ fn a_reload_tells_what_changed_and_keeps_what_needs_a_restart() {
     )
     .expect("good");
     let changes = next.changes_since(&running);
-    let of = |takes| {
-        changes
-            .iter()
-            .filter(|change| change.takes == takes)
-            .map(|change| change.what.as_str())
-            .collect::<Vec<_>>()
-    };
+    let of = |takes| changes.iter().filter(|change| change.takes == takes).map(|change| change.what.as_str()).collect::<Vec<_>>();
     assert_eq!(
         of(Takes::Reload),
         [
@@ -478,24 +302,13 @@ fn a_reload_tells_what_changed_and_keeps_what_needs_a_restart() {
             "node 127.0.0.1:7002 added",
         ]
     );
-    assert!(
-        of(Takes::Restart).contains(&"workers: 1 -> 2"),
-        "{changes:?}"
-    );
+    assert!(of(Takes::Restart).contains(&"workers: 1 -> 2"), "{changes:?}");
     // Every key that says restart is kept, by whatever name it is added later.
-    let restart_keys = keys::keys()
-        .filter(|key| key.takes == Takes::Restart && !key.name.contains('-'))
-        .count();
-    assert!(
-        of(Takes::Restart).len() >= restart_keys,
-        "the test changes every such key: {changes:?}"
-    );
+    let restart_keys = keys::keys().filter(|key| key.takes == Takes::Restart && !key.name.contains('-')).count();
+    assert!(of(Takes::Restart).len() >= restart_keys, "the test changes every such key: {changes:?}");
     next.keep_until_restart(&running);
     let left = next.changes_since(&running);
-    assert!(
-        left.iter().all(|change| change.takes == Takes::Reload),
-        "{left:?}"
-    );
+    assert!(left.iter().all(|change| change.takes == Takes::Reload), "{left:?}");
     assert_eq!(left.len(), 5);
 }
 
@@ -504,8 +317,7 @@ fn the_environment_sets_the_log_level_unless_a_flag_does() {
     let mut config = read(&format!("{NODE}[log]\nlevel = \"warn\"\n")).expect("good");
     config.prefer_log_level(Some("debug"));
     assert_eq!(config.log_level, LogLevel("debug".to_owned()));
-    let mut config =
-        read_with(NODE, vec![flag("--log-level", "log.level", text("error"))]).expect("good");
+    let mut config = read_with(NODE, vec![flag("--log-level", "log.level", text("error"))]).expect("good");
     config.prefer_log_level(Some("debug"));
     assert_eq!(config.log_level, LogLevel("error".to_owned()));
     config.prefer_log_level(None);
@@ -514,25 +326,13 @@ fn the_environment_sets_the_log_level_unless_a_flag_does() {
 
 #[test]
 fn the_state_directory_follows_systemd_then_xdg_then_home() {
-    let dir = |vars: &[(&str, &str)]| {
-        default_state_dir(|name| {
-            vars.iter()
-                .find(|(var, _)| *var == name)
-                .map(|(_, value)| PathBuf::from(value))
-        })
-    };
-    let all = [
-        ("STATE_DIRECTORY", "/var/lib/a:/var/lib/b"),
-        ("XDG_STATE_HOME", "/xdg"),
-        ("HOME", "/home/u"),
-    ];
+    let dir =
+        |vars: &[(&str, &str)]| default_state_dir(|name| vars.iter().find(|(var, _)| *var == name).map(|(_, value)| PathBuf::from(value)));
+    let all = [("STATE_DIRECTORY", "/var/lib/a:/var/lib/b"), ("XDG_STATE_HOME", "/xdg"), ("HOME", "/home/u")];
     assert_eq!(dir(&all), Path::new("/var/lib/a"));
     assert_eq!(dir(&all[1..]), Path::new("/xdg/switchyard"));
     assert_eq!(dir(&all[2..]), Path::new("/home/u/.local/state/switchyard"));
-    assert_eq!(
-        dir(&[("XDG_STATE_HOME", "relative"), ("HOME", "/home/u")]),
-        Path::new("/home/u/.local/state/switchyard")
-    );
+    assert_eq!(dir(&[("XDG_STATE_HOME", "relative"), ("HOME", "/home/u")]), Path::new("/home/u/.local/state/switchyard"));
     assert_eq!(dir(&[]), Path::new("/var/lib/switchyard"));
 }
 
@@ -540,20 +340,13 @@ fn the_state_directory_follows_systemd_then_xdg_then_home() {
 fn every_key_has_a_home_in_the_documentation() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configuration.md");
     let page = std::fs::read_to_string(&path).expect("docs/configuration.md");
-    let (start, end) = (
-        "<!-- reference: made by a test -->\n",
-        "<!-- end of reference -->",
-    );
+    let (start, end) = ("<!-- reference: made by a test -->\n", "<!-- end of reference -->");
     let (before, rest) = page.split_once(start).expect("the start of the reference");
     let (now, after) = rest.split_once(end).expect("the end of the reference");
     let reference = show::reference();
     if now != reference && std::env::var_os("SWITCHYARD_WRITE_DOCS").is_some() {
-        std::fs::write(&path, format!("{before}{start}{reference}{end}{after}"))
-            .expect("writing the page");
+        std::fs::write(&path, format!("{before}{start}{reference}{end}{after}")).expect("writing the page");
         return;
     }
-    assert_eq!(
-        now, reference,
-        "run the tests once with SWITCHYARD_WRITE_DOCS=1 to write the reference anew"
-    );
+    assert_eq!(now, reference, "run the tests once with SWITCHYARD_WRITE_DOCS=1 to write the reference anew");
 }

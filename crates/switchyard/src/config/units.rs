@@ -6,38 +6,23 @@
 use std::time::Duration;
 
 /// What a size may look like; the tail of every error about one.
-pub(crate) const SIZE_FORM: &str = "a size: bytes, or a number with k, m, g (powers of 1000) or kb, mb, gb (powers of 1024), such as \"64mb\"";
+pub(crate) const SIZE_FORM: &str =
+    "a size: bytes, or a number with k, m, g (powers of 1000) or kb, mb, gb (powers of 1024), such as \"64mb\"";
 
 /// What a time may look like; the tail of every error about one.
-pub(crate) const TIME_FORM: &str =
-    "a time with its unit: ms, s, m, h or d, such as \"250ms\" or \"10s\"";
+pub(crate) const TIME_FORM: &str = "a time with its unit: ms, s, m, h or d, such as \"250ms\" or \"10s\"";
 
 /// Units of sizes, largest first within each kind, so that [`format_size`] finds the shortest exact form.
-const SIZES: [(&str, u64); 7] = [
-    ("gb", 1 << 30),
-    ("mb", 1 << 20),
-    ("kb", 1 << 10),
-    ("g", 1_000_000_000),
-    ("m", 1_000_000),
-    ("k", 1_000),
-    ("b", 1),
-];
+const SIZES: [(&str, u64); 7] =
+    [("gb", 1 << 30), ("mb", 1 << 20), ("kb", 1 << 10), ("g", 1_000_000_000), ("m", 1_000_000), ("k", 1_000), ("b", 1)];
 
 /// Units of times in milliseconds, largest first.
-const TIMES: [(&str, u64); 5] = [
-    ("d", 86_400_000),
-    ("h", 3_600_000),
-    ("m", 60_000),
-    ("s", 1_000),
-    ("ms", 1),
-];
+const TIMES: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
 /// Digits and the unit after them; a space between is allowed.
 fn split(text: &str) -> Option<(u64, String)> {
     let text = text.trim();
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let number = text[..digits].parse().ok()?;
     Some((number, text[digits..].trim().to_ascii_lowercase()))
 }
@@ -64,10 +49,7 @@ pub(crate) fn parse_time(text: &str) -> Option<Duration> {
 
 /// The shortest exact form of a size: binary units first, because limits are nearly always powers of two.
 pub(crate) fn format_size(bytes: u64) -> String {
-    match SIZES
-        .iter()
-        .find(|(unit, size)| *unit != "b" && bytes >= *size && bytes.is_multiple_of(*size))
-    {
+    match SIZES.iter().find(|(unit, size)| *unit != "b" && bytes >= *size && bytes.is_multiple_of(*size)) {
         Some((unit, size)) => format!("{}{unit}", bytes / size),
         None => bytes.to_string(),
     }
@@ -76,10 +58,7 @@ pub(crate) fn format_size(bytes: u64) -> String {
 /// The shortest exact form of a time; below a millisecond nothing is configured.
 pub(crate) fn format_time(time: Duration) -> String {
     let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    match TIMES
-        .iter()
-        .find(|(_, unit)| millis >= *unit && millis.is_multiple_of(*unit))
-    {
+    match TIMES.iter().find(|(_, unit)| millis >= *unit && millis.is_multiple_of(*unit)) {
         Some((name, unit)) => format!("{}{name}", millis / unit),
         None => "0s".to_owned(),
     }
@@ -124,68 +103,24 @@ mod tests {
 
     #[test]
     fn wrong_sizes_are_refused() {
-        for text in [
-            "",
-            "mb",
-            "-1",
-            "1.5gb",
-            "1tb",
-            "1 kb b",
-            "99999999999gb",
-            "１kb",
-            "0x10",
-            "+1",
-        ] {
+        for text in ["", "mb", "-1", "1.5gb", "1tb", "1 kb b", "99999999999gb", "１kb", "0x10", "+1"] {
             assert_eq!(parse_size(text), None, "{text}");
         }
     }
 
     #[test]
     fn times_need_a_unit() {
-        for (text, millis) in [
-            ("250ms", 250),
-            ("10s", 10_000),
-            ("5m", 300_000),
-            ("1h", 3_600_000),
-            ("2D", 172_800_000),
-            ("0", 0),
-        ] {
-            assert_eq!(
-                parse_time(text),
-                Some(Duration::from_millis(millis)),
-                "{text}"
-            );
+        for (text, millis) in [("250ms", 250), ("10s", 10_000), ("5m", 300_000), ("1h", 3_600_000), ("2D", 172_800_000), ("0", 0)] {
+            assert_eq!(parse_time(text), Some(Duration::from_millis(millis)), "{text}");
         }
-        for text in [
-            "",
-            "10",
-            "s",
-            "1.5s",
-            "-1s",
-            "1y",
-            "1m30s",
-            "99999999999999999d",
-        ] {
+        for text in ["", "10", "s", "1.5s", "-1s", "1y", "1m30s", "99999999999999999d"] {
             assert_eq!(parse_time(text), None, "{text}");
         }
     }
 
     #[test]
     fn what_is_written_reads_back() {
-        for bytes in [
-            0,
-            1,
-            999,
-            1000,
-            1024,
-            1536,
-            1 << 20,
-            256 << 20,
-            512 << 20,
-            3 << 30,
-            5_000_000,
-            u64::MAX,
-        ] {
+        for bytes in [0, 1, 999, 1000, 1024, 1536, 1 << 20, 256 << 20, 512 << 20, 3 << 30, 5_000_000, u64::MAX] {
             assert_eq!(parse_size(&format_size(bytes)), Some(bytes), "{bytes}");
         }
         for millis in [0, 1, 250, 1000, 1500, 60_000, 90_000, 3_600_000, 86_400_000] {

@@ -6,8 +6,7 @@ use std::thread::JoinHandle;
 
 use anyhow::{Context, anyhow};
 use switchyard_control::admin::{
-    Admin, AdminError, AdminOptions, LinkReport, NodeReport, NotReady, Readiness, Source,
-    StatusReport, Token,
+    Admin, AdminError, AdminOptions, LinkReport, NodeReport, NotReady, Readiness, Source, StatusReport, Token,
 };
 use switchyard_policy::topology::Topology;
 use switchyard_router::{Link, Status};
@@ -32,12 +31,7 @@ pub(super) struct AdminThread {
 impl AdminThread {
     /// Takes the port, and starts answering when [`AdminThread::serve`] is called. So a port that is taken is told before the
     /// router starts.
-    pub(super) fn bind(
-        address: SocketAddr,
-        options: AdminOptions,
-        running: Arc<Running>,
-        incarnation: u64,
-    ) -> anyhow::Result<Self> {
+    pub(super) fn bind(address: SocketAddr, options: AdminOptions, running: Arc<Running>, incarnation: u64) -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads(ANSWERING_THREADS)
@@ -47,10 +41,7 @@ impl AdminThread {
         let (bound, outcome) = mpsc::sync_channel(1);
         let (go, ready) = oneshot::channel::<()>();
         let (stop, stopped) = oneshot::channel::<()>();
-        let source = Arc::new(RouterSource {
-            running,
-            incarnation,
-        });
+        let source = Arc::new(RouterSource { running, incarnation });
         let thread = std::thread::Builder::new()
             .name("admin".to_owned())
             .spawn(move || {
@@ -72,21 +63,11 @@ impl AdminThread {
                 runtime.shutdown_background();
             })
             .context("cannot start a thread")?;
-        let address = outcome
-            .recv()
-            .context("the admin thread has ended")?
-            .map_err(|error| match error {
-                AdminError::Listen { address, source } => {
-                    explain_listen(address, "the admin API", "--admin", source)
-                }
-                exposed @ AdminError::Exposed { .. } => anyhow!(exposed),
-            })?;
-        Ok(Self {
-            address,
-            go: Some(go),
-            stop,
-            thread,
-        })
+        let address = outcome.recv().context("the admin thread has ended")?.map_err(|error| match error {
+            AdminError::Listen { address, source } => explain_listen(address, "the admin API", "--admin", source),
+            exposed @ AdminError::Exposed { .. } => anyhow!(exposed),
+        })?;
+        Ok(Self { address, go: Some(go), stop, thread })
     }
 
     /// Starts answering.
@@ -107,10 +88,7 @@ impl AdminThread {
 
 /// What the admin port is told to ask of requests. Whether a token fits was checked with the configuration.
 pub(super) fn options(token: Option<&str>, host_names: Vec<String>) -> AdminOptions {
-    AdminOptions {
-        token: token.and_then(Token::new),
-        host_names,
-    }
+    AdminOptions { token: token.and_then(Token::new), host_names }
 }
 
 /// The router, as the admin port sees it.
@@ -130,9 +108,7 @@ impl RouterSource {
                 link: match &node.link {
                     Link::Up => LinkReport::Up,
                     Link::Connecting => LinkReport::Connecting,
-                    Link::Down(reason) => LinkReport::Down {
-                        reason: reason.clone(),
-                    },
+                    Link::Down(reason) => LinkReport::Down { reason: reason.clone() },
                 },
                 run_id: node.run_id.clone(),
                 version: node.version.clone(),
@@ -159,9 +135,7 @@ impl Source for RouterSource {
     fn status(&self) -> StatusReport {
         self.running.look(|phase| match phase {
             Phase::Serving { router, topology } => self.report(&router.status(), topology, false),
-            Phase::Draining {
-                status, topology, ..
-            } => self.report(status, topology, true),
+            Phase::Draining { status, topology, .. } => self.report(status, topology, true),
             // Nobody is answered before the router serves; this is for completeness.
             Phase::Starting => StatusReport {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -186,15 +160,8 @@ impl Source for RouterSource {
 
     fn ready(&self) -> Readiness {
         if self.running.look(|phase| matches!(phase, Phase::Starting)) {
-            let not_ready = vec![NotReady {
-                address: "all".to_owned(),
-                slots: 0,
-                reason: "starting".to_owned(),
-            }];
-            return Readiness {
-                draining: false,
-                not_ready,
-            };
+            let not_ready = vec![NotReady { address: "all".to_owned(), slots: 0, reason: "starting".to_owned() }];
+            return Readiness { draining: false, not_ready };
         }
         self.status().readiness()
     }

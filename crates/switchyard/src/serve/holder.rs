@@ -15,15 +15,10 @@ pub(super) struct Holder {
 
 /// The process that listens on `address`, or on its port at every address.
 pub(super) fn who_listens(address: SocketAddr) -> Option<Holder> {
-    let inode = ["/proc/net/tcp", "/proc/net/tcp6"]
-        .into_iter()
-        .find_map(|table| {
-            let table = fs::read_to_string(table).ok()?;
-            table
-                .lines()
-                .skip(1)
-                .find_map(|line| listener_inode(line, address))
-        })?;
+    let inode = ["/proc/net/tcp", "/proc/net/tcp6"].into_iter().find_map(|table| {
+        let table = fs::read_to_string(table).ok()?;
+        table.lines().skip(1).find_map(|line| listener_inode(line, address))
+    })?;
     who_has(&format!("socket:[{inode}]"))
 }
 
@@ -41,13 +36,7 @@ fn listener_inode(line: &str, wanted: SocketAddr) -> Option<u64> {
 
 /// Addresses there are 32-bit words in hexadecimal, each in the byte order of the machine.
 fn parse_host(text: &str) -> Option<IpAddr> {
-    let word = |at: usize| {
-        Some(
-            u32::from_str_radix(text.get(at..at + 8)?, 16)
-                .ok()?
-                .to_ne_bytes(),
-        )
-    };
+    let word = |at: usize| Some(u32::from_str_radix(text.get(at..at + 8)?, 16).ok()?.to_ne_bytes());
     match text.len() {
         8 => Some(IpAddr::V4(Ipv4Addr::from(word(0)?))),
         32 => {
@@ -63,25 +52,15 @@ fn parse_host(text: &str) -> Option<IpAddr> {
 
 fn who_has(socket: &str) -> Option<Holder> {
     for process in fs::read_dir("/proc").ok()?.flatten() {
-        let Some(pid) = process
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok())
-        else {
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
         let Ok(files) = fs::read_dir(process.path().join("fd")) else {
             continue;
         };
-        if files
-            .flatten()
-            .any(|file| fs::read_link(file.path()).is_ok_and(|target| target.as_os_str() == socket))
-        {
+        if files.flatten().any(|file| fs::read_link(file.path()).is_ok_and(|target| target.as_os_str() == socket)) {
             let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-            return Some(Holder {
-                name: name.trim().to_owned(),
-                pid,
-            });
+            return Some(Holder { name: name.trim().to_owned(), pid });
         }
     }
     None
@@ -107,8 +86,7 @@ mod tests {
     #[test]
     fn a_connection_is_not_a_listener() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let client = std::net::TcpStream::connect(listener.local_addr().expect("its address"))
-            .expect("connected");
+        let client = std::net::TcpStream::connect(listener.local_addr().expect("its address")).expect("connected");
         assert_eq!(who_listens(client.local_addr().expect("its address")), None);
     }
 
@@ -116,22 +94,12 @@ mod tests {
     fn lines_of_the_table_are_read() {
         let line = "   0: 0100007F:18EB 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4242 1 0 100 0 0 10 0";
         if cfg!(target_endian = "little") {
-            assert_eq!(
-                listener_inode(line, ([127, 0, 0, 1], 6379).into()),
-                Some(4242)
-            );
+            assert_eq!(listener_inode(line, ([127, 0, 0, 1], 6379).into()), Some(4242));
         }
         assert_eq!(listener_inode(line, ([127, 0, 0, 1], 6380).into()), None);
         assert_eq!(listener_inode("", ([127, 0, 0, 1], 6379).into()), None);
-        assert_eq!(
-            listener_inode("0: zz:zz 0:0 0A", ([127, 0, 0, 1], 6379).into()),
-            None
-        );
+        assert_eq!(listener_inode("0: zz:zz 0:0 0A", ([127, 0, 0, 1], 6379).into()), None);
         let six = "0: 00000000000000000000000000000000:18EB 0:0 0A 0 0 0 0 0 77 1";
-        assert_eq!(
-            listener_inode(six, ([127, 0, 0, 1], 6379).into()),
-            Some(77),
-            "[::] takes IPv4 too"
-        );
+        assert_eq!(listener_inode(six, ([127, 0, 0, 1], 6379).into()), Some(77), "[::] takes IPv4 too");
     }
 }

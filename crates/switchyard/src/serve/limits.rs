@@ -22,12 +22,7 @@ fn reserve(live: &Live, nodes: usize, workers: usize, listeners: usize) -> u64 {
 }
 
 /// Makes room for `live.max_clients`, or lowers it to what there is room for. Returns a sentence for the log if it had to.
-pub(super) fn make_room(
-    live: &mut Live,
-    nodes: usize,
-    workers: usize,
-    listeners: usize,
-) -> Result<Option<String>, String> {
+pub(super) fn make_room(live: &mut Live, nodes: usize, workers: usize, listeners: usize) -> Result<Option<String>, String> {
     let reserve = reserve(live, nodes, workers, listeners);
     let wanted = reserve + live.max_clients as u64;
     let limit = raise(wanted);
@@ -59,23 +54,11 @@ fn clients_allowed(limit: u64, reserve: u64, wanted: usize) -> Option<usize> {
 fn raise(wanted: u64) -> u64 {
     let read = || getrlimit(Resource::Nofile);
     let now = read();
-    let (soft, hard) = (
-        now.current.unwrap_or(u64::MAX),
-        now.maximum.unwrap_or(u64::MAX),
-    );
+    let (soft, hard) = (now.current.unwrap_or(u64::MAX), now.maximum.unwrap_or(u64::MAX));
     if soft >= wanted {
         return soft;
     }
-    let set = |current: u64, maximum: u64| {
-        setrlimit(
-            Resource::Nofile,
-            Rlimit {
-                current: Some(current),
-                maximum: Some(maximum),
-            },
-        )
-        .is_ok()
-    };
+    let set = |current: u64, maximum: u64| setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum: Some(maximum) }).is_ok();
     // Beyond the hard limit only root can go, and fs.nr_open bounds even that.
     if !(hard < wanted && set(wanted, wanted)) {
         set(wanted.min(hard), hard);
@@ -100,20 +83,13 @@ mod tests {
         let live = Live::default();
         let few = reserve(&live, 2, 1, 1);
         assert!(few >= OWN_FILES + 2 * (CONNECTIONS_PER_NODE + 16));
-        assert!(
-            reserve(&live, 3, 1, 1) > few
-                && reserve(&live, 2, 2, 1) > few
-                && reserve(&live, 2, 1, 2) > few
-        );
+        assert!(reserve(&live, 3, 1, 1) > few && reserve(&live, 2, 2, 1) > few && reserve(&live, 2, 1, 2) > few);
     }
 
     #[test]
     fn room_for_one_client_more_than_now_is_made() {
         let before = getrlimit(Resource::Nofile);
-        let mut live = Live {
-            max_clients: 100,
-            ..Live::default()
-        };
+        let mut live = Live { max_clients: 100, ..Live::default() };
         assert_eq!(make_room(&mut live, 1, 1, 1), Ok(None));
         assert_eq!(live.max_clients, 100);
         let after = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);

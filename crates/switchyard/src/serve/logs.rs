@@ -22,11 +22,8 @@ impl Logs {
         match format {
             LogFormat::Json => registry.with(lines.json().flatten_event(true)).try_init(),
             LogFormat::Text => {
-                let colours = std::io::stderr().is_terminal()
-                    && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-                registry
-                    .with(lines.with_ansi(colours).with_target(false))
-                    .try_init()
+                let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+                registry.with(lines.with_ansi(colours).with_target(false)).try_init()
             }
         }
         .map_err(|error| anyhow!("cannot start the log: {error}"))?;

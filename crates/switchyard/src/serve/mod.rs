@@ -46,15 +46,11 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
     // is refused anyway leaves no slot map behind.
     let mut placement = Placement::open(&config)?;
     for address in &resolved.listen {
-        std::net::TcpListener::bind(address)
-            .map_err(|source| explain_listen(*address, "clients", "--listen", source))?;
+        std::net::TcpListener::bind(address).map_err(|source| explain_listen(*address, "clients", "--listen", source))?;
     }
     let start = placement.next_incarnation()?;
     let running = Arc::new(Running::default());
-    let options = admin::options(
-        resolved.admin_token.as_ref().map(|token| token.0.as_str()),
-        config.admin_host_names.clone(),
-    );
+    let options = admin::options(resolved.admin_token.as_ref().map(|token| token.0.as_str()), config.admin_host_names.clone());
     let mut admin = AdminThread::bind(resolved.admin, options, Arc::clone(&running), start)?;
     let settled = placement.settle(&config.node_names())?;
     for name in &settled.joined {
@@ -74,20 +70,12 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
         Err(why) => return Err(Failure::Failed(anyhow!(why))),
     }
 
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start waiting for signals")?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start waiting for signals")?;
     let mut signals = {
         let _context = runtime.enter();
         Signals::new().context("cannot wait for signals")?
     };
-    let settings = Settings {
-        listen: resolved.listen,
-        workers: config.workers,
-        pin: config.pin,
-        live: live.clone(),
-    };
+    let settings = Settings { listen: resolved.listen, workers: config.workers, pin: config.pin, live: live.clone() };
     let router = Router::start(settings, Arc::clone(&settled.topology)).map_err(explain_start)?;
     let addresses = router.addresses().to_vec();
     running.set(router, Arc::clone(&settled.topology));
@@ -102,16 +90,7 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
     );
     notify(&[NotifyState::Ready]);
 
-    let reloads = start_reloads(
-        Reloader {
-            sources,
-            live,
-            placement,
-            logs,
-            config: config.clone(),
-        },
-        Arc::clone(&running),
-    )?;
+    let reloads = start_reloads(Reloader { sources, live, placement, logs, config: config.clone() }, Arc::clone(&running))?;
     runtime.block_on(signals.wait_for_stop(&running, &reloads));
     notify(&[NotifyState::Stopping]);
     stop(&runtime, &mut signals, &running, reloads.shutdown_timeout())?;
@@ -141,10 +120,9 @@ fn ready_line(addresses: &[SocketAddr], config: &Config, admin: SocketAddr) -> S
 fn explain_listen(address: SocketAddr, what: &str, flag: &str, source: io::Error) -> anyhow::Error {
     let advice = match source.kind() {
         io::ErrorKind::AddrInUse => match holder::who_listens(address) {
-            Some(holder) => format!(
-                "{} (process {}) listens there; stop it, or choose another address with {flag}",
-                holder.name, holder.pid
-            ),
+            Some(holder) => {
+                format!("{} (process {}) listens there; stop it, or choose another address with {flag}", holder.name, holder.pid)
+            }
             None => format!(
                 "another process listens there (`ss -ltnp 'sport = :{}'` as root names it); stop it, or choose another address \
                  with {flag}",
@@ -152,13 +130,10 @@ fn explain_listen(address: SocketAddr, what: &str, flag: &str, source: io::Error
             ),
         },
         io::ErrorKind::AddrNotAvailable => {
-            format!(
-                "this machine has no such address; see `ip address`, or choose another with {flag}"
-            )
+            format!("this machine has no such address; see `ip address`, or choose another with {flag}")
         }
         io::ErrorKind::PermissionDenied => {
-            "ports below 1024 need root or CAP_NET_BIND_SERVICE; choose a higher one, or grant it"
-                .to_owned()
+            "ports below 1024 need root or CAP_NET_BIND_SERVICE; choose a higher one, or grant it".to_owned()
         }
         _ => format!("choose another address with {flag}"),
     };
@@ -167,9 +142,7 @@ fn explain_listen(address: SocketAddr, what: &str, flag: &str, source: io::Error
 
 fn explain_start(error: StartError) -> anyhow::Error {
     match error {
-        StartError::Listen { address, source } => {
-            explain_listen(address, "clients", "--listen", source)
-        }
+        StartError::Listen { address, source } => explain_listen(address, "clients", "--listen", source),
         other => anyhow::Error::new(other),
     }
 }
@@ -211,10 +184,7 @@ impl Reloads {
     }
 
     fn shutdown_timeout(&self) -> Duration {
-        *self
-            .shutdown_timeout
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        *self.shutdown_timeout.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
@@ -234,19 +204,12 @@ fn start_reloads(reloader: Reloader, running: Arc<Running>) -> anyhow::Result<Re
                     Err(_) => notify(&[NotifyState::Reloading]),
                 }
                 reloader.reload(&running);
-                *told
-                    .lock()
-                    .unwrap_or_else(std::sync::PoisonError::into_inner) =
-                    reloader.config.shutdown_timeout;
+                *told.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = reloader.config.shutdown_timeout;
                 notify(&[NotifyState::Ready]);
             }
         })
         .context("cannot start a thread")?;
-    Ok(Reloads {
-        requests,
-        ended,
-        shutdown_timeout,
-    })
+    Ok(Reloads { requests, ended, shutdown_timeout })
 }
 
 /// The signals that mean something to us.
@@ -303,17 +266,8 @@ fn tell_systemd(running: &Running, watchdog: bool, last: &mut String) {
     let Some(status) = running.with(Router::status) else {
         return;
     };
-    let up = status
-        .nodes
-        .iter()
-        .filter(|node| node.link == switchyard_router::Link::Up)
-        .count();
-    let text = format!(
-        "{up} of {} nodes up, {} clients, epoch {}",
-        status.nodes.len(),
-        status.clients,
-        status.epoch
-    );
+    let up = status.nodes.iter().filter(|node| node.link == switchyard_router::Link::Up).count();
+    let text = format!("{up} of {} nodes up, {} clients, epoch {}", status.nodes.len(), status.clients, status.epoch);
     let mut states = Vec::new();
     if watchdog {
         states.push(NotifyState::Watchdog);
@@ -328,12 +282,7 @@ fn tell_systemd(running: &Running, watchdog: bool, last: &mut String) {
 }
 
 /// Drains the router within `bound`; a second signal ends the process at once, also with exit code 0: it was asked for.
-fn stop(
-    runtime: &tokio::runtime::Runtime,
-    signals: &mut Signals,
-    running: &Running,
-    bound: Duration,
-) -> anyhow::Result<()> {
+fn stop(runtime: &tokio::runtime::Runtime, signals: &mut Signals, running: &Running, bound: Duration) -> anyhow::Result<()> {
     let router = running.take().context("the router is gone already")?;
     let (done, drained) = tokio::sync::oneshot::channel();
     std::thread::Builder::new()
@@ -370,14 +319,8 @@ mod tests {
         let address = taken.local_addr().expect("its address");
         let refusal = TcpListener::bind(address).expect_err("taken");
         let text = explain_listen(address, "clients", "--listen", refusal).to_string();
-        assert!(
-            text.starts_with(&format!("cannot listen on {address} for clients: ")),
-            "{text}"
-        );
-        assert!(
-            text.contains(&format!("(process {})", std::process::id())),
-            "{text}"
-        );
+        assert!(text.starts_with(&format!("cannot listen on {address} for clients: ")), "{text}");
+        assert!(text.contains(&format!("(process {})", std::process::id())), "{text}");
         assert!(text.contains("--listen"), "{text}");
     }
 }

@@ -47,9 +47,7 @@ impl Placement {
         let topology = match &self.topology {
             Some(stored) if !placed.changed => Arc::clone(stored),
             _ => {
-                self.store
-                    .save_topology(&placed.topology)
-                    .context("cannot keep the slot map")?;
+                self.store.save_topology(&placed.topology).context("cannot keep the slot map")?;
                 Arc::new(placed.topology)
             }
         };
@@ -57,11 +55,7 @@ impl Placement {
         let name = |id| topology.node(id).map(|node| node.name.clone());
         Ok(Settled {
             joined: placed.joined.iter().filter_map(|id| name(*id)).collect(),
-            removed: placed
-                .removed
-                .into_iter()
-                .map(|node| (node.id, node.name))
-                .collect(),
+            removed: placed.removed.into_iter().map(|node| (node.id, node.name)).collect(),
             changed: placed.changed,
             topology,
         })
@@ -70,14 +64,8 @@ impl Placement {
 
 /// How each node of the topology is reached, by its number. Every node of the topology is among the addresses, because the
 /// topology was made from their names.
-pub(super) fn access(
-    topology: &Topology,
-    addresses: &[NodeAddress],
-) -> BTreeMap<NodeId, NodeAccess> {
-    let by_name: BTreeMap<&str, &NodeAddress> = addresses
-        .iter()
-        .map(|node| (node.name.as_str(), node))
-        .collect();
+pub(super) fn access(topology: &Topology, addresses: &[NodeAddress]) -> BTreeMap<NodeId, NodeAccess> {
+    let by_name: BTreeMap<&str, &NodeAddress> = addresses.iter().map(|node| (node.name.as_str(), node)).collect();
     topology
         .nodes()
         .filter_map(|node| {
@@ -99,19 +87,12 @@ mod tests {
     use crate::config::{Override, Raw, Sources};
 
     fn config(dir: &std::path::Path, nodes: &[&str]) -> Config {
-        let set = |path: &str, value| Override {
-            flag: format!("--{path}"),
-            path: path.to_owned(),
-            value,
-        };
+        let set = |path: &str, value| Override { flag: format!("--{path}"), path: path.to_owned(), value };
         Sources {
             file: None,
             overrides: vec![
                 set("state-dir", Raw::Text(dir.display().to_string())),
-                set(
-                    "node",
-                    Raw::List(nodes.iter().map(|n| Raw::Text((*n).to_owned())).collect()),
-                ),
+                set("node", Raw::List(nodes.iter().map(|n| Raw::Text((*n).to_owned())).collect())),
             ],
         }
         .read()
@@ -127,28 +108,18 @@ mod tests {
             assert_eq!(placement.next_incarnation().expect("counts"), 1);
             let settled = placement.settle(&first.node_names()).expect("places");
             assert!(settled.changed && settled.joined.is_empty() && settled.removed.is_empty());
-            let refused = Placement::open(&first)
-                .map(|_| ())
-                .expect_err("locked")
-                .to_string();
+            let refused = Placement::open(&first).map(|_| ()).expect_err("locked").to_string();
             assert!(refused.contains("in use"), "{refused}");
             settled.topology
         };
 
-        let second = config(
-            dir.path(),
-            &["127.0.0.1:7003", "127.0.0.1:7002", "127.0.0.1:7001"],
-        );
+        let second = config(dir.path(), &["127.0.0.1:7003", "127.0.0.1:7002", "127.0.0.1:7001"]);
         let mut placement = Placement::open(&second).expect("opens again");
         assert_eq!(placement.next_incarnation().expect("counts"), 2);
         let settled = placement.settle(&second.node_names()).expect("places");
         assert_eq!(settled.joined, ["127.0.0.1:7003"]);
         assert_eq!(settled.topology.epoch(), before.epoch() + 1);
-        assert_eq!(
-            settled.topology.ranges().collect::<Vec<_>>(),
-            before.ranges().collect::<Vec<_>>(),
-            "nothing moved"
-        );
+        assert_eq!(settled.topology.ranges().collect::<Vec<_>>(), before.ranges().collect::<Vec<_>>(), "nothing moved");
 
         let addresses = second.resolve(|_| None).expect("resolves").nodes;
         let access = access(&settled.topology, &addresses);
@@ -156,17 +127,9 @@ mod tests {
             assert_eq!(access[&NodeId(number)].address.port(), port);
         }
 
-        let error = placement
-            .settle(&["127.0.0.1:7003".to_owned()])
-            .expect_err("owners are missing")
-            .to_string();
-        assert!(
-            error.contains("127.0.0.1:7001") && error.contains("slots"),
-            "{error}"
-        );
-        let settled = placement
-            .settle(&first.node_names())
-            .expect("the node without slots may go");
+        let error = placement.settle(&["127.0.0.1:7003".to_owned()]).expect_err("owners are missing").to_string();
+        assert!(error.contains("127.0.0.1:7001") && error.contains("slots"), "{error}");
+        let settled = placement.settle(&first.node_names()).expect("the node without slots may go");
         assert_eq!(settled.removed, [(NodeId(2), "127.0.0.1:7003".to_owned())]);
         let unchanged = placement.settle(&first.node_names()).expect("places");
         assert!(!unchanged.changed && Arc::ptr_eq(&unchanged.topology, &settled.topology));

@@ -47,46 +47,26 @@ impl Reloader {
 
     /// Returns how many changes were applied, or what is wrong.
     fn apply(&mut self, running: &Running) -> Result<usize, Vec<String>> {
-        let told = |problems: crate::config::Problems| {
-            problems
-                .0
-                .iter()
-                .map(ToString::to_string)
-                .collect::<Vec<_>>()
-        };
+        let told = |problems: crate::config::Problems| problems.0.iter().map(ToString::to_string).collect::<Vec<_>>();
         let mut config = self.sources.read().map_err(told)?;
         config.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
         let changes = config.changes_since(&self.config);
         config.keep_until_restart(&self.config);
-        let known: BTreeMap<&str, SocketAddr> = self
-            .live
-            .nodes
-            .values()
-            .map(|node| (node.name.as_str(), node.address))
-            .collect();
-        let resolved = config
-            .resolve(|name| known.get(name).copied())
-            .map_err(told)?;
+        let known: BTreeMap<&str, SocketAddr> = self.live.nodes.values().map(|node| (node.name.as_str(), node.address)).collect();
+        let resolved = config.resolve(|name| known.get(name).copied()).map_err(told)?;
         let mut live = resolved.live;
         let nodes = resolved.nodes.len();
-        let lowered = limits::make_room(&mut live, nodes, config.workers, resolved.listen.len())
-            .map_err(|why| vec![why])?;
+        let lowered = limits::make_room(&mut live, nodes, config.workers, resolved.listen.len()).map_err(|why| vec![why])?;
 
         // From here on nothing can be wrong but the store.
-        let settled = self
-            .placement
-            .settle(&config.node_names())
-            .map_err(|error| vec![format!("{error:#}")])?;
+        let settled = self.placement.settle(&config.node_names()).map_err(|error| vec![format!("{error:#}")])?;
         for warning in resolved.warnings.iter().chain(&lowered) {
             warn!("{warning}");
         }
         let mut applied = 0;
         for change in &changes {
             match change.takes {
-                Takes::Restart => warn!(
-                    "{} needs a restart; it stays as it was until then",
-                    change.what
-                ),
+                Takes::Restart => warn!("{} needs a restart; it stays as it was until then", change.what),
                 Takes::Reload => {
                     applied += 1;
                     info!("{}", change.what);
@@ -94,24 +74,15 @@ impl Reloader {
             }
         }
         live.nodes = placement::access(&settled.topology, &resolved.nodes);
-        applied += told_by_content(
-            &self.live,
-            &live,
-            &changes.iter().map(|c| c.what.as_str()).collect::<Vec<_>>(),
-        );
+        applied += told_by_content(&self.live, &live, &changes.iter().map(|c| c.what.as_str()).collect::<Vec<_>>());
         for name in &settled.joined {
             info!("node {name} has joined; it owns no slots yet, so no keys are on it");
         }
 
         // Nodes that leave stay reachable until the last command to them is answered, nodes that join are reachable before
         // the first is sent.
-        let leaving: BTreeMap<NodeId, NodeAccess> = self
-            .live
-            .nodes
-            .iter()
-            .filter(|(id, _)| !live.nodes.contains_key(id))
-            .map(|(id, access)| (*id, access.clone()))
-            .collect();
+        let leaving: BTreeMap<NodeId, NodeAccess> =
+            self.live.nodes.iter().filter(|(id, _)| !live.nodes.contains_key(id)).map(|(id, access)| (*id, access.clone())).collect();
         let mut both = live.clone();
         both.nodes.extend(leaving.clone());
         if both != self.live {
@@ -131,10 +102,7 @@ impl Reloader {
             } else {
                 // The next reload tries again, because these are still among `self.live.nodes` then.
                 for node in leaving.values() {
-                    warn!(
-                        "node {} is still busy with commands sent before it was removed; reload again later to forget it",
-                        node.name
-                    );
+                    warn!("node {} is still busy with commands sent before it was removed; reload again later to forget it", node.name);
                 }
                 self.live = both;
             }
@@ -148,8 +116,7 @@ impl Reloader {
 /// Logs what changed although the configuration says the same: the content of a secret's file, the address of a name.
 fn told_by_content(old: &Live, new: &Live, told: &[&str]) -> usize {
     let mut changed = 0;
-    if old.password != new.password && !told.iter().any(|what| what.starts_with("clients.password"))
-    {
+    if old.password != new.password && !told.iter().any(|what| what.starts_with("clients.password")) {
         info!("the password of clients has changed");
         changed += 1;
     }
@@ -158,18 +125,11 @@ fn told_by_content(old: &Live, new: &Live, told: &[&str]) -> usize {
             continue;
         };
         if before.address != node.address {
-            info!(
-                "node {}: now at {}, before at {}",
-                node.name, node.address, before.address
-            );
+            info!("node {}: now at {}, before at {}", node.name, node.address, before.address);
             changed += 1;
         }
         let about = format!("node {}: its user", node.name);
-        if before.password != node.password
-            && !told
-                .iter()
-                .any(|what| what.starts_with("nodes.password") || what.starts_with(&about))
-        {
+        if before.password != node.password && !told.iter().any(|what| what.starts_with("nodes.password") || what.starts_with(&about)) {
             info!("node {}: its password has changed", node.name);
             changed += 1;
         }

@@ -22,18 +22,13 @@ pub(super) enum Phase {
         topology: Arc<Topology>,
     },
     /// It was told to stop. What it said last is all there is to tell.
-    Draining {
-        status: Box<Status>,
-        metrics: String,
-        topology: Arc<Topology>,
-    },
+    Draining { status: Box<Status>, metrics: String, topology: Arc<Topology> },
 }
 
 impl Running {
     /// From here on the router serves.
     pub(super) fn set(&self, router: Router, topology: Arc<Topology>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) =
-            Phase::Serving { router, topology };
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Phase::Serving { router, topology };
     }
 
     /// Looks at the phase. A panic of somebody who looked before does not make it unusable.
@@ -63,11 +58,7 @@ impl Running {
         let mut phase = self.0.write().unwrap_or_else(PoisonError::into_inner);
         match mem::take(&mut *phase) {
             Phase::Serving { router, topology } => {
-                *phase = Phase::Draining {
-                    status: Box::new(router.status()),
-                    metrics: router.metrics(),
-                    topology,
-                };
+                *phase = Phase::Draining { status: Box::new(router.status()), metrics: router.metrics(), topology };
                 Some(router)
             }
             other => {
