@@ -8,6 +8,7 @@ mod demo;
 mod differential;
 mod failure;
 mod hostile;
+mod in_flight;
 mod keyspace;
 mod large;
 mod lifecycle;
