@@ -72,8 +72,10 @@ fn shape(value: &Value) -> Value {
 
 fn canonical(how: How, raw: &[u8]) -> Value {
     let reply = value::parse(raw);
-    if reply.error().is_some() {
-        return reply;
+    if let Some(error) = reply.error() {
+        // The router finds the keys of XREAD by itself, and so this error; how its text goes on differs between Redis and Valkey.
+        let unbalanced = "ERR Unbalanced ";
+        return if error.starts_with(unbalanced) { Value::Error(unbalanced.into()) } else { reply };
     }
     match (how, &reply) {
         (How::Members, Value::Array(v) | Value::Set(v)) => sorted(v),
@@ -120,7 +122,7 @@ fn compare(label: &str, routed: &mut Client, plain: &mut Client, commands: &[Com
                 continue;
             }
             let how = how(command);
-            if how != How::Bytes && canonical(how, &ours[i]) == canonical(how, &theirs[i]) {
+            if canonical(how, &ours[i]) == canonical(how, &theirs[i]) {
                 continue;
             }
             let index = done + i;
@@ -328,6 +330,8 @@ impl Generator {
                         let key = self.key(tag, hole);
                         command.push(key);
                     }
+                    // Sorted sets whose scores are all equal: of others, what lies between two members is not defined.
+                    "y" => command.push(format!("{{tag{tag}}}y{}", random.below(3)).into_bytes()),
                     // Keys of any slot, for commands that the router splits.
                     "any" => {
                         let tag = self.random.below(24);

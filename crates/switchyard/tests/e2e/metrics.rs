@@ -72,12 +72,12 @@ fn metrics_count_what_happens_and_never_name_keys() {
     assert!(moved("switchyard_turn_seconds_count", "") > 0.0, "{text}");
     // Histograms add up.
     for (series, value) in &after {
-        if let Some((name, labels)) = series.split_once("_bucket{") {
-            if labels.contains("le=\"+Inf\"") {
-                let labels = labels.replace(",le=\"+Inf\"", "").replace("le=\"+Inf\",", "").replace("le=\"+Inf\"", "");
-                let count = if labels == "}" { format!("{name}_count") } else { format!("{name}_count{{{labels}") };
-                assert_eq!(after.get(&count), Some(value), "{series} against {count}");
-            }
+        if let Some((name, labels)) = series.split_once("_bucket{")
+            && labels.contains("le=\"+Inf\"")
+        {
+            let labels = labels.replace(",le=\"+Inf\"", "").replace("le=\"+Inf\",", "").replace("le=\"+Inf\"", "");
+            let count = if labels == "}" { format!("{name}_count") } else { format!("{name}_count{{{labels}") };
+            assert_eq!(after.get(&count), Some(value), "{series} against {count}");
         }
     }
 }

@@ -38,6 +38,8 @@ fn commands_of_a_module_go_by_the_nodes_own_key_specifications() {
         return;
     };
     let mut client = site.client();
+    // The nodes are asked for their commands when they come up; nothing waits for the answer.
+    crate::support::until("the commands are known", || (client.cmd("probe.put k v") == ok()).then_some(()));
     for i in 0..60 {
         // One key, first argument.
         assert_eq!(client.cmd(&format!("probe.put k{i} v{i}")), ok());
