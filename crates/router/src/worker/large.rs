@@ -50,7 +50,7 @@ impl Worker {
         self.keys = keys;
         let (Ok(()), Route::Owner(_, node)) = (found, target) else { return Flow::Buffer };
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
-        if !client.may_take(Lane::Large) {
+        if !client.may_take(Lane::Large) || self.holds_large_elsewhere(handle, node) {
             return Flow::Stall(Stall::Barrier);
         }
         let class = command.class() as u8;
@@ -119,7 +119,7 @@ impl Worker {
     /// Sends a whole request on a connection of the client's own.
     pub(super) fn forward_large(&mut self, handle: Handle, node: NodeId, raw: &[u8], class: u8) -> Flow {
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
-        if !client.may_take(Lane::Large) {
+        if !client.may_take(Lane::Large) || self.holds_large_elsewhere(handle, node) {
             return Flow::Stall(Stall::Barrier);
         }
         match self.acquire_large(handle, node) {
@@ -135,6 +135,15 @@ impl Worker {
             }
         }
         Flow::Next
+    }
+
+    /// Whether commands of the client are under way on a connection for large values to another node. It has one such connection at a
+    /// time: of two, one would carry a reply that is not yet due and be paused with nobody to go on with it, and a third command to the
+    /// first node would take a third connection and overtake what is under way on the first.
+    fn holds_large_elsewhere(&self, handle: Handle, node: NodeId) -> bool {
+        self.clients.get(handle).is_some_and(|client| {
+            client.in_flight() > 0 && client.large.and_then(|held| self.links.get(held)).is_some_and(|link| link.node != node)
+        })
     }
 
     /// Puts a request, or its beginning, on the connection that `handle` has acquired. `seq` is that of a command already owed.
