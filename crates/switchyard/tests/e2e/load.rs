@@ -80,6 +80,29 @@ fn a_large_reply_with_a_large_request_behind_it() {
     }
 }
 
+/// Large replies of several nodes in one pipeline, to a client that begins to read late: each is paused, and each must be gone on with.
+#[test]
+fn large_replies_of_several_nodes_to_a_slow_reader() {
+    let site = Site::new(3);
+    let keys: Vec<String> = (0..8).map(|i| format!("big{i}")).collect();
+    let value = |i: usize| vec![b'a' + i as u8; 4_000_000];
+    let mut client = site.client();
+    for (i, key) in keys.iter().enumerate() {
+        assert_eq!(client.call(&[b"SET", key.as_bytes(), &value(i)]), crate::support::ok());
+        // Read once, so that the router knows it to be large and asks on a connection of its own right away.
+        assert_eq!(client.call(&[b"GET".as_slice(), key.as_bytes()]).bytes().len(), 4_000_000);
+    }
+    let mut slow = site.client();
+    for key in &keys {
+        slow.post(&format!("GET {key}"));
+    }
+    // Long enough for every buffer on the way to fill; were it not, the test would pass for nothing.
+    std::thread::sleep(Duration::from_millis(300));
+    for i in 0..keys.len() {
+        assert!(slow.reply().bytes() == value(i), "the value of {}", keys[i]);
+    }
+}
+
 /// A node that hangs costs errors, never a wrong value: what it had received may be executed when it wakes.
 #[test]
 fn a_node_that_hangs_costs_errors_and_no_wrong_reply() {
