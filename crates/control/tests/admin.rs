@@ -7,10 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use switchyard_control::admin::{
-    Admin, AdminError, AdminOptions, LinkReport, NodeReport, NodesReport, Source, StatusReport,
-    Token,
-};
+use switchyard_control::admin::{Admin, AdminError, AdminOptions, LinkReport, NodeReport, NodesReport, Source, StatusReport, Token};
 use tokio::sync::oneshot;
 
 /// A source whose answers the test sets.
@@ -66,19 +63,14 @@ fn start(options: AdminOptions) -> Running {
         draining: false,
         clients: 4,
         commands: 99,
-        nodes: vec![
-            node(0, LinkReport::Up, 16384),
-            node(1, LinkReport::Connecting, 0),
-        ],
+        nodes: vec![node(0, LinkReport::Up, 16384), node(1, LinkReport::Connecting, 0)],
     };
     let fake = Arc::new(Fake(Mutex::new((status, "a_total 1\n# EOF\n".into()))));
     let source = Arc::clone(&fake);
     let (stop, stopped) = oneshot::channel();
     let (bound, address) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.expect("a runtime").block_on(async {
             let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
             let admin = Admin::bind(any_port, options, source).await.expect("bound");
@@ -90,12 +82,7 @@ fn start(options: AdminOptions) -> Running {
         });
     });
     let address = address.recv().expect("an address");
-    Running {
-        address,
-        fake,
-        stop: Some(stop),
-        thread: Some(thread),
-    }
+    Running { address, fake, stop: Some(stop), thread: Some(thread) }
 }
 
 impl Drop for Running {
@@ -116,11 +103,7 @@ struct Answer {
 
 impl Answer {
     fn json(&self) -> Value {
-        assert!(
-            self.head.contains("\r\ncontent-type: application/json\r\n"),
-            "{}",
-            self.head
-        );
+        assert!(self.head.contains("\r\ncontent-type: application/json\r\n"), "{}", self.head);
         serde_json::from_str(&self.body).expect("JSON")
     }
 }
@@ -128,9 +111,7 @@ impl Answer {
 impl Running {
     fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address).expect("connected");
-        stream
-            .set_read_timeout(Some(Duration::from_secs(30)))
-            .expect("a timeout");
+        stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
         stream
     }
 
@@ -142,23 +123,12 @@ impl Running {
         let mut text = String::new();
         stream.read_to_string(&mut text).expect("an answer");
         let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
-        let status = head
-            .split(' ')
-            .nth(1)
-            .and_then(|code| code.parse().ok())
-            .expect("a status");
-        Answer {
-            status,
-            head: format!("{}\r\n", head.to_lowercase()),
-            body: body.to_owned(),
-        }
+        let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
+        Answer { status, head: format!("{}\r\n", head.to_lowercase()), body: body.to_owned() }
     }
 
     fn get(&self, path: &str) -> Answer {
-        self.ask(&[
-            &format!("GET {path} HTTP/1.1"),
-            &format!("Host: {}", self.address),
-        ])
+        self.ask(&[&format!("GET {path} HTTP/1.1"), &format!("Host: {}", self.address)])
     }
 
     fn change(&self, change: impl FnOnce(&mut (StatusReport, String))) {
@@ -189,15 +159,10 @@ fn status_and_nodes() {
     assert_eq!((report.epoch, report.nodes.len()), (7, 2));
 
     running.change(|(status, _)| {
-        status.nodes[0].link = LinkReport::Down {
-            reason: "refused".into(),
-        };
+        status.nodes[0].link = LinkReport::Down { reason: "refused".into() };
     });
     let nodes = running.get("/api/v1/nodes").json();
-    assert_eq!(
-        nodes["nodes"][0]["link"],
-        json!({"state": "down", "reason": "refused"})
-    );
+    assert_eq!(nodes["nodes"][0]["link"], json!({"state": "down", "reason": "refused"}));
     assert_eq!(running.get("/api/v1/status").json()["ready"], false);
 }
 
@@ -205,10 +170,7 @@ fn status_and_nodes() {
 fn metrics_say_their_own_format() {
     let running = start(options(None, &[]));
     let open = running.get("/metrics");
-    assert_eq!(
-        (open.status, open.body.as_str()),
-        (200, "a_total 1\n# EOF\n")
-    );
+    assert_eq!((open.status, open.body.as_str()), (200, "a_total 1\n# EOF\n"));
     let kind = "\r\ncontent-type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n";
     assert!(open.head.contains(kind), "{}", open.head);
 
@@ -223,38 +185,19 @@ fn health_and_readiness() {
     let running = start(options(None, &[]));
     assert_eq!(running.get("/healthz").status, 200);
     let ready = running.get("/readyz");
-    assert_eq!(
-        (ready.status, ready.body.as_str()),
-        (200, "ready\n"),
-        "node 1 has no slots"
-    );
+    assert_eq!((ready.status, ready.body.as_str()), (200, "ready\n"), "node 1 has no slots");
 
     running.change(|(status, _)| {
         status.nodes = vec![
             node(0, LinkReport::Up, 5000),
-            node(
-                1,
-                LinkReport::Down {
-                    reason: "connection refused".into(),
-                },
-                5000,
-            ),
+            node(1, LinkReport::Down { reason: "connection refused".into() }, 5000),
             node(2, LinkReport::Connecting, 6384),
-            node(
-                3,
-                LinkReport::Down {
-                    reason: "idle".into(),
-                },
-                0,
-            ),
+            node(3, LinkReport::Down { reason: "idle".into() }, 0),
         ];
     });
     let ready = running.get("/readyz");
     assert_eq!(ready.status, 503);
-    assert_eq!(
-        ready.body,
-        "not ready\nnode 10.0.0.1:6379 (5000 slots): connection refused\nnode 10.0.0.2:6379 (6384 slots): connecting\n"
-    );
+    assert_eq!(ready.body, "not ready\nnode 10.0.0.1:6379 (5000 slots): connection refused\nnode 10.0.0.2:6379 (6384 slots): connecting\n");
     assert_eq!(running.get("/healthz").status, 200, "alive all the same");
 
     running.change(|(status, _)| {
@@ -271,31 +214,14 @@ fn the_start_page_lists_what_there_is() {
     let running = start(options(None, &[]));
     let page = running.get("/");
     assert_eq!(page.status, 200);
-    assert!(
-        page.head
-            .contains("\r\ncontent-type: text/html; charset=utf-8\r\n"),
-        "{}",
-        page.head
-    );
-    let paths: Vec<&str> = page
-        .body
-        .split("href=\"")
-        .skip(1)
-        .filter_map(|rest| rest.split('"').next())
-        .collect();
-    assert!(
-        paths.contains(&"/metrics") && paths.contains(&"/api/v1/nodes"),
-        "{paths:?}"
-    );
+    assert!(page.head.contains("\r\ncontent-type: text/html; charset=utf-8\r\n"), "{}", page.head);
+    let paths: Vec<&str> = page.body.split("href=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    assert!(paths.contains(&"/metrics") && paths.contains(&"/api/v1/nodes"), "{paths:?}");
     for path in paths {
         let answer = running.get(path);
         assert_eq!(answer.status, 200, "{path}");
         for header in ["cache-control: no-store", "x-content-type-options: nosniff"] {
-            assert!(
-                answer.head.contains(&format!("\r\n{header}\r\n")),
-                "{path}: {}",
-                answer.head
-            );
+            assert!(answer.head.contains(&format!("\r\n{header}\r\n")), "{path}: {}", answer.head);
         }
     }
 }
@@ -308,22 +234,11 @@ fn other_paths_and_methods() {
     assert!(answer.body.contains("/metrics"), "{}", answer.body);
     let answer = running.get("/api/v1/node");
     assert_eq!(answer.status, 404);
-    assert!(
-        answer.json()["error"]
-            .as_str()
-            .is_some_and(|text| text.contains("/api/v1/nodes"))
-    );
+    assert!(answer.json()["error"].as_str().is_some_and(|text| text.contains("/api/v1/nodes")));
     for method in ["POST", "PUT", "DELETE", "PATCH"] {
-        let answer = running.ask(&[
-            &format!("{method} /api/v1/nodes HTTP/1.1"),
-            "Host: localhost",
-        ]);
+        let answer = running.ask(&[&format!("{method} /api/v1/nodes HTTP/1.1"), "Host: localhost"]);
         assert_eq!(answer.status, 405, "{method}");
-        assert!(
-            answer.head.contains("\r\nallow: get,head\r\n"),
-            "{}",
-            answer.head
-        );
+        assert!(answer.head.contains("\r\nallow: get,head\r\n"), "{}", answer.head);
     }
     let answer = running.ask(&["HEAD /healthz HTTP/1.1", "Host: localhost"]);
     assert_eq!((answer.status, answer.body.as_str()), (200, ""));
@@ -332,41 +247,22 @@ fn other_paths_and_methods() {
 #[test]
 fn names_of_others_are_turned_away() {
     let running = start(options(None, &["router-1.example"]));
-    for host in [
-        "localhost:6381",
-        "127.0.0.1",
-        "[::1]:6381",
-        "Router-1.example:6381",
-    ] {
+    for host in ["localhost:6381", "127.0.0.1", "[::1]:6381", "Router-1.example:6381"] {
         let answer = running.ask(&["GET /api/v1/status HTTP/1.1", &format!("Host: {host}")]);
         assert_eq!(answer.status, 200, "{host}");
     }
     for path in ["/", "/metrics", "/readyz", "/healthz", "/nothing"] {
         let answer = running.ask(&[&format!("GET {path} HTTP/1.1"), "Host: evil.example:6381"]);
         assert_eq!(answer.status, 421, "{path}");
-        assert!(
-            answer.body.contains("not known as \"evil.example\""),
-            "{}",
-            answer.body
-        );
+        assert!(answer.body.contains("not known as \"evil.example\""), "{}", answer.body);
     }
     // The host of the first line counts, and it is not to be hidden behind a second header.
-    let lines = [
-        "GET http://evil.example/metrics HTTP/1.1",
-        "Host: localhost",
-    ];
+    let lines = ["GET http://evil.example/metrics HTTP/1.1", "Host: localhost"];
     assert_eq!(running.ask(&lines).status, 421);
-    let lines = [
-        "GET /metrics HTTP/1.1",
-        "Host: localhost",
-        "Host: evil.example",
-    ];
+    let lines = ["GET /metrics HTTP/1.1", "Host: localhost", "Host: evil.example"];
     assert_eq!(running.ask(&lines).status, 400);
     assert_eq!(running.ask(&["GET /metrics HTTP/1.1"]).status, 400);
-    assert_eq!(
-        running.ask(&["GET /metrics HTTP/1.1", "Host: a b"]).status,
-        400
-    );
+    assert_eq!(running.ask(&["GET /metrics HTTP/1.1", "Host: a b"]).status, 400);
 }
 
 #[test]
@@ -374,61 +270,26 @@ fn the_token_is_asked_of_all_but_probes() {
     let running = start(options(Some("s3cret"), &[]));
     let with = |path: &str, value: &str| {
         let request = format!("GET {path} HTTP/1.1");
-        running.ask(&[
-            &request,
-            "Host: localhost",
-            &format!("Authorization: {value}"),
-        ])
+        running.ask(&[&request, "Host: localhost", &format!("Authorization: {value}")])
     };
-    for path in [
-        "/",
-        "/metrics",
-        "/api/v1/status",
-        "/api/v1/nodes",
-        "/nothing",
-    ] {
+    for path in ["/", "/metrics", "/api/v1/status", "/api/v1/nodes", "/nothing"] {
         let without = running.get(path);
         assert_eq!(without.status, 401, "{path}");
-        assert!(
-            without.head.contains("\r\nwww-authenticate: bearer"),
-            "{}",
-            without.head
-        );
-        for wrong in [
-            "Bearer s3cre",
-            "Bearer s3crets",
-            "Bearer",
-            "Basic s3cret",
-            "s3cret",
-            "",
-        ] {
+        assert!(without.head.contains("\r\nwww-authenticate: bearer"), "{}", without.head);
+        for wrong in ["Bearer s3cre", "Bearer s3crets", "Bearer", "Basic s3cret", "s3cret", ""] {
             assert_eq!(with(path, wrong).status, 401, "{path} {wrong}");
         }
         assert_ne!(with(path, "Bearer s3cret").status, 401, "{path}");
     }
-    assert_eq!(
-        with("/metrics", "bearer  s3cret").status,
-        200,
-        "schemes have no case"
-    );
+    assert_eq!(with("/metrics", "bearer  s3cret").status, 200, "schemes have no case");
 
     assert_eq!(running.get("/healthz").status, 200);
     running.change(|(status, _)| {
-        status.nodes[0].link = LinkReport::Down {
-            reason: "refused".into(),
-        };
+        status.nodes[0].link = LinkReport::Down { reason: "refused".into() };
     });
     let probe = running.get("/readyz");
-    assert_eq!(
-        (probe.status, probe.body.as_str()),
-        (503, "not ready\n"),
-        "strangers learn no names"
-    );
-    assert!(
-        with("/readyz", "Bearer s3cret")
-            .body
-            .contains("10.0.0.0:6379")
-    );
+    assert_eq!((probe.status, probe.body.as_str()), (503, "not ready\n"), "strangers learn no names");
+    assert!(with("/readyz", "Bearer s3cret").body.contains("10.0.0.0:6379"));
 }
 
 #[test]
@@ -447,16 +308,8 @@ fn stopping_does_not_wait_for_idle_clients() {
     let _idle = running.connect();
     assert_eq!(running.get("/healthz").status, 200);
     drop(running.stop.take());
-    running
-        .thread
-        .take()
-        .expect("it runs")
-        .join()
-        .expect("it ended");
-    assert!(
-        TcpStream::connect(running.address).is_err(),
-        "the port is free again"
-    );
+    running.thread.take().expect("it runs").join().expect("it ended");
+    assert!(TcpStream::connect(running.address).is_err(), "the port is free again");
 }
 
 #[tokio::test]
@@ -467,23 +320,16 @@ async fn ports_that_are_refused() {
     };
     for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"] {
         let address: SocketAddr = address.parse().expect("an address");
-        let error = Admin::bind(address, options(None, &[]), source())
-            .await
-            .expect_err("exposed");
+        let error = Admin::bind(address, options(None, &[]), source()).await.expect_err("exposed");
         assert!(matches!(error, AdminError::Exposed { .. }), "{error}");
         assert!(error.to_string().contains("set a token"), "{error}");
     }
     let open = SocketAddr::from(([0, 0, 0, 0], 0));
-    let admin = Admin::bind(open, options(Some("t"), &[]), source())
-        .await
-        .expect("with a token");
+    let admin = Admin::bind(open, options(Some("t"), &[]), source()).await.expect("with a token");
     assert_ne!(admin.address().port(), 0);
 
     let taken = Admin::bind(admin.address(), options(Some("t"), &[]), source()).await;
     let error = taken.expect_err("taken");
     assert!(matches!(error, AdminError::Listen { .. }), "{error}");
-    assert!(
-        error.to_string().contains(&admin.address().to_string()),
-        "{error}"
-    );
+    assert!(error.to_string().contains(&admin.address().to_string()), "{error}");
 }

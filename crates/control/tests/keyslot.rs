@@ -34,20 +34,8 @@ fn free_port() -> u16 {
 fn start(directory: &Path) -> Option<Server> {
     let (port, bus) = (free_port(), free_port());
     let process = Command::new("redis-server")
-        .args([
-            "--cluster-enabled",
-            "yes",
-            "--save",
-            "",
-            "--bind",
-            "127.0.0.1",
-        ])
-        .args([
-            "--port",
-            &port.to_string(),
-            "--cluster-port",
-            &bus.to_string(),
-        ])
+        .args(["--cluster-enabled", "yes", "--save", "", "--bind", "127.0.0.1"])
+        .args(["--port", &port.to_string(), "--cluster-port", &bus.to_string()])
         .arg("--dir")
         .arg(directory)
         .stdout(Stdio::null())
@@ -58,12 +46,7 @@ fn start(directory: &Path) -> Option<Server> {
         if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok() {
             return Some(server);
         }
-        if server
-            .process
-            .try_wait()
-            .expect("the state of the process")
-            .is_some()
-        {
+        if server.process.try_wait().expect("the state of the process").is_some() {
             return None;
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -74,39 +57,21 @@ fn start(directory: &Path) -> Option<Server> {
 #[test]
 fn as_a_server_computes_it() {
     let directory = tempfile::tempdir().expect("a directory");
-    let server = (0..5)
-        .find_map(|_| start(directory.path()))
-        .expect("redis-server starts");
+    let server = (0..5).find_map(|_| start(directory.path())).expect("redis-server starts");
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, server.port)).expect("connected");
-    stream
-        .set_read_timeout(Some(Duration::from_secs(30)))
-        .expect("a timeout");
+    stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
     let mut replies = BufReader::new(stream.try_clone().expect("a second handle"));
 
     let odd = prop::sample::select(b"{{{}}}}ab\0\r\n\xff".to_vec());
     let byte = prop_oneof![odd, any::<u8>()];
     let keys = prop::collection::vec(prop::collection::vec(byte, 0..60), 20_000);
-    let mut keys = keys
-        .new_tree(&mut TestRunner::default())
-        .expect("keys")
-        .current();
-    keys.extend([
-        b"".to_vec(),
-        b"{".to_vec(),
-        b"}".to_vec(),
-        b"{}".to_vec(),
-        vec![b'{'; 100_000],
-    ]);
+    let mut keys = keys.new_tree(&mut TestRunner::default()).expect("keys").current();
+    keys.extend([b"".to_vec(), b"{".to_vec(), b"}".to_vec(), b"{}".to_vec(), vec![b'{'; 100_000]]);
 
     for batch in keys.chunks(500) {
         let mut request = Vec::new();
         for key in batch {
-            write!(
-                request,
-                "*3\r\n$7\r\nCLUSTER\r\n$7\r\nKEYSLOT\r\n${}\r\n",
-                key.len()
-            )
-            .unwrap();
+            write!(request, "*3\r\n$7\r\nCLUSTER\r\n$7\r\nKEYSLOT\r\n${}\r\n", key.len()).unwrap();
             request.extend_from_slice(key);
             request.extend_from_slice(b"\r\n");
         }

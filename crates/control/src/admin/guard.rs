@@ -28,15 +28,8 @@ pub(super) struct Trusted(pub(super) bool);
 
 impl Guard {
     pub(super) fn new(options: AdminOptions) -> Arc<Self> {
-        let host_names = options
-            .host_names
-            .iter()
-            .map(|name| name.to_ascii_lowercase())
-            .collect();
-        Arc::new(Self {
-            token: options.token,
-            host_names,
-        })
+        let host_names = options.host_names.iter().map(|name| name.to_ascii_lowercase()).collect();
+        Arc::new(Self { token: options.token, host_names })
     }
 
     /// Whether a browser that was led here by somebody else's name is turned away, and nobody else is. The attack needs a name that
@@ -48,19 +41,14 @@ impl Guard {
             return true;
         }
         let name = host.strip_suffix('.').unwrap_or(&host);
-        name == "localhost"
-            || name.ends_with(".localhost")
-            || self.host_names.iter().any(|known| known == name)
+        name == "localhost" || name.ends_with(".localhost") || self.host_names.iter().any(|known| known == name)
     }
 
     fn carries_token(&self, request: &Request) -> bool {
         let Some(Token(token)) = &self.token else {
             return true;
         };
-        let given = request
-            .headers()
-            .get(AUTHORIZATION)
-            .map(HeaderValue::as_bytes);
+        let given = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes);
         let Some((scheme, given)) = given.and_then(|value| value.split_at_checked(7)) else {
             return false;
         };
@@ -70,20 +58,11 @@ impl Guard {
 
 /// Compares without telling by its duration where the first difference is. The length is no secret.
 fn same(given: &[u8], expected: &[u8]) -> bool {
-    given.len() == expected.len()
-        && given
-            .iter()
-            .zip(expected)
-            .fold(0, |difference, (a, b)| black_box(difference | (a ^ b)))
-            == 0
+    given.len() == expected.len() && given.iter().zip(expected).fold(0, |difference, (a, b)| black_box(difference | (a ^ b))) == 0
 }
 
 /// Lets a request through to its route, or answers it here.
-pub(super) async fn check(
-    State(guard): State<Arc<Guard>>,
-    mut request: Request,
-    next: Next,
-) -> Response {
+pub(super) async fn check(State(guard): State<Arc<Guard>>, mut request: Request, next: Next) -> Response {
     let path = request.uri().path();
     // A request that names the host in its first line means that one, whatever the header says (RFC 9112).
     let authority = match request.uri().authority() {
@@ -95,11 +74,7 @@ pub(super) async fn check(
         }
     };
     let Some(authority) = authority else {
-        return refuse(
-            path,
-            StatusCode::BAD_REQUEST,
-            "the request needs one valid Host header",
-        );
+        return refuse(path, StatusCode::BAD_REQUEST, "the request needs one valid Host header");
     };
     if !guard.knows_host(&authority) {
         let message = format!(
@@ -112,8 +87,7 @@ pub(super) async fn check(
     let trusted = guard.carries_token(&request);
     // Those who check health have no token, and learn no more than yes or no.
     if !trusted && !is_probe(path) {
-        let message =
-            "the admin port needs its token, in the header \"Authorization: Bearer TOKEN\"";
+        let message = "the admin port needs its token, in the header \"Authorization: Bearer TOKEN\"";
         let mut response = refuse(path, StatusCode::UNAUTHORIZED, message);
         let scheme = HeaderValue::from_static("Bearer realm=\"switchyard\"");
         response.headers_mut().insert(WWW_AUTHENTICATE, scheme);
@@ -129,10 +103,7 @@ mod tests {
 
     #[test]
     fn hosts() {
-        let options = AdminOptions {
-            token: None,
-            host_names: vec!["Router-1.example".into()],
-        };
+        let options = AdminOptions { token: None, host_names: vec!["Router-1.example".into()] };
         let guard = Guard::new(options);
         let knows = |host: &'static str| guard.knows_host(&Authority::from_static(host));
         for host in [

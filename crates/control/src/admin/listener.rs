@@ -36,11 +36,7 @@ impl BoundedListener {
     }
 
     fn with_bounds(listener: TcpListener, connections_max: usize, idle_max: Duration) -> Self {
-        Self {
-            listener,
-            permits: Arc::new(Semaphore::new(connections_max)),
-            idle_max,
-        }
+        Self { listener, permits: Arc::new(Semaphore::new(connections_max)), idle_max }
     }
 }
 
@@ -55,15 +51,7 @@ impl Listener for BoundedListener {
         let (stream, address) = Listener::accept(&mut self.listener).await;
         let idle_max = self.idle_max;
         let deadline = Box::pin(sleep(idle_max));
-        (
-            Connection {
-                stream,
-                deadline,
-                idle_max,
-                _permit: permit,
-            },
-            address,
-        )
+        (Connection { stream, deadline, idle_max, _permit: permit }, address)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -94,11 +82,7 @@ impl Connection {
 }
 
 impl AsyncRead for Connection {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match Pin::new(&mut self.stream).poll_read(context, buffer) {
             Poll::Ready(result) => Poll::Ready(result),
             Poll::Pending => self.wait(context),
@@ -107,22 +91,14 @@ impl AsyncRead for Connection {
 }
 
 impl AsyncWrite for Connection {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match Pin::new(&mut self.stream).poll_write(context, bytes) {
             Poll::Ready(result) => self.wrote(result),
             Poll::Pending => self.wait(context),
         }
     }
 
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(mut self: Pin<&mut Self>, context: &mut Context<'_>, parts: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
         match Pin::new(&mut self.stream).poll_write_vectored(context, parts) {
             Poll::Ready(result) => self.wrote(result),
             Poll::Pending => self.wait(context),
@@ -151,10 +127,7 @@ mod tests {
     async fn bounded(connections_max: usize, idle_max: Duration) -> (BoundedListener, SocketAddr) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        (
-            BoundedListener::with_bounds(listener, connections_max, idle_max),
-            address,
-        )
+        (BoundedListener::with_bounds(listener, connections_max, idle_max), address)
     }
 
     #[tokio::test]

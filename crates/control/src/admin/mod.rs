@@ -92,11 +92,7 @@ impl Admin {
     ///
     /// # Errors
     /// If the port cannot be had, or would be exposed without a token.
-    pub async fn bind(
-        address: SocketAddr,
-        options: AdminOptions,
-        source: Arc<dyn Source>,
-    ) -> Result<Self, AdminError> {
+    pub async fn bind(address: SocketAddr, options: AdminOptions, source: Arc<dyn Source>) -> Result<Self, AdminError> {
         if !address.ip().to_canonical().is_loopback() && options.token.is_none() {
             return Err(AdminError::Exposed { address });
         }
@@ -104,11 +100,7 @@ impl Admin {
         let listener = TcpListener::bind(address).await.map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
         let router = routes::router(source, Guard::new(options));
-        Ok(Self {
-            address,
-            listener,
-            router,
-        })
+        Ok(Self { address, listener, router })
     }
 
     /// The address listened on, with the port that the system chose if 0 was asked for.
@@ -121,19 +113,14 @@ impl Admin {
     ///
     /// # Errors
     /// If the listener fails for good.
-    pub async fn serve(
-        self,
-        shutdown: impl Future<Output = ()> + Send + 'static,
-    ) -> io::Result<()> {
+    pub async fn serve(self, shutdown: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let until = async move {
             shutdown.await;
             // Also when nobody listens any more, which is fine.
             let _ = stop.send(());
         };
-        let serving = axum::serve(BoundedListener::new(self.listener), self.router)
-            .with_graceful_shutdown(until)
-            .into_future();
+        let serving = axum::serve(BoundedListener::new(self.listener), self.router).with_graceful_shutdown(until).into_future();
         let bound = async {
             let _ = stopped.await;
             tokio::time::sleep(SHUTDOWN_BOUND).await;

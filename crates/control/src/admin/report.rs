@@ -128,16 +128,9 @@ impl StatusReport {
                     LinkReport::Connecting => "connecting".to_owned(),
                     LinkReport::Down { reason } => reason.clone(),
                 };
-                Some(NotReady {
-                    address: node.address.clone(),
-                    slots: node.slots,
-                    reason,
-                })
+                Some(NotReady { address: node.address.clone(), slots: node.slots, reason })
             })
             .collect();
-        Readiness {
-            draining: self.draining,
-            not_ready,
-        }
+        Readiness { draining: self.draining, not_ready }
     }
 }

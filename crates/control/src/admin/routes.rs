@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS,
-};
+use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use axum::http::{HeaderValue, StatusCode, Uri};
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
@@ -29,16 +27,8 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 6] {
         ("/", "this page", get(index)),
         ("/metrics", "all metrics, for Prometheus", get(metrics)),
         (HEALTH, "200 while the process is alive", get(health)),
-        (
-            READY,
-            "200 while every slot's owner can be reached, else 503",
-            get(ready),
-        ),
-        (
-            "/api/v1/status",
-            "state of the router and its nodes, as JSON",
-            get(status),
-        ),
+        (READY, "200 while every slot's owner can be reached, else 503", get(ready)),
+        ("/api/v1/status", "state of the router and its nodes, as JSON", get(status)),
         ("/api/v1/nodes", "the nodes, as JSON", get(nodes)),
     ]
 }
@@ -51,9 +41,7 @@ pub(super) fn is_probe(path: &str) -> bool {
 pub(super) fn router(source: Shared, guard: Arc<Guard>) -> Router {
     table()
         .into_iter()
-        .fold(Router::new(), |router, (path, _, handler)| {
-            router.route(path, handler)
-        })
+        .fold(Router::new(), |router, (path, _, handler)| router.route(path, handler))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
         .layer(from_fn_with_state(guard, check))
@@ -77,10 +65,7 @@ pub(super) fn refuse(path: &str, status: StatusCode, message: &str) -> Response 
 async fn index() -> Response {
     let mut rows = String::new();
     for (path, purpose, _) in table() {
-        let _ = writeln!(
-            rows,
-            "<tr><td><a href=\"{path}\">{path}</a></td><td>{purpose}</td></tr>"
-        );
+        let _ = writeln!(rows, "<tr><td><a href=\"{path}\">{path}</a></td><td>{purpose}</td></tr>");
     }
     let page = format!(
         "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>Switchyard</title>\n\
@@ -104,10 +89,7 @@ async fn health() -> &'static str {
     "ok\n"
 }
 
-async fn ready(
-    State(source): State<Shared>,
-    Extension(Trusted(trusted)): Extension<Trusted>,
-) -> Result<Response, Response> {
+async fn ready(State(source): State<Shared>, Extension(Trusted(trusted)): Extension<Trusted>) -> Result<Response, Response> {
     let readiness = ask(READY, source, |source| source.ready()).await?;
     if readiness.is_ready() {
         return Ok("ready\n".into_response());
@@ -118,11 +100,7 @@ async fn ready(
             text.push_str("this router is draining: it was told to stop\n");
         }
         for node in &readiness.not_ready {
-            let _ = writeln!(
-                text,
-                "node {} ({} slots): {}",
-                node.address, node.slots, node.reason
-            );
+            let _ = writeln!(text, "node {} ({} slots): {}", node.address, node.slots, node.reason);
         }
     }
     Ok((StatusCode::SERVICE_UNAVAILABLE, text).into_response())
@@ -137,19 +115,12 @@ async fn status(State(source): State<Shared>) -> Result<Response, Response> {
         status: StatusReport,
     }
     let status = ask("/api/v1/status", source, |source| source.status()).await?;
-    Ok(Json(Body {
-        ready: status.readiness().is_ready(),
-        status,
-    })
-    .into_response())
+    Ok(Json(Body { ready: status.readiness().is_ready(), status }).into_response())
 }
 
 async fn nodes(State(source): State<Shared>) -> Result<Json<NodesReport>, Response> {
     let status = ask("/api/v1/nodes", source, |source| source.status()).await?;
-    Ok(Json(NodesReport {
-        epoch: status.epoch,
-        nodes: status.nodes,
-    }))
+    Ok(Json(NodesReport { epoch: status.epoch, nodes: status.nodes }))
 }
 
 /// Asks the source on a thread where blocking is allowed: it may wait for a lock that a worker holds.
@@ -158,33 +129,20 @@ async fn ask<T: Send + 'static>(
     source: Shared,
     question: impl FnOnce(&dyn Source) -> T + Send + 'static,
 ) -> Result<T, Response> {
-    tokio::task::spawn_blocking(move || question(&*source))
-        .await
-        .map_err(|error| {
-            tracing::error!(path, %error, "an admin request failed");
-            refuse(
-                path,
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "this request failed; the log of switchyard says why",
-            )
-        })
+    tokio::task::spawn_blocking(move || question(&*source)).await.map_err(|error| {
+        tracing::error!(path, %error, "an admin request failed");
+        refuse(path, StatusCode::INTERNAL_SERVER_ERROR, "this request failed; the log of switchyard says why")
+    })
 }
 
 async fn unknown_path(uri: Uri) -> Response {
     let paths: Vec<&str> = table().iter().map(|(path, ..)| *path).collect();
-    let message = format!(
-        "there is nothing at this path; there is: {}",
-        paths.join(" ")
-    );
+    let message = format!("there is nothing at this path; there is: {}", paths.join(" "));
     refuse(uri.path(), StatusCode::NOT_FOUND, &message)
 }
 
 async fn unknown_method(uri: Uri) -> Response {
-    refuse(
-        uri.path(),
-        StatusCode::METHOD_NOT_ALLOWED,
-        "this path can only be read: use GET",
-    )
+    refuse(uri.path(), StatusCode::METHOD_NOT_ALLOWED, "this path can only be read: use GET")
 }
 
 /// Answers are never kept by caches, and never taken by a browser for something else than they say they are.
@@ -192,9 +150,6 @@ async fn harden(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert(
-        CONTENT_SECURITY_POLICY,
-        HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'"),
-    );
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'"));
     response
 }

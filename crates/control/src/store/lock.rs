@@ -20,15 +20,8 @@ pub(super) struct DirectoryLock {
 impl DirectoryLock {
     /// Makes the directory if it is not there (readable by its owner only), and locks it.
     pub(super) fn acquire(directory: &Path) -> Result<Self, StoreError> {
-        let refused = |source| StoreError::Directory {
-            directory: directory.to_owned(),
-            source,
-        };
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(directory)
-            .map_err(refused)?;
+        let refused = |source| StoreError::Directory { directory: directory.to_owned(), source };
+        DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(refused)?;
         let mut file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -40,10 +33,7 @@ impl DirectoryLock {
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(StoreError::Locked {
-                    directory: directory.to_owned(),
-                    holder: read_pid(&mut file),
-                });
+                return Err(StoreError::Locked { directory: directory.to_owned(), holder: read_pid(&mut file) });
             }
             Err(TryLockError::Error(source)) => return Err(refused(source)),
         }

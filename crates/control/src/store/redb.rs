@@ -45,9 +45,7 @@ pub struct RedbStore {
 
 impl std::fmt::Debug for RedbStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RedbStore")
-            .field("file", &self.file)
-            .finish_non_exhaustive()
+        f.debug_struct("RedbStore").field("file", &self.file).finish_non_exhaustive()
     }
 }
 
@@ -59,29 +57,12 @@ impl RedbStore {
     pub fn open(directory: &Path) -> Result<Self, StoreError> {
         let lock = DirectoryLock::acquire(directory)?;
         let path = directory.join(FILE_NAME);
-        let access = |source| StoreError::Access {
-            action: "open",
-            file: path.clone(),
-            source,
-        };
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path)
-            .map_err(access)?;
+        let access = |source| StoreError::Access { action: "open", file: path.clone(), source };
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(access)?;
         // A power cut must not take the file itself away after something in it was promised to be durable.
-        File::open(directory)
-            .and_then(|directory| directory.sync_all())
-            .map_err(access)?;
+        File::open(directory).and_then(|directory| directory.sync_all()).map_err(access)?;
         let database = open_database(file).map_err(|error| error.at("open", &path))?;
-        let store = Self {
-            database,
-            file: path,
-            _lock: lock,
-        };
+        let store = Self { database, file: path, _lock: lock };
         store.check_format()?;
         Ok(store)
     }
@@ -94,9 +75,7 @@ impl RedbStore {
             }
             let is_meta = |table: redb::UntypedTableHandle| table.name() == META.name();
             if !transaction.list_tables()?.any(is_meta) {
-                return Err(Failure::Damaged(
-                    "it has tables, but none that says its format".into(),
-                ));
+                return Err(Failure::Damaged("it has tables, but none that says its format".into()));
             }
             match transaction.open_table(META)?.get(FORMAT_KEY)? {
                 Some(format) => Ok(Some(format.value())),
@@ -105,11 +84,7 @@ impl RedbStore {
         })?;
         match found {
             Some(FORMAT) => Ok(()),
-            Some(newer @ FORMAT..) => Err(StoreError::Newer {
-                file: self.file.clone(),
-                found: newer,
-                known: FORMAT,
-            }),
+            Some(newer @ FORMAT..) => Err(StoreError::Newer { file: self.file.clone(), found: newer, known: FORMAT }),
             Some(unknown) => Err(self.damaged(format!("there is no format {unknown}"))),
             None => self.write(|transaction| {
                 transaction.open_table(META)?.insert(FORMAT_KEY, FORMAT)?;
@@ -119,10 +94,7 @@ impl RedbStore {
         }
     }
 
-    fn read<T>(
-        &self,
-        work: impl FnOnce(&redb::ReadTransaction) -> Result<T, Failure>,
-    ) -> Result<T, StoreError> {
+    fn read<T>(&self, work: impl FnOnce(&redb::ReadTransaction) -> Result<T, Failure>) -> Result<T, StoreError> {
         self.database
             .begin_read()
             .map_err(Failure::from)
@@ -131,10 +103,7 @@ impl RedbStore {
     }
 
     /// Runs `work` in a transaction, and makes its changes durable if it succeeds; otherwise nothing changes.
-    fn write<T>(
-        &self,
-        work: impl FnOnce(&redb::WriteTransaction) -> Result<T, Failure>,
-    ) -> Result<T, StoreError> {
+    fn write<T>(&self, work: impl FnOnce(&redb::WriteTransaction) -> Result<T, Failure>) -> Result<T, StoreError> {
         let run = || {
             let transaction = self.database.begin_write()?;
             let result = work(&transaction)?;
@@ -145,10 +114,7 @@ impl RedbStore {
     }
 
     fn damaged(&self, what: String) -> StoreError {
-        StoreError::Damaged {
-            file: self.file.clone(),
-            what,
-        }
+        StoreError::Damaged { file: self.file.clone(), what }
     }
 }
 
@@ -156,10 +122,7 @@ impl Store for RedbStore {
     fn load_topology(&self) -> Result<Option<Topology>, StoreError> {
         self.read(|transaction| {
             let table = transaction.open_table(DOCUMENTS)?;
-            table
-                .get(TOPOLOGY_KEY)?
-                .map(|row| decode(row.value()))
-                .transpose()
+            table.get(TOPOLOGY_KEY)?.map(|row| decode(row.value())).transpose()
         })
     }
 
@@ -173,10 +136,7 @@ impl Store for RedbStore {
                     return Ok(());
                 }
                 if stored.epoch() >= topology.epoch() {
-                    return Err(Failure::Stale {
-                        stored: stored.epoch(),
-                        given: topology.epoch(),
-                    });
+                    return Err(Failure::Stale { stored: stored.epoch(), given: topology.epoch() });
                 }
             }
             table.insert(TOPOLOGY_KEY, document.as_slice())?;
@@ -202,18 +162,13 @@ impl Store for RedbStore {
 /// the same: nothing of the half-opened database is kept.
 fn open_database(file: File) -> Result<Database, Failure> {
     let open = || {
-        let mut database = Builder::new()
-            .set_cache_size(CACHE_BYTES)
-            .create_file(file)?;
+        let mut database = Builder::new().set_cache_size(CACHE_BYTES).create_file(file)?;
         match database.check_integrity()? {
             true => Ok(database),
-            false => Err(Failure::Damaged(
-                "its checksums do not match its content".into(),
-            )),
+            false => Err(Failure::Damaged("its checksums do not match its content".into())),
         }
     };
-    catch_unwind(AssertUnwindSafe(open))
-        .unwrap_or_else(|_| Err(Failure::Damaged("its structure makes no sense".into())))
+    catch_unwind(AssertUnwindSafe(open)).unwrap_or_else(|_| Err(Failure::Damaged("its structure makes no sense".into())))
 }
 
 /// What a transaction can end with, before it is known which file it was about.
@@ -237,21 +192,11 @@ impl Failure {
             Self::Stale { stored, given } => StoreError::Stale { stored, given },
             // What redb says of a file that is not one of its own.
             Self::Database(redb::Error::Io(source))
-                if matches!(
-                    source.kind(),
-                    io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof
-                ) =>
+                if matches!(source.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) =>
             {
-                StoreError::Damaged {
-                    file,
-                    what: source.to_string(),
-                }
+                StoreError::Damaged { file, what: source.to_string() }
             }
-            Self::Database(redb::Error::Io(source)) => StoreError::Access {
-                action,
-                file,
-                source,
-            },
+            Self::Database(redb::Error::Io(source)) => StoreError::Access { action, file, source },
             Self::Database(
                 error @ (redb::Error::Corrupted(_)
                 | redb::Error::UpgradeRequired(_)
@@ -260,15 +205,8 @@ impl Failure {
                 | redb::Error::TableIsMultimap(_)
                 | redb::Error::TypeDefinitionChanged { .. }
                 | redb::Error::TableDoesNotExist(_)),
-            ) => StoreError::Damaged {
-                file,
-                what: error.to_string(),
-            },
-            Self::Database(error) => StoreError::Access {
-                action,
-                file,
-                source: io::Error::other(error.to_string()),
-            },
+            ) => StoreError::Damaged { file, what: error.to_string() },
+            Self::Database(error) => StoreError::Access { action, file, source: io::Error::other(error.to_string()) },
         }
     }
 }
@@ -295,39 +233,18 @@ fn encode(topology: &Topology) -> Vec<u8> {
     let document = Document {
         epoch: topology.epoch(),
         next_id: topology.next_id(),
-        nodes: topology
-            .nodes()
-            .map(|node| NodeDocument {
-                id: node.id.0,
-                name: node.name.clone(),
-            })
-            .collect(),
-        ranges: topology
-            .ranges()
-            .map(|(owner, range)| (*range.start(), *range.end(), owner.0))
-            .collect(),
+        nodes: topology.nodes().map(|node| NodeDocument { id: node.id.0, name: node.name.clone() }).collect(),
+        ranges: topology.ranges().map(|(owner, range)| (*range.start(), *range.end(), owner.0)).collect(),
     };
     serde_json::to_vec(&document).expect("numbers and strings are always JSON")
 }
 
 fn decode(bytes: &[u8]) -> Result<Topology, Failure> {
     let bad = |what: String| Failure::Damaged(format!("its topology cannot be read: {what}"));
-    let document: Document =
-        serde_json::from_slice(bytes).map_err(|error| bad(error.to_string()))?;
-    let nodes = document
-        .nodes
-        .into_iter()
-        .map(|node| Node {
-            id: NodeId(node.id),
-            name: node.name,
-        })
-        .collect();
-    let ranges = document
-        .ranges
-        .into_iter()
-        .map(|(first, last, owner)| (NodeId(owner), RangeInclusive::new(first, last)));
-    Topology::from_parts(document.epoch, nodes, ranges, document.next_id)
-        .map_err(|error| bad(error.to_string()))
+    let document: Document = serde_json::from_slice(bytes).map_err(|error| bad(error.to_string()))?;
+    let nodes = document.nodes.into_iter().map(|node| Node { id: NodeId(node.id), name: node.name }).collect();
+    let ranges = document.ranges.into_iter().map(|(first, last, owner)| (NodeId(owner), RangeInclusive::new(first, last)));
+    Topology::from_parts(document.epoch, nodes, ranges, document.next_id).map_err(|error| bad(error.to_string()))
 }
 
 #[cfg(test)]
@@ -344,9 +261,7 @@ mod tests {
 
     fn next(stored: &Topology, names: &[&str]) -> Topology {
         let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
-        Topology::place(Some(stored), &names)
-            .expect("a topology")
-            .topology
+        Topology::place(Some(stored), &names).expect("a topology").topology
     }
 
     fn temporary() -> tempfile::TempDir {
@@ -405,15 +320,10 @@ mod tests {
         let rival = next(&first, &["a:1", "c:1"]);
         store.save_topology(&first).expect("saves");
         store.save_topology(&second).expect("saves");
-        store
-            .save_topology(&second)
-            .expect("the same again is no conflict");
+        store.save_topology(&second).expect("the same again is no conflict");
         for (stale, epoch) in [(&first, 1), (&rival, 2)] {
             let error = store.save_topology(stale).expect_err("stale");
-            assert!(
-                matches!(error, StoreError::Stale { stored: 2, given } if given == epoch),
-                "{error}"
-            );
+            assert!(matches!(error, StoreError::Stale { stored: 2, given } if given == epoch), "{error}");
         }
         assert_eq!(store.load_topology().expect("loads"), Some(second));
     }
@@ -422,10 +332,7 @@ mod tests {
     fn a_fragmented_map_of_many_nodes_fits() {
         let directory = temporary();
         let store = RedbStore::open(directory.path()).expect("opens");
-        let nodes = (0..1024).map(|i| Node {
-            id: NodeId(i),
-            name: format!("node-{i}.a-rather-long-name-of-a-host.example.org:6379"),
-        });
+        let nodes = (0..1024).map(|i| Node { id: NodeId(i), name: format!("node-{i}.a-rather-long-name-of-a-host.example.org:6379") });
         let ranges = (0..16384_u16).map(|slot| (NodeId(slot % 1024), slot..=slot));
         let topology = Topology::from_parts(9, nodes.collect(), ranges, 1024).expect("valid");
         store.save_topology(&topology).expect("saves");
@@ -439,19 +346,11 @@ mod tests {
         let error = RedbStore::open(directory.path()).expect_err("in use");
         let text = error.to_string();
         assert!(matches!(error, StoreError::Locked { .. }), "{text}");
-        assert!(
-            text.contains(&directory.path().display().to_string()),
-            "{text}"
-        );
-        assert!(
-            text.contains(&format!("the process {}", std::process::id())),
-            "{text}"
-        );
+        assert!(text.contains(&directory.path().display().to_string()), "{text}");
+        assert!(text.contains(&format!("the process {}", std::process::id())), "{text}");
         // Without a legible pid it is refused all the same.
         fs::write(directory.path().join("LOCK"), "?").expect("written");
-        let text = RedbStore::open(directory.path())
-            .expect_err("in use")
-            .to_string();
+        let text = RedbStore::open(directory.path()).expect_err("in use").to_string();
         assert!(text.contains("in use by another process"), "{text}");
         drop(store);
         RedbStore::open(directory.path()).expect("free again");
@@ -471,11 +370,7 @@ mod tests {
         let saved = topology(&["a:1", "b:1"]);
         store.save_topology(&saved).expect("saves");
         // The file as a crash would leave it: never closed.
-        fs::copy(
-            directory.path().join(FILE_NAME),
-            copy.path().join(FILE_NAME),
-        )
-        .expect("copied");
+        fs::copy(directory.path().join(FILE_NAME), copy.path().join(FILE_NAME)).expect("copied");
         let after = RedbStore::open(copy.path()).expect("opens");
         assert_eq!(after.load_topology().expect("loads"), Some(saved));
     }
@@ -489,10 +384,7 @@ mod tests {
             meta.insert(FORMAT_KEY, FORMAT + 1).expect("inserted");
         });
         let error = RedbStore::open(directory.path()).expect_err("newer");
-        assert!(
-            matches!(&error, StoreError::Newer { found: 2, known: 1, file } if file.ends_with(FILE_NAME)),
-            "{error}"
-        );
+        assert!(matches!(&error, StoreError::Newer { found: 2, known: 1, file } if file.ends_with(FILE_NAME)), "{error}");
         assert!(error.to_string().contains("has format 2"), "{error}");
     }
 
@@ -507,14 +399,8 @@ mod tests {
         let directory = temporary();
         fs::write(directory.path().join(FILE_NAME), "a note").expect("written");
         let text = damaged(directory.path());
-        assert!(
-            text.contains(FILE_NAME) && text.contains("is damaged"),
-            "{text}"
-        );
-        assert_eq!(
-            fs::read(directory.path().join(FILE_NAME)).expect("read"),
-            b"a note"
-        );
+        assert!(text.contains(FILE_NAME) && text.contains("is damaged"), "{text}");
+        assert_eq!(fs::read(directory.path().join(FILE_NAME)).expect("read"), b"a note");
 
         let directory = temporary();
         fs::write(directory.path().join(FILE_NAME), vec![0_u8; 1 << 20]).expect("written");
@@ -522,44 +408,34 @@ mod tests {
 
         let directory = temporary();
         tamper(directory.path(), |transaction| {
-            transaction
-                .open_table(TableDefinition::<u8, u8>::new("other"))
-                .expect("a table");
+            transaction.open_table(TableDefinition::<u8, u8>::new("other")).expect("a table");
         });
         assert!(damaged(directory.path()).contains("none that says its format"));
 
         let directory = temporary();
         tamper(directory.path(), |transaction| {
-            transaction
-                .open_table(TableDefinition::<u8, u8>::new("meta"))
-                .expect("a table");
+            transaction.open_table(TableDefinition::<u8, u8>::new("meta")).expect("a table");
         });
         assert!(damaged(directory.path()).contains("meta is of type"));
     }
 
     #[test]
     fn a_stored_map_that_is_none_is_refused() {
-        let good =
-            r#"{"epoch":3,"next_id":1,"nodes":[{"id":0,"name":"a:1"}],"ranges":[[0,16383,0]]}"#;
+        let good = r#"{"epoch":3,"next_id":1,"nodes":[{"id":0,"name":"a:1"}],"ranges":[[0,16383,0]]}"#;
         for (bad, says) in [
             ("", "EOF"),
             ("{}", "missing field"),
             (&good.replace("16383", "16382"), "slot 16383 has no owner"),
             (&good.replace("16383", "99999"), "invalid value"),
             (&good.replace("\"epoch\":3", "\"epoch\":0"), "epoch is 0"),
-            (
-                &good.replace("\"epoch\":3", "\"epoch\":3,\"x\":1"),
-                "unknown field `x`",
-            ),
+            (&good.replace("\"epoch\":3", "\"epoch\":3,\"x\":1"), "unknown field `x`"),
         ] {
             let directory = temporary();
             let write = |text: &str| {
                 drop(RedbStore::open(directory.path()).expect("opens"));
                 tamper(directory.path(), |transaction| {
                     let mut table = transaction.open_table(DOCUMENTS).expect("a table");
-                    table
-                        .insert(TOPOLOGY_KEY, text.as_bytes())
-                        .expect("inserted");
+                    table.insert(TOPOLOGY_KEY, text.as_bytes()).expect("inserted");
                 });
                 RedbStore::open(directory.path()).expect("opens")
             };
@@ -568,15 +444,10 @@ mod tests {
             assert!(matches!(error, StoreError::Damaged { .. }), "{error:?}");
             assert!(error.to_string().contains(says), "{error}");
             // Nor is it overwritten by accident.
-            store
-                .save_topology(&topology(&["b:1"]))
-                .expect_err("refused");
+            store.save_topology(&topology(&["b:1"])).expect_err("refused");
             drop(store);
             let store = write(good);
-            assert_eq!(
-                store.load_topology().expect("loads").map(|t| t.epoch()),
-                Some(3)
-            );
+            assert_eq!(store.load_topology().expect("loads").map(|t| t.epoch()), Some(3));
         }
     }
 
@@ -603,10 +474,7 @@ mod tests {
                 Ok(loaded) => assert_eq!(loaded.as_ref(), Some(&saved), "byte {place}"),
                 Err(error) => {
                     refused += 1;
-                    assert!(
-                        error.to_string().contains(FILE_NAME),
-                        "byte {place}: {error}"
-                    );
+                    assert!(error.to_string().contains(FILE_NAME), "byte {place}: {error}");
                 }
             }
         }
@@ -617,10 +485,7 @@ mod tests {
                 Ok(loaded) => assert_eq!(loaded.as_ref(), Some(&saved), "{length} bytes"),
                 Err(error) => {
                     refused += 1;
-                    assert!(
-                        error.to_string().contains(FILE_NAME),
-                        "{length} bytes: {error}"
-                    );
+                    assert!(error.to_string().contains(FILE_NAME), "{length} bytes: {error}");
                 }
             }
         }

@@ -104,10 +104,7 @@ impl Topology {
     /// The slots a node owns, as maximal ranges in order.
     #[must_use]
     pub fn ranges_of(&self, id: NodeId) -> Vec<RangeInclusive<u16>> {
-        self.ranges()
-            .filter(|(owner, _)| *owner == id)
-            .map(|(_, range)| range)
-            .collect()
+        self.ranges().filter(|(owner, _)| *owner == id).map(|(_, range)| range).collect()
     }
 
     /// All slots as maximal ranges of one owner, in order: what [`Topology::from_parts`] takes.

@@ -117,24 +117,10 @@ impl fmt::Display for PartsError {
             Self::NodeCount(count) => write!(f, "it has {count} nodes instead of 1 to {MAX_NODES}"),
             Self::NumberTwice(id) => write!(f, "two nodes have the number {}", id.0),
             Self::NameTwice(name) => write!(f, "two nodes have the address {name}"),
-            Self::NextId { next_id } => write!(
-                f,
-                "the number for the next node, {next_id}, is not above those given and at most {ID_END}"
-            ),
-            Self::BadRange(range) => write!(
-                f,
-                "{}-{} is not a range of slots",
-                range.start(),
-                range.end()
-            ),
+            Self::NextId { next_id } => write!(f, "the number for the next node, {next_id}, is not above those given and at most {ID_END}"),
+            Self::BadRange(range) => write!(f, "{}-{} is not a range of slots", range.start(), range.end()),
             Self::UnknownOwner { range, owner } => {
-                write!(
-                    f,
-                    "slots {}-{} belong to node number {}, which does not exist",
-                    range.start(),
-                    range.end(),
-                    owner.0
-                )
+                write!(f, "slots {}-{} belong to node number {}, which does not exist", range.start(), range.end(), owner.0)
             }
             Self::OwnedTwice(slot) => write!(f, "slot {slot} has two owners"),
             Self::NotOwned(slot) => write!(f, "slot {slot} has no owner"),
@@ -155,14 +141,7 @@ impl Topology {
     /// If `names` is empty, has duplicates, or is longer than [`MAX_NODES`].
     pub fn even(names: &[String]) -> Result<Self, PlaceError> {
         check_names(names)?;
-        let nodes: Vec<Node> = names
-            .iter()
-            .enumerate()
-            .map(|(i, name)| Node {
-                id: NodeId(i as u16),
-                name: name.clone(),
-            })
-            .collect();
+        let nodes: Vec<Node> = names.iter().enumerate().map(|(i, name)| Node { id: NodeId(i as u16), name: name.clone() }).collect();
         let mut by_name: Vec<&Node> = nodes.iter().collect();
         by_name.sort_by(|a, b| a.name.cmp(&b.name));
         let mut owners = Box::new([NodeId(0); SLOT_COUNT]);
@@ -172,12 +151,7 @@ impl Topology {
             owners[start..end].fill(node.id);
         }
         let next_id = nodes.len() as u32;
-        Ok(Self {
-            epoch: 1,
-            nodes,
-            owners,
-            next_id,
-        })
+        Ok(Self { epoch: 1, nodes, owners, next_id })
     }
 
     /// Reconciles the stored topology, if there is one, with the nodes that the user wants.
@@ -190,25 +164,13 @@ impl Topology {
     /// As [`Topology::even`], and if a node that owns slots is not wanted.
     pub fn place(stored: Option<&Self>, wanted: &[String]) -> Result<Placed, PlaceError> {
         let Some(stored) = stored else {
-            return Ok(Placed {
-                topology: Self::even(wanted)?,
-                changed: true,
-                joined: Vec::new(),
-                removed: Vec::new(),
-            });
+            return Ok(Placed { topology: Self::even(wanted)?, changed: true, joined: Vec::new(), removed: Vec::new() });
         };
         check_names(wanted)?;
         let names: BTreeSet<&String> = wanted.iter().collect();
-        let (mut nodes, removed): (Vec<Node>, Vec<Node>) = stored
-            .nodes
-            .iter()
-            .cloned()
-            .partition(|node| names.contains(&node.name));
-        let missing: Vec<(String, usize)> = removed
-            .iter()
-            .map(|node| (node.name.clone(), stored.slots_of(node.id)))
-            .filter(|(_, slots)| *slots > 0)
-            .collect();
+        let (mut nodes, removed): (Vec<Node>, Vec<Node>) = stored.nodes.iter().cloned().partition(|node| names.contains(&node.name));
+        let missing: Vec<(String, usize)> =
+            removed.iter().map(|node| (node.name.clone(), stored.slots_of(node.id))).filter(|(_, slots)| *slots > 0).collect();
         if !missing.is_empty() {
             return Err(PlaceError::OwnersMissing { missing });
         }
@@ -219,25 +181,12 @@ impl Topology {
             let id = NodeId(u16::try_from(next_id).map_err(|_| PlaceError::NoNumberLeft)?);
             next_id += 1;
             joined.push(id);
-            nodes.push(Node {
-                id,
-                name: name.clone(),
-            });
+            nodes.push(Node { id, name: name.clone() });
         }
         let changed = !joined.is_empty() || !removed.is_empty();
         let epoch = stored.epoch + u64::from(changed);
-        let topology = Self {
-            epoch,
-            nodes,
-            owners: stored.owners.clone(),
-            next_id,
-        };
-        Ok(Placed {
-            topology,
-            changed,
-            joined,
-            removed,
-        })
+        let topology = Self { epoch, nodes, owners: stored.owners.clone(), next_id };
+        Ok(Placed { topology, changed, joined, removed })
     }
 
     /// Builds a topology from what was stored of it, and checks that it is one: every slot has exactly one owner, every owner is a
@@ -292,12 +241,7 @@ impl Topology {
         for (slot, owner) in owners.into_iter().enumerate() {
             map[slot] = owner.ok_or(PartsError::NotOwned(slot as u16))?;
         }
-        Ok(Self {
-            epoch,
-            nodes,
-            owners: map,
-            next_id,
-        })
+        Ok(Self { epoch, nodes, owners: map, next_id })
     }
 }
 

@@ -16,11 +16,7 @@ impl Slot {
     /// The slot of that number; `None` from [`SLOT_COUNT`] on.
     #[must_use]
     pub const fn new(number: u16) -> Option<Self> {
-        if (number as usize) < SLOT_COUNT {
-            Some(Self(number))
-        } else {
-            None
-        }
+        if (number as usize) < SLOT_COUNT { Some(Self(number)) } else { None }
     }
 
     /// Its number, as an index into an array of [`SLOT_COUNT`] elements.
@@ -81,9 +77,7 @@ fn find(byte: u8, bytes: &[u8]) -> Option<usize> {
             return Some(i * 8 + zeros.trailing_zeros() as usize / 8);
         }
     }
-    rest.iter()
-        .position(|&b| b == byte)
-        .map(|i| chunks.len() * 8 + i)
+    rest.iter().position(|&b| b == byte).map(|i| chunks.len() * 8 + i)
 }
 
 /// `TABLES[k][b]` is the checksum of byte `b` followed by `k` zero bytes: the contribution of a byte that `k` more follow in the
@@ -99,11 +93,7 @@ const fn tables() -> [[u16; 256]; 8] {
         let mut crc = (byte as u16) << 8;
         let mut bit = 0;
         while bit < 8 {
-            crc = if crc & 0x8000 != 0 {
-                (crc << 1) ^ POLYNOMIAL
-            } else {
-                crc << 1
-            };
+            crc = if crc & 0x8000 != 0 { (crc << 1) ^ POLYNOMIAL } else { crc << 1 };
             bit += 1;
         }
         tables[0][byte] = crc;
@@ -141,10 +131,7 @@ fn crc16(bytes: &[u8]) -> u16 {
     // Keys are short, so the up to seven bytes left are often half of the work: 4 + 2 + 1 takes three dependent steps, not seven.
     if let Some((c, after)) = rest.split_first_chunk::<4>() {
         let [high, low] = crc.to_be_bytes();
-        crc = t[3][(c[0] ^ high) as usize]
-            ^ t[2][(c[1] ^ low) as usize]
-            ^ t[1][c[2] as usize]
-            ^ t[0][c[3] as usize];
+        crc = t[3][(c[0] ^ high) as usize] ^ t[2][(c[1] ^ low) as usize] ^ t[1][c[2] as usize] ^ t[0][c[3] as usize];
         rest = after;
     }
     if let Some((c, after)) = rest.split_first_chunk::<2>() {
@@ -169,24 +156,14 @@ mod tests {
     /// The definition, bit by bit, without tables.
     fn crc16_by_definition(bytes: &[u8]) -> u16 {
         bytes.iter().fold(0_u16, |crc, &byte| {
-            (0..8).fold(crc ^ (u16::from(byte) << 8), |crc, _| {
-                if crc & 0x8000 != 0 {
-                    (crc << 1) ^ POLYNOMIAL
-                } else {
-                    crc << 1
-                }
-            })
+            (0..8).fold(crc ^ (u16::from(byte) << 8), |crc, _| if crc & 0x8000 != 0 { (crc << 1) ^ POLYNOMIAL } else { crc << 1 })
         })
     }
 
     /// The rule for hash tags, byte by byte, in the order of the cluster specification.
     fn slot_by_definition(key: &[u8]) -> u16 {
         let open = key.iter().position(|&b| b == b'{');
-        let close = open.and_then(|open| {
-            key.iter()
-                .enumerate()
-                .position(|(i, &b)| i > open && b == b'}')
-        });
+        let close = open.and_then(|open| key.iter().enumerate().position(|(i, &b)| i > open && b == b'}'));
         let hashed = match (open, close) {
             (Some(open), Some(close)) if close > open + 1 => &key[open + 1..close],
             _ => key,
@@ -217,33 +194,12 @@ mod tests {
 
     #[test]
     fn hash_tags_as_in_the_cluster_specification() {
-        let same = |a: &[u8], b: &[u8]| {
-            assert_eq!(
-                slot_of(a),
-                slot_of(b),
-                "{} and {}",
-                a.escape_ascii(),
-                b.escape_ascii()
-            )
-        };
+        let same = |a: &[u8], b: &[u8]| assert_eq!(slot_of(a), slot_of(b), "{} and {}", a.escape_ascii(), b.escape_ascii());
         same(b"foo{{bar}}zap", b"{bar"); // first brace to first closing one
         same(b"foo{bar}{zap}", b"bar"); // only the first pair counts
         same(b"}{a}", b"a"); // a closing brace before does not matter
-        for whole in [
-            &b"foo{}{bar}"[..],
-            b"foo{bar",
-            b"foo}bar{",
-            b"{}",
-            b"{",
-            b"}",
-            b"{}x}",
-        ] {
-            assert_eq!(
-                slot_of(whole).number(),
-                crc16_by_definition(whole) % 16384,
-                "{}",
-                whole.escape_ascii()
-            );
+        for whole in [&b"foo{}{bar}"[..], b"foo{bar", b"foo}bar{", b"{}", b"{", b"}", b"{}x}"] {
+            assert_eq!(slot_of(whole).number(), crc16_by_definition(whole) % 16384, "{}", whole.escape_ascii());
         }
     }
 
@@ -252,22 +208,13 @@ mod tests {
         // Lengths around the steps of 8, 4, 2 and 1, with the tag at every place.
         for length in 0..40_usize {
             let plain: Vec<u8> = (0..length).map(|i| (i * 37 + 200) as u8).collect();
-            assert_eq!(
-                slot_of(&plain).number(),
-                slot_by_definition(&plain),
-                "{length}"
-            );
+            assert_eq!(slot_of(&plain).number(), slot_by_definition(&plain), "{length}");
             for open in 0..length {
                 for close in 0..length {
                     let mut key = plain.clone();
                     key[open] = b'{';
                     key[close] = b'}';
-                    assert_eq!(
-                        slot_of(&key).number(),
-                        slot_by_definition(&key),
-                        "{}",
-                        key.escape_ascii()
-                    );
+                    assert_eq!(slot_of(&key).number(), slot_by_definition(&key), "{}", key.escape_ascii());
                 }
             }
         }

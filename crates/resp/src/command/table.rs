@@ -40,7 +40,7 @@ const CONFIGURING: &str =
     "a node's configuration is its own. Call it at each node, or set Switchyard's in its configuration file (SIGHUP reloads it)";
 const MODULES: &str = "modules are loaded at the nodes. Load it at every node; Switchyard then learns its commands";
 const PERSISTENCE: &str = "each node persists by itself, and a snapshot of all at one instant does not exist. Call it at each node";
-const MIGRATING: &str = "Switchyard moves keys itself, while they are in use. See `switchyard move --help`";
+const MIGRATING: &str = "where a key lives is the router's business, and a key that left behind its back would be lost to clients";
 const RESTORING: &str = "it is for moves between nodes of a cluster. Use RESTORE";
 const SWAPPING: &str = "databases of several nodes cannot be swapped at one instant";
 const ONE_NODE: &str = "it describes one server, and any one node's answer would mislead. Call it at the node itself";
@@ -103,7 +103,7 @@ rows! {
     "PFCOUNT"                   -2 [READONLY]                            ALL               => Keyed;
     "PFDEBUG"                    3 [WRITE DENY_OOM ADMIN]                SECOND            => Refused(DEBUGGING);
     "PFMERGE"                   -2 [WRITE DENY_OOM SLOW]                 ALL               => Keyed;
-    "PFSELFTEST"                 1 [ADMIN]                               NONE              => Any;
+    "PFSELFTEST"                 1 [ADMIN]                               NONE              => Refused(DEBUGGING);
 
     // Hashes
     "HDEL"                      -3 [WRITE FAST]                          FIRST             => Keyed;

@@ -9,6 +9,9 @@ use super::Worker;
 use super::upstream::{Lane, Pending, Purpose};
 use crate::slab::Handle;
 
+/// What a client is told instead of a reply that is put together in memory and would exceed what may wait for it.
+pub(super) const TOO_LARGE: &str = "ERR the nodes' replies together are larger than output-limit";
+
 /// What is made of the parts.
 #[derive(Debug)]
 pub(super) enum Whole {
@@ -104,7 +107,7 @@ impl Worker {
         let too_large = gather.bytes > self.plan.live.client_output_limit;
         *place = Some(if too_large {
             let mut error = Vec::new();
-            encode::error(&mut error, "ERR the nodes' replies together are larger than client-output-limit");
+            encode::error(&mut error, TOO_LARGE);
             error
         } else {
             answer.to_vec()

@@ -35,7 +35,8 @@ impl Worker {
         }
     }
 
-    /// Closes connections to nodes that the topology no longer has, or that are reached in another way now.
+    /// Closes connections to nodes that the topology no longer has. Such a node owns nothing: what may still be in flight there is a part of
+    /// a command to all nodes, and whatever it does reaches nobody, so its zombies are forgotten too.
     pub(super) fn drop_foreign_links(&mut self) {
         let gone: Vec<Handle> =
             self.links.iter().filter(|(_, link)| self.plan.topology.node(link.node).is_none()).map(|(handle, _)| handle).collect();
@@ -312,6 +313,7 @@ impl Worker {
             }
             Ok((_, count)) => {
                 link.counters.bytes_received.add(count as u64);
+                link.received_us = self.now_us;
                 link.readable = count == buffer.len() || link.hangup;
                 let more = link.readable;
                 let kept = if input.is_empty() {
@@ -363,7 +365,7 @@ impl Worker {
                         self.on_reply(handle, &rest[..len]);
                     }
                     Ok(ReplyScan::Incomplete(need)) => {
-                        if need.max(rest.len()) > self.plan.live.large_value && self.take_large(handle) {
+                        if need.max(rest.len()) > self.plan.live.large_value && self.take_large(handle, need.max(rest.len())) {
                             continue;
                         }
                         break;
@@ -623,11 +625,14 @@ impl Worker {
         let Some(link) = self.links.get_mut(handle) else { return };
         let timeout = if link.lane == Lane::Slow { live.slow_command_timeout } else { live.command_timeout };
         let timeout_us = timeout.as_micros() as u32;
-        let busy_with_client = link.uploading || link.paused || matches!(link.body, Body::Through(_));
+        // A node that is in the middle of a reply answers, however long the reply takes on its way.
+        let mid_reply = !link.input.is_empty() || !matches!(link.body, Body::Whole(_));
+        let is_answering = mid_reply && self.now_us.saturating_sub(link.received_us) < u64::from(timeout_us);
+        let busy = link.uploading || link.paused || is_answering;
         let mut late = Vec::new();
         while let Some(pending) = link.pending.get(link.expired)
             && (self.now_us as u32).wrapping_sub(pending.sent_us) > timeout_us
-            && !busy_with_client
+            && !busy
         {
             if link.expired == 0 {
                 link.first_expiry_us = self.now_us;
@@ -636,7 +641,7 @@ impl Worker {
             link.expired += 1;
             link.counters.timeouts.add(1);
         }
-        let silent = link.expired > 0 && self.now_us.saturating_sub(link.first_expiry_us) > u64::from(timeout_us);
+        let silent = link.expired > 0 && !busy && self.now_us.saturating_sub(link.first_expiry_us) > u64::from(timeout_us);
         let unused = link.lane != Lane::Main
             && link.pending.is_empty()
             && link.holder == Handle::NONE
@@ -662,34 +667,61 @@ impl Worker {
         }
     }
 
-    /// Starts to take a reply that is too large to be collected. False where it must be collected all the same.
-    fn take_large(&mut self, handle: Handle) -> bool {
+    /// Starts to take a reply of at least `bytes` that is too large to be collected. False where it must be collected all the same.
+    fn take_large(&mut self, handle: Handle, bytes: usize) -> bool {
         let Some(link) = self.links.get_mut(handle) else { return false };
         let Some(pending) = link.pending.front().copied() else { return false };
+        let too_large = bytes > self.plan.live.client_output_limit;
         if link.expired > 0 {
             link.body = Body::Skip(ReplyFollower::default());
             return true;
         }
-        if !matches!(pending.purpose, Purpose::Client | Purpose::ClientHealed) {
-            return false;
-        }
-        if self.clients.get(pending.who).is_none() {
-            link.body = Body::Skip(ReplyFollower::default());
-            return true;
-        }
-        if link.lane == Lane::Main && pending.repeatable && self.repeat_on_large(handle, pending) {
-            if let Some(link) = self.links.get_mut(handle) {
-                link.body = Body::Skip(ReplyFollower::default());
+        match pending.purpose {
+            Purpose::Client | Purpose::ClientHealed if self.clients.get(pending.who).is_none() => {}
+            Purpose::Client | Purpose::ClientHealed => {
+                if link.lane == Lane::Main && pending.repeatable && self.repeat_on_large(handle, pending) {
+                    self.skip_head(handle);
+                    return true;
+                }
+                // It cannot be asked again: pass it on as it comes, if it is its turn.
+                let Some(client) = self.clients.get_mut(pending.who) else { return false };
+                if client.is_first(pending.seq) {
+                    client.streaming = true;
+                    if let Some(link) = self.links.get_mut(handle) {
+                        link.body = Body::Through(ReplyFollower::default());
+                    }
+                    return true;
+                }
+                if !too_large {
+                    return false;
+                }
+                warn!(
+                    client = client.details.id,
+                    bytes, "cutting a client whose replies are more than may wait for it (output-limit)"
+                );
+                self.counters.cut_output.add(1);
+                self.close_client(pending.who);
             }
-            return true;
+            Purpose::Gather if too_large => {
+                let mut error = Vec::new();
+                encode::error(&mut error, super::gather::TOO_LARGE);
+                self.gather_part(pending.who, pending.seq, &error);
+            }
+            Purpose::Gather | Purpose::Learn => return false,
+            Purpose::Nobody | Purpose::Confirm => {}
         }
-        // It cannot be asked again: pass it on as it comes, if it is its turn.
-        let Some(client) = self.clients.get_mut(pending.who).filter(|c| c.is_first(pending.seq)) else { return false };
-        client.streaming = true;
-        if let Some(link) = self.links.get_mut(handle) {
-            link.body = Body::Through(ReplyFollower::default());
-        }
+        self.skip_head(handle);
         true
+    }
+
+    /// Throws the reply at the head of the connection away as it comes: whoever waited for it has been answered, or will be in another way.
+    fn skip_head(&mut self, handle: Handle) {
+        if let Some(link) = self.links.get_mut(handle) {
+            link.body = Body::Skip(ReplyFollower::default());
+            if let Some(pending) = link.pending.front_mut() {
+                pending.purpose = Purpose::Nobody;
+            }
+        }
     }
 }
 

@@ -106,6 +106,8 @@ pub(super) struct Link {
     pub(super) expired: usize,
     pub(super) first_expiry_us: u64,
     pub(super) input: Vec<u8>,
+    /// When the node last sent anything.
+    pub(super) received_us: u64,
     pub(super) body: Body,
     pub(super) greeting: VecDeque<Greeting>,
     /// Our client id at the node.
@@ -171,6 +173,7 @@ impl Link {
             expired: 0,
             first_expiry_us: 0,
             input: Vec::new(),
+            received_us: now_us,
             body: Body::Whole(ReplyScanner::default()),
             greeting: VecDeque::new(),
             client_id: 0,

@@ -55,10 +55,7 @@ fn block_comment(text: &str) -> usize {
 
 /// Length of `r"..."`, `r#"..."#`, `br"..."`, `cr"..."`, if the text starts with one.
 fn raw_string(text: &str) -> Option<usize> {
-    let prefix = ["r", "br", "cr"].into_iter().find(|prefix| {
-        text.strip_prefix(prefix)
-            .is_some_and(|rest| rest.starts_with(['"', '#']))
-    })?;
+    let prefix = ["r", "br", "cr"].into_iter().find(|prefix| text.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(['"', '#'])))?;
     let rest = &text[prefix.len()..];
     let hashes = rest.len() - rest.trim_start_matches('#').len();
     let body = rest[hashes..].strip_prefix('"')?; // else `r#name`, a raw identifier
@@ -85,11 +82,7 @@ fn quoted(text: &str, quote: char) -> Option<usize> {
 fn character(text: &str) -> Option<usize> {
     let mut characters = text.chars().skip(1);
     let (first, second) = (characters.next()?, characters.next()?);
-    if first == '\\' || second == '\'' {
-        quoted(text, '\'')
-    } else {
-        None
-    }
+    if first == '\\' || second == '\'' { quoted(text, '\'') } else { None }
 }
 
 #[test]
@@ -103,10 +96,7 @@ fn blanks_what_is_no_code() {
         ("br\"a\\\" c", " c"),
         ("r#type x", "r#type x"),
         ("for\"x\"", "for "),
-        (
-            "fn f<'a>(x: &'a str, y: &'static u8)",
-            "fn f<'a>(x: &'a str, y: &'static u8)",
-        ),
+        ("fn f<'a>(x: &'a str, y: &'static u8)", "fn f<'a>(x: &'a str, y: &'static u8)"),
         ("'é' é 'ö", " é 'ö"),
         ("\"open\n", " \n"),
     ] {

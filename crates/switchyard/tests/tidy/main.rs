@@ -28,14 +28,7 @@ const CRATES: &[CrateRule] = &[
     CrateRule {
         name: "router",
         only: None,
-        never: &[
-            "switchyard-control",
-            "switchyard-bench",
-            "switchyard",
-            "tokio",
-            "axum",
-            "redb",
-        ],
+        never: &["switchyard-control", "switchyard-bench", "switchyard", "tokio", "axum", "redb"],
         why: "router is the data plane: it adopts what control decides, as types of policy, and its workers run no other event loop than theirs",
     },
     CrateRule {
@@ -47,33 +40,16 @@ const CRATES: &[CrateRule] = &[
     CrateRule {
         name: "bench",
         only: None,
-        never: &[
-            "switchyard-router",
-            "switchyard-control",
-            "switchyard-policy",
-            "switchyard",
-        ],
+        never: &["switchyard-router", "switchyard-control", "switchyard-policy", "switchyard"],
         why: "bench measures the router as a black box, the same way as its peers",
     },
     CrateRule {
         name: "sim",
         only: None,
-        never: &[
-            "switchyard-router",
-            "switchyard-control",
-            "switchyard",
-            "tokio",
-            "rustix",
-            "libc",
-        ],
+        never: &["switchyard-router", "switchyard-control", "switchyard", "tokio", "rustix", "libc"],
         why: "sim runs policy under a clock and a network of its own; anything real would make its runs impossible to replay",
     },
-    CrateRule {
-        name: "switchyard",
-        only: None,
-        never: &[],
-        why: "it wires the others",
-    },
+    CrateRule { name: "switchyard", only: None, never: &[], why: "it wires the others" },
 ];
 
 struct CrateRule {
@@ -112,10 +88,7 @@ const NAMES_BANNED: &[(&str, &str)] = &[
     ("util", "name the file for what is in it"),
     ("utils", "name the file for what is in it"),
     ("common", "name the file for what its content has in common"),
-    (
-        "manager",
-        "name the file for what it does: lock, place, drain, ...",
-    ),
+    ("manager", "name the file for what it does: lock, place, drain, ..."),
     ("master", "say primary"),
     ("slave", "say replica"),
 ];
@@ -136,18 +109,8 @@ impl Files {
         while let Some(directory) = directories.pop() {
             for entry in fs::read_dir(&directory).expect("a directory of the project") {
                 let path: PathBuf = entry.expect("an entry").path();
-                let name = path
-                    .file_name()
-                    .unwrap_or_default()
-                    .to_string_lossy()
-                    .into_owned();
-                let skipped = [
-                    "target",
-                    "node_modules",
-                    "artifacts",
-                    "corpus",
-                    "__pycache__",
-                ];
+                let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                let skipped = ["target", "node_modules", "artifacts", "corpus", "__pycache__"];
                 if name.starts_with('.') || skipped.contains(&name.as_str()) || path.is_symlink() {
                     continue;
                 }
@@ -173,29 +136,19 @@ impl Files {
 
     /// Code below a directory, line by line, with its path and line number.
     fn code_below(&self, directory: &str) -> impl Iterator<Item = (String, String)> {
-        self.rust()
-            .filter(move |(path, _)| path.starts_with(directory))
-            .flat_map(|(path, text)| {
-                let code = only_code(text);
-                let lines = code
-                    .lines()
-                    .enumerate()
-                    .filter(|(_, line)| !line.trim().is_empty());
-                let located =
-                    |(i, line): (usize, &str)| (format!("{path}:{}", i + 1), line.to_owned());
-                lines.map(located).collect::<Vec<_>>()
-            })
+        self.rust().filter(move |(path, _)| path.starts_with(directory)).flat_map(|(path, text)| {
+            let code = only_code(text);
+            let lines = code.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+            let located = |(i, line): (usize, &str)| (format!("{path}:{}", i + 1), line.to_owned());
+            lines.map(located).collect::<Vec<_>>()
+        })
     }
 
     /// Manifests of the crates, by the name of their directory.
     fn manifests(&self) -> impl Iterator<Item = (&str, toml::Table)> {
         self.0.iter().filter_map(|(path, text)| {
             let name = path.strip_prefix("crates/")?.strip_suffix("/Cargo.toml")?;
-            Some((
-                name,
-                text.parse()
-                    .unwrap_or_else(|error| panic!("{path}: {error}")),
-            ))
+            Some((name, text.parse().unwrap_or_else(|error| panic!("{path}: {error}"))))
         })
     }
 }
@@ -204,13 +157,9 @@ impl Files {
 fn dependencies<'a>(manifest: &'a toml::Table, kind: &str) -> Vec<(&'a str, &'a toml::Value)> {
     let platforms = manifest.get("target").and_then(toml::Value::as_table);
     let platforms = platforms.into_iter().flat_map(toml::Table::values);
-    let holders = platforms
-        .filter_map(toml::Value::as_table)
-        .chain([manifest]);
+    let holders = platforms.filter_map(toml::Value::as_table).chain([manifest]);
     let tables = holders.filter_map(|holder| holder.get(kind)?.as_table());
-    tables
-        .flat_map(|table| table.iter().map(|(name, how)| (name.as_str(), how)))
-        .collect()
+    tables.flat_map(|table| table.iter().map(|(name, how)| (name.as_str(), how))).collect()
 }
 
 fn crates_import_only_what_they_may(files: &Files) -> Vec<String> {
@@ -225,22 +174,11 @@ fn crates_import_only_what_they_may(files: &Files) -> Vec<String> {
         let manifest_path = format!("crates/{name}/Cargo.toml");
         for kind in ["dependencies", "build-dependencies", "dev-dependencies"] {
             for (dependency, how) in dependencies(&manifest, kind) {
-                let real = how
-                    .get("package")
-                    .and_then(toml::Value::as_str)
-                    .unwrap_or(dependency);
+                let real = how.get("package").and_then(toml::Value::as_str).unwrap_or(dependency);
                 if rule.never.contains(&real) {
-                    complaints.push(format!(
-                        "{manifest_path}: {name} must not depend on {real}, not even in tests: {}",
-                        rule.why
-                    ));
-                } else if kind != "dev-dependencies"
-                    && rule.only.is_some_and(|only| !only.contains(&real))
-                {
-                    complaints.push(format!(
-                        "{manifest_path}: {name} must not depend on {real}: {}",
-                        rule.why
-                    ));
+                    complaints.push(format!("{manifest_path}: {name} must not depend on {real}, not even in tests: {}", rule.why));
+                } else if kind != "dev-dependencies" && rule.only.is_some_and(|only| !only.contains(&real)) {
+                    complaints.push(format!("{manifest_path}: {name} must not depend on {real}: {}", rule.why));
                 }
             }
         }
@@ -260,13 +198,9 @@ fn versions_and_lints_come_from_the_root(files: &Files) -> Vec<String> {
                 }
             }
         }
-        let lints = manifest
-            .get("lints")
-            .and_then(|lints| lints.get("workspace"));
+        let lints = manifest.get("lints").and_then(|lints| lints.get("workspace"));
         if lints.and_then(toml::Value::as_bool) != Some(true) {
-            complaints.push(format!(
-                "crates/{name}/Cargo.toml: add `[lints]` with `workspace = true`: lints are chosen once, at the root"
-            ));
+            complaints.push(format!("crates/{name}/Cargo.toml: add `[lints]` with `workspace = true`: lints are chosen once, at the root"));
         }
     }
     complaints
@@ -276,26 +210,14 @@ fn versions_and_lints_come_from_the_root(files: &Files) -> Vec<String> {
 fn crates_reach_each_other_only_through_cargo(files: &Files) -> Vec<String> {
     let mut complaints = Vec::new();
     for rule in CRATES {
-        let names: Vec<String> = rule
-            .never
-            .iter()
-            .filter(|name| name.starts_with("switchyard-"))
-            .map(|name| name.replace('-', "_"))
-            .collect();
+        let names: Vec<String> =
+            rule.never.iter().filter(|name| name.starts_with("switchyard-")).map(|name| name.replace('-', "_")).collect();
         for (place, line) in files.code_below(&format!("crates/{}/", rule.name)) {
-            for name in names
-                .iter()
-                .filter(|name| words(&line).any(|word| word == name.as_str()))
-            {
-                complaints.push(format!(
-                    "{place}: {} must not use {name}: {}",
-                    rule.name, rule.why
-                ));
+            for name in names.iter().filter(|name| words(&line).any(|word| word == name.as_str())) {
+                complaints.push(format!("{place}: {} must not use {name}: {}", rule.name, rule.why));
             }
             if line.contains("#[path") {
-                complaints.push(format!(
-                    "{place}: no #[path]: a module is where its name says, and a crate's code is its own"
-                ));
+                complaints.push(format!("{place}: no #[path]: a module is where its name says, and a crate's code is its own"));
             }
         }
     }
@@ -308,14 +230,10 @@ fn pure_crates_stay_pure(files: &Files) -> Vec<String> {
         for (place, line) in files.code_below(&format!("crates/{name}/src/")) {
             // `use std::{net::..., ...}` would slip through, so such lists must not start at `std`.
             if line.contains("use std::{") || line.contains("use core::{") {
-                complaints.push(format!(
-                    "{place}: write one `use` per module of std, so that this check can read it"
-                ));
+                complaints.push(format!("{place}: write one `use` per module of std, so that this check can read it"));
             }
             for (path, instead) in IMPURE.iter().filter(|(path, _)| has_path(&line, path)) {
-                complaints.push(format!(
-                    "{place}: {name} is pure and must not use {path}: {instead}"
-                ));
+                complaints.push(format!("{place}: {name} is pure and must not use {path}: {instead}"));
             }
         }
     }
@@ -331,13 +249,13 @@ fn modules_of_policy_import_only_what_they_may(files: &Files) -> Vec<String> {
             continue;
         }
         let Some((_, may)) = POLICY_MODULES.iter().find(|(name, _)| *name == module) else {
-            complaints.push(format!("{place}: the module {module} of policy has no row in POLICY_MODULES: add one with what it may use of the others"));
+            complaints.push(format!(
+                "{place}: the module {module} of policy has no row in POLICY_MODULES: add one with what it may use of the others"
+            ));
             continue;
         };
         if line.contains("crate::{") {
-            complaints.push(format!(
-                "{place}: write one `use crate::MODULE` per module, so that this check can read it"
-            ));
+            complaints.push(format!("{place}: write one `use crate::MODULE` per module, so that this check can read it"));
         }
         for used in line.split("crate::").skip(1) {
             let used = words(used).next().unwrap_or_default();
@@ -357,7 +275,9 @@ fn nothing_is_left_to_do(files: &Files) -> Vec<String> {
     for (place, line) in files.code_below("") {
         for stub in ["todo!", "unimplemented!"] {
             if line.contains(stub) && words(&line).any(|word| stub.starts_with(word)) {
-                complaints.push(format!("{place}: {stub} ends the process at a user's: write it, or return an error that says what is not there yet"));
+                complaints.push(format!(
+                    "{place}: {stub} ends the process at a user's: write it, or return an error that says what is not there yet"
+                ));
             }
         }
     }
@@ -370,7 +290,9 @@ fn unsafe_is_where_it_belongs(files: &Files) -> Vec<String> {
         .code_below("crates/")
         .filter(|(place, line)| line.contains("unsafe_code") && !allowed(place))
         .map(|(place, _)| {
-            format!("{place}: unsafe code is allowed in {UNSAFE_ALLOWED:?} only; look for a safe wrapper (rustix, socket2), or put it there")
+            format!(
+                "{place}: unsafe code is allowed in {UNSAFE_ALLOWED:?} only; look for a safe wrapper (rustix, socket2), or put it there"
+            )
         })
         .collect()
 }
@@ -392,13 +314,8 @@ fn files_are_short(files: &Files) -> Vec<String> {
             _ => {}
         }
     }
-    for (path, ..) in LONGER
-        .iter()
-        .filter(|(path, ..)| !files.0.contains_key(*path))
-    {
-        complaints.push(format!(
-            "{path} is listed in LONGER but is not there: remove it from the list"
-        ));
+    for (path, ..) in LONGER.iter().filter(|(path, ..)| !files.0.contains_key(*path)) {
+        complaints.push(format!("{path} is listed in LONGER but is not there: remove it from the list"));
     }
     complaints
 }
@@ -410,9 +327,7 @@ fn files_say_what_they_are(files: &Files) -> Vec<String> {
             let header = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with("#!"));
             !header.is_some_and(|line| line.starts_with("//!") && line.trim_start_matches("//!").trim().len() >= 10)
         })
-        .map(|(path, _)| {
-            format!("{path}: begin it with a `//!` header: what it is, why it is here, why not the obvious alternative")
-        })
+        .map(|(path, _)| format!("{path}: begin it with a `//!` header: what it is, why it is here, why not the obvious alternative"))
         .collect()
 }
 
@@ -427,13 +342,8 @@ fn files_have_names_that_say_something(files: &Files) -> Vec<String> {
     for path in parts {
         let name = path.rsplit('/').next().unwrap_or(path).to_lowercase();
         for (banned, instead) in NAMES_BANNED {
-            if name
-                .split(|c: char| !c.is_alphanumeric())
-                .any(|word| word == *banned)
-            {
-                complaints.push(format!(
-                    "{path}: no file or directory is called {banned}: {instead}"
-                ));
+            if name.split(|c: char| !c.is_alphanumeric()).any(|word| word == *banned) {
+                complaints.push(format!("{path}: no file or directory is called {banned}: {instead}"));
             }
         }
     }
@@ -442,8 +352,7 @@ fn files_have_names_that_say_something(files: &Files) -> Vec<String> {
 
 /// Words of a line of code, as Rust understands names.
 fn words(line: &str) -> impl Iterator<Item = &str> {
-    line.split(|c: char| !c.is_alphanumeric() && c != '_')
-        .filter(|word| !word.is_empty())
+    line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
 /// Whether the line has that path, not only as the beginning of a longer name.
@@ -515,10 +424,7 @@ fn names_of_files() {
 #[test]
 fn clippy_watches_policy() {
     let files = Files::read();
-    let text = files
-        .0
-        .get("crates/policy/clippy.toml")
-        .expect("crates/policy/clippy.toml bans clocks, threads and sockets");
+    let text = files.0.get("crates/policy/clippy.toml").expect("crates/policy/clippy.toml bans clocks, threads and sockets");
     let table: toml::Table = text.parse().expect("TOML");
     let banned: Vec<&str> = ["disallowed-methods", "disallowed-types"]
         .into_iter()
@@ -533,10 +439,7 @@ fn clippy_watches_policy() {
         "std::collections::HashSet",
         "std::net::TcpStream",
     ] {
-        assert!(
-            banned.contains(&path),
-            "crates/policy/clippy.toml must ban {path}: policy is pure"
-        );
+        assert!(banned.contains(&path), "crates/policy/clippy.toml must ban {path}: policy is pure");
     }
 }
 
@@ -547,26 +450,11 @@ fn the_rules_notice() {
     let good = || {
         let lints = "[lints]\nworkspace = true\n";
         Files(BTreeMap::from([
-            (
-                "crates/resp/Cargo.toml".into(),
-                format!("{lints}[dependencies]\nmemchr.workspace = true\n"),
-            ),
-            (
-                "crates/policy/Cargo.toml".into(),
-                format!("{lints}[dev-dependencies]\nproptest.workspace = true\n"),
-            ),
-            (
-                "crates/policy/src/lib.rs".into(),
-                format!("{FINE}pub mod topology;\n"),
-            ),
-            (
-                "crates/policy/src/routing.rs".into(),
-                format!("{FINE}use crate::topology::Slot; // not crate::cache\n"),
-            ),
-            (
-                "crates/router/Cargo.toml".into(),
-                format!("{lints}[dependencies]\nswitchyard-policy.workspace = true\n"),
-            ),
+            ("crates/resp/Cargo.toml".into(), format!("{lints}[dependencies]\nmemchr.workspace = true\n")),
+            ("crates/policy/Cargo.toml".into(), format!("{lints}[dev-dependencies]\nproptest.workspace = true\n")),
+            ("crates/policy/src/lib.rs".into(), format!("{FINE}pub mod topology;\n")),
+            ("crates/policy/src/routing.rs".into(), format!("{FINE}use crate::topology::Slot; // not crate::cache\n")),
+            ("crates/router/Cargo.toml".into(), format!("{lints}[dependencies]\nswitchyard-policy.workspace = true\n")),
         ]))
     };
     let rules: [Rule; 9] = [
@@ -587,134 +475,39 @@ fn the_rules_notice() {
 
     let long = FINE.repeat(LINES_MAX + 1);
     let cases: &[(Rule, &str, &str)] = &[
-        (
-            crates_import_only_what_they_may,
-            "crates/resp/Cargo.toml",
-            "[dependencies]\nbytes = \"1\"\n",
-        ),
-        (
-            crates_import_only_what_they_may,
-            "crates/policy/Cargo.toml",
-            "[build-dependencies]\ncc.workspace = true\n",
-        ),
-        (
-            crates_import_only_what_they_may,
-            "crates/policy/Cargo.toml",
-            "[target.'cfg(unix)'.dependencies]\nlibc = \"0.2\"\n",
-        ),
-        (
-            crates_import_only_what_they_may,
-            "crates/router/Cargo.toml",
-            "[dev-dependencies]\nswitchyard-control.workspace = true\n",
-        ),
-        (
-            crates_import_only_what_they_may,
-            "crates/control/Cargo.toml",
-            "[dependencies]\nx = { package = \"switchyard-router\" }\n",
-        ),
-        (
-            crates_import_only_what_they_may,
-            "crates/extra/Cargo.toml",
-            "",
-        ),
-        (
-            crates_reach_each_other_only_through_cargo,
-            "crates/bench/src/x.rs",
-            "use switchyard_router::Router;\n",
-        ),
-        (
-            crates_reach_each_other_only_through_cargo,
-            "crates/control/src/x.rs",
-            "#[path = \"../../router/src/lib.rs\"]\nmod x;\n",
-        ),
-        (
-            versions_and_lints_come_from_the_root,
-            "crates/resp/Cargo.toml",
-            "[lints]\nworkspace = true\n[dependencies]\nmemchr = \"2\"\n",
-        ),
-        (
-            versions_and_lints_come_from_the_root,
-            "crates/resp/Cargo.toml",
-            "[dependencies]\nmemchr.workspace = true\n",
-        ),
-        (
-            pure_crates_stay_pure,
-            "crates/resp/src/x.rs",
-            "use std::net::IpAddr;\n",
-        ),
-        (
-            pure_crates_stay_pure,
-            "crates/policy/src/x.rs",
-            "fn f() -> std::time::Instant {}\n",
-        ),
-        (
-            pure_crates_stay_pure,
-            "crates/policy/src/x.rs",
-            "use std::{fs, io};\n",
-        ),
-        (
-            modules_of_policy_import_only_what_they_may,
-            "crates/policy/src/topology/x.rs",
-            "use crate::routing::Route;\n",
-        ),
-        (
-            modules_of_policy_import_only_what_they_may,
-            "crates/policy/src/topology/x.rs",
-            "use crate::{routing};\n",
-        ),
-        (
-            modules_of_policy_import_only_what_they_may,
-            "crates/policy/src/newcomer.rs",
-            "pub fn f() {}\n",
-        ),
-        (
-            nothing_is_left_to_do,
-            "crates/x/src/x.rs",
-            "fn f() { todo!() }\n",
-        ),
-        (
-            nothing_is_left_to_do,
-            "fuzz/x.rs",
-            "fn f() { unimplemented!(\"later\") }\n",
-        ),
-        (
-            unsafe_is_where_it_belongs,
-            "crates/router/src/worker/x.rs",
-            "#![allow(unsafe_code)]\n",
-        ),
+        (crates_import_only_what_they_may, "crates/resp/Cargo.toml", "[dependencies]\nbytes = \"1\"\n"),
+        (crates_import_only_what_they_may, "crates/policy/Cargo.toml", "[build-dependencies]\ncc.workspace = true\n"),
+        (crates_import_only_what_they_may, "crates/policy/Cargo.toml", "[target.'cfg(unix)'.dependencies]\nlibc = \"0.2\"\n"),
+        (crates_import_only_what_they_may, "crates/router/Cargo.toml", "[dev-dependencies]\nswitchyard-control.workspace = true\n"),
+        (crates_import_only_what_they_may, "crates/control/Cargo.toml", "[dependencies]\nx = { package = \"switchyard-router\" }\n"),
+        (crates_import_only_what_they_may, "crates/extra/Cargo.toml", ""),
+        (crates_reach_each_other_only_through_cargo, "crates/bench/src/x.rs", "use switchyard_router::Router;\n"),
+        (crates_reach_each_other_only_through_cargo, "crates/control/src/x.rs", "#[path = \"../../router/src/lib.rs\"]\nmod x;\n"),
+        (versions_and_lints_come_from_the_root, "crates/resp/Cargo.toml", "[lints]\nworkspace = true\n[dependencies]\nmemchr = \"2\"\n"),
+        (versions_and_lints_come_from_the_root, "crates/resp/Cargo.toml", "[dependencies]\nmemchr.workspace = true\n"),
+        (pure_crates_stay_pure, "crates/resp/src/x.rs", "use std::net::IpAddr;\n"),
+        (pure_crates_stay_pure, "crates/policy/src/x.rs", "fn f() -> std::time::Instant {}\n"),
+        (pure_crates_stay_pure, "crates/policy/src/x.rs", "use std::{fs, io};\n"),
+        (modules_of_policy_import_only_what_they_may, "crates/policy/src/topology/x.rs", "use crate::routing::Route;\n"),
+        (modules_of_policy_import_only_what_they_may, "crates/policy/src/topology/x.rs", "use crate::{routing};\n"),
+        (modules_of_policy_import_only_what_they_may, "crates/policy/src/newcomer.rs", "pub fn f() {}\n"),
+        (nothing_is_left_to_do, "crates/x/src/x.rs", "fn f() { todo!() }\n"),
+        (nothing_is_left_to_do, "fuzz/x.rs", "fn f() { unimplemented!(\"later\") }\n"),
+        (unsafe_is_where_it_belongs, "crates/router/src/worker/x.rs", "#![allow(unsafe_code)]\n"),
         (files_are_short, "crates/x/src/x.rs", &long),
-        (
-            files_say_what_they_are,
-            "crates/x/src/x.rs",
-            "use std::io;\n//! Too late.\n",
-        ),
+        (files_say_what_they_are, "crates/x/src/x.rs", "use std::io;\n//! Too late.\n"),
         (files_say_what_they_are, "crates/x/src/x.rs", "//! X\n"),
         (files_say_what_they_are, "crates/x/src/x.rs", ""),
-        (
-            files_have_names_that_say_something,
-            "crates/x/src/string_util.rs",
-            "",
-        ),
-        (
-            files_have_names_that_say_something,
-            "crates/x/tests/common/mod.rs",
-            "",
-        ),
-        (
-            files_have_names_that_say_something,
-            "docs/node-manager.md",
-            "",
-        ),
+        (files_have_names_that_say_something, "crates/x/src/string_util.rs", ""),
+        (files_have_names_that_say_something, "crates/x/tests/common/mod.rs", ""),
+        (files_have_names_that_say_something, "docs/node-manager.md", ""),
     ];
     for (rule, path, text) in cases {
         let mut files = good();
         files.0.insert((*path).to_owned(), (*text).to_owned());
         let complaints = rule(&files);
         assert!(
-            complaints.iter().any(|complaint| complaint.contains(
-                path.rsplit_once('/')
-                    .map_or(*path, |(directory, _)| directory)
-            )),
+            complaints.iter().any(|complaint| complaint.contains(path.rsplit_once('/').map_or(*path, |(directory, _)| directory))),
             "{path} {text:?}: {complaints:?}"
         );
     }
