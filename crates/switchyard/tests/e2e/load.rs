@@ -98,8 +98,8 @@ fn large_replies_of_several_nodes_to_a_slow_reader() {
     }
     // Long enough for every buffer on the way to fill; were it not, the test would pass for nothing.
     std::thread::sleep(Duration::from_millis(300));
-    for i in 0..keys.len() {
-        assert!(slow.reply().bytes() == value(i), "the value of {}", keys[i]);
+    for (i, key) in keys.iter().enumerate() {
+        assert!(slow.reply().bytes() == value(i), "the value of {key}");
     }
 }
 
