@@ -695,10 +695,7 @@ impl Worker {
                 if !too_large {
                     return false;
                 }
-                warn!(
-                    client = client.details.id,
-                    bytes, "cutting a client whose replies are more than may wait for it (output-limit)"
-                );
+                warn!(client = client.details.id, bytes, "cutting a client whose replies are more than may wait for it (output-limit)");
                 self.counters.cut_output.add(1);
                 self.close_client(pending.who);
             }
