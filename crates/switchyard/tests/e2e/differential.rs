@@ -195,12 +195,16 @@ fn script(text: &str) -> Vec<Command> {
     text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).map(crate::support::words).collect()
 }
 
-/// The programs to compare with: the default server, and Valkey as well where it is installed beside Redis.
+/// The programs to compare with: the default server, and Valkey as well where it is installed beside Redis. Not a development version of
+/// it: one such build answers BITCOUNT of a fresh `SETBIT k 1972 1` with 5 now and then, which no comparison survives.
 fn programs() -> Vec<Option<&'static str>> {
     let mut programs = vec![None];
     let chosen = std::env::var_os("SWITCHYARD_E2E_SERVER").is_some();
     if !chosen && ["redis-server", "valkey-server"].into_iter().all(crate::support::process::on_path) {
-        programs.push(Some("valkey-server"));
+        let version = std::process::Command::new("valkey-server").arg("--version").output().expect("valkey-server --version");
+        if !String::from_utf8_lossy(&version.stdout).contains("255.255.255") {
+            programs.push(Some("valkey-server"));
+        }
     }
     programs
 }
