@@ -23,6 +23,15 @@ pub(crate) struct Plan {
     pub(crate) commands: Arc<CommandTable>,
 }
 
+/// How far the router is with learning a node's commands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum Commands {
+    #[default]
+    Unknown,
+    Asked,
+    Known,
+}
+
 /// What is known of a node's server process.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NodeFacts {
@@ -33,8 +42,10 @@ pub(crate) struct NodeFacts {
     pub(crate) version: String,
     /// Databases known to exist: SELECT below this number cannot fail.
     pub(crate) databases: u32,
+    /// The version of Redis that it is, or is compatible with.
+    pub(crate) redis_version: String,
     /// Whether its command list has been compared with ours since it started.
-    pub(crate) commands_learnt: bool,
+    pub(crate) commands: Commands,
     /// Why the last attempt to connect failed; `None` once one succeeded.
     pub(crate) failure: Option<String>,
     /// Whether an attempt to connect has ended, either way.

@@ -387,7 +387,7 @@ impl Worker {
     pub(super) fn after_delivery(&mut self, handle: Handle) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let go_on = match client.stall {
-            Stall::None | Stall::Output | Stall::Upstream | Stall::Large => false,
+            Stall::None | Stall::Output | Stall::Upstream | Stall::Large | Stall::Learning => false,
             Stall::Barrier => client.in_flight() == 0,
             Stall::Pipeline => client.in_flight() == 0 || client.has_room(self.plan.live.client_pipeline_max / 2),
         };

@@ -12,7 +12,7 @@ use switchyard_resp::request::{Args, Limits, Scanner};
 use super::gather::Whole;
 use super::upstream::{Lane, Pending, Purpose};
 use super::{Stall, Worker};
-use crate::shared::{Plan, lock};
+use crate::shared::{Commands, Plan, lock};
 use crate::slab::Handle;
 
 /// What became of a command.
@@ -80,6 +80,9 @@ impl Worker {
             self.close_client(handle);
             return Flow::Close;
         }
+        if self.may_still_learn(handle) {
+            return Flow::Stall(Stall::Learning);
+        }
         let text = match lookup {
             Lookup::UnknownSubcommand(container) => errors::unknown_subcommand(container, args),
             _ => errors::unknown(args),
@@ -89,6 +92,14 @@ impl Worker {
         let class = switchyard_resp::command::CommandClass::Admin as u8;
         self.answer(handle, class, &reply);
         Flow::Next
+    }
+
+    /// Whether a command that is unknown now may be known soon: a node has been asked for its commands and has not answered yet. A client
+    /// waits for that once.
+    fn may_still_learn(&mut self, handle: Handle) -> bool {
+        let asked = self.plan.topology.nodes().any(|n| self.shared.with_facts(n.id, |f| f.commands == Commands::Asked || !f.tried));
+        let Some(client) = self.clients.get_mut(handle) else { return false };
+        asked && !std::mem::replace(&mut client.waited_for_learning, asked)
     }
 
     fn keyed(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {

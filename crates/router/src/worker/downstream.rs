@@ -42,6 +42,8 @@ pub(super) enum Stall {
     Upstream,
     /// Waiting for a connection for a large value.
     Large,
+    /// The command is unknown, and a node has yet to say which commands it has.
+    Learning,
 }
 
 /// A large request on its way from the client to a node.
@@ -133,6 +135,7 @@ pub(super) struct Client {
     pub(super) closing: bool,
     /// The client writes its whole pipeline before it reads: it is not held up for not reading, only cut at its limit.
     pub(super) writes_first: bool,
+    pub(super) waited_for_learning: bool,
     pub(super) active_ms: u32,
     pub(super) last_command: u16,
     pub(super) last_used_us: u64,
@@ -173,6 +176,7 @@ impl Client {
             half_closed: false,
             closing: false,
             writes_first: false,
+            waited_for_learning: false,
             active_ms: 0,
             last_command: 0,
             last_used_us: now_us,

@@ -11,7 +11,7 @@ use tracing::{debug, info, warn};
 
 use super::Worker;
 use super::upstream::{Greeting, Lane, Link, Phase, Purpose};
-use crate::shared::{Connection, Plan};
+use crate::shared::{Commands, Connection, Plan};
 use crate::slab::Handle;
 
 impl Worker {
@@ -104,16 +104,19 @@ impl Worker {
         let (recovered, learn) = self.shared.with_facts(node, |facts| {
             if facts.run_id != run_id {
                 restarted = facts.run_id.is_some();
-                facts.commands_learnt = false;
+                facts.commands = Commands::Unknown;
                 facts.databases = self.plan.live.database + 1;
                 facts.run_id.clone_from(&run_id);
             }
             facts.flavour = flavour;
             facts.version = version.to_string();
+            facts.redis_version = field("redis_version").unwrap_or(version).to_string();
             let first = !facts.tried;
             facts.tried = true;
-            let learn = lane == Lane::Main && !facts.commands_learnt;
-            facts.commands_learnt |= learn;
+            let learn = lane == Lane::Main && !resp3 && facts.commands == Commands::Unknown;
+            if learn {
+                facts.commands = Commands::Asked;
+            }
             (facts.failure.take().is_some() || first, learn)
         });
         if restarted {
@@ -124,10 +127,8 @@ impl Worker {
         }
         if lane == Lane::Main {
             self.kill_zombies(node, handle, run_id.as_deref());
-            if learn && !resp3 {
+            if learn {
                 self.push_own(handle, &[b"COMMAND"], Purpose::Learn, 0);
-            } else if learn {
-                self.shared.with_facts(node, |f| f.commands_learnt = false);
             }
         }
         if lane == Lane::Large {
@@ -139,6 +140,7 @@ impl Worker {
     /// Adds commands that the node has and our table lacks (modules, renamed commands).
     pub(super) fn learn(&mut self, node: NodeId, answer: &[u8]) {
         let learnt = parse_command_reply(answer);
+        self.shared.with_facts(node, |f| f.commands = Commands::Known);
         let mut count = 0;
         self.shared.change_plan(|plan| {
             let mut commands = (*plan.commands).clone();

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use switchyard_resp::reply;
 
 use super::Worker;
+use super::local::oldest;
 use crate::metrics::Counter;
 
 /// Sections that INFO shows when none is named.
@@ -69,10 +70,21 @@ impl Worker {
         let mut add = |section: &'static str, fields: Vec<(&str, String)>| {
             sections.push((section, fields.into_iter().map(|(k, v)| (k.to_string(), v)).collect()));
         };
-        add(
-            "server",
+        let compatible = oldest(
+            plan.topology
+                .nodes()
+                .map(|n| self.shared.with_facts(n.id, |f| f.redis_version.clone()))
+                .filter(|v| !v.is_empty())
+                .collect::<Vec<_>>()
+                .iter(),
+        );
+        let (server, version) = self.fleet_version(plan);
+        let mut identity = vec![("redis_version", compatible)];
+        if server == "valkey" {
+            identity.extend([("server_name", server.to_string()), ("valkey_version", version)]);
+        }
+        let process = {
             vec![
-                ("redis_version", self.node_version(plan)),
                 ("redis_mode", "standalone".into()),
                 ("switchyard_version", env!("CARGO_PKG_VERSION").into()),
                 ("os", format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)),
@@ -84,8 +96,10 @@ impl Worker {
                 ("uptime_in_seconds", uptime.to_string()),
                 ("uptime_in_days", (uptime / 86400).to_string()),
                 ("io_threads_active", u8::from(workers.len() > 1).to_string()),
-            ],
-        );
+            ]
+        };
+        identity.extend(process);
+        add("server", identity);
         add(
             "clients",
             vec![

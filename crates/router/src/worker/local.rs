@@ -143,6 +143,10 @@ impl Worker {
         let Some(index) = parse::<i64>(index) else {
             return self.refuse(handle, class, "ERR value is not an integer or out of range");
         };
+        if i32::try_from(index).is_err() {
+            let text = format!("ERR value is out of range, value must between {} and {}", i32::MIN, i32::MAX);
+            return self.refuse(handle, class, &text);
+        }
         let Ok(database) = u32::try_from(index) else {
             return self.refuse(handle, class, "ERR DB index is out of range");
         };
@@ -251,7 +255,7 @@ impl Worker {
                 "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time",
             );
         }
-        let version = self.node_version(plan);
+        let (server, version) = self.fleet_version(plan);
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         client.authenticated = true;
         if let Some(name) = name {
@@ -261,7 +265,7 @@ impl Worker {
         let resp3 = client.resp3;
         let mut out = Vec::new();
         encode::map(&mut out, 7, resp3);
-        for (field, value) in [("server", "redis"), ("version", &version)] {
+        for (field, value) in [("server", server), ("version", &version)] {
             encode::bulk(&mut out, field.as_bytes());
             encode::bulk(&mut out, value.as_bytes());
         }
@@ -279,11 +283,15 @@ impl Worker {
         Flow::Next
     }
 
-    /// The version that clients are told: the oldest of the nodes', because what it lacks cannot be relied on.
-    pub(super) fn node_version(&self, plan: &Plan) -> String {
-        let versions = plan.topology.nodes().map(|n| self.shared.with_facts(n.id, |f| f.version.clone()));
-        let parts = |v: &str| v.split('.').map(|p| p.parse::<u32>().unwrap_or(0)).collect::<Vec<_>>();
-        versions.filter(|v| !v.is_empty()).min_by_key(|v| parts(v)).unwrap_or_else(|| "7.0.0".into())
+    /// What clients are told that they talk to: Valkey where every node is one, and the oldest version, because what it lacks cannot be
+    /// relied on.
+    pub(super) fn fleet_version(&self, plan: &Plan) -> (&'static str, String) {
+        let facts: Vec<_> =
+            plan.topology.nodes().map(|n| self.shared.with_facts(n.id, |f| f.clone())).filter(|f| !f.version.is_empty()).collect();
+        if !facts.is_empty() && facts.iter().all(|f| f.flavour == "valkey") {
+            return ("valkey", oldest(facts.iter().map(|f| &f.version)));
+        }
+        ("redis", oldest(facts.iter().map(|f| &f.redis_version)))
     }
 
     fn config_get(&self, plan: &Plan, args: &Args<'_>, resp3: bool, out: &mut Vec<u8>) {
@@ -401,6 +409,12 @@ impl Worker {
         self.answer(handle, class, &out);
         Flow::Next
     }
+}
+
+/// The oldest of some versions; a plain one where none is known yet.
+pub(super) fn oldest<'v>(versions: impl Iterator<Item = &'v String>) -> String {
+    let parts = |v: &&String| v.split('.').map(|p| p.parse::<u32>().unwrap_or(0)).collect::<Vec<_>>();
+    versions.min_by_key(parts).cloned().unwrap_or_else(|| "7.0.0".into())
 }
 
 pub(super) fn parse<T: std::str::FromStr>(bytes: &[u8]) -> Option<T> {

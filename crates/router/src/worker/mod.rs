@@ -269,6 +269,10 @@ impl Worker {
         self.plan = self.shared.plan();
         self.connect_main();
         self.drop_foreign_links();
+        let learning: Vec<Handle> = self.clients.iter().filter(|(_, c)| c.stall == Stall::Learning).map(|(h, _)| h).collect();
+        for client in learning {
+            self.unstall(client);
+        }
     }
 
     fn tick(&mut self) {
@@ -298,7 +302,9 @@ impl Worker {
             };
             if overdue {
                 late.push((handle, true));
-            } else if client.stall == Stall::Output && stalled > OUTPUT_PATIENCE_US {
+            } else if (client.stall == Stall::Learning && stalled > LEARNING_PATIENCE_US)
+                || (client.stall == Stall::Output && stalled > OUTPUT_PATIENCE_US)
+            {
                 late.push((handle, false));
             }
         }
@@ -306,7 +312,7 @@ impl Worker {
             if close {
                 self.close_client(handle);
             } else if let Some(client) = self.clients.get_mut(handle) {
-                client.writes_first = true;
+                client.writes_first = client.stall == Stall::Output;
                 self.unstall(handle);
             }
         }
@@ -370,6 +376,9 @@ impl Worker {
             .is_some_and(|r| r.main.iter().flatten().any(|h| self.links.get(*h).is_some_and(|l| l.phase == upstream::Phase::Up)))
     }
 }
+
+/// A client with an unknown command waits at most so long for nodes to say which commands they have.
+const LEARNING_PATIENCE_US: u64 = 1_000_000;
 
 /// A client that is being closed and neither reads nor goes away is dropped after this long.
 const CLOSING_PATIENCE_US: u64 = 10_000_000;

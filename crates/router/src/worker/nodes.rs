@@ -551,7 +551,7 @@ impl Worker {
         let known = self.plan.topology.node(node).is_some();
         if lane == Lane::Main && known {
             // A module may have been loaded since, or the node's place be taken by another server.
-            self.shared.with_facts(node, |f| f.commands_learnt = false);
+            self.shared.with_facts(node, |f| f.commands = crate::shared::Commands::Unknown);
             self.connect(handle);
         } else {
             self.drop_link(handle);
