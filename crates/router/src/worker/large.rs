@@ -329,10 +329,8 @@ impl Worker {
         client.lane = Lane::Large;
         self.remember_large(pending.who);
         let who = pending.who;
-        // A client that waits behind a barrier waits for this very reply: nothing else would start the repeat.
-        if self.clients.get(who).is_some_and(|c| matches!(c.stall, Stall::None | Stall::Barrier)) {
-            self.run_repeat(who);
-        }
+        // Whatever else the client waits for: a barrier or a full pipeline ends only with this very reply, so nothing else would start it.
+        self.run_repeat(who);
         true
     }
 
