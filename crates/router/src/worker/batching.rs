@@ -22,12 +22,17 @@ pub(super) struct Batching {
 impl Batching {
     /// Fewer active clients than this are never made to wait.
     const CLIENTS_MIN: u32 = 24;
-    pub(super) const PAUSE: Duration = Duration::from_micros(50);
+    /// Shortest and longest pause. Between them it is 2 us for each active client: with the proxy alone on a processor, 50 clients and
+    /// 100 us instead of 50 cost 12-14 % less CPU per request (the servers 25 % less) at the same throughput; 512 clients and 200 us
+    /// 9-18 % less. 200 us are little beside the milliseconds that so many clients wait for each other anyway.
+    const PAUSE_MIN_US: u32 = 50;
+    const PAUSE_MAX_US: u32 = 200;
 
     pub(super) fn turn(&mut self, now_us: u64) {
         let window = (now_us / 1000) as u32;
         if window != self.window {
-            self.active = if window == self.window.wrapping_add(1) { self.seen } else { 0 };
+            // A turn may be longer than a millisecond; after a silence nobody is active.
+            self.active = if window.wrapping_sub(self.window) <= 8 { self.seen } else { 0 };
             self.seen = 0;
             self.window = window;
         }
@@ -41,8 +46,11 @@ impl Batching {
         }
     }
 
-    pub(super) fn pause_wanted(&self) -> bool {
-        self.active.max(self.seen) >= Self::CLIENTS_MIN
+    /// How long to wait before looking for events, if at all.
+    pub(super) fn pause(&self) -> Option<Duration> {
+        let active = self.active.max(self.seen);
+        let length_us = (active * 2).clamp(Self::PAUSE_MIN_US, Self::PAUSE_MAX_US);
+        (active >= Self::CLIENTS_MIN).then(|| Duration::from_micros(length_us.into()))
     }
 }
 

@@ -169,13 +169,14 @@ impl Worker {
 
     pub(super) fn resume_client(&mut self, handle: Handle) {
         let Some(client) = self.clients.get_mut(handle) else { return };
-        if client.stall != Stall::None {
-            return;
-        }
-        if client.repeat.is_some() && !self.run_repeat(handle) {
+        // First of all: between the end of the wait and now, more input may have ended in another stall, which only the repeat's reply ends.
+        if client.repeat.is_some() && (client.stall == Stall::Large || !self.run_repeat(handle)) {
             return;
         }
         let Some(client) = self.clients.get_mut(handle) else { return };
+        if client.stall != Stall::None {
+            return;
+        }
         if client.input_at < client.input.len() {
             self.process_input(handle);
         }

@@ -176,8 +176,8 @@ impl Worker {
             let timeout = if pending_work {
                 Duration::ZERO
             } else {
-                if self.batching.pause_wanted() {
-                    pause(Batching::PAUSE);
+                if let Some(length) = self.batching.pause() {
+                    pause(length);
                 }
                 self.until_tick()
             };
