@@ -282,3 +282,40 @@ fn swapdb_is_refused_or_swaps_everywhere() {
         }
     }
 }
+
+/// The router makes its connections when they are first needed, with the commands that need them already queued: whichever database those
+/// are for, what follows is for its own.
+#[test]
+fn the_database_holds_on_connections_that_are_made_for_a_command() {
+    for default in [0, 5] {
+        for protocol in [2, 3] {
+            let config = format!("[clients]\ndatabase = {default}\n");
+            let router = crate::support::RouterOptions { config, ..Default::default() };
+            let site = Site::with(2, &SiteOptions { router, ..SiteOptions::default() });
+            // A database that the router has seen before needs no question to the nodes.
+            site.client().cmd("SELECT 3");
+            let mut clients: Vec<Client> = (0..8).map(|_| site.client()).collect();
+            for (i, client) in clients.iter_mut().enumerate() {
+                client.cmd(&format!("HELLO {protocol}"));
+                let large = vec![b'x'; 2 << 20];
+                for (first, second) in [(3, 0), (0, 3)] {
+                    // Ordinary, slow and large: each has connections of its own.
+                    client.cmd(&format!("SELECT {first}"));
+                    client.cmd(&format!("SET plain{i} {first}"));
+                    client.cmd(&format!("EVAL \"return redis.call('SET', KEYS[1], ARGV[1])\" 1 slow{i} {first}"));
+                    client.call(&[&b"SET"[..], format!("large{i}").as_bytes(), &large]);
+                    client.cmd(&format!("SELECT {second}"));
+                    assert_eq!(client.cmd(&format!("GET plain{i}")), Value::Nil, "default {default}, RESP{protocol}, SELECT {second}");
+                    let slow = client.cmd(&format!("EVAL \"return redis.call('GET', KEYS[1])\" 1 slow{i}"));
+                    assert_eq!(slow, Value::Nil, "default {default}, RESP{protocol}, SELECT {second}");
+                    assert_eq!(client.cmd(&format!("GET large{i}")), Value::Nil, "default {default}, RESP{protocol}, SELECT {second}");
+                    client.cmd(&format!("SELECT {first}"));
+                    assert_eq!(client.cmd(&format!("DEL plain{i} slow{i} large{i}")), int(3));
+                }
+            }
+            for node in site.nodes() {
+                assert_eq!(node.cmd("INFO keyspace").text().trim(), "# Keyspace", "a key was written to another database");
+            }
+        }
+    }
+}
