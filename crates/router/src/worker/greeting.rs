@@ -39,11 +39,10 @@ impl Worker {
             (None, false) => {}
         }
         ask(link, Greeting::SetName, &["CLIENT", "SETNAME", &name]);
-        let database = self.plan.live.database.to_string();
+        let database = link.start_database.to_string();
         ask(link, Greeting::Select, &["SELECT", &database]);
         ask(link, Greeting::ClientId, &["CLIENT", "ID"]);
         ask(link, Greeting::Info, &["INFO", "server"]);
-        link.database = self.plan.live.database;
         // Small and first on a fresh connection: it fits the socket's buffer whole.
         let sent = link.fd.as_ref().map(|fd| rustix::net::send(fd, &bytes, SendFlags::NOSIGNAL));
         match sent {
@@ -62,7 +61,7 @@ impl Worker {
             (Greeting::Hello, Some(error)) => self.attempt_failed(handle, &format!("it refuses HELLO 3: {error}")),
             (Greeting::Auth, Some(error)) => self.attempt_failed(handle, &format!("it refuses our credentials: {error}")),
             (Greeting::Select, Some(error)) => {
-                let database = self.plan.live.database;
+                let database = link.start_database;
                 self.attempt_failed(handle, &format!("it refuses database {database}: {error}"));
             }
             (Greeting::ClientId | Greeting::Info, Some(error)) => {
@@ -71,7 +70,7 @@ impl Worker {
             (Greeting::SetName, Some(error)) => debug!(node = %self.node_name(node), error, "node refuses CLIENT SETNAME"),
             (Greeting::Hello | Greeting::Auth | Greeting::SetName, None) => {}
             (Greeting::Select, None) => {
-                let database = self.plan.live.database;
+                let database = link.start_database;
                 self.shared.with_facts(node, |f| f.databases = f.databases.max(database + 1));
             }
             (Greeting::ClientId, None) => {
@@ -97,7 +96,7 @@ impl Worker {
         link.run_id.clone_from(&run_id);
         link.counters.connects.add(1);
         link.counters.connections.add(1);
-        let (node, lane, resp3) = (link.node, link.lane, link.resp3);
+        let (node, lane, resp3, start_database) = (link.node, link.lane, link.resp3, link.start_database);
         self.shared.connection_began(Connection { worker: self.index, node, client_id: link.client_id, run_id: run_id.clone() });
         let name = self.node_name(node);
         let mut restarted = false;
@@ -105,7 +104,7 @@ impl Worker {
             if facts.run_id != run_id {
                 restarted = facts.run_id.is_some();
                 facts.commands = Commands::Unknown;
-                facts.databases = self.plan.live.database + 1;
+                facts.databases = start_database + 1;
                 facts.run_id.clone_from(&run_id);
             }
             facts.flavour = flavour;

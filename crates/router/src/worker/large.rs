@@ -203,7 +203,7 @@ impl Worker {
         // Before connecting: an attempt that fails at once wakes the queue.
         self.stall(handle, Stall::Large);
         if open < self.plan.live.large_connections_max {
-            let link = Link::new(node, Lane::Large, resp3, self.counters.node(node), self.now_us);
+            let link = Link::new(node, Lane::Large, resp3, self.plan.live.database, self.counters.node(node), self.now_us);
             let link = self.links.insert(Box::new(link));
             self.routes[node.index()].large.push(link);
             self.connect(link);

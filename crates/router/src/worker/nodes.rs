@@ -53,7 +53,7 @@ impl Worker {
         if let Some(handle) = places[usize::from(resp3)] {
             return handle;
         }
-        let mut link = Link::new(node, lane, resp3, self.counters.node(node), self.now_us);
+        let mut link = Link::new(node, lane, resp3, self.plan.live.database, self.counters.node(node), self.now_us);
         // A second connection to a node known to be down waits for its turn like the first.
         link.failures = u32::from(self.shared.with_facts(node, |f| f.failure.is_some()));
         let handle = self.links.insert(Box::new(link));
@@ -476,6 +476,8 @@ impl Worker {
         link.out.clear();
         link.acked = 0;
         link.sent = 0;
+        link.start_database = self.plan.live.database;
+        link.database = link.start_database;
         link.input.clear();
         link.greeting.clear();
         link.body = Body::Whole(ReplyScanner::default());

@@ -113,6 +113,9 @@ pub(super) struct Link {
     /// Our client id at the node.
     pub(super) client_id: u64,
     pub(super) run_id: Option<Arc<str>>,
+    /// Database that the greeting selects: the one that the first command in `out` expects to find. Kept, because commands may be waiting
+    /// in `out` before there is a connection, and a reload may change the settings meanwhile.
+    pub(super) start_database: u32,
     /// Database selected at the end of `out`.
     pub(super) database: u32,
     pub(super) readable: bool,
@@ -157,7 +160,7 @@ pub(super) struct Zombie {
 }
 
 impl Link {
-    pub(super) fn new(node: NodeId, lane: Lane, resp3: bool, counters: Arc<NodeCounters>, now_us: u64) -> Self {
+    pub(super) fn new(node: NodeId, lane: Lane, resp3: bool, database: u32, counters: Arc<NodeCounters>, now_us: u64) -> Self {
         Self {
             node,
             lane,
@@ -178,7 +181,8 @@ impl Link {
             greeting: VecDeque::new(),
             client_id: 0,
             run_id: None,
-            database: 0,
+            start_database: database,
+            database,
             readable: false,
             hangup: false,
             writable: false,
