@@ -12,6 +12,7 @@ mod poll;
 mod settings;
 mod shared;
 mod slab;
+mod sys;
 mod worker;
 
 pub use settings::{Live, NodeAccess, Secret, Settings};
@@ -118,7 +119,7 @@ impl Router {
         let bound = listener::bind(&settings.listen, workers)?;
         let port = bound.addresses.first().map_or(0, SocketAddr::port);
         let plan = Plan { topology, live: Arc::new(settings.live), commands: Arc::new(CommandTable::builtin()) };
-        let shared = Arc::new(Shared::new(workers, plan, port)?);
+        let shared = Arc::new(Shared::new(workers, plan, port, settings.batched_sends)?);
         let processors = if settings.pin { processors() } else { Vec::new() };
         let mut router = Router { shared: shared.clone(), addresses: bound.addresses, threads: Vec::new() };
         let mut guards = bound.guards;
@@ -312,7 +313,13 @@ mod tests {
     #[test]
     fn a_panic_costs_a_worker_its_clients_and_no_more() {
         let topology = Topology::even(&["127.0.0.1:1".to_string()]).expect("one node");
-        let settings = Settings { listen: vec!["127.0.0.1:0".parse().expect("address")], workers: 1, pin: false, live: Live::default() };
+        let settings = Settings {
+            listen: vec!["127.0.0.1:0".parse().expect("address")],
+            workers: 1,
+            pin: false,
+            batched_sends: true,
+            live: Live::default(),
+        };
         let router = Router::start(settings, Arc::new(topology)).expect("starts");
         let mut client = ping(&router);
         router.shared.mailboxes[0].send(shared::Message::Panic);

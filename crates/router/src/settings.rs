@@ -26,6 +26,8 @@ pub struct Settings {
     pub workers: usize,
     /// Pin worker `i` to the i-th processor of the inherited set.
     pub pin: bool,
+    /// Send what a turn has to send in one system call, by io_uring, where the kernel lets it.
+    pub batched_sends: bool,
     /// What a reload may change.
     pub live: Live,
 }

@@ -165,6 +165,8 @@ pub(crate) struct Shared {
     pub(crate) cut: AtomicU64,
     /// Ports that clients connect to, for INFO.
     pub(crate) port: u16,
+    /// Workers may use io_uring to send.
+    pub(crate) batched_sends: bool,
 }
 
 /// A poisoned lock means that a worker panicked while it held it; what it protects is a cache or a queue whose worst state is
@@ -174,7 +176,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    pub(crate) fn new(workers: usize, plan: Plan, port: u16) -> std::io::Result<Self> {
+    pub(crate) fn new(workers: usize, plan: Plan, port: u16, batched_sends: bool) -> std::io::Result<Self> {
         let mailboxes = (0..workers)
             .map(|_| {
                 let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
@@ -200,6 +202,7 @@ impl Shared {
             stop: AtomicBool::new(false),
             cut: AtomicU64::new(0),
             port,
+            batched_sends,
         })
     }
 

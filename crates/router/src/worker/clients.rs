@@ -416,13 +416,7 @@ impl Worker {
             match rustix::net::send(&client.fd, &client.out[client.out_sent..], SendFlags::NOSIGNAL) {
                 Ok(count) => {
                     self.counters.bytes_sent.add(count as u64);
-                    client.out_sent += count;
-                    client.last_used_us = self.now_us;
-                    client.stalled_at_us = self.now_us;
-                    if client.unsent() > 0 {
-                        // A short write means a full socket; epoll tells when it has room.
-                        client.writable = false;
-                    }
+                    client.note_sent(count, self.now_us);
                 }
                 Err(rustix::io::Errno::AGAIN) => client.writable = false,
                 Err(rustix::io::Errno::INTR) => {}

@@ -213,6 +213,18 @@ impl Client {
         self.out.len() - self.out_sent
     }
 
+    /// The socket has taken `count` bytes of `out`.
+    #[inline]
+    pub(super) fn note_sent(&mut self, count: usize, now_us: u64) {
+        self.out_sent += count;
+        self.last_used_us = now_us;
+        self.stalled_at_us = now_us;
+        if self.unsent() > 0 {
+            // A short write means a full socket; epoll tells when it has room.
+            self.writable = false;
+        }
+    }
+
     /// Bytes held in memory for the client: unsent, and parked behind a reply that is not there yet.
     pub(super) fn output_bytes(&self) -> usize {
         self.unsent() + self.parked.len()

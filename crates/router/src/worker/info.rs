@@ -135,6 +135,7 @@ impl Worker {
             ("topology_epoch".into(), plan.topology.epoch().to_string()),
             ("nodes".into(), plan.topology.nodes().len().to_string()),
             ("nodes_answering".into(), texts.len().to_string()),
+            ("batched_sends".into(), if self.send_batch.is_some() { "yes" } else { "no" }.into()),
             ("large_transfers".into(), total(|w| &w.large).to_string()),
         ];
         for node in plan.topology.nodes() {

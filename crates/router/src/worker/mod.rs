@@ -19,6 +19,7 @@ mod info;
 mod large;
 mod local;
 mod nodes;
+mod send;
 mod upstream;
 
 use std::net::TcpListener;
@@ -34,6 +35,7 @@ use crate::metrics::WorkerCounters;
 use crate::poll::{Poll, Ready, Token};
 use crate::shared::{Message, Plan, Shared};
 use crate::slab::{Handle, Slab};
+use crate::sys::SendBatch;
 use batching::{Batching, pause};
 use clients::spare_descriptor;
 use downstream::{Client, Stall};
@@ -98,6 +100,9 @@ pub(crate) struct Worker {
     next_client_tick_us: u64,
     turn_of_nodes: usize,
     batching: Batching,
+    /// Sends many at once, where the kernel lets it.
+    send_batch: Option<SendBatch<Token>>,
+    send_outcomes: Vec<(Token, usize)>,
     dirty_clients: Vec<Handle>,
     dirty_links: Vec<Handle>,
     /// Clients whose stall has ended.
@@ -154,7 +159,9 @@ impl Worker {
             next_tick_us: 0,
             next_client_tick_us: 0,
             turn_of_nodes: index,
-            batching: Batching::default(),
+            batching: Batching::new(Batching::PER_CLIENT_US),
+            send_batch: None,
+            send_outcomes: Vec::new(),
             dirty_clients: Vec::new(),
             dirty_links: Vec::new(),
             resumed: Vec::new(),
@@ -167,6 +174,7 @@ impl Worker {
     pub(crate) fn run(mut self) -> std::io::Result<()> {
         // The default slack of 50 us would double the pause of `Batching`.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
+        self.open_send_batch();
         let mut ready = Vec::new();
         let mut events = Vec::new();
         self.read_clock();
@@ -256,6 +264,7 @@ impl Worker {
             for handle in resumed {
                 self.resume_client(handle);
             }
+            self.send_together();
             self.flush_links();
             self.flush_clients();
             if self.resumed.is_empty() {

@@ -243,22 +243,15 @@ impl Worker {
             return;
         }
         let mut failed = None;
-        if let Some(fd) = &link.fd {
-            while link.sent < link.out.len() && link.writable {
-                match rustix::net::send(fd, &link.out[link.sent..], SendFlags::NOSIGNAL) {
-                    Ok(count) => {
-                        link.counters.bytes_sent.add(count as u64);
-                        link.sent += count;
-                        if link.sent < link.out.len() {
-                            link.writable = false;
-                        }
-                    }
-                    Err(rustix::io::Errno::AGAIN) => link.writable = false,
-                    Err(rustix::io::Errno::INTR) => {}
-                    Err(error) => {
-                        failed = Some(io::Error::from(error));
-                        break;
-                    }
+        while link.unsent() > 0 && link.writable {
+            let Some(fd) = &link.fd else { break };
+            match rustix::net::send(fd, &link.out[link.sent..], SendFlags::NOSIGNAL) {
+                Ok(count) => link.note_sent(count),
+                Err(rustix::io::Errno::AGAIN) => link.writable = false,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => {
+                    failed = Some(io::Error::from(error));
+                    break;
                 }
             }
         }

@@ -208,6 +208,16 @@ impl Link {
         self.out.len() - self.sent
     }
 
+    /// The socket has taken `count` bytes of `out`.
+    #[inline]
+    pub(super) fn note_sent(&mut self, count: usize) {
+        self.counters.bytes_sent.add(count as u64);
+        self.sent += count;
+        if self.unsent() > 0 {
+            self.writable = false;
+        }
+    }
+
     /// Appends a command, behind a SELECT where it concerns another database than the one before.
     #[inline]
     pub(super) fn push(&mut self, request: &[u8], database: u32, pending: Pending) {

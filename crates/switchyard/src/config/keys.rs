@@ -242,6 +242,18 @@ const TOP: &[Key<Config>] = &[
     ),
     key!(
         Section::Top,
+        "batched-sends",
+        Takes::Restart,
+        &["io-uring", "io_uring", "uring"],
+        "Send all replies of a turn in one system call, by io_uring, where the kernel has it and lets it be used; else, and with false, one by one.",
+        |config, raw, _| {
+            config.batched_sends = raw.switch()?;
+            Ok(())
+        },
+        |config| Some(config.batched_sends.to_string())
+    ),
+    key!(
+        Section::Top,
         "state-dir",
         Takes::Restart,
         &["dir", "data-dir"],

@@ -97,6 +97,7 @@ pub(crate) struct Config {
     pub(crate) listen: Vec<Endpoint>,
     pub(crate) workers: usize,
     pub(crate) pin: bool,
+    pub(crate) batched_sends: bool,
     pub(crate) state_dir: PathBuf,
     pub(crate) shutdown_timeout: Duration,
     pub(crate) allow_open_listener: bool,
@@ -121,6 +122,7 @@ impl Default for Config {
             listen: vec![Endpoint::new("127.0.0.1", DATA_PORT)],
             workers: std::thread::available_parallelism().map_or(1, usize::from),
             pin: false,
+            batched_sends: true,
             state_dir: default_state_dir(|name| std::env::var_os(name).map(PathBuf::from)),
             shutdown_timeout: Duration::from_secs(10),
             allow_open_listener: false,
@@ -343,6 +345,7 @@ impl Config {
         self.listen.clone_from(&running.listen);
         self.workers = running.workers;
         self.pin = running.pin;
+        self.batched_sends = running.batched_sends;
         self.state_dir.clone_from(&running.state_dir);
         self.allow_open_listener = running.allow_open_listener;
         self.admin_listen.clone_from(&running.admin_listen);

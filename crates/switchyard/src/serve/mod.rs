@@ -75,7 +75,13 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
         let _context = runtime.enter();
         Signals::new().context("cannot wait for signals")?
     };
-    let settings = Settings { listen: resolved.listen, workers: config.workers, pin: config.pin, live: live.clone() };
+    let settings = Settings {
+        listen: resolved.listen,
+        workers: config.workers,
+        pin: config.pin,
+        batched_sends: config.batched_sends,
+        live: live.clone(),
+    };
     let router = Router::start(settings, Arc::clone(&settled.topology)).map_err(explain_start)?;
     let addresses = router.addresses().to_vec();
     running.set(router, Arc::clone(&settled.topology));

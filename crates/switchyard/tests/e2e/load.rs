@@ -45,7 +45,20 @@ fn a_mixed_load_gets_no_wrong_reply() {
 /// Large values change lanes all the time, in both directions, with small commands before and behind them.
 #[test]
 fn large_values_among_small_ones_neither_hang_nor_mix() {
-    let site = Site::new(2);
+    drive_large_among_small(&Site::new(2));
+}
+
+/// Without io_uring, which a kernel may not have or a container may forbid, the same bytes go out one by one.
+#[test]
+fn the_same_load_sent_one_by_one() {
+    let router = RouterOptions { config: "batched-sends = false".into(), ..RouterOptions::default() };
+    let Some(site) = Site::router_only(2, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    assert_eq!(site.client().cmd("INFO switchyard").text().lines().find(|l| l.starts_with("batched_sends")), Some("batched_sends:no"));
+    assert_clean(&drive(&settings(&site)));
+    drive_large_among_small(&site);
+}
+
+fn drive_large_among_small(site: &Site) {
     for (seed, mix) in [(1, "get=50,set=50"), (2, "get=40,set=30,mget=10,del=5,incr=10")] {
         let settings = Settings {
             sizes: "64:5,300000:1,2000000:1".parse().expect("sizes"),
@@ -54,7 +67,7 @@ fn large_values_among_small_ones_neither_hang_nor_mix() {
             keys: 60,
             prefix: format!("large{seed}:"),
             seed,
-            ..settings(&site)
+            ..settings(site)
         };
         assert_clean(&drive(&settings));
     }

@@ -1,0 +1,158 @@
+//! Many sends in one system call, by io_uring.
+//!
+//! A turn of a worker ends with one write to each client that is owed replies. At pipeline 1 those writes are most of the turn, and
+//! each wakes its reader, which may take the processor from the worker in the middle of its turn: it then answers few clients, the
+//! next turn finds few requests, and every batch is small. Handed to the kernel together, the writes of a turn cannot be interrupted
+//! by those they wake.
+//!
+//! Only sends, and only to the end of the call: nothing is ever left in the ring. So a ring has no state to keep consistent with the
+//! connections', buffers are only borrowed, and without io_uring (containers often forbid it) plain sends do the same.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use io_uring::{IoUring, opcode, types};
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+
+/// Sends in one call; more are done in several.
+const ENTRIES: usize = 256;
+
+/// A ring for sends that do not wait. `T` tells the sends of a call apart.
+pub(crate) struct SendBatch<T> {
+    ring: IoUring,
+    tags: Vec<T>,
+    /// A call did not end: entries may be queued whose bytes are no longer there.
+    broken: bool,
+}
+
+impl<T> std::fmt::Debug for SendBatch<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SendBatch").finish_non_exhaustive()
+    }
+}
+
+impl<T: Copy> SendBatch<T> {
+    /// A ring for the calling thread, tried out with `tag`. Fails where the kernel is too old for it or forbids it.
+    pub(crate) fn new(tag: T) -> io::Result<Self> {
+        // Sends complete while they are submitted, so nothing needs to interrupt this thread for the ring's sake.
+        let ring = IoUring::builder().setup_single_issuer().setup_coop_taskrun().build(ENTRIES as u32)?;
+        let mut batch = Self { ring, tags: Vec::with_capacity(ENTRIES), broken: false };
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+        let mut outcome = None;
+        batch.send([(tag, ours.as_fd(), &b"?"[..])].into_iter(), |_, sent| outcome = Some(sent));
+        let mut echo = [0; 2];
+        match (outcome, rustix::net::recv(&theirs, &mut echo[..], rustix::net::RecvFlags::DONTWAIT)) {
+            (Some(Ok(1)), Ok((_, 1))) if echo[0] == b'?' => Ok(batch),
+            _ => Err(io::Error::other("a send by io_uring did not arrive")),
+        }
+    }
+
+    /// Sends each of `sends` once, as far as its socket takes it at once, and tells `done` the outcome with its tag.
+    pub(crate) fn send<'a>(
+        &mut self,
+        mut sends: impl Iterator<Item = (T, BorrowedFd<'a>, &'a [u8])>,
+        mut done: impl FnMut(T, Result<usize, Errno>),
+    ) {
+        let flags = (SendFlags::DONTWAIT | SendFlags::NOSIGNAL).bits() as i32;
+        while !self.broken {
+            self.broken = true;
+            self.tags.clear();
+            {
+                let mut queue = self.ring.submission();
+                for (tag, fd, bytes) in sends.by_ref().take(ENTRIES) {
+                    let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+                    let send = opcode::Send::new(types::Fd(fd.as_raw_fd()), bytes.as_ptr(), len).flags(flags);
+                    let entry = send.build().user_data(self.tags.len() as u64);
+                    // SAFETY: descriptor and bytes are borrowed for 'a, which is longer than this call. The call ends when every entry
+                    // is completed (`submit`). If it unwinds before, `broken` keeps the ring from ever being submitted again.
+                    if unsafe { queue.push(&entry) }.is_err() {
+                        unreachable!("the queue is empty between calls and has room for {ENTRIES}");
+                    }
+                    self.tags.push(tag);
+                }
+            }
+            if !self.tags.is_empty() {
+                self.submit();
+            }
+            self.broken = false;
+            for completion in self.ring.completion() {
+                let result = completion.result();
+                let outcome = usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result));
+                done(self.tags[completion.user_data() as usize], outcome);
+            }
+            if self.tags.len() < ENTRIES {
+                return;
+            }
+        }
+    }
+
+    /// Submits what is queued and waits until all is completed. That is no wait: with MSG_DONTWAIT a send completes while it is submitted.
+    fn submit(&mut self) {
+        while self.ring.completion().len() < self.tags.len() {
+            match self.ring.submit_and_wait(self.tags.len()) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // No memory for a request, now.
+                Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::AGAIN | Errno::BUSY | Errno::NOMEM)) => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => panic!("the kernel refuses a batch of sends, and has accepted others before: {error}"),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// Where the kernel forbids io_uring there is nothing to test: the router does without it too.
+    fn batch() -> Option<SendBatch<usize>> {
+        SendBatch::new(0).inspect_err(|error| eprintln!("io_uring cannot be had here: {error}")).ok()
+    }
+
+    #[test]
+    fn every_send_arrives_once_however_many_there_are() {
+        let Some(mut batch) = batch() else { return };
+        let pairs: Vec<_> = (0..ENTRIES + 45).map(|_| UnixStream::pair().unwrap()).collect();
+        let texts: Vec<String> = (0..pairs.len()).map(|n| format!("to {n}")).collect();
+        let mut outcomes = Vec::new();
+        let sends = pairs.iter().zip(&texts).enumerate().map(|(n, (pair, text))| (n, pair.0.as_fd(), text.as_bytes()));
+        batch.send(sends, |n, outcome| outcomes.push((n, outcome)));
+        outcomes.sort_by_key(|(n, _)| *n);
+        for (n, (pair, text)) in pairs.into_iter().zip(&texts).enumerate() {
+            assert_eq!(outcomes[n], (n, Ok(text.len())));
+            drop(pair.0);
+            let (mut theirs, mut got) = (pair.1, String::new());
+            theirs.read_to_string(&mut got).unwrap();
+            assert_eq!(&got, text);
+        }
+    }
+
+    #[test]
+    fn a_full_socket_and_a_closed_one_hold_up_nobody() {
+        let Some(mut batch) = batch() else { return };
+        let (full, _unread) = UnixStream::pair().unwrap();
+        let (gone, peer) = UnixStream::pair().unwrap();
+        let (fine, mut reader) = UnixStream::pair().unwrap();
+        drop(peer);
+        let big = vec![b'x'; 16 << 20];
+        let mut outcomes = [const { None }; 4];
+        let sends: [(usize, _, &[u8]); 4] =
+            [(0, full.as_fd(), &big), (1, full.as_fd(), b"more"), (2, gone.as_fd(), b"hello"), (3, fine.as_fd(), b"hello")];
+        batch.send(sends.into_iter(), |n, outcome| outcomes[n] = Some(outcome));
+        let [first, second, third, fourth] = outcomes.map(Option::unwrap);
+        assert!(first.unwrap() < big.len(), "what the socket takes, and no more");
+        assert_eq!(second, Err(Errno::AGAIN));
+        assert_eq!(third, Err(Errno::PIPE));
+        assert_eq!(fourth, Ok(5));
+        let mut got = [0; 5];
+        reader.read_exact(&mut got).unwrap();
+        assert_eq!(&got, b"hello");
+    }
+}

@@ -1,0 +1,72 @@
+//! What a turn has to send, in one system call where the kernel lets it.
+//!
+//! This only sends ahead: `flush_links` and `flush_clients` come after it, find nothing left where all was taken, and do the rest.
+//! So there is one place each that handles a full or broken socket, with the batch and without.
+
+use std::os::fd::AsFd;
+
+use tracing::info;
+
+use super::Worker;
+use super::batching::Batching;
+use super::upstream::Phase;
+use crate::poll::Token;
+use crate::sys::SendBatch;
+
+/// Fewer sends than this are made one by one: the ring costs more than it saves.
+const TOGETHER_MIN: usize = 4;
+
+impl Worker {
+    pub(super) fn open_send_batch(&mut self) {
+        if !self.shared.batched_sends {
+            return;
+        }
+        match SendBatch::new(Token::Wake) {
+            Ok(batch) => {
+                self.send_batch = Some(batch);
+                self.batching = Batching::new(Batching::PER_CLIENT_BATCHED_US);
+            }
+            Err(error) => info!(%error, "io_uring cannot be had: replies are sent one by one"),
+        }
+    }
+
+    /// Sends to nodes and clients, nodes first, what their sockets take.
+    pub(super) fn send_together(&mut self) {
+        let Some(batch) = &mut self.send_batch else { return };
+        if self.dirty_links.len() + self.dirty_clients.len() < TOGETHER_MIN {
+            return;
+        }
+        // Whoever was flushed in the middle of the turn and has more to send since is listed twice. Its bytes must not be.
+        self.dirty_links.retain(|&handle| self.links.get_mut(handle).is_some_and(|link| std::mem::take(&mut link.dirty)));
+        self.dirty_clients.retain(|&handle| self.clients.get_mut(handle).is_some_and(|client| std::mem::take(&mut client.dirty)));
+        let mut outcomes = std::mem::take(&mut self.send_outcomes);
+        let links = self.dirty_links.iter().filter_map(|&handle| {
+            let link = self.links.get(handle)?;
+            let fd = link.fd.as_ref().filter(|_| link.phase == Phase::Up && link.writable && link.unsent() > 0)?;
+            Some((Token::Link(handle), fd.as_fd(), &link.out[link.sent..]))
+        });
+        let clients = self.dirty_clients.iter().filter_map(|&handle| {
+            let client = self.clients.get(handle)?;
+            (client.writable && client.unsent() > 0).then(|| (Token::Client(handle), client.fd.as_fd(), &client.out[client.out_sent..]))
+        });
+        // An error is found again, and handled, by the plain send that follows.
+        batch.send(links.chain(clients), |token, sent| outcomes.extend(sent.ok().map(|sent| (token, sent))));
+        for (token, sent) in outcomes.drain(..) {
+            match token {
+                Token::Link(handle) => {
+                    if let Some(link) = self.links.get_mut(handle) {
+                        link.note_sent(sent);
+                    }
+                }
+                Token::Client(handle) => {
+                    if let Some(client) = self.clients.get_mut(handle) {
+                        client.note_sent(sent, self.now_us);
+                        self.counters.bytes_sent.add(sent as u64);
+                    }
+                }
+                Token::Wake | Token::Listener(_) => {}
+            }
+        }
+        self.send_outcomes = outcomes;
+    }
+}
