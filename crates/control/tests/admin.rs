@@ -51,6 +51,7 @@ fn options(token: Option<&str>, host_names: &[&str]) -> AdminOptions {
     AdminOptions {
         token: token.map(|text| Token::new(text).expect("a token")),
         host_names: host_names.iter().map(|&name| name.to_owned()).collect(),
+        tls: None,
     }
 }
 

@@ -13,12 +13,14 @@ mod settings;
 mod shared;
 mod slab;
 mod sys;
+mod tls;
 mod worker;
 
-pub use settings::{Live, NodeAccess, Secret, Settings};
+pub use settings::{ListenAddress, ListenerSettings, Live, NodeAccess, Secret, Settings};
+pub use tls::{NodeTls, ServerTls};
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -27,6 +29,7 @@ use std::time::{Duration, Instant};
 use switchyard_policy::topology::{NodeId, Topology};
 use switchyard_resp::command::CommandTable;
 
+use listener::Listener;
 use metrics::{Counter, NodeCounters, Scrape};
 use shared::{Plan, Shared, lock};
 use worker::Worker;
@@ -38,7 +41,7 @@ pub enum StartError {
     #[error("cannot listen on {address}: {source}")]
     Listen {
         /// The address asked for.
-        address: SocketAddr,
+        address: ListenAddress,
         /// What the system said.
         source: io::Error,
     },
@@ -106,6 +109,7 @@ pub struct Drained {
 pub struct Router {
     shared: Arc<Shared>,
     addresses: Vec<SocketAddr>,
+    listeners: Vec<ListenAddress>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -117,11 +121,19 @@ impl Router {
     pub fn start(settings: Settings, topology: Arc<Topology>) -> Result<Router, StartError> {
         let workers = settings.workers.max(1);
         let bound = listener::bind(&settings.listen, workers)?;
-        let port = bound.addresses.first().map_or(0, SocketAddr::port);
+        let addresses: Vec<SocketAddr> = bound
+            .addresses
+            .iter()
+            .filter_map(|address| match address {
+                ListenAddress::Tcp(address) => Some(*address),
+                ListenAddress::Unix { .. } => None,
+            })
+            .collect();
+        let port = addresses.first().map_or(0, SocketAddr::port);
         let plan = Plan { topology, live: Arc::new(settings.live), commands: Arc::new(CommandTable::builtin()) };
         let shared = Arc::new(Shared::new(workers, plan, port, settings.batched_sends)?);
         let processors = if settings.pin { processors() } else { Vec::new() };
-        let mut router = Router { shared: shared.clone(), addresses: bound.addresses, threads: Vec::new() };
+        let mut router = Router { shared: shared.clone(), addresses, listeners: bound.addresses, threads: Vec::new() };
         let mut guards = bound.guards;
         for (index, listeners) in bound.by_worker.into_iter().enumerate() {
             let worker = Worker::new(index, shared.clone(), clone_all(&listeners)?)?;
@@ -140,9 +152,14 @@ impl Router {
         Ok(router)
     }
 
-    /// Addresses listened on, with the port that the system chose where 0 was asked for.
+    /// IP addresses listened on, with the port that the system chose where 0 was asked for.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
+    }
+
+    /// Everything listened on, in the order of the settings.
+    pub fn listeners(&self) -> &[ListenAddress] {
+        &self.listeners
     }
 
     /// Makes every worker adopt a newer topology. One that is not newer is ignored.
@@ -250,7 +267,7 @@ impl Drop for Router {
 
 /// Runs a worker, and another in its place should it panic: a bug that one client's bytes can reach must not stop the others' service
 /// for longer than their reconnect.
-fn run_worker(mut worker: Worker, index: usize, shared: &Arc<Shared>, listeners: &[TcpListener]) {
+fn run_worker(mut worker: Worker, index: usize, shared: &Arc<Shared>, listeners: &[Listener]) {
     loop {
         let failed = match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| worker.run())) {
             Ok(Ok(())) => return,
@@ -275,8 +292,8 @@ fn run_worker(mut worker: Worker, index: usize, shared: &Arc<Shared>, listeners:
     }
 }
 
-fn clone_all(listeners: &[TcpListener]) -> io::Result<Vec<TcpListener>> {
-    listeners.iter().map(TcpListener::try_clone).collect()
+fn clone_all(listeners: &[Listener]) -> io::Result<Vec<Listener>> {
+    listeners.iter().map(Listener::try_clone).collect()
 }
 
 /// The processors that this process may run on.
@@ -314,7 +331,7 @@ mod tests {
     fn a_panic_costs_a_worker_its_clients_and_no_more() {
         let topology = Topology::even(&["127.0.0.1:1".to_string()]).expect("one node");
         let settings = Settings {
-            listen: vec!["127.0.0.1:0".parse().expect("address")],
+            listen: vec![ListenerSettings::tcp("127.0.0.1:0".parse().expect("address"))],
             workers: 1,
             pin: false,
             batched_sends: true,

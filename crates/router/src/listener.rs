@@ -1,57 +1,135 @@
-//! Binding the data port, once per worker.
+//! Binding what clients connect to, once per worker.
 //!
 //! Each worker has a listening socket of its own on the same port (SO_REUSEPORT), so accepting shares nothing. The same option would
 //! let a second router of the same user bind the port silently and take half the connections, so before it is used the port is
 //! claimed in two ways that exclude: by a plain bind, which fails where anybody listens, and by an abstract socket named after the
 //! address, which closes the moment between that bind and ours and vanishes with the process.
+//!
+//! A Unix socket has no SO_REUSEPORT: the workers share one listening socket, and the kernel wakes one of them per connection. Its file
+//! survives the process that made it, so one that is in the way is replaced where nobody listens on it, and only where it is a socket.
 
+use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::UnixListener;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::StartError;
+use crate::settings::{ListenAddress, ListenerSettings};
 
 /// Connections that may wait to be accepted, per worker (bounded by the system's somaxconn).
 const BACKLOG: i32 = 1024;
 
-pub(crate) struct Bound {
-    pub(crate) addresses: Vec<SocketAddr>,
-    pub(crate) by_worker: Vec<Vec<TcpListener>>,
-    /// Claims on the addresses, to be kept as long as the router runs.
-    pub(crate) guards: Vec<UnixListener>,
+/// A listening socket of a worker.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    fd: OwnedFd,
+    pub(crate) settings: Arc<ListenerSettings>,
+    /// Its place in the settings.
+    pub(crate) number: usize,
 }
 
-pub(crate) fn bind(wanted: &[SocketAddr], workers: usize) -> Result<Bound, StartError> {
+impl Listener {
+    pub(crate) fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self { fd: self.fd.try_clone()?, settings: self.settings.clone(), number: self.number })
+    }
+
+    /// Whether the workers take connections from one socket.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self.settings.address, ListenAddress::Unix { .. })
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+pub(crate) struct Bound {
+    /// With the ports that the system chose where 0 was asked for.
+    pub(crate) addresses: Vec<ListenAddress>,
+    pub(crate) by_worker: Vec<Vec<Listener>>,
+    /// Claims on the addresses, to be kept as long as the router runs.
+    pub(crate) guards: Vec<Guard>,
+}
+
+/// A claim on an address. Dropping it gives the address up.
+#[derive(Debug)]
+pub(crate) struct Guard {
+    _name: UnixListener,
+    file: Option<SocketFile>,
+}
+
+/// The file of a Unix socket that we have made.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    /// Device and inode: another file of that name is not ours.
+    id: (u64, u64),
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(file) = &self.file
+            && fs::symlink_metadata(&file.path).is_ok_and(|meta| (meta.dev(), meta.ino()) == file.id)
+        {
+            let _ = fs::remove_file(&file.path);
+        }
+    }
+}
+
+pub(crate) fn bind(wanted: &[ListenerSettings], workers: usize) -> Result<Bound, StartError> {
     let mut bound = Bound { addresses: Vec::new(), by_worker: (0..workers).map(|_| Vec::new()).collect(), guards: Vec::new() };
-    for &address in wanted {
-        let failed = |source| StartError::Listen { address, source };
-        let address = claim(address, &mut bound.guards).map_err(failed)?;
-        bound.addresses.push(address);
-        for listeners in &mut bound.by_worker {
-            listeners.push(listen(address).map_err(failed)?);
+    for (number, settings) in wanted.iter().enumerate() {
+        let failed = |source| StartError::Listen { address: settings.address.clone(), source };
+        let shared = Arc::new(settings.clone());
+        let mut add = |worker: usize, fd: OwnedFd| bound.by_worker[worker].push(Listener { fd, settings: shared.clone(), number });
+        match &settings.address {
+            ListenAddress::Tcp(address) => {
+                let (address, guard) = claim(*address).map_err(failed)?;
+                bound.guards.push(guard);
+                bound.addresses.push(ListenAddress::Tcp(address));
+                for worker in 0..workers {
+                    add(worker, listen(address).map_err(failed)?);
+                }
+            }
+            ListenAddress::Unix { path, mode } => {
+                let (fd, guard) = listen_unix(path, *mode).map_err(failed)?;
+                bound.guards.push(guard);
+                bound.addresses.push(settings.address.clone());
+                for worker in 0..workers {
+                    add(worker, fd.try_clone().map_err(failed)?);
+                }
+            }
         }
     }
     Ok(bound)
 }
 
+/// A socket in the abstract namespace with a name that says what is claimed: binding it fails while another router has it.
+fn claim_name(what: &str) -> io::Result<UnixListener> {
+    std::os::unix::net::SocketAddr::from_abstract_name(format!("switchyard/{what}").as_bytes()).and_then(|a| UnixListener::bind_addr(&a))
+}
+
 /// Makes sure that nobody else listens on the address, and chooses a port where 0 is asked for.
-fn claim(address: SocketAddr, guards: &mut Vec<UnixListener>) -> io::Result<SocketAddr> {
+fn claim(address: SocketAddr) -> io::Result<(SocketAddr, Guard)> {
     let probe = Socket::new(Domain::for_address(address), Type::STREAM.cloexec(), Some(Protocol::TCP))?;
     // Connections of a router that just stopped may linger; they do not listen.
     probe.set_reuse_address(true)?;
     probe.bind(&address.into())?;
     probe.listen(1)?;
     let bound = probe.local_addr()?.as_socket().unwrap_or(address);
-    let name = format!("switchyard/{bound}");
-    let guard = std::os::unix::net::SocketAddr::from_abstract_name(name.as_bytes()).and_then(|a| UnixListener::bind_addr(&a))?;
-    guards.push(guard);
-    Ok(bound)
+    Ok((bound, Guard { _name: claim_name(&bound.to_string())?, file: None }))
 }
 
-fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+fn listen(address: SocketAddr) -> io::Result<OwnedFd> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
     socket.set_reuse_port(true)?;
@@ -60,21 +138,100 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     }
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
-    Ok(socket.into())
+    Ok(TcpListener::from(socket).into())
+}
+
+fn listen_unix(path: &Path, mode: u32) -> io::Result<(OwnedFd, Guard)> {
+    // Device and inode of the folder instead of the path as written: two ways to write one path are one claim. An abstract name has
+    // room for about 100 bytes.
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = fs::metadata(parent)?;
+    let file_name = path.file_name().unwrap_or_default().to_string_lossy();
+    let hash = rapidhash::v3::rapidhash_v3(file_name.as_bytes());
+    let name = claim_name(&format!("unix:{:x}:{:x}:{hash:x}", folder.dev(), folder.ino()))?;
+    remove_stale(path)?;
+    let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking().cloexec(), None)?;
+    // Nobody but us may connect before the mode is what it should be: Linux makes the file with the mode of the socket.
+    rustix::fs::fchmod(&socket, rustix::fs::Mode::from_raw_mode(0o600))?;
+    socket.bind(&SockAddr::unix(path)?)?;
+    let meta = fs::symlink_metadata(path)?;
+    let guard = Guard { _name: name, file: Some(SocketFile { path: path.to_owned(), id: (meta.dev(), meta.ino()) }) };
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+    socket.listen(BACKLOG)?;
+    Ok((socket.into(), guard))
+}
+
+/// Removes the file of a socket that nobody listens on any more. Anything else that is in the way stays, and is an error.
+fn remove_stale(path: &Path) -> io::Result<()> {
+    let meta = match fs::symlink_metadata(path) {
+        Ok(meta) => meta,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    if !meta.file_type().is_socket() {
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file of that name which is no socket"));
+    }
+    match UnixStream::connect(path) {
+        Ok(_) => Err(io::ErrorKind::AddrInUse.into()),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
+        // A full backlog or missing rights: somebody may well listen.
+        Err(error) => Err(error),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::bind;
+    use super::*;
+
+    fn tcp(address: &str) -> ListenerSettings {
+        ListenerSettings::tcp(address.parse().expect("address"))
+    }
+
+    fn unix(path: &Path, mode: u32) -> ListenerSettings {
+        ListenerSettings { address: ListenAddress::Unix { path: path.to_owned(), mode }, ..tcp("127.0.0.1:0") }
+    }
 
     #[test]
     fn a_port_is_bound_once_per_worker_and_by_one_router() {
-        let first = bind(&["127.0.0.1:0".parse().expect("address")], 3).map_err(|e| e.to_string()).expect("a free port");
+        let first = bind(&[tcp("127.0.0.1:0")], 3).map_err(|e| e.to_string()).expect("a free port");
         assert_eq!(first.by_worker.iter().map(Vec::len).collect::<Vec<_>>(), [1, 1, 1]);
-        let error = bind(&first.addresses, 1).err().expect("the port is taken");
+        let address = first.addresses[0].to_string();
+        let error = bind(&[tcp(&address)], 1).err().expect("the port is taken");
         assert!(error.to_string().contains("cannot listen on 127.0.0.1:"), "{error}");
-        let address = first.addresses[0];
         drop(first);
-        assert!(bind(&[address], 1).is_ok(), "free again");
+        assert!(bind(&[tcp(&address)], 1).is_ok(), "free again");
+    }
+
+    #[test]
+    fn a_unix_socket_has_its_mode_and_goes_with_the_router() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("s");
+        let first = bind(&[unix(&path, 0o660)], 2).map_err(|e| e.to_string()).expect("binds");
+        assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o660);
+        let error = bind(&[unix(&path, 0o600)], 1).err().expect("taken").to_string();
+        assert!(error.contains("in use"), "{error}");
+        assert!(path.exists(), "the file of the first is left alone");
+        drop(first);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn only_a_socket_that_nobody_listens_on_is_replaced() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("s");
+        let other = UnixListener::bind(&path).expect("binds");
+        assert!(bind(&[unix(&path, 0o600)], 1).is_err(), "somebody listens");
+        drop(other);
+        assert!(path.exists(), "what a killed process leaves behind");
+        let ours = bind(&[unix(&path, 0o600)], 1).map_err(|e| e.to_string()).expect("replaces it");
+        fs::remove_file(&path).expect("removed by somebody");
+        let theirs = UnixListener::bind(&path).expect("binds");
+        drop(ours);
+        assert!(path.exists(), "not ours to remove");
+        drop(theirs);
+        fs::remove_file(&path).expect("removed");
+        fs::write(&path, "data").expect("written");
+        assert!(bind(&[unix(&path, 0o600)], 1).is_err());
+        assert_eq!(fs::read(&path).expect("still there"), b"data");
     }
 }

@@ -81,6 +81,12 @@ impl Poll {
         Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token.pack()), flags)?)
     }
 
+    /// Registers a listening socket that other workers wait for too: the kernel wakes one of them.
+    pub(crate) fn add_shared(&self, fd: impl AsFd, token: Token) -> io::Result<()> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
+        Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token.pack()), flags)?)
+    }
+
     pub(crate) fn remove(&self, fd: impl AsFd) {
         // It fails only for a descriptor that is not registered, which is what is wanted.
         let _ = epoll::delete(&self.epoll, fd);

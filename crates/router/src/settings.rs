@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use switchyard_policy::topology::NodeId;
+
+use crate::tls::{NodeTls, ServerTls};
 
 /// A password or token. Never printed: `Debug` shows asterisks.
 #[derive(Clone, PartialEq, Eq)]
@@ -20,8 +23,8 @@ impl fmt::Debug for Secret {
 /// What is fixed when the router starts.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Addresses that clients connect to. Every worker listens on each.
-    pub listen: Vec<SocketAddr>,
+    /// What clients connect to. Every worker listens on each.
+    pub listen: Vec<ListenerSettings>,
     /// Worker threads; at least 1.
     pub workers: usize,
     /// Pin worker `i` to the i-th processor of the inherited set.
@@ -30,6 +33,45 @@ pub struct Settings {
     pub batched_sends: bool,
     /// What a reload may change.
     pub live: Live,
+}
+
+/// What clients connect to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerSettings {
+    /// Where.
+    pub address: ListenAddress,
+    /// Whether clients speak TLS there.
+    pub tls: bool,
+}
+
+impl ListenerSettings {
+    /// A plain listener on an address.
+    pub fn tcp(address: SocketAddr) -> Self {
+        Self { address: ListenAddress::Tcp(address), tls: false }
+    }
+}
+
+/// Where a listener is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListenAddress {
+    /// An IP address and a port.
+    Tcp(SocketAddr),
+    /// A Unix socket.
+    Unix {
+        /// Its file.
+        path: PathBuf,
+        /// Permissions of the file.
+        mode: u32,
+    },
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ListenAddress::Tcp(address) => address.fmt(f),
+            ListenAddress::Unix { path, .. } => write!(f, "unix:{}", path.display()),
+        }
+    }
 }
 
 /// What may change while the router runs ([`crate::Router::reconfigure`]).
@@ -61,6 +103,10 @@ pub struct Live {
     pub reconnect_backoff_max: Duration,
     /// Connections for large values per worker and node.
     pub large_connections_max: usize,
+    /// What clients of TLS listeners are shown; `None` where there is no such listener.
+    pub tls: Option<ServerTls>,
+    /// Time that a client has for the TLS handshake.
+    pub handshake_timeout: Duration,
     /// How to reach each node of the topology.
     pub nodes: BTreeMap<NodeId, NodeAccess>,
 }
@@ -76,6 +122,8 @@ pub struct NodeAccess {
     pub username: Option<String>,
     /// Password of that user.
     pub password: Option<Secret>,
+    /// TLS to it; `None`: in clear.
+    pub tls: Option<NodeTls>,
 }
 
 impl Default for Live {
@@ -94,6 +142,8 @@ impl Default for Live {
             slow_command_timeout: Duration::from_secs(60),
             reconnect_backoff_max: Duration::from_secs(2),
             large_connections_max: 16,
+            tls: None,
+            handshake_timeout: Duration::from_secs(10),
             nodes: BTreeMap::new(),
         }
     }

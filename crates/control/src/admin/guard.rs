@@ -4,13 +4,14 @@ use std::hint::black_box;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
-use axum::http::header::{AUTHORIZATION, HOST, WWW_AUTHENTICATE};
+use axum::extract::{ConnectInfo, Request, State};
+use axum::http::header::{AUTHORIZATION, HOST, ORIGIN, WWW_AUTHENTICATE};
 use axum::http::uri::Authority;
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
 
+use super::listener::Peer;
 use super::routes::{is_probe, refuse};
 use super::{AdminOptions, Token};
 
@@ -44,6 +45,14 @@ impl Guard {
         name == "localhost" || name.ends_with(".localhost") || self.host_names.iter().any(|known| known == name)
     }
 
+    /// Whether the request comes from no web page, or from one of this port.
+    fn knows_origin(&self, request: &Request) -> bool {
+        let Some(origin) = request.headers().get(ORIGIN) else { return true };
+        let host = origin.to_str().ok().and_then(|text| text.strip_prefix("http://").or_else(|| text.strip_prefix("https://")));
+        let own = request.headers().get(HOST).and_then(|host| host.to_str().ok());
+        host.is_some() && host == own
+    }
+
     fn carries_token(&self, request: &Request) -> bool {
         let Some(Token(token)) = &self.token else {
             return true;
@@ -61,8 +70,25 @@ fn same(given: &[u8], expected: &[u8]) -> bool {
     given.len() == expected.len() && given.iter().zip(expected).fold(0, |difference, (a, b)| black_box(difference | (a ^ b))) == 0
 }
 
-/// Lets a request through to its route, or answers it here.
-pub(super) async fn check(State(guard): State<Arc<Guard>>, mut request: Request, next: Next) -> Response {
+/// Whether a method only reads.
+fn only_reads(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
+}
+
+/// Lets a request through to its route, or answers it here. Whatever may change something leaves a line in the log, also where it was
+/// turned away: who, what, and what became of it.
+pub(super) async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
+    if only_reads(request.method()) {
+        return admit(&guard, request, next).await;
+    }
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let peer = request.extensions().get::<ConnectInfo<Peer>>().map_or_else(|| "unknown".to_owned(), |info| info.0.0.to_string());
+    let response = admit(&guard, request, next).await;
+    tracing::info!(target: "audit", peer, %method, path, status = response.status().as_u16(), "admin request");
+    response
+}
+
+async fn admit(guard: &Guard, mut request: Request, next: Next) -> Response {
     let path = request.uri().path();
     // A request that names the host in its first line means that one, whatever the header says (RFC 9112).
     let authority = match request.uri().authority() {
@@ -84,6 +110,10 @@ pub(super) async fn check(State(guard): State<Arc<Guard>>, mut request: Request,
         );
         return refuse(path, StatusCode::MISDIRECTED_REQUEST, &message);
     }
+    // A page of somebody else can make a browser send a change here. Browsers then say whose page it was.
+    if !only_reads(request.method()) && !guard.knows_origin(&request) {
+        return refuse(path, StatusCode::FORBIDDEN, "requests that change something are not taken from pages of other sites");
+    }
     let trusted = guard.carries_token(&request);
     // Those who check health have no token, and learn no more than yes or no.
     if !trusted && !is_probe(path) {
@@ -103,7 +133,7 @@ mod tests {
 
     #[test]
     fn hosts() {
-        let options = AdminOptions { token: None, host_names: vec!["Router-1.example".into()] };
+        let options = AdminOptions { token: None, host_names: vec!["Router-1.example".into()], tls: None };
         let guard = Guard::new(options);
         let knows = |host: &'static str| guard.knows_host(&Authority::from_static(host));
         for host in [

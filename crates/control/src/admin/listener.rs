@@ -10,11 +10,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use axum::serve::Listener;
+use axum::extract::connect_info::Connected;
+use axum::serve::{IncomingStream, Listener};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep};
+
+use super::tls::{AdminTls, Stream};
 
 /// Connections at once; more wait in the backlog. A scraper or two, a dashboard in some browsers (six connections each), scripts.
 const CONNECTIONS_MAX: usize = 64;
@@ -23,20 +26,31 @@ const CONNECTIONS_MAX: usize = 64;
 /// setting, and keeps its connection.
 const IDLE_MAX: Duration = Duration::from_secs(90);
 
+/// Who sent a request, for the audit log.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Peer(pub(super) SocketAddr);
+
+impl Connected<IncomingStream<'_, BoundedListener>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, BoundedListener>) -> Self {
+        Self(*stream.remote_addr())
+    }
+}
+
 /// A listener that holds at most [`CONNECTIONS_MAX`] connections open.
 pub(super) struct BoundedListener {
     listener: TcpListener,
     permits: Arc<Semaphore>,
     idle_max: Duration,
+    tls: Option<AdminTls>,
 }
 
 impl BoundedListener {
-    pub(super) fn new(listener: TcpListener) -> Self {
-        Self::with_bounds(listener, CONNECTIONS_MAX, IDLE_MAX)
+    pub(super) fn new(listener: TcpListener, tls: Option<AdminTls>) -> Self {
+        Self { tls, ..Self::with_bounds(listener, CONNECTIONS_MAX, IDLE_MAX) }
     }
 
     fn with_bounds(listener: TcpListener, connections_max: usize, idle_max: Duration) -> Self {
-        Self { listener, permits: Arc::new(Semaphore::new(connections_max)), idle_max }
+        Self { listener, permits: Arc::new(Semaphore::new(connections_max)), idle_max, tls: None }
     }
 }
 
@@ -51,6 +65,7 @@ impl Listener for BoundedListener {
         let (stream, address) = Listener::accept(&mut self.listener).await;
         let idle_max = self.idle_max;
         let deadline = Box::pin(sleep(idle_max));
+        let stream = Stream::new(stream, self.tls.as_ref());
         (Connection { stream, deadline, idle_max, _permit: permit }, address)
     }
 
@@ -62,7 +77,7 @@ impl Listener for BoundedListener {
 /// A connection that fails when nothing could be written to it for too long. Reading does not count: who sends a byte now and then
 /// and never a whole request is the very case.
 pub(super) struct Connection {
-    stream: TcpStream,
+    stream: Stream,
     deadline: Pin<Box<Sleep>>,
     idle_max: Duration,
     _permit: OwnedSemaphorePermit,
@@ -121,6 +136,7 @@ impl AsyncWrite for Connection {
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
 
     use super::*;
 

@@ -1,4 +1,4 @@
-//! The admin port: metrics, health and status over plain HTTP.
+//! The admin port: metrics, health and status over HTTP or HTTPS.
 //!
 //! It answers whoever can reach it, so it listens on loopback unless told otherwise, and elsewhere only with a token. Loopback
 //! alone does not keep web pages out (a page can point a name of its own at 127.0.0.1), hence the check of the `Host` header.
@@ -11,6 +11,7 @@ mod guard;
 mod listener;
 mod report;
 mod routes;
+mod tls;
 
 use std::fmt;
 use std::io;
@@ -22,8 +23,10 @@ use tokio::net::TcpListener;
 
 pub use report::{LinkReport, NodeReport, NodesReport, NotReady, Readiness, Source, StatusReport};
 
+pub use tls::AdminTls;
+
 use guard::Guard;
-use listener::BoundedListener;
+use listener::{BoundedListener, Peer};
 
 /// How long requests that are being answered may take after the shutdown was asked for.
 const SHUTDOWN_BOUND: Duration = Duration::from_secs(1);
@@ -55,6 +58,8 @@ pub struct AdminOptions {
     /// Names by which browsers and tools may address this host, beside `localhost` and any IP address: what stands in their
     /// `Host` header, without the port.
     pub host_names: Vec<String>,
+    /// Certificates, for HTTPS. The handle is kept by whoever renews them.
+    pub tls: Option<AdminTls>,
 }
 
 /// Why the admin port could not be opened.
@@ -84,6 +89,7 @@ pub enum AdminError {
 pub struct Admin {
     address: SocketAddr,
     listener: TcpListener,
+    tls: Option<AdminTls>,
     router: axum::Router,
 }
 
@@ -99,8 +105,9 @@ impl Admin {
         let refused = |source| AdminError::Listen { address, source };
         let listener = TcpListener::bind(address).await.map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
+        let tls = options.tls.clone();
         let router = routes::router(source, Guard::new(options));
-        Ok(Self { address, listener, router })
+        Ok(Self { address, listener, tls, router })
     }
 
     /// The address listened on, with the port that the system chose if 0 was asked for.
@@ -120,7 +127,9 @@ impl Admin {
             // Also when nobody listens any more, which is fine.
             let _ = stop.send(());
         };
-        let serving = axum::serve(BoundedListener::new(self.listener), self.router).with_graceful_shutdown(until).into_future();
+        let serving = axum::serve(BoundedListener::new(self.listener, self.tls), self.router.into_make_service_with_connect_info::<Peer>())
+            .with_graceful_shutdown(until)
+            .into_future();
         let bound = async {
             let _ = stopped.await;
             tokio::time::sleep(SHUTDOWN_BOUND).await;

@@ -9,8 +9,10 @@ use tracing::{debug, warn};
 
 use super::dispatch::Flow;
 use super::downstream::{Client, Details, ReplyMode, Stall};
+use super::transport::{self, Received, Tls};
 use super::{OUTPUT_HIGH, Worker};
 use crate::poll::Token;
+use crate::settings::ListenAddress;
 use crate::slab::{Handle, Slab};
 
 /// A reply of at least this size is sent from where it was received, if it is its turn: a copy would cost more than the system call
@@ -20,21 +22,35 @@ const DIRECT_MIN: usize = 8 << 10;
 /// Clients accepted per turn and listener, so that a storm of connections does not stall those that are there.
 const ACCEPTS_PER_TURN: usize = 64;
 
+/// The same for a socket that other workers accept from too: who takes few leaves some for the others.
+const ACCEPTS_PER_TURN_SHARED: usize = 4;
+
+/// Failed handshakes are logged at most so often per worker: anybody can cause them.
+const HANDSHAKE_LOG_US: u64 = 1_000_000;
+
 /// Memory of a quiet client's buffers above this is given back.
 const QUIET_CAPACITY: usize = 4 << 10;
 
 /// Bytes of one request that are collected when it cannot be passed on as it comes (Redis `client-query-buffer-limit`).
 const REQUEST_MAX: usize = 1 << 30;
 
+/// When a failed TLS handshake was last logged, and how many were not.
+#[derive(Debug, Default)]
+pub(super) struct HandshakeLog {
+    next_us: u64,
+    untold: u64,
+}
+
 impl Worker {
     pub(super) fn accept(&mut self, index: usize) {
         if !self.accepting {
             return;
         }
-        for _ in 0..ACCEPTS_PER_TURN {
+        let accepts = if self.listeners[index].is_shared() { ACCEPTS_PER_TURN_SHARED } else { ACCEPTS_PER_TURN };
+        for _ in 0..accepts {
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
             match rustix::net::acceptfrom_with(&self.listeners[index], flags) {
-                Ok((fd, peer)) => self.greet_client(fd, peer.and_then(|p| p.try_into().ok())),
+                Ok((fd, peer)) => self.greet_client(index, fd, peer.and_then(|p| p.try_into().ok())),
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
                 Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
                     // Without a descriptor the connection cannot even be refused: give up the spare one for that.
@@ -51,20 +67,40 @@ impl Worker {
         }
     }
 
-    fn greet_client(&mut self, fd: OwnedFd, peer: Option<std::net::SocketAddr>) {
+    fn greet_client(&mut self, listener: usize, fd: OwnedFd, peer: Option<std::net::SocketAddr>) {
         let live = &self.plan.live;
+        let settings = self.listeners[listener].settings.clone();
         if self.shared.clients.fetch_add(1, Ordering::Relaxed) >= live.max_clients {
             self.shared.clients.fetch_sub(1, Ordering::Relaxed);
             self.counters.rejected.add(1);
-            refuse(&fd, "ERR max number of clients reached");
+            if !settings.tls {
+                refuse(&fd, "ERR max number of clients reached");
+            }
             return;
         }
-        let _ = rustix::net::sockopt::set_tcp_nodelay(&fd, true);
-        let _ = rustix::net::sockopt::set_socket_keepalive(&fd, true);
+        let tls = match (settings.tls, &live.tls) {
+            (false, _) => None,
+            (true, Some(tls)) => Tls::accept(tls.config.clone()).ok(),
+            (true, None) => None,
+        };
+        if settings.tls && tls.is_none() {
+            // Never in clear where TLS was asked for.
+            self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        let unix = match &settings.address {
+            ListenAddress::Tcp(_) => {
+                let _ = rustix::net::sockopt::set_tcp_nodelay(&fd, true);
+                let _ = rustix::net::sockopt::set_socket_keepalive(&fd, true);
+                None
+            }
+            ListenAddress::Unix { path, .. } => Some(path.clone()),
+        };
         let details = Box::new(Details {
             id: self.shared.next_client_id.fetch_add(1, Ordering::Relaxed),
             peer,
             local: rustix::net::getsockname(&fd).ok().and_then(|a| a.try_into().ok()),
+            unix,
             name: String::new(),
             lib_name: String::new(),
             lib_ver: String::new(),
@@ -72,7 +108,7 @@ impl Worker {
             no_evict: false,
             no_touch: false,
         });
-        let client = Client::new(fd, live.password.is_none(), live.database, self.now_us, details);
+        let client = Client::new(fd, tls, live.password.is_none(), live.database, self.now_us, details);
         let handle = self.clients.insert(client);
         let registered = self.clients.get(handle).map(|c| self.poll.add(&c.fd, Token::Client(handle)));
         if !matches!(registered, Some(Ok(()))) {
@@ -97,16 +133,17 @@ impl Worker {
         self.batching.note(client);
         client.last_used_us = self.now_us;
         let mut buffer = std::mem::take(&mut self.read_buffer);
-        let read = rustix::net::recv(&client.fd, &mut buffer[..], RecvFlags::empty());
+        let handshaking = client.is_handshaking();
+        let read = transport::receive(&client.fd, &mut client.tls, &mut buffer);
         match read {
-            Ok((_, 0)) => {
+            Ok(Received { count: 0, .. }) => {
                 // The client may still read: commands in flight are answered before the connection is closed.
                 client.half_closed = true;
                 self.close_if_done(handle);
             }
-            Ok((_, count)) => {
+            Ok(Received { count, more }) => {
                 self.counters.bytes_received.add(count as u64);
-                client.readable = count == buffer.len() || client.hangup;
+                client.readable = more || client.hangup;
                 if client.readable {
                     self.unread.push(Token::Client(handle));
                 }
@@ -114,15 +151,36 @@ impl Worker {
             }
             Err(rustix::io::Errno::AGAIN) => client.readable = false,
             Err(rustix::io::Errno::INTR) => self.unread.push(Token::Client(handle)),
-            Err(_) => self.close_client(handle),
+            Err(_) => {
+                if handshaking {
+                    let why = client.tls.as_ref().and_then(|tls| tls.failure());
+                    self.handshake_failed(handle, why.as_deref().unwrap_or("it closed the connection"));
+                }
+                self.close_client(handle);
+            }
         }
         self.read_buffer = buffer;
+    }
+
+    /// Counts a failed TLS handshake, and says so from time to time: anybody can cause as many as they like.
+    pub(super) fn handshake_failed(&mut self, handle: Handle, why: &str) {
+        self.counters.handshakes_failed.add(1);
+        if self.now_us < self.handshake_log.next_us {
+            self.handshake_log.untold += 1;
+            return;
+        }
+        self.handshake_log.next_us = self.now_us + HANDSHAKE_LOG_US;
+        let untold = std::mem::take(&mut self.handshake_log.untold);
+        let Some(client) = self.clients.get(handle) else { return };
+        let from = client.details.peer.map_or_else(|| "a Unix socket".to_owned(), |peer| peer.to_string());
+        warn!(from, why, untold, "a client's TLS handshake failed");
     }
 
     /// A client that is being closed is still read from, so that the error it is sent is not lost to a reset.
     fn discard_input(&mut self, handle: Handle) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let mut buffer = std::mem::take(&mut self.read_buffer);
+        // Below TLS: nobody looks at it.
         if matches!(rustix::net::recv(&client.fd, &mut buffer[..], RecvFlags::empty()), Ok((_, 0)) | Err(_)) && client.unsent() == 0 {
             self.close_client(handle);
         }
@@ -369,7 +427,7 @@ impl Worker {
         let mut reply = reply;
         if reply.len() >= DIRECT_MIN
             && client.takes_directly(seq)
-            && let Ok(sent) = rustix::net::send(&client.fd, reply, SendFlags::NOSIGNAL)
+            && let Ok(sent) = transport::send(&client.fd, &mut client.tls, reply)
         {
             self.counters.bytes_sent.add(sent as u64);
             client.last_used_us = self.now_us;
@@ -413,7 +471,7 @@ impl Worker {
         client.dirty = false;
         let mut broken = false;
         while client.unsent() > 0 && client.writable {
-            match rustix::net::send(&client.fd, &client.out[client.out_sent..], SendFlags::NOSIGNAL) {
+            match transport::send(&client.fd, &mut client.tls, &client.out[client.out_sent..]) {
                 Ok(count) => {
                     self.counters.bytes_sent.add(count as u64);
                     client.note_sent(count, self.now_us);
@@ -484,7 +542,7 @@ impl Worker {
     }
 
     pub(super) fn close_if_done(&mut self, handle: Handle) {
-        let Some(client) = self.clients.get(handle) else { return };
+        let Some(client) = self.clients.get_mut(handle) else { return };
         if !(client.closing || client.half_closed) || client.in_flight() > 0 || client.unsent() > 0 {
             return;
         }
@@ -494,7 +552,7 @@ impl Worker {
         }
         if client.closing && !client.half_closed {
             // Let the client read the last reply: a close with unread input in our socket would reset the connection.
-            let _ = rustix::net::shutdown(&client.fd, rustix::net::Shutdown::Write);
+            transport::finish(&client.fd, &mut client.tls);
             let mut sink = [0u8; 4096];
             for _ in 0..256 {
                 if !matches!(rustix::net::recv(&client.fd, &mut sink[..], RecvFlags::empty()), Ok((_, 1..))) {
@@ -506,7 +564,10 @@ impl Worker {
     }
 
     pub(super) fn close_client(&mut self, handle: Handle) {
-        let Some(client) = self.clients.remove(handle) else { return };
+        let Some(mut client) = self.clients.remove(handle) else { return };
+        if let Some(tls) = &mut client.tls {
+            tls.notify_close(&client.fd);
+        }
         self.poll.remove(&client.fd);
         self.shared.clients.fetch_sub(1, Ordering::Relaxed);
         self.counters.clients.sub(1);

@@ -3,12 +3,14 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::request::{Follower, Scanner};
 
 use crate::metrics::WorkerCounters;
 use crate::slab::Handle;
+use crate::worker::transport::Tls;
 use crate::worker::upstream::Lane;
 
 /// Bytes of replies that one client may probably have on their way.
@@ -77,6 +79,8 @@ pub(super) struct Details {
     pub(super) id: u64,
     pub(super) peer: Option<SocketAddr>,
     pub(super) local: Option<SocketAddr>,
+    /// Path of the Unix socket that it is connected to.
+    pub(super) unix: Option<PathBuf>,
     pub(super) name: String,
     pub(super) lib_name: String,
     pub(super) lib_ver: String,
@@ -88,6 +92,7 @@ pub(super) struct Details {
 #[derive(Debug)]
 pub(super) struct Client {
     pub(super) fd: OwnedFd,
+    pub(super) tls: Option<Box<Tls>>,
     pub(super) resp3: bool,
     pub(super) authenticated: bool,
     pub(super) reply_mode: ReplyMode,
@@ -143,9 +148,10 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(fd: OwnedFd, authenticated: bool, database: u32, now_us: u64, details: Box<Details>) -> Self {
+    pub(super) fn new(fd: OwnedFd, tls: Option<Box<Tls>>, authenticated: bool, database: u32, now_us: u64, details: Box<Details>) -> Self {
         Self {
             fd,
+            tls,
             resp3: false,
             authenticated,
             reply_mode: ReplyMode::On,
@@ -207,10 +213,15 @@ impl Client {
         seq == self.first && !self.owed.is_empty()
     }
 
-    /// Bytes waiting for the socket.
+    /// Bytes waiting for the socket. What TLS has sealed and not written counts as one, because rustls does not say how many it is.
     #[inline]
     pub(super) fn unsent(&self) -> usize {
-        self.out.len() - self.out_sent
+        self.out.len() - self.out_sent + self.tls.as_ref().map_or(0, |tls| usize::from(tls.has_unsent()))
+    }
+
+    /// Whether it has yet to agree on TLS.
+    pub(super) fn is_handshaking(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.is_handshaking())
     }
 
     /// The socket has taken `count` bytes of `out`.
@@ -338,9 +349,13 @@ impl Client {
 
     pub(super) fn describe(&self, now_us: u64, last_command: &str) -> String {
         let d = &self.details;
-        let addr = |a: Option<SocketAddr>| a.map_or_else(|| "?:0".into(), |a| a.to_string());
+        let addr = |a: Option<SocketAddr>| match (a, &d.unix) {
+            (Some(address), _) => address.to_string(),
+            (None, Some(path)) => format!("{}:0", path.display()),
+            (None, None) => "?:0".into(),
+        };
         format!(
-            "id={} addr={} laddr={} fd={} name={} age={} idle={} flags=N db={} sub=0 psub=0 ssub=0 multi=-1 qbuf={} qbuf-free={} argv-mem=0 multi-mem=0 rbs=0 rbp=0 obl=0 oll={} omem={} tot-mem={} events=r cmd={} user=default redir=-1 resp={} lib-name={} lib-ver={}\n",
+            "id={} addr={} laddr={} fd={} name={} age={} idle={} flags={} db={} sub=0 psub=0 ssub=0 multi=-1 qbuf={} qbuf-free={} argv-mem=0 multi-mem=0 rbs=0 rbp=0 obl=0 oll={} omem={} tot-mem={} events=r cmd={} user=default redir=-1 resp={} lib-name={} lib-ver={}\n",
             d.id,
             addr(d.peer),
             addr(d.local),
@@ -348,6 +363,7 @@ impl Client {
             d.name,
             now_us.saturating_sub(d.created_us) / 1_000_000,
             now_us.saturating_sub(self.last_used_us) / 1_000_000,
+            if d.unix.is_some() { "U" } else { "N" },
             self.database,
             self.input.len() - self.input_at,
             self.input.capacity() - self.input.len(),

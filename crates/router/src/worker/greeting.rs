@@ -3,13 +3,13 @@
 use std::io;
 use std::sync::Arc;
 
-use rustix::net::SendFlags;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::parse_command_reply;
 use switchyard_resp::{encode, reply};
 use tracing::{debug, info, warn};
 
 use super::Worker;
+use super::transport;
 use super::upstream::{Greeting, Lane, Link, Phase, Purpose};
 use crate::shared::{Commands, Connection, Plan};
 use crate::slab::Handle;
@@ -44,7 +44,8 @@ impl Worker {
         ask(link, Greeting::ClientId, &["CLIENT", "ID"]);
         ask(link, Greeting::Info, &["INFO", "server"]);
         // Small and first on a fresh connection: it fits the socket's buffer whole.
-        let sent = link.fd.as_ref().map(|fd| rustix::net::send(fd, &bytes, SendFlags::NOSIGNAL));
+        let tls = &mut link.tls;
+        let sent = link.fd.as_ref().map(|fd| transport::send(fd, tls, &bytes));
         match sent {
             Some(Ok(count)) if count == bytes.len() => {}
             Some(Err(error)) => self.attempt_failed(handle, &io::Error::from(error).to_string()),

@@ -20,9 +20,9 @@ mod large;
 mod local;
 mod nodes;
 mod send;
+mod transport;
 mod upstream;
 
-use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,13 +31,14 @@ use std::time::Duration;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::request::Scanner;
 
+use crate::listener::Listener;
 use crate::metrics::WorkerCounters;
 use crate::poll::{Poll, Ready, Token};
 use crate::shared::{Message, Plan, Shared};
 use crate::slab::{Handle, Slab};
 use crate::sys::SendBatch;
 use batching::{Batching, pause};
-use clients::spare_descriptor;
+use clients::{HandshakeLog, spare_descriptor};
 use downstream::{Client, Stall};
 use gather::Gather;
 use upstream::{Link, Zombie};
@@ -76,7 +77,7 @@ pub(crate) struct Worker {
     plan: Arc<Plan>,
     generation: u64,
     poll: Poll,
-    listeners: Vec<TcpListener>,
+    listeners: Vec<Listener>,
     /// Given up for a moment to accept and refuse a client when descriptors have run out.
     spare: Option<OwnedFd>,
     accepting: bool,
@@ -103,6 +104,7 @@ pub(crate) struct Worker {
     /// Sends many at once, where the kernel lets it.
     send_batch: Option<SendBatch<Token>>,
     send_outcomes: Vec<(Token, usize)>,
+    handshake_log: HandshakeLog,
     dirty_clients: Vec<Handle>,
     dirty_links: Vec<Handle>,
     /// Clients whose stall has ended.
@@ -114,11 +116,12 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn new(index: usize, shared: Arc<Shared>, listeners: Vec<TcpListener>) -> std::io::Result<Self> {
+    pub(crate) fn new(index: usize, shared: Arc<Shared>, listeners: Vec<Listener>) -> std::io::Result<Self> {
         let poll = Poll::new()?;
         poll.add(&shared.mailboxes[index].wake, Token::Wake)?;
         for (number, listener) in listeners.iter().enumerate() {
-            poll.add(listener, Token::Listener(number as u32))?;
+            let token = Token::Listener(number as u32);
+            if listener.is_shared() { poll.add_shared(listener, token)? } else { poll.add(listener, token)? }
         }
         let plan = shared.plan();
         // What a worker of this number left behind when it panicked may still run at the nodes.
@@ -162,6 +165,7 @@ impl Worker {
             batching: Batching::new(Batching::PER_CLIENT_US),
             send_batch: None,
             send_outcomes: Vec::new(),
+            handshake_log: HandshakeLog::default(),
             dirty_clients: Vec::new(),
             dirty_links: Vec::new(),
             resumed: Vec::new(),
@@ -296,6 +300,7 @@ impl Worker {
 
     fn tick_clients(&mut self) {
         let idle_us = self.plan.live.client_idle_timeout.map(|t| t.as_micros() as u64);
+        let handshake_us = self.plan.live.handshake_timeout.as_micros() as u64;
         let mut late = Vec::new();
         for (handle, client) in self.clients.iter() {
             let stalled = self.now_us.saturating_sub(client.stalled_at_us);
@@ -306,6 +311,8 @@ impl Worker {
                 false
             } else if client.closing || client.half_closed {
                 quiet_us > CLOSING_PATIENCE_US
+            } else if client.is_handshaking() {
+                self.now_us.saturating_sub(client.details.created_us) > handshake_us
             } else {
                 idle_us.is_some_and(|idle| quiet_us > idle)
             };
@@ -319,6 +326,9 @@ impl Worker {
         }
         for (handle, close) in late {
             if close {
+                if self.clients.get(handle).is_some_and(Client::is_handshaking) {
+                    self.handshake_failed(handle, "it did not finish within the handshake timeout");
+                }
                 self.close_client(handle);
             } else if let Some(client) = self.clients.get_mut(handle) {
                 client.writes_first = client.stall == Stall::Output;

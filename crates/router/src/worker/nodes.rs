@@ -3,12 +3,12 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::net::{RecvFlags, SendFlags};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply::{ReplyFollower, ReplyScan, ReplyScanner};
 use switchyard_resp::{encode, reply};
 use tracing::{debug, info, warn};
 
+use super::transport::{self, Received, Tls};
 use super::upstream::{Body, Lane, Link, Pending, Phase, Purpose, Zombie};
 use super::{Stall, Worker};
 use crate::poll::{Ready, Token};
@@ -70,8 +70,17 @@ impl Worker {
             self.attempt_failed(handle, "no address is configured for it");
             return;
         };
+        let tls = access.tls.as_ref().map(|tls| Tls::connect(tls.config.clone(), tls.name.clone())).transpose();
+        let tls = match tls {
+            Ok(tls) => tls,
+            Err(error) => {
+                self.attempt_failed(handle, &format!("TLS: {error}"));
+                return;
+            }
+        };
         match start_connect(access.address) {
             Ok(fd) => {
+                link.tls = tls;
                 link.phase = Phase::Connecting;
                 link.since_us = self.now_us;
                 link.readable = false;
@@ -115,6 +124,7 @@ impl Worker {
             if let Some(fd) = link.fd.take() {
                 self.poll.remove(&fd);
             }
+            link.tls = None;
             link.phase = Phase::Waiting { until_us: self.now_us + backoff };
         }
     }
@@ -139,7 +149,7 @@ impl Worker {
             }
             let failed = link.fd.as_ref().map(rustix::net::sockopt::socket_error);
             match failed {
-                Some(Ok(Ok(()))) => self.greet_node(handle),
+                Some(Ok(Ok(()))) => self.secure_link(handle),
                 Some(Ok(Err(error)) | Err(error)) => self.attempt_failed(handle, &io::Error::from(error).to_string()),
                 None => {}
             }
@@ -147,7 +157,9 @@ impl Worker {
         let Some(link) = self.links.get_mut(handle) else { return };
         if writable {
             link.writable = true;
-            if link.unsent() > 0 {
+            if link.phase == Phase::Securing {
+                self.drive_handshake(handle);
+            } else if link.unsent() > 0 {
                 self.mark_link(handle);
             }
         }
@@ -245,7 +257,7 @@ impl Worker {
         let mut failed = None;
         while link.unsent() > 0 && link.writable {
             let Some(fd) = &link.fd else { break };
-            match rustix::net::send(fd, &link.out[link.sent..], SendFlags::NOSIGNAL) {
+            match transport::send(fd, &mut link.tls, &link.out[link.sent..]) {
                 Ok(count) => link.note_sent(count),
                 Err(rustix::io::Errno::AGAIN) => link.writable = false,
                 Err(rustix::io::Errno::INTR) => {}
@@ -292,22 +304,28 @@ impl Worker {
     pub(super) fn read_link(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         link.readable = true;
-        if link.paused || !matches!(link.phase, Phase::Up | Phase::Greeting) {
+        if link.paused || !matches!(link.phase, Phase::Up | Phase::Greeting | Phase::Securing) {
             return;
         }
         let Some(fd) = link.fd.as_ref() else { return };
         let mut input = std::mem::take(&mut link.input);
         let mut buffer = std::mem::take(&mut self.read_buffer);
-        let result = rustix::net::recv(fd, &mut buffer[..], RecvFlags::empty());
+        let result = transport::receive(fd, &mut link.tls, &mut buffer);
         match result {
-            Ok((_, 0)) => {
+            Ok(Received { count: 0, .. }) => {
                 link.input = input;
                 self.break_link(handle, "the node closed the connection");
             }
-            Ok((_, count)) => {
+            Ok(Received { count, more }) => {
                 link.counters.bytes_received.add(count as u64);
                 link.received_us = self.now_us;
-                link.readable = count == buffer.len() || link.hangup;
+                link.readable = more || link.hangup;
+                if link.phase == Phase::Securing {
+                    link.input = input;
+                    self.read_buffer = buffer;
+                    self.attempt_failed(handle, "it sent data before our greeting");
+                    return;
+                }
                 let more = link.readable;
                 let kept = if input.is_empty() {
                     let taken = self.take_replies(handle, &buffer[..count]);
@@ -329,6 +347,9 @@ impl Worker {
             Err(rustix::io::Errno::AGAIN) => {
                 link.readable = false;
                 link.input = input;
+                if link.phase == Phase::Securing {
+                    self.drive_handshake(handle);
+                }
             }
             Err(rustix::io::Errno::INTR) => {
                 link.input = input;
@@ -336,10 +357,33 @@ impl Worker {
             }
             Err(error) => {
                 link.input = input;
-                self.break_link(handle, &io::Error::from(error).to_string());
+                let why = link.tls.as_ref().and_then(|tls| tls.failure()).map(|why| format!("TLS: {why}"));
+                self.break_link(handle, &why.unwrap_or_else(|| io::Error::from(error).to_string()));
             }
         }
         self.read_buffer = buffer;
+    }
+
+    /// The TCP connection is there: on to TLS, or to the greeting.
+    fn secure_link(&mut self, handle: Handle) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        if link.tls.is_none() {
+            self.greet_node(handle);
+            return;
+        }
+        link.phase = Phase::Securing;
+        self.drive_handshake(handle);
+    }
+
+    /// Sends what the handshake has to say; greets the node once the two sides have agreed.
+    fn drive_handshake(&mut self, handle: Handle) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let (Some(fd), Some(tls)) = (&link.fd, &mut link.tls) else { return };
+        if let Err(error) = tls.drive(fd) {
+            self.attempt_failed(handle, &io::Error::from(error).to_string());
+        } else if !tls.is_handshaking() {
+            self.greet_node(handle);
+        }
     }
 
     /// Takes the replies at the start of `bytes`; returns how many bytes they took.
@@ -527,8 +571,12 @@ impl Worker {
         let (client_id, run_id, lane) = (link.client_id, link.run_id.clone(), link.lane);
         let oldest = link.pending.front().map(|p| p.epoch);
         if let Some(fd) = link.fd.take() {
+            if let Some(tls) = &mut link.tls {
+                tls.notify_close(&fd);
+            }
             self.poll.remove(&fd);
         }
+        link.tls = None;
         self.shared.connection_ended(self.index, node, client_id);
         link.phase = Phase::Waiting { until_us: self.now_us };
         let name = self.node_name(node);
@@ -605,9 +653,13 @@ impl Worker {
             match link.phase {
                 Phase::Waiting { until_us } if until_us <= self.now_us => self.connect(handle),
                 Phase::Waiting { .. } => {}
-                Phase::Connecting | Phase::Greeting => {
+                Phase::Connecting | Phase::Securing | Phase::Greeting => {
                     if age_us > live.connect_timeout.as_micros() as u64 {
-                        let doing = if link.phase == Phase::Connecting { "take the connection" } else { "answer our greeting" };
+                        let doing = match link.phase {
+                            Phase::Connecting => "take the connection",
+                            Phase::Securing => "finish the TLS handshake",
+                            _ => "answer our greeting",
+                        };
                         self.attempt_failed(handle, &format!("it did not {doing} within {:?} (connect-timeout)", live.connect_timeout));
                     }
                 }

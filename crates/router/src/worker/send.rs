@@ -1,7 +1,7 @@
 //! What a turn has to send, in one system call where the kernel lets it.
 //!
 //! This only sends ahead: `flush_links` and `flush_clients` come after it, find nothing left where all was taken, and do the rest.
-//! So there is one place each that handles a full or broken socket, with the batch and without.
+//! What goes through TLS is sealed there, and sent one by one. So there is one place each that handles a full or broken socket, with the batch and without.
 
 use std::os::fd::AsFd;
 
@@ -42,12 +42,13 @@ impl Worker {
         let mut outcomes = std::mem::take(&mut self.send_outcomes);
         let links = self.dirty_links.iter().filter_map(|&handle| {
             let link = self.links.get(handle)?;
-            let fd = link.fd.as_ref().filter(|_| link.phase == Phase::Up && link.writable && link.unsent() > 0)?;
+            let fd = link.fd.as_ref().filter(|_| link.phase == Phase::Up && link.tls.is_none() && link.writable && link.unsent() > 0)?;
             Some((Token::Link(handle), fd.as_fd(), &link.out[link.sent..]))
         });
         let clients = self.dirty_clients.iter().filter_map(|&handle| {
             let client = self.clients.get(handle)?;
-            (client.writable && client.unsent() > 0).then(|| (Token::Client(handle), client.fd.as_fd(), &client.out[client.out_sent..]))
+            let sends = client.tls.is_none() && client.writable && client.unsent() > 0;
+            sends.then(|| (Token::Client(handle), client.fd.as_fd(), &client.out[client.out_sent..]))
         });
         // An error is found again, and handled, by the plain send that follows.
         batch.send(links.chain(clients), |token, sent| outcomes.extend(sent.ok().map(|sent| (token, sent))));

@@ -14,6 +14,7 @@ use switchyard_resp::reply::{ReplyFollower, ReplyScanner};
 
 use crate::metrics::NodeCounters;
 use crate::slab::Handle;
+use crate::worker::transport::Tls;
 
 /// The kinds of connection a worker has to a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,6 +72,8 @@ pub(super) enum Phase {
     },
     /// TCP connect under way.
     Connecting,
+    /// TLS handshake under way.
+    Securing,
     /// Connected; the node has not yet answered who we are. No command is sent before that.
     Greeting,
     Up,
@@ -96,6 +99,7 @@ pub(super) struct Link {
     pub(super) since_us: u64,
     pub(super) failures: u32,
     pub(super) fd: Option<OwnedFd>,
+    pub(super) tls: Option<Box<Tls>>,
     /// Requests from the oldest unanswered one on (shared lanes keep them until their reply comes, to repeat reads and heal
     /// scripts); `acked..sent` is in flight, `sent..` waits for the socket.
     pub(super) out: Vec<u8>,
@@ -169,6 +173,7 @@ impl Link {
             since_us: now_us,
             failures: 0,
             fd: None,
+            tls: None,
             out: Vec::new(),
             acked: 0,
             sent: 0,
@@ -205,7 +210,7 @@ impl Link {
     /// Bytes waiting for the socket.
     #[inline]
     pub(super) fn unsent(&self) -> usize {
-        self.out.len() - self.sent
+        self.out.len() - self.sent + self.tls.as_ref().map_or(0, |tls| usize::from(tls.has_unsent()))
     }
 
     /// The socket has taken `count` bytes of `out`.

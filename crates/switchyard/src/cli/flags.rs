@@ -217,14 +217,14 @@ mod tests {
         assert_eq!(config.node_names(), ["127.0.0.1:7001", "127.0.0.1:7002"]);
         assert_eq!((config.workers, config.state_dir.to_str()), (2, Some("/tmp/s")));
         let resolved = resolved(&arguments);
-        assert_eq!(resolved.listen, ["127.0.0.1:6390".parse().expect("address")]);
+        assert_eq!(resolved.listen, [switchyard_router::ListenerSettings::tcp("127.0.0.1:6390".parse().expect("address"))]);
         assert_eq!(resolved.admin, "127.0.0.1:6391".parse().expect("address"));
     }
 
     #[test]
     fn redis_servers_flags() {
         let node = ["--node", "127.0.0.1"];
-        let listen = |more: &[&str]| resolved(&[&node[..], more].concat()).listen.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let listen = |more: &[&str]| resolved(&[&node[..], more].concat()).listen.iter().map(|l| l.address.to_string()).collect::<Vec<_>>();
         assert_eq!(listen(&["-p", "7000"]), ["127.0.0.1:7000"]);
         assert_eq!(listen(&["--bind", "127.0.0.1", "--bind", "::1"]), ["127.0.0.1:6380", "[::1]:6380"]);
         assert_eq!(listen(&["--bind", "127.0.0.1", "--port", "1"]), ["127.0.0.1:1"]);

@@ -27,10 +27,10 @@ impl Endpoint {
         let expected = |why: &str| Err(format!("{why}; expected {ENDPOINT_FORM}"));
         let text = text.trim();
         if text.contains("://") {
-            return expected("URLs are not understood");
+            return expected("URLs are not understood (TLS to a node is tls = true)");
         }
         if text.starts_with('/') || text.starts_with("unix:") {
-            return expected("Unix sockets are not supported");
+            return expected("nodes are not reached through Unix sockets");
         }
         if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
             return expected("a port alone does not say where");
@@ -66,6 +66,11 @@ impl Endpoint {
             return expected("the host is neither an IP address nor a name");
         }
         Ok(Self { host: host.to_ascii_lowercase(), port })
+    }
+
+    /// The host as written.
+    pub(crate) fn host(&self) -> &str {
+        &self.host
     }
 
     /// Where somebody on the same machine reaches what listens here: an address that means "every address" is no place to

@@ -5,7 +5,8 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::keys::{Key, Section, keys, node_keys};
+use super::keys::{Key, Section, keys, listener_keys, node_keys};
+use super::listener::ListenerConfig;
 use super::{Config, NodeConfig, Origin, Problem, Raw, nearest};
 
 /// Where a place in the file is.
@@ -55,6 +56,15 @@ pub(super) fn apply(path: &Path, text: &str, config: &mut Config, problems: &mut
             }
             (None, _) if name.get_ref() == "node" => {
                 problems.push(Problem::at(&places.at(name.span().start), "nodes are written with two brackets: [[node]], once for each"));
+            }
+            (None, DeValue::Array(items)) if name.get_ref() == "listener" => {
+                for item in items.iter() {
+                    apply_listener(item, config, base, &places, problems);
+                }
+            }
+            (None, _) if name.get_ref() == "listener" => {
+                let text = "listeners are written with two brackets: [[listener]], once for each";
+                problems.push(Problem::at(&places.at(name.span().start), text));
             }
             (None, DeValue::Table(_)) if keys().all(|key| key.path() != *name.get_ref()) => {
                 problems.push(Problem::at(&places.at(name.span().start), nearest::unknown_section(name.get_ref())));
@@ -106,6 +116,24 @@ fn apply_node(item: &Spanned<DeValue<'_>>, config: &mut Config, base: &Path, pla
     }
     node.origin = Some(at.unwrap_or(origin));
     config.nodes.push(node);
+}
+
+fn apply_listener(item: &Spanned<DeValue<'_>>, config: &mut Config, base: &Path, places: &Places<'_>, problems: &mut Vec<Problem>) {
+    let origin = places.at(item.span().start);
+    let DeValue::Table(table) = item.get_ref() else {
+        problems.push(Problem::at(&origin, "listeners are written as [[listener]] with a line address = \"...\" below"));
+        return;
+    };
+    let entries: Vec<_> = table.iter().collect();
+    let mut listener = ListenerConfig::default();
+    let keys: Vec<&Key<ListenerConfig>> = listener_keys().collect();
+    let before = problems.len();
+    apply_entries(Section::Listener, &entries, &keys, &mut listener, base, places, problems, |_, _| {});
+    if listener.place.is_none() && problems.len() == before {
+        problems.push(Problem::at(&origin, "this [[listener]] has no address; add address = \"HOST:PORT\" or \"unix:/path\""));
+    }
+    listener.origin = Some(origin);
+    config.listeners.push(listener);
 }
 
 #[allow(clippy::too_many_arguments)] // One walk for both kinds of tables; a struct would only rename the list.

@@ -7,8 +7,10 @@
 use std::path::Path;
 use std::time::Duration;
 
+use super::listener::{ListenerConfig, parse_mode};
 use super::raw::Raw;
 use super::secret::SecretForm;
+use super::tls::ClientAuth;
 use super::units::{format_size, format_time};
 use super::{Config, LogFormat, LogLevel, NodeConfig};
 
@@ -21,8 +23,12 @@ pub(crate) enum Section {
     Nodes,
     Admin,
     Log,
+    /// Certificates that clients are shown.
+    Tls,
     /// One of the `[[node]]` tables.
     Node,
+    /// One of the `[[listener]]` tables.
+    Listener,
 }
 
 impl Section {
@@ -34,7 +40,9 @@ impl Section {
             Section::Nodes => "nodes",
             Section::Admin => "admin",
             Section::Log => "log",
+            Section::Tls => "tls",
             Section::Node => "node",
+            Section::Listener => "listener",
         }
     }
 
@@ -43,12 +51,13 @@ impl Section {
         match self {
             Section::Top => "at the top level".to_owned(),
             Section::Node => "in [[node]]".to_owned(),
+            Section::Listener => "in [[listener]]".to_owned(),
             other => format!("in [{}]", other.name()),
         }
     }
 
     /// The sections that are plain tables, in the order in which they are shown.
-    pub(crate) const TABLES: [Section; 4] = [Section::Clients, Section::Nodes, Section::Admin, Section::Log];
+    pub(crate) const TABLES: [Section; 5] = [Section::Clients, Section::Tls, Section::Nodes, Section::Admin, Section::Log];
 }
 
 /// When a changed value takes effect.
@@ -209,9 +218,10 @@ const TOP: &[Key<Config>] = &[
         "listen",
         Takes::Restart,
         &["bind", "port", "address", "listen_addr"],
-        "Addresses that clients connect to: one, or a list.",
+        "What clients connect to: one, or a list. HOST:PORT, tls://HOST:PORT for TLS, or unix:/path for a Unix socket. More can be said \
+         in [[listener]] tables.",
         |config, raw, _| {
-            config.listen = raw.endpoints(None)?;
+            config.listen = raw.listen_places()?;
             Ok(())
         },
         |config| list(config.listen.iter().map(ToString::to_string))
@@ -363,6 +373,158 @@ const CLIENTS: &[Key<Config>] = &[
             Ok(())
         },
         |config| size(config.live.argument_max)
+    ),
+];
+
+/// A key that is the path of a file.
+macro_rules! file_key {
+    ($type:ty, $section:expr, $name:literal, $help:expr, $example:literal, $($field:ident).+) => {
+        Key::<$type> {
+            section: $section,
+            name: $name,
+            takes: Takes::Reload,
+            elsewhere: &[concat!("tls-", $name)],
+            help: $help,
+            example: $example,
+            secret: false,
+            set: |config, raw, base| {
+                config.$($field).+ = Some(base.join(raw.text()?));
+                Ok(())
+            },
+            show: |config| config.$($field).+.as_ref().and_then(|path| quoted(path.display())),
+        }
+    };
+}
+
+const TLS: &[Key<Config>] = &[
+    file_key!(
+        Config,
+        Section::Tls,
+        "cert-file",
+        "Certificate that clients of TLS listeners are shown, with what leads from it to an authority: PEM.",
+        "\"/etc/switchyard/cert.pem\"",
+        tls.certificate
+    ),
+    file_key!(Config, Section::Tls, "key-file", "Private key of that certificate: PEM.", "\"/etc/switchyard/key.pem\"", tls.key),
+    file_key!(
+        Config,
+        Section::Tls,
+        "client-ca-file",
+        "Authorities whose certificates clients may show: PEM.",
+        "\"/etc/switchyard/client-ca.pem\"",
+        tls.client_ca
+    ),
+    key!(
+        Section::Tls,
+        "client-auth",
+        Takes::Reload,
+        &["tls-auth-clients"],
+        "off: clients are not asked for a certificate; optional: one that is shown must be good; required: without a good one the \
+         handshake fails.",
+        |config, raw, _| {
+            config.tls.client_auth = ClientAuth::parse(raw.text()?)?;
+            Ok(())
+        },
+        |config| quoted(config.tls.client_auth.name())
+    ),
+    key!(
+        Section::Tls,
+        "handshake-timeout",
+        Takes::Reload,
+        &[],
+        "Time that a client has for the TLS handshake.",
+        |config, raw, _| {
+            config.live.handshake_timeout = raw.time(MS * 100..=HOUR)?;
+            Ok(())
+        },
+        |config| time(config.live.handshake_timeout)
+    ),
+];
+
+const NODES_TLS: &[Key<Config>] = &[
+    key!(
+        Section::Nodes,
+        "tls",
+        Takes::Reload,
+        &["tls-replication", "tls-cluster"],
+        "Speak TLS to every node that does not say otherwise. Connections that are open stay as they are.",
+        |config, raw, _| {
+            config.nodes_tls.on = raw.switch()?;
+            Ok(())
+        },
+        |config| Some(config.nodes_tls.on.to_string())
+    ),
+    file_key!(
+        Config,
+        Section::Nodes,
+        "tls-ca-file",
+        "Authorities that sign the nodes' certificates: PEM. Without it, those that the system trusts.",
+        "\"/etc/switchyard/ca.pem\"",
+        nodes_tls.ca
+    ),
+    file_key!(
+        Config,
+        Section::Nodes,
+        "tls-cert-file",
+        "Certificate that nodes are shown: PEM. None where it is left out.",
+        "\"/etc/switchyard/client.pem\"",
+        nodes_tls.certificate
+    ),
+    file_key!(
+        Config,
+        Section::Nodes,
+        "tls-key-file",
+        "Private key of that certificate: PEM.",
+        "\"/etc/switchyard/client.key\"",
+        nodes_tls.key
+    ),
+    key!(
+        Section::Nodes,
+        "tls-server-name",
+        Takes::Reload,
+        &[],
+        "Name that the nodes' certificates must have, where it is not the host of their address.",
+        |config, raw, _| {
+            config.nodes_tls.server_name = Some(raw.text()?.to_owned());
+            Ok(())
+        },
+        |config| config.nodes_tls.server_name.as_ref().and_then(quoted),
+        "\"redis.internal\""
+    ),
+    key!(
+        Section::Nodes,
+        "tls-insecure",
+        Takes::Reload,
+        &["insecure", "skip-verify"],
+        "Take any certificate from nodes. Whoever can get in between can then read and change everything: for trials only.",
+        |config, raw, _| {
+            config.nodes_tls.insecure = raw.switch()?;
+            Ok(())
+        },
+        |config| Some(config.nodes_tls.insecure.to_string())
+    ),
+];
+
+const ADMIN_TLS: &[Key<Config>] = &[
+    key!(
+        Section::Admin,
+        "tls",
+        Takes::Restart,
+        &["https"],
+        "Serve the admin port over HTTPS, with the certificate of [tls].",
+        |config, raw, _| {
+            config.admin_tls = raw.switch()?;
+            Ok(())
+        },
+        |config| Some(config.admin_tls.to_string())
+    ),
+    file_key!(
+        Config,
+        Section::Admin,
+        "tls-client-ca-file",
+        "Authorities of which whoever reaches the admin port must show a certificate: PEM. Without it nobody is asked.",
+        "\"/etc/switchyard/admin-ca.pem\"",
+        admin_client_ca
     ),
 ];
 
@@ -525,7 +687,8 @@ const LOG: &[Key<Config>] = &[
 ];
 
 /// The keys of everything but `[[node]]`, in the order in which they are shown.
-static GROUPS: &[&[Key<Config>]] = &[TOP, &CLIENT_PASSWORD, CLIENTS, &NODES_PASSWORD, NODES, ADMIN, &ADMIN_TOKEN, LOG];
+static GROUPS: &[&[Key<Config>]] =
+    &[TOP, &CLIENT_PASSWORD, CLIENTS, TLS, &NODES_PASSWORD, NODES, NODES_TLS, ADMIN, &ADMIN_TOKEN, ADMIN_TLS, LOG];
 
 /// The keys of everything but `[[node]]`, in the order in which they are shown.
 pub(crate) fn keys() -> impl Iterator<Item = &'static Key<Config>> {
@@ -559,7 +722,80 @@ const NODE: &[Key<NodeConfig>] = &[
         |node| node.username.as_ref().and_then(quoted),
         "\"switchyard\""
     ),
+    key!(
+        Section::Node,
+        "tls",
+        Takes::Reload,
+        &[],
+        "Speak TLS to this node, or not; without it, as [nodes] says.",
+        |node, raw, _| {
+            node.tls = Some(raw.switch()?);
+            Ok(())
+        },
+        |node| node.tls.map(|on| on.to_string()),
+        "true"
+    ),
+    key!(
+        Section::Node,
+        "tls-server-name",
+        Takes::Reload,
+        &[],
+        "Name that this node's certificate must have, where it is not the host of its address.",
+        |node, raw, _| {
+            node.tls_server_name = Some(raw.text()?.to_owned());
+            Ok(())
+        },
+        |node| node.tls_server_name.as_ref().and_then(quoted),
+        "\"redis-a.internal\""
+    ),
 ];
+
+const LISTENER: &[Key<ListenerConfig>] = &[
+    key!(
+        Section::Listener,
+        "address",
+        Takes::Restart,
+        &["listen", "bind"],
+        "What to listen on: HOST:PORT, tls://HOST:PORT or unix:/path.",
+        |listener, raw, _| {
+            listener.place = Some(raw.listen_place()?);
+            Ok(())
+        },
+        |listener| listener.place.as_ref().and_then(quoted),
+        "\"unix:/run/switchyard/socket\""
+    ),
+    key!(
+        Section::Listener,
+        "tls",
+        Takes::Restart,
+        &[],
+        "Speak TLS, with the certificate of [tls].",
+        |listener, raw, _| {
+            listener.tls = Some(raw.switch()?);
+            Ok(())
+        },
+        |listener| listener.tls.map(|on| on.to_string()),
+        "true"
+    ),
+    key!(
+        Section::Listener,
+        "mode",
+        Takes::Restart,
+        &["unixsocketperm"],
+        "Permissions of a Unix socket, in octal and in quotes. Default: only the user that Switchyard runs as.",
+        |listener, raw, _| {
+            listener.mode = Some(parse_mode(raw.text()?)?);
+            Ok(())
+        },
+        |listener| listener.mode.and_then(|mode| quoted(format!("{mode:o}"))),
+        "\"660\""
+    ),
+];
+
+/// The keys of one `[[listener]]` table.
+pub(crate) fn listener_keys() -> impl Iterator<Item = &'static Key<ListenerConfig>> {
+    LISTENER.iter()
+}
 
 /// The keys of one `[[node]]` table.
 pub(crate) fn node_keys() -> impl Iterator<Item = &'static Key<NodeConfig>> {

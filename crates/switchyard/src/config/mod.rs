@@ -6,10 +6,12 @@
 mod endpoint;
 mod file;
 mod keys;
+mod listener;
 mod nearest;
 mod raw;
 mod secret;
 mod show;
+mod tls;
 mod units;
 
 use std::collections::BTreeMap;
@@ -18,14 +20,17 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use switchyard_router::{Live, Secret};
+use switchyard_router::{ListenAddress, ListenerSettings, Live, NodeTls, Secret, ServerTls};
 use tracing_subscriber::EnvFilter;
 
 pub(crate) use endpoint::Endpoint;
 pub(crate) use keys::Takes;
+pub(crate) use listener::ListenPlace;
+use listener::ListenerConfig;
 pub(crate) use raw::Raw;
 pub(crate) use secret::SecretSource;
 pub(crate) use show::{example, render};
+use tls::{NodeFiles, ServerFiles};
 pub(crate) use units::{TIME_FORM, describe_time, parse_time};
 
 /// Port of a node whose address names none: that of Redis.
@@ -88,13 +93,17 @@ pub(crate) struct NodeConfig {
     address: Option<Endpoint>,
     username: Option<String>,
     password: Option<SecretSource>,
+    tls: Option<bool>,
+    tls_server_name: Option<String>,
     origin: Option<Origin>,
 }
 
 /// The whole configuration, before names are resolved and secrets read.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
-    pub(crate) listen: Vec<Endpoint>,
+    pub(crate) listen: Vec<ListenPlace>,
+    listeners: Vec<ListenerConfig>,
+    tls: ServerFiles,
     pub(crate) workers: usize,
     pub(crate) pin: bool,
     pub(crate) batched_sends: bool,
@@ -104,11 +113,14 @@ pub(crate) struct Config {
     pub(crate) admin_listen: Endpoint,
     pub(crate) admin_token: Option<SecretSource>,
     pub(crate) admin_host_names: Vec<String>,
+    pub(crate) admin_tls: bool,
+    admin_client_ca: Option<PathBuf>,
     pub(crate) log_level: LogLevel,
     pub(crate) log_format: LogFormat,
     client_password: Option<SecretSource>,
     nodes_username: Option<String>,
     nodes_password: Option<SecretSource>,
+    nodes_tls: NodeFiles,
     nodes: Vec<NodeConfig>,
     /// Limits and times for the router. Its password and nodes are filled in by [`Config::resolve`].
     live: Live,
@@ -119,7 +131,9 @@ pub(crate) struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            listen: vec![Endpoint::new("127.0.0.1", DATA_PORT)],
+            listen: vec![ListenPlace::Tcp { endpoint: Endpoint::new("127.0.0.1", DATA_PORT), tls: false }],
+            listeners: Vec::new(),
+            tls: ServerFiles::default(),
             workers: std::thread::available_parallelism().map_or(1, usize::from),
             pin: false,
             batched_sends: true,
@@ -129,11 +143,14 @@ impl Default for Config {
             admin_listen: Endpoint::new("127.0.0.1", ADMIN_PORT),
             admin_token: None,
             admin_host_names: Vec::new(),
+            admin_tls: false,
+            admin_client_ca: None,
             log_level: LogLevel("info".to_owned()),
             log_format: LogFormat::Text,
             client_password: None,
             nodes_username: None,
             nodes_password: None,
+            nodes_tls: NodeFiles::default(),
             nodes: Vec::new(),
             live: Live::default(),
             origins: BTreeMap::new(),
@@ -343,6 +360,7 @@ impl Config {
     /// from here on is what really runs.
     pub(crate) fn keep_until_restart(&mut self, running: &Config) {
         self.listen.clone_from(&running.listen);
+        self.listeners.clone_from(&running.listeners);
         self.workers = running.workers;
         self.pin = running.pin;
         self.batched_sends = running.batched_sends;
@@ -351,6 +369,7 @@ impl Config {
         self.admin_listen.clone_from(&running.admin_listen);
         self.admin_token.clone_from(&running.admin_token);
         self.admin_host_names.clone_from(&running.admin_host_names);
+        self.admin_tls = running.admin_tls;
         self.log_format = running.log_format;
     }
 
@@ -361,6 +380,7 @@ impl Config {
     pub(crate) fn resolve(&self, known: impl Fn(&str) -> Option<SocketAddr>) -> Result<Resolved, Problems> {
         let mut problems = Vec::new();
         let mut warnings = Vec::new();
+        let mut tls_warnings = Vec::new();
         let mut secret = |source: &Option<SecretSource>, stem: &str, problems: &mut Vec<Problem>| {
             let source = source.as_ref()?;
             if let Some(path) = source.readable_by_others() {
@@ -377,6 +397,14 @@ impl Config {
         let password = secret(&self.client_password, "clients.password", &mut problems);
         let admin_token = secret(&self.admin_token, "admin.token", &mut problems);
         let nodes_password = secret(&self.nodes_password, "nodes.password", &mut problems);
+        let any_tls = self.nodes.iter().any(|node| node.tls.unwrap_or(self.nodes_tls.on));
+        let nodes_tls = match any_tls.then(|| self.nodes_tls.build(&mut tls_warnings)).transpose() {
+            Ok(tls) => tls,
+            Err(text) => {
+                problems.push(self.problem("nodes.tls", text));
+                None
+            }
+        };
         let mut nodes = Vec::new();
         let mut by_address: BTreeMap<SocketAddr, String> = BTreeMap::new();
         for node in &self.nodes {
@@ -405,6 +433,14 @@ impl Config {
                     .push(Problem { place, text: format!("the nodes {other} and {name} are the same server, {address}; name it once") });
                 continue;
             }
+            let mut tls = None;
+            if let Some(shared) = nodes_tls.as_ref().filter(|_| node.tls.unwrap_or(self.nodes_tls.on)) {
+                let name = node.tls_server_name.as_deref().or(self.nodes_tls.server_name.as_deref()).unwrap_or(endpoint.host());
+                match NodeFiles::node(shared, name) {
+                    Ok(node) => tls = Some(node),
+                    Err(text) => problems.push(Problem { place: place.clone(), text }),
+                }
+            }
             let own = node.password.as_ref().map(|source| {
                 let read = source.read().map_err(|error| problems.push(Problem { place, text: error.to_string() }));
                 if let Some(path) = source.readable_by_others() {
@@ -417,9 +453,19 @@ impl Config {
                 address,
                 username: node.username.clone().or_else(|| self.nodes_username.clone()),
                 password: own.unwrap_or_else(|| nodes_password.clone()),
+                tls,
             });
         }
         let listen = self.resolve_listen(password.is_some(), &mut problems);
+        let tls = self.resolve_tls(&listen, &mut tls_warnings, &mut problems);
+        let admin_tls = match self.admin_tls.then(|| self.tls.for_admin(self.admin_client_ca.as_deref())).transpose() {
+            Ok(tls) => tls,
+            Err(text) => {
+                problems.push(self.problem("admin.tls", text));
+                None
+            }
+        };
+        warnings.append(&mut tls_warnings);
         if admin_token.as_ref().is_some_and(|token| !token.0.bytes().all(|b| b.is_ascii_graphic())) {
             let text = "the token of the admin port must be visible ASCII characters without spaces: it travels in a header";
             let form = self.admin_token.as_ref().map_or("", |source| source.form().suffix());
@@ -428,24 +474,51 @@ impl Config {
         let admin = self.resolve_admin(admin_token.is_some(), &listen, &mut problems);
         match admin {
             Some(admin) if problems.is_empty() => {
-                Ok(Resolved { listen, admin, admin_token, live: Live { password, ..self.live.clone() }, nodes, warnings })
+                let live = Live { password, tls, ..self.live.clone() };
+                Ok(Resolved { listen, admin, admin_token, admin_tls, live, nodes, warnings })
             }
             _ => Err(Problems(problems)),
         }
     }
 
-    fn resolve_listen(&self, has_password: bool, problems: &mut Vec<Problem>) -> Vec<SocketAddr> {
-        let mut listen = Vec::new();
-        for endpoint in &self.listen {
-            match endpoint.resolve() {
-                Ok(address) if address.port() != 0 && listen.contains(&address) => {
-                    problems.push(self.problem("listen", format!("{address} is given twice")));
+    /// The listeners: those of `listen`, and the `[[listener]]` tables. With the latter alone, the default address is not listened on.
+    fn all_listeners(&self) -> Vec<ListenerConfig> {
+        let plain = self.listeners.is_empty() || self.origin("listen").is_some();
+        let listed = self.listen.iter().filter(|_| plain).cloned().map(ListenerConfig::at);
+        listed.chain(self.listeners.iter().cloned()).collect()
+    }
+
+    fn resolve_tls(&self, listen: &[ListenerSettings], warnings: &mut Vec<String>, problems: &mut Vec<Problem>) -> Option<ServerTls> {
+        if !self.tls.is_given() && !listen.iter().any(|listener| listener.tls) {
+            return None;
+        }
+        self.tls.for_clients(warnings).map_err(|text| problems.push(self.problem("tls.cert-file", text))).ok()
+    }
+
+    fn resolve_listen(&self, has_password: bool, problems: &mut Vec<Problem>) -> Vec<ListenerSettings> {
+        let mut listen: Vec<ListenerSettings> = Vec::new();
+        for listener in self.all_listeners() {
+            let wrong = |text: String| match &listener.origin {
+                Some(origin) => Problem::at(origin, text),
+                None => self.problem("listen", text),
+            };
+            match listener.resolve() {
+                Ok(settings) => {
+                    let any = matches!(settings.address, ListenAddress::Tcp(address) if address.port() == 0);
+                    if !any && listen.iter().any(|other| other.address == settings.address) {
+                        problems.push(wrong(format!("{} is given twice", settings.address)));
+                    } else {
+                        listen.push(settings);
+                    }
                 }
-                Ok(address) => listen.push(address),
-                Err(text) => problems.push(self.problem("listen", text)),
+                Err(text) => problems.push(wrong(text)),
             }
         }
-        if let Some(open) = listen.iter().find(|address| !address.ip().is_loopback())
+        let addresses = listen.iter().filter_map(|listener| match listener.address {
+            ListenAddress::Tcp(address) => Some(address),
+            ListenAddress::Unix { .. } => None,
+        });
+        if let Some(open) = addresses.into_iter().find(|address| !address.ip().is_loopback())
             && !has_password
             && !self.allow_open_listener
         {
@@ -462,7 +535,7 @@ impl Config {
         listen
     }
 
-    fn resolve_admin(&self, has_token: bool, listen: &[SocketAddr], problems: &mut Vec<Problem>) -> Option<SocketAddr> {
+    fn resolve_admin(&self, has_token: bool, listen: &[ListenerSettings], problems: &mut Vec<Problem>) -> Option<SocketAddr> {
         let address = match self.admin_listen.resolve() {
             Ok(address) => address,
             Err(text) => {
@@ -480,7 +553,7 @@ impl Config {
                 ),
             ));
         }
-        if address.port() != 0 && listen.contains(&address) {
+        if address.port() != 0 && listen.iter().any(|listener| listener.address == ListenAddress::Tcp(address)) {
             problems.push(self.problem("admin.listen", format!("{address} is also where clients connect; choose another port")));
         }
         Some(address)
@@ -494,14 +567,16 @@ pub(crate) struct NodeAddress {
     pub(crate) address: SocketAddr,
     pub(crate) username: Option<String>,
     pub(crate) password: Option<Secret>,
+    pub(crate) tls: Option<NodeTls>,
 }
 
 /// The configuration with names resolved and secrets read.
 #[derive(Clone, Debug)]
 pub(crate) struct Resolved {
-    pub(crate) listen: Vec<SocketAddr>,
+    pub(crate) listen: Vec<ListenerSettings>,
     pub(crate) admin: SocketAddr,
     pub(crate) admin_token: Option<Secret>,
+    pub(crate) admin_tls: Option<ServerTls>,
     /// Without the nodes: their numbers are not known here.
     pub(crate) live: Live,
     pub(crate) nodes: Vec<NodeAddress>,

@@ -3,13 +3,16 @@
 //! Looked for in this order: the same key in another section (a misplaced key is commoner than a misspelt one), the word that
 //! Redis or another proxy has for it, the nearest spelling in the same section, the nearest in any.
 
-use super::keys::{Section, keys, node_keys};
+use super::keys::{Section, keys, listener_keys, node_keys};
 
 /// A key that exists: its section, its name, and other programs' words for it.
 type Known = (Section, &'static str, &'static [&'static str]);
 
 fn known() -> impl Iterator<Item = Known> {
-    keys().map(|key| (key.section, key.name, key.elsewhere)).chain(node_keys().map(|key| (key.section, key.name, key.elsewhere)))
+    keys()
+        .map(|key| (key.section, key.name, key.elsewhere))
+        .chain(node_keys().map(|key| (key.section, key.name, key.elsewhere)))
+        .chain(listener_keys().map(|key| (key.section, key.name, key.elsewhere)))
 }
 
 /// The name of a secret without the form: `password` for `password-file`.
@@ -68,7 +71,7 @@ pub(super) fn unknown_section(written: &str) -> String {
         .min_by_key(|(distance, _)| *distance);
     match found {
         Some((_, name)) => format!("{start}; did you mean {name}?"),
-        None => format!("{start}; known are [clients], [nodes], [admin], [log] and [[node]]"),
+        None => format!("{start}; known are [clients], [tls], [nodes], [admin], [log], [[listener]] and [[node]]"),
     }
 }
 

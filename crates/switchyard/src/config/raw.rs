@@ -9,6 +9,7 @@ use std::time::Duration;
 use toml::de::DeValue;
 
 use super::endpoint::{ENDPOINT_FORM, Endpoint};
+use super::listener::ListenPlace;
 use super::units::{self, SIZE_FORM, TIME_FORM};
 
 /// A value whose type is not yet known to be right.
@@ -127,6 +128,22 @@ impl Raw {
     pub(crate) fn endpoint(&self, default_port: Option<u16>) -> Result<Endpoint, String> {
         match self {
             Raw::Text(text) => Endpoint::parse(text, default_port).map_err(|why| format!("{}: {why}", self.shown())),
+            _ => self.wrong(ENDPOINT_FORM),
+        }
+    }
+
+    /// One place to listen on, or a list of them.
+    pub(crate) fn listen_places(&self) -> Result<Vec<ListenPlace>, String> {
+        match self {
+            Raw::List(items) if items.is_empty() => Err("the list is empty; it needs at least one address".to_owned()),
+            Raw::List(items) => items.iter().map(Raw::listen_place).collect(),
+            one => Ok(vec![one.listen_place()?]),
+        }
+    }
+
+    pub(crate) fn listen_place(&self) -> Result<ListenPlace, String> {
+        match self {
+            Raw::Text(text) => ListenPlace::parse(text).map_err(|why| format!("{}: {why}", self.shown())),
             _ => self.wrong(ENDPOINT_FORM),
         }
     }

@@ -106,6 +106,12 @@ pub(crate) fn others_may_read(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & 0o004 != 0)
 }
 
+/// Whether the mode of `path` lets everybody change it.
+pub(crate) fn others_may_write(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & 0o002 != 0)
+}
+
 fn check(text: String, place: impl Fn() -> String) -> Result<Secret, SecretError> {
     let wrong = |what| Err(SecretError::Content { place: place(), what });
     match text {

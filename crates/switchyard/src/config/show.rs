@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use super::keys::{Key, Section, Takes, keys, node_keys};
+use super::keys::{Key, Section, Takes, keys, listener_keys, node_keys};
+use super::listener::ListenerConfig;
 use super::{Config, NodeConfig};
 
 /// The effective configuration as TOML, each value with where it came from. Secrets are shown as `***`.
@@ -21,6 +22,17 @@ pub(crate) fn render(config: &Config) -> String {
         let origin = config.origin(&key.path()).map_or("default".to_owned(), ToString::to_string);
         let line = format!("{} = {value}", key.name);
         let _ = writeln!(out, "{line:<44} # {origin}");
+    }
+    for listener in &config.listeners {
+        out.push_str("\n[[listener]]\n");
+        for key in listener_keys() {
+            let Some(value) = (key.show)(listener) else {
+                continue;
+            };
+            let origin = listener.origin.as_ref().filter(|_| key.name == "address").map(|o| format!(" # {o}")).unwrap_or_default();
+            let line = format!("{} = {value}", key.name);
+            let _ = writeln!(out, "{}", format!("{line:<44}{origin}").trim_end());
+        }
     }
     for node in &config.nodes {
         out.push_str("\n[[node]]\n");
@@ -61,6 +73,10 @@ pub(crate) fn example() -> String {
             _ => (key.show)(&defaults),
         };
         comment(&mut out, key, value.as_deref());
+    }
+    out.push_str("\n# One for each listener of which more is to be said than `listen` says.\n#[[listener]]\n");
+    for key in listener_keys() {
+        comment(&mut out, key, None);
     }
     out.push_str("\n# One for each Redis or Valkey server.\n[[node]]\n");
     for key in node_keys() {
@@ -120,6 +136,10 @@ impl Config {
                 (old != new).then_some(Change { what, takes: key.takes })
             })
             .collect();
+        let plain = |config: &Config| config.listeners.iter().map(|l| ListenerConfig { origin: None, ..l.clone() }).collect::<Vec<_>>();
+        if plain(self) != plain(running) {
+            changes.push(Change { what: "the [[listener]] tables".to_owned(), takes: Takes::Restart });
+        }
         let by_name = |config: &Config, name: &str| -> Option<NodeConfig> {
             config.nodes.iter().find(|node| node.address.as_ref().is_some_and(|a| a.to_string() == name)).cloned()
         };
@@ -128,6 +148,9 @@ impl Config {
             let what = match (by_name(running, &name), by_name(self, &name)) {
                 (None, Some(_)) => format!("node {name} added"),
                 (Some(_), None) => format!("node {name} removed"),
+                (Some(old), Some(new)) if old.tls != new.tls || old.tls_server_name != new.tls_server_name => {
+                    format!("node {name}: its TLS, for new connections")
+                }
                 (Some(old), Some(new)) if old.username != new.username || old.password != new.password => {
                     format!("node {name}: its user or password")
                 }
@@ -168,6 +191,7 @@ pub(super) fn reference() -> String {
     for section in Section::TABLES {
         table(&format!("`[{}]`", section.name()), of(section));
     }
+    table("`[[listener]]`, one for each of which more is to be said", listener_keys().map(|key| row(key, None)).collect());
     table("`[[node]]`, one for each node", node_keys().map(|key| row(key, None)).collect());
     out
 }

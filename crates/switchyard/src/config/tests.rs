@@ -100,7 +100,7 @@ password = "other-secret"
 fn defaults_are_loopback_and_the_routers() {
     let config = read(NODE).expect("a node is all that is needed");
     let resolved = resolve(&config).expect("resolvable");
-    assert_eq!(resolved.listen, ["127.0.0.1:6380".parse::<SocketAddr>().expect("an address")]);
+    assert_eq!(resolved.listen, [ListenerSettings::tcp("127.0.0.1:6380".parse::<SocketAddr>().expect("an address"))]);
     assert_eq!(resolved.admin, "127.0.0.1:6381".parse().expect("an address"));
     assert_eq!(resolved.live, Live::default());
     assert!(config.workers >= 1);

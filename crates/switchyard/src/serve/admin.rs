@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 
 use anyhow::{Context, anyhow};
 use switchyard_control::admin::{
-    Admin, AdminError, AdminOptions, LinkReport, NodeReport, NotReady, Readiness, Source, StatusReport, Token,
+    Admin, AdminError, AdminOptions, AdminTls, LinkReport, NodeReport, NotReady, Readiness, Source, StatusReport, Token,
 };
 use switchyard_policy::topology::Topology;
 use switchyard_router::{Link, Status};
@@ -87,8 +87,8 @@ impl AdminThread {
 }
 
 /// What the admin port is told to ask of requests. Whether a token fits was checked with the configuration.
-pub(super) fn options(token: Option<&str>, host_names: Vec<String>) -> AdminOptions {
-    AdminOptions { token: token.and_then(Token::new), host_names }
+pub(super) fn options(token: Option<&str>, host_names: Vec<String>, tls: Option<AdminTls>) -> AdminOptions {
+    AdminOptions { token: token.and_then(Token::new), host_names, tls }
 }
 
 /// The router, as the admin port sees it.

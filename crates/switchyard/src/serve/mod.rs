@@ -20,7 +20,8 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use sd_notify::NotifyState;
-use switchyard_router::{Router, Settings, StartError};
+use switchyard_control::admin::AdminTls;
+use switchyard_router::{ListenAddress, Router, Settings, StartError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
@@ -45,12 +46,16 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
     // The state directory first: whoever has it, has the right to route to these nodes. The ports next, so that a start that
     // is refused anyway leaves no slot map behind.
     let mut placement = Placement::open(&config)?;
-    for address in &resolved.listen {
-        std::net::TcpListener::bind(address).map_err(|source| explain_listen(*address, "clients", "--listen", source))?;
+    for listener in &resolved.listen {
+        if let ListenAddress::Tcp(address) = listener.address {
+            std::net::TcpListener::bind(address).map_err(|source| explain_listen(address, "clients", "--listen", source))?;
+        }
     }
     let start = placement.next_incarnation()?;
     let running = Arc::new(Running::default());
-    let options = admin::options(resolved.admin_token.as_ref().map(|token| token.0.as_str()), config.admin_host_names.clone());
+    let admin_tls = resolved.admin_tls.as_ref().map(|tls| AdminTls::new(tls.config.clone()));
+    let token = resolved.admin_token.as_ref().map(|token| token.0.as_str());
+    let options = admin::options(token, config.admin_host_names.clone(), admin_tls.clone());
     let mut admin = AdminThread::bind(resolved.admin, options, Arc::clone(&running), start)?;
     let settled = placement.settle(&config.node_names())?;
     for name in &settled.joined {
@@ -75,6 +80,7 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
         let _context = runtime.enter();
         Signals::new().context("cannot wait for signals")?
     };
+    let tls: Vec<bool> = resolved.listen.iter().map(|listener| listener.tls).collect();
     let settings = Settings {
         listen: resolved.listen,
         workers: config.workers,
@@ -83,7 +89,12 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
         live: live.clone(),
     };
     let router = Router::start(settings, Arc::clone(&settled.topology)).map_err(explain_start)?;
-    let addresses = router.addresses().to_vec();
+    let addresses: Vec<String> = router
+        .listeners()
+        .iter()
+        .zip(tls)
+        .map(|(address, tls)| if tls { format!("tls://{address}") } else { address.to_string() })
+        .collect();
     running.set(router, Arc::clone(&settled.topology));
     admin.serve();
 
@@ -96,7 +107,7 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
     );
     notify(&[NotifyState::Ready]);
 
-    let reloads = start_reloads(Reloader { sources, live, placement, logs, config: config.clone() }, Arc::clone(&running))?;
+    let reloads = start_reloads(Reloader { sources, live, placement, logs, config: config.clone(), admin_tls }, Arc::clone(&running))?;
     runtime.block_on(signals.wait_for_stop(&running, &reloads));
     notify(&[NotifyState::Stopping]);
     stop(&runtime, &mut signals, &running, reloads.shutdown_timeout())?;
@@ -105,7 +116,7 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
     Ok(())
 }
 
-fn ready_line(addresses: &[SocketAddr], config: &Config, admin: SocketAddr) -> String {
+fn ready_line(addresses: &[String], config: &Config, admin: SocketAddr) -> String {
     let mut line = String::from("ready: clients connect to ");
     for (i, address) in addresses.iter().enumerate() {
         let _ = write!(line, "{}{address}", if i > 0 { " or " } else { "" });
@@ -114,10 +125,11 @@ fn ready_line(addresses: &[SocketAddr], config: &Config, admin: SocketAddr) -> S
     let plural = |count: usize| if count == 1 { "" } else { "s" };
     let _ = write!(
         line,
-        "; {nodes} node{}, {} worker{}; admin on http://{admin}; Ctrl-C stops",
+        "; {nodes} node{}, {} worker{}; admin on {}://{admin}; Ctrl-C stops",
         plural(nodes),
         config.workers,
-        plural(config.workers)
+        plural(config.workers),
+        if config.admin_tls { "https" } else { "http" },
     );
     line
 }
@@ -148,7 +160,10 @@ fn explain_listen(address: SocketAddr, what: &str, flag: &str, source: io::Error
 
 fn explain_start(error: StartError) -> anyhow::Error {
     match error {
-        StartError::Listen { address, source } => explain_listen(address, "clients", "--listen", source),
+        StartError::Listen { address: ListenAddress::Tcp(address), source } => explain_listen(address, "clients", "--listen", source),
+        StartError::Listen { address, source } if source.kind() == io::ErrorKind::AddrInUse => {
+            anyhow!("cannot listen on {address} for clients: another process listens there; stop it, or choose another path")
+        }
         other => anyhow::Error::new(other),
     }
 }

@@ -75,6 +75,7 @@ pub(super) fn access(topology: &Topology, addresses: &[NodeAddress]) -> BTreeMap
                 address: found.address,
                 username: found.username.clone(),
                 password: found.password.clone(),
+                tls: found.tls.clone(),
             };
             Some((node.id, access))
         })

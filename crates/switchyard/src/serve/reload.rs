@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use switchyard_control::admin::AdminTls;
 use switchyard_policy::topology::NodeId;
 use switchyard_router::{Live, NodeAccess};
 use tracing::{error, info, warn};
@@ -24,6 +25,8 @@ pub(super) struct Reloader {
     pub(super) live: Live,
     pub(super) placement: Placement,
     pub(super) logs: Logs,
+    /// The admin port's certificates, to renew.
+    pub(super) admin_tls: Option<AdminTls>,
 }
 
 /// How often the drain barrier is looked at.
@@ -55,6 +58,9 @@ impl Reloader {
         let known: BTreeMap<&str, SocketAddr> = self.live.nodes.values().map(|node| (node.name.as_str(), node.address)).collect();
         let resolved = config.resolve(|name| known.get(name).copied()).map_err(told)?;
         let mut live = resolved.live;
+        if let (Some(held), Some(new)) = (&self.admin_tls, &resolved.admin_tls) {
+            held.renew(new.config.clone());
+        }
         let nodes = resolved.nodes.len();
         let lowered = limits::make_room(&mut live, nodes, config.workers, resolved.listen.len()).map_err(|why| vec![why])?;
 
@@ -120,12 +126,20 @@ fn told_by_content(old: &Live, new: &Live, told: &[&str]) -> usize {
         info!("the password of clients has changed");
         changed += 1;
     }
+    if old.tls != new.tls {
+        info!("the certificates of TLS listeners have changed; new connections get the new ones");
+        changed += 1;
+    }
     for (id, node) in &new.nodes {
         let Some(before) = old.nodes.get(id) else {
             continue;
         };
         if before.address != node.address {
             info!("node {}: now at {}, before at {}", node.name, node.address, before.address);
+            changed += 1;
+        }
+        if before.tls != node.tls && !told.iter().any(|what| what.starts_with("nodes.tls") || what.contains("its TLS")) {
+            info!("node {}: the certificates for it have changed; new connections use the new ones", node.name);
             changed += 1;
         }
         let about = format!("node {}: its user", node.name);

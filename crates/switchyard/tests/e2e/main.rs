@@ -21,3 +21,5 @@ mod scripting;
 mod servers;
 mod session;
 mod support;
+mod tls;
+mod unix;

@@ -4,6 +4,7 @@
 //! unless it is about the router or several nodes (those tests say so with [`site::Site::router_only`]). That is how the tests
 //! themselves are tested.
 
+pub(crate) mod certificates;
 pub(crate) mod client;
 pub(crate) mod http;
 pub(crate) mod node;

@@ -1,0 +1,258 @@
+//! What a connection's bytes go through: nothing, or TLS. The one place where sockets of clients and nodes are read and written.
+//!
+//! A plain connection pays one branch that is always predicted. TLS is rustls' buffered `Connection` on the same non-blocking socket: its
+//! buffers are bounded, because a read takes no more ciphertext than the caller has room for in plaintext, and a write takes no more
+//! plaintext than [`CHUNK`] before what it has sealed is on the socket. So the rules of backpressure are those of plain connections.
+//!
+//! Not rustls' unbuffered API: it saves one copy and costs a state machine of our own in the place where a mistake is worst.
+
+use std::cell::RefCell;
+use std::io::{self, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
+
+/// Plaintext that is sealed before it is written: four records. More would only wait in rustls' buffer.
+const CHUNK: usize = 64 << 10;
+
+/// Ciphertext read at once.
+const SEALED_READ: usize = 64 << 10;
+
+/// Room to leave for what an earlier read left in rustls: less than one record of the largest size.
+const RECORD_MAX: usize = (16 << 10) + 2048;
+
+thread_local! {
+    /// Ciphertext between the socket and rustls. One per worker: it is empty between calls.
+    static SEALED: RefCell<Vec<u8>> = RefCell::new(vec![0; SEALED_READ]);
+}
+
+/// A TLS session on a connection.
+pub(super) struct Tls {
+    session: Connection,
+    /// The peer has said that nothing follows.
+    ended: bool,
+    /// Why the session failed, once it has.
+    failure: Option<rustls::Error>,
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tls").field("handshaking", &self.session.is_handshaking()).field("failure", &self.failure).finish()
+    }
+}
+
+/// What a read gave.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Received {
+    /// Bytes at the start of the buffer; 0 means that the peer has closed its side.
+    pub(super) count: usize,
+    /// There may be more to read now.
+    pub(super) more: bool,
+}
+
+/// Reads once. `Errno::AGAIN` where there is nothing yet.
+#[inline]
+pub(super) fn receive(fd: &OwnedFd, tls: &mut Option<Box<Tls>>, buffer: &mut [u8]) -> Result<Received, Errno> {
+    match tls {
+        None => {
+            let (_, count) = rustix::net::recv(fd, &mut *buffer, RecvFlags::empty())?;
+            Ok(Received { count, more: count == buffer.len() })
+        }
+        Some(tls) => tls.receive(fd, buffer),
+    }
+}
+
+/// Writes as much as the socket takes now. `Errno::AGAIN` where that is nothing.
+#[inline]
+pub(super) fn send(fd: &OwnedFd, tls: &mut Option<Box<Tls>>, bytes: &[u8]) -> Result<usize, Errno> {
+    match tls {
+        None => rustix::net::send(fd, bytes, SendFlags::NOSIGNAL),
+        Some(tls) => tls.send(fd, bytes),
+    }
+}
+
+/// Says that nothing follows, and closes our side of the connection.
+pub(super) fn finish(fd: &OwnedFd, tls: &mut Option<Box<Tls>>) {
+    if let Some(tls) = tls {
+        tls.notify_close(fd);
+    }
+    let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Write);
+}
+
+impl Tls {
+    /// The server's side of a session, with a client that has just connected.
+    pub(super) fn accept(config: Arc<ServerConfig>) -> Result<Box<Self>, rustls::Error> {
+        Ok(Self::new(ServerConnection::new(config)?.into()))
+    }
+
+    /// The client's side of a session, with a node.
+    pub(super) fn connect(config: Arc<ClientConfig>, name: ServerName<'static>) -> Result<Box<Self>, rustls::Error> {
+        Ok(Self::new(ClientConnection::new(config, name)?.into()))
+    }
+
+    fn new(mut session: Connection) -> Box<Self> {
+        session.set_buffer_limit(Some(2 * CHUNK));
+        Box::new(Self { session, ended: false, failure: None })
+    }
+
+    /// Whether the two sides have yet to agree.
+    pub(super) fn is_handshaking(&self) -> bool {
+        self.session.is_handshaking()
+    }
+
+    /// Whether sealed bytes wait for the socket.
+    #[inline]
+    pub(super) fn has_unsent(&self) -> bool {
+        self.session.wants_write()
+    }
+
+    /// Why the session failed, if it has.
+    pub(super) fn failure(&self) -> Option<String> {
+        self.failure.as_ref().map(ToString::to_string)
+    }
+
+    /// Begins or goes on with the handshake without data: what we have to say first is written.
+    pub(super) fn drive(&mut self, fd: &OwnedFd) -> Result<(), Errno> {
+        match self.flush(fd) {
+            Ok(()) | Err(Errno::AGAIN) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn receive(&mut self, fd: &OwnedFd, buffer: &mut [u8]) -> Result<Received, Errno> {
+        let mut count = self.take_plaintext(buffer);
+        loop {
+            if self.failure.is_some() {
+                return if count > 0 { Ok(Received { count, more: true }) } else { Err(Errno::PROTO) };
+            }
+            if self.ended {
+                // The end is told by a read of its own.
+                return Ok(Received { count, more: count > 0 });
+            }
+            // Plaintext is shorter than its ciphertext: what is read now fits.
+            let room = buffer.len().saturating_sub(count + RECORD_MAX).min(SEALED_READ);
+            if room == 0 {
+                return Ok(Received { count, more: true });
+            }
+            let read = SEALED.with_borrow_mut(|sealed| {
+                let (_, read) = rustix::net::recv(fd, &mut sealed[..room], RecvFlags::empty())?;
+                count += self.open(&sealed[..read], &mut buffer[count..]);
+                Ok(read)
+            });
+            // The answer of a handshake, or an alert.
+            let flushed = self.flush(fd);
+            match (read, flushed) {
+                (Ok(0), _) => self.ended = true,
+                (Ok(read), Ok(()) | Err(Errno::AGAIN)) if read < room && self.failure.is_none() && !self.ended => {
+                    return if count > 0 { Ok(Received { count, more: false }) } else { Err(Errno::AGAIN) };
+                }
+                (Ok(_), Ok(()) | Err(Errno::AGAIN)) => {}
+                (Err(Errno::AGAIN), _) if count > 0 => return Ok(Received { count, more: false }),
+                // What was received before still counts; the error comes again with the next read.
+                (Ok(_), Err(error)) | (Err(error), _) => return if count > 0 { Ok(Received { count, more: true }) } else { Err(error) },
+            }
+        }
+    }
+
+    /// Gives ciphertext to the session, and takes what it says in plaintext; returns how many bytes that were.
+    fn open(&mut self, mut sealed: &[u8], buffer: &mut [u8]) -> usize {
+        let mut count = 0;
+        while !sealed.is_empty() {
+            let read = match self.session.read_tls(&mut sealed) {
+                Ok(read) => read,
+                Err(error) => {
+                    self.failure = Some(rustls::Error::General(error.to_string()));
+                    return count;
+                }
+            };
+            match self.session.process_new_packets() {
+                Ok(_) => count += self.take_plaintext(&mut buffer[count..]),
+                Err(error) => {
+                    self.failure = Some(error);
+                    return count;
+                }
+            }
+            if read == 0 {
+                break; // after close_notify nothing is taken
+            }
+        }
+        count
+    }
+
+    fn take_plaintext(&mut self, buffer: &mut [u8]) -> usize {
+        let mut count = 0;
+        while count < buffer.len() {
+            match self.session.reader().read(&mut buffer[count..]) {
+                Ok(0) => {
+                    self.ended = true;
+                    break;
+                }
+                Ok(read) => count += read,
+                Err(_) => break, // nothing more for now
+            }
+        }
+        count
+    }
+
+    fn send(&mut self, fd: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
+        let mut taken = 0;
+        loop {
+            match self.flush(fd) {
+                Ok(()) => {}
+                Err(Errno::AGAIN) if taken > 0 => return Ok(taken),
+                Err(error) => return Err(error),
+            }
+            if taken == bytes.len() {
+                return Ok(taken);
+            }
+            let end = bytes.len().min(taken + CHUNK);
+            match self.session.writer().write(&bytes[taken..end]) {
+                // The handshake is not over and its buffer is full.
+                Ok(0) => return if taken > 0 { Ok(taken) } else { Err(Errno::AGAIN) },
+                Ok(count) => taken += count,
+                Err(_) => return Err(Errno::PIPE),
+            }
+        }
+    }
+
+    /// Writes sealed bytes until none are left.
+    fn flush(&mut self, fd: &OwnedFd) -> Result<(), Errno> {
+        while self.session.wants_write() {
+            match self.session.write_tls(&mut Socket(fd)) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the peer that the end is meant, as far as the socket takes it.
+    pub(super) fn notify_close(&mut self, fd: &OwnedFd) {
+        self.session.send_close_notify();
+        let _ = self.flush(fd);
+    }
+}
+
+/// The socket as rustls writes to it.
+struct Socket<'f>(&'f OwnedFd);
+
+impl Write for Socket<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(rustix::net::send(self.0, bytes, SendFlags::NOSIGNAL)?)
+    }
+
+    fn write_vectored(&mut self, bytes: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut space: [MaybeUninit<u8>; 0] = [];
+        Ok(rustix::net::sendmsg(self.0, bytes, &mut SendAncillaryBuffer::new(&mut space), SendFlags::NOSIGNAL)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,120 @@
+//! What clients connect to: an address as people write it, and the `[[listener]]` tables.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use switchyard_router::{ListenAddress, ListenerSettings};
+
+use super::Origin;
+use super::endpoint::Endpoint;
+
+/// Permissions of a Unix socket's file, unless told otherwise: only the user that Switchyard runs as.
+pub(crate) const SOCKET_MODE: u32 = 0o600;
+
+/// `127.0.0.1:6380`, `tls://0.0.0.0:6390` or `unix:/run/switchyard/socket`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ListenPlace {
+    /// An address and a port.
+    Tcp { endpoint: Endpoint, tls: bool },
+    /// The file of a Unix socket.
+    Unix(PathBuf),
+}
+
+impl ListenPlace {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        if let Some(path) = text.strip_prefix("unix:") {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            if !path.starts_with('/') {
+                return Err("the path of a Unix socket must be absolute: \"unix:/run/switchyard/socket\"".to_owned());
+            }
+            // The kernel's sockaddr_un has 108 bytes, the last of which is a NUL.
+            if path.len() > 107 {
+                return Err("the path of a Unix socket can have at most 107 bytes".to_owned());
+            }
+            return Ok(Self::Unix(PathBuf::from(path)));
+        }
+        for scheme in ["tls://", "rediss://"] {
+            if let Some(address) = text.strip_prefix(scheme) {
+                return Ok(Self::Tcp { endpoint: Endpoint::parse(address.trim_end_matches('/'), None)?, tls: true });
+            }
+        }
+        Ok(Self::Tcp { endpoint: Endpoint::parse(text, None)?, tls: false })
+    }
+}
+
+impl fmt::Display for ListenPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { endpoint, tls: true } => write!(f, "tls://{endpoint}"),
+            Self::Tcp { endpoint, tls: false } => endpoint.fmt(f),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// One of the `[[listener]]` tables; an address of `listen` is one with nothing else said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ListenerConfig {
+    /// Always there once a configuration has been read without problems.
+    pub(super) place: Option<ListenPlace>,
+    pub(super) tls: Option<bool>,
+    pub(super) mode: Option<u32>,
+    pub(super) origin: Option<Origin>,
+}
+
+impl ListenerConfig {
+    pub(super) fn at(place: ListenPlace) -> Self {
+        Self { place: Some(place), ..Self::default() }
+    }
+
+    /// With the name resolved.
+    pub(super) fn resolve(&self) -> Result<ListenerSettings, String> {
+        let (address, tls) = match &self.place {
+            None => return Err("this [[listener]] has no address".to_owned()),
+            Some(ListenPlace::Tcp { .. }) if self.mode.is_some() => {
+                return Err("mode is the permissions of a Unix socket; this listener is none".to_owned());
+            }
+            Some(ListenPlace::Tcp { endpoint, tls }) => (ListenAddress::Tcp(endpoint.resolve()?), self.tls.unwrap_or(*tls)),
+            Some(ListenPlace::Unix(path)) => {
+                let address = ListenAddress::Unix { path: path.clone(), mode: self.mode.unwrap_or(SOCKET_MODE) };
+                (address, self.tls.unwrap_or(false))
+            }
+        };
+        Ok(ListenerSettings { address, tls })
+    }
+}
+
+/// Permissions as `chmod` takes them.
+pub(super) fn parse_mode(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 && text.bytes().all(|b| b.is_ascii_digit()) => Ok(mode),
+        _ => Err(format!("{text:?} is not the mode of a file in octal, such as \"660\"")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_read_as_people_write_them() {
+        for text in ["127.0.0.1:6380", "tls://0.0.0.0:6390", "unix:/run/s", "tls://[::1]:1"] {
+            assert_eq!(ListenPlace::parse(text).expect(text).to_string(), text);
+        }
+        assert_eq!(ListenPlace::parse("rediss://a:1/").expect("good").to_string(), "tls://a:1");
+        assert_eq!(ListenPlace::parse("unix:///run/s").expect("good").to_string(), "unix:/run/s");
+        for text in ["unix:s", "unix:", "tls://", "a", &format!("unix:/{}", "x".repeat(107))] {
+            assert!(ListenPlace::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn modes_are_octal() {
+        assert_eq!(parse_mode("660"), Ok(0o660));
+        assert_eq!(parse_mode("0600"), Ok(0o600));
+        for text in ["", "888", "1777", "+60", "rw"] {
+            assert!(parse_mode(text).is_err(), "{text}");
+        }
+    }
+}

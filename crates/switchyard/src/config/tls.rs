@@ -1,0 +1,325 @@
+//! Certificates and keys: which files, and what rustls makes of them.
+//!
+//! The files are read with every reload, so that renewed certificates are taken up. Everything that can be wrong with them is found here,
+//! with the name of the file, before anything is applied.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
+use switchyard_router::{NodeTls, ServerTls};
+
+use super::secret::{others_may_read, others_may_write};
+
+/// Whether clients must show a certificate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ClientAuth {
+    /// Nobody is asked.
+    #[default]
+    Off,
+    /// Whoever shows one must show a good one.
+    Optional,
+    /// Without a good one the handshake fails.
+    Required,
+}
+
+impl ClientAuth {
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(Self::Off),
+            "optional" => Ok(Self::Optional),
+            "required" => Ok(Self::Required),
+            other => Err(format!("{other:?} is not off, optional or required")),
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Optional => "optional",
+            Self::Required => "required",
+        }
+    }
+}
+
+/// The server's side: the section `[tls]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ServerFiles {
+    pub(super) certificate: Option<PathBuf>,
+    pub(super) key: Option<PathBuf>,
+    pub(super) client_ca: Option<PathBuf>,
+    pub(super) client_auth: ClientAuth,
+}
+
+/// The client's side, towards nodes: the keys `tls-...` of `[nodes]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NodeFiles {
+    pub(super) on: bool,
+    pub(super) ca: Option<PathBuf>,
+    pub(super) certificate: Option<PathBuf>,
+    pub(super) key: Option<PathBuf>,
+    pub(super) server_name: Option<String>,
+    pub(super) insecure: bool,
+}
+
+/// Where systems keep the certificates that they trust, if `SSL_CERT_FILE` does not say.
+const SYSTEM_ROOTS: &[&str] = &[
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(aws_lc_rs::default_provider())
+}
+
+/// Files that were read, so that what was made of them can be told from what is made of others.
+#[derive(Default)]
+struct Seen(DefaultHasher);
+
+impl Seen {
+    fn read(&mut self, path: &Path) -> Result<Vec<u8>, String> {
+        let bytes = std::fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        bytes.hash(&mut self.0);
+        Ok(bytes)
+    }
+
+    fn identity(&self) -> String {
+        format!("{:016x}", self.0.finish())
+    }
+}
+
+fn certificates(path: &Path, seen: &mut Seen) -> Result<Vec<CertificateDer<'static>>, String> {
+    let bytes = seen.read(path)?;
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&bytes)
+        .collect::<Result<_, _>>()
+        .map_err(|error| format!("{} is no PEM file of certificates: {error}", path.display()))?;
+    if certificates.is_empty() {
+        return Err(format!("{} has no certificate; expected PEM, with -----BEGIN CERTIFICATE-----", path.display()));
+    }
+    Ok(certificates)
+}
+
+fn key(path: &Path, seen: &mut Seen, warnings: &mut Vec<String>) -> Result<PrivateKeyDer<'static>, String> {
+    if others_may_write(path) {
+        return Err(format!("everybody on this machine can change the key in {}; chmod 600 it", path.display()));
+    }
+    if others_may_read(path) {
+        warnings.push(format!("everybody on this machine can read the key in {}; chmod 600 it", path.display()));
+    }
+    let bytes = seen.read(path)?;
+    PrivateKeyDer::from_pem_slice(&bytes)
+        .map_err(|error| format!("{} has no private key that can be used (PEM, without a passphrase): {error}", path.display()))
+}
+
+fn roots(path: &Path, seen: &mut Seen) -> Result<RootCertStore, String> {
+    let mut store = RootCertStore::empty();
+    let (added, _) = store.add_parsable_certificates(certificates(path, seen)?);
+    if added == 0 {
+        return Err(format!("{} has no certificate that can be trusted", path.display()));
+    }
+    Ok(store)
+}
+
+impl ServerFiles {
+    /// What clients are shown. `client_ca` and `auth` say whose certificates they must show.
+    fn build(&self, client_ca: Option<&Path>, auth: ClientAuth, warnings: &mut Vec<String>) -> Result<ServerTls, String> {
+        let (Some(certificate), Some(key_file)) = (&self.certificate, &self.key) else {
+            return Err("a TLS listener needs cert-file and key-file in [tls]".to_owned());
+        };
+        let mut seen = Seen::default();
+        let chain = certificates(certificate, &mut seen)?;
+        let key = key(key_file, &mut seen, warnings)?;
+        let builder = ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .map_err(|error| format!("TLS cannot be set up: {error}"))?;
+        let builder = match (auth, client_ca) {
+            (ClientAuth::Off, _) => builder.with_no_client_auth(),
+            (_, None) => return Err("client-auth needs client-ca-file: the certificates that clients' are checked against".to_owned()),
+            (_, Some(ca)) => {
+                auth.name().hash(&mut seen.0);
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(ca, &mut seen)?), provider());
+                let verifier = if auth == ClientAuth::Optional { verifier.allow_unauthenticated() } else { verifier };
+                builder.with_client_cert_verifier(verifier.build().map_err(|error| format!("{}: {error}", ca.display()))?)
+            }
+        };
+        let config = builder
+            .with_single_cert(chain, key)
+            .map_err(|error| format!("{} and {} do not fit together: {error}", certificate.display(), key_file.display()))?;
+        Ok(ServerTls { config: Arc::new(config), identity: seen.identity() })
+    }
+
+    /// For the data port.
+    pub(super) fn for_clients(&self, warnings: &mut Vec<String>) -> Result<ServerTls, String> {
+        self.build(self.client_ca.as_deref(), self.client_auth, warnings)
+    }
+
+    /// For the admin port, which asks for certificates of its own if at all.
+    pub(super) fn for_admin(&self, client_ca: Option<&Path>) -> Result<ServerTls, String> {
+        let auth = if client_ca.is_some() { ClientAuth::Required } else { ClientAuth::Off };
+        // What is to be warned of, the data port's has warned of.
+        self.build(client_ca, auth, &mut Vec::new())
+    }
+
+    /// Whether certificates are configured at all.
+    pub(super) fn is_given(&self) -> bool {
+        self.certificate.is_some() || self.key.is_some()
+    }
+}
+
+impl NodeFiles {
+    /// The part that all nodes share.
+    pub(super) fn build(&self, warnings: &mut Vec<String>) -> Result<(Arc<ClientConfig>, String), String> {
+        let mut seen = Seen::default();
+        let builder = ClientConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .map_err(|error| format!("TLS cannot be set up: {error}"))?;
+        let builder = if self.insecure {
+            warnings.push(
+                "nodes.tls-insecure: the certificates of nodes are NOT checked. Whoever can get between Switchyard and a node can read \
+                 and change everything, passwords included. Give tls-ca-file instead"
+                    .to_owned(),
+            );
+            "insecure".hash(&mut seen.0);
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate(provider())))
+        } else {
+            let ca = match &self.ca {
+                Some(path) => path.clone(),
+                None => system_roots().ok_or("no certificates that this system trusts were found; give tls-ca-file in [nodes]")?,
+            };
+            builder.with_root_certificates(roots(&ca, &mut seen)?)
+        };
+        let config = match (&self.certificate, &self.key) {
+            (None, None) => builder.with_no_client_auth(),
+            (Some(certificate), Some(key_file)) => {
+                let chain = certificates(certificate, &mut seen)?;
+                let key = key(key_file, &mut seen, warnings)?;
+                builder
+                    .with_client_auth_cert(chain, key)
+                    .map_err(|error| format!("{} and {} do not fit together: {error}", certificate.display(), key_file.display()))?
+            }
+            _ => return Err("tls-cert-file and tls-key-file go together: both, or none".to_owned()),
+        };
+        Ok((Arc::new(config), seen.identity()))
+    }
+
+    /// For one node.
+    pub(super) fn node(shared: &(Arc<ClientConfig>, String), name: &str) -> Result<NodeTls, String> {
+        let name = ServerName::try_from(name.to_owned())
+            .map_err(|_| format!("{name:?} is neither a host name nor an IP address; give tls-server-name, the name in its certificate"))?;
+        Ok(NodeTls { config: Arc::clone(&shared.0), name, identity: shared.1.clone() })
+    }
+}
+
+fn system_roots() -> Option<PathBuf> {
+    let from_environment = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
+    from_environment.into_iter().chain(SYSTEM_ROOTS.iter().map(PathBuf::from)).find(|path| path.exists())
+}
+
+/// `nodes.tls-insecure`: takes every certificate. That the peer has its key is still checked.
+#[derive(Debug)]
+struct AnyCertificate(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(dir: &Path, name: &str) -> (PathBuf, PathBuf) {
+        use std::os::unix::fs::PermissionsExt;
+        let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).expect("a certificate");
+        let (certificate, key) = (dir.join(format!("{name}.pem")), dir.join(format!("{name}.key")));
+        std::fs::write(&certificate, made.cert.pem()).expect("written");
+        std::fs::write(&key, made.signing_key.serialize_pem()).expect("written");
+        std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).expect("mode");
+        (certificate, key)
+    }
+
+    #[test]
+    fn wrong_files_are_named() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (certificate, key) = files(dir.path(), "a");
+        let (_, other_key) = files(dir.path(), "b");
+        let good = ServerFiles { certificate: Some(certificate.clone()), key: Some(key.clone()), ..ServerFiles::default() };
+        let mut warnings = Vec::new();
+        let first = good.for_clients(&mut warnings).expect("good");
+        assert!(warnings.is_empty(), "{warnings:?}");
+        assert_eq!(first, good.for_clients(&mut warnings).expect("good"), "the same files are the same");
+
+        let error = ServerFiles { key: Some(other_key), ..good.clone() }.for_clients(&mut warnings).expect_err("another key");
+        assert!(error.contains("b.key") && error.contains("do not fit"), "{error}");
+        let error = ServerFiles { key: Some(certificate), ..good.clone() }.for_clients(&mut warnings).expect_err("no key");
+        assert!(error.contains("no private key"), "{error}");
+        let error = ServerFiles { certificate: Some(key.clone()), ..good.clone() }.for_clients(&mut warnings).expect_err("no certificate");
+        assert!(error.contains("a.key"), "{error}");
+        let error = ServerFiles { client_auth: ClientAuth::Required, ..good.clone() }.for_clients(&mut warnings).expect_err("no CA");
+        assert!(error.contains("client-ca-file"), "{error}");
+        let error = ServerFiles::default().for_clients(&mut warnings).expect_err("nothing");
+        assert!(error.contains("cert-file"), "{error}");
+
+        warnings.clear();
+        std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).expect("mode");
+        good.for_clients(&mut warnings).expect("good");
+        assert!(warnings.iter().any(|w| w.contains("chmod 600")), "{warnings:?}");
+        std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o666)).expect("mode");
+        assert!(good.for_clients(&mut warnings).is_err(), "a key that everybody can change");
+    }
+
+    #[test]
+    fn nodes_are_checked_unless_the_user_insists() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (certificate, _) = files(dir.path(), "a");
+        let mut warnings = Vec::new();
+        let checked = NodeFiles { ca: Some(certificate.clone()), ..NodeFiles::default() }.build(&mut warnings).expect("good");
+        assert!(warnings.is_empty());
+        let insecure = NodeFiles { insecure: true, ..NodeFiles::default() }.build(&mut warnings).expect("good");
+        assert!(warnings.iter().any(|w| w.contains("NOT checked")), "{warnings:?}");
+        assert_ne!(checked.1, insecure.1);
+        assert!(NodeFiles { certificate: Some(certificate), ..NodeFiles::default() }.build(&mut warnings).is_err());
+        assert!(NodeFiles::node(&checked, "redis a").is_err());
+        assert!(NodeFiles::node(&checked, "10.0.0.1").is_ok() && NodeFiles::node(&checked, "redis-a.internal").is_ok());
+    }
+}

@@ -1,0 +1,335 @@
+//! TLS: to clients, to nodes, and on the admin port, with certificates made in the test.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::support::certificates::{Authority, Pair, TlsClient};
+use crate::support::client::PATIENCE;
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, bulk, encode, ok, ports, simple, until};
+
+/// A TLS listener beside the plain one, and its address.
+fn secured(pair: &Pair, tls: &str, rest: &str) -> (SiteOptions, SocketAddr) {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free()));
+    let config = format!(
+        "{rest}\n[tls]\ncert-file = {:?}\nkey-file = {:?}\n{tls}\n[[listener]]\naddress = \"tls://{address}\"\n",
+        pair.certificate, pair.key
+    );
+    let router = RouterOptions { config, ..RouterOptions::default() };
+    (SiteOptions { router, ..SiteOptions::default() }, address)
+}
+
+#[test]
+fn plain_and_tls_side_by_side() {
+    let authority = Authority::new();
+    let pair = authority.sign("server", &["localhost"]);
+    let (options, address) = secured(&pair, "", "");
+    let Some(site) = Site::router_only(2, &options) else { return };
+    let config = authority.client_config(None);
+    let mut secure = TlsClient::connect(address, &config).expect("shakes hands");
+    let mut plain = site.client();
+    assert_eq!(secure.cmd(&["SET", "k", "v"]).expect("a reply"), b"+OK");
+    assert_eq!(plain.cmd("GET k"), bulk("v"));
+    assert!(secure.cmd(&["HELLO", "3"]).expect("a reply").starts_with(b"%"));
+    drop(secure);
+
+    // A pipeline of commands of both nodes, in pieces that no record ends with.
+    let mut secure = TlsClient::connect(address, &config).expect("shakes hands");
+    let mut pipeline = Vec::new();
+    for i in 0..3000 {
+        pipeline.extend(encode(&["SET", &format!("k{i}"), &format!("v{i}")]));
+        pipeline.extend(encode(&["GET", &format!("k{i}")]));
+    }
+    for piece in pipeline.chunks(777) {
+        secure.write(piece).expect("sent");
+    }
+    for i in 0..3000 {
+        assert_eq!(secure.reply().expect("a reply"), b"+OK");
+        assert_eq!(secure.reply().expect("a reply"), format!("v{i}").as_bytes());
+    }
+
+    // QUIT is answered, and the end is TLS's own.
+    assert_eq!(secure.cmd(&["QUIT"]).expect("a reply"), b"+OK");
+    assert_eq!(secure.rest().expect("a proper end"), b"");
+}
+
+#[test]
+fn large_values_and_slow_readers_over_tls() {
+    let authority = Authority::new();
+    let pair = authority.sign("server", &["localhost"]);
+    let (options, address) = secured(&pair, "", "");
+    let Some(site) = Site::router_only(2, &options) else { return };
+    let config = authority.client_config(None);
+    let mut secure = TlsClient::connect(address, &config).expect("shakes hands");
+    let value: Vec<u8> = (0..20 << 20).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    assert_eq!(secure.cmd(&[&b"SET"[..], b"large", &value]).expect("a reply"), b"+OK");
+    assert!(secure.cmd(&["GET", "large"]).expect("a reply") == value, "the value comes back as it was sent");
+
+    // Replies of 60 MB in all to a client that asks for everything before it reads: the router holds a part of it only.
+    let middle = &value[..600 << 10];
+    assert_eq!(secure.cmd(&[&b"SET"[..], b"middle", middle]).expect("a reply"), b"+OK");
+    for _ in 0..100 {
+        secure.write(&encode(&["GET", "middle"])).expect("sent");
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    for i in 0..100 {
+        assert!(secure.reply().expect("a reply") == middle, "reply {i}");
+    }
+    let memory = site.router().process().memory_kib("VmHWM");
+    assert!(memory < 400 << 10, "the router took {memory} KiB");
+    assert_eq!(secure.cmd(&["PING"]).expect("a reply"), b"+PONG");
+}
+
+#[test]
+fn handshakes_that_fail_hurt_nobody() {
+    let authority = Authority::new();
+    let pair = authority.sign("server", &["localhost"]);
+    let (options, address) = secured(&pair, "handshake-timeout = \"500ms\"", "");
+    let Some(site) = Site::router_only(1, &options) else { return };
+
+    let error = TlsClient::connect(address, &Authority::new().client_config(None)).err().expect("another authority").to_string();
+    assert!(error.contains("UnknownIssuer"), "{error}");
+    // Plain RESP, HTTP and noise on the TLS port; nothing is answered but an alert.
+    for bytes in [&b"PING\r\n"[..], b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", &[0x16, 3, 1, 0xff, 0xff, 0, 0], &[0; 300]] {
+        let mut socket = TcpStream::connect(address).expect("connects");
+        socket.set_read_timeout(Some(PATIENCE)).expect("timeout");
+        socket.write_all(bytes).expect("sent");
+        let mut answer = Vec::new();
+        let _ = socket.read_to_end(&mut answer);
+        assert!(answer.is_empty() || answer[0] == 0x15, "{answer:?}");
+    }
+    // Somebody who says nothing is closed.
+    let mut silent = TcpStream::connect(address).expect("connects");
+    silent.set_read_timeout(Some(PATIENCE)).expect("timeout");
+    let mut answer = Vec::new();
+    silent.read_to_end(&mut answer).expect("closed, not timed out");
+    assert!(answer.is_empty() || answer[0] == 0x15, "{answer:?}");
+
+    let config = authority.client_config(None);
+    let mut secure = TlsClient::connect(address, &config).expect("shakes hands");
+    assert_eq!(secure.cmd(&["PING"]).expect("a reply"), b"+PONG");
+    // A connection that is slow after the handshake is not meant by the timeout.
+    std::thread::sleep(Duration::from_millis(900));
+    assert_eq!(secure.cmd(&["PING"]).expect("a reply"), b"+PONG");
+    let failed = until("failed handshakes are counted", || {
+        let text = site.router().metrics();
+        let line = text.lines().find(|l| l.starts_with("switchyard_clients_handshakes_failed_total"))?;
+        line.rsplit(' ').next()?.parse::<f64>().ok().filter(|count| *count >= 5.0)
+    });
+    assert!(failed <= 7.0, "{failed}");
+    let log = site.router().process().log();
+    let told = log.lines().filter(|line| line.contains("TLS handshake failed")).count();
+    assert!((1..=5).contains(&told), "at most one line per second and worker, not {told}:\n{log}");
+    assert_eq!(site.client().cmd("PING"), simple("PONG"));
+}
+
+#[test]
+fn clients_must_show_a_certificate_where_that_is_asked() {
+    let authority = Authority::new();
+    let people = Authority::new();
+    let pair = authority.sign("server", &["localhost"]);
+    let ask = format!("client-auth = \"required\"\nclient-ca-file = {:?}", people.file());
+    let (options, address) = secured(&pair, &ask, "");
+    let Some(site) = Site::router_only(1, &options) else { return };
+
+    let known = people.sign("alice", &["alice"]);
+    let mut secure = TlsClient::connect(address, &authority.client_config(Some(&known))).expect("shakes hands");
+    assert_eq!(secure.cmd(&["SET", "k", "v"]).expect("a reply"), b"+OK");
+    for own in [None, Some(authority.sign("mallory", &["alice"]))] {
+        // In TLS 1.3 the refusal comes after the client's last word.
+        let outcome = TlsClient::connect(address, &authority.client_config(own.as_ref())).and_then(|mut c| c.cmd(&["GET", "k"]));
+        assert!(outcome.is_err(), "{own:?}: {outcome:?}");
+    }
+    assert_eq!(site.client().cmd("GET k"), bulk("v"));
+}
+
+#[test]
+fn new_certificates_are_taken_up_and_nobody_is_dropped() {
+    let authority = Authority::new();
+    let pair = authority.sign("server", &["localhost"]);
+    let (options, address) = secured(&pair, "", "");
+    let Some(site) = Site::router_only(2, &options) else { return };
+    let config = authority.client_config(None);
+    let mut secure = TlsClient::connect(address, &config).expect("shakes hands");
+    let before = secure.shown();
+
+    let stop = Arc::new(AtomicBool::new(false));
+    let traffic: Vec<_> = (0..3)
+        .map(|number| {
+            let (stop, config) = (Arc::clone(&stop), Arc::clone(&config));
+            std::thread::spawn(move || {
+                let mut client = TlsClient::connect(address, &config).expect("shakes hands");
+                let mut count = 0u64;
+                while !stop.load(Ordering::Relaxed) {
+                    let (key, value) = (format!("{number}:{}", count % 50), format!("{count}"));
+                    assert_eq!(client.cmd(&["SET", &key, &value]).expect("a reply"), b"+OK");
+                    assert_eq!(client.cmd(&["GET", &key]).expect("a reply"), value.as_bytes());
+                    count += 1;
+                }
+                count
+            })
+        })
+        .collect();
+    for round in 0..3 {
+        let old = TlsClient::connect(address, &config).expect("shakes hands").shown();
+        authority.sign("server", &["localhost"]);
+        site.router().process().signal(Signal::HUP);
+        until("the new certificate is shown", || {
+            (TlsClient::connect(address, &config).expect("shakes hands").shown() != old).then_some(())
+        });
+        assert_eq!(secure.cmd(&["PING"]).expect("a reply"), b"+PONG", "round {round}");
+    }
+    assert_ne!(TlsClient::connect(address, &config).expect("shakes hands").shown(), before);
+
+    // What cannot be used changes nothing.
+    std::fs::write(&pair.certificate, "not a certificate").expect("written");
+    site.router().process().signal(Signal::HUP);
+    until("the mistake is told", || site.router().process().log().contains("server.pem").then_some(()));
+    assert_eq!(TlsClient::connect(address, &config).expect("the old one stays").cmd(&["PING"]).expect("a reply"), b"+PONG");
+    stop.store(true, Ordering::Relaxed);
+    for thread in traffic {
+        assert!(thread.join().expect("no client was dropped") > 0);
+    }
+}
+
+/// A node with a TLS port beside its plain one.
+fn secure_node(pair: &Pair, authority: &Authority, more: &[&str]) -> (Node, SocketAddr) {
+    let port = ports::free();
+    let mut args: Vec<String> = ["--tls-port", &port.to_string()].map(str::to_owned).to_vec();
+    let text = |path: &std::path::Path| path.display().to_string();
+    args.extend(["--tls-cert-file".to_owned(), text(&pair.certificate), "--tls-key-file".to_owned(), text(&pair.key)]);
+    args.extend(["--tls-ca-cert-file".to_owned(), text(&authority.file())]);
+    args.extend(more.iter().map(|&arg| arg.to_owned()));
+    let node = Node::start(&NodeOptions { args, ..NodeOptions::default() });
+    (node, (Ipv4Addr::LOCALHOST, port).into())
+}
+
+#[test]
+fn nodes_over_tls() {
+    if crate::support::direct() {
+        return;
+    }
+    let authority = Authority::new();
+    let pair = authority.sign("node", &["127.0.0.1"]);
+    let own = authority.sign("router", &["switchyard"]);
+    // The first asks for our certificate, the second for none; the third is plain.
+    let (first, first_at) = secure_node(&pair, &authority, &["--tls-auth-clients", "yes"]);
+    let (second, second_at) = secure_node(&pair, &authority, &["--tls-auth-clients", "no"]);
+    let third = Node::start(&NodeOptions::default());
+    let config = format!(
+        "[nodes]\ntls = true\ntls-ca-file = {:?}\ntls-cert-file = {:?}\ntls-key-file = {:?}\n\
+         [[node]]\naddress = \"{first_at}\"\n[[node]]\naddress = \"{second_at}\"\n[[node]]\naddress = \"{}\"\ntls = false\n",
+        authority.file(),
+        own.certificate,
+        own.key,
+        third.address()
+    );
+    let options = RouterOptions { config, ..RouterOptions::default() };
+    let router = Router::start(&[], &options);
+    let mut client = Client::connect(router.address());
+    for i in 0..300 {
+        assert_eq!(client.cmd(&format!("SET key{i} value{i}")), ok());
+    }
+    for i in 0..300 {
+        assert_eq!(client.cmd(&format!("GET key{i}")), bulk(format!("value{i}")));
+    }
+    for node in [&first, &second, &third] {
+        assert!(node.cmd("DBSIZE").int() > 50);
+    }
+    // Through the router in both directions in pieces, beside small ones.
+    let value = "0123456789abcdef".repeat(300_000);
+    for i in 0..6 {
+        client.send(&["SET", &format!("large{i}"), &value]);
+        assert_eq!(client.reply(), ok());
+        client.send(&["GET", &format!("large{i}")]);
+        assert_eq!(client.reply(), bulk(&value));
+    }
+    // A connection that is lost comes back, with TLS.
+    assert!(first.cmd("CLIENT KILL TYPE normal").int() > 0);
+    until("the node is back", || client.cmd("DBSIZE").error().is_none().then_some(()));
+}
+
+#[test]
+fn nodes_that_cannot_be_trusted_get_nothing() {
+    if crate::support::direct() {
+        return;
+    }
+    let authority = Authority::new();
+    let pair = authority.sign("node", &["redis.internal"]);
+    let (node, address) = secure_node(&pair, &authority, &["--tls-auth-clients", "no", "--requirepass", "hunter2"]);
+    let start = |tls: &str| {
+        let config = format!("[nodes]\npassword = \"hunter2\"\n{tls}\n[[node]]\naddress = \"{address}\"\n");
+        Router::start(&[], &RouterOptions { config, nodes_may_be_down: true, ..RouterOptions::default() })
+    };
+    let ca = |authority: &Authority| format!("tls = true\ntls-ca-file = {:?}", authority.file());
+
+    // Another authority; the right one but another name.
+    for (tls, expected) in [(ca(&Authority::new()), "UnknownIssuer"), (ca(&authority), "not valid for name")] {
+        let router = start(&tls);
+        let error = until("the reason is told", || {
+            let reply = Client::connect(router.address()).cmd("GET k");
+            reply.error().map(str::to_owned).filter(|e| e.contains("TLS"))
+        });
+        assert!(error.starts_with("NODEDOWN") && error.contains(expected), "{error}");
+    }
+    // The name given, or everything accepted with a warning.
+    for (tls, warned) in
+        [(format!("{}\ntls-server-name = \"redis.internal\"", ca(&authority)), false), ("tls = true\ntls-insecure = true".to_owned(), true)]
+    {
+        let router = start(&tls);
+        let mut client = Client::connect(router.address());
+        until("the node is up", || (client.cmd("SET k v") == ok()).then_some(()));
+        assert_eq!(router.process().log().contains("NOT checked"), warned);
+    }
+    drop(node);
+}
+
+#[test]
+fn the_admin_port_over_https() {
+    let authority = Authority::new();
+    let people = Authority::new();
+    let pair = authority.sign("server", &["localhost"]);
+    let admin = format!("[admin]\ntls = true\ntls-client-ca-file = {:?}", people.file());
+    let (options, _) = secured(&pair, "", &admin);
+    let Some(site) = Site::router_only(1, &options) else { return };
+    let ask = |own: Option<&Pair>| {
+        let mut client = TlsClient::connect(site.router().admin(), &authority.client_config(own))?;
+        client.write(b"GET /api/v1/status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+        client.rest().map(|answer| String::from_utf8_lossy(&answer).into_owned())
+    };
+    let known = people.sign("operator", &["operator"]);
+    let answer = ask(Some(&known)).expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"epoch\""), "{answer}");
+    assert!(ask(None).is_err(), "without a certificate");
+    assert!(ask(Some(&authority.sign("stranger", &["operator"]))).is_err());
+
+    let old = TlsClient::connect(site.router().admin(), &authority.client_config(Some(&known))).expect("shakes hands").shown();
+    authority.sign("server", &["localhost"]);
+    site.router().process().signal(Signal::HUP);
+    until("the new certificate is shown", || {
+        let client = TlsClient::connect(site.router().admin(), &authority.client_config(Some(&known))).expect("shakes hands");
+        (client.shown() != old).then_some(())
+    });
+}
+
+#[test]
+fn a_client_that_vanishes_in_the_middle_leaves_nothing() {
+    let authority = Authority::new();
+    let pair = authority.sign("server", &["localhost"]);
+    let (options, address) = secured(&pair, "", "");
+    let Some(site) = Site::router_only(2, &options) else { return };
+    let config = authority.client_config(None);
+    let files = site.router().process().open_files();
+    for i in 0..40 {
+        let mut client = TlsClient::connect(address, &config).expect("shakes hands");
+        client.write(&encode(&["SET", &format!("k{i}"), "v"])).expect("sent");
+        client.write(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1000\r\nhalf").expect("sent");
+        client.socket().shutdown(std::net::Shutdown::Both).expect("shut down");
+    }
+    until("their descriptors are closed", || (site.router().process().open_files() <= files + 2).then_some(()));
+    assert_eq!(site.client().cmd("PING"), simple("PONG"));
+}
