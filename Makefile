@@ -61,6 +61,15 @@ bench-peers: ## the router beside twemproxy, HAProxy and Envoy in one run; write
 	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
 	    exec "$$target_dir/release/switchyard" bench peers --out docs/benchmarks.md $(ARGS)
 
+.PHONY: compat
+compat: ## public compatibility suites, from checkouts given by COMPAT_SUITE=DIR and VALKEY_TESTS=DIR; see docs/compatibility.md
+	@scripts/install-deps.sh test
+	$(CARGO) build --locked --profile fast -p switchyard
+	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
+	    venv=$$target_dir/compat-venv; \
+	    [ -x $$venv/bin/python ] || { python3 -m venv $$venv && $$venv/bin/pip install --quiet "redis>=4.3.4,<6" pyyaml; }; \
+	    exec $$venv/bin/python scripts/compat/compat.py --switchyard "$$target_dir/fast/switchyard" --out docs/compatibility.md $(ARGS)
+
 TIME ?= 60
 .PHONY: fuzz
 fuzz: ## each fuzz target for TIME seconds (needs a nightly toolchain; builds cargo-fuzz first if it is missing)

@@ -12,11 +12,12 @@ mod poll;
 mod settings;
 mod shared;
 mod slab;
+mod slow_log;
 mod sys;
 mod tls;
 mod worker;
 
-pub use settings::{ListenAddress, ListenerSettings, Live, NodeAccess, Secret, Settings};
+pub use settings::{Cluster, ListenAddress, ListenerSettings, Live, NodeAccess, Secret, Settings};
 pub use tls::{NodeTls, ServerTls};
 
 use std::io;

@@ -107,8 +107,27 @@ pub struct Live {
     pub tls: Option<ServerTls>,
     /// Time that a client has for the TLS handshake.
     pub handshake_timeout: Duration,
+    /// Commands that took at least so long are entered into the slow log; `None`: none (Redis `slowlog-log-slower-than`).
+    pub slowlog_slower_than: Option<Duration>,
+    /// Entries of the slow log (Redis `slowlog-max-len`).
+    pub slowlog_max_len: usize,
+    /// Whether entries of the slow log have the arguments of the command, or only its name.
+    pub slowlog_arguments: bool,
+    /// Names (or patterns) of settings that clients may set at every node by CONFIG SET.
+    pub config_set: Vec<String>,
+    /// Bytes that a command on keys of several slots may bring together at one node; 0: such commands are refused.
+    pub cross_slot_max: usize,
+    /// How the router looks to clients of a Redis Cluster; `None`: like a server without cluster support.
+    pub cluster: Option<Cluster>,
     /// How to reach each node of the topology.
     pub nodes: BTreeMap<NodeId, NodeAccess>,
+}
+
+/// How the router looks to clients that speak to a Redis Cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cluster {
+    /// Hosts and ports that they are told of, each a member with a share of the slots. Empty: the address that the client is connected to.
+    pub announce: Vec<(String, u16)>,
 }
 
 /// How to reach a node.
@@ -144,7 +163,20 @@ impl Default for Live {
             large_connections_max: 16,
             tls: None,
             handshake_timeout: Duration::from_secs(10),
+            slowlog_slower_than: Some(Duration::from_millis(10)),
+            slowlog_max_len: 128,
+            slowlog_arguments: true,
+            config_set: Vec::new(),
+            cross_slot_max: 32 << 20,
+            cluster: None,
             nodes: BTreeMap::new(),
         }
+    }
+}
+
+impl Live {
+    /// The threshold of the slow log in the form that it is compared in: no command takes `u32::MAX` us.
+    pub(crate) fn slow_us(&self) -> u32 {
+        self.slowlog_slower_than.map_or(u32::MAX, |t| u32::try_from(t.as_micros()).unwrap_or(u32::MAX))
     }
 }

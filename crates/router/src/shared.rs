@@ -14,6 +14,7 @@ use switchyard_resp::command::CommandTable;
 use crate::metrics::WorkerCounters;
 use crate::settings::Live;
 use crate::slab::Handle;
+use crate::slow_log::SlowLog;
 
 /// Everything that a worker adopts together, at one epoch.
 #[derive(Debug)]
@@ -150,6 +151,7 @@ pub(crate) struct Shared {
     pub(crate) generation: AtomicU64,
     pub(crate) nodes: Mutex<BTreeMap<NodeId, NodeFacts>>,
     pub(crate) scripts: Mutex<Scripts>,
+    pub(crate) slow_log: Mutex<SlowLog>,
     connections: Mutex<Vec<Connection>>,
     pub(crate) mailboxes: Vec<Mailbox>,
     pub(crate) counters: Vec<Arc<WorkerCounters>>,
@@ -192,6 +194,7 @@ impl Shared {
             generation: AtomicU64::new(1),
             nodes: Mutex::default(),
             scripts: Mutex::default(),
+            slow_log: Mutex::default(),
             connections: Mutex::default(),
             mailboxes,
             counters: (0..workers).map(|_| Arc::default()).collect(),

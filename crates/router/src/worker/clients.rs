@@ -395,6 +395,10 @@ impl Worker {
         if let Some(client) = self.clients.get_mut(handle)
             && client.stall != Stall::None
         {
+            // A client that does not read, or sends without end, keeps itself waiting.
+            if !matches!(client.stall, Stall::Output | Stall::Pipeline) {
+                client.waited = (client.next_seq(), self.now_us.saturating_sub(client.stalled_at_us) as u32);
+            }
             client.stall = Stall::None;
             self.resumed.push(handle);
         }

@@ -121,7 +121,7 @@ impl Worker {
                 match (found, target) {
                     (Err(error), _) => return self.refuse(handle, class, &error.text(command)),
                     (Ok(()), Route::Owner(_, node)) => node,
-                    (Ok(()), Route::CrossSlot) => return self.refuse(handle, class, errors::CROSSSLOT),
+                    (Ok(()), Route::CrossSlot) => return self.cross_slot(plan, handle, command, raw, args),
                     (Ok(()), Route::Anywhere) => match self.choose_node(plan) {
                         Some(node) => node,
                         None => return self.refuse_all_down(handle, class),

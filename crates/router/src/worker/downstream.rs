@@ -118,6 +118,8 @@ pub(super) struct Client {
     pub(super) lane: Lane,
     pub(super) stall: Stall,
     pub(super) stalled_at_us: u64,
+    /// The command that was held up last, and for how long, us: for the slow log.
+    pub(super) waited: (u32, u32),
     /// The connection for large values that this client holds.
     pub(super) large: Option<Handle>,
     /// The beginning of a large reply has been sent: the rest of it must follow.
@@ -171,6 +173,7 @@ impl Client {
             lane: Lane::Main,
             stall: Stall::None,
             stalled_at_us: 0,
+            waited: (0, 0),
             large: None,
             streaming: false,
             repeat: None,
@@ -211,6 +214,11 @@ impl Client {
     /// Whether `seq` is the command whose reply is to be sent next.
     pub(super) fn is_first(&self, seq: u32) -> bool {
         seq == self.first && !self.owed.is_empty()
+    }
+
+    /// The number of the next command that is read.
+    pub(super) fn next_seq(&self) -> u32 {
+        self.first.wrapping_add(self.owed.len() as u32)
     }
 
     /// Bytes waiting for the socket. What TLS has sealed and not written counts as one, because rustls does not say how many it is.

@@ -1,11 +1,11 @@
 //! Commands that several nodes (or workers) answer together: their parts are collected, and one reply made of them.
 
-use switchyard_policy::routing::ScanCursor;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::Merge;
 use switchyard_resp::{encode, reply};
 
 use super::Worker;
+use super::rounds::{Next, Procedure};
 use super::upstream::{Lane, Pending, Purpose};
 use crate::slab::Handle;
 
@@ -19,12 +19,8 @@ pub(super) enum Whole {
     Merged(Merge),
     /// MGET: element `i` of the reply is the next element of part `layout[i]`.
     Values { layout: Vec<u16> },
-    /// SCAN: the node's cursor is replaced by ours.
-    Scan { at: ScanCursor, nodes: usize },
     /// RANDOMKEY: one of the keys.
     RandomKey { turn: usize },
-    /// SLOWLOG GET: entries of all nodes, latest first.
-    Slowlog { count: Option<usize> },
     /// INFO: the nodes' and our own.
     Info { sections: Vec<String> },
     /// CLIENT LIST: texts, one after the other.
@@ -33,12 +29,17 @@ pub(super) enum Whole {
     ClientKillOne,
     /// SELECT: the client's database changes if every node has it.
     Select { database: u32 },
+    /// Several rounds.
+    Rounds(Box<dyn Procedure>),
 }
 
 #[derive(Debug)]
 pub(super) struct Gather {
     client: Handle,
     seq: u32,
+    class: u8,
+    /// The client's when the command was read: a SELECT behind it changes nothing for it.
+    database: u32,
     parts: Vec<Option<Vec<u8>>>,
     /// The node of each part, where parts are nodes.
     nodes: Vec<NodeId>,
@@ -47,19 +48,34 @@ pub(super) struct Gather {
     whole: Whole,
 }
 
+impl Gather {
+    /// Who waits for it.
+    pub(super) fn client(&self) -> Handle {
+        self.client
+    }
+}
+
 impl Worker {
     /// Begins a gather for the command just read.
     pub(super) fn begin_gather(&mut self, client_handle: Handle, class: u8, parts: usize, whole: Whole) -> Option<Handle> {
         let client = self.clients.get_mut(client_handle)?;
         let seq = client.owe(self.now_us, class);
-        let gather = Gather { client: client_handle, seq, parts: vec![None; parts], nodes: Vec::new(), left: parts, bytes: 0, whole };
+        let database = client.database;
+        let parts_of = vec![None; parts];
+        let gather =
+            Gather { client: client_handle, seq, class, database, parts: parts_of, nodes: Vec::new(), left: parts, bytes: 0, whole };
         Some(self.gathers.insert(gather))
     }
 
     /// Sends one part to a node.
     pub(super) fn send_part(&mut self, gather: Handle, part: u32, node: NodeId, lane: Lane, request: &[u8], class: u8) {
-        let Some((resp3, database)) = self.gathers.get(gather).and_then(|g| self.clients.get(g.client)).map(|c| (c.resp3, c.database))
-        else {
+        self.send_parts(gather, part, node, lane, &[request], class);
+    }
+
+    /// The same with several requests in one piece; the reply to the last is the part.
+    pub(super) fn send_parts<R: AsRef<[u8]>>(&mut self, gather: Handle, part: u32, node: NodeId, lane: Lane, requests: &[R], class: u8) {
+        let known = self.gathers.get(gather).and_then(|g| Some((self.clients.get(g.client)?.resp3, g.database)));
+        let Some((resp3, database)) = known else {
             self.gathers.remove(gather);
             return;
         };
@@ -81,7 +97,11 @@ impl Worker {
                 repeatable: false,
                 by_sha: false,
             };
-            link.push(request, database, pending);
+            for (number, request) in requests.iter().enumerate() {
+                let last = number + 1 == requests.len();
+                let purpose = if last { Purpose::Gather } else { Purpose::Nobody };
+                link.push(request.as_ref(), database, Pending { purpose, ..pending });
+            }
             self.mark_link(handle);
         } else {
             let mut error = Vec::new();
@@ -119,8 +139,28 @@ impl Worker {
         let Some(gather) = self.gathers.remove(handle) else { return };
         let (client, seq) = (gather.client, gather.seq);
         let Some(resp3) = self.clients.get(client).map(|c| c.resp3) else { return };
+        if matches!(gather.whole, Whole::Rounds(_)) {
+            return self.end_round(gather, resp3);
+        }
         let whole = self.merge(gather, resp3);
         self.deliver(client, seq, &whole);
+    }
+
+    fn end_round(&mut self, mut gather: Gather, resp3: bool) {
+        let parts = gather.parts.drain(..).flatten().collect();
+        let Whole::Rounds(procedure) = &mut gather.whole else { return };
+        match procedure.next(self, resp3, parts) {
+            Next::Done(reply) => self.deliver(gather.client, gather.seq, &reply),
+            Next::Round(asks) => {
+                gather.parts = vec![None; asks.len()];
+                gather.left = asks.len();
+                gather.nodes.clear();
+                gather.bytes = 0;
+                let class = gather.class;
+                let handle = self.gathers.insert(gather);
+                self.ask(handle, asks, class);
+            }
+        }
     }
 
     fn merge(&mut self, gather: Gather, resp3: bool) -> Vec<u8> {
@@ -167,34 +207,11 @@ impl Worker {
                     }
                 }
             }
-            (Whole::Scan { at, nodes }, None) => {
-                let mut pair = parts.first().map(|p| reply::elements(p)).into_iter().flatten();
-                let inner = pair.next().and_then(|c| std::str::from_utf8(reply::text(c)?).ok()?.parse().ok());
-                let Some((inner, found)) = inner.zip(pair.next()) else {
-                    return protocol_error("a node answered SCAN with something else than a cursor and keys");
-                };
-                let Some(next) = at.next(inner, nodes) else {
-                    return protocol_error("a node's SCAN cursor is too large to be carried");
-                };
-                out.extend_from_slice(b"*2\r\n");
-                encode::bulk(&mut out, next.to_string().as_bytes());
-                out.extend_from_slice(found);
-            }
             (Whole::RandomKey { turn }, None) => {
                 let keys: Vec<_> = parts.iter().filter(|p| !reply::is_null(p)).collect();
                 match turn.checked_rem(keys.len()) {
                     Some(chosen) => out.extend_from_slice(keys[chosen]),
                     None => encode::null(&mut out, resp3),
-                }
-            }
-            (Whole::Slowlog { count }, None) => {
-                let mut entries: Vec<&[u8]> = parts.iter().flat_map(|p| reply::elements(p)).collect();
-                // An entry is (id, time, ...); ids are each node's own, times compare.
-                entries.sort_by_key(|e| std::cmp::Reverse(reply::elements(e).nth(1).and_then(reply::integer)));
-                entries.truncate(count.unwrap_or(usize::MAX));
-                encode::header(&mut out, b'*', entries.len());
-                for entry in entries {
-                    out.extend_from_slice(entry);
                 }
             }
             (Whole::ClientList, None) => {
@@ -208,6 +225,8 @@ impl Worker {
                     encode::error(&mut out, "ERR No such client");
                 }
             }
+            // Never merged: see `gather_part`.
+            (Whole::Rounds(_), None) => return protocol_error("a procedure was taken for a merge"),
             (Whole::Select { database }, None) => {
                 for node in &gather.nodes {
                     self.shared.with_facts(*node, |f| f.databases = f.databases.max(database + 1));

@@ -94,6 +94,7 @@ impl Worker {
         link.phase = Phase::Up;
         link.failures = 0;
         link.idle_since_us = self.now_us;
+        link.flowed_us = self.now_us;
         link.run_id.clone_from(&run_id);
         link.counters.connects.add(1);
         link.counters.connections.add(1);

@@ -85,7 +85,7 @@ impl Worker {
         }
         let process = {
             vec![
-                ("redis_mode", "standalone".into()),
+                ("redis_mode", if plan.live.cluster.is_some() { "cluster" } else { "standalone" }.into()),
                 ("switchyard_version", env!("CARGO_PKG_VERSION").into()),
                 ("os", format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)),
                 ("arch_bits", usize::BITS.to_string()),
@@ -127,7 +127,7 @@ impl Worker {
             add(section, list);
         }
         add("replication", vec![("role", "master".into()), ("connected_slaves", "0".into())]);
-        add("cluster", vec![("cluster_enabled", "0".into())]);
+        add("cluster", vec![("cluster_enabled", u8::from(plan.live.cluster.is_some()).to_string())]);
         let keyspace = keyspace(&texts);
         sections.push(("keyspace", keyspace));
         let mut own: Vec<(String, String)> = vec![

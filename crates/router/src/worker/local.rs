@@ -1,6 +1,5 @@
 //! Commands that the router answers itself, as one large server would.
 
-use switchyard_policy::routing::ScanCursor;
 use switchyard_resp::command::{Command, Local};
 use switchyard_resp::encode;
 use switchyard_resp::request::Args;
@@ -12,23 +11,6 @@ use super::upstream::{Lane, Phase};
 use super::{Stall, Worker};
 use crate::shared::Plan;
 use crate::slab::Handle;
-
-/// What CONFIG GET knows: what client libraries and benchmarks ask of a server. The values that are ours to say come from the settings.
-const CONFIG: &[(&str, &str)] = &[
-    ("appendonly", "no"),
-    ("cluster-enabled", "no"),
-    ("databases", "16"),
-    ("hash-max-listpack-entries", "128"),
-    ("lazyfree-lazy-user-del", "no"),
-    ("lua-time-limit", "5000"),
-    ("maxmemory", "0"),
-    ("maxmemory-policy", "noeviction"),
-    ("notify-keyspace-events", ""),
-    ("save", ""),
-    ("slowlog-log-slower-than", "10000"),
-    ("slowlog-max-len", "128"),
-    ("timeout", "0"),
-];
 
 impl Worker {
     pub(super) fn local(&mut self, plan: &Plan, handle: Handle, command: &Command, local: Local, raw: &[u8], args: &Args<'_>) -> Flow {
@@ -74,7 +56,7 @@ impl Worker {
             Local::Role => {
                 out.extend_from_slice(b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n");
             }
-            Local::ConfigGet => self.config_get(plan, args, resp3, &mut out),
+            Local::ConfigGet => return self.config_get(plan, handle, class, raw, args),
             Local::ConfigResetstat => {
                 if !client.may_take(Lane::Main) {
                     return Flow::Stall(Stall::Barrier);
@@ -92,20 +74,10 @@ impl Worker {
                 self.gather_every(handle, Lane::Main, raw, class, Whole::RandomKey { turn });
                 return Flow::Next;
             }
-            Local::SlowlogGet => {
-                if !client.may_take(Lane::Main) {
-                    return Flow::Stall(Stall::Barrier);
-                }
-                // Without a count Redis shows 10; -1 shows all.
-                let count = match args.get(2).map(parse::<i64>) {
-                    None => Some(10),
-                    Some(Some(-1)) => None,
-                    Some(Some(count)) if count >= 0 => Some(count as usize),
-                    Some(_) => return self.refuse(handle, class, "ERR count should be greater than or equal to -1"),
-                };
-                self.gather_every(handle, Lane::Main, raw, class, Whole::Slowlog { count });
-                return Flow::Next;
-            }
+            Local::SlowlogGet | Local::SlowlogLen | Local::SlowlogReset => return self.slowlog(handle, class, local, args),
+            Local::Cluster => return self.cluster(plan, handle, command, args),
+            Local::ClusterMode => return self.cluster_mode(plan, handle, class),
+            Local::ConfigSet => return self.config_set(plan, handle, class, raw, args),
             Local::Info => {
                 if !client.may_take(Lane::Main) {
                     return Flow::Stall(Stall::Barrier);
@@ -256,6 +228,7 @@ impl Worker {
             );
         }
         let (server, version) = self.fleet_version(plan);
+        let mode = if plan.live.cluster.is_some() { "cluster" } else { "standalone" };
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         client.authenticated = true;
         if let Some(name) = name {
@@ -273,7 +246,7 @@ impl Worker {
         encode::integer(&mut out, if resp3 { 3 } else { 2 });
         encode::bulk(&mut out, b"id");
         encode::integer(&mut out, client.details.id as i64);
-        for (field, value) in [("mode", "standalone"), ("role", "master")] {
+        for (field, value) in [("mode", mode), ("role", "master")] {
             encode::bulk(&mut out, field.as_bytes());
             encode::bulk(&mut out, value.as_bytes());
         }
@@ -292,55 +265,6 @@ impl Worker {
             return ("valkey", oldest(facts.iter().map(|f| &f.version)));
         }
         ("redis", oldest(facts.iter().map(|f| &f.redis_version)))
-    }
-
-    fn config_get(&self, plan: &Plan, args: &Args<'_>, resp3: bool, out: &mut Vec<u8>) {
-        let live = &plan.live;
-        let own = [
-            ("maxclients", live.max_clients.to_string()),
-            ("port", self.shared.port.to_string()),
-            ("proto-max-bulk-len", live.argument_max.to_string()),
-            ("io-threads", self.shared.mailboxes.len().to_string()),
-        ];
-        let all = CONFIG.iter().map(|(k, v)| (*k, (*v).to_string())).chain(own);
-        let patterns: Vec<String> = args.iter().skip(2).map(|p| String::from_utf8_lossy(p).to_ascii_lowercase()).collect();
-        let found: Vec<_> = all.filter(|(name, _)| patterns.iter().any(|p| glob(p.as_bytes(), name.as_bytes()))).collect();
-        encode::map(out, found.len(), resp3);
-        for (name, value) in found {
-            encode::bulk(out, name.as_bytes());
-            encode::bulk(out, value.as_bytes());
-        }
-    }
-
-    fn scan(&mut self, plan: &Plan, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
-        let nodes = plan.topology.nodes().len();
-        let Some(cursor) = args.get(1).and_then(parse::<u64>) else {
-            return self.refuse(handle, class, "ERR invalid cursor");
-        };
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
-        let resp3 = client.resp3;
-        if !client.may_take(Lane::Main) {
-            return Flow::Stall(Stall::Barrier);
-        }
-        let at = ScanCursor::decode(cursor, nodes);
-        let Some((at, node)) = at.and_then(|at| Some((at, plan.topology.nodes().nth(usize::from(at.place))?.id))) else {
-            // As Redis: a cursor that was never given out ends the scan.
-            let _ = resp3;
-            self.answer(handle, class, b"*2\r\n$1\r\n0\r\n*0\r\n");
-            return Flow::Next;
-        };
-        let mut request = Vec::new();
-        encode::header(&mut request, b'*', args.len());
-        for (index, arg) in args.iter().enumerate() {
-            if index == 1 {
-                encode::bulk(&mut request, at.inner.to_string().as_bytes());
-            } else {
-                encode::bulk(&mut request, arg);
-            }
-        }
-        let Some(gather) = self.begin_gather(handle, class, 1, Whole::Scan { at, nodes }) else { return Flow::Close };
-        self.send_part(gather, 0, node, Lane::Main, &request, class);
-        Flow::Next
     }
 
     /// `SWITCHYARD NODES | STATUS | HELP`, for people who live in redis-cli.
@@ -387,6 +311,7 @@ impl Worker {
                     encode::integer(&mut out, value as i64);
                 }
             }
+            Some("SLOWLOG") => self.slowlog_details(args, resp3, &mut out),
             Some("HELP") => {
                 let lines = [
                     "SWITCHYARD <subcommand>. Subcommands are:",
@@ -394,6 +319,8 @@ impl Worker {
                     "    Epoch of the topology, nodes, workers, clients, uptime.",
                     "NODES",
                     "    Every node: link, version, run_id, slots.",
+                    "SLOWLOG [<count>]",
+                    "    Slow commands with client, user, node, and where the time went (default 10, -1 all).",
                     "HELP",
                     "    Print this help.",
                 ];
@@ -422,7 +349,7 @@ pub(super) fn parse<T: std::str::FromStr>(bytes: &[u8]) -> Option<T> {
 }
 
 /// Redis's glob patterns, as far as names of settings need them: `*` and `?`.
-fn glob(pattern: &[u8], text: &[u8]) -> bool {
+pub(super) fn glob(pattern: &[u8], text: &[u8]) -> bool {
     // Backtracks to the last star only, so a pattern of many stars costs no more than their product.
     let (mut p, mut t) = (0, 0);
     let mut star: Option<(usize, usize)> = None;

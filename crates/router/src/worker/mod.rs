@@ -11,6 +11,9 @@
 mod batching;
 mod client_commands;
 mod clients;
+mod cluster;
+mod config_commands;
+mod cross_slot;
 mod dispatch;
 mod downstream;
 mod gather;
@@ -19,7 +22,10 @@ mod info;
 mod large;
 mod local;
 mod nodes;
+mod rounds;
+mod scan;
 mod send;
+mod slowlog;
 mod transport;
 mod upstream;
 
@@ -113,6 +119,8 @@ pub(crate) struct Worker {
     unread: Vec<Token>,
     /// Scripts whose SHA-1 this worker has handed in already, by hash of their body.
     scripts_seen: std::collections::HashSet<u64>,
+    /// Commands that took at least so long are entered into the slow log.
+    slow_us: u32,
 }
 
 impl Worker {
@@ -136,6 +144,7 @@ impl Worker {
             asked: Handle::NONE,
         });
         let zombies: Vec<Zombie> = zombies.collect();
+        let slow_us = plan.live.slow_us();
         Ok(Self {
             index,
             counters: shared.counters[index].clone(),
@@ -171,6 +180,7 @@ impl Worker {
             resumed: Vec::new(),
             unread: Vec::new(),
             scripts_seen: std::collections::HashSet::new(),
+            slow_us,
         })
     }
 
@@ -280,6 +290,7 @@ impl Worker {
     fn adopt_plan(&mut self) {
         self.generation = self.shared.generation.load(Ordering::Acquire);
         self.plan = self.shared.plan();
+        self.slow_us = self.plan.live.slow_us();
         self.connect_main();
         self.drop_foreign_links();
         let learning: Vec<Handle> = self.clients.iter().filter(|(_, c)| c.stall == Stall::Learning).map(|(h, _)| h).collect();

@@ -160,6 +160,7 @@ impl Worker {
             if link.phase == Phase::Securing {
                 self.drive_handshake(handle);
             } else if link.unsent() > 0 {
+                link.flowed_us = self.now_us;
                 self.mark_link(handle);
             }
         }
@@ -440,6 +441,10 @@ impl Worker {
         let Some(link) = self.links.get_mut(handle) else { return };
         let through = matches!(link.body, Body::Through(_));
         link.body = Body::Whole(ReplyScanner::default());
+        if link.pending.front().is_some_and(|head| (self.now_us as u32).wrapping_sub(head.sent_us) >= self.slow_us) {
+            self.note_slow(handle);
+        }
+        let Some(link) = self.links.get_mut(handle) else { return };
         let Some(pending) = link.pop() else { return };
         link.trim();
         let expired = link.expired > 0;
@@ -468,9 +473,12 @@ impl Worker {
         if answer[0] == b'>' {
             return; // out of band: nothing of ours
         }
-        if link.pending.is_empty() {
+        let Some(head) = link.pending.front() else {
             self.break_link(handle, "it sent a reply that nobody asked for");
             return;
+        };
+        if (self.now_us as u32).wrapping_sub(head.sent_us) >= self.slow_us {
+            self.note_slow(handle);
         }
         let is_error = reply::is_error(answer);
         if is_error && answer.starts_with(b"-NOSCRIPT") && self.heal_script(handle) {

@@ -25,6 +25,8 @@ pub(crate) enum Lane {
     Slow,
     /// One request at a time, for large values.
     Large,
+    /// No connection of its own: the lane of a client while a command of it takes several rounds, so that no other command of it is sent.
+    Rounds,
 }
 
 /// Who gets a reply.
@@ -125,6 +127,8 @@ pub(super) struct Link {
     pub(super) readable: bool,
     /// The node has closed its side; the end has to be read.
     pub(super) hangup: bool,
+    /// When the connection came up, or last took bytes again after it had been full: commands before that waited for it.
+    pub(super) flowed_us: u64,
     pub(super) writable: bool,
     pub(super) dirty: bool,
     /// Reading is paused because the client does not read.
@@ -190,6 +194,7 @@ impl Link {
             database,
             readable: false,
             hangup: false,
+            flowed_us: 0,
             writable: false,
             dirty: false,
             paused: false,

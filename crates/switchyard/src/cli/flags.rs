@@ -100,6 +100,10 @@ pub(crate) struct ConfigFlags {
     #[arg(long, value_name = "TIME")]
     shutdown_timeout: Option<String>,
 
+    /// Look like a Redis Cluster to clients that speak to nothing else
+    #[arg(long)]
+    cluster: bool,
+
     /// error, warn, info, debug, trace, or a filter as in RUST_LOG [default: $RUST_LOG, else info]
     #[arg(long, value_name = "LEVEL")]
     log_level: Option<String>,
@@ -157,9 +161,14 @@ impl ConfigFlags {
                 add(flag, path, Raw::Text(value.clone()));
             }
         }
-        for (flag, given) in [("pin", self.pin), ("allow-open-listener", self.allow_open_listener)] {
+        let switches = [
+            ("pin", "pin", self.pin),
+            ("allow-open-listener", "allow-open-listener", self.allow_open_listener),
+            ("cluster", "cluster.emulate", self.cluster),
+        ];
+        for (flag, path, given) in switches {
             if given {
-                add(flag, flag, Raw::Bool(true));
+                add(flag, path, Raw::Bool(true));
             }
         }
         Sources { file: self.config.clone(), overrides }

@@ -73,6 +73,11 @@ impl Endpoint {
         &self.host
     }
 
+    /// Its host and its port.
+    pub(crate) fn parts(&self) -> (String, u16) {
+        (self.host.clone(), self.port)
+    }
+
     /// Where somebody on the same machine reaches what listens here: an address that means "every address" is no place to
     /// connect to.
     pub(crate) fn reachable(&self) -> Self {

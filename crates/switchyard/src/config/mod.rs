@@ -20,7 +20,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use switchyard_router::{ListenAddress, ListenerSettings, Live, NodeTls, Secret, ServerTls};
+use switchyard_router::{Cluster, ListenAddress, ListenerSettings, Live, NodeTls, Secret, ServerTls};
 use tracing_subscriber::EnvFilter;
 
 pub(crate) use endpoint::Endpoint;
@@ -117,6 +117,8 @@ pub(crate) struct Config {
     admin_client_ca: Option<PathBuf>,
     pub(crate) log_level: LogLevel,
     pub(crate) log_format: LogFormat,
+    cluster_emulate: bool,
+    cluster_announce: Vec<Endpoint>,
     client_password: Option<SecretSource>,
     nodes_username: Option<String>,
     nodes_password: Option<SecretSource>,
@@ -147,6 +149,8 @@ impl Default for Config {
             admin_client_ca: None,
             log_level: LogLevel("info".to_owned()),
             log_format: LogFormat::Text,
+            cluster_emulate: false,
+            cluster_announce: Vec::new(),
             client_password: None,
             nodes_username: None,
             nodes_password: None,
@@ -474,7 +478,9 @@ impl Config {
         let admin = self.resolve_admin(admin_token.is_some(), &listen, &mut problems);
         match admin {
             Some(admin) if problems.is_empty() => {
-                let live = Live { password, tls, ..self.live.clone() };
+                let announce = self.cluster_announce.iter().map(Endpoint::parts).collect();
+                let cluster = self.cluster_emulate.then_some(Cluster { announce });
+                let live = Live { password, tls, cluster, ..self.live.clone() };
                 Ok(Resolved { listen, admin, admin_token, admin_tls, live, nodes, warnings })
             }
             _ => Err(Problems(problems)),

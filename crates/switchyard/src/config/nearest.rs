@@ -108,7 +108,7 @@ mod tests {
             (Section::Node, "workers", "it belongs at the top of the file, before the first [section]"),
             (Section::Top, "address", "it belongs in [[node]], one for each node"),
             (Section::Top, "max-client", "did you mean \"max-clients\" in [clients]?"),
-            (Section::Log, "colour", "known there: level, format"),
+            (Section::Log, "colour", "known there: level, format, slowlog-log-slower-than, slowlog-max-len, slowlog-arguments"),
         ] {
             let sentence = unknown_key(section, written);
             assert!(sentence.ends_with(expected) || sentence == expected, "{written}: {sentence}");

@@ -4,6 +4,8 @@
 //! tests. `support` has the harness; its module comment says how to run the tests against a plain server.
 
 mod clients;
+mod cluster;
+mod cross_slot;
 mod demo;
 mod differential;
 mod failure;
@@ -16,6 +18,7 @@ mod load;
 mod metrics;
 mod modules;
 mod multikey;
+mod operators;
 mod pipelines;
 mod scripting;
 mod servers;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::support::slots::slot;
-use crate::support::{Random, Site, SiteOptions, Value, bulk, encode, int, ok};
+use crate::support::{Random, RouterOptions, Site, SiteOptions, Value, bulk, encode, int, ok};
 
 /// Exactly what Redis Cluster says.
 pub(crate) const CROSSSLOT: &str = "CROSSSLOT Keys in request don't hash to the same slot";
@@ -128,7 +128,9 @@ fn split_commands_in_a_pipeline_keep_their_places() {
 
 #[test]
 fn within_a_slot_everything_works_and_across_slots_nothing_changes() {
-    let Some(site) = Site::router_only(3, &SiteOptions::default()) else {
+    // What may be served across slots is in `cross_slot.rs`; here it is switched off.
+    let router = RouterOptions { args: vec!["--set".into(), "clients.cross-slot-max=0".into()], ..RouterOptions::default() };
+    let Some(site) = Site::router_only(3, &SiteOptions { router, ..SiteOptions::default() }) else {
         return;
     };
     let mut client = site.client();

@@ -1,0 +1,121 @@
+//! Commands that took long, with who sent them: the nodes' own logs name only the router.
+//!
+//! One log for all workers behind a lock, because an entry is rare by definition: a command pays one comparison with a time that its
+//! worker has read anyway.
+
+use std::collections::VecDeque;
+
+/// Arguments of an entry, as Redis cuts them.
+const ARGUMENTS_MAX: usize = 32;
+
+/// Bytes of an argument, as Redis cuts them.
+const ARGUMENT_MAX: usize = 128;
+
+/// One command that took long.
+#[derive(Clone, Debug)]
+pub(crate) struct SlowEntry {
+    pub(crate) id: u64,
+    /// Unix time, seconds.
+    pub(crate) at_s: u64,
+    /// From when the command's turn came until its reply was there.
+    pub(crate) total_us: u64,
+    /// Of that, how long other commands of the client, or a full connection, kept it back before it was looked at.
+    pub(crate) held_us: u64,
+    /// How long it waited in the router for the connection to the node to take it.
+    pub(crate) queue_us: u64,
+    /// How long it was on its way and at the node.
+    pub(crate) node_us: u64,
+    pub(crate) args: Vec<Vec<u8>>,
+    pub(crate) address: String,
+    pub(crate) name: String,
+    pub(crate) user: String,
+    pub(crate) node: String,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct SlowLog {
+    entries: VecDeque<SlowEntry>,
+    next_id: u64,
+}
+
+impl SlowLog {
+    /// Adds an entry, and forgets the oldest ones beyond `max`. Its id is given here.
+    pub(crate) fn add(&mut self, entry: SlowEntry, max: usize) {
+        self.entries.push_front(SlowEntry { id: self.next_id, ..entry });
+        self.next_id += 1;
+        self.entries.truncate(max);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// The latest entries, latest first; all without a count.
+    pub(crate) fn latest(&self, count: Option<usize>) -> Vec<SlowEntry> {
+        self.entries.iter().take(count.unwrap_or(usize::MAX)).cloned().collect()
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.entries.clear();
+    }
+}
+
+/// What of a command's arguments is kept: no more than Redis keeps, with the same words for what is left out.
+pub(crate) fn shortened<'a>(args: impl ExactSizeIterator<Item = &'a [u8]>) -> Vec<Vec<u8>> {
+    let count = args.len();
+    let mut kept = Vec::new();
+    for (index, arg) in args.enumerate() {
+        if count > ARGUMENTS_MAX && index == ARGUMENTS_MAX - 1 {
+            kept.push(format!("... ({} more arguments)", count - ARGUMENTS_MAX + 1).into_bytes());
+            break;
+        }
+        let mut text = arg[..arg.len().min(ARGUMENT_MAX)].to_vec();
+        if arg.len() > ARGUMENT_MAX {
+            text.extend_from_slice(format!("... ({} more bytes)", arg.len() - ARGUMENT_MAX).as_bytes());
+        }
+        kept.push(text);
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_cut_as_redis_cuts_them() {
+        let long = [b'x'; 130];
+        let args: Vec<&[u8]> = std::iter::repeat_n(&long[..], 40).collect();
+        let kept = shortened(args.iter().copied());
+        assert_eq!(kept.len(), 32);
+        assert_eq!(kept[0], [&long[..128], b"... (2 more bytes)"].concat());
+        assert_eq!(kept[31], b"... (9 more arguments)");
+        assert_eq!(shortened([&b"GET"[..], b"k"].into_iter()), [b"GET".to_vec(), b"k".to_vec()]);
+    }
+
+    #[test]
+    fn the_oldest_entries_go_first() {
+        let mut log = SlowLog::default();
+        let entry = SlowEntry {
+            id: 0,
+            at_s: 0,
+            total_us: 0,
+            held_us: 0,
+            queue_us: 0,
+            node_us: 0,
+            args: Vec::new(),
+            address: String::new(),
+            name: String::new(),
+            user: String::new(),
+            node: String::new(),
+        };
+        for _ in 0..5 {
+            log.add(entry.clone(), 3);
+        }
+        assert_eq!(log.latest(None).iter().map(|e| e.id).collect::<Vec<_>>(), [4, 3, 2]);
+        assert_eq!(log.latest(Some(1)).len(), 1);
+        log.clear();
+        log.add(entry, 3);
+        assert_eq!(log.latest(None)[0].id, 5, "ids go on after a reset");
+    }
+}

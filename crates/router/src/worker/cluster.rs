@@ -1,0 +1,305 @@
+//! CLUSTER and its relatives: with `cluster.emulate` the router looks like a Redis Cluster to clients that speak to nothing else.
+//!
+//! What they see are the routers, not the nodes: one member that has all slots, or, with several announced addresses, that many
+//! members with a share each. Every router serves every slot, so nobody is ever redirected. The nodes' own topology is not shown:
+//! a client that went to them directly would pass by everything that the router knows.
+//!
+//! Off by default, and then every subcommand is refused as by a server without cluster support: some clients (rueidis,
+//! StackExchange.Redis) find out by asking, and would limit an application that wants one server to what a cluster allows.
+
+use std::collections::HashSet;
+use std::fmt::Write as _;
+
+use sha1::{Digest, Sha1};
+use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot, slot_of};
+use switchyard_resp::command::Command;
+use switchyard_resp::request::Args;
+use switchyard_resp::{encode, reply};
+
+use super::dispatch::Flow;
+use super::local::parse;
+use super::rounds::{Ask, Next, Procedure};
+use super::upstream::Lane;
+use super::{Stall, Worker};
+use crate::shared::Plan;
+use crate::slab::Handle;
+
+/// What a server without cluster support says.
+const DISABLED: &str = "ERR This instance has cluster support disabled";
+
+/// Keys of a node that a search for the keys of a slot looks at, at most: the nodes have no index of slots, so it walks through all.
+const SEARCHED_MAX: usize = 1_000_000;
+
+/// Keys that one round of such a search looks at.
+const SEARCHED_AT_ONCE: usize = 1000;
+
+/// A router, as clients see it.
+#[derive(Debug)]
+struct Member {
+    host: String,
+    port: u16,
+    id: String,
+    first: u16,
+    last: u16,
+}
+
+impl Member {
+    /// The port of the cluster bus, which nobody but nodes connects to. There is none; clients parse it.
+    fn bus_port(&self) -> u16 {
+        self.port.checked_add(10_000).unwrap_or(0)
+    }
+}
+
+/// The name of a member: the same from every router and after every restart.
+fn id_of(host: &str, port: u16) -> String {
+    let mut id = String::with_capacity(40);
+    for byte in Sha1::digest(format!("switchyard {host}:{port}")) {
+        let _ = write!(id, "{byte:02x}");
+    }
+    id
+}
+
+fn members_of(addresses: &[(String, u16)]) -> Vec<Member> {
+    let count = addresses.len();
+    let member = |(index, (host, port)): (usize, &(String, u16))| Member {
+        host: host.clone(),
+        port: *port,
+        id: id_of(host, *port),
+        first: (index * SLOT_COUNT / count) as u16,
+        last: ((index + 1) * SLOT_COUNT / count - 1) as u16,
+    };
+    addresses.iter().enumerate().map(member).collect()
+}
+
+/// The keys of one slot, searched for by SCAN.
+#[derive(Debug)]
+struct SlotKeys {
+    slot: Slot,
+    node: NodeId,
+    /// GETKEYSINSLOT: so many keys. COUNTKEYSINSLOT: only their number.
+    wanted: Option<usize>,
+    /// SCAN may give a key twice.
+    keys: HashSet<Vec<u8>>,
+    looked_at: usize,
+}
+
+impl SlotKeys {
+    fn ask(&self, cursor: &[u8]) -> Vec<Ask> {
+        let mut request = Vec::new();
+        encode::command(&mut request, [&b"SCAN"[..], cursor, b"COUNT", SEARCHED_AT_ONCE.to_string().as_bytes()]);
+        vec![Ask { node: self.node, lane: Lane::Slow, requests: vec![request] }]
+    }
+}
+
+impl Procedure for SlotKeys {
+    fn next(&mut self, _: &mut Worker, _: bool, parts: Vec<Vec<u8>>) -> Next {
+        let answer = parts.into_iter().next().unwrap_or_default();
+        if reply::is_error(&answer) {
+            return Next::Done(answer);
+        }
+        let mut pair = reply::elements(&answer);
+        let cursor = pair.next().and_then(reply::text).unwrap_or(b"0").to_vec();
+        for key in pair.next().into_iter().flat_map(reply::elements).filter_map(reply::text) {
+            if slot_of(key) == self.slot {
+                self.keys.insert(key.to_vec());
+            }
+        }
+        self.looked_at += SEARCHED_AT_ONCE;
+        let enough = self.wanted.is_some_and(|wanted| self.keys.len() >= wanted);
+        let mut out = Vec::new();
+        if cursor != b"0" && !enough {
+            if self.looked_at < SEARCHED_MAX {
+                return Next::Round(self.ask(&cursor));
+            }
+            encode::error(
+                &mut out,
+                &format!(
+                    "ERR the owner of slot {} has more than {SEARCHED_MAX} keys. It keeps no index of slots, so all of them would have to be looked at; use SCAN",
+                    self.slot.number()
+                ),
+            );
+            return Next::Done(out);
+        }
+        match self.wanted {
+            None => encode::integer(&mut out, self.keys.len() as i64),
+            Some(wanted) => {
+                let shown = self.keys.len().min(wanted);
+                encode::header(&mut out, b'*', shown);
+                for key in self.keys.iter().take(shown) {
+                    encode::bulk(&mut out, key);
+                }
+            }
+        }
+        Next::Done(out)
+    }
+}
+
+impl Worker {
+    /// READONLY, READWRITE, ASKING: there are no replicas to read from and no slots on their way elsewhere.
+    pub(super) fn cluster_mode(&mut self, plan: &Plan, handle: Handle, class: u8) -> Flow {
+        if plan.live.cluster.is_none() {
+            return self.refuse(handle, class, DISABLED);
+        }
+        self.answer(handle, class, b"+OK\r\n");
+        Flow::Next
+    }
+
+    /// The members that a client sees, and which of them it talks to.
+    fn members(&self, plan: &Plan, handle: Handle) -> (Vec<Member>, usize) {
+        let local = self.clients.get(handle).and_then(|c| c.details.local);
+        let local = local.map_or_else(|| ("127.0.0.1".to_string(), self.shared.port), |a| (a.ip().to_canonical().to_string(), a.port()));
+        let announced = plan.live.cluster.as_ref().map(|c| c.announce.as_slice()).unwrap_or_default();
+        if announced.is_empty() {
+            return (members_of(&[local]), 0);
+        }
+        let own = announced.iter().position(|a| *a == local).unwrap_or(0);
+        (members_of(announced), own)
+    }
+
+    pub(super) fn cluster(&mut self, plan: &Plan, handle: Handle, command: &Command, args: &Args<'_>) -> Flow {
+        let class = command.class() as u8;
+        if plan.live.cluster.is_none() {
+            return self.refuse(handle, class, DISABLED);
+        }
+        let Some(client) = self.clients.get(handle) else { return Flow::Close };
+        let resp3 = client.resp3;
+        let (members, own) = self.members(plan, handle);
+        let mut out = Vec::new();
+        match command.name.strip_prefix("CLUSTER|").unwrap_or_default() {
+            "MYID" => encode::bulk(&mut out, members[own].id.as_bytes()),
+            "MYSHARDID" => encode::bulk(&mut out, id_of(&members[own].id, 0).as_bytes()),
+            "KEYSLOT" => encode::integer(&mut out, i64::from(slot_of(args.get(2).unwrap_or_default()).number())),
+            "LINKS" => encode::header(&mut out, b'*', 0),
+            "SLOTS" => slots(&mut out, &members, resp3),
+            "SHARDS" => shards(&mut out, &members, resp3),
+            "NODES" => {
+                let mut text = String::new();
+                for (index, m) in members.iter().enumerate() {
+                    let myself = if index == own { "myself," } else { "" };
+                    let epoch = index + 1;
+                    let (host, port, bus) = (&m.host, m.port, m.bus_port());
+                    let _ = writeln!(text, "{} {host}:{port}@{bus} {myself}master - 0 0 {epoch} connected {}-{}", m.id, m.first, m.last);
+                }
+                encode::verbatim(&mut out, text.as_bytes(), resp3);
+            }
+            "INFO" => encode::verbatim(&mut out, self.cluster_info(plan, members.len()).as_bytes(), resp3),
+            "REPLICAS" | "SLAVES" | "COUNT-FAILURE-REPORTS" => {
+                let id = args.get(2).unwrap_or_default();
+                if !members.iter().any(|m| m.id.as_bytes() == id) {
+                    return self.refuse(handle, class, &format!("ERR Unknown node {}", String::from_utf8_lossy(id)));
+                }
+                if command.name.ends_with("REPORTS") { encode::integer(&mut out, 0) } else { encode::header(&mut out, b'*', 0) }
+            }
+            "COUNTKEYSINSLOT" | "GETKEYSINSLOT" => return self.keys_in_slot(plan, handle, class, args),
+            _ => return self.refuse(handle, class, "ERR unknown subcommand. Try CLUSTER HELP."),
+        }
+        self.answer(handle, class, &out);
+        Flow::Next
+    }
+
+    fn keys_in_slot(&mut self, plan: &Plan, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+        let number = |index: usize| args.get(index).and_then(parse::<i64>);
+        let Some(slot) = number(2) else {
+            return self.refuse(handle, class, "ERR value is not an integer or out of range");
+        };
+        let Some(slot) = u16::try_from(slot).ok().and_then(Slot::new) else {
+            return self.refuse(handle, class, "ERR Invalid slot");
+        };
+        let wanted = match args.get(3) {
+            None => None,
+            Some(_) => match number(3) {
+                None => return self.refuse(handle, class, "ERR value is not an integer or out of range"),
+                Some(count) => match usize::try_from(count) {
+                    Ok(count) => Some(count),
+                    Err(_) => return self.refuse(handle, class, "ERR Invalid number of keys"),
+                },
+            },
+        };
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        if !client.may_take(Lane::Slow) {
+            return Flow::Stall(Stall::Barrier);
+        }
+        let node = plan.topology.owner(slot);
+        let search = SlotKeys { slot, node, wanted, keys: HashSet::new(), looked_at: 0 };
+        let first = search.ask(b"0");
+        self.begin_rounds(handle, class, Box::new(search), first)
+    }
+
+    fn cluster_info(&self, plan: &Plan, members: usize) -> String {
+        let down = plan.topology.nodes().filter(|n| self.shared.with_facts(n.id, |f| f.failure.is_some()));
+        let failed: usize = down.map(|n| plan.topology.slots_of(n.id)).sum();
+        let all = SLOT_COUNT;
+        // As a cluster that does not require full coverage: what can be served is served.
+        let state = if failed < all { "ok" } else { "fail" };
+        format!(
+            "cluster_state:{state}\r\ncluster_slots_assigned:{all}\r\ncluster_slots_ok:{}\r\ncluster_slots_pfail:0\r\n\
+             cluster_slots_fail:{failed}\r\ncluster_known_nodes:{members}\r\ncluster_size:{members}\r\n\
+             cluster_current_epoch:{members}\r\ncluster_my_epoch:1\r\ncluster_stats_messages_sent:0\r\n\
+             cluster_stats_messages_received:0\r\ntotal_cluster_links_buffer_limit_exceeded:0\r\n",
+            all - failed
+        )
+    }
+}
+
+fn slots(out: &mut Vec<u8>, members: &[Member], resp3: bool) {
+    encode::header(out, b'*', members.len());
+    for m in members {
+        encode::header(out, b'*', 3);
+        encode::integer(out, i64::from(m.first));
+        encode::integer(out, i64::from(m.last));
+        encode::header(out, b'*', 4);
+        encode::bulk(out, m.host.as_bytes());
+        encode::integer(out, i64::from(m.port));
+        encode::bulk(out, m.id.as_bytes());
+        encode::map(out, 0, resp3);
+    }
+}
+
+fn shards(out: &mut Vec<u8>, members: &[Member], resp3: bool) {
+    encode::header(out, b'*', members.len());
+    for m in members {
+        encode::map(out, 2, resp3);
+        encode::bulk(out, b"slots");
+        encode::header(out, b'*', 2);
+        encode::integer(out, i64::from(m.first));
+        encode::integer(out, i64::from(m.last));
+        encode::bulk(out, b"nodes");
+        encode::header(out, b'*', 1);
+        encode::map(out, 7, resp3);
+        encode::bulk(out, b"id");
+        encode::bulk(out, m.id.as_bytes());
+        encode::bulk(out, b"port");
+        encode::integer(out, i64::from(m.port));
+        for (name, value) in [("ip", m.host.as_str()), ("endpoint", m.host.as_str()), ("role", "master")] {
+            encode::bulk(out, name.as_bytes());
+            encode::bulk(out, value.as_bytes());
+        }
+        encode::bulk(out, b"replication-offset");
+        encode::integer(out, 0);
+        encode::bulk(out, b"health");
+        encode::bulk(out, b"online");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_share_all_slots_without_gap_or_overlap() {
+        for count in [1, 2, 3, 7, 100] {
+            let addresses: Vec<_> = (0..count).map(|i| ("10.0.0.1".to_string(), 6000 + i)).collect();
+            let members = members_of(&addresses);
+            let mut next = 0;
+            for member in &members {
+                assert_eq!(member.first, next);
+                assert!(member.last >= member.first);
+                next = member.last + 1;
+            }
+            assert_eq!(usize::from(next), SLOT_COUNT);
+            let ids: HashSet<&str> = members.iter().map(|m| m.id.as_str()).collect();
+            assert_eq!(ids.len(), usize::from(count));
+            assert!(ids.iter().all(|id| id.len() == 40));
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Commands that read several keys and write at most one, whose keys are in several slots.
+//!
+//! Keys that live elsewhere are read (DUMP) and put beside the others under temporary names, in one MULTI/EXEC with the command
+//! itself and the removal of those names. So the destination changes at one instant, or not at all; and nobody sees a temporary key.
+//! Each source is read at a moment of its own between the command and its reply, as with MGET over nodes.
+//!
+//! Not for commands that change several keys (RENAME, SMOVE, LMOVE, MSETNX): two nodes cannot change at one instant, and half of such
+//! a command is a lost or a doubled value. Those are refused, as by Redis Cluster. `clients.cross-slot-max = 0` refuses all.
+//!
+//! Not computed in the router: the nodes' own code knows every option, encoding and error of a command.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::command::{Command, Flags, errors};
+use switchyard_resp::request::Args;
+use switchyard_resp::{encode, reply};
+
+use super::Worker;
+use super::dispatch::Flow;
+use super::rounds::{Ask, Next, Procedure};
+use super::upstream::Lane;
+use crate::shared::Plan;
+use crate::slab::Handle;
+
+/// What a command does with its keys.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// Reads all of them.
+    Read,
+    /// Writes the one at this argument, and reads the others.
+    Store(usize),
+    /// Reads the first and writes the second, whole.
+    Copy,
+    /// Takes something from the first one that has something.
+    Pop,
+}
+
+fn kind_of(command: &Command, keys: &[u32]) -> Option<Kind> {
+    Some(match &*command.name {
+        "LCS" | "PFCOUNT" | "SDIFF" | "SINTER" | "SINTERCARD" | "SUNION" | "ZDIFF" | "ZINTER" | "ZINTERCARD" | "ZUNION" => Kind::Read,
+        "GEOSEARCHSTORE" | "PFMERGE" | "SDIFFSTORE" | "SINTERSTORE" | "SUNIONSTORE" | "ZDIFFSTORE" | "ZINTERSTORE" | "ZRANGESTORE"
+        | "ZUNIONSTORE" => Kind::Store(1),
+        "BITOP" => Kind::Store(2),
+        "GEORADIUS" | "GEORADIUSBYMEMBER" | "SORT" => Kind::Store(*keys.last()? as usize),
+        "COPY" => Kind::Copy,
+        "LMPOP" | "ZMPOP" => Kind::Pop,
+        _ => return None,
+    })
+}
+
+fn request<A: AsRef<[u8]>>(args: &[A]) -> Vec<u8> {
+    let mut out = Vec::new();
+    encode::command(&mut out, args.iter().map(AsRef::as_ref));
+    out
+}
+
+fn error(text: &str) -> Next {
+    let mut out = Vec::new();
+    encode::error(&mut out, text);
+    Next::Done(out)
+}
+
+/// A key that lives elsewhere than the command is executed.
+#[derive(Debug)]
+struct Foreign {
+    /// Which argument it is.
+    index: usize,
+    node: NodeId,
+    temporary: Vec<u8>,
+    /// Its value, once read; `None`: it does not exist.
+    payload: Option<Vec<u8>>,
+    /// Milliseconds to live; 0: for ever. Only COPY asks.
+    ttl: i64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Phase {
+    /// How large are they?
+    Sizing,
+    Reading,
+    /// Does the target take them? Only where versions differ: another version may refuse a payload, and in a MULTI that would not
+    /// keep the command from being executed without it.
+    Trying,
+    Executing,
+}
+
+#[derive(Debug)]
+struct Assemble {
+    kind: Kind,
+    args: Vec<Vec<u8>>,
+    target: NodeId,
+    foreign: Vec<Foreign>,
+    phase: Phase,
+    try_first: bool,
+    bytes_max: usize,
+}
+
+impl Assemble {
+    fn size(&self) -> Vec<Ask> {
+        let ask = |f: &Foreign| Ask {
+            node: f.node,
+            lane: Lane::Slow,
+            requests: vec![request::<&[u8]>(&[b"MEMORY", b"USAGE", self.args[f.index].as_slice()])],
+        };
+        self.foreign.iter().map(ask).collect()
+    }
+
+    fn read(&self) -> Vec<Ask> {
+        let ask = |f: &Foreign| {
+            let key = self.args[f.index].as_slice();
+            let requests = match self.kind {
+                Kind::Copy => vec![
+                    request::<&[u8]>(&[b"MULTI"]),
+                    request::<&[u8]>(&[b"PTTL", key]),
+                    request::<&[u8]>(&[b"DUMP", key]),
+                    request::<&[u8]>(&[b"EXEC"]),
+                ],
+                _ => vec![request::<&[u8]>(&[b"DUMP", key])],
+            };
+            Ask { node: f.node, lane: Lane::Slow, requests }
+        };
+        self.foreign.iter().map(ask).collect()
+    }
+
+    fn take_payloads(&mut self, parts: &[Vec<u8>]) {
+        for (foreign, part) in self.foreign.iter_mut().zip(parts) {
+            let mut dump = part.as_slice();
+            if self.kind == Kind::Copy {
+                let mut pair = reply::elements(part);
+                foreign.ttl = pair.next().and_then(reply::integer).map_or(0, |ttl| if ttl < 0 { 0 } else { ttl.max(1) });
+                dump = pair.next().unwrap_or_default();
+            }
+            foreign.payload = if reply::is_null(dump) { None } else { reply::text(dump).map(<[u8]>::to_vec) };
+        }
+    }
+
+    /// Restores of the values that exist, the command between them and their removal (not when trying), all in one transaction.
+    fn block(&self, execute: bool) -> Vec<Ask> {
+        let mut requests = vec![request::<&[u8]>(&[b"MULTI"])];
+        let mut remove: Vec<&[u8]> = vec![b"UNLINK"];
+        for foreign in &self.foreign {
+            if let Some(payload) = &foreign.payload {
+                requests.push(request::<&[u8]>(&[b"RESTORE", foreign.temporary.as_slice(), b"0", payload]));
+                remove.push(&foreign.temporary);
+            }
+        }
+        if execute {
+            let mut args = self.args.clone();
+            for foreign in &self.foreign {
+                args[foreign.index].clone_from(&foreign.temporary);
+            }
+            requests.push(request(&args));
+        }
+        if remove.len() > 1 {
+            requests.push(request(&remove));
+        }
+        requests.push(request::<&[u8]>(&[b"EXEC"]));
+        vec![Ask { node: self.target, lane: Lane::Slow, requests }]
+    }
+
+    /// COPY needs no temporary key: the value is put where it belongs.
+    fn copy(&self) -> Option<Vec<Ask>> {
+        let source = self.foreign.first()?;
+        let ttl = source.ttl.to_string();
+        let mut args: Vec<&[u8]> = vec![b"RESTORE", &self.args[2], ttl.as_bytes(), source.payload.as_deref()?];
+        if self.args.iter().skip(3).any(|a| a.eq_ignore_ascii_case(b"REPLACE")) {
+            args.push(b"REPLACE");
+        }
+        Some(vec![Ask { node: self.target, lane: Lane::Slow, requests: vec![request(&args)] }])
+    }
+
+    fn execute(&mut self) -> Next {
+        self.phase = Phase::Executing;
+        if self.kind == Kind::Copy {
+            return self.copy().map_or_else(|| Next::Done(b":0\r\n".to_vec()), Next::Round);
+        }
+        Next::Round(self.block(true))
+    }
+
+    fn restored(&self) -> usize {
+        self.foreign.iter().filter(|f| f.payload.is_some()).count()
+    }
+
+    fn finish(&self, answer: Vec<u8>) -> Next {
+        if self.kind == Kind::Copy {
+            return Next::Done(match answer.as_slice() {
+                b"+OK\r\n" => b":1\r\n".to_vec(),
+                busy if busy.starts_with(b"-BUSYKEY") => b":0\r\n".to_vec(),
+                _ => answer,
+            });
+        }
+        if reply::is_error(&answer) {
+            return Next::Done(answer);
+        }
+        let mut results = reply::elements(&answer);
+        for _ in 0..self.restored() {
+            if let Some(refused) = results.next().filter(|r| reply::is_error(r)) {
+                return Next::Done(refused.to_vec());
+            }
+        }
+        match results.next() {
+            Some(result) => Next::Done(result.to_vec()),
+            None => error("ERR switchyard: a node answered EXEC with fewer replies than commands"),
+        }
+    }
+}
+
+impl Procedure for Assemble {
+    fn next(&mut self, _: &mut Worker, _: bool, mut parts: Vec<Vec<u8>>) -> Next {
+        if !matches!(self.phase, Phase::Executing)
+            && let Some(refused) = parts.iter().find(|p| reply::is_error(p))
+        {
+            return Next::Done(refused.clone());
+        }
+        match self.phase {
+            Phase::Sizing => {
+                let bytes: i64 = parts.iter().filter_map(|p| reply::integer(p)).sum();
+                if usize::try_from(bytes).is_ok_and(|bytes| bytes > self.bytes_max) {
+                    return error(&format!(
+                        "CROSSSLOT Keys in request don't hash to the same slot, and to bring them together {bytes} bytes would have to be moved (cross-slot-max is {})",
+                        self.bytes_max
+                    ));
+                }
+                self.phase = Phase::Reading;
+                Next::Round(self.read())
+            }
+            Phase::Reading => {
+                self.take_payloads(&parts);
+                if self.try_first && self.kind != Kind::Copy && self.restored() > 0 {
+                    self.phase = Phase::Trying;
+                    return Next::Round(self.block(false));
+                }
+                self.execute()
+            }
+            Phase::Trying => match parts.iter().flat_map(|p| reply::elements(p)).find(|r| reply::is_error(r)) {
+                Some(refused) => Next::Done(refused.to_vec()),
+                None => self.execute(),
+            },
+            Phase::Executing => self.finish(parts.pop().unwrap_or_default()),
+        }
+    }
+}
+
+/// LMPOP and ZMPOP: one key after the other, until one gives something.
+#[derive(Debug)]
+struct Pop {
+    lane: Lane,
+    name: Vec<u8>,
+    /// The keys that are left, the next one last, with their nodes.
+    left: Vec<(Vec<u8>, NodeId)>,
+    options: Vec<Vec<u8>>,
+}
+
+impl Pop {
+    fn ask(&mut self) -> Option<Ask> {
+        let (key, node) = self.left.pop()?;
+        let mut args: Vec<&[u8]> = vec![&self.name, b"1", &key];
+        args.extend(self.options.iter().map(Vec::as_slice));
+        Some(Ask { node, lane: self.lane, requests: vec![request(&args)] })
+    }
+}
+
+impl Procedure for Pop {
+    fn next(&mut self, _: &mut Worker, _: bool, mut parts: Vec<Vec<u8>>) -> Next {
+        let answer = parts.pop().unwrap_or_default();
+        match self.ask().filter(|_| reply::is_null(&answer)) {
+            Some(ask) => Next::Round(vec![ask]),
+            None => Next::Done(answer),
+        }
+    }
+}
+
+/// Numbers temporary keys of this process.
+static TEMPORARY: AtomicU64 = AtomicU64::new(0);
+
+impl Worker {
+    /// A command whose keys are in several slots, found at `self.keys`.
+    #[cold]
+    pub(super) fn cross_slot(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
+        let class = command.class() as u8;
+        let bytes_max = plan.live.cross_slot_max;
+        let keys = self.keys.clone();
+        let Some(kind) = kind_of(command, &keys).filter(|_| bytes_max > 0) else {
+            return self.refuse(handle, class, errors::CROSSSLOT);
+        };
+        if kind == Kind::Copy && args.iter().skip(3).any(|a| a.eq_ignore_ascii_case(b"DB")) {
+            return self.refuse(handle, class, errors::CROSSSLOT);
+        }
+        let owner = |index: usize| plan.topology.owner_of(args.get(index).unwrap_or_default());
+        let first = owner(keys.first().map_or(0, |k| *k as usize));
+        if keys.iter().all(|k| owner(*k as usize) == first) {
+            return self.forward(handle, command, first, raw);
+        }
+        let args: Vec<Vec<u8>> = args.iter().map(<[u8]>::to_vec).collect();
+        if kind == Kind::Pop {
+            let lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };
+            let after = keys.last().map_or(0, |k| *k as usize) + 1;
+            let left = keys.iter().rev().map(|k| (args[*k as usize].clone(), plan.topology.owner_of(&args[*k as usize]))).collect();
+            let mut pop = Pop { lane, name: args[0].clone(), left, options: args[after..].to_vec() };
+            let Some(ask) = pop.ask() else { return Flow::Close };
+            return self.begin_alone(handle, class, Box::new(pop), vec![ask]);
+        }
+        let target = match kind {
+            Kind::Store(destination) => plan.topology.owner_of(&args[destination]),
+            Kind::Copy => plan.topology.owner_of(&args[2]),
+            _ => first,
+        };
+        let version = |node: NodeId| self.shared.with_facts(node, |f| (f.flavour, f.version.clone()));
+        let mut try_first = false;
+        let mut foreign = Vec::new();
+        for index in keys.iter().map(|k| *k as usize) {
+            let node = plan.topology.owner_of(&args[index]);
+            if node != target {
+                try_first |= version(node) != version(target);
+                let number = TEMPORARY.fetch_add(1, Ordering::Relaxed);
+                let temporary = format!("switchyard:temporary:{}:{number}", self.shared.incarnation).into_bytes();
+                foreign.push(Foreign { index, node, temporary, payload: None, ttl: 0 });
+            }
+        }
+        let assemble = Assemble { kind, args, target, foreign, phase: Phase::Sizing, try_first, bytes_max };
+        let first = assemble.size();
+        self.begin_alone(handle, class, Box::new(assemble), first)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use switchyard_resp::command::CommandTable;
+
+    use super::*;
+
+    #[test]
+    fn only_commands_that_write_one_key_at_most_are_assembled() {
+        let table = CommandTable::builtin();
+        let kind = |name: &str| kind_of(table.by_name(name).expect("a command"), &[1, 2]);
+        assert_eq!(kind("SUNION"), Some(Kind::Read));
+        assert_eq!(kind("BITOP"), Some(Kind::Store(2)));
+        for name in ["RENAME", "RENAMENX", "SMOVE", "LMOVE", "RPOPLPUSH", "MSETNX", "EVAL", "FCALL", "XREADGROUP"] {
+            assert_eq!(kind(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Commands that take several rounds of questions to the nodes: what is asked next depends on what was answered before.
+//!
+//! A round is a gather like any other. When its last part has come, the procedure says what to ask next, or what the client gets.
+//! Nothing is held at a node between two rounds, so a client or a node that leaves in the middle leaves nothing to clean up.
+//!
+//! Not a task or a coroutine: the state between two rounds is small and plain, and a worker has no runtime to drive them.
+
+use std::fmt::Debug;
+
+use switchyard_policy::topology::NodeId;
+
+use super::gather::Whole;
+use super::upstream::Lane;
+use super::{Stall, Worker};
+use crate::slab::Handle;
+use crate::worker::dispatch::Flow;
+
+/// One question of a round. Several requests go to the node in one piece, so that nothing comes between them; the reply to the last
+/// one counts.
+#[derive(Debug)]
+pub(super) struct Ask {
+    pub(super) node: NodeId,
+    pub(super) lane: Lane,
+    pub(super) requests: Vec<Vec<u8>>,
+}
+
+/// What follows a round.
+#[derive(Debug)]
+pub(super) enum Next {
+    /// The client's reply.
+    Done(Vec<u8>),
+    /// Another round; never empty.
+    Round(Vec<Ask>),
+}
+
+/// What goes on from round to round.
+pub(super) trait Procedure: Debug + Send {
+    /// Takes the replies of a round, in the order of its questions.
+    fn next(&mut self, worker: &mut Worker, resp3: bool, parts: Vec<Vec<u8>>) -> Next;
+}
+
+impl Worker {
+    /// Begins a procedure whose rounds must not be mixed with other commands of the client: it starts when the client is owed nothing,
+    /// and what follows waits for its end.
+    pub(super) fn begin_alone(&mut self, handle: Handle, class: u8, procedure: Box<dyn Procedure>, first: Vec<Ask>) -> Flow {
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        if client.in_flight() > 0 {
+            return Flow::Stall(Stall::Barrier);
+        }
+        client.lane = Lane::Rounds;
+        self.begin_rounds(handle, class, procedure, first)
+    }
+
+    /// Begins a procedure; the caller has seen to the order among the client's commands.
+    pub(super) fn begin_rounds(&mut self, handle: Handle, class: u8, procedure: Box<dyn Procedure>, first: Vec<Ask>) -> Flow {
+        let Some(gather) = self.begin_gather(handle, class, first.len(), Whole::Rounds(procedure)) else { return Flow::Close };
+        self.ask(gather, first, class);
+        Flow::Next
+    }
+
+    /// Sends the questions of a round.
+    pub(super) fn ask(&mut self, gather: Handle, asks: Vec<Ask>, class: u8) {
+        for (part, ask) in asks.into_iter().enumerate() {
+            self.send_parts(gather, part as u32, ask.node, ask.lane, &ask.requests, class);
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! SLOWLOG: the router's own, in which every entry names the client that sent the command.
+//!
+//! SLOWLOG GET has exactly the six fields of Redis, because some clients count them. SWITCHYARD SLOWLOG has the rest: the user, the
+//! node, and where the time went.
+
+use switchyard_resp::command::Local;
+use switchyard_resp::encode;
+use switchyard_resp::request::{Args, Limits, Scanner};
+
+use super::Worker;
+use super::dispatch::Flow;
+use super::local::parse;
+use super::upstream::{Lane, Purpose};
+use crate::shared::lock;
+use crate::slab::Handle;
+use crate::slow_log::{SlowEntry, shortened};
+
+/// Entries that SLOWLOG GET shows without a count.
+const SHOWN: usize = 10;
+
+impl Worker {
+    /// The command at the head of a connection took long, and its reply is there: enters it into the log.
+    #[cold]
+    pub(super) fn note_slow(&mut self, link_handle: Handle) {
+        let live = self.plan.live.clone();
+        let Some(link) = self.links.get(link_handle).filter(|l| matches!(l.lane, Lane::Main | Lane::Slow)) else { return };
+        let Some(pending) = link.pending.front().copied() else { return };
+        let handle = match pending.purpose {
+            Purpose::Client | Purpose::ClientHealed => pending.who,
+            Purpose::Gather => self.gathers.get(pending.who).map_or(Handle::NONE, |g| g.client()),
+            _ => return,
+        };
+        // A client that has gone is not waited for by anybody, but its command was slow all the same.
+        let client = self.clients.get(handle);
+        let took = (self.now_us as u32).wrapping_sub(pending.sent_us);
+        let flowed = (link.flowed_us as u32).wrapping_sub(pending.sent_us);
+        let queue = if link.flowed_us > 0 && flowed <= took { flowed } else { 0 };
+        let held = client.filter(|c| pending.purpose == Purpose::Client && c.waited.0 == pending.seq).map_or(0, |c| c.waited.1);
+        let request = link.head_request();
+        let mut scanner = Scanner::default();
+        let limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
+        if scanner.scan(request, &limits).is_err() {
+            return;
+        }
+        let args = scanner.args(request);
+        let shown: Vec<&[u8]> = if live.slowlog_arguments { args.iter().collect() } else { args.iter().take(1).collect() };
+        let entry = SlowEntry {
+            id: 0,
+            at_s: std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs(),
+            total_us: u64::from(held) + u64::from(took),
+            held_us: u64::from(held),
+            queue_us: u64::from(queue),
+            node_us: u64::from(took - queue),
+            args: shortened(shown.into_iter()),
+            address: client.and_then(|c| c.details.peer).map_or_else(|| "?:0".into(), |a| a.to_string()),
+            name: client.map(|c| c.details.name.clone()).unwrap_or_default(),
+            user: "default".into(),
+            node: self.node_name(link.node),
+        };
+        lock(&self.shared.slow_log).add(entry, live.slowlog_max_len);
+    }
+
+    pub(super) fn slowlog(&mut self, handle: Handle, class: u8, local: Local, args: &Args<'_>) -> Flow {
+        let mut out = Vec::new();
+        match local {
+            Local::SlowlogLen => encode::integer(&mut out, lock(&self.shared.slow_log).len() as i64),
+            Local::SlowlogReset => {
+                lock(&self.shared.slow_log).clear();
+                out.extend_from_slice(b"+OK\r\n");
+            }
+            _ => {
+                let Ok(count) = count(args.get(2)) else {
+                    return self.refuse(handle, class, "ERR count should be greater than or equal to -1");
+                };
+                let entries = lock(&self.shared.slow_log).latest(count);
+                encode::header(&mut out, b'*', entries.len());
+                for entry in entries {
+                    encode::header(&mut out, b'*', 6);
+                    encode::integer(&mut out, entry.id as i64);
+                    encode::integer(&mut out, entry.at_s as i64);
+                    encode::integer(&mut out, entry.total_us as i64);
+                    arguments(&mut out, &entry);
+                    encode::bulk(&mut out, entry.address.as_bytes());
+                    encode::bulk(&mut out, entry.name.as_bytes());
+                }
+            }
+        }
+        self.answer(handle, class, &out);
+        Flow::Next
+    }
+
+    /// SWITCHYARD SLOWLOG [count]: the same with everything that is known.
+    pub(super) fn slowlog_details(&self, args: &Args<'_>, resp3: bool, out: &mut Vec<u8>) {
+        let entries = lock(&self.shared.slow_log).latest(count(args.get(2)).unwrap_or(Some(SHOWN)));
+        encode::header(out, b'*', entries.len());
+        for entry in entries {
+            encode::map(out, 11, resp3);
+            let numbers = [
+                ("id", entry.id),
+                ("time", entry.at_s),
+                ("total_us", entry.total_us),
+                ("held_us", entry.held_us),
+                ("queue_us", entry.queue_us),
+                ("node_us", entry.node_us),
+            ];
+            for (name, value) in numbers {
+                encode::bulk(out, name.as_bytes());
+                encode::integer(out, value as i64);
+            }
+            encode::bulk(out, b"command");
+            arguments(out, &entry);
+            for (name, value) in [("client", &entry.address), ("name", &entry.name), ("user", &entry.user), ("node", &entry.node)] {
+                encode::bulk(out, name.as_bytes());
+                encode::bulk(out, value.as_bytes());
+            }
+        }
+    }
+}
+
+fn arguments(out: &mut Vec<u8>, entry: &SlowEntry) {
+    encode::header(out, b'*', entry.args.len());
+    for arg in &entry.args {
+        encode::bulk(out, arg);
+    }
+}
+
+/// How many entries are wanted: 10 unless said, all for -1.
+fn count(arg: Option<&[u8]>) -> Result<Option<usize>, ()> {
+    match arg.map(parse::<i64>) {
+        None => Ok(Some(SHOWN)),
+        Some(Some(-1)) => Ok(None),
+        Some(Some(count)) => usize::try_from(count).map(Some).map_err(|_| ()),
+        Some(None) => Err(()),
+    }
+}

@@ -1,0 +1,259 @@
+#!/usr/bin/env python3
+"""Runs public compatibility suites against a plain server and against Switchyard before two of them, and compares.
+
+Suites are not part of this project; they are run from a checkout:
+
+    COMPAT_SUITE=DIR   github.com/tair-opensource/compatibility-test-suite-for-redis   (needs redis-py < 6 and pyyaml)
+    VALKEY_TESTS=DIR   github.com/valkey-io/valkey, built (src/valkey-server)          (needs tclsh)
+
+What counts is what the plain server passes: a test that fails there says nothing about the router. Every test that only the
+router fails must be explained in reasons.txt, one line each: `UNIT or * | regular expression for its name | reason`. The exit code
+is 1 where one is not.
+
+Not a part of the Rust tests: the suites take minutes, and are other people's code that this repository does not contain.
+"""
+
+import argparse
+import collections
+import io
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+# Units of the TCL suite that concern a server that others operate; the first eleven are the "data units".
+DATA_UNITS = ["type/string", "type/incr", "type/set", "expire", "keyspace", "bitops", "bitfield", "geo", "scan", "sort", "dump"]
+OTHER_UNITS = [
+    "type/hash", "type/list", "type/list-2", "type/list-3", "type/zset", "type/stream", "type/stream-cgroups", "hyperloglog",
+    "multi", "protocol", "pubsub", "pubsubshard", "scripting", "functions", "querybuf", "tracking", "other",
+]
+TAGS = "-slow -needs:debug -needs:repl -needs:config-maxmemory -needs:config-resetstat -needs:reset -needs:save -needs:pfdebug"
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def wait_for(port, what):
+    end = time.time() + 20
+    while time.time() < end:
+        try:
+            with socket.create_connection(("127.0.0.1", port), 1) as s:
+                s.sendall(b"PING\r\n")
+                if s.recv(64).startswith(b"+PONG"):
+                    return
+        except OSError:
+            pass
+        time.sleep(0.05)
+    raise SystemExit(f"{what} on port {port} does not answer")
+
+
+class Target:
+    """A plain server, or a router before two of them. Ended by handle."""
+
+    def __init__(self, server, router=None, nodes=2):
+        self.dir = tempfile.mkdtemp(prefix="compat-")
+        self.processes = []
+        ports = [self.start_server(server) for _ in range(nodes if router else 1)]
+        self.port = ports[0]
+        if router:
+            self.port = free_port()
+            command = [router, "serve", "--listen", f"127.0.0.1:{self.port}", "--admin", f"127.0.0.1:{free_port()}", "--workers", "2"]
+            command += ["--state-dir", os.path.join(self.dir, "state"), "--config", os.path.join(HERE, "switchyard.toml")]
+            for port in ports:
+                command += ["--node", f"127.0.0.1:{port}"]
+            self.start(command, "router")
+            wait_for(self.port, "the router")
+
+    def start(self, command, name):
+        log = open(os.path.join(self.dir, name + ".log"), "wb")
+        self.processes.append(subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.dir))
+
+    def start_server(self, program):
+        port = free_port()
+        folder = os.path.join(self.dir, str(port))
+        os.mkdir(folder)
+        self.start([program, "--port", str(port), "--save", "", "--dir", folder, "--enable-debug-command", "yes"], str(port))
+        wait_for(port, program)
+        return port
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in reversed(self.processes):
+            process.kill()
+            process.wait()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+# ---- the suite of commands ----
+
+
+def run_command_suite(suite, port, same_slot, version):
+    """Gives {test name with its number: None, or why it failed}."""
+    sys.path.insert(0, suite)
+    import redis_compatibility_test as t  # the checkout's
+
+    t.args = argparse.Namespace(cluster=same_slot, specific_version=version, show_failed=True)
+    t.logfile = io.StringIO()
+    t.g_results = {}
+    # An ordinary client for both sets: `cluster` only selects the tests whose keys share a slot.
+    t.create_client("127.0.0.1", port, "", False, False)
+    t.run_compatibility_tests(os.path.join(suite, "cts.json"))
+    failed = {}
+    for result in t.g_results.values():
+        for failure in result.failed:
+            failed.setdefault(failure.name, []).append(str(failure.reason))
+    outcomes, seen = {}, collections.Counter()
+    for line in t.logfile.getvalue().splitlines():
+        match = re.match(r"test: (.*) (passed|failed)$", line)
+        if match:
+            name = match.group(1)
+            seen[name] += 1
+            reasons = failed.get(name)
+            why = (reasons.pop(0) if reasons else "failed") if match.group(2) == "failed" else None
+            outcomes[f"{name} #{seen[name]}" if seen[name] > 1 else name] = why
+    return outcomes
+
+
+# ---- the TCL suite ----
+
+
+def run_unit(tests, unit, port, timeout):
+    """Gives {test name with its number: passed}, and what the harness said."""
+    command = ["./runtest", "--host", "127.0.0.1", "--port", str(port), "--cluster-mode", "--ignore-encoding", "--ignore-digest"]
+    command += ["--no-latency", "--durable", "--timeout", "120", "--clients", "1", "--tags", TAGS, "--single", f"unit/{unit}"]
+    with subprocess.Popen(command, cwd=tests, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True) as process:
+        try:
+            raw, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)  # the session that was started above: the harness has children
+            raw, _ = process.communicate()
+    text = re.sub(r"\x1b\[[0-9;]*m", "", raw.decode("utf-8", "replace"))
+    outcomes, seen = {}, collections.Counter()
+    for line in text.splitlines():
+        match = re.match(r"\[(ok|err|exception)\]: (.*)$", line)
+        if not match:
+            continue
+        name = re.sub(r" \(\d+ ms\)$", "", match.group(2))
+        passed = match.group(1) == "ok"
+        if not passed:
+            name = re.split(r" in tests/", name)[0]
+        seen[name] += 1
+        outcomes[f"{name} #{seen[name]}" if seen[name] > 1 else name] = passed
+    return outcomes, text
+
+
+# ---- reasons ----
+
+
+def read_reasons():
+    reasons = []
+    with open(os.path.join(HERE, "reasons.txt"), encoding="utf-8") as file:
+        for line in file:
+            if line.strip() and not line.startswith("#"):
+                unit, pattern, reason = (part.strip() for part in line.split(" | ", 2))
+                reasons.append((unit, re.compile(pattern), reason))
+    return reasons
+
+
+def reason_for(reasons, unit, name):
+    for wanted, pattern, reason in reasons:
+        if wanted in ("*", unit) and pattern.fullmatch(name):
+            return reason
+    return None
+
+
+def percent(part, whole):
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--switchyard", required=True, help="the binary")
+    parser.add_argument("--suite", default=os.environ.get("COMPAT_SUITE"), help="checkout of the suite of commands")
+    parser.add_argument("--tests", default=os.environ.get("VALKEY_TESTS"), help="built checkout of Valkey")
+    parser.add_argument("--server", default="redis-server", help="server for the suite of commands")
+    parser.add_argument("--units", help="only these units of the TCL suite, separated by commas; `data`: the eleven data units")
+    parser.add_argument("--unit-timeout", type=int, default=300, help="seconds")
+    parser.add_argument("--out", help="file whose section between the markers is replaced by the results")
+    parser.add_argument("--verbose", action="store_true", help="print what the TCL harness says of failures")
+    args = parser.parse_args()
+    reasons = read_reasons()
+    rows, explained, unexplained = [], [], []
+
+    def note(unit, name, why):
+        reason = reason_for(reasons, unit, name)
+        (explained if reason else unexplained).append((unit, name, reason or why))
+
+    if args.suite:
+        for set_name, same_slot in (("same-slot", True), ("standalone", False)):
+            with Target(args.server) as plain:
+                expected = run_command_suite(args.suite, plain.port, same_slot, "7.2.0")
+            with Target(args.server, args.switchyard) as router:
+                got = run_command_suite(args.suite, router.port, same_slot, "7.2.0")
+            wanted = [name for name, why in expected.items() if why is None]
+            failed = [name for name in wanted if got.get(name, "not reached") is not None]
+            rows.append((f"commands, {set_name} set", len(wanted), len(wanted) - len(failed)))
+            for name in failed:
+                note(f"commands {set_name}", name, got.get(name, "not reached"))
+            print(f"{rows[-1][0]}: {rows[-1][2]} of {rows[-1][1]}", flush=True)
+    if args.tests:
+        server = os.path.join(args.tests, "src/valkey-server")
+        units = DATA_UNITS + OTHER_UNITS
+        if args.units:
+            units = DATA_UNITS if args.units == "data" else args.units.split(",")
+        totals = collections.Counter()
+        for unit in units:
+            with Target(server) as plain:
+                expected, _ = run_unit(args.tests, unit, plain.port, args.unit_timeout)
+            with Target(server, args.switchyard) as router:
+                got, text = run_unit(args.tests, unit, router.port, args.unit_timeout)
+            wanted = [name for name, passed in expected.items() if passed]
+            failed = [name for name in wanted if not got.get(name, False)]
+            if args.verbose and failed:
+                print("\n".join(l for l in text.splitlines() if not re.match(r"\[(ok|ignore|skip)\]", l)), flush=True)
+            for name in failed:
+                note(unit, name, "failed" if name in got else "not reached: the unit ended before")
+            totals["all"] += len(wanted)
+            totals["all passed"] += len(wanted) - len(failed)
+            if unit in DATA_UNITS:
+                totals["data"] += len(wanted)
+                totals["data passed"] += len(wanted) - len(failed)
+            print(f"unit {unit}: {len(wanted) - len(failed)} of {len(wanted)}", flush=True)
+            rows.append((f"Valkey TCL, {unit}", len(wanted), len(wanted) - len(failed)))
+        if totals["data"]:
+            rows.append(("Valkey TCL, the data units together", totals["data"], totals["data passed"]))
+        rows.append(("Valkey TCL, together", totals["all"], totals["all passed"]))
+    report = io.StringIO()
+    report.write("| Suite | a plain server passes | of these Switchyard passes | |\n|---|---|---|---|\n")
+    for name, whole, part in rows:
+        report.write(f"| {name} | {whole} | {part} | {percent(part, whole)} |\n")
+    report.write("\n| Where | Test that only the router fails | Why |\n|---|---|---|\n")
+    for unit, name, reason in explained + [(u, n, "**not explained:** " + r) for u, n, r in unexplained]:
+        shown = name.replace("|", "\\|")
+        report.write(f"| {unit} | {shown} | {reason.replace('|', chr(92) + '|')} |\n")
+    print(report.getvalue())
+    if args.out:
+        begin, end = "<!-- results: made by make compat -->\n", "<!-- end of results -->\n"
+        with open(args.out, encoding="utf-8") as file:
+            text = file.read()
+        before, rest = text.split(begin)
+        with open(args.out, "w", encoding="utf-8") as file:
+            file.write(before + begin + report.getvalue() + end + rest.split(end)[1])
+    if not args.suite and not args.tests:
+        raise SystemExit("nothing to run: give COMPAT_SUITE=DIR or VALKEY_TESTS=DIR (see docs/compatibility.md)")
+    raise SystemExit(1 if unexplained else 0)
+
+
+if __name__ == "__main__":
+    main()
