@@ -150,6 +150,8 @@ pub(crate) struct WorkerCounters {
     pub(crate) total: [Histogram; CommandClass::COUNT],
     pub(crate) turns: Histogram,
     pub(crate) large: Counter,
+    /// Clients whose command waits at a node.
+    pub(crate) blocked: Counter,
     pub(crate) nodes: Mutex<Vec<Option<Arc<NodeCounters>>>>,
 }
 
@@ -340,6 +342,10 @@ impl Collector for Scrape {
         }
         let clients = total(&self.workers, |w| &w.clients) as i64;
         encoder.encode_descriptor("clients", "Client connections", None, MetricType::Gauge)?.encode_gauge(&clients)?;
+        let blocked = total(&self.workers, |w| &w.blocked) as i64;
+        encoder
+            .encode_descriptor("clients_blocked", "Clients whose command waits at a node", None, MetricType::Gauge)?
+            .encode_gauge(&blocked)?;
         encoder
             .encode_descriptor("topology_epoch", "Epoch of the topology in use", None, MetricType::Gauge)?
             .encode_gauge(&(self.epoch as i64))?;

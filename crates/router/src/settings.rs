@@ -119,6 +119,10 @@ pub struct Live {
     pub cross_slot_max: usize,
     /// How the router looks to clients of a Redis Cluster; `None`: like a server without cluster support.
     pub cluster: Option<Cluster>,
+    /// Connections for transactions that begin with WATCH, per worker and node.
+    pub watch_connections_max: usize,
+    /// Connections for commands that wait at the node, per worker and node.
+    pub blocking_connections_max: usize,
     /// How to reach each node of the topology.
     pub nodes: BTreeMap<NodeId, NodeAccess>,
 }
@@ -169,6 +173,8 @@ impl Default for Live {
             config_set: Vec::new(),
             cross_slot_max: 32 << 20,
             cluster: None,
+            watch_connections_max: 64,
+            blocking_connections_max: 2000,
             nodes: BTreeMap::new(),
         }
     }

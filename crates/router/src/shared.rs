@@ -60,7 +60,9 @@ pub(crate) enum Message {
     List { filter: Arc<ClientFilter>, from: usize, gather: Handle, part: u32 },
     /// Close the clients that match (CLIENT KILL).
     Kill { filter: Arc<ClientFilter>, from: usize, gather: Handle, part: u32 },
-    /// A worker's answer to either, as a RESP reply.
+    /// End the wait of your client with this id (CLIENT UNBLOCK), by an error or as if its time were over.
+    Unblock { id: u64, error: bool, from: usize, gather: Handle, part: u32 },
+    /// A worker's answer, as a RESP reply.
     Answer { gather: Handle, part: u32, reply: Vec<u8> },
     #[cfg(test)]
     Panic,
@@ -240,6 +242,7 @@ impl Shared {
         let counters = &self.counters[worker];
         self.clients.fetch_sub(counters.clients.get() as usize, Ordering::Relaxed);
         counters.clients.set(0);
+        counters.blocked.set(0);
         for node in lock(&counters.nodes).iter().flatten() {
             node.in_flight.set(0);
             node.connections.set(0);

@@ -357,12 +357,14 @@ fn integer(text: &[u8]) -> Option<i64> {
 pub(super) struct StreamOptions {
     /// Whether BLOCK is among them.
     pub(super) block: bool,
+    /// Index of the timeout of BLOCK.
+    pub(super) timeout: Option<usize>,
     /// Index of the first key.
     streams: Result<usize, KeyError>,
 }
 
 pub(super) fn stream_options(args: &Args<'_>) -> StreamOptions {
-    let mut options = StreamOptions { block: false, streams: Err(KeyError::Syntax) };
+    let mut options = StreamOptions { block: false, timeout: None, streams: Err(KeyError::Syntax) };
     let mut index = 1;
     while index < args.len() {
         let Some(arg) = args.get(index) else {
@@ -374,6 +376,7 @@ pub(super) fn stream_options(args: &Args<'_>) -> StreamOptions {
             _ if arg.eq_ignore_ascii_case(b"count") || arg.eq_ignore_ascii_case(b"claim") => 2,
             _ if arg.eq_ignore_ascii_case(b"block") => {
                 options.block = true;
+                options.timeout = Some(index + 1);
                 2
             }
             _ if arg.eq_ignore_ascii_case(b"group") => 3,

@@ -65,10 +65,7 @@ impl LearntCommand {
 }
 
 /// Who answers a command that was learnt.
-pub(super) fn handling(flags: Flags, keys: &Keys) -> Handling {
-    if flags.has(Flags::BLOCKING) {
-        return Handling::Later("blocking commands");
-    }
+pub(super) fn handling(keys: &Keys) -> Handling {
     match keys {
         Keys::None => Handling::Refused(
             "it is a node's own command without keys, so that nothing says which nodes it concerns. Call it at the nodes themselves",

@@ -164,7 +164,7 @@ impl CommandTable {
             }
             let flags = command.mapped_flags();
             let keys = command.mapped_keys();
-            let handling = learn::handling(flags, &keys);
+            let handling = learn::handling(&keys);
             self.push(Cow::Owned(name), command.arity, flags, keys, handling);
             self.index();
         }

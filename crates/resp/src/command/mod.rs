@@ -114,6 +114,13 @@ pub enum Local {
     ClientNoTouch,
     ClientHelp,
     ClientCapa,
+    ClientUnblock,
+    Multi,
+    Exec,
+    Discard,
+    Watch,
+    Unwatch,
+    Wait,
     AclWhoami,
     Info,
     Role,
@@ -160,6 +167,8 @@ pub enum CommandClass {
     Write,
     /// Runs a script or function.
     Script,
+    /// May wait at a node: its time says nothing of the node.
+    Blocking,
     /// Split over nodes, or sent to each.
     Many,
     /// Answered by the router.
@@ -173,7 +182,7 @@ impl CommandClass {
     pub const COUNT: usize = Self::ALL.len();
 
     /// All of them, in the order of their discriminants.
-    pub const ALL: [CommandClass; 6] = [Self::Read, Self::Write, Self::Script, Self::Many, Self::Local, Self::Admin];
+    pub const ALL: [CommandClass; 7] = [Self::Read, Self::Write, Self::Script, Self::Blocking, Self::Many, Self::Local, Self::Admin];
 
     /// The name in metrics.
     pub const fn name(self) -> &'static str {
@@ -181,6 +190,7 @@ impl CommandClass {
             Self::Read => "read",
             Self::Write => "write",
             Self::Script => "script",
+            Self::Blocking => "blocking",
             Self::Many => "many",
             Self::Local => "local",
             Self::Admin => "admin",
@@ -220,11 +230,26 @@ impl Command {
         self.flags.has(Flags::BLOCKING) && (!matches!(self.keys, Keys::Streams) || keys::stream_options(args).block)
     }
 
+    /// How long this call may wait at the node, in microseconds: `None` without end, and also where that cannot be told. A timeout that
+    /// makes no sense is none: the node answers an error at once.
+    pub fn waits_us(&self, args: &Args<'_>) -> Option<u64> {
+        let (timeout, unit_us) = match &*self.name {
+            "BLPOP" | "BRPOP" | "BZPOPMIN" | "BZPOPMAX" | "BLMOVE" | "BRPOPLPUSH" => (args.get(args.len() - 1), 1e6),
+            "BLMPOP" | "BZMPOP" => (args.get(1), 1e6),
+            "XREAD" | "XREADGROUP" => (keys::stream_options(args).timeout.and_then(|at| args.get(at)), 1e3),
+            _ => return None,
+        };
+        let timeout: f64 = timeout.and_then(|t| std::str::from_utf8(t).ok()?.parse().ok()).unwrap_or(1.0);
+        (timeout != 0.0).then_some((timeout * unit_us) as u64)
+    }
+
     /// What it counts as in metrics.
     #[inline]
     pub fn class(&self) -> CommandClass {
         match self.handling {
             Handling::Keyed if self.flags.has(Flags::SCRIPT) => CommandClass::Script,
+            Handling::Keyed if self.flags.has(Flags::BLOCKING) && !matches!(self.keys, Keys::Streams) => CommandClass::Blocking,
+            Handling::Local(Local::Wait) => CommandClass::Blocking,
             Handling::Keyed if self.flags.has(Flags::READONLY) => CommandClass::Read,
             Handling::Keyed => CommandClass::Write,
             Handling::Split(_) | Handling::Every(_) => CommandClass::Many,

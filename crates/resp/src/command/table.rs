@@ -24,8 +24,6 @@ pub(super) struct Row {
 }
 
 // What comes later, as it is named to the client.
-const TRANSACTIONS: &str = "transactions";
-const BLOCKING: &str = "blocking commands";
 const PUBSUB: &str = "pub/sub";
 const TRACKING: &str = "client tracking";
 const PAUSE: &str = "pausing clients";
@@ -136,11 +134,11 @@ rows! {
     "HVALS"                      2 [READONLY]                            FIRST             => Keyed;
 
     // Lists
-    "BLMOVE"                     6 [WRITE DENY_OOM BLOCKING]             FIRST_TWO         => Later(BLOCKING);
-    "BLMPOP"                    -5 [WRITE BLOCKING MOVABLE_KEYS]         POP_AFTER_TIMEOUT => Later(BLOCKING);
-    "BLPOP"                     -3 [WRITE BLOCKING]                      ALL_BUT_LAST      => Later(BLOCKING);
-    "BRPOP"                     -3 [WRITE BLOCKING]                      ALL_BUT_LAST      => Later(BLOCKING);
-    "BRPOPLPUSH"                 4 [WRITE DENY_OOM BLOCKING]             FIRST_TWO         => Later(BLOCKING);
+    "BLMOVE"                     6 [WRITE DENY_OOM BLOCKING]             FIRST_TWO         => Keyed;
+    "BLMPOP"                    -5 [WRITE BLOCKING MOVABLE_KEYS]         POP_AFTER_TIMEOUT => Keyed;
+    "BLPOP"                     -3 [WRITE BLOCKING]                      ALL_BUT_LAST      => Keyed;
+    "BRPOP"                     -3 [WRITE BLOCKING]                      ALL_BUT_LAST      => Keyed;
+    "BRPOPLPUSH"                 4 [WRITE DENY_OOM BLOCKING]             FIRST_TWO         => Keyed;
     "LINDEX"                     3 [READONLY]                            FIRST             => Keyed;
     "LINSERT"                    5 [WRITE DENY_OOM]                      FIRST             => Keyed;
     "LLEN"                       2 [READONLY FAST]                       FIRST             => Keyed;
@@ -179,9 +177,9 @@ rows! {
     "SUNIONSTORE"               -3 [WRITE DENY_OOM SLOW]                 ALL               => Keyed;
 
     // Sorted sets
-    "BZMPOP"                    -5 [WRITE BLOCKING MOVABLE_KEYS]         POP_AFTER_TIMEOUT => Later(BLOCKING);
-    "BZPOPMAX"                  -3 [WRITE FAST BLOCKING]                 ALL_BUT_LAST      => Later(BLOCKING);
-    "BZPOPMIN"                  -3 [WRITE FAST BLOCKING]                 ALL_BUT_LAST      => Later(BLOCKING);
+    "BZMPOP"                    -5 [WRITE BLOCKING MOVABLE_KEYS]         POP_AFTER_TIMEOUT => Keyed;
+    "BZPOPMAX"                  -3 [WRITE FAST BLOCKING]                 ALL_BUT_LAST      => Keyed;
+    "BZPOPMIN"                  -3 [WRITE FAST BLOCKING]                 ALL_BUT_LAST      => Keyed;
     "ZADD"                      -4 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
     "ZCARD"                      2 [READONLY FAST]                       FIRST             => Keyed;
     "ZCOUNT"                     4 [READONLY FAST]                       FIRST             => Keyed;
@@ -305,8 +303,8 @@ rows! {
     "TTL"                        2 [READONLY FAST]                       FIRST             => Keyed;
     "TYPE"                       2 [READONLY FAST]                       FIRST             => Keyed;
     "UNLINK"                    -2 [WRITE FAST]                          ALL               => Handling::Split(Split::Count);
-    "WAIT"                       3 [BLOCKING]                            NONE              => Later(BLOCKING);
-    "WAITAOF"                    4 [BLOCKING]                            NONE              => Later(BLOCKING);
+    "WAIT"                       3 [BLOCKING]                            NONE              => Handling::Local(Local::Wait);
+    "WAITAOF"                    4 [BLOCKING]                            NONE              => Handling::Local(Local::Wait);
 
     // Scripts and functions
     "EVAL"                      -3 [MOVABLE_KEYS SCRIPT SLOW]            SCRIPT            => Keyed;
@@ -335,11 +333,11 @@ rows! {
     "SCRIPT|SHOW"                3 []                                    NONE              => Any;
 
     // Transactions
-    "DISCARD"                    1 [FAST]                                NONE              => Later(TRANSACTIONS);
-    "EXEC"                       1 []                                    NONE              => Later(TRANSACTIONS);
-    "MULTI"                      1 [FAST]                                NONE              => Later(TRANSACTIONS);
-    "UNWATCH"                    1 [FAST]                                NONE              => Later(TRANSACTIONS);
-    "WATCH"                     -2 [FAST]                                ALL               => Later(TRANSACTIONS);
+    "DISCARD"                    1 [FAST]                                NONE              => Handling::Local(Local::Discard);
+    "EXEC"                       1 []                                    NONE              => Handling::Local(Local::Exec);
+    "MULTI"                      1 [FAST]                                NONE              => Handling::Local(Local::Multi);
+    "UNWATCH"                    1 [FAST]                                NONE              => Handling::Local(Local::Unwatch);
+    "WATCH"                     -2 [FAST]                                ALL               => Handling::Local(Local::Watch);
 
     // Pub/sub
     "PSUBSCRIBE"                -2 [PUBSUB]                              NONE              => Later(PUBSUB);
@@ -379,7 +377,7 @@ rows! {
     "CLIENT|SETNAME"             3 []                                    NONE              => Handling::Local(Local::ClientSetname);
     "CLIENT|TRACKING"           -3 []                                    NONE              => Later(TRACKING);
     "CLIENT|TRACKINGINFO"        2 []                                    NONE              => Later(TRACKING);
-    "CLIENT|UNBLOCK"            -3 [ADMIN]                               NONE              => Later(BLOCKING);
+    "CLIENT|UNBLOCK"            -3 [ADMIN]                               NONE              => Handling::Local(Local::ClientUnblock);
     "CLIENT|UNPAUSE"             2 [ADMIN]                               NONE              => Later(PAUSE);
     "ECHO"                       2 [FAST]                                NONE              => Handling::Local(Local::Echo);
     "HELLO"                     -1 [FAST NO_AUTH]                        NONE              => Handling::Local(Local::Hello);

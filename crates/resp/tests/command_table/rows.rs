@@ -112,7 +112,10 @@ fn what_is_learnt_is_forwarded_only_where_its_keys_can_be_told() {
     assert!(matches!(get("FT.SEARCH").handling, Handling::Refused(_)));
     assert_eq!(get("cms.merge").keys, Keys::Unknown);
     assert!(get("cms.merge").flags.has(Flags::WRITE.and(Flags::DENY_OOM)));
-    assert_eq!(get("w.wait").handling, Handling::Later("blocking commands"));
+    assert_eq!(get("w.wait").handling, Handling::Keyed);
+    let call = Arguments::new(&["w.wait", "k"]);
+    assert!(get("w.wait").blocks(&call.all()));
+    assert_eq!(get("w.wait").waits_us(&call.all()), None, "nothing says how long");
     assert_eq!(get("get").keys, Keys::FIRST, "what the table has is not changed");
     assert_eq!(get("config|get").handling, Handling::Local(Local::ConfigGet));
     let call = Arguments::new(&["JSON.debug", "MEMORY", "doc"]);
@@ -251,6 +254,7 @@ fn handling_fits_the_keys() {
         let has_keys = command.keys != Keys::None;
         match command.handling {
             Handling::Keyed | Handling::Split(_) => assert!(has_keys, "{} has no keys to be sent by", command.name),
+            Handling::Local(Local::Watch) => assert!(has_keys),
             Handling::Every(_) | Handling::Any | Handling::Local(_) => assert!(!has_keys, "{} has keys", command.name),
             Handling::Later(text) | Handling::Refused(text) => {
                 assert!(!text.is_empty());
@@ -261,8 +265,32 @@ fn handling_fits_the_keys() {
         assert!(!both, "{} both writes and does not", command.name);
         assert!(command.name.len() <= 64 && !command.name.bytes().any(|b| b.is_ascii_lowercase()));
         if command.flags.has(Flags::BLOCKING) {
-            let streams = command.keys == Keys::Streams;
-            assert!(streams || matches!(command.handling, Handling::Later(_)), "{} would stall a pipeline", command.name);
+            // Others have no way to a connection of their own, and would stall a pipeline.
+            let waits = matches!(command.handling, Handling::Keyed | Handling::Local(Local::Wait));
+            assert!(waits, "{} would stall a pipeline", command.name);
         }
+    }
+}
+
+#[test]
+fn how_long_a_call_may_wait() {
+    let table = CommandTable::builtin();
+    for (words, wanted) in [
+        (&["BLPOP", "a", "b", "1.5"][..], Some(1_500_000)),
+        (&["brpop", "a", "0"], None),
+        (&["BLMOVE", "a", "b", "LEFT", "LEFT", "2"], Some(2_000_000)),
+        (&["BRPOPLPUSH", "a", "b", "0.001"], Some(1000)),
+        (&["BLMPOP", "3", "1", "a", "LEFT"], Some(3_000_000)),
+        (&["BZMPOP", "0", "1", "a", "MIN"], None),
+        (&["BZPOPMIN", "a", "7"], Some(7_000_000)),
+        (&["XREAD", "COUNT", "1", "BLOCK", "250", "STREAMS", "x", "$"], Some(250_000)),
+        (&["XREADGROUP", "GROUP", "g", "BLOCK", "BLOCK", "0", "STREAMS", "x", ">"], None),
+        // The node answers an error at once.
+        (&["BLPOP", "a", "soon"], Some(1_000_000)),
+    ] {
+        let call = Arguments::new(words);
+        let Lookup::Command(command) = table.find(&call.all()) else { panic!("{words:?}") };
+        assert!(command.blocks(&call.all()), "{words:?}");
+        assert_eq!(command.waits_us(&call.all()), wanted, "{words:?}");
     }
 }

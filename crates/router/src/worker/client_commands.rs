@@ -6,11 +6,11 @@ use switchyard_resp::command::Local;
 use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
-use super::Worker;
 use super::dispatch::Flow;
 use super::downstream::{Client, ReplyMode};
 use super::gather::Whole;
 use super::local::parse;
+use super::{Stall, Worker};
 use crate::shared::{ClientFilter, Message};
 use crate::slab::Handle;
 
@@ -41,6 +41,8 @@ const HELP: &[&str] = &[
     "    Set client meta attr. Options: LIB-NAME, LIB-VER.",
     "SETNAME <name>",
     "    Assign the name <name> to the current connection.",
+    "UNBLOCK <clientid> [TIMEOUT|ERROR]",
+    "    Unblock the specified blocked client.",
     "HELP",
     "    Print this help.",
 ];
@@ -79,7 +81,8 @@ impl Worker {
             }
             Local::ClientInfo => {
                 let command = plan.commands.get(client.last_command).map_or("NULL", |c| &c.name);
-                let text = client.describe(now_us, command);
+                let Some(client) = self.clients.get(handle) else { return Flow::Close };
+                let text = client.describe(now_us, command, self.is_dirty(handle, client));
                 encode::verbatim(&mut out, text.as_bytes(), client.resp3);
             }
             Local::ClientNoEvict | Local::ClientNoTouch => {
@@ -138,6 +141,31 @@ impl Worker {
                     Err(error) => self.refuse(handle, class, &error),
                 };
             }
+            Local::ClientUnblock => {
+                let Some(id) = parse::<i64>(arg(2)) else {
+                    return self.refuse(handle, class, "ERR value is not an integer or out of range");
+                };
+                if args.len() > 4 {
+                    return self.refuse(
+                        handle,
+                        class,
+                        "ERR unknown subcommand or wrong number of arguments for 'UNBLOCK'. Try CLIENT HELP.",
+                    );
+                }
+                let error = is(3, "ERROR");
+                if args.len() == 4 && !error && !is(3, "TIMEOUT") {
+                    return self.refuse(handle, class, "ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR");
+                }
+                let id = id as u64;
+                let whole = Whole::Merged(switchyard_resp::command::Merge::Sum);
+                return self.ask_workers(handle, class, ClientFilter::default(), whole, |_, from, gather, part| Message::Unblock {
+                    id,
+                    error,
+                    from,
+                    gather,
+                    part,
+                });
+            }
             // CLIENT CAPA announces what a client understands of redirects; there is nothing to redirect to.
             _ => out.extend_from_slice(b"+OK\r\n"),
         }
@@ -177,9 +205,9 @@ impl Worker {
     /// The clients of this worker that match, as a text reply.
     pub(super) fn list_clients(&self, filter: &ClientFilter) -> Vec<u8> {
         let mut text = String::new();
-        for (_, client) in self.clients.iter().filter(|(_, c)| self.matches(c, filter)) {
+        for (handle, client) in self.clients.iter().filter(|(_, c)| self.matches(c, filter)) {
             let command = self.plan.commands.get(client.last_command).map_or("NULL", |c| &c.name);
-            text.push_str(&client.describe(self.now_us, command));
+            text.push_str(&client.describe(self.now_us, command, self.is_dirty(handle, client)));
         }
         let mut reply = Vec::new();
         encode::bulk(&mut reply, text.as_bytes());
@@ -193,7 +221,7 @@ impl Worker {
         encode::integer(&mut reply, victims.len() as i64);
         for victim in victims {
             // One that kills itself still gets its answer.
-            let suicide = self.clients.get(victim).is_some_and(|c| c.in_flight() > 0);
+            let suicide = self.clients.get(victim).is_some_and(|c| c.in_flight() > 0 && c.stall != Stall::Blocked);
             if suicide { self.close_after_replies(victim) } else { self.close_client(victim) }
         }
         reply

@@ -92,6 +92,11 @@ impl Worker {
             ListenAddress::Tcp(_) => {
                 let _ = rustix::net::sockopt::set_tcp_nodelay(&fd, true);
                 let _ = rustix::net::sockopt::set_socket_keepalive(&fd, true);
+                // As Redis: a client whose host is gone is found out after some ten minutes, not after the system's two hours. It may be
+                // waiting in a blocking command.
+                let _ = rustix::net::sockopt::set_tcp_keepidle(&fd, std::time::Duration::from_secs(300));
+                let _ = rustix::net::sockopt::set_tcp_keepintvl(&fd, std::time::Duration::from_secs(100));
+                let _ = rustix::net::sockopt::set_tcp_keepcnt(&fd, 3);
                 None
             }
             ListenAddress::Unix { path, .. } => Some(path.clone()),
@@ -127,6 +132,9 @@ impl Worker {
         if client.stall != Stall::None || client.closing || client.half_closed {
             if client.closing {
                 self.discard_input(handle);
+            } else if client.stall == Stall::Blocked && client.hangup {
+                // As Redis: nobody waits on behalf of a client that has gone, whatever it sent behind the command.
+                self.close_client(handle);
             }
             return;
         }
@@ -228,9 +236,10 @@ impl Worker {
     pub(super) fn resume_client(&mut self, handle: Handle) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         // First of all: between the end of the wait and now, more input may have ended in another stall, which only the repeat's reply ends.
-        if client.repeat.is_some() && (client.stall == Stall::Large || !self.run_repeat(handle)) {
+        if client.repeat.is_some() && (client.stall == Stall::Exclusive || !self.run_repeat(handle)) {
             return;
         }
+        self.go_on_waiting(handle);
         let Some(client) = self.clients.get_mut(handle) else { return };
         if client.stall != Stall::None {
             return;
@@ -349,7 +358,7 @@ impl Worker {
                 }
                 (Flow::Stall(why), _) => {
                     scanner.reset();
-                    if why != Stall::Large {
+                    if why != Stall::Exclusive {
                         self.stall(handle, why);
                     } // else it is in the queue for a connection, or was woken from it already
                     break;
@@ -385,6 +394,11 @@ impl Worker {
 
     pub(super) fn stall(&mut self, handle: Handle, why: Stall) {
         if let Some(client) = self.clients.get_mut(handle) {
+            match (client.stall == Stall::Blocked, why == Stall::Blocked) {
+                (false, true) => self.counters.blocked.add(1),
+                (true, false) => self.counters.blocked.sub(1),
+                _ => {}
+            }
             client.stall = why;
             client.stalled_at_us = self.now_us;
         }
@@ -395,9 +409,12 @@ impl Worker {
         if let Some(client) = self.clients.get_mut(handle)
             && client.stall != Stall::None
         {
-            // A client that does not read, or sends without end, keeps itself waiting.
-            if !matches!(client.stall, Stall::Output | Stall::Pipeline) {
+            // A client that does not read, or sends without end, keeps itself waiting, and one in a blocking command is meant to.
+            if !matches!(client.stall, Stall::Output | Stall::Pipeline | Stall::Blocked) {
                 client.waited = (client.next_seq(), self.now_us.saturating_sub(client.stalled_at_us) as u32);
+            }
+            if client.stall == Stall::Blocked {
+                self.counters.blocked.sub(1);
             }
             client.stall = Stall::None;
             self.resumed.push(handle);
@@ -450,8 +467,8 @@ impl Worker {
     pub(super) fn after_delivery(&mut self, handle: Handle) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let go_on = match client.stall {
-            Stall::None | Stall::Output | Stall::Upstream | Stall::Large | Stall::Learning => false,
-            Stall::Barrier => client.in_flight() == 0,
+            Stall::None | Stall::Output | Stall::Upstream | Stall::Exclusive | Stall::Learning => false,
+            Stall::Barrier | Stall::Blocked => client.in_flight() == 0,
             Stall::Pipeline => client.in_flight() == 0 || client.has_room(self.plan.live.client_pipeline_max / 2),
         };
         if go_on {
@@ -514,10 +531,10 @@ impl Worker {
             return true;
         }
         let client_unsent = client.unsent();
-        if let Some(large) = client.large
+        if let Some(held) = client.held
             && client_unsent < OUTPUT_HIGH / 4
         {
-            self.unpause_link(large);
+            self.unpause_link(held);
         }
         if let Some(client) = self.clients.get_mut(handle) {
             if client_unsent <= OUTPUT_HIGH / 2 {
@@ -575,8 +592,14 @@ impl Worker {
         self.poll.remove(&client.fd);
         self.shared.clients.fetch_sub(1, Ordering::Relaxed);
         self.counters.clients.sub(1);
-        if let Some(large) = client.large {
-            self.abandon_large(large);
+        if client.stall == Stall::Blocked {
+            self.counters.blocked.sub(1);
+        }
+        let watched = client.session.as_ref().and_then(|s| s.watch.as_ref()).and_then(|w| w.link);
+        for held in client.held.into_iter().chain(watched) {
+            if self.links.get(held).is_some_and(|l| l.holder == handle) {
+                self.abandon(held);
+            }
         }
     }
 }

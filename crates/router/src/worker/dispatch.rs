@@ -38,13 +38,16 @@ impl Worker {
         };
         let class = command.class() as u8;
         if !command.arity_ok(args.len()) {
-            return self.refuse(handle, class, &errors::arity(command));
+            return self.wrong_arity(handle, command);
         }
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if !client.authenticated && !command.flags.has(Flags::NO_AUTH) {
             return self.refuse(handle, class, "NOAUTH Authentication required.");
         }
         client.last_command = command.id;
+        if client.in_multi {
+            return self.in_multi(plan, handle, command, raw, args);
+        }
         let flow = match command.handling {
             Handling::Keyed => self.keyed(plan, handle, command, raw, args),
             Handling::Split(how) => self.split(plan, handle, command, how, raw, args),
@@ -87,6 +90,7 @@ impl Worker {
             Lookup::UnknownSubcommand(container) => errors::unknown_subcommand(container, args),
             _ => errors::unknown(args),
         };
+        self.spoil(handle);
         let mut reply = Vec::new();
         encode::line(&mut reply, b'-', &text);
         let class = switchyard_resp::command::CommandClass::Admin as u8;
@@ -120,6 +124,9 @@ impl Worker {
                 self.keys = keys;
                 match (found, target) {
                     (Err(error), _) => return self.refuse(handle, class, &error.text(command)),
+                    (Ok(()), Route::Owner(slot, node)) if command.flags.has(Flags::BLOCKING) && command.blocks(args) => {
+                        return self.block(handle, command, node, Some(slot), raw, args);
+                    }
                     (Ok(()), Route::Owner(_, node)) => node,
                     (Ok(()), Route::CrossSlot) => return self.cross_slot(plan, handle, command, raw, args),
                     (Ok(()), Route::Anywhere) => match self.choose_node(plan) {
@@ -129,13 +136,6 @@ impl Worker {
                 }
             }
         };
-        if command.flags.has(Flags::BLOCKING) && command.blocks(args) {
-            return self.refuse(
-                handle,
-                class,
-                &format!("ERR Switchyard does not serve {} with BLOCK yet: blocking commands will come in a later version", command.name),
-            );
-        }
         if command.flags.has(Flags::SCRIPT) {
             self.note_script(command, args);
         }
@@ -164,6 +164,8 @@ impl Worker {
         }
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         let seq = client.owe(self.now_us, class);
+        let read_only = command.flags.has(Flags::READONLY);
+        client.wrote_to |= u64::from(!read_only) << (node.index() & 63);
         let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };
         link.push(
             raw,
@@ -176,7 +178,7 @@ impl Worker {
                 epoch: self.plan.topology.epoch() as u32,
                 purpose: Purpose::Client,
                 class,
-                repeatable: command.flags.has(Flags::READONLY) && !command.flags.has(Flags::SCRIPT),
+                repeatable: read_only && !command.flags.has(Flags::SCRIPT),
                 by_sha: command.flags.has(Flags::SCRIPT),
             },
         );
@@ -187,18 +189,18 @@ impl Worker {
         Flow::Next
     }
 
-    fn choose_node(&mut self, plan: &Plan) -> Option<NodeId> {
+    pub(super) fn choose_node(&mut self, plan: &Plan) -> Option<NodeId> {
         self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
         anywhere(&plan.topology, self.turn_of_nodes, |node| self.node_is_up(node))
     }
 
-    fn refuse_all_down(&mut self, handle: Handle, class: u8) -> Flow {
+    pub(super) fn refuse_all_down(&mut self, handle: Handle, class: u8) -> Flow {
         let first = self.plan.topology.nodes().next().map(|n| n.id);
         let text = first.map_or_else(|| "NODEDOWN there are no nodes".into(), |node| self.down_text(node));
         self.refuse(handle, class, &text)
     }
 
-    fn any(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8]) -> Flow {
+    pub(super) fn any(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8]) -> Flow {
         match self.choose_node(plan) {
             Some(node) => self.forward(handle, command, node, raw),
             None => self.refuse_all_down(handle, command.class() as u8),
@@ -261,6 +263,11 @@ impl Worker {
         let per_key = if how == Split::Pairs { 2 } else { 1 };
         let mut request = Vec::new();
         for (number, part) in parts.iter().enumerate() {
+            if how != Split::Values
+                && let Some(client) = self.clients.get_mut(handle)
+            {
+                client.note_write(part.node);
+            }
             request.clear();
             encode::header(&mut request, b'*', 1 + part.keys.len() * per_key);
             encode::bulk(&mut request, args.get(0).unwrap_or_default());
@@ -293,12 +300,18 @@ impl Worker {
             }
             _ => {}
         }
+        if command.flags.has(Flags::WRITE) {
+            let nodes = self.plan.topology.nodes();
+            if let Some(client) = self.clients.get_mut(handle) {
+                nodes.for_each(|n| client.note_write(n.id));
+            }
+        }
         self.gather_every(handle, lane, raw, command.class() as u8, Whole::Merged(merge));
         Flow::Next
     }
 
     /// Keeps the body of a script that passes, so that EVALSHA works at every node.
-    fn note_script(&mut self, command: &Command, args: &Args<'_>) {
+    pub(super) fn note_script(&mut self, command: &Command, args: &Args<'_>) {
         if matches!(&*command.name, "EVAL" | "EVAL_RO")
             && let Some(body) = args.get(1)
         {

@@ -10,6 +10,7 @@ use switchyard_resp::request::{Follower, Scanner};
 
 use crate::metrics::WorkerCounters;
 use crate::slab::Handle;
+use crate::worker::transactions::Session;
 use crate::worker::transport::Tls;
 use crate::worker::upstream::Lane;
 
@@ -42,8 +43,10 @@ pub(super) enum Stall {
     Output,
     /// The connection to a node has too many bytes unsent.
     Upstream,
-    /// Waiting for a connection for a large value.
-    Large,
+    /// Waiting for a connection that it has alone.
+    Exclusive,
+    /// A command of it waits at the node.
+    Blocked,
     /// The command is unknown, and a node has yet to say which commands it has.
     Learning,
 }
@@ -120,14 +123,20 @@ pub(super) struct Client {
     pub(super) stalled_at_us: u64,
     /// The command that was held up last, and for how long, us: for the slow log.
     pub(super) waited: (u32, u32),
-    /// The connection for large values that this client holds.
-    pub(super) large: Option<Handle>,
+    /// The exclusive connection that this client holds for the command under way, or that is kept for its next one.
+    pub(super) held: Option<Handle>,
+    /// Between MULTI and EXEC.
+    pub(super) in_multi: bool,
+    /// Nodes that this client has written to, one bit each (by number, modulo 64): whom WAIT concerns.
+    pub(super) wrote_to: u64,
+    /// Transactions and WAIT; made at first use.
+    pub(super) session: Option<Box<Session>>,
     /// The beginning of a large reply has been sent: the rest of it must follow.
     pub(super) streaming: bool,
     /// A read whose reply turned out to be large, to be asked again on a connection for large values.
     pub(super) repeat: Option<Box<Repeat>>,
-    /// The wait for such a connection ended without one.
-    pub(super) large_refused: bool,
+    /// The wait for an exclusive connection ended without one: what the client is told.
+    pub(super) refusal: Option<Box<str>>,
     /// The socket may have more to read.
     pub(super) readable: bool,
     /// The client has closed its side; the end has to be read.
@@ -174,10 +183,13 @@ impl Client {
             stall: Stall::None,
             stalled_at_us: 0,
             waited: (0, 0),
-            large: None,
+            held: None,
+            in_multi: false,
+            wrote_to: 0,
+            session: None,
             streaming: false,
             repeat: None,
-            large_refused: false,
+            refusal: None,
             readable: true,
             hangup: false,
             writable: true,
@@ -344,7 +356,12 @@ impl Client {
         self.complete(self.first, b"", now_us, counters);
     }
 
-    /// Whether the commands in flight leave room for a command on `lane`, and which.
+    /// Whether the commands in flight leave room for a command on `lane`.
+    pub(super) fn can_take(&self, lane: Lane) -> bool {
+        self.lane == lane || self.in_flight() == 0
+    }
+
+    /// The same, and takes that lane.
     pub(super) fn may_take(&mut self, lane: Lane) -> bool {
         if self.lane != lane {
             if self.in_flight() > 0 {
@@ -355,15 +372,41 @@ impl Client {
         true
     }
 
-    pub(super) fn describe(&self, now_us: u64, last_command: &str) -> String {
+    /// Remembers that a node has been sent a write.
+    #[inline]
+    pub(super) fn note_write(&mut self, node: NodeId) {
+        self.wrote_to |= 1 << (node.index() & 63);
+    }
+
+    /// What Redis shows of the state of a client, as letters.
+    fn flags(&self, dirty: bool) -> String {
+        let mut flags = String::new();
+        let mut add = |is: bool, letter: char| {
+            if is {
+                flags.push(letter);
+            }
+        };
+        add(self.in_multi, 'x');
+        add(self.stall == Stall::Blocked, 'b');
+        add(dirty, 'd');
+        add(self.details.unix.is_some(), 'U');
+        if flags.is_empty() {
+            flags.push('N');
+        }
+        flags
+    }
+
+    /// The client's line in CLIENT LIST. `dirty`: what it watches has changed or is in doubt.
+    pub(super) fn describe(&self, now_us: u64, last_command: &str, dirty: bool) -> String {
         let d = &self.details;
+        let multi = self.session.as_ref().map(|s| &s.multi).filter(|_| self.in_multi);
         let addr = |a: Option<SocketAddr>| match (a, &d.unix) {
             (Some(address), _) => address.to_string(),
             (None, Some(path)) => format!("{}:0", path.display()),
             (None, None) => "?:0".into(),
         };
         format!(
-            "id={} addr={} laddr={} fd={} name={} age={} idle={} flags={} db={} sub=0 psub=0 ssub=0 multi=-1 qbuf={} qbuf-free={} argv-mem=0 multi-mem=0 rbs=0 rbp=0 obl=0 oll={} omem={} tot-mem={} events=r cmd={} user=default redir=-1 resp={} lib-name={} lib-ver={}\n",
+            "id={} addr={} laddr={} fd={} name={} age={} idle={} flags={} db={} sub=0 psub=0 ssub=0 multi={} qbuf={} qbuf-free={} argv-mem=0 multi-mem={} rbs=0 rbp=0 obl=0 oll={} omem={} tot-mem={} events=r cmd={} user=default redir=-1 resp={} lib-name={} lib-ver={}\n",
             d.id,
             addr(d.peer),
             addr(d.local),
@@ -371,10 +414,12 @@ impl Client {
             d.name,
             now_us.saturating_sub(d.created_us) / 1_000_000,
             now_us.saturating_sub(self.last_used_us) / 1_000_000,
-            if d.unix.is_some() { "U" } else { "N" },
+            self.flags(dirty),
             self.database,
+            multi.map_or(-1, |m| m.count() as i64),
             self.input.len() - self.input_at,
             self.input.capacity() - self.input.len(),
+            multi.map_or(0, |m| m.bytes()),
             self.in_flight(),
             self.out.len(),
             std::mem::size_of::<Self>()

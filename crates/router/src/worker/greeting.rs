@@ -41,6 +41,10 @@ impl Worker {
         ask(link, Greeting::SetName, &["CLIENT", "SETNAME", &name]);
         let database = link.start_database.to_string();
         ask(link, Greeting::Select, &["SELECT", &database]);
+        // Sent in one piece later on, without waiting for the answer to MULTI: where that were refused, the commands behind it would be
+        // executed one by one.
+        ask(link, Greeting::Multi, &["MULTI"]);
+        ask(link, Greeting::Exec, &["EXEC"]);
         ask(link, Greeting::ClientId, &["CLIENT", "ID"]);
         ask(link, Greeting::Info, &["INFO", "server"]);
         // Small and first on a fresh connection: it fits the socket's buffer whole.
@@ -68,8 +72,17 @@ impl Worker {
             (Greeting::ClientId | Greeting::Info, Some(error)) => {
                 self.attempt_failed(handle, &format!("it does not say who it is (CLIENT ID, INFO server): {error}"));
             }
+            (Greeting::SetName, Some(error)) if error.starts_with("ERR max number of clients") => {
+                self.attempt_failed(handle, &format!("it refuses the connection: {error}"));
+            }
+            (Greeting::Multi | Greeting::Exec, Some(error)) => {
+                debug!(node = %self.node_name(node), error, "node refuses transactions");
+                if let Some(link) = self.links.get_mut(handle) {
+                    link.no_multi.get_or_insert(error.into());
+                }
+            }
             (Greeting::SetName, Some(error)) => debug!(node = %self.node_name(node), error, "node refuses CLIENT SETNAME"),
-            (Greeting::Hello | Greeting::Auth | Greeting::SetName, None) => {}
+            (Greeting::Hello | Greeting::Auth | Greeting::SetName | Greeting::Multi | Greeting::Exec, None) => {}
             (Greeting::Select, None) => {
                 let database = link.start_database;
                 self.shared.with_facts(node, |f| f.databases = f.databases.max(database + 1));
@@ -132,8 +145,8 @@ impl Worker {
                 self.push_own(handle, &[b"COMMAND"], Purpose::Learn, 0);
             }
         }
-        if lane == Lane::Large {
-            self.wake_large_waiter(node);
+        if lane.is_exclusive() {
+            self.release(handle);
         }
         self.mark_link(handle);
     }

@@ -105,7 +105,7 @@ impl Worker {
             vec![
                 ("connected_clients", self.shared.clients.load(Ordering::Relaxed).to_string()),
                 ("maxclients", plan.live.max_clients.to_string()),
-                ("blocked_clients", "0".into()),
+                ("blocked_clients", total(|w| &w.blocked).to_string()),
                 ("tracking_clients", "0".into()),
             ],
         );

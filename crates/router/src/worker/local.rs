@@ -44,6 +44,8 @@ impl Worker {
                 if client.in_flight() > 0 {
                     return Flow::Stall(Stall::Barrier);
                 }
+                self.discard(handle);
+                let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
                 client.resp3 = false;
                 client.database = plan.live.database;
                 client.authenticated = plan.live.password.is_none();
@@ -92,6 +94,10 @@ impl Worker {
                 encode::verbatim(&mut out, text.as_bytes(), resp3);
             }
             Local::Switchyard => return self.switchyard(plan, handle, class, args),
+            Local::Multi | Local::Exec | Local::Discard | Local::Watch | Local::Unwatch => {
+                return self.transaction(plan, handle, local, command, raw, args);
+            }
+            Local::Wait => return self.wait(plan, handle, command, raw, args),
             Local::AclWhoami => encode::bulk(&mut out, b"default"),
             Local::Script => return self.refuse(handle, class, "ERR unknown subcommand. Try SCRIPT HELP."),
             Local::ClientId
@@ -105,6 +111,7 @@ impl Worker {
             | Local::ClientNoEvict
             | Local::ClientNoTouch
             | Local::ClientHelp
+            | Local::ClientUnblock
             | Local::ClientCapa => return self.client_command(handle, class, local, args),
         }
         self.answer(handle, class, &out);

@@ -9,6 +9,7 @@
 //! few active clients it never waits, because that would tax the quiet.
 
 mod batching;
+mod blocking;
 mod client_commands;
 mod clients;
 mod cluster;
@@ -22,12 +23,15 @@ mod info;
 mod large;
 mod local;
 mod nodes;
+mod pool;
 mod rounds;
 mod scan;
 mod send;
 mod slowlog;
+mod transactions;
 mod transport;
 mod upstream;
+mod wait;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -44,6 +48,7 @@ use crate::shared::{Message, Plan, Shared};
 use crate::slab::{Handle, Slab};
 use crate::sys::SendBatch;
 use batching::{Batching, pause};
+use blocking::Asker;
 use clients::{HandshakeLog, spare_descriptor};
 use downstream::{Client, Stall};
 use gather::Gather;
@@ -70,9 +75,8 @@ const OUTPUT_PATIENCE_US: u64 = 200_000;
 struct NodeLinks {
     main: [Option<Handle>; 2],
     slow: [Option<Handle>; 2],
-    large: Vec<Handle>,
-    /// Clients that wait for one of `large`.
-    large_waiters: std::collections::VecDeque<Handle>,
+    /// Those that one client has alone, by `Lane::pool`.
+    pools: [pool::Pool; 3],
 }
 
 #[derive(Debug)]
@@ -105,6 +109,9 @@ pub(crate) struct Worker {
     now_us: u64,
     next_tick_us: u64,
     next_client_tick_us: u64,
+    next_probe_us: u64,
+    /// Connections whose CLIENT UNBLOCK found nobody waiting yet.
+    unblock_again: Vec<Handle>,
     turn_of_nodes: usize,
     batching: Batching,
     /// Sends many at once, where the kernel lets it.
@@ -170,6 +177,8 @@ impl Worker {
             now_us: 0,
             next_tick_us: 0,
             next_client_tick_us: 0,
+            next_probe_us: 0,
+            unblock_again: Vec::new(),
             turn_of_nodes: index,
             batching: Batching::new(Batching::PER_CLIENT_US),
             send_batch: None,
@@ -242,6 +251,7 @@ impl Worker {
     fn until_tick(&self) -> Duration {
         let busy = self.clients.len() > 0
             || self.links.iter().any(|(_, l)| l.phase != upstream::Phase::Up)
+            || !self.unblock_again.is_empty()
             || self.shared.draining.load(Ordering::Relaxed);
         if busy { Duration::from_micros(self.next_tick_us.saturating_sub(self.now_us)) } else { Duration::from_millis(500) }
     }
@@ -289,9 +299,13 @@ impl Worker {
 
     fn adopt_plan(&mut self) {
         self.generation = self.shared.generation.load(Ordering::Acquire);
+        let before = self.plan.topology.epoch();
         self.plan = self.shared.plan();
         self.slow_us = self.plan.live.slow_us();
         self.connect_main();
+        if self.plan.topology.epoch() != before {
+            self.restamp_waiting();
+        }
         self.drop_foreign_links();
         let learning: Vec<Handle> = self.clients.iter().filter(|(_, c)| c.stall == Stall::Learning).map(|(h, _)| h).collect();
         for client in learning {
@@ -302,6 +316,7 @@ impl Worker {
     fn tick(&mut self) {
         self.next_tick_us = self.now_us + TICK.as_micros() as u64;
         self.tick_links();
+        self.retry_unblocks();
         self.publish_drained();
         if self.now_us >= self.next_client_tick_us {
             self.next_client_tick_us = self.now_us + CLIENT_TICK_US;
@@ -316,7 +331,9 @@ impl Worker {
         for (handle, client) in self.clients.iter() {
             let stalled = self.now_us.saturating_sub(client.stalled_at_us);
             let quiet_us = self.now_us.saturating_sub(client.last_used_us);
-            let overdue = if client.large.is_some() {
+            let overdue = if client.stall == Stall::Blocked {
+                false
+            } else if client.held.is_some() {
                 quiet_us > LARGE_PATIENCE_US
             } else if client.in_flight() > 0 {
                 false
@@ -347,6 +364,8 @@ impl Worker {
             }
         }
         self.tick_large();
+        self.tick_pools();
+        self.tick_blocked();
     }
 
     /// The drain barrier: publishes the oldest epoch under which something is still in flight.
@@ -372,6 +391,10 @@ impl Worker {
         let stop = self.shared.stop.load(Ordering::Relaxed);
         for handle in self.clients.handles() {
             let Some(client) = self.clients.get(handle) else { continue };
+            if client.stall == Stall::Blocked && !stop {
+                self.end_wait(handle);
+                continue;
+            }
             let idle = client.in_flight() == 0 && client.unsent() == 0 && client.upload.is_none();
             if idle || stop {
                 if !idle {
@@ -390,6 +413,7 @@ impl Worker {
                 let reply = self.list_clients(&filter);
                 self.shared.mailboxes[from].send(Message::Answer { gather, part, reply });
             }
+            Message::Unblock { id, error, from, gather, part } => self.unblock_client(id, error, Asker { from, gather, part }),
             #[cfg(test)]
             Message::Panic => panic!("asked to by a test"),
             Message::Kill { filter, from, gather, part } => {

@@ -20,6 +20,9 @@ const UNSENT_HIGH: usize = 8 << 20;
 /// A link that took commands again below this.
 const UNSENT_LOW: usize = UNSENT_HIGH / 2;
 
+/// Why a connection is given up whose node has been silent for too long.
+const SILENT: &str = "the node does not answer";
+
 const BACKOFF_FIRST_US: u64 = 50_000;
 
 /// Connections for the slow lane and large values that nobody used for this long are closed.
@@ -103,17 +106,19 @@ impl Worker {
         link.counters.failures.add(1);
         let (node, lane, failures) = (link.node, link.lane, link.failures);
         let name = self.node_name(node);
-        let news = self.shared.with_facts(node, |facts| {
-            facts.tried = true;
-            facts.failure.replace(why.to_string()).as_deref() != Some(why)
-        });
+        // One connection too many, at a node that serves: that concerns those in line for it, not the node.
+        let serves = lane.is_exclusive() && self.node_is_up(node);
+        let news = !serves
+            && self.shared.with_facts(node, |facts| {
+                facts.tried = true;
+                facts.failure.replace(why.to_string()).as_deref() != Some(why)
+            });
         if news {
             warn!(node = %name, why, "node cannot be reached; trying again with increasing pauses");
         }
         self.fail_all(handle, &format!("NODEDOWN {name} cannot be reached: {why}"));
-        if lane == Lane::Large {
-            self.drop_link(handle);
-            self.wake_large_waiter(node);
+        if lane.is_exclusive() {
+            self.exclusive_failed(handle, why);
             return;
         }
         let backoff_max = self.plan.live.reconnect_backoff_max.as_micros() as u64;
@@ -272,7 +277,7 @@ impl Worker {
             self.break_link(handle, &error.to_string());
             return;
         }
-        if link.lane == Lane::Large && link.sent > 0 {
+        if link.lane.is_exclusive() && link.sent > 0 {
             // Nothing of a large request is kept: it is never sent again.
             link.out.drain(..link.sent);
             link.sent = 0;
@@ -461,7 +466,7 @@ impl Worker {
                 self.after_delivery(pending.who);
             }
         }
-        self.after_large_reply(handle, pending.who);
+        self.after_exclusive_reply(handle);
     }
 
     fn on_reply(&mut self, handle: Handle, answer: &[u8]) {
@@ -499,14 +504,20 @@ impl Worker {
             match pending.purpose {
                 Purpose::Client | Purpose::ClientHealed => self.deliver(pending.who, pending.seq, answer),
                 Purpose::Gather => self.gather_part(pending.who, pending.seq, answer),
-                Purpose::Nobody | Purpose::Learn | Purpose::Confirm => {}
+                Purpose::Exec => self.on_exec(handle, pending, answer),
+                Purpose::Watch => self.on_watch(pending, answer),
+                Purpose::Wait => self.on_wait(handle, pending, answer),
+                Purpose::Nobody | Purpose::Learn | Purpose::Confirm | Purpose::Queued | Purpose::Unblock => {}
             }
         }
-        if matches!(pending.purpose, Purpose::Nobody | Purpose::Learn | Purpose::Confirm) {
-            self.on_own_reply(pending, node, answer);
+        match pending.purpose {
+            Purpose::Nobody | Purpose::Learn | Purpose::Confirm => self.on_own_reply(pending, node, answer),
+            Purpose::Queued if is_error => self.on_queue_error(handle, pending, answer),
+            Purpose::Unblock => self.on_unblock(pending.who, answer),
+            _ => {}
         }
-        if lane == Lane::Large {
-            self.after_large_reply(handle, pending.who);
+        if lane.is_exclusive() {
+            self.after_exclusive_reply(handle);
         }
     }
 
@@ -544,14 +555,19 @@ impl Worker {
 
     fn fail_pending(&mut self, handle: Handle, pending: Pending, error: &[u8]) {
         match pending.purpose {
-            Purpose::Client | Purpose::ClientHealed => {
-                let holds = self.links.get(handle).is_some_and(|l| l.lane == Lane::Large && l.holder == pending.who);
+            Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::Watch | Purpose::Wait => {
+                let holds = self.clients.get(pending.who).is_some_and(|c| c.held == Some(handle));
                 let streamed = self.clients.get(pending.who).is_some_and(|c| c.streaming && c.is_first(pending.seq));
                 if holds && let Some(client) = self.clients.get_mut(pending.who) {
-                    client.large = None;
+                    client.held = None;
                     if let Some(upload) = client.upload.as_deref_mut() {
                         upload.link = None;
                     }
+                }
+                if pending.purpose == Purpose::Watch {
+                    self.note_failed_watch(pending.who);
+                } else if pending.purpose == Purpose::Wait {
+                    self.forget_waiting(pending.who);
                 }
                 if streamed {
                     // Half a reply has been sent: nothing can follow it but the end.
@@ -561,7 +577,8 @@ impl Worker {
                 }
             }
             Purpose::Gather => self.gather_part(pending.who, pending.seq, error),
-            Purpose::Nobody | Purpose::Learn | Purpose::Confirm => {}
+            Purpose::Unblock => self.on_unblock(pending.who, error),
+            Purpose::Nobody | Purpose::Learn | Purpose::Confirm | Purpose::Queued => {}
         }
     }
 
@@ -574,7 +591,7 @@ impl Worker {
         }
         link.counters.failures.add(1);
         link.counters.connections.sub(1);
-        let in_flight = if link.lane == Lane::Large { !link.pending.is_empty() && !link.uploading } else { link.sent > link.acked };
+        let in_flight = if link.lane.is_exclusive() { !link.pending.is_empty() && !link.uploading } else { link.sent > link.acked };
         let node = link.node;
         let (client_id, run_id, lane) = (link.client_id, link.run_id.clone(), link.lane);
         let oldest = link.pending.front().map(|p| p.epoch);
@@ -609,8 +626,8 @@ impl Worker {
         }
         // Zombies wait for a newer connection: the main one is newer only if it is made anew.
         self.ensure_killer(node);
-        if lane == Lane::Large {
-            self.wake_large_waiter(node);
+        if lane.is_exclusive() {
+            self.wake(node, lane);
         }
     }
 
@@ -649,7 +666,12 @@ impl Worker {
                     *place = None;
                 }
             }
-            route.large.retain(|h| *h != handle);
+        }
+        if link.lane.is_exclusive() {
+            self.exclusive_gone(handle, link.node, link.lane);
+        }
+        if let Some(unblock) = link.unblock {
+            self.answer_unblock(&unblock, 0);
         }
     }
 
@@ -683,7 +705,7 @@ impl Worker {
         // A node that is in the middle of a reply answers, however long the reply takes on its way.
         let mid_reply = !link.input.is_empty() || !matches!(link.body, Body::Whole(_));
         let is_answering = mid_reply && self.now_us.saturating_sub(link.received_us) < u64::from(timeout_us);
-        let busy = link.uploading || link.paused || is_answering;
+        let busy = link.uploading || link.paused || is_answering || self.now_us < link.waits_until_us;
         let mut late = Vec::new();
         while let Some(pending) = link.pending.get(link.expired)
             && (self.now_us as u32).wrapping_sub(pending.sent_us) > timeout_us
@@ -716,7 +738,11 @@ impl Worker {
         }
         if silent {
             // Still nothing: give the connection up. What it carried is in flight until its kill is confirmed.
-            self.break_link(handle, "the node does not answer");
+            let frozen = self.links.get(handle).map(|l| (l.node, l.lane));
+            self.break_link(handle, SILENT);
+            if let Some((node, Lane::Main)) = frozen {
+                self.break_waiting(node, SILENT);
+            }
         } else if unused {
             self.drop_link(handle);
         }
@@ -732,8 +758,8 @@ impl Worker {
             return true;
         }
         match pending.purpose {
-            Purpose::Client | Purpose::ClientHealed if self.clients.get(pending.who).is_none() => {}
-            Purpose::Client | Purpose::ClientHealed => {
+            Purpose::Client | Purpose::ClientHealed | Purpose::Exec if self.clients.get(pending.who).is_none() => {}
+            Purpose::Client | Purpose::ClientHealed | Purpose::Exec => {
                 if link.lane == Lane::Main && pending.repeatable && self.repeat_on_large(handle, pending) {
                     self.skip_head(handle);
                     return true;
@@ -742,6 +768,10 @@ impl Worker {
                 let Some(client) = self.clients.get_mut(pending.who) else { return false };
                 if client.is_first(pending.seq) {
                     client.streaming = true;
+                    if pending.purpose == Purpose::Exec {
+                        // So large a reply is no error: the transaction is being executed.
+                        client.after_exec(true);
+                    }
                     if let Some(link) = self.links.get_mut(handle) {
                         link.body = Body::Through(ReplyFollower::default());
                     }
@@ -760,7 +790,7 @@ impl Worker {
                 self.gather_part(pending.who, pending.seq, &error);
             }
             Purpose::Gather | Purpose::Learn => return false,
-            Purpose::Nobody | Purpose::Confirm => {}
+            _ => {}
         }
         self.skip_head(handle);
         true

@@ -26,7 +26,7 @@ impl Worker {
         let Some(link) = self.links.get(link_handle).filter(|l| matches!(l.lane, Lane::Main | Lane::Slow)) else { return };
         let Some(pending) = link.pending.front().copied() else { return };
         let handle = match pending.purpose {
-            Purpose::Client | Purpose::ClientHealed => pending.who,
+            Purpose::Client | Purpose::ClientHealed | Purpose::Exec => pending.who,
             Purpose::Gather => self.gathers.get(pending.who).map_or(Handle::NONE, |g| g.client()),
             _ => return,
         };

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use switchyard_policy::topology::NodeId;
+use switchyard_policy::topology::{NodeId, Slot};
 use switchyard_resp::reply::{ReplyFollower, ReplyScanner};
 
 use crate::metrics::NodeCounters;
@@ -23,10 +23,33 @@ pub(crate) enum Lane {
     Main,
     /// The same for commands that may take long.
     Slow,
-    /// One request at a time, for large values.
+    /// One client's, for large values.
     Large,
     /// No connection of its own: the lane of a client while a command of it takes several rounds, so that no other command of it is sent.
     Rounds,
+    /// One client's, from WATCH to EXEC; also for transactions while the shared connection is not up.
+    Watch,
+    /// One client's, for a command that waits at the node.
+    Blocking,
+}
+
+impl Lane {
+    /// Which of the pools of connections that one client has alone; `None` for the shared ones.
+    #[inline]
+    pub(super) fn pool(self) -> Option<usize> {
+        match self {
+            Lane::Main | Lane::Slow | Lane::Rounds => None,
+            Lane::Large => Some(0),
+            Lane::Watch => Some(1),
+            Lane::Blocking => Some(2),
+        }
+    }
+
+    /// Whether one client at a time has such a connection alone.
+    #[inline]
+    pub(super) fn is_exclusive(self) -> bool {
+        self.pool().is_some()
+    }
 }
 
 /// Who gets a reply.
@@ -42,6 +65,16 @@ pub(super) enum Purpose {
     Nobody,
     /// The list of the node's commands.
     Learn,
+    /// MULTI, or a command of a transaction: an error is kept for EXEC. `seq` is 0 for MULTI.
+    Queued,
+    /// EXEC of a client.
+    Exec,
+    /// WATCH of a client.
+    Watch,
+    /// WAIT or WAITAOF of a client, at one of the nodes that it concerns.
+    Wait,
+    /// The answer to CLIENT UNBLOCK for the connection `who`.
+    Unblock,
     /// The answer to CLIENT KILL ID for a broken connection: confirms that its commands have ended. `seq` is the zombie's number.
     Confirm,
 }
@@ -135,8 +168,22 @@ pub(super) struct Link {
     pub(super) paused: bool,
     /// Clients that wait until fewer bytes are unsent.
     pub(super) waiters: Vec<Handle>,
-    /// The client that holds a connection for large values.
+    /// The client that has this connection alone.
     pub(super) holder: Handle,
+    /// In its pool's list of free connections.
+    pub(super) free: bool,
+    /// The node holds WATCHes of the holder on this connection.
+    pub(super) watching: bool,
+    /// The slot of the blocking command under way.
+    pub(super) slot: Option<Slot>,
+    /// Until then the command under way may wait at the node, us.
+    pub(super) waits_until_us: u64,
+    /// The command under way is to be ended by CLIENT UNBLOCK.
+    pub(super) unblock: Option<Box<super::blocking::Unblock>>,
+    /// Why the node refused to queue a command of the transaction under way.
+    pub(super) refused: Option<Box<[u8]>>,
+    /// Why the node would refuse a transaction, where it would.
+    pub(super) no_multi: Option<Box<str>>,
     /// A request is still being uploaded: its time at the node has not begun.
     pub(super) uploading: bool,
     pub(super) idle_since_us: u64,
@@ -150,6 +197,8 @@ pub(super) enum Greeting {
     Auth,
     SetName,
     Select,
+    Multi,
+    Exec,
     ClientId,
     Info,
 }
@@ -200,6 +249,13 @@ impl Link {
             paused: false,
             waiters: Vec::new(),
             holder: Handle::NONE,
+            free: false,
+            watching: false,
+            slot: None,
+            waits_until_us: 0,
+            unblock: None,
+            refused: None,
+            no_multi: None,
             uploading: false,
             idle_since_us: now_us,
             counters,
@@ -263,7 +319,7 @@ impl Link {
     pub(super) fn pop(&mut self) -> Option<Pending> {
         let pending = self.pending.pop_front()?;
         self.counters.in_flight.sub(1);
-        if self.lane != Lane::Large {
+        if !self.lane.is_exclusive() {
             self.acked += pending.len as usize;
         }
         Some(pending)
@@ -272,7 +328,7 @@ impl Link {
     /// Gives back the memory of answered requests.
     #[inline]
     pub(super) fn trim(&mut self) {
-        if self.lane == Lane::Large {
+        if self.lane.is_exclusive() {
             return; // keeps nothing once it is sent
         }
         if self.acked == self.out.len() {

@@ -633,6 +633,30 @@ const NODES: &[Key<Config>] = &[
     ),
     key!(
         Section::Nodes,
+        "watch-connections-max",
+        Takes::Reload,
+        &[],
+        "Connections for transactions that begin with WATCH, per worker and node. One is held from WATCH to EXEC.",
+        |config, raw, _| {
+            config.live.watch_connections_max = raw.count(1..=100_000)? as usize;
+            Ok(())
+        },
+        |config| Some(config.live.watch_connections_max.to_string())
+    ),
+    key!(
+        Section::Nodes,
+        "blocking-connections-max",
+        Takes::Reload,
+        &[],
+        "Connections for commands that wait at the node (BLPOP, XREAD BLOCK, WAIT), per worker and node: so many clients can wait there at once.",
+        |config, raw, _| {
+            config.live.blocking_connections_max = raw.count(1..=100_000)? as usize;
+            Ok(())
+        },
+        |config| Some(config.live.blocking_connections_max.to_string())
+    ),
+    key!(
+        Section::Nodes,
         "config-set",
         Takes::Reload,
         &[],

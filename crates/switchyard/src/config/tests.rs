@@ -55,6 +55,8 @@ slow-command-timeout = "2m"
 reconnect-backoff-max = "5s"
 large-value = "1m"
 large-connections-max = 4
+watch-connections-max = 5
+blocking-connections-max = 6
 [admin]
 listen = "127.0.0.1:6401"
 token = "admin-secret"
@@ -89,6 +91,7 @@ password = "other-secret"
     assert_eq!(live.slow_command_timeout, Duration::from_secs(120));
     assert_eq!(live.reconnect_backoff_max, Duration::from_secs(5));
     assert_eq!(live.large_connections_max, 4);
+    assert_eq!((live.watch_connections_max, live.blocking_connections_max), (5, 6));
     let [first, second] = &resolved.nodes[..] else { panic!("two nodes: {:?}", resolved.nodes) };
     assert_eq!(first.username.as_deref(), Some("everyone"), "what all nodes have");
     assert_eq!(first.password, Some(Secret("node-secret".to_owned())));

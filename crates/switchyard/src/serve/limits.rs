@@ -21,10 +21,17 @@ fn reserve(live: &Live, nodes: usize, workers: usize, listeners: usize) -> u64 {
     OWN_FILES + workers as u64 * (FILES_PER_WORKER + listeners as u64 + nodes as u64 * per_node)
 }
 
+/// Connections to nodes that clients may have alone, to wait there or to watch. Wanted, not reserved: each is one client's, and a client
+/// that finds no file for it is told so.
+fn exclusive(live: &Live, nodes: usize, workers: usize) -> u64 {
+    let each = live.watch_connections_max.saturating_add(live.blocking_connections_max);
+    (each.saturating_mul(nodes * workers)).min(live.max_clients) as u64
+}
+
 /// Makes room for `live.max_clients`, or lowers it to what there is room for. Returns a sentence for the log if it had to.
 pub(super) fn make_room(live: &mut Live, nodes: usize, workers: usize, listeners: usize) -> Result<Option<String>, String> {
     let reserve = reserve(live, nodes, workers, listeners);
-    let wanted = reserve + live.max_clients as u64;
+    let wanted = reserve + live.max_clients as u64 + exclusive(live, nodes, workers);
     let limit = raise(wanted);
     let Some(allowed) = clients_allowed(limit, reserve, live.max_clients) else {
         return Err(format!(

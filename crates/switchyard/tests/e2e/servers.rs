@@ -233,22 +233,6 @@ fn what_is_not_there_yet_says_so() {
     };
     let mut client = site.client();
     for (line, feature) in [
-        ("MULTI", "transactions"),
-        ("EXEC", "transactions"),
-        ("DISCARD", "transactions"),
-        ("WATCH k", "transactions"),
-        ("UNWATCH", "transactions"),
-        ("BLPOP k 1", "blocking"),
-        ("BRPOP k 1", "blocking"),
-        ("BLMOVE {k}a {k}b LEFT LEFT 1", "blocking"),
-        ("BRPOPLPUSH {k}a {k}b 1", "blocking"),
-        ("BLMPOP 1 1 k LEFT", "blocking"),
-        ("BZPOPMIN k 1", "blocking"),
-        ("BZPOPMAX k 1", "blocking"),
-        ("BZMPOP 1 1 k MIN", "blocking"),
-        ("XREAD BLOCK 100 STREAMS k $", "blocking"),
-        ("XREADGROUP GROUP g c BLOCK 100 STREAMS k >", "blocking"),
-        ("WAIT 1 100", "blocking"),
         ("SUBSCRIBE c", "pub/sub"),
         ("PSUBSCRIBE c*", "pub/sub"),
         ("SSUBSCRIBE c", "pub/sub"),
@@ -268,12 +252,4 @@ fn what_is_not_there_yet_says_so() {
         }
         assert_eq!(client.cmd("PING"), simple("PONG"));
     }
-    // A pipeline that expects transactions gets one answer per command.
-    for line in ["MULTI", "SET a 1", "GET a", "EXEC"] {
-        client.post(line);
-    }
-    client.reply().expect_error();
-    assert_eq!(client.reply(), ok());
-    assert_eq!(client.reply(), bulk("1"));
-    client.reply().expect_error();
 }

@@ -1,0 +1,260 @@
+//! Commands that wait at the node (BLPOP and relatives, XREAD with BLOCK), and what ends their wait: an element, their timeout, CLIENT
+//! UNBLOCK, the client going away, the node dying.
+//!
+//! Such a command has a connection alone for as long as it waits; what its client sends behind it is not looked at until it is answered,
+//! as in Redis. The connection then goes back to its pool.
+//!
+//! **Ending a wait from outside** is `CLIENT UNBLOCK` on the main connection, not a closed socket: it leaves the connection usable, and its
+//! answer says whether the wait was still on. The node may see it before it sees the command (they travel on different connections), and
+//! then finds nobody waiting: it is sent again until it hits or the command is answered. While an answer to it is outstanding the
+//! connection is given to nobody, or it would end the wait of a stranger.
+//!
+//! **A node that freezes** while clients wait there shows nothing on their connections, and silence is what one expects of them. So while
+//! anybody waits, the main connection is probed with PING; if that one is given up, so are those that wait.
+
+use switchyard_policy::topology::{NodeId, Slot};
+use switchyard_resp::command::{Command, CommandClass, Flags};
+use switchyard_resp::request::Args;
+use switchyard_resp::{encode, reply};
+use tracing::warn;
+
+use super::dispatch::Flow;
+use super::pool::Acquired;
+use super::upstream::{Lane, Phase, Purpose};
+use super::{Stall, Worker};
+use crate::shared::Message;
+use crate::slab::Handle;
+
+/// How often a node is asked whether it is alive while clients wait there and nothing else is asked of it.
+const PROBE_US: u64 = 1_000_000;
+
+/// A CLIENT UNBLOCK for the command on a connection.
+#[derive(Debug, Default)]
+pub(super) struct Unblock {
+    /// `ERROR` instead of `TIMEOUT`.
+    error: bool,
+    /// The node has been asked and has not answered yet.
+    pub(super) asked: bool,
+    /// The command has been answered.
+    pub(super) over: bool,
+    /// Clients that asked for it, by their workers.
+    askers: Vec<Asker>,
+}
+
+/// Where a client waits for the reply to its CLIENT UNBLOCK.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asker {
+    pub(super) from: usize,
+    pub(super) gather: Handle,
+    pub(super) part: u32,
+}
+
+impl Worker {
+    /// Sends a command that may wait at the node.
+    #[cold]
+    pub(super) fn block(
+        &mut self,
+        handle: Handle,
+        command: &Command,
+        node: NodeId,
+        slot: Option<Slot>,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
+        // Also for XREAD, whose other calls do not wait.
+        let class = CommandClass::Blocking as u8;
+        let link = match self.take_exclusive(handle, node, Lane::Blocking) {
+            Ok(Acquired::Link(link)) => link,
+            Ok(Acquired::Refused(text)) => return self.refuse(handle, class, &text),
+            Ok(Acquired::Wait) => return Flow::Stall(Stall::Exclusive),
+            Err(flow) => return flow,
+        };
+        self.push_exclusive(handle, link, raw, class, None);
+        if let Some(client) = self.clients.get_mut(handle)
+            && !command.flags.has(Flags::READONLY)
+        {
+            client.note_write(node);
+        }
+        self.wait_at_node(handle, link, slot, command.waits_us(args));
+        Flow::Next
+    }
+
+    /// A command that may wait has been sent on `link`: for so long, us; `None` without end.
+    pub(super) fn wait_at_node(&mut self, handle: Handle, link_handle: Handle, slot: Option<Slot>, waits_us: Option<u64>) {
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        let gone = client.hangup || client.half_closed;
+        self.stall(handle, Stall::Blocked);
+        let grace_us = self.plan.live.command_timeout.as_micros() as u64;
+        if let Some(link) = self.links.get_mut(link_handle) {
+            link.slot = slot;
+            link.waits_until_us = waits_us.map_or(u64::MAX, |us| self.now_us.saturating_add(us).saturating_add(grace_us));
+        }
+        if gone {
+            // It has closed its side: it gets what is there at once, but nobody waits for it.
+            self.unblock(link_handle, false, None);
+        }
+    }
+
+    /// Ends the wait of a client of ours because the router stops: by an error, so that the client knows and nothing is lost.
+    pub(super) fn end_wait(&mut self, handle: Handle) {
+        let held = self.clients.get(handle).and_then(|c| c.held);
+        if let Some(link) = held
+            && self.links.get(link).is_some_and(|l| l.unblock.is_none())
+        {
+            self.unblock(link, true, None);
+        }
+    }
+
+    /// CLIENT UNBLOCK from a client of any worker.
+    pub(super) fn unblock_client(&mut self, id: u64, error: bool, asker: Asker) {
+        let found = self.clients.iter().find(|(_, c)| c.details.id == id).filter(|(_, c)| c.stall == Stall::Blocked);
+        match found.and_then(|(_, c)| c.held) {
+            Some(link) => self.unblock(link, error, Some(asker)),
+            None => self.answer_asker(asker, b":0\r\n"),
+        }
+    }
+
+    fn answer_asker(&self, asker: Asker, answer: &[u8]) {
+        let Asker { from, gather, part } = asker;
+        self.shared.mailboxes[from].send(Message::Answer { gather, part, reply: answer.to_vec() });
+    }
+
+    pub(super) fn answer_unblock(&self, unblock: &Unblock, count: i64) {
+        let mut bytes = Vec::new();
+        encode::integer(&mut bytes, count);
+        for asker in &unblock.askers {
+            self.answer_asker(*asker, &bytes);
+        }
+    }
+
+    /// Has the node end the wait of the command on this connection.
+    pub(super) fn unblock(&mut self, link_handle: Handle, error: bool, asker: Option<Asker>) {
+        let Some(link) = self.links.get_mut(link_handle) else {
+            if let Some(asker) = asker {
+                self.answer_asker(asker, b":0\r\n");
+            }
+            return;
+        };
+        let unblock = link.unblock.get_or_insert_default();
+        unblock.error |= error;
+        unblock.askers.extend(asker);
+        if !unblock.asked {
+            self.ask_unblock(link_handle);
+        }
+    }
+
+    fn ask_unblock(&mut self, link_handle: Handle) {
+        let Some(link) = self.links.get(link_handle) else { return };
+        let (node, client_id) = (link.node, link.client_id.to_string());
+        let main = self.routes.get(node.index()).map(|r| r.main).unwrap_or_default();
+        // Of another process, the same number may be somebody else.
+        let same = |h: &Handle| self.links.get(*h).is_some_and(|l| l.phase == Phase::Up && l.run_id == link.run_id);
+        let Some(main) = main.into_iter().flatten().find(same) else {
+            self.break_link(link_handle, "nobody waits for it any more, and the node cannot be told by CLIENT UNBLOCK");
+            return;
+        };
+        let Some(link) = self.links.get_mut(link_handle) else { return };
+        let Some(unblock) = &mut link.unblock else { return };
+        unblock.asked = true;
+        let reason: &[u8] = if unblock.error { b"ERROR" } else { b"TIMEOUT" };
+        self.push_own(main, &[b"CLIENT", b"UNBLOCK", client_id.as_bytes(), reason], Purpose::Unblock, 0);
+        if let Some(pending) = self.links.get_mut(main).and_then(|l| l.pending.back_mut()) {
+            pending.who = link_handle;
+        }
+    }
+
+    /// The node's answer to CLIENT UNBLOCK for a connection, or an error where there is none.
+    pub(super) fn on_unblock(&mut self, link_handle: Handle, answer: &[u8]) {
+        let Some(link) = self.links.get_mut(link_handle) else { return };
+        let Some(unblock) = &mut link.unblock else { return };
+        unblock.asked = false;
+        let over = unblock.over;
+        let abandoned = self.clients.get(link.holder).is_none();
+        if reply::is_error(answer) {
+            let node = link.node;
+            for asker in std::mem::take(&mut unblock.askers) {
+                self.answer_asker(asker, answer);
+            }
+            self.end_unblock(link_handle, 0);
+            if over {
+                self.release(link_handle);
+            } else if abandoned {
+                warn!(node = %self.node_name(node), error = %String::from_utf8_lossy(answer).trim_end(), "CLIENT UNBLOCK failed: closing the connection of a client that has gone");
+                self.break_link(link_handle, "the client that waited has gone");
+            }
+        } else if reply::integer(answer) == Some(1) || over {
+            self.end_unblock(link_handle, reply::integer(answer).unwrap_or(0));
+            self.release(link_handle);
+        } else {
+            // The command had not reached the node, or its reply is on its way.
+            self.unblock_again.push(link_handle);
+        }
+    }
+
+    /// Tells those who asked.
+    pub(super) fn end_unblock(&mut self, link_handle: Handle, count: i64) {
+        if let Some(unblock) = self.links.get_mut(link_handle).and_then(|l| l.unblock.take()) {
+            self.answer_unblock(&unblock, count);
+        }
+    }
+
+    /// Sends CLIENT UNBLOCK again where nobody was waiting yet.
+    pub(super) fn retry_unblocks(&mut self) {
+        for link in std::mem::take(&mut self.unblock_again) {
+            if self.links.get(link).and_then(|l| l.unblock.as_ref()).is_some_and(|u| !u.asked && !u.over) {
+                self.ask_unblock(link);
+            }
+        }
+    }
+
+    /// Asks nodes at which clients wait for a sign of life, where nothing else asks.
+    pub(super) fn tick_blocked(&mut self) {
+        if self.now_us < self.next_probe_us {
+            return;
+        }
+        self.next_probe_us = self.now_us + PROBE_US;
+        let mut nodes: Vec<NodeId> =
+            self.links.iter().filter(|(_, l)| l.lane == Lane::Blocking && !l.pending.is_empty()).map(|(_, l)| l.node).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        for node in nodes {
+            let main = self.routes.get(node.index()).and_then(|r| r.main[0]);
+            if let Some(main) = main.filter(|h| self.links.get(*h).is_some_and(|l| l.phase == Phase::Up && l.pending.is_empty())) {
+                self.push_own(main, &[b"PING"], Purpose::Nobody, 0);
+            }
+        }
+    }
+
+    /// The node is silent on its main connection: nothing can be expected on those that wait.
+    pub(super) fn break_waiting(&mut self, node: NodeId, why: &str) {
+        let waiting: Vec<Handle> = self
+            .links
+            .iter()
+            .filter(|(_, l)| l.lane == Lane::Blocking && l.node == node && l.phase == Phase::Up && !l.pending.is_empty())
+            .map(|(h, _)| h)
+            .collect();
+        for link in waiting {
+            self.break_link(link, why);
+        }
+    }
+
+    /// A new topology: what waits at the right node goes on under its epoch, so that a command that waits for ever does not hold up the
+    /// drain barrier for ever. What waits at a node that no longer owns the keys is ended.
+    pub(super) fn restamp_waiting(&mut self) {
+        let epoch = self.plan.topology.epoch() as u32;
+        let mut misplaced = Vec::new();
+        for handle in self.links.handles() {
+            let Some(link) = self.links.get_mut(handle).filter(|l| l.lane == Lane::Blocking && !l.pending.is_empty()) else { continue };
+            if link.slot.is_none_or(|slot| self.plan.topology.owner(slot) == link.node) {
+                for pending in &mut link.pending {
+                    pending.epoch = epoch;
+                }
+            } else {
+                misplaced.push(handle);
+            }
+        }
+        for link in misplaced {
+            self.unblock(link, true, None);
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! Connections to a node that one client at a time has alone: taken late, given back clean, bounded, closed when nobody uses them.
+//!
+//! Three pools for each worker and node, because each kind of use would starve the others: large values (seconds), WATCH until EXEC (the
+//! client's thinking time), and commands that wait at the node (for ever, if their timeout says so). Each has its own bound. A client
+//! that finds none free while the bound is reached waits in line, and gets NODEBUSY after `nodes.command-timeout`.
+//!
+//! Not a connection for each transaction or blocking command: connecting and greeting cost more than the command, and a node that sees
+//! a thousand new connections a second has no time for anything else.
+
+use std::collections::VecDeque;
+
+use switchyard_policy::topology::NodeId;
+
+use super::dispatch::Flow;
+use super::upstream::{Body, Lane, Link, Pending, Phase, Purpose};
+use super::{Stall, Worker};
+use crate::slab::Handle;
+
+/// The exclusive connections of one kind to one node.
+#[derive(Debug, Default)]
+pub(super) struct Pool {
+    /// How many there are, in whatever state.
+    open: usize,
+    /// Up, and nobody's: the one used last is used next, so that what is not needed grows idle.
+    free: Vec<Handle>,
+    /// Clients in line.
+    waiters: VecDeque<Handle>,
+}
+
+/// What became of a client's wish for a connection.
+#[derive(Debug)]
+pub(super) enum Acquired {
+    Link(Handle),
+    /// The client waits in line.
+    Wait,
+    Refused(String),
+}
+
+impl Worker {
+    /// The way to an exclusive connection, the same for every command that needs one: the link, or what becomes of the command instead.
+    pub(super) fn take_exclusive(&mut self, handle: Handle, node: NodeId, lane: Lane) -> Result<Acquired, Flow> {
+        let Some(client) = self.clients.get_mut(handle) else { return Err(Flow::Close) };
+        if !client.may_take(lane) || self.holds_elsewhere(handle, node) {
+            return Err(Flow::Stall(Stall::Barrier));
+        }
+        match self.acquire(handle, node, lane) {
+            Acquired::Wait => Err(Flow::Stall(Stall::Exclusive)),
+            acquired => Ok(acquired),
+        }
+    }
+
+    /// Whether commands of the client are under way on an exclusive connection to another node. It has one such connection at a time: of
+    /// two, one would carry a reply that is not yet due and be paused with nobody to go on with it, and a third command to the first node
+    /// would take a third connection and overtake what is under way on the first.
+    fn holds_elsewhere(&self, handle: Handle, node: NodeId) -> bool {
+        self.clients.get(handle).is_some_and(|client| {
+            client.in_flight() > 0 && client.held.and_then(|held| self.links.get(held)).is_some_and(|link| link.node != node)
+        })
+    }
+
+    fn bound(&self, lane: Lane) -> (usize, &'static str, &'static str) {
+        let live = &self.plan.live;
+        match lane {
+            Lane::Blocking => (live.blocking_connections_max, "blocking commands", "blocking-connections-max"),
+            Lane::Watch => (live.watch_connections_max, "transactions", "watch-connections-max"),
+            _ => (live.large_connections_max, "large values", "large-connections-max"),
+        }
+    }
+
+    fn pool(&mut self, node: NodeId, lane: Lane) -> Option<&mut Pool> {
+        let place = lane.pool()?;
+        self.routes.get_mut(node.index())?.pools.get_mut(place)
+    }
+
+    /// A free connection, if there is one; else the client is put in line for one.
+    pub(super) fn acquire(&mut self, handle: Handle, node: NodeId, lane: Lane) -> Acquired {
+        let Some(client) = self.clients.get_mut(handle) else { return Acquired::Wait };
+        let resp3 = client.resp3;
+        if let Some(refusal) = client.refusal.take() {
+            return Acquired::Refused(refusal.into());
+        }
+        if let Some(held) = client.held {
+            let fits = |l: &Link| l.node == node && l.lane == lane && l.resp3 == resp3 && l.phase == Phase::Up && l.holder == handle;
+            if self.links.get(held).is_some_and(|l| fits(l)) {
+                return Acquired::Link(held);
+            }
+            if client.in_flight() == 0 {
+                // Kept for a command that now goes elsewhere.
+                client.held = None;
+                if self.links.get(held).is_some_and(|l| l.holder == handle) {
+                    self.abandon(held);
+                }
+            }
+        }
+        if self.node_fails(node) {
+            return Acquired::Refused(self.down_text(node));
+        }
+        if let Some(link) = self.take_free(node, lane, resp3) {
+            return Acquired::Link(link);
+        }
+        if let Some(pool) = self.pool(node, lane) {
+            pool.waiters.push_back(handle);
+        }
+        // Before connecting: an attempt that fails at once answers those in line.
+        self.stall(handle, Stall::Exclusive);
+        self.grow(node, lane, resp3);
+        Acquired::Wait
+    }
+
+    /// Whether the last attempt to reach the node failed.
+    fn node_fails(&self, node: NodeId) -> bool {
+        self.shared.with_facts(node, |f| f.failure.is_some())
+    }
+
+    /// Takes a free connection of this protocol out of the pool.
+    fn take_free(&mut self, node: NodeId, lane: Lane, resp3: bool) -> Option<Handle> {
+        let place = lane.pool()?;
+        let pool = self.routes.get_mut(node.index())?.pools.get_mut(place)?;
+        let links = &mut self.links;
+        let at = pool.free.iter().rposition(|h| links.get(*h).is_some_and(|l| l.phase == Phase::Up && l.resp3 == resp3))?;
+        let handle = pool.free.remove(at);
+        links.get_mut(handle)?.free = false;
+        Some(handle)
+    }
+
+    /// Opens one more connection, if the bound allows it, or a free one of the other protocol can be closed for it.
+    fn grow(&mut self, node: NodeId, lane: Lane, resp3: bool) {
+        let bound = self.bound(lane).0;
+        let Some(pool) = self.pool(node, lane) else { return };
+        if pool.open >= bound {
+            let Some(other) = pool.free.pop() else { return };
+            self.drop_link(other);
+        }
+        let Some(pool) = self.pool(node, lane) else { return };
+        pool.open += 1;
+        let link = Link::new(node, lane, resp3, self.plan.live.database, self.counters.node(node), self.now_us);
+        let link = self.links.insert(Box::new(link));
+        self.connect(link);
+    }
+
+    /// Puts a request, or its beginning, on the connection that `handle` has acquired. `seq` is that of a command already owed.
+    pub(super) fn push_exclusive(&mut self, handle: Handle, link_handle: Handle, request: &[u8], class: u8, seq: Option<u32>) {
+        let epoch = self.plan.topology.epoch() as u32;
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        let seq = seq.unwrap_or_else(|| client.owe(self.now_us, class));
+        client.held = Some(link_handle);
+        let Some(link) = self.links.get_mut(link_handle) else { return };
+        link.holder = handle;
+        link.waits_until_us = 0;
+        let pending = Pending {
+            who: handle,
+            seq,
+            len: 0,
+            sent_us: self.now_us as u32,
+            epoch,
+            purpose: Purpose::Client,
+            class,
+            repeatable: false,
+            by_sha: false,
+        };
+        link.push(request, client.database, pending);
+        self.mark_link(link_handle);
+    }
+
+    /// A connection came up, or has become free: it goes to the first in line.
+    pub(super) fn release(&mut self, handle: Handle) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        if link.phase != Phase::Up || !link.pending.is_empty() || link.watching || link.free {
+            return;
+        }
+        if let Some(unblock) = &mut link.unblock {
+            // While the node has yet to answer CLIENT UNBLOCK, that could end the wait of whoever comes next.
+            unblock.over = true;
+            if unblock.asked {
+                return;
+            }
+            self.end_unblock(handle, 0);
+        }
+        let Some(link) = self.links.get_mut(handle) else { return };
+        link.holder = Handle::NONE;
+        link.paused = false;
+        link.idle_since_us = self.now_us;
+        link.free = true;
+        let (node, lane) = (link.node, link.lane);
+        if let Some(pool) = self.pool(node, lane) {
+            pool.free.push(handle);
+        }
+        self.wake(node, lane);
+    }
+
+    /// Hands what is free to those in line, and sees to it that a connection is on its way to those that are left.
+    pub(super) fn wake(&mut self, node: NodeId, lane: Lane) {
+        while let Some(front) = self.pool(node, lane).and_then(|p| p.waiters.front().copied()) {
+            let Some(resp3) = self.clients.get(front).filter(|c| c.stall == Stall::Exclusive).map(|c| c.resp3) else {
+                self.pool(node, lane).map(|p| p.waiters.pop_front());
+                continue;
+            };
+            if let Some(link) = self.take_free(node, lane, resp3) {
+                if let Some(link) = self.links.get_mut(link) {
+                    link.holder = front;
+                }
+                if let Some(client) = self.clients.get_mut(front) {
+                    client.held = Some(link);
+                }
+                self.pool(node, lane).map(|p| p.waiters.pop_front());
+                self.unstall(front);
+                continue;
+            }
+            if self.node_fails(node) {
+                let text = self.down_text(node);
+                self.refuse_first(node, lane, text);
+                continue;
+            }
+            let place = lane.pool();
+            let on_their_way = self.links.iter().any(|(_, l)| {
+                l.node == node && l.lane.pool() == place && l.resp3 == resp3 && matches!(l.phase, Phase::Connecting | Phase::Greeting)
+            });
+            if !on_their_way {
+                self.grow(node, lane, resp3);
+            }
+            return;
+        }
+    }
+
+    /// The first in line gets this error instead of a connection.
+    fn refuse_first(&mut self, node: NodeId, lane: Lane, text: String) {
+        while let Some(first) = self.pool(node, lane).and_then(|p| p.waiters.pop_front()) {
+            if let Some(client) = self.clients.get_mut(first).filter(|c| c.stall == Stall::Exclusive) {
+                client.refusal = Some(text.into());
+                self.unstall(first);
+                return;
+            }
+        }
+    }
+
+    /// An attempt to open an exclusive connection failed: it was made for one client in line, who is told. The others go on waiting for
+    /// connections that others give back, unless the node cannot be reached at all.
+    pub(super) fn exclusive_failed(&mut self, handle: Handle, why: &str) {
+        let Some(link) = self.links.get(handle) else { return };
+        let (node, lane) = (link.node, link.lane);
+        self.drop_link(handle);
+        if self.node_fails(node) {
+            self.wake(node, lane);
+            return;
+        }
+        let (_, what, _) = self.bound(lane);
+        let text = format!("NODEBUSY {} takes no connection for {what}: {why}", self.node_name(node));
+        self.refuse_first(node, lane, text);
+    }
+
+    /// An exclusive connection has left the table.
+    pub(super) fn exclusive_gone(&mut self, handle: Handle, node: NodeId, lane: Lane) {
+        if let Some(pool) = self.pool(node, lane) {
+            pool.open = pool.open.saturating_sub(1);
+            pool.free.retain(|h| *h != handle);
+        }
+    }
+
+    /// A reply on an exclusive connection is complete: if it was the last one, the connection is free again.
+    pub(super) fn after_exclusive_reply(&mut self, handle: Handle) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        if !link.lane.is_exclusive() || !link.pending.is_empty() || link.watching {
+            return;
+        }
+        if let Some(client) = self.clients.get_mut(link.holder)
+            && client.held == Some(handle)
+        {
+            client.held = None;
+        }
+        self.release(handle);
+    }
+
+    /// The client that had the connection is gone, or wants it no more.
+    pub(super) fn abandon(&mut self, handle: Handle) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let (node, lane) = (link.node, link.lane);
+        let midway = link.paused || !matches!(link.body, Body::Whole(_));
+        if link.uploading {
+            // The node has half a command: without the connection it never executes it.
+            self.drop_link(handle);
+            self.wake(node, lane);
+        } else if midway || (lane == Lane::Large && link.unsent() > 0 && !link.pending.is_empty()) {
+            self.break_link(handle, "the client left in the middle of a large value");
+        } else if link.watching {
+            link.watching = false;
+            link.holder = Handle::NONE;
+            self.push_own(handle, &[b"UNWATCH"], Purpose::Nobody, 0);
+        } else if link.pending.is_empty() {
+            self.release(handle);
+        } else if lane == Lane::Blocking {
+            self.unblock(handle, false, None);
+        }
+        // Else the reply is awaited: what was sent is in flight until then.
+    }
+
+    /// Those who have waited for too long are told so.
+    pub(super) fn tick_pools(&mut self) {
+        let patience_us = self.plan.live.command_timeout.as_micros() as u64;
+        let mut late = Vec::new();
+        let mut waited_for = Vec::new();
+        for (number, route) in self.routes.iter_mut().enumerate() {
+            for (pool, lane) in route.pools.iter_mut().zip([Lane::Large, Lane::Watch, Lane::Blocking]) {
+                if pool.waiters.is_empty() {
+                    continue;
+                }
+                let node = NodeId(number as u16);
+                pool.waiters.retain(|waiter| {
+                    let Some(client) = self.clients.get(*waiter).filter(|c| c.stall == Stall::Exclusive) else { return false };
+                    let is_late = self.now_us.saturating_sub(client.stalled_at_us) > patience_us;
+                    if is_late {
+                        late.push((*waiter, node, lane));
+                    }
+                    !is_late
+                });
+                waited_for.push((node, lane));
+            }
+        }
+        for (waiter, node, lane) in late {
+            let (bound, what, key) = self.bound(lane);
+            let text = format!(
+                "NODEBUSY {}: no connection for {what} became free within {:?} ({key} {bound})",
+                self.node_name(node),
+                self.plan.live.command_timeout,
+            );
+            if let Some(client) = self.clients.get_mut(waiter) {
+                client.refusal = Some(text.into());
+            }
+            self.unstall(waiter);
+        }
+        for (node, lane) in waited_for {
+            if lane == Lane::Watch {
+                self.recall_watches(node);
+            }
+            self.wake(node, lane);
+        }
+    }
+}

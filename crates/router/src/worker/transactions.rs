@@ -1,0 +1,621 @@
+//! MULTI, EXEC, DISCARD, WATCH, UNWATCH.
+//!
+//! **The router queues.** Between MULTI and EXEC a command is checked (it exists, its arity, its keys share one slot with those before it)
+//! and kept; EXEC sends MULTI, the commands and EXEC to the node in one piece. So a transaction needs no connection of its own: on a shared
+//! connection nothing comes between its commands, and a client that goes away between MULTI and EXEC leaves nothing at a node. What only
+//! the node can refuse (its own access rules, no memory) it refuses when it queues, and so EXEC fails with EXECABORT, as in Redis; the
+//! error names that reason, because the client has not seen it.
+//!
+//! **WATCH takes a connection**, because the node keeps watches by connection. It is held until EXEC, DISCARD or UNWATCH. If it is lost, or
+//! the slot has another owner by then, EXEC answers nil: the transaction did not happen, and the client tries again. It never succeeds
+//! without the watch.
+//!
+//! Not a connection from MULTI on with each command sent at once: it would cost a round trip for each command and a connection for each
+//! client in the middle of a transaction.
+
+use switchyard_policy::routing::{Route, route};
+use switchyard_policy::topology::{NodeId, Slot};
+use switchyard_resp::command::{Command, Flags, Handling, KeyError, Local, errors};
+use switchyard_resp::encode;
+use switchyard_resp::request::Args;
+
+use super::dispatch::Flow;
+use super::downstream::Client;
+use super::local::parse;
+use super::pool::Acquired;
+use super::upstream::{Lane, Link, Pending, Phase, Purpose};
+use super::wait::Wait;
+use super::{Stall, Worker};
+use crate::shared::{Plan, lock};
+use crate::slab::Handle;
+
+const QUEUED: &[u8] = b"+QUEUED\r\n";
+const ABORTED: &str = "EXECABORT Transaction discarded because of previous errors.";
+
+/// Bytes of commands queued by one client; as much as one request may have.
+const QUEUE_MAX: usize = 1 << 30;
+
+/// Queues larger than this are not kept for the next transaction.
+const KEPT_MAX: usize = 16 << 10;
+
+/// Somebody who waits for a connection gets that of a client whose WATCH is older than this and has been quiet since.
+const RECALL_US: u64 = 60_000_000;
+
+/// What a client has besides single commands. Apart from the client, because most have none of it.
+#[derive(Debug, Default)]
+pub(super) struct Session {
+    pub(super) multi: Multi,
+    pub(super) watch: Option<Watch>,
+    /// The database that the transaction under way selects.
+    select: Option<u32>,
+    pub(super) wait: Option<Wait>,
+}
+
+/// The commands since MULTI.
+#[derive(Debug, Default)]
+pub(super) struct Multi {
+    /// Requests, one after the other.
+    queue: Vec<u8>,
+    /// Length and class of each.
+    commands: Vec<(u32, u8)>,
+    /// Where their keys are.
+    slot: Option<Slot>,
+    slow: bool,
+    writes: bool,
+    /// A command was refused: EXEC will be, too.
+    aborted: bool,
+    /// The database after the last SELECT.
+    select: Option<u32>,
+    /// Scripts called by their SHA-1.
+    scripts: Vec<[u8; 40]>,
+}
+
+impl Multi {
+    pub(super) fn count(&self) -> usize {
+        self.commands.len()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.queue.len()
+    }
+
+    fn clear(&mut self) {
+        let mut queue = std::mem::take(&mut self.queue);
+        let mut commands = std::mem::take(&mut self.commands);
+        queue.clear();
+        commands.clear();
+        *self = Self::default();
+        if queue.capacity() <= KEPT_MAX && commands.capacity() <= KEPT_MAX / 8 {
+            self.queue = queue;
+            self.commands = commands;
+        }
+    }
+}
+
+/// What a client watches.
+#[derive(Debug)]
+pub(super) struct Watch {
+    slot: Slot,
+    node: NodeId,
+    /// The connection that the node watches for; `None` where a WATCH failed.
+    pub(super) link: Option<Handle>,
+    /// When the first WATCH failed, where it did.
+    failed_us: Option<u64>,
+    /// WATCHes sent.
+    sent: u32,
+}
+
+impl Client {
+    fn session(&mut self) -> &mut Session {
+        self.session.get_or_insert_default()
+    }
+
+    /// EXEC is answered: `executed` where the node did what was queued.
+    pub(super) fn after_exec(&mut self, executed: bool) {
+        if let Some(database) = self.session.as_mut().and_then(|s| s.select.take())
+            && executed
+        {
+            self.database = database;
+        }
+    }
+}
+
+/// What is done with a command between MULTI and EXEC.
+enum Admission {
+    /// Queued; its keys are in this slot, if it has any.
+    Queue(Option<Slot>),
+    /// The same, for a SELECT.
+    Select(u32),
+    Refuse(String),
+}
+
+impl Worker {
+    /// A command of a client that is between MULTI and EXEC.
+    #[cold]
+    pub(super) fn in_multi(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
+        let class = command.class() as u8;
+        match command.handling {
+            Handling::Local(Local::Exec) => return self.exec(plan, handle, class),
+            Handling::Local(Local::Discard) => {
+                self.discard(handle);
+                self.answer(handle, class, b"+OK\r\n");
+                return Flow::Next;
+            }
+            Handling::Local(local @ (Local::Quit | Local::Reset)) => return self.local(plan, handle, command, local, raw, args),
+            Handling::Local(Local::Multi) => return self.refuse(handle, class, "ERR MULTI calls can not be nested"),
+            Handling::Local(Local::Watch) => return self.refuse(handle, class, "ERR WATCH inside MULTI is not allowed"),
+            _ => {}
+        }
+        let (slot, select) = match self.admit(plan, handle, command, args) {
+            Admission::Queue(slot) => (slot, None),
+            Admission::Select(database) => (None, Some(database)),
+            Admission::Refuse(text) => {
+                self.spoil(handle);
+                return self.refuse(handle, class, &text);
+            }
+        };
+        if command.flags.has(Flags::SCRIPT) {
+            self.note_script(command, args);
+        }
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let multi = &mut client.session().multi;
+        if !multi.aborted {
+            multi.slot = multi.slot.or(slot);
+            multi.select = select.or(multi.select);
+            multi.slow |= command.flags.has(Flags::SLOW);
+            multi.writes |= !command.flags.has(Flags::READONLY);
+            multi.queue.extend_from_slice(raw);
+            multi.commands.push((raw.len() as u32, class));
+            if matches!(&*command.name, "EVALSHA" | "EVALSHA_RO")
+                && let Some(sha) = args.get(1).and_then(|sha| sha.to_ascii_lowercase().try_into().ok())
+                && !multi.scripts.contains(&sha)
+            {
+                multi.scripts.push(sha);
+            }
+        }
+        self.answer(handle, class, QUEUED);
+        Flow::Next
+    }
+
+    /// A command was refused between MULTI and EXEC.
+    pub(super) fn spoil(&mut self, handle: Handle) {
+        if let Some(client) = self.clients.get_mut(handle).filter(|c| c.in_multi) {
+            let multi = &mut client.session().multi;
+            multi.clear();
+            multi.aborted = true;
+        }
+    }
+
+    /// A command with a wrong number of arguments. EXEC with arguments ends the transaction.
+    #[cold]
+    pub(super) fn wrong_arity(&mut self, handle: Handle, command: &Command) -> Flow {
+        let class = command.class() as u8;
+        let text = errors::arity(command);
+        if command.handling == Handling::Local(Local::Exec) {
+            self.discard(handle);
+            let why = text.strip_prefix("ERR ").unwrap_or(&text);
+            return self.refuse(handle, class, &format!("EXECABORT Transaction discarded because of: {why}"));
+        }
+        self.spoil(handle);
+        self.refuse(handle, class, &text)
+    }
+
+    fn admit(&mut self, plan: &Plan, handle: Handle, command: &Command, args: &Args<'_>) -> Admission {
+        let name = command.name.replace('|', " ");
+        let Some(session) = self.clients.get(handle).and_then(|c| c.session.as_ref()) else { return Admission::Queue(None) };
+        let known = session.multi.slot.or(session.watch.as_ref().map(|w| w.slot));
+        if session.multi.bytes() > QUEUE_MAX {
+            return Admission::Refuse(format!("ERR Switchyard queues at most {QUEUE_MAX} bytes of commands in a transaction"));
+        }
+        match command.handling {
+            Handling::Keyed | Handling::Split(_) => {
+                let mut keys = std::mem::take(&mut self.keys);
+                keys.clear();
+                let found = command.find_keys(args, &mut keys);
+                let target = route(&plan.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
+                self.keys = keys;
+                match (found, target) {
+                    // The node says what is wrong, and when: at EXEC.
+                    (
+                        Err(
+                            KeyError::Arity
+                            | KeyError::NumkeysNotInteger(_)
+                            | KeyError::NumkeysTooSmall(_)
+                            | KeyError::NumkeysTooLarge(_)
+                            | KeyError::Syntax
+                            | KeyError::UnbalancedStreams,
+                        ),
+                        _,
+                    )
+                    | (Ok(()), Route::Anywhere) => Admission::Queue(None),
+                    (Err(error), _) => Admission::Refuse(error.text(command)),
+                    (Ok(()), Route::Owner(slot, _)) if known.is_none_or(|k| k == slot) => Admission::Queue(Some(slot)),
+                    (Ok(()), Route::Owner(..) | Route::CrossSlot) => Admission::Refuse(errors::CROSSSLOT.into()),
+                }
+            }
+            Handling::Any | Handling::Local(Local::Ping | Local::Echo | Local::Time | Local::Unwatch) => Admission::Queue(None),
+            Handling::Every(_) if plan.topology.nodes().len() == 1 => Admission::Queue(None),
+            Handling::Every(_) => Admission::Refuse(format!(
+                "ERR Switchyard does not serve {name} inside MULTI: it concerns every node, and a transaction is executed by one. Call it outside"
+            )),
+            Handling::Local(Local::Select) => match args.get(1).and_then(parse::<u32>) {
+                // Out of range: the node says so at EXEC.
+                None => Admission::Queue(None),
+                Some(database) if plan.topology.nodes().all(|n| self.shared.with_facts(n.id, |f| database < f.databases)) => {
+                    Admission::Select(database)
+                }
+                Some(database) => Admission::Refuse(format!(
+                    "ERR Switchyard does not serve SELECT {database} inside MULTI before any client has selected that database outside"
+                )),
+            },
+            Handling::Local(_) => Admission::Refuse(format!(
+                "ERR Switchyard does not serve {name} inside MULTI: Switchyard answers it, and the node executes the transaction. Call it outside"
+            )),
+            Handling::Later(_) | Handling::Refused(_) => Admission::Refuse(errors::not_served(command).unwrap_or_default()),
+        }
+    }
+
+    /// MULTI, DISCARD and EXEC of a client that is not between MULTI and EXEC, WATCH, UNWATCH.
+    pub(super) fn transaction(
+        &mut self,
+        plan: &Plan,
+        handle: Handle,
+        local: Local,
+        command: &Command,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
+        let class = command.class() as u8;
+        match local {
+            Local::Exec => return self.refuse(handle, class, "ERR EXEC without MULTI"),
+            Local::Discard => return self.refuse(handle, class, "ERR DISCARD without MULTI"),
+            Local::Watch => return self.watch(plan, handle, command, raw, args),
+            Local::Unwatch => self.unwatch(handle),
+            _ => {
+                let now_us = self.now_us;
+                if let Some(client) = self.clients.get_mut(handle) {
+                    client.in_multi = true;
+                    let session = client.session();
+                    session.multi.clear();
+                    // Not of the same turn: the client has seen the error.
+                    session.watch.take_if(|w| w.failed_us.is_some_and(|at| at != now_us));
+                }
+            }
+        }
+        self.answer(handle, class, b"+OK\r\n");
+        Flow::Next
+    }
+
+    /// Ends a transaction, if there is one, without executing it.
+    pub(super) fn discard(&mut self, handle: Handle) {
+        if let Some(client) = self.clients.get_mut(handle) {
+            client.in_multi = false;
+            if let Some(session) = client.session.as_deref_mut() {
+                session.multi.clear();
+            }
+        }
+        self.unwatch(handle);
+    }
+
+    fn unwatch(&mut self, handle: Handle) {
+        let watch = self.clients.get_mut(handle).and_then(|c| c.session.as_deref_mut()?.watch.take());
+        if let Some(link) = watch.and_then(|w| w.link)
+            && self.links.get(link).is_some_and(|l| l.holder == handle)
+        {
+            self.abandon(link);
+        }
+    }
+
+    fn watch(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
+        let class = command.class() as u8;
+        let Route::Owner(slot, node) = route(&plan.topology, args.iter().skip(1)) else {
+            self.watch_failed(handle);
+            return self.refuse(handle, class, errors::CROSSSLOT);
+        };
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        // One that failed before anything was watched left nothing.
+        client.session().watch.take_if(|w| w.failed_us.is_some());
+        let before = client.session().watch.as_ref().map(|w| (w.slot, w.link));
+        if before.is_some_and(|(other, _)| other != slot) {
+            self.watch_failed(handle);
+            return self.refuse(handle, class, errors::CROSSSLOT);
+        }
+        let link = match before {
+            // In doubt already: EXEC will answer nil whatever else is watched.
+            Some((_, link)) if !link.is_some_and(|l| self.is_watching(handle, l, node)) => {
+                self.watch_failed(handle);
+                self.answer(handle, class, b"+OK\r\n");
+                return Flow::Next;
+            }
+            Some((_, Some(link))) => {
+                if !self.clients.get_mut(handle).is_some_and(|c| c.may_take(Lane::Watch)) {
+                    return Flow::Stall(Stall::Barrier);
+                }
+                link
+            }
+            _ => match self.take_exclusive(handle, node, Lane::Watch) {
+                Ok(Acquired::Link(link)) => link,
+                Ok(Acquired::Refused(text)) => {
+                    self.note_watch(handle, slot, node, None);
+                    self.note_failed_watch(handle);
+                    return self.refuse(handle, class, &text);
+                }
+                Ok(Acquired::Wait) => return Flow::Stall(Stall::Exclusive),
+                Err(flow) => return flow,
+            },
+        };
+        self.push_exclusive(handle, link, raw, class, None);
+        if let Some(link) = self.links.get_mut(link) {
+            link.watching = true;
+            if let Some(pending) = link.pending.back_mut() {
+                pending.purpose = Purpose::Watch;
+            }
+        }
+        // From now on it is the watch's, not the command's.
+        if let Some(client) = self.clients.get_mut(handle) {
+            client.held = None;
+        }
+        self.note_watch(handle, slot, node, Some(link));
+        Flow::Next
+    }
+
+    fn note_watch(&mut self, handle: Handle, slot: Slot, node: NodeId, link: Option<Handle>) {
+        if let Some(client) = self.clients.get_mut(handle) {
+            let watch = client.session().watch.get_or_insert(Watch { slot, node, link, failed_us: None, sent: 0 });
+            watch.sent += 1;
+        }
+    }
+
+    /// A WATCH failed, and its client gets the error. If it was the first one, nothing is watched, and a transaction that the client begins
+    /// in that knowledge may go on. But one that it has sent already, without waiting for the answer, relies on it.
+    pub(super) fn note_failed_watch(&mut self, handle: Handle) {
+        self.watch_failed(handle);
+        let now_us = self.now_us;
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        let in_multi = client.in_multi;
+        if let Some(watch) = client.session.as_mut().and_then(|s| s.watch.as_mut())
+            && watch.sent <= 1
+            && !in_multi
+        {
+            watch.failed_us = Some(now_us);
+        }
+    }
+
+    /// A WATCH has failed, so that not all is watched that the client relies on.
+    fn watch_failed(&mut self, handle: Handle) {
+        let Some(watch) = self.clients.get_mut(handle).and_then(|c| c.session.as_deref_mut()?.watch.as_mut()) else { return };
+        if let Some(link) = watch.link.take()
+            && self.links.get(link).is_some_and(|l| l.holder == handle)
+        {
+            self.abandon(link);
+        }
+    }
+
+    /// The node's answer to WATCH.
+    pub(super) fn on_watch(&mut self, pending: Pending, answer: &[u8]) {
+        if switchyard_resp::reply::is_error(answer) {
+            self.note_failed_watch(pending.who);
+        }
+        self.deliver(pending.who, pending.seq, answer);
+    }
+
+    /// Whether the node still watches on this connection for this client.
+    fn is_watching(&self, handle: Handle, link: Handle, node: NodeId) -> bool {
+        let watches = |l: &Link| l.phase == Phase::Up && l.watching && l.holder == handle && l.node == node && l.expired == 0;
+        self.links.get(link).is_some_and(|l| watches(l))
+    }
+
+    /// Whether what a client watches is in doubt, so that EXEC will answer nil.
+    pub(super) fn is_dirty(&self, handle: Handle, client: &Client) -> bool {
+        client.session.as_ref().and_then(|s| s.watch.as_ref()).is_some_and(|watch| {
+            let moved = self.plan.topology.owner(watch.slot) != watch.node;
+            let other_protocol = watch.link.and_then(|l| self.links.get(l)).is_some_and(|l| l.resp3 != client.resp3);
+            moved || other_protocol || !watch.link.is_some_and(|l| self.is_watching(handle, l, watch.node))
+        })
+    }
+
+    fn exec(&mut self, plan: &Plan, handle: Handle, class: u8) -> Flow {
+        let Some(client) = self.clients.get(handle) else { return Flow::Close };
+        let resp3 = client.resp3;
+        let Some(session) = client.session.as_deref() else { return Flow::Close };
+        let (multi, watch) = (&session.multi, session.watch.as_ref());
+        if multi.aborted {
+            self.discard(handle);
+            return self.refuse(handle, class, ABORTED);
+        }
+        if let Some(watch) = watch {
+            if client.in_flight() > 0 {
+                // Not before the node has said that it watches.
+                return Flow::Stall(Stall::Barrier);
+            }
+            if self.is_dirty(handle, client) {
+                self.discard(handle);
+                self.answer(handle, class, if resp3 { b"_\r\n" } else { b"*-1\r\n" });
+                return Flow::Next;
+            }
+            let Some(link) = watch.link else { return Flow::Close };
+            if let Some(client) = self.clients.get_mut(handle) {
+                client.may_take(Lane::Watch);
+                client.held = Some(link);
+                client.session().watch = None;
+            }
+            if let Some(link) = self.links.get_mut(link) {
+                link.watching = false;
+            }
+            return self.send_transaction(handle, link, class);
+        }
+        if multi.commands.is_empty() {
+            self.discard(handle);
+            self.answer(handle, class, b"*0\r\n");
+            return Flow::Next;
+        }
+        let node = match multi.slot {
+            Some(slot) => Some(plan.topology.owner(slot)),
+            None => self.choose_node(plan),
+        };
+        let Some(node) = node else {
+            self.discard(handle);
+            return self.refuse_all_down(handle, class);
+        };
+        let Some(client) = self.clients.get(handle) else { return Flow::Close };
+        let Some(multi) = client.session.as_deref().map(|s| &s.multi) else { return Flow::Close };
+        let lane = if multi.slow { Lane::Slow } else { Lane::Main };
+        if multi.queue.len() > plan.live.large_value {
+            return self.exec_alone(handle, node, Lane::Large, class);
+        }
+        if !client.can_take(lane) {
+            return Flow::Stall(Stall::Barrier);
+        }
+        let link_handle = self.shared_link(node, lane, resp3);
+        let Some(link) = self.links.get(link_handle) else { return Flow::Close };
+        if link.phase != Phase::Up {
+            // Nothing may be sent before the node has been asked whether it serves transactions.
+            return self.exec_alone(handle, node, Lane::Watch, class);
+        }
+        if link.unsent() > Self::UNSENT_HIGH && self.link_is_full(link_handle, handle, Self::UNSENT_HIGH) {
+            return Flow::Stall(Stall::Upstream);
+        }
+        if let Some(client) = self.clients.get_mut(handle) {
+            client.may_take(lane);
+        }
+        self.send_transaction(handle, link_handle, class)
+    }
+
+    /// A transaction on a connection of its own.
+    fn exec_alone(&mut self, handle: Handle, node: NodeId, lane: Lane, class: u8) -> Flow {
+        match self.take_exclusive(handle, node, lane) {
+            Ok(Acquired::Link(link)) => {
+                if let Some(client) = self.clients.get_mut(handle) {
+                    client.held = Some(link);
+                }
+                if let Some(link) = self.links.get_mut(link) {
+                    link.holder = handle;
+                }
+                self.send_transaction(handle, link, class)
+            }
+            Ok(Acquired::Refused(text)) => {
+                self.discard(handle);
+                self.refuse(handle, class, &text)
+            }
+            Ok(Acquired::Wait) => Flow::Stall(Stall::Exclusive),
+            Err(flow) => flow,
+        }
+    }
+
+    /// Puts MULTI, what is queued, and EXEC on a connection.
+    fn send_transaction(&mut self, handle: Handle, link_handle: Handle, class: u8) -> Flow {
+        let refusal = self.links.get(link_handle).and_then(|l| l.no_multi.clone().map(|why| (why, l.node)));
+        if let Some((why, node)) = refusal {
+            self.discard(handle);
+            self.after_exclusive_reply(link_handle);
+            let name = self.node_name(node);
+            return self.refuse(
+                handle,
+                class,
+                &format!("ERR {name} refuses transactions ({why}): allow MULTI and EXEC to Switchyard's user there"),
+            );
+        }
+        let scripts = self.clients.get(handle).and_then(|c| c.session.as_ref()).map(|s| s.multi.scripts.clone()).unwrap_or_default();
+        for sha in scripts {
+            // In a transaction NOSCRIPT comes too late to be healed.
+            let body = lock(&self.shared.scripts).body(&sha);
+            if let Some(body) = body {
+                self.push_own(link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Nobody, 0);
+            }
+        }
+        let epoch = self.plan.topology.epoch() as u32;
+        let sent_us = self.now_us as u32;
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let seq = client.owe(self.now_us, class);
+        let database = client.database;
+        let mut multi = std::mem::take(&mut client.session().multi);
+        client.session().select = multi.select;
+        client.in_multi = false;
+        let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };
+        if multi.writes {
+            client.note_write(link.node);
+        }
+        link.waits_until_us = 0;
+        let queued = Pending {
+            who: Handle::NONE,
+            seq: 0,
+            len: 0,
+            sent_us,
+            epoch,
+            purpose: Purpose::Queued,
+            class,
+            repeatable: false,
+            by_sha: false,
+        };
+        link.push(b"*1\r\n$5\r\nMULTI\r\n", database, queued);
+        let mut at = 0;
+        for (number, (len, class)) in multi.commands.iter().enumerate() {
+            let request = &multi.queue[at..at + *len as usize];
+            link.push(request, database, Pending { seq: number as u32 + 1, class: *class, ..queued });
+            at += *len as usize;
+        }
+        link.push(b"*1\r\n$4\r\nEXEC\r\n", database, Pending { who: handle, seq, purpose: Purpose::Exec, ..queued });
+        if multi.select.is_some() {
+            // Whether or not it was executed: the next command finds the connection in the database that we believe it to be in.
+            self.push_own(link_handle, &[b"SELECT", database.to_string().as_bytes()], Purpose::Nobody, 0);
+            self.stall(handle, Stall::Barrier);
+        }
+        self.mark_link(link_handle);
+        multi.clear();
+        if let Some(client) = self.clients.get_mut(handle) {
+            client.session().multi = multi;
+        }
+        Flow::Next
+    }
+
+    /// The node refused to queue a command: EXEC will say EXECABORT.
+    pub(super) fn on_queue_error(&mut self, link: Handle, pending: Pending, answer: &[u8]) {
+        let text = switchyard_resp::reply::text(answer).unwrap_or_default();
+        if let Some(link) = self.links.get_mut(link) {
+            link.refused.get_or_insert(text.into());
+            if pending.seq == 0 {
+                link.no_multi = Some(String::from_utf8_lossy(text).into());
+            }
+        }
+    }
+
+    /// The node's answer to EXEC.
+    pub(super) fn on_exec(&mut self, link: Handle, pending: Pending, answer: &[u8]) {
+        let link = self.links.get_mut(link);
+        let (refused, no_multi) = link.map(|l| (l.refused.take(), l.no_multi.clone())).unwrap_or_default();
+        let executed = answer.starts_with(b"*") && !switchyard_resp::reply::is_null(answer);
+        if let Some(client) = self.clients.get_mut(pending.who) {
+            client.after_exec(executed);
+        }
+        let mut text = Vec::new();
+        match (refused, no_multi) {
+            (Some(_), Some(why)) if !answer.starts_with(b"-EXECABORT") => encode::error(
+                &mut text,
+                &format!(
+                    "ERR the node refused MULTI ({why}): the commands were executed one by one. Allow MULTI to Switchyard's user there"
+                ),
+            ),
+            (Some(why), _) if answer.starts_with(b"-EXECABORT") => {
+                encode::line(&mut text, b'-', &[b"EXECABORT Transaction discarded because of: ", &why[..]].concat());
+            }
+            _ => {}
+        }
+        self.deliver(pending.who, pending.seq, if text.is_empty() { answer } else { &text });
+    }
+
+    /// Others wait for a connection: takes back those of clients that watch and have been quiet for long. Their EXEC will answer nil.
+    pub(super) fn recall_watches(&mut self, node: NodeId) {
+        let now_us = self.now_us;
+        let is_quiet = |c: &Client| c.in_flight() == 0 && now_us.saturating_sub(c.last_used_us) > RECALL_US;
+        let quiet: Vec<Handle> = self
+            .links
+            .iter()
+            .filter(|(_, l)| l.watching && l.node == node)
+            .map(|(_, l)| l.holder)
+            .filter(|h| self.clients.get(*h).is_some_and(is_quiet))
+            .collect();
+        for holder in quiet {
+            self.watch_failed(holder);
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! WAIT and WAITAOF: how many replicas have what this client has written.
+//!
+//! A node answers for the connection that asks: it compares what replicas have acknowledged with the replication offset after the last
+//! write *of that connection*. Our writes travel on shared connections, and WAIT there would hold up everybody's pipeline; on a connection
+//! that has written nothing it would say yes at once, which is false. So a connection of the blocking pool makes a write of its own first
+//! that changes nothing, `SWAPDB 0 0`: it is propagated to replicas and to the append-only file, and the client's writes, which have been
+//! answered before, are older than it. Redis up to 7 would take any command for that; Valkey takes only what is propagated.
+//!
+//! Several nodes: each that the client has written to is asked, one after the other, with what is left of the time; the answer is the
+//! minimum. One after the other, because a client that held one connection while it waited for another could wait in a circle.
+
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::command::Command;
+use switchyard_resp::request::Args;
+use switchyard_resp::{encode, reply};
+
+use super::dispatch::Flow;
+use super::local::parse;
+use super::pool::Acquired;
+use super::upstream::{Lane, Pending, Purpose};
+use super::{Stall, Worker};
+use crate::shared::Plan;
+use crate::slab::Handle;
+
+/// What moves the offset of a connection without changing anything.
+const MARK: &[u8] = b"*3\r\n$6\r\nSWAPDB\r\n$1\r\n0\r\n$1\r\n0\r\n";
+
+/// A WAIT or WAITAOF under way.
+#[derive(Debug)]
+pub(super) struct Wait {
+    /// The arguments but for the timeout, which is the last one.
+    args: Vec<Vec<u8>>,
+    /// When the time is over, us; `None`: never.
+    until_us: Option<u64>,
+    /// Nodes still to ask, the next one last.
+    nodes: Vec<NodeId>,
+    /// The smallest answers so far: one number for WAIT, two for WAITAOF.
+    least: Vec<i64>,
+    /// No node is being asked: the next one can be.
+    due: bool,
+    seq: u32,
+    class: u8,
+}
+
+impl Worker {
+    pub(super) fn wait(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
+        let class = command.class() as u8;
+        let last = args.len() - 1;
+        let counts = (1..last).all(|i| args.get(i).and_then(parse::<i64>).is_some());
+        let Some(timeout_ms) = args.get(last).and_then(parse::<u64>).filter(|ms| counts && *ms < i64::MAX as u64 / 2000) else {
+            // The error is the node's.
+            return self.any(plan, handle, command, raw);
+        };
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let wrote_to = client.wrote_to;
+        if client.in_flight() > 0 {
+            // All that was written before is to be older than the mark.
+            return Flow::Stall(Stall::Barrier);
+        }
+        let mut nodes: Vec<NodeId> = plan.topology.nodes().map(|n| n.id).collect();
+        if wrote_to != 0 {
+            nodes.retain(|n| wrote_to & (1 << (n.index() & 63)) != 0);
+        }
+        client.lane = Lane::Blocking;
+        let seq = client.owe(self.now_us, class);
+        let until_us = (timeout_ms > 0).then(|| self.now_us + timeout_ms * 1000);
+        let args = args.iter().take(last).map(<[u8]>::to_vec).collect();
+        client.session.get_or_insert_default().wait = Some(Wait { args, until_us, nodes, least: Vec::new(), due: true, seq, class });
+        self.ask_next(handle);
+        Flow::Next
+    }
+
+    /// Goes on with a WAIT where one node has answered, or a connection for the next has been found. Whatever else the client waits for:
+    /// more input may have been looked at since, and have ended in a barrier, which only the reply to WAIT ends.
+    #[inline]
+    pub(super) fn go_on_waiting(&mut self, handle: Handle) {
+        let Some(client) = self.clients.get(handle) else { return };
+        if client.stall != Stall::Exclusive && client.session.as_ref().is_some_and(|s| s.wait.as_ref().is_some_and(|w| w.due)) {
+            self.ask_next(handle);
+        }
+    }
+
+    /// Asks the next node, or answers where none is left.
+    fn ask_next(&mut self, handle: Handle) {
+        let Some(wait) = self.clients.get_mut(handle).and_then(|c| c.session.as_mut()?.wait.as_mut()) else { return };
+        let Some(node) = wait.nodes.last().copied() else {
+            let mut out = Vec::new();
+            if wait.least.len() > 1 {
+                encode::header(&mut out, b'*', wait.least.len());
+            }
+            for number in &wait.least {
+                encode::integer(&mut out, *number);
+            }
+            self.end_waiting(handle, &out);
+            return;
+        };
+        let link = match self.acquire(handle, node, Lane::Blocking) {
+            Acquired::Link(link) => link,
+            Acquired::Wait => return, // asked again when there is one
+            Acquired::Refused(text) => {
+                let mut out = Vec::new();
+                encode::error(&mut out, &text);
+                self.end_waiting(handle, &out);
+                return;
+            }
+        };
+        let Some(wait) = self.clients.get_mut(handle).and_then(|c| c.session.as_mut()?.wait.as_mut()) else { return };
+        wait.nodes.pop();
+        wait.due = false;
+        // 0 would be for ever.
+        let left_us = wait.until_us.map(|until| until.saturating_sub(self.now_us).max(1000));
+        let timeout = left_us.map_or(0, |us| us.div_ceil(1000)).to_string();
+        let mut request = Vec::new();
+        encode::header(&mut request, b'*', wait.args.len() + 1);
+        for arg in &wait.args {
+            encode::bulk(&mut request, arg);
+        }
+        encode::bulk(&mut request, timeout.as_bytes());
+        let (seq, class) = (wait.seq, wait.class);
+        self.push_exclusive(handle, link, MARK, class, Some(seq));
+        if let Some(pending) = self.links.get_mut(link).and_then(|l| l.pending.back_mut()) {
+            *pending = Pending { who: Handle::NONE, seq: 1, purpose: Purpose::Queued, ..*pending };
+        }
+        self.push_exclusive(handle, link, &request, class, Some(seq));
+        if let Some(pending) = self.links.get_mut(link).and_then(|l| l.pending.back_mut()) {
+            pending.purpose = Purpose::Wait;
+        }
+        self.wait_at_node(handle, link, None, left_us);
+    }
+
+    /// A node's answer.
+    pub(super) fn on_wait(&mut self, link: Handle, pending: Pending, answer: &[u8]) {
+        let refused = self.links.get_mut(link).and_then(|l| l.refused.take());
+        let handle = pending.who;
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        let Some(wait) = client.session.as_mut().and_then(|s| s.wait.as_mut()).filter(|w| w.seq == pending.seq) else { return };
+        if reply::is_error(answer) {
+            let answer = answer.to_vec();
+            self.end_waiting(handle, &answer);
+            return;
+        }
+        if let Some(why) = refused {
+            let mut out = Vec::new();
+            encode::line(
+                &mut out,
+                b'-',
+                &[b"ERR the node refuses SWAPDB 0 0, without which WAIT would be answered falsely: ", &why[..]].concat(),
+            );
+            self.end_waiting(handle, &out);
+            return;
+        }
+        let numbers: Vec<i64> = match reply::integer(answer) {
+            Some(number) => vec![number],
+            None => reply::elements(answer).filter_map(reply::integer).collect(),
+        };
+        if wait.least.is_empty() {
+            wait.least = numbers;
+        } else {
+            for (least, number) in wait.least.iter_mut().zip(numbers) {
+                *least = number.min(*least);
+            }
+        }
+        // The connection goes back first; then this client goes on to the next node.
+        wait.due = true;
+        self.resumed.push(handle);
+    }
+
+    /// The connection on which a node was asked is lost: the client gets that error.
+    pub(super) fn forget_waiting(&mut self, handle: Handle) {
+        if let Some(session) = self.clients.get_mut(handle).and_then(|c| c.session.as_mut()) {
+            session.wait = None;
+        }
+    }
+
+    fn end_waiting(&mut self, handle: Handle, answer: &[u8]) {
+        let wait = self.clients.get_mut(handle).and_then(|c| c.session.as_mut()?.wait.take());
+        if let Some(wait) = wait {
+            self.deliver(handle, wait.seq, answer);
+        }
+    }
+}

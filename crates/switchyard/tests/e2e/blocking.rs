@@ -1,0 +1,478 @@
+//! Commands that wait at the node: what scripts/blocking.txt (compared with a plain server) cannot show, because it takes several clients,
+//! time, or something that breaks.
+
+use std::time::{Duration, Instant};
+
+use crate::support::relay::Relay;
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, simple, until};
+
+const BRISK: &str = "[nodes]\nconnect-timeout = \"500ms\"\ncommand-timeout = \"500ms\"\nreconnect-backoff-max = \"100ms\"\n";
+
+fn options(config: &str, workers: usize) -> SiteOptions {
+    SiteOptions { router: RouterOptions { config: config.into(), workers, ..RouterOptions::default() }, ..SiteOptions::default() }
+}
+
+fn field(info: &str, name: &str) -> usize {
+    let value = info.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':')).unwrap_or_else(|| panic!("no {name} in {info}"));
+    value.trim().parse().expect("a number")
+}
+
+/// Clients waiting at the node, by its own word.
+fn waiting(node: &Node) -> usize {
+    field(&node.cmd("INFO clients").text(), "blocked_clients")
+}
+
+#[track_caller]
+fn until_waiting(node: &Node, count: usize) {
+    until("so many clients wait at the node", || (waiting(node) == count).then_some(()));
+}
+
+/// A client by whom, and what it waits for.
+fn popped(key: &str, value: &str) -> Value {
+    Value::Array(vec![bulk(key), bulk(value)])
+}
+
+#[test]
+fn an_element_wakes_who_waits_in_the_order_of_waiting() {
+    let site = Site::with(2, &options("", 2));
+    let mut pusher = site.client();
+    for protocol in ["HELLO 2", "HELLO 3"] {
+        let mut clients: Vec<Client> = (0..5).map(|_| site.client()).collect();
+        for client in &mut clients {
+            client.cmd(protocol);
+            let before: usize = site.nodes().iter().map(waiting).sum();
+            client.post("BLPOP q{w} r{w} 0");
+            until("it waits", || (site.nodes().iter().map(waiting).sum::<usize>() == before + 1).then_some(()));
+        }
+        for (i, client) in clients.iter_mut().enumerate() {
+            assert_eq!(pusher.cmd(&format!("RPUSH r{{w}} element{i}")), int(1));
+            assert_eq!(client.reply(), popped("r{w}", &format!("element{i}")));
+        }
+        // Streams wake everybody.
+        pusher.cmd("XADD x{w} 1-1 f v");
+        for client in &mut clients {
+            client.post("XREAD BLOCK 0 STREAMS x{w} $");
+        }
+        until("all wait", || (site.nodes().iter().map(waiting).sum::<usize>() == 5).then_some(()));
+        pusher.cmd("XADD x{w} 2-2 g w");
+        for client in &mut clients {
+            assert!(client.reply().error().is_none());
+        }
+        pusher.cmd("DEL x{w}");
+    }
+}
+
+#[test]
+fn what_a_client_sends_behind_a_blocking_command_waits() {
+    let site = Site::with(2, &options("", 1));
+    let mut client = site.client();
+    let mut other = site.client();
+    // On other nodes, too, and whoever answers.
+    for line in ["SET before 1", "GET before", "BLPOP q 0", "SET after 1", "PING", "GET after", "BLPOP q 0", "ECHO end"] {
+        client.post(line);
+    }
+    assert_eq!((client.reply(), client.reply()), (ok(), bulk("1")));
+    until("it waits", || (site.nodes().iter().map(waiting).sum::<usize>() == 1).then_some(()));
+    assert_eq!(other.cmd("EXISTS after"), int(0));
+    assert_eq!(client.listen(Duration::from_millis(200)), (vec![], false));
+    other.cmd("RPUSH q one");
+    assert_eq!(client.reply(), popped("q", "one"));
+    assert_eq!((client.reply(), client.reply(), client.reply()), (ok(), simple("PONG"), bulk("1")));
+    until("it waits again", || (site.nodes().iter().map(waiting).sum::<usize>() == 1).then_some(()));
+    other.cmd("RPUSH q two");
+    assert_eq!((client.reply(), client.reply()), (popped("q", "two"), bulk("end")));
+}
+
+#[test]
+fn keys_of_one_blocking_command_share_a_slot() {
+    let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
+    let mut client = site.client();
+    for line in ["BLPOP a b 0", "BLMOVE a b LEFT LEFT 0", "BLMPOP 0 2 a b LEFT", "BZPOPMIN a b 0", "XREAD BLOCK 0 STREAMS a b 0 0"] {
+        assert!(client.cmd(line).expect_error().starts_with("CROSSSLOT"), "{line}");
+    }
+}
+
+#[test]
+fn client_unblock_reaches_clients_of_every_worker() {
+    let site = Site::with(2, &options("", 2));
+    let mut other = site.client();
+    let mut clients: Vec<Client> = (0..8).map(|_| site.client()).collect();
+    for (i, client) in clients.iter_mut().enumerate() {
+        let id = client.cmd("CLIENT ID").int();
+        for line in [format!("BLPOP q{i} 0"), format!("BLMOVE q{i} q{i} LEFT LEFT 0"), format!("XREAD BLOCK 0 STREAMS q{i} $")] {
+            client.post(&line);
+            // At once: it may not have reached the node.
+            let mut unblocked = other.cmd(&format!("CLIENT UNBLOCK {id}"));
+            while unblocked == int(0) {
+                unblocked = other.cmd(&format!("CLIENT UNBLOCK {id} TIMEOUT"));
+            }
+            assert_eq!(unblocked, int(1));
+            assert_eq!(client.raw(), b"*-1\r\n", "{line}");
+            client.post(&line);
+            until("it waits", || (field(&other.cmd("INFO clients").text(), "blocked_clients") == 1).then_some(()));
+            assert!(other.cmd("CLIENT LIST").text().contains(" flags=b "));
+            assert_eq!(other.cmd(&format!("CLIENT UNBLOCK {id} ERROR")), int(1));
+            assert_eq!(client.reply().expect_error(), "UNBLOCKED client unblocked via CLIENT UNBLOCK");
+            assert_eq!(other.cmd(&format!("CLIENT UNBLOCK {id}")), int(0), "it waits no more");
+        }
+        assert_eq!(client.cmd("PING"), simple("PONG"));
+    }
+    assert!(other.cmd("CLIENT LIST").text().lines().all(|l| l.contains(" flags=N ")));
+    // Its connections are free again, and unblocking has hit nobody else.
+    for client in &mut clients {
+        assert_eq!(client.cmd("BLPOP none 0.01"), Value::Nil);
+    }
+}
+
+/// A client that goes away waits no longer at the node: what is pushed afterwards is not lost.
+#[test]
+fn a_client_that_has_gone_takes_no_element() {
+    let site = Site::with(1, &options("", 2));
+    let node = &site.nodes()[0];
+    let mut other = site.client();
+    type Way = fn(&mut Client, &mut Client);
+    let ways: [(&str, Way); 4] = [
+        ("it closes", |c, _| c.cut()),
+        ("it closes its side", |c, _| c.finish_sending()),
+        ("it closes with more commands sent", |c, _| {
+            c.post("SET unread 1");
+            c.post("BLPOP q 0");
+            c.finish_sending();
+        }),
+        ("it is killed", |c, o| {
+            let addr = c.stream().local_addr().expect("an address");
+            assert_eq!(o.cmd(&format!("CLIENT KILL ADDR {addr}")), int(1));
+        }),
+    ];
+    for (name, way) in ways {
+        for _ in 0..5 {
+            let mut client = site.client();
+            client.post("BLPOP q 0");
+            until_waiting(node, 1);
+            way(&mut client, &mut other);
+            until_waiting(node, 0);
+            other.cmd("RPUSH q kept");
+            assert_eq!(other.cmd("LPOP q"), bulk("kept"), "{name}");
+            assert!(client.closed_within(Duration::from_secs(10)), "{name}");
+        }
+    }
+    assert_eq!(other.cmd("EXISTS unread"), int(0));
+    // One that is gone before its command has been looked at.
+    for _ in 0..20 {
+        let mut client = site.client();
+        client.post("SET k v");
+        client.post("BLPOP q 0");
+        client.finish_sending();
+        assert_eq!(client.reply(), ok());
+        assert!(client.closed_within(Duration::from_secs(10)));
+        until_waiting(node, 0);
+    }
+    until("nobody is counted as waiting", || (field(&other.cmd("INFO clients").text(), "blocked_clients") == 0).then_some(()));
+}
+
+/// How long an element can still be popped for a client that has gone. Not an assertion on time: the documentation says what was measured.
+#[test]
+fn how_long_a_wait_outlives_its_client() {
+    let Some(site) = Site::router_only(1, &options("", 1)) else { return };
+    let mut probe = site.nodes()[0].client();
+    let mut times: Vec<Duration> = (0..200)
+        .map(|_| {
+            let mut client = site.client();
+            client.post("BLPOP q 0");
+            until("it waits", || (field(&probe.cmd("INFO clients").text(), "blocked_clients") == 1).then_some(()));
+            let start = Instant::now();
+            client.cut();
+            while field(&probe.cmd("INFO clients").text(), "blocked_clients") > 0 {}
+            start.elapsed()
+        })
+        .collect();
+    times.sort();
+    eprintln!(
+        "from the client's close to the end of its wait: median {:?}, 99th percentile {:?}, longest {:?}",
+        times[100], times[197], times[199]
+    );
+    assert!(times[199] < Duration::from_secs(10));
+}
+
+#[test]
+fn connections_come_back_and_are_used_again() {
+    if crate::support::direct() {
+        return;
+    }
+    let node = Node::start(&NodeOptions::default());
+    let relay = Relay::start(node.address());
+    let router = Router::start(&[relay.address()], &RouterOptions { workers: 1, ..RouterOptions::default() });
+    let mut other = Client::connect(router.address());
+    other.cmd("SET warm up");
+    let plain = relay.accepted();
+    for round in 0..30 {
+        let mut client = Client::connect(router.address());
+        client.post("BLPOP q 0");
+        until_waiting(&node, 1);
+        match round % 3 {
+            0 => {
+                other.cmd("RPUSH q x");
+                assert_eq!(client.reply(), popped("q", "x"));
+            }
+            1 => {
+                client.cut();
+                until_waiting(&node, 0);
+            }
+            _ => {
+                let id = other.cmd("CLIENT LIST").text().lines().last().map(|l| l.split([' ', '=']).nth(1).expect("an id").to_owned());
+                other.cmd(&format!("CLIENT UNBLOCK {}", id.expect("a client")));
+                assert_eq!(client.reply(), Value::Nil);
+            }
+        }
+    }
+    // The last one of a round may not be back when the next begins.
+    assert!(relay.accepted() <= plain + 3, "{} connections for 30 commands", relay.accepted() - plain);
+}
+
+#[test]
+fn thousands_wait_at_once() {
+    const CLIENTS: usize = 3000;
+    let node = NodeOptions { args: vec!["--maxclients".into(), "20000".into()], ..NodeOptions::default() };
+    let Some(site) = Site::router_only(1, &SiteOptions { node, ..options("", 2) }) else { return };
+    let mut clients: Vec<Client> = (0..CLIENTS).map(|_| site.client()).collect();
+    for (i, client) in clients.iter_mut().enumerate() {
+        client.post(&format!("BLPOP q{i} 0"));
+    }
+    until_waiting(&site.nodes()[0], CLIENTS);
+    // Others are served.
+    let mut other = site.client();
+    assert_eq!(other.cmd("SET k v"), ok());
+    for (i, client) in clients.iter_mut().enumerate().filter(|(i, _)| i % 2 == 0) {
+        assert_eq!(other.cmd(&format!("RPUSH q{i} v{i}")), int(1));
+        assert_eq!(client.reply(), popped(&format!("q{i}"), &format!("v{i}")));
+    }
+    // The others leave all at once.
+    drop(clients);
+    until_waiting(&site.nodes()[0], 0);
+    assert_eq!(other.cmd("RPUSH q1 kept"), int(1));
+    assert_eq!(other.cmd("LLEN q1"), int(1));
+}
+
+#[test]
+fn at_the_bound_there_is_a_clear_error() {
+    let Some(site) = Site::router_only(1, &options("[nodes]\nblocking-connections-max = 2\ncommand-timeout = \"700ms\"\n", 1)) else {
+        return;
+    };
+    let mut clients = [site.client(), site.client()];
+    for client in &mut clients {
+        client.post("BLPOP q 0");
+    }
+    until_waiting(&site.nodes()[0], 2);
+    let mut third = site.client();
+    let reply = third.cmd("BLPOP q 0");
+    let error = reply.expect_error();
+    assert!(error.starts_with("NODEBUSY") && error.contains("blocking-connections-max 2"), "{error}");
+    // One in line gets the connection that comes back.
+    third.post("BLPOP other 0");
+    std::thread::sleep(Duration::from_millis(100));
+    let mut other = site.client();
+    other.cmd("RPUSH q x");
+    assert_eq!(clients[0].reply(), popped("q", "x"));
+    until_waiting(&site.nodes()[0], 2);
+    other.cmd("RPUSH other y");
+    assert_eq!(third.reply(), popped("other", "y"));
+    // One that leaves while it is in line leaves nothing behind.
+    clients[0].post("BLPOP q 0");
+    until_waiting(&site.nodes()[0], 2);
+    third.post("BLPOP q 0");
+    std::thread::sleep(Duration::from_millis(50));
+    drop(third);
+    for (client, value) in clients.iter_mut().rev().zip(["1", "2"]) {
+        other.cmd(&format!("RPUSH q {value}"));
+        assert_eq!(client.reply(), popped("q", value));
+    }
+    assert_eq!(other.cmd("LLEN q"), int(0));
+}
+
+#[test]
+fn a_node_that_takes_no_more_connections_is_not_taken_for_dead() {
+    let node = NodeOptions { args: vec!["--maxclients".into(), "6".into()], ..NodeOptions::default() };
+    let Some(site) = Site::router_only(1, &SiteOptions { node, ..options(BRISK, 1) }) else { return };
+    let mut clients: Vec<Client> = (0..12).map(|_| site.client()).collect();
+    for client in &mut clients {
+        client.post("BLPOP q 2");
+    }
+    let mut other = site.client();
+    assert_eq!(other.cmd("SET k v"), ok());
+    let mut refused = 0;
+    for client in &mut clients {
+        let reply = client.reply();
+        if let Some(error) = reply.error() {
+            assert!(error.starts_with("NODEBUSY"), "{error}");
+            refused += 1;
+        }
+        assert_eq!(other.cmd("GET k"), bulk("v"));
+    }
+    assert!(refused > 0 && refused < 12, "{refused} refused");
+}
+
+#[test]
+fn a_node_that_dies_ends_every_wait() {
+    let Some(mut site) = Site::router_only(1, &options(BRISK, 2)) else { return };
+    let mut clients: Vec<Client> = (0..20).map(|_| site.client()).collect();
+    for (i, client) in clients.iter_mut().enumerate() {
+        if i % 2 == 0 {
+            client.cmd("HELLO 3");
+        }
+        client.post("BLPOP q 0");
+        client.post("PING");
+    }
+    until_waiting(&site.nodes()[0], 20);
+    site.node_mut(0).kill();
+    for client in &mut clients {
+        let reply = client.reply();
+        assert!(reply.expect_error().starts_with("NODELOST"), "{reply:?}");
+        assert_eq!(client.reply(), simple("PONG"));
+    }
+    site.node_mut(0).restart();
+    let mut other = site.client();
+    until("the node serves again", || other.cmd("GET k").error().is_none().then_some(()));
+    for client in &mut clients {
+        client.post("BLPOP q 0");
+    }
+    until_waiting(&site.nodes()[0], 20);
+    for _ in 0..20 {
+        other.cmd("RPUSH q x");
+    }
+    for client in &mut clients {
+        assert_eq!(client.reply(), popped("q", "x"));
+    }
+}
+
+/// Nothing shows on a connection that waits when its node stops running: it is found out all the same.
+#[test]
+fn a_node_that_freezes_ends_every_wait() {
+    let Some(site) = Site::router_only(1, &options(BRISK, 1)) else { return };
+    let node = &site.nodes()[0];
+    let mut forever = site.client();
+    forever.post("BLPOP q 0");
+    let mut bounded = site.client();
+    bounded.post("BLPOP q 1");
+    until_waiting(node, 2);
+    node.freeze();
+    let reply = forever.reply();
+    assert!(reply.expect_error().starts_with("NODELOST"), "{reply:?}");
+    let reply = bounded.reply();
+    assert!(reply.expect_error().starts_with("NODE"), "{reply:?}");
+    node.thaw();
+    let mut other = site.client();
+    until("the node serves again", || (other.cmd("SET k v") == ok()).then_some(()));
+    // The waits of before are over at the node, too.
+    until_waiting(node, 0);
+    other.cmd("RPUSH q kept");
+    assert_eq!(forever.cmd("BLPOP q 0"), popped("q", "kept"));
+}
+
+#[test]
+fn a_wait_is_longer_than_the_command_timeout_and_no_zombie() {
+    let Some(site) = Site::router_only(1, &options(BRISK, 1)) else { return };
+    let mut client = site.client();
+    let start = Instant::now();
+    assert_eq!(client.cmd("BLPOP q 2"), Value::Nil);
+    assert!(start.elapsed() >= Duration::from_secs(2));
+    client.post("BLPOP q 0");
+    std::thread::sleep(Duration::from_secs(2));
+    let mut other = site.client();
+    other.cmd("RPUSH q x");
+    assert_eq!(client.reply(), popped("q", "x"));
+    let metrics = site.router().metrics();
+    assert!(metrics.contains("switchyard_clients_blocked 0"), "{metrics}");
+    for line in metrics.lines().filter(|l| l.starts_with("switchyard_node_timeouts_total") || l.starts_with("switchyard_node_unconfirmed"))
+    {
+        assert!(line.ends_with(" 0"), "{line}");
+    }
+}
+
+/// SIGTERM ends waits by an error, at the node first: an element that is pushed meanwhile is not lost.
+#[test]
+fn a_drain_ends_waits_by_an_error() {
+    let Some(mut site) = Site::router_only(1, &options("", 2)) else { return };
+    let mut clients: Vec<Client> = (0..10).map(|_| site.client()).collect();
+    for client in &mut clients {
+        client.post("BLPOP q 0");
+    }
+    until_waiting(&site.nodes()[0], 10);
+    let start = Instant::now();
+    site.router().process().signal(rustix::process::Signal::TERM);
+    for client in &mut clients {
+        assert_eq!(client.reply().expect_error(), "UNBLOCKED client unblocked via CLIENT UNBLOCK");
+        assert!(client.closed_within(Duration::from_secs(10)));
+    }
+    assert_eq!(waiting(&site.nodes()[0]), 0);
+    assert!(site.router_mut().process_mut().wait(Duration::from_secs(20)).success());
+    assert!(start.elapsed() < Duration::from_secs(9), "the drain waited for its bound");
+}
+
+/// Elements are neither lost nor given twice while consumers come and go and connections break.
+#[test]
+fn elements_are_neither_lost_nor_doubled_among_many_consumers() {
+    const ELEMENTS: usize = 3000;
+    let site = Site::with(2, &options("", 2));
+    let mut got: Vec<usize> = std::thread::scope(|scope| {
+        let consumers: Vec<_> = (0..16)
+            .map(|i| {
+                let site = &site;
+                scope.spawn(move || {
+                    let mut got = Vec::new();
+                    let mut client = site.client();
+                    if i % 2 == 0 {
+                        client.cmd("HELLO 3");
+                    }
+                    loop {
+                        let reply = match i % 3 {
+                            0 => client.cmd(&format!("BLPOP {{q{}}}l 0", i % 4)),
+                            1 => client.cmd(&format!("BRPOP {{q{}}}l {{q{}}}m 0", i % 4, i % 4)),
+                            _ => client.cmd(&format!("BLMPOP 0 1 {{q{}}}l LEFT", i % 4)),
+                        };
+                        let value = match &reply.items()[1] {
+                            Value::Bulk(value) => String::from_utf8_lossy(value).into_owned(),
+                            other => other.items()[0].text(),
+                        };
+                        match value.parse() {
+                            Ok(number) => got.push(number),
+                            Err(_) => return got,
+                        }
+                        if got.len() % 40 == 0 {
+                            // Another connection; nothing is under way on this one.
+                            client = site.client();
+                        }
+                    }
+                })
+            })
+            .collect();
+        let mut pusher = site.client();
+        for number in 0..ELEMENTS {
+            pusher.cmd(&format!("RPUSH {{q{}}}l {number}", number % 4));
+        }
+        for i in 0..4 {
+            until("the queue is empty", || (pusher.cmd(&format!("LLEN {{q{i}}}l")) == int(0)).then_some(()));
+            for _ in 0..4 {
+                pusher.cmd(&format!("RPUSH {{q{i}}}l end"));
+            }
+        }
+        consumers.into_iter().flat_map(|c| c.join().expect("a consumer")).collect()
+    });
+    got.sort_unstable();
+    assert_eq!(got, (0..ELEMENTS).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_large_element_reaches_who_waited_for_it() {
+    let site = Site::with(1, &options("", 1));
+    let mut client = site.client();
+    let mut other = site.client();
+    let value = vec![b'e'; 5 << 20];
+    for _ in 0..3 {
+        client.post("BLPOP q 0");
+        client.post("PING");
+        until_waiting(&site.nodes()[0], 1);
+        assert_eq!(other.call(&[&b"RPUSH"[..], b"q", &value]), int(1));
+        assert_eq!(client.reply().items()[1].bytes().len(), value.len());
+        assert_eq!(client.reply(), simple("PONG"));
+    }
+}

@@ -1,0 +1,538 @@
+//! MULTI, EXEC, DISCARD, WATCH, UNWATCH: what scripts/transactions.txt (compared with a plain server) cannot show, because it takes several
+//! nodes, several clients, or something that breaks.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::support::relay::Relay;
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, encode, int, ok, simple, until};
+
+const BRISK: &str = "[nodes]\nconnect-timeout = \"500ms\"\ncommand-timeout = \"500ms\"\nreconnect-backoff-max = \"100ms\"\n";
+
+fn queued() -> Value {
+    simple("QUEUED")
+}
+
+fn options(config: &str, workers: usize) -> SiteOptions {
+    SiteOptions { router: RouterOptions { config: config.into(), workers, ..RouterOptions::default() }, ..SiteOptions::default() }
+}
+
+#[test]
+fn keys_of_one_transaction_share_a_slot() {
+    let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
+    let tags = site.tags();
+    let (here, there) = (&tags[0][0], &tags[1][0]);
+    let mut client = site.client();
+    let crossslot = "CROSSSLOT Keys in request don't hash to the same slot";
+    let aborted = "EXECABORT Transaction discarded because of previous errors.";
+    // Even where one node owns both slots: a move may part them.
+    for other in [there, &tags[0][1]] {
+        assert_eq!(client.cmd("MULTI"), ok());
+        assert_eq!(client.cmd(&format!("SET {{{here}}}a 1")), queued());
+        assert_eq!(client.cmd(&format!("SET {{{other}}}b 1")).expect_error(), crossslot);
+        assert_eq!(client.cmd(&format!("SET {{{here}}}a 2")), queued());
+        assert_eq!(client.cmd("EXEC").expect_error(), aborted);
+        assert_eq!(client.cmd(&format!("EXISTS {{{here}}}a {{{other}}}b")), int(0));
+        // In one command, and against what is watched.
+        assert_eq!(client.cmd("MULTI"), ok());
+        assert_eq!(client.cmd(&format!("MSET {{{here}}}a 1 {{{other}}}b 1")).expect_error(), crossslot);
+        assert_eq!(client.cmd("EXEC").expect_error(), aborted);
+        assert_eq!(client.cmd(&format!("WATCH {{{here}}}a {{{other}}}b")).expect_error(), crossslot);
+        assert_eq!(client.cmd(&format!("WATCH {{{here}}}a")), ok());
+        assert_eq!(client.cmd(&format!("WATCH {{{other}}}a")).expect_error(), crossslot);
+        assert_eq!(client.cmd("UNWATCH"), ok());
+        assert_eq!(client.cmd(&format!("WATCH {{{here}}}a")), ok());
+        assert_eq!(client.cmd("MULTI"), ok());
+        assert_eq!(client.cmd(&format!("SET {{{other}}}a 1")).expect_error(), crossslot);
+        assert_eq!(client.cmd("EXEC").expect_error(), aborted);
+    }
+    // Transactions of every node, one after the other and in one pipeline.
+    for tag in tags.iter().flatten() {
+        for line in ["MULTI".into(), format!("INCR {{{tag}}}n"), format!("GET {{{tag}}}n"), "EXEC".into()] {
+            client.post(&line);
+        }
+    }
+    for _ in tags.iter().flatten() {
+        assert_eq!((client.reply(), client.reply(), client.reply()), (ok(), queued(), queued()));
+        assert_eq!(client.reply(), Value::Array(vec![int(1), bulk("1")]));
+    }
+}
+
+#[test]
+fn what_cannot_be_in_a_transaction_says_so_when_it_is_queued() {
+    let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
+    let mut client = site.client();
+    for line in [
+        "FLUSHALL",
+        "DBSIZE",
+        "KEYS *",
+        "SCAN 0",
+        "RANDOMKEY",
+        "SCRIPT LOAD \"return 1\"",
+        "HELLO 3",
+        "AUTH x",
+        "CLIENT ID",
+        "CLIENT REPLY OFF",
+        "INFO",
+        "CONFIG GET save",
+        "WAIT 0 0",
+        "SELECT 7",
+        "SHUTDOWN",
+        "MONITOR",
+    ] {
+        assert_eq!(client.cmd("MULTI"), ok());
+        assert_eq!(client.cmd("SET k v"), queued());
+        let reply = client.cmd(line);
+        let error = reply.expect_error();
+        assert!(error.contains(line.split(' ').next().expect("a name")) && error.len() > 30, "{line}: {error}");
+        assert!(client.cmd("EXEC").expect_error().starts_with("EXECABORT"), "{line}");
+        assert_eq!(client.cmd("GET k"), Value::Nil, "{line}");
+    }
+    // Without keys any node will do.
+    for line in ["MULTI", "PING", "TIME", "ECHO x"] {
+        client.cmd(line);
+    }
+    assert_eq!(client.cmd("EXEC").items().len(), 3);
+}
+
+/// A node that only it knows of: its refusals come at EXEC, with the reason.
+#[test]
+fn what_the_node_refuses_to_queue_aborts_the_transaction() {
+    let Some(site) = Site::router_only(1, &SiteOptions::default()) else { return };
+    let node = &site.nodes()[0];
+    let mut client = site.client();
+    client.cmd("SET k before");
+    node.cmd("CONFIG SET maxmemory 1");
+    for line in ["MULTI", "GET k", "SET k after"] {
+        assert!(client.cmd(line).error().is_none());
+    }
+    let reply = client.cmd("EXEC");
+    let error = reply.expect_error();
+    assert!(error.starts_with("EXECABORT Transaction discarded because of: OOM command not allowed"), "{error}");
+    node.cmd("CONFIG SET maxmemory 0");
+    assert_eq!(client.cmd("GET k"), bulk("before"));
+    // Only this transaction: the reason does not stick to the connection.
+    for line in ["MULTI", "SET k after"] {
+        client.cmd(line);
+    }
+    assert_eq!(client.cmd("EXEC"), Value::Array(vec![ok()]));
+    node.cmd("ACL SETUSER default -append");
+    for line in ["MULTI", "SET k lost", "APPEND k lost"] {
+        assert!(client.cmd(line).error().is_none());
+    }
+    assert!(client.cmd("EXEC").expect_error().contains("because of: NOPERM"));
+    assert_eq!(client.cmd("GET k"), bulk("after"));
+}
+
+#[test]
+fn a_node_that_refuses_multi_executes_nothing_one_by_one() {
+    if crate::support::direct() {
+        return;
+    }
+    let node = Node::start(&NodeOptions::default());
+    node.cmd("ACL SETUSER default -multi");
+    let router = Router::start(&[node.address()], &RouterOptions::default());
+    let mut client = Client::connect(router.address());
+    assert_eq!(client.cmd("SET k v"), ok());
+    for line in ["MULTI", "SET k lost"] {
+        assert!(client.cmd(line).error().is_none());
+    }
+    let reply = client.cmd("EXEC");
+    assert!(reply.expect_error().contains("refuses transactions"), "{reply:?}");
+    assert_eq!(client.cmd("GET k"), bulk("v"));
+}
+
+/// Increments by WATCH, GET, MULTI, SET, EXEC from many clients of several workers: every success counts once, and nothing else does.
+#[test]
+fn watch_makes_increments_of_many_clients_add_up() {
+    let site = Site::with(2, &options("", 2));
+    let keys = ["a", "b", "c"];
+    let done = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..12)
+            .map(|i| {
+                let mut client = site.client();
+                scope.spawn(move || {
+                    if i % 2 == 0 {
+                        client.cmd("HELLO 3");
+                    }
+                    let key = keys[i % keys.len()];
+                    let (mut won, mut lost) = (0, 0);
+                    while won < 40 {
+                        assert_eq!(client.cmd(&format!("WATCH {key}")), ok());
+                        let value = match client.cmd(&format!("GET {key}")) {
+                            Value::Nil => 0,
+                            other => other.text().parse::<i64>().expect("a number"),
+                        };
+                        // Now and then in one piece, now and then word by word.
+                        let next = format!("SET {key} {}", value + 1);
+                        for line in ["MULTI", &next, "EXEC"] {
+                            client.post(line);
+                        }
+                        assert_eq!((client.reply(), client.reply()), (ok(), queued()));
+                        match client.reply() {
+                            Value::Nil => lost += 1,
+                            reply => {
+                                assert_eq!(reply, Value::Array(vec![ok()]));
+                                won += 1;
+                            }
+                        }
+                    }
+                    (won, lost)
+                })
+            })
+            .collect();
+        workers.into_iter().map(|w| w.join().expect("a client")).collect::<Vec<_>>()
+    });
+    let mut client = site.client();
+    let sum: i64 = keys.iter().map(|k| client.cmd(&format!("GET {k}")).text().parse::<i64>().expect("a number")).sum();
+    assert_eq!(sum, done.iter().map(|d| d.0).sum::<i64>());
+    assert!(done.iter().any(|d| d.1 > 0), "nobody ever lost: the test shows nothing");
+}
+
+/// At steady state no transaction costs a connection, with or without WATCH.
+#[test]
+fn transactions_use_the_connections_that_are_there() {
+    if crate::support::direct() {
+        return;
+    }
+    let node = Node::start(&NodeOptions::default());
+    let relay = Relay::start(node.address());
+    let router = Router::start(&[relay.address()], &RouterOptions { workers: 1, ..RouterOptions::default() });
+    let mut clients: Vec<Client> = (0..20).map(|_| Client::connect(router.address())).collect();
+    clients[0].cmd("SET warm up");
+    let plain = relay.accepted();
+    for round in 0..10 {
+        for client in &mut clients {
+            client.write(&[encode(&["MULTI"]), encode(&["INCR", "n"]), encode(&["EXEC"])].concat());
+        }
+        for client in &mut clients {
+            assert_eq!((client.reply(), client.reply()), (ok(), queued()));
+            assert_eq!(client.reply().items().len(), 1, "round {round}");
+        }
+    }
+    assert_eq!(relay.accepted(), plain, "without WATCH they share the ordinary connection");
+    let mut watch = |times: usize| {
+        for _ in 0..times {
+            for client in &mut clients {
+                assert_eq!(client.cmd("WATCH n"), ok());
+                assert_eq!(client.cmd("MULTI"), ok());
+                client.cmd("INCR n");
+                assert_eq!(client.cmd("EXEC").items().len(), 1);
+            }
+        }
+    };
+    watch(1);
+    let warm = relay.accepted();
+    assert_eq!(warm, plain + 1, "one after the other they need one connection");
+    watch(10);
+    assert_eq!(relay.accepted(), warm);
+    assert_eq!(node.cmd("GET n"), bulk("420"));
+}
+
+#[test]
+fn a_connection_comes_back_clean_whatever_its_client_does() {
+    let Some(site) = Site::router_only(1, &options("[nodes]\nwatch-connections-max = 1\ncommand-timeout = \"20s\"\n", 1)) else { return };
+    let mut other = site.client();
+    other.cmd("SET k 0");
+    // Each way to stop watching; the next client, on the same connection, must see none of it.
+    type Way = fn(&mut Client);
+    let ways: [(&str, Way); 9] = [
+        ("close", |c| c.cut()),
+        ("half close", |c| c.finish_sending()),
+        ("UNWATCH", |c| assert_eq!(c.cmd("UNWATCH"), ok())),
+        ("RESET", |c| assert_eq!(c.cmd("RESET"), simple("RESET"))),
+        ("QUIT", |c| assert_eq!(c.cmd("QUIT"), ok())),
+        ("DISCARD", |c| {
+            c.cmd("MULTI");
+            c.cmd("SET k lost");
+            assert_eq!(c.cmd("DISCARD"), ok());
+        }),
+        ("EXECABORT", |c| {
+            c.cmd("MULTI");
+            c.cmd("NOSUCHCOMMAND").expect_error();
+            c.cmd("EXEC").expect_error();
+        }),
+        ("EXEC", |c| {
+            c.cmd("MULTI");
+            assert_eq!(c.cmd("EXEC"), Value::Array(vec![]));
+        }),
+        ("a close in the middle of MULTI", |c| {
+            c.cmd("MULTI");
+            c.cmd("SET k lost");
+            c.cut();
+        }),
+    ];
+    for (name, way) in ways {
+        let mut client = site.client();
+        assert_eq!(client.cmd("WATCH k"), ok(), "before {name}");
+        way(&mut client);
+        let mut next = site.client();
+        assert_eq!(next.cmd("WATCH unrelated"), ok(), "after {name}");
+        // Would make the next EXEC fail, had the watch of before been left behind.
+        other.cmd("INCR k");
+        assert_eq!(next.cmd("MULTI"), ok());
+        assert_eq!(next.cmd("GET unrelated"), queued());
+        assert_eq!(next.cmd("EXEC"), Value::Array(vec![Value::Nil]), "after {name}");
+    }
+    assert_eq!(other.cmd("GET k"), bulk("9"));
+    // One at a time: one connection carried all of them.
+    let own = site.nodes()[0].cmd("CLIENT LIST").text();
+    assert_eq!(own.lines().filter(|l| l.contains("name=switchyard-")).count(), 2, "{own}");
+}
+
+#[test]
+fn at_the_bound_a_watch_waits_and_then_gets_a_clear_error() {
+    let Some(site) = Site::router_only(1, &options("[nodes]\nwatch-connections-max = 2\ncommand-timeout = \"700ms\"\n", 1)) else { return };
+    let mut holders = [site.client(), site.client()];
+    for holder in &mut holders {
+        assert_eq!(holder.cmd("WATCH k"), ok());
+    }
+    let mut third = site.client();
+    let reply = third.cmd("WATCH k");
+    let error = reply.expect_error();
+    assert!(error.starts_with("NODEBUSY") && error.contains("watch-connections-max 2") && error.contains("transactions"), "{error}");
+    // In line while one is given back.
+    third.post("WATCH k");
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(holders[0].cmd("UNWATCH"), ok());
+    assert_eq!(third.reply(), ok());
+    // Transactions without WATCH need none.
+    holders[0].cmd("MULTI");
+    holders[0].cmd("SET k v");
+    assert_eq!(holders[0].cmd("EXEC"), Value::Array(vec![ok()]));
+    // And both who watch see the change.
+    for client in [&mut third, &mut holders[1]] {
+        client.cmd("MULTI");
+        client.cmd("SET k lost");
+        assert_eq!(client.cmd("EXEC"), Value::Nil);
+    }
+    // A client of the other protocol gets a connection although free ones of the first fill the pool.
+    let mut three = site.client();
+    three.cmd("HELLO 3");
+    assert_eq!(three.cmd("WATCH k"), ok());
+    three.cmd("MULTI");
+    three.cmd("HGETALL {k}none");
+    assert_eq!(three.cmd("EXEC"), Value::Array(vec![Value::Map(vec![])]));
+}
+
+/// The connection that watches is lost: EXEC says nil or an error, although nobody has touched the key; never is it a success.
+#[test]
+fn a_watch_does_not_survive_its_connection() {
+    let router = RouterOptions { config: BRISK.into(), ..RouterOptions::default() };
+    let Some(mut site) = Site::router_only(1, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    let in_doubt = |reply: &Value| *reply == Value::Nil || reply.error().is_some_and(|e| e.starts_with("NODE"));
+    for way in ["kill the connection", "restart the node", "restart before MULTI"] {
+        let mut client = site.client();
+        until("the node serves", || (client.cmd("SET k v") == ok()).then_some(()));
+        assert_eq!(client.cmd("WATCH k"), ok());
+        if way != "restart before MULTI" {
+            assert_eq!(client.cmd("MULTI"), ok());
+            assert_eq!(client.cmd("SET k changed"), queued());
+        }
+        if way == "kill the connection" {
+            site.nodes()[0].cmd("CLIENT KILL TYPE normal SKIPME yes");
+        } else {
+            site.node_mut(0).kill();
+            site.node_mut(0).restart();
+        }
+        let mut other = site.client();
+        until("the node serves again", || other.cmd("GET k").error().is_none().then_some(()));
+        if way == "restart before MULTI" {
+            assert_eq!(client.cmd("MULTI"), ok());
+            assert_eq!(client.cmd("SET k changed"), queued());
+        }
+        assert!(other.cmd("CLIENT LIST").text().contains(" flags=xd "), "{way}");
+        let reply = client.cmd("EXEC");
+        assert!(in_doubt(&reply), "{way}: {reply:?}");
+        assert_ne!(other.cmd("GET k"), bulk("changed"), "{way}");
+        // The next attempt succeeds.
+        assert_eq!(client.cmd("WATCH k"), ok());
+        client.cmd("MULTI");
+        client.cmd("SET k at last");
+        client.cmd("DISCARD");
+        client.cmd("MULTI");
+        client.cmd("SET k changed");
+        assert_eq!(client.cmd("EXEC"), Value::Array(vec![ok()]));
+        client.cmd("SET k v");
+    }
+}
+
+/// The whole of it in one pipeline, at a node that does not answer: what was watched in vain does not succeed.
+#[test]
+fn a_pipelined_transaction_whose_watch_failed_does_not_succeed() {
+    let router = RouterOptions { config: BRISK.into(), ..RouterOptions::default() };
+    let Some(site) = Site::router_only(1, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    let mut client = site.client();
+    assert_eq!(client.cmd("SET k v"), ok());
+    site.nodes()[0].freeze();
+    for line in ["WATCH k", "MULTI", "SET k lost", "EXEC"] {
+        client.post(line);
+    }
+    assert!(client.reply().expect_error().starts_with("NODE"));
+    assert_eq!((client.reply(), client.reply()), (ok(), queued()));
+    assert_eq!(client.reply(), Value::Nil);
+    site.nodes()[0].thaw();
+    until("the node serves again", || (client.cmd("GET k") == bulk("v")).then_some(()));
+    // A client that has seen the error and goes on without a watch is not punished for it.
+    for line in ["MULTI", "SET k w", "EXEC"] {
+        client.post(line);
+    }
+    assert_eq!((client.reply(), client.reply(), client.reply()), (ok(), queued(), Value::Array(vec![ok()])));
+}
+
+#[test]
+fn exec_at_a_node_that_does_not_answer_times_out_and_its_late_reply_is_nobodys() {
+    let router = RouterOptions { config: BRISK.into(), ..RouterOptions::default() };
+    let Some(mut site) = Site::router_only(1, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    let mut client = site.client();
+    client.cmd("SET k v");
+    for watch in [false, true] {
+        if watch {
+            assert_eq!(client.cmd("WATCH k"), ok());
+        }
+        client.cmd("MULTI");
+        assert_eq!(client.cmd("INCR {k}n"), queued());
+        site.nodes()[0].freeze();
+        assert!(client.cmd("EXEC").expect_error().starts_with("NODETIMEOUT"));
+        site.nodes()[0].thaw();
+        until("the node serves again", || (client.cmd("GET k") == bulk("v")).then_some(()));
+        for i in 0..20 {
+            assert_eq!(client.cmd(&format!("ECHO {i}")), bulk(i.to_string()));
+            assert_eq!(client.cmd("GET k"), bulk("v"));
+        }
+    }
+    client.cmd("MULTI");
+    client.cmd("SET k w");
+    site.node_mut(0).kill();
+    let reply = client.cmd("EXEC");
+    let error = reply.expect_error();
+    assert!(error.starts_with("NODELOST") || error.starts_with("NODEDOWN"), "{error}");
+    // The transaction is over all the same.
+    assert_eq!(client.cmd("EXEC").expect_error(), "ERR EXEC without MULTI");
+}
+
+#[test]
+fn large_arguments_and_large_replies_in_transactions() {
+    let site = Site::with(2, &options("", 1));
+    let mut other = site.client();
+    for protocol in ["HELLO 2", "HELLO 3"] {
+        for watch in [false, true] {
+            let mut client = site.client();
+            client.cmd(protocol);
+            if watch {
+                assert_eq!(client.cmd("WATCH {l}a"), ok());
+            }
+            let value = vec![b'v'; 3 << 20];
+            assert_eq!(client.cmd("MULTI"), ok());
+            assert_eq!(client.call(&[&b"SET"[..], b"{l}a", &value]), queued());
+            assert_eq!(client.call(&[&b"APPEND"[..], b"{l}a", &value]), queued());
+            assert_eq!(client.cmd("GET {l}a"), queued());
+            assert_eq!(client.cmd("GET {l}a"), queued());
+            assert_eq!(client.cmd("STRLEN {l}a"), queued());
+            client.post("EXEC");
+            client.post("ECHO after");
+            // Others are served meanwhile.
+            assert_eq!(other.cmd("SET {l}b x"), ok());
+            let reply = client.reply();
+            let items = reply.items();
+            assert_eq!((&items[0], &items[1]), (&ok(), &int(6 << 20)));
+            assert_eq!(items[2], bulk([value.clone(), value.clone()].concat()));
+            assert_eq!(items[3], items[2]);
+            assert_eq!(items[4], int(6 << 20));
+            assert_eq!(client.reply(), bulk("after"));
+            // A small transaction with a large reply shares the ordinary connection.
+            client.cmd("MULTI");
+            client.cmd("GET {l}a");
+            assert_eq!(client.cmd("EXEC").items()[0].bytes().len(), 6 << 20);
+            assert_eq!(client.cmd("DEL {l}a"), int(1));
+        }
+    }
+}
+
+/// Transactions between other commands of many clients, while connections break on both sides: what EXEC says is what happened.
+#[test]
+fn transactions_are_all_or_nothing_whatever_breaks() {
+    let router = RouterOptions { config: BRISK.into(), ..RouterOptions::default() };
+    let Some(site) = Site::router_only(2, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    let stop = AtomicBool::new(false);
+    let outcomes: Vec<(i64, i64)> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..8)
+            .map(|i| {
+                let (site, stop) = (&site, &stop);
+                scope.spawn(move || {
+                    let (mut acked, mut unknown, mut round) = (0, 0, 0);
+                    let mut client = site.client();
+                    while !stop.load(Ordering::Relaxed) {
+                        round += 1;
+                        if round % 50 == 0 {
+                            // Leaves in the middle of a transaction.
+                            client.post("MULTI");
+                            client.post(&format!("INCR {{t{i}}}a"));
+                            client.cut();
+                            client = site.client();
+                        }
+                        let watch = round % 3 == 0;
+                        if watch && client.cmd(&format!("WATCH {{t{i}}}a")).error().is_some() {
+                            continue;
+                        }
+                        for line in ["MULTI".into(), format!("INCR {{t{i}}}a"), format!("INCR {{t{i}}}b"), "EXEC".into()] {
+                            client.post(&line);
+                        }
+                        assert_eq!((client.reply(), client.reply(), client.reply()), (ok(), queued(), queued()));
+                        match client.reply() {
+                            Value::Nil => assert!(watch, "nil without a watch"),
+                            Value::Array(items) => {
+                                assert_eq!(items[0], items[1], "one of two was executed");
+                                acked += 1;
+                            }
+                            error => {
+                                let error = error.expect_error();
+                                assert!(error.starts_with("NODE"), "{error}");
+                                unknown += 1;
+                            }
+                        }
+                    }
+                    (acked, unknown)
+                })
+            })
+            .collect();
+        for round in 0..25 {
+            std::thread::sleep(Duration::from_millis(80));
+            site.nodes()[round % 2].cmd("CLIENT KILL TYPE normal SKIPME yes");
+        }
+        stop.store(true, Ordering::Relaxed);
+        workers.into_iter().map(|w| w.join().expect("a client that saw only what is possible")).collect()
+    });
+    let mut client = site.client();
+    for (i, (acked, unknown)) in outcomes.into_iter().enumerate() {
+        let value = |name: &str, client: &mut Client| {
+            until("the node serves", || {
+                client.cmd(&format!("GET {{t{i}}}{name}")).error().is_none().then(|| client.cmd(&format!("GET {{t{i}}}{name}")).text())
+            })
+        };
+        let (a, b) = (value("a", &mut client), value("b", &mut client));
+        assert_eq!(a, b, "half of a transaction was executed");
+        let count: i64 = a.parse().expect("a number");
+        assert!(acked > 20 && acked <= count && count <= acked + unknown, "{acked} acknowledged, {unknown} unknown, {count} there");
+    }
+}
+
+#[test]
+fn client_list_shows_transactions() {
+    let site = Site::with(2, &options("", 2));
+    let mut watcher = site.client();
+    let mut client = site.client();
+    client.cmd("CLIENT SETNAME busy");
+    let mut line = || {
+        let list = watcher.cmd("CLIENT LIST").text();
+        list.lines().find(|l| l.contains(" name=busy ")).expect("the client").to_owned()
+    };
+    assert!(line().contains(" flags=N ") && line().contains(" multi=-1 "));
+    client.cmd("MULTI");
+    assert!(line().contains(" flags=x ") && line().contains(" multi=0 "), "{}", line());
+    client.cmd("SET k v");
+    client.cmd("GET k");
+    assert!(line().contains(" multi=2 "), "{}", line());
+    client.cmd("EXEC");
+    assert!(line().contains(" flags=N ") && line().contains(" multi=-1 "));
+}

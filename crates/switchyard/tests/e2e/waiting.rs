@@ -1,0 +1,98 @@
+//! WAIT: the answer counts replicas that have what the client wrote, whichever of the router's connections carried it.
+
+use std::time::{Duration, Instant};
+
+use crate::support::{Client, Node, NodeOptions, Site, SiteOptions, int, ok, until};
+
+/// A replica of a node, in step with it.
+fn replica_of(node: &Node) -> Node {
+    let port = node.address().port().to_string();
+    let args = ["--replicaof", "127.0.0.1", &port, "--repl-diskless-sync-delay", "0"].map(String::from).to_vec();
+    let replica = Node::start(&NodeOptions { args, ..NodeOptions::default() });
+    until("the replica is in step", || node.cmd("INFO replication").text().contains("state=online").then_some(()));
+    replica
+}
+
+#[test]
+fn wait_counts_the_replicas_that_have_what_was_written() {
+    let site = Site::with(1, &SiteOptions::default());
+    let mut client = site.client();
+    assert_eq!(client.cmd("WAIT 0 0"), int(0), "nobody is there");
+    let replica = replica_of(&site.nodes()[0]);
+    assert_eq!(client.cmd("SET k v"), ok());
+    assert_eq!(client.cmd("WAIT 1 0"), int(1));
+    // The first WAIT of a connection, right behind its first write, with the replica unable to follow: no false yes.
+    replica.freeze();
+    for _ in 0..3 {
+        let mut fresh = site.client();
+        for line in ["SET k w", "WAIT 1 300", "GET k"] {
+            fresh.post(line);
+        }
+        assert_eq!(fresh.reply(), ok());
+        assert_eq!(fresh.reply(), int(0));
+        assert_eq!(fresh.reply().text(), "w");
+    }
+    // It can be ended from outside, and others are served meanwhile.
+    let id = client.cmd("CLIENT ID").int();
+    client.cmd("SET k x");
+    client.post("WAIT 1 0");
+    let mut other = site.client();
+    until("it waits", || other.cmd("CLIENT LIST").text().contains(" flags=b ").then_some(()));
+    assert_eq!(other.cmd("SET other v"), ok());
+    assert_eq!(other.cmd(&format!("CLIENT UNBLOCK {id}")), int(1));
+    assert_eq!(client.reply(), int(0));
+    client.post("WAIT 1 0");
+    std::thread::sleep(Duration::from_millis(100));
+    replica.thaw();
+    assert_eq!(client.reply(), int(1));
+    for line in ["WAIT 1 x", "WAIT x 1", "WAIT 1 -1"] {
+        client.cmd(line).expect_error();
+    }
+}
+
+#[test]
+fn wait_over_several_nodes_is_the_smallest_of_those_written_to() {
+    let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
+    let tags = site.tags();
+    let first = replica_of(&site.nodes()[0]);
+    let _second = [replica_of(&site.nodes()[1]), replica_of(&site.nodes()[1])];
+    let key = |node: usize| format!("{{{}}}k", tags[node][0]);
+    let set = |client: &mut Client, node: usize| assert_eq!(client.cmd(&format!("SET {} v", key(node))), ok());
+    // Only what this client wrote counts: the third node has no replica, and is not waited for.
+    let mut client = site.client();
+    set(&mut client, 0);
+    assert_eq!(client.cmd(&format!("GET {}", key(2))), crate::support::Value::Nil);
+    assert_eq!(client.cmd("WAIT 1 0"), int(1));
+    set(&mut client, 1);
+    assert_eq!(client.cmd("WAIT 1 0"), int(1));
+    let mut client = site.client();
+    set(&mut client, 1);
+    assert_eq!(client.cmd("WAIT 2 0"), int(2));
+    // By whatever way it was written.
+    let mut client = site.client();
+    client.cmd("MULTI");
+    client.cmd(&format!("SET {} v", key(2)));
+    client.cmd("EXEC");
+    assert_eq!(client.cmd("WAIT 1 100"), int(0));
+    let mut client = site.client();
+    client.cmd(&format!("MSET {} v {} w", key(1), key(2)));
+    assert_eq!(client.cmd("WAIT 1 100"), int(0));
+    let mut client = site.client();
+    client.cmd(&format!("RPUSH {}l x", key(2)));
+    client.cmd(&format!("BLPOP {}l 0", key(2)));
+    assert_eq!(client.cmd("WAIT 1 100"), int(0));
+    // Nothing written: all nodes.
+    assert_eq!(site.client().cmd("WAIT 1 100"), int(0));
+    // The time is for all of them together.
+    first.freeze();
+    let mut client = site.client();
+    for node in 0..3 {
+        set(&mut client, node);
+    }
+    let start = Instant::now();
+    assert_eq!(client.cmd("WAIT 1 1000"), int(0));
+    let took = start.elapsed();
+    assert!(took >= Duration::from_millis(990), "{took:?}");
+    assert!(took < Duration::from_millis(1900), "each node was waited for anew: {took:?}");
+    first.thaw();
+}
