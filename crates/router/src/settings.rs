@@ -117,6 +117,8 @@ pub struct Live {
     pub config_set: Vec<String>,
     /// Bytes that a command on keys of several slots may bring together at one node; 0: such commands are refused.
     pub cross_slot_max: usize,
+    /// Whether scripts are kept to the keys that they declare.
+    pub check_scripts: bool,
     /// How the router looks to clients of a Redis Cluster; `None`: like a server without cluster support.
     pub cluster: Option<Cluster>,
     /// Connections for transactions that begin with WATCH, per worker and node.
@@ -172,6 +174,7 @@ impl Default for Live {
             slowlog_arguments: true,
             config_set: Vec::new(),
             cross_slot_max: 32 << 20,
+            check_scripts: true,
             cluster: None,
             watch_connections_max: 64,
             blocking_connections_max: 2000,

@@ -293,6 +293,10 @@ impl Worker {
             return self.forward(handle, command, first, raw);
         }
         let args: Vec<Vec<u8>> = args.iter().map(<[u8]>::to_vec).collect();
+        if let Some(client) = self.clients.get_mut(handle).filter(|_| kind != Kind::Read) {
+            // For WAIT: any of the nodes may be the one that is written to.
+            keys.iter().for_each(|k| client.note_write(plan.topology.owner_of(&args[*k as usize])));
+        }
         if kind == Kind::Pop {
             let lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };
             let after = keys.last().map_or(0, |k| *k as usize) + 1;

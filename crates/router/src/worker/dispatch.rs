@@ -2,17 +2,16 @@
 
 use std::sync::Arc;
 
-use sha1::{Digest, Sha1};
 use switchyard_policy::routing::{Route, anywhere, route, split};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, Flags, Handling, Lookup, Merge, Split, errors};
 use switchyard_resp::encode;
-use switchyard_resp::request::{Args, Limits, Scanner};
+use switchyard_resp::request::Args;
 
 use super::gather::Whole;
 use super::upstream::{Lane, Pending, Purpose};
 use super::{Stall, Worker};
-use crate::shared::{Commands, Plan, lock};
+use crate::shared::{Commands, Plan};
 use crate::slab::Handle;
 
 /// What became of a command.
@@ -52,7 +51,7 @@ impl Worker {
             Handling::Keyed => self.keyed(plan, handle, command, raw, args),
             Handling::Split(how) => self.split(plan, handle, command, how, raw, args),
             Handling::Every(merge) => self.every(handle, command, merge, raw, args),
-            Handling::Any => self.any(plan, handle, command, raw),
+            Handling::Any => self.any(plan, handle, command, raw, args),
             Handling::Local(local) => self.local(plan, handle, command, local, raw, args),
             Handling::Later(_) | Handling::Refused(_) => {
                 let text = errors::not_served(command).unwrap_or_default();
@@ -137,7 +136,7 @@ impl Worker {
             }
         };
         if command.flags.has(Flags::SCRIPT) {
-            self.note_script(command, args);
+            return self.script(plan, handle, command, node, raw, args);
         }
         self.forward(handle, command, node, raw)
     }
@@ -200,8 +199,9 @@ impl Worker {
         self.refuse(handle, class, &text)
     }
 
-    pub(super) fn any(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8]) -> Flow {
+    pub(super) fn any(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
         match self.choose_node(plan) {
+            Some(node) if command.name == "FUNCTION|LIST" => self.function_list(handle, command, node, raw, args),
             Some(node) => self.forward(handle, command, node, raw),
             None => self.refuse_all_down(handle, command.class() as u8),
         }
@@ -288,17 +288,8 @@ impl Worker {
         if !client.may_take(lane) {
             return Flow::Stall(Stall::Barrier);
         }
-        match &*command.name {
-            "SCRIPT|LOAD" => {
-                if let Some(body) = args.get(2) {
-                    self.remember_script(body);
-                }
-            }
-            "SCRIPT|FLUSH" => {
-                lock(&self.shared.scripts).clear();
-                self.scripts_seen.clear();
-            }
-            _ => {}
+        if let Some(flow) = self.every_script(handle, lane, command, args) {
+            return flow;
         }
         if command.flags.has(Flags::WRITE) {
             let nodes = self.plan.topology.nodes();
@@ -308,62 +299,5 @@ impl Worker {
         }
         self.gather_every(handle, lane, raw, command.class() as u8, Whole::Merged(merge));
         Flow::Next
-    }
-
-    /// Keeps the body of a script that passes, so that EVALSHA works at every node.
-    pub(super) fn note_script(&mut self, command: &Command, args: &Args<'_>) {
-        if matches!(&*command.name, "EVAL" | "EVAL_RO")
-            && let Some(body) = args.get(1)
-        {
-            self.remember_script(body);
-        }
-    }
-
-    fn remember_script(&mut self, body: &[u8]) {
-        // SHA-1 costs more than forwarding: once per script and worker.
-        if self.scripts_seen.len() > 100_000 {
-            self.scripts_seen.clear();
-        }
-        if self.scripts_seen.insert(rapidhash::v3::rapidhash_v3(body)) {
-            let mut sha = [0u8; 40];
-            for (pair, byte) in sha.chunks_exact_mut(2).zip(Sha1::digest(body)) {
-                pair[0] = b"0123456789abcdef"[usize::from(byte >> 4)];
-                pair[1] = b"0123456789abcdef"[usize::from(byte & 15)];
-            }
-            lock(&self.shared.scripts).remember(sha, body);
-        }
-    }
-
-    /// The node lost a script that went through us: gives it back and asks again. Only where nothing of the same client is behind the
-    /// command, which would overtake it; else the client sees NOSCRIPT, as it would from the node.
-    pub(super) fn heal_script(&mut self, link_handle: Handle) -> bool {
-        let Some(link) = self.links.get(link_handle) else { return false };
-        let Some(pending) = link.pending.front().copied() else { return false };
-        if link.expired > 0 || pending.purpose != Purpose::Client || !pending.by_sha {
-            return false;
-        }
-        let request = link.head_request().to_vec();
-        let Some(client) = self.clients.get(pending.who) else { return false };
-        if !client.is_last(pending.seq) {
-            return false;
-        }
-        let database = client.database;
-        let mut scanner = Scanner::default();
-        let limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
-        if scanner.scan(&request, &limits).is_err() {
-            return false;
-        }
-        let Some(sha) = scanner.args(&request).get(1) else { return false };
-        let Some(body) = lock(&self.shared.scripts).body(sha) else { return false };
-        if let Some(link) = self.links.get_mut(link_handle) {
-            link.pop();
-            link.trim();
-        }
-        self.push_own(link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Nobody, 0);
-        if let Some(link) = self.links.get_mut(link_handle) {
-            link.push(&request, database, Pending { purpose: Purpose::ClientHealed, sent_us: self.now_us as u32, ..pending });
-        }
-        self.mark_link(link_handle);
-        true
     }
 }

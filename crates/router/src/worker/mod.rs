@@ -26,6 +26,7 @@ mod nodes;
 mod pool;
 mod rounds;
 mod scan;
+mod scripts;
 mod send;
 mod slowlog;
 mod transactions;
@@ -124,8 +125,7 @@ pub(crate) struct Worker {
     resumed: Vec<Handle>,
     /// Connections that were not read to the end.
     unread: Vec<Token>,
-    /// Scripts whose SHA-1 this worker has handed in already, by hash of their body.
-    scripts_seen: std::collections::HashSet<u64>,
+    scripts_met: scripts::ScriptsMet,
     /// Commands that took at least so long are entered into the slow log.
     slow_us: u32,
 }
@@ -188,7 +188,7 @@ impl Worker {
             dirty_links: Vec::new(),
             resumed: Vec::new(),
             unread: Vec::new(),
-            scripts_seen: std::collections::HashSet::new(),
+            scripts_met: scripts::ScriptsMet::default(),
             slow_us,
         })
     }

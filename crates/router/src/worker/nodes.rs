@@ -502,6 +502,10 @@ impl Worker {
             link.expired -= 1;
         } else {
             match pending.purpose {
+                Purpose::Client | Purpose::ClientHealed if is_error && pending.by_sha => {
+                    let shown = self.with_own_sha(answer);
+                    self.deliver(pending.who, pending.seq, &shown);
+                }
                 Purpose::Client | Purpose::ClientHealed => self.deliver(pending.who, pending.seq, answer),
                 Purpose::Gather => self.gather_part(pending.who, pending.seq, answer),
                 Purpose::Exec => self.on_exec(handle, pending, answer),

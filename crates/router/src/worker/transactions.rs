@@ -154,9 +154,20 @@ impl Worker {
                 return self.refuse(handle, class, &text);
             }
         };
-        if command.flags.has(Flags::SCRIPT) {
-            self.note_script(command, args);
-        }
+        // A script that is checked while it runs is another one for the node.
+        let checked = if command.flags.has(Flags::SCRIPT) {
+            match self.checked_script(plan, command, args) {
+                Ok(checked) => checked,
+                Err(text) => {
+                    self.spoil(handle);
+                    return self.refuse(handle, class, &text);
+                }
+            }
+        } else {
+            None
+        };
+        let sha = self.sha_sent(plan, command, args);
+        let raw = checked.as_deref().unwrap_or(raw);
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         let multi = &mut client.session().multi;
         if !multi.aborted {
@@ -166,8 +177,7 @@ impl Worker {
             multi.writes |= !command.flags.has(Flags::READONLY);
             multi.queue.extend_from_slice(raw);
             multi.commands.push((raw.len() as u32, class));
-            if matches!(&*command.name, "EVALSHA" | "EVALSHA_RO")
-                && let Some(sha) = args.get(1).and_then(|sha| sha.to_ascii_lowercase().try_into().ok())
+            if let Some(sha) = sha
                 && !multi.scripts.contains(&sha)
             {
                 multi.scripts.push(sha);

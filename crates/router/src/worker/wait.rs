@@ -49,7 +49,7 @@ impl Worker {
         let counts = (1..last).all(|i| args.get(i).and_then(parse::<i64>).is_some());
         let Some(timeout_ms) = args.get(last).and_then(parse::<u64>).filter(|ms| counts && *ms < i64::MAX as u64 / 2000) else {
             // The error is the node's.
-            return self.any(plan, handle, command, raw);
+            return self.any(plan, handle, command, raw, args);
         };
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         let wrote_to = client.wrote_to;

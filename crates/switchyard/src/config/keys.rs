@@ -7,8 +7,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::endpoint::Endpoint;
 use super::listener::{ListenerConfig, parse_mode};
+use super::operator_keys::{CLUSTER, CROSS_SLOT, NODES_SET, SCRIPTS, SLOW_LOG};
 use super::raw::Raw;
 use super::secret::SecretForm;
 use super::tls::ClientAuth;
@@ -27,6 +27,7 @@ pub(crate) enum Section {
     /// Certificates that clients are shown.
     Tls,
     Cluster,
+    Scripts,
     /// One of the `[[node]]` tables.
     Node,
     /// One of the `[[listener]]` tables.
@@ -44,6 +45,7 @@ impl Section {
             Section::Log => "log",
             Section::Tls => "tls",
             Section::Cluster => "cluster",
+            Section::Scripts => "scripts",
             Section::Node => "node",
             Section::Listener => "listener",
         }
@@ -60,8 +62,8 @@ impl Section {
     }
 
     /// The sections that are plain tables, in the order in which they are shown.
-    pub(crate) const TABLES: [Section; 6] =
-        [Section::Clients, Section::Tls, Section::Nodes, Section::Cluster, Section::Admin, Section::Log];
+    pub(crate) const TABLES: [Section; 7] =
+        [Section::Clients, Section::Tls, Section::Nodes, Section::Scripts, Section::Cluster, Section::Admin, Section::Log];
 }
 
 /// When a changed value takes effect.
@@ -102,28 +104,28 @@ impl<T> Key<T> {
     }
 }
 
-fn quoted(text: impl std::fmt::Display) -> Option<String> {
+pub(super) fn quoted(text: impl std::fmt::Display) -> Option<String> {
     // Debug of a str escapes what TOML's basic strings want escaped: quotes, backslashes, control characters.
     Some(toml::Value::String(text.to_string()).to_string())
 }
 
-fn size(bytes: usize) -> Option<String> {
+pub(super) fn size(bytes: usize) -> Option<String> {
     quoted(format_size(bytes as u64))
 }
 
-fn time(time: Duration) -> Option<String> {
+pub(super) fn time(time: Duration) -> Option<String> {
     quoted(format_time(time))
 }
 
-fn list(items: impl Iterator<Item = String>) -> Option<String> {
+pub(super) fn list(items: impl Iterator<Item = String>) -> Option<String> {
     Some(format!("[{}]", items.filter_map(quoted).collect::<Vec<_>>().join(", ")))
 }
 
 const MS: Duration = Duration::from_millis(1);
-const HOUR: Duration = Duration::from_secs(3600);
+pub(super) const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(86_400);
 const KB: u64 = 1 << 10;
-const GB: u64 = 1 << 30;
+pub(super) const GB: u64 = 1 << 30;
 
 /// The three keys of a secret: itself, in a file, in the environment.
 macro_rules! secret {
@@ -215,6 +217,7 @@ macro_rules! key {
         }
     };
 }
+pub(super) use key;
 
 const TOP: &[Key<Config>] = &[
     key!(
@@ -377,19 +380,6 @@ const CLIENTS: &[Key<Config>] = &[
             Ok(())
         },
         |config| size(config.live.argument_max)
-    ),
-    key!(
-        Section::Clients,
-        "cross-slot-max",
-        Takes::Reload,
-        &[],
-        "Bytes of keys that a command which reads several keys (SUNION, ZINTERSTORE, BITOP, COPY) may bring together at one node \
-         where they are in different slots. 0: refuse it with CROSSSLOT, as Redis Cluster does.",
-        |config, raw, _| {
-            config.live.cross_slot_max = raw.size(0..=GB)?;
-            Ok(())
-        },
-        |config| size(config.live.cross_slot_max)
     ),
 ];
 
@@ -655,48 +645,6 @@ const NODES: &[Key<Config>] = &[
         },
         |config| Some(config.live.blocking_connections_max.to_string())
     ),
-    key!(
-        Section::Nodes,
-        "config-set",
-        Takes::Reload,
-        &[],
-        "Names of settings, or patterns such as \"maxmemory*\", that clients may change at every node by CONFIG SET. Settings that \
-         belong to one node (ports, files, passwords) are refused all the same.",
-        |config, raw, _| {
-            config.live.config_set = raw.texts()?.iter().map(|name| name.to_ascii_lowercase()).collect();
-            Ok(())
-        },
-        |config| list(config.live.config_set.iter().cloned())
-    ),
-];
-
-const CLUSTER: &[Key<Config>] = &[
-    key!(
-        Section::Cluster,
-        "emulate",
-        Takes::Reload,
-        &["cluster-enabled", "enabled"],
-        "Look like a Redis Cluster to clients: answer CLUSTER, READONLY and ASKING, and say cluster_enabled:1 in INFO.",
-        |config, raw, _| {
-            config.cluster_emulate = raw.switch()?;
-            Ok(())
-        },
-        |config| Some(config.cluster_emulate.to_string())
-    ),
-    key!(
-        Section::Cluster,
-        "announce",
-        Takes::Reload,
-        &["cluster-announce-ip", "cluster-announce-hostname"],
-        "Addresses of the routers that cluster clients are told of, the same list in every router; each gets a share of the slots. \
-         The default is the address that the client is connected to.",
-        |config, raw, _| {
-            let addresses = raw.texts()?;
-            config.cluster_announce = addresses.iter().map(|text| Endpoint::parse(text, None)).collect::<Result<_, _>>()?;
-            Ok(())
-        },
-        |config| list(config.cluster_announce.iter().map(ToString::to_string))
-    ),
 ];
 
 const ADMIN: &[Key<Config>] = &[
@@ -767,47 +715,27 @@ const LOG: &[Key<Config>] = &[
             LogFormat::Json => "json",
         })
     ),
-    key!(
-        Section::Log,
-        "slowlog-log-slower-than",
-        Takes::Reload,
-        &["slowlog-slower-than"],
-        "Commands that take at least so long are entered into the slow log (SLOWLOG GET). 0s: all.",
-        |config, raw, _| {
-            config.live.slowlog_slower_than = Some(raw.time(Duration::ZERO..=HOUR)?);
-            Ok(())
-        },
-        |config| time(config.live.slowlog_slower_than.unwrap_or_default())
-    ),
-    key!(
-        Section::Log,
-        "slowlog-max-len",
-        Takes::Reload,
-        &[],
-        "Entries of the slow log; 0 switches it off.",
-        |config, raw, _| {
-            config.live.slowlog_max_len = raw.count(0..=1_000_000)? as usize;
-            Ok(())
-        },
-        |config| Some(config.live.slowlog_max_len.to_string())
-    ),
-    key!(
-        Section::Log,
-        "slowlog-arguments",
-        Takes::Reload,
-        &[],
-        "Whether the slow log has the arguments of commands (at most 32, of 128 bytes each), or only their names.",
-        |config, raw, _| {
-            config.live.slowlog_arguments = raw.switch()?;
-            Ok(())
-        },
-        |config| Some(config.live.slowlog_arguments.to_string())
-    ),
 ];
 
 /// The keys of everything but `[[node]]`, in the order in which they are shown.
-static GROUPS: &[&[Key<Config>]] =
-    &[TOP, &CLIENT_PASSWORD, CLIENTS, TLS, &NODES_PASSWORD, NODES, NODES_TLS, CLUSTER, ADMIN, &ADMIN_TOKEN, ADMIN_TLS, LOG];
+static GROUPS: &[&[Key<Config>]] = &[
+    TOP,
+    &CLIENT_PASSWORD,
+    CLIENTS,
+    CROSS_SLOT,
+    TLS,
+    &NODES_PASSWORD,
+    NODES,
+    NODES_SET,
+    NODES_TLS,
+    SCRIPTS,
+    CLUSTER,
+    ADMIN,
+    &ADMIN_TOKEN,
+    ADMIN_TLS,
+    LOG,
+    SLOW_LOG,
+];
 
 /// The keys of everything but `[[node]]`, in the order in which they are shown.
 pub(crate) fn keys() -> impl Iterator<Item = &'static Key<Config>> {

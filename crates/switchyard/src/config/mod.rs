@@ -8,6 +8,7 @@ mod file;
 mod keys;
 mod listener;
 mod nearest;
+mod operator_keys;
 mod raw;
 mod secret;
 mod show;

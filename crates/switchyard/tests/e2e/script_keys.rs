@@ -1,0 +1,199 @@
+//! A script may not silently touch another node's keys: what it does not declare is found out while it runs.
+
+use crate::support::{RouterOptions, Site, SiteOptions, Value, bulk, encode, int, ok};
+
+fn site(nodes: usize) -> Option<Site> {
+    Site::router_only(nodes, &SiteOptions::default())
+}
+
+/// Keys at two nodes, and one of the first one's slot.
+fn keys(site: &Site) -> (String, String, String) {
+    let tags = site.tags();
+    (format!("{{{}}}a", tags[0][0]), format!("{{{}}}b", tags[1][0]), format!("{{{}}}near", tags[0][0]))
+}
+
+#[test]
+fn undeclared_keys_are_refused_and_those_of_the_slot_are_not() {
+    let Some(site) = site(2) else { return };
+    let (a, b, near) = keys(&site);
+    let mut client = site.client();
+    client.cmd(&format!("SET {b} there"));
+    client.cmd(&format!("SET {near} here"));
+    for (script, error) in [
+        ("return redis.call('GET', ARGV[1])", "touches the key"),
+        ("return redis.pcall('GET', ARGV[1])", "touches the key"),
+        ("local r = redis return r.call('SET', ARGV[1], 'x')", "touches the key"),
+        ("return redis['call']('GET', ARGV[1])", "touches the key"),
+        ("local k = KEYS k[1] = ARGV[1] return redis.call('MGET', KEYS[1], ARGV[1], 'other')", "touches the key"),
+        ("return redis.call('ZUNIONSTORE', KEYS[1], 1, ARGV[1])", "touches the key"),
+        ("return redis.call('SORT', KEYS[1], 'STORE', ARGV[1])", "touches the key"),
+        ("return redis.call('KEYS', '*')", "keys"),
+        ("return redis.call('FLUSHALL')", "flushall"),
+        ("return redis.call('DBSIZE')", "dbsize"),
+        ("return redis.call('SCAN', 0)", "scan"),
+        ("return _G.redis.call('GET', ARGV[1])", "_G"),
+        ("return loadstring('return 1')()", "loadstring"),
+    ] {
+        for key in [&a, &near] {
+            let reply = client.call(&["EVAL", script, "1", key, &b]);
+            assert!(reply.expect_error().contains(error), "{script}: {reply:?}");
+        }
+    }
+    assert_eq!(client.cmd(&format!("GET {b}")), bulk("there"));
+    assert!(client.call(&["EVAL", "return redis.call('GET', 'x')", "0"]).expect_error().contains("'x'"));
+    for script in
+        ["return redis.call('GET', ARGV[1])", "local r = redis.call; return r('GET', ARGV[1])", "return redis.pcall('GET', ARGV[1])"]
+    {
+        assert_eq!(client.call(&["EVAL", script, "1", &a, &near]), bulk("here"), "{script}: a key of the slot of a declared one");
+    }
+    // By hash, at every node, in every spelling; and the reply of SCRIPT LOAD is the script's own hash.
+    let script = "return redis.call('GET', ARGV[1])";
+    let sha = client.call(&["SCRIPT", "LOAD", script]).text();
+    assert_eq!(sha, site.nodes()[0].client().call(&["SCRIPT", "LOAD", script]).text());
+    assert_eq!(client.call(&["SCRIPT", "EXISTS", &sha]), Value::Array(vec![int(1)]));
+    assert_eq!(client.call(&["EVALSHA", &sha, "1", &a, &near]), bulk("here"));
+    assert_eq!(client.call(&["EVALSHA", &sha.to_uppercase(), "1", &a, &near]), bulk("here"));
+    assert!(client.call(&["EVALSHA", &sha, "1", &a, &b]).expect_error().contains("touches the key"));
+    assert_eq!(client.call(&["EVAL_RO", script, "1", &a, &near]), bulk("here"));
+    // Called in the pipeline that loads it.
+    client.cmd("SCRIPT FLUSH");
+    let mut bytes = encode(&["SCRIPT", "LOAD", script]);
+    for _ in 0..20 {
+        bytes.extend(encode(&["EVALSHA", &sha, "1", &a, &near]));
+    }
+    for reply in &client.pipeline(&bytes, 21)[1..] {
+        assert_eq!(reply, b"$4\r\nhere\r\n");
+    }
+    // Loaded past the router: it cannot know what it is.
+    client.cmd("SCRIPT FLUSH");
+    for node in site.nodes() {
+        node.client().call(&["SCRIPT", "LOAD", script]);
+    }
+    assert!(client.call(&["EVALSHA", &sha, "1", &a, &near]).expect_error().starts_with("NOSCRIPT"));
+}
+
+#[test]
+fn scripts_do_what_they_do_at_one_server() {
+    let Some(site) = site(2) else { return };
+    let (a, _, _) = keys(&site);
+    let mut client = site.client();
+    let mut plain = site.nodes()[0].client();
+    client.cmd(&format!("RPUSH {a}list 1 2 3"));
+    for script in [
+        "return redis.call('LRANGE', KEYS[1]..'', 0, -1)",
+        "local t = {} for i, v in ipairs(redis.call('LRANGE', KEYS[1] or '', 0, -1)) do t[i] = v * 2 end return t",
+        "return redis.pcall('INCR', KEYS[1]..'')",
+        "return {redis.sha1hex('x'), redis.status_reply('FINE'), tostring(redis.LOG_WARNING), type(redis.call)}",
+        "return redis.error_reply('MY error ' .. type(redis))",
+        "redis.call('NOSUCH', KEYS[1] .. '')",
+        "redis.call('GET')",
+        "return redis.call()",
+        "return redis.call('INCRBY', KEYS[1] .. '', 'x')",
+        "local function f(n) if n == 0 then return redis.call('LLEN', KEYS[1] .. '') end return f(n - 1) end return f(10)",
+        "return redis.call('LLEN', 5 .. '')",
+        "error('mine')",
+        "syntax error here",
+        "#!lua flags=no-writes\nlocal r = redis return r.call('SET', KEYS[1], 'x')",
+        "redis.setresp(3) local r = redis return r.call('LLEN', KEYS[1])",
+    ] {
+        let got = client.call(&["EVAL", script, "1", &format!("{a}list"), "5"]);
+        let wanted = plain.call(&["EVAL", script, "1", &format!("{a}list"), "5"]);
+        // Errors name the hash of the script, which is another one.
+        let bare = |v: &Value| match v.error() {
+            Some(text) => text.split(" script: ").next().unwrap_or_default().split("f_").next().unwrap_or_default().to_owned(),
+            None => format!("{v:?}"),
+        };
+        if script.contains("LLEN', 5") {
+            assert!(got.expect_error().contains("touches the key '5'"), "{got:?}");
+        } else {
+            assert_eq!(bare(&got), bare(&wanted), "{script}");
+        }
+    }
+}
+
+#[test]
+fn functions_are_kept_to_their_keys() {
+    let Some(site) = site(2) else { return };
+    let (a, b, near) = keys(&site);
+    let mut client = site.client();
+    client.cmd(&format!("SET {near} here"));
+    let library = "#!lua name=lib\nlocal function get(keys, args) return redis.call('GET', args[1]) end\n\
+        redis.register_function('get', get)\n\
+        redis.register_function{function_name='get_ro', callback=get, flags={'no-writes'}, description='d'}\n\
+        redis.register_function('own', function(keys, args) return redis.call('GET', keys[1]) end)";
+    assert_eq!(client.call(&["FUNCTION", "LOAD", library]), bulk("lib"));
+    assert_eq!(client.cmd(&format!("FCALL get 1 {a} {near}")), bulk("here"));
+    assert_eq!(client.cmd(&format!("FCALL_RO get_ro 1 {a} {near}")), bulk("here"));
+    assert_eq!(client.cmd(&format!("FCALL own 1 {near}")), bulk("here"));
+    for call in
+        [format!("FCALL get 1 {a} {b}"), format!("FCALL get 1 {b} {near}"), format!("FCALL get_ro 1 {a} {b}"), format!("FCALL get 0 {b}")]
+    {
+        assert!(client.cmd(&call).expect_error().contains("touches the key"), "{call}");
+    }
+    // The code is shown as it was written.
+    for protocol in ["HELLO 2", "HELLO 3"] {
+        client.cmd(protocol);
+        let list = client.cmd("FUNCTION LIST WITHCODE");
+        assert_eq!(list.items()[0].field("library_code"), bulk(library));
+    }
+    client.cmd("HELLO 2");
+    // Libraries that come from elsewhere are kept to their keys too.
+    let node = &site.nodes()[0];
+    node.cmd("FUNCTION FLUSH");
+    node.client().call(&["FUNCTION", "LOAD", library]);
+    let dump = node.cmd("FUNCTION DUMP");
+    client.cmd("FUNCTION FLUSH");
+    assert_eq!(client.call(&[&b"FUNCTION"[..], b"RESTORE", dump.bytes()]), ok());
+    assert!(client.cmd(&format!("FCALL get 1 {a} {b}")).expect_error().contains("touches the key"));
+    assert!(client.cmd(&format!("FCALL get 1 {b} {a}")).expect_error().contains("touches the key"));
+    assert!(client.call(&[&b"FUNCTION"[..], b"RESTORE", dump.bytes()]).expect_error().contains("already exists"));
+    assert!(
+        client
+            .call(&["FUNCTION", "LOAD", "#!lua name=evil\nlocal g = _G redis.register_function('e', function() return 1 end)"])
+            .expect_error()
+            .contains("_G")
+    );
+}
+
+#[test]
+fn where_it_is_allowed_nothing_is_checked() {
+    let router = RouterOptions { args: vec!["--set".into(), "scripts.undeclared-keys=allow".into()], ..RouterOptions::default() };
+    let Some(site) = Site::router_only(2, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    let (a, b, _) = keys(&site);
+    let mut client = site.client();
+    client.cmd(&format!("SET {b} there"));
+    assert_eq!(
+        client.call(&["EVAL", "return redis.call('GET', ARGV[1])", "1", &a, &b]),
+        Value::Nil,
+        "the node of the first key has no such key"
+    );
+    assert_eq!(client.call(&["EVAL", "return _G.redis.call('GET', ARGV[1])", "1", &b, &b]), bulk("there"));
+}
+
+#[test]
+fn scripts_in_a_transaction_are_kept_to_their_keys_too() {
+    let Some(site) = site(2) else { return };
+    let (a, b, near) = keys(&site);
+    let mut client = site.client();
+    client.cmd(&format!("SET {near} here"));
+    let script = "return redis.call('GET', ARGV[1])";
+    let sha = client.call(&["SCRIPT", "LOAD", script]).text();
+    client.cmd("MULTI");
+    client.call(&["EVAL", script, "1", &a, &near]);
+    client.call(&["EVALSHA", &sha, "1", &a, &near]);
+    client.call(&["EVALSHA", &sha, "1", &a, &b]);
+    let replies = client.cmd("EXEC");
+    assert_eq!(replies.items()[..2], [bulk("here"), bulk("here")]);
+    assert!(replies.items()[2].expect_error().contains("touches the key"));
+    // A node that lost the script is given the one that is sent to it.
+    for node in site.nodes() {
+        node.cmd("SCRIPT FLUSH");
+    }
+    client.cmd("MULTI");
+    client.call(&["EVALSHA", &sha, "1", &a, &near]);
+    assert_eq!(client.cmd("EXEC"), Value::Array(vec![bulk("here")]));
+    // Refused scripts spoil the transaction.
+    client.cmd("MULTI");
+    client.call(&["EVAL", "return _G", "0"]).expect_error();
+    assert!(client.cmd("EXEC").expect_error().starts_with("EXECABORT"));
+}
