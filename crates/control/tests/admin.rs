@@ -36,6 +36,8 @@ fn node(id: u16, link: LinkReport, slots: u64) -> NodeReport {
         requests: 5,
         errors: 1,
         in_flight: 2,
+        primary: None,
+        replicas: Vec::new(),
     }
 }
 

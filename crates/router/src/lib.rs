@@ -18,7 +18,7 @@ mod sys;
 mod tls;
 mod worker;
 
-pub use settings::{Cluster, ListenAddress, ListenerSettings, Live, NodeAccess, Secret, Settings};
+pub use settings::{Cluster, ListenAddress, ListenerSettings, Live, NodeAccess, Reads, Secret, Servers, Settings};
 pub use tls::{NodeTls, ServerTls};
 
 use std::io;
@@ -82,6 +82,8 @@ pub struct NodeStatus {
     pub errors: u64,
     /// Commands sent and not yet answered.
     pub in_flight: u64,
+    /// Who is who, for a node that has replicas.
+    pub servers: Option<Servers>,
 }
 
 /// What the router knows of itself.
@@ -132,7 +134,12 @@ impl Router {
             })
             .collect();
         let port = addresses.first().map_or(0, SocketAddr::port);
-        let plan = Plan { topology, live: Arc::new(settings.live), commands: Arc::new(CommandTable::builtin()) };
+        let plan = Plan {
+            topology,
+            live: Arc::new(settings.live),
+            commands: Arc::new(CommandTable::builtin()),
+            servers: Arc::new(settings.servers),
+        };
         let shared = Arc::new(Shared::new(workers, plan, port, settings.batched_sends)?);
         let processors = if settings.pin { processors() } else { Vec::new() };
         let mut router = Router { shared: shared.clone(), addresses, listeners: bound.addresses, threads: Vec::new() };
@@ -168,17 +175,27 @@ impl Router {
     pub fn publish(&self, topology: Arc<Topology>) {
         self.shared.change_plan(|plan| {
             let newer = topology.epoch() > plan.topology.epoch();
-            Plan {
-                topology: if newer { topology } else { plan.topology.clone() },
-                live: plan.live.clone(),
-                commands: plan.commands.clone(),
-            }
+            Plan { topology: if newer { topology } else { plan.topology.clone() }, ..plan.clone() }
+        });
+    }
+
+    /// Tells the workers who the servers of a node are that has replicas. They leave the old primary at once: what is in flight there
+    /// gets an error, and nothing more is sent to it.
+    /// `None`: the node has no replicas any more, and is where [`NodeAccess`] says.
+    pub fn set_servers(&self, node: NodeId, servers: Option<Servers>) {
+        self.shared.change_plan(|plan| {
+            let mut all = (*plan.servers).clone();
+            match servers {
+                Some(servers) => all.insert(node, servers),
+                None => all.remove(&node),
+            };
+            Plan { servers: Arc::new(all), ..plan.clone() }
         });
     }
 
     /// Makes every worker adopt new settings. Connections that exist keep the credentials and the address that they were made with.
     pub fn reconfigure(&self, live: Live) {
-        self.shared.change_plan(|plan| Plan { topology: plan.topology.clone(), live: Arc::new(live), commands: plan.commands.clone() });
+        self.shared.change_plan(|plan| Plan { live: Arc::new(live), ..plan.clone() });
     }
 
     /// The drain barrier: no command sent under an epoch older than the one returned is still in flight. In flight ends with a reply, or
@@ -219,6 +236,7 @@ impl Router {
             requests: sum(|c| c.classes.iter().map(|k| k.requests.get()).sum()),
             errors: sum(|c| c.classes.iter().map(|k| k.errors.get()).sum()),
             in_flight: sum(|c| c.in_flight.get()),
+            servers: self.shared.plan().servers.get(&id).cloned(),
         }
     }
 
@@ -314,6 +332,7 @@ fn pin(processor: usize) {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::io::{Read, Write};
     use std::net::TcpStream;
 
@@ -337,6 +356,7 @@ mod tests {
             workers: 1,
             pin: false,
             batched_sends: true,
+            servers: BTreeMap::new(),
             live: Live::default(),
         };
         let router = Router::start(settings, Arc::new(topology)).expect("starts");

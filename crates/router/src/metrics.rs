@@ -153,17 +153,28 @@ pub(crate) struct WorkerCounters {
     /// Clients whose command waits at a node.
     pub(crate) blocked: Counter,
     pub(crate) nodes: Mutex<Vec<Option<Arc<NodeCounters>>>>,
+    /// The same of the replicas of each node, all together.
+    pub(crate) replicas: Mutex<Vec<Option<Arc<NodeCounters>>>>,
 }
 
 impl WorkerCounters {
     /// The counters for a node, made at first use and kept as long as the worker.
     pub(crate) fn node(&self, id: NodeId) -> Arc<NodeCounters> {
-        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
-        if nodes.len() <= id.index() {
-            nodes.resize(id.index() + 1, None);
-        }
-        nodes[id.index()].get_or_insert_default().clone()
+        counters_of(&self.nodes, id)
     }
+
+    /// The counters for the replicas of a node.
+    pub(crate) fn replicas(&self, id: NodeId) -> Arc<NodeCounters> {
+        counters_of(&self.replicas, id)
+    }
+}
+
+fn counters_of(all: &Mutex<Vec<Option<Arc<NodeCounters>>>>, id: NodeId) -> Arc<NodeCounters> {
+    let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+    if all.len() <= id.index() {
+        all.resize(id.index() + 1, None);
+    }
+    all[id.index()].get_or_insert_default().clone()
 }
 
 /// What a scrape sees.
@@ -259,6 +270,23 @@ impl Collector for Scrape {
             for (node, _, parts) in &per_node {
                 family.encode_family(&Labels(&[("node", node)]))?.encode_gauge(&(total(parts, gauge) as i64))?;
             }
+        }
+        let mut family =
+            encoder.encode_descriptor("node_replica_requests", "Reads sent to replicas of the node", None, MetricType::Counter)?;
+        for (id, name, _) in &self.nodes {
+            let classes = self.workers.iter().flat_map(|w| w.replicas(*id).classes.each_ref().map(|c| c.requests.get()));
+            let value: u64 = classes.sum();
+            family.encode_family(&Labels(&[("node", name.as_str())]))?.encode_counter::<NoLabelSet, u64, f64>(&value, None)?;
+        }
+        let mut family = encoder.encode_descriptor(
+            "node_replica_connections",
+            "Connections to replicas of the node that are up",
+            None,
+            MetricType::Gauge,
+        )?;
+        for (id, name, _) in &self.nodes {
+            let value: u64 = self.workers.iter().map(|w| w.replicas(*id).connections.get()).sum();
+            family.encode_family(&Labels(&[("node", name.as_str())]))?.encode_gauge(&(value as i64))?;
         }
         let mut family = encoder.encode_descriptor("node_up", "1 where a worker has a connection to the node", None, MetricType::Gauge)?;
         for (node, up, _) in &per_node {

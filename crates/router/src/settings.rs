@@ -31,6 +31,8 @@ pub struct Settings {
     pub pin: bool,
     /// Send what a turn has to send in one system call, by io_uring, where the kernel lets it.
     pub batched_sends: bool,
+    /// Of nodes that have replicas: who is who, as far as it is known at start.
+    pub servers: BTreeMap<NodeId, Servers>,
     /// What a reload may change.
     pub live: Live,
 }
@@ -42,12 +44,14 @@ pub struct ListenerSettings {
     pub address: ListenAddress,
     /// Whether clients speak TLS there.
     pub tls: bool,
+    /// Who answers the reads of its clients; `None`: as [`Live::reads`] says.
+    pub reads: Option<Reads>,
 }
 
 impl ListenerSettings {
     /// A plain listener on an address.
     pub fn tcp(address: SocketAddr) -> Self {
-        Self { address: ListenAddress::Tcp(address), tls: false }
+        Self { address: ListenAddress::Tcp(address), tls: false, reads: None }
     }
 }
 
@@ -125,6 +129,8 @@ pub struct Live {
     pub watch_connections_max: usize,
     /// Connections for commands that wait at the node, per worker and node.
     pub blocking_connections_max: usize,
+    /// Who answers reads of new clients.
+    pub reads: Reads,
     /// How to reach each node of the topology.
     pub nodes: BTreeMap<NodeId, NodeAccess>,
 }
@@ -136,13 +142,38 @@ pub struct Cluster {
     pub announce: Vec<(String, u16)>,
 }
 
+/// Who answers the reads of a client, of nodes that have replicas. What a replica answers may be older than what its primary would.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Reads {
+    /// The primary.
+    #[default]
+    Primary,
+    /// A replica, or the primary where none is fit.
+    PreferReplica,
+    /// A replica, or an error.
+    Replica,
+    /// Whoever answers soonest.
+    Nearest,
+}
+
+/// The servers of a node that has replicas, as they are now ([`crate::Router::set_servers`]).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Servers {
+    /// The primary, where it is known.
+    pub primary: Option<SocketAddr>,
+    /// Replicas that may be read, the nearest first.
+    pub readable: Vec<SocketAddr>,
+    /// The primary answers sooner than any of them.
+    pub primary_is_nearest: bool,
+}
+
 /// How to reach a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeAccess {
     /// Its name in errors, logs and metrics: the address as the user wrote it.
     pub name: String,
-    /// Resolved address.
-    pub address: SocketAddr,
+    /// Resolved address. `None` for a node whose primary is found out at run time: see [`Servers`].
+    pub address: Option<SocketAddr>,
     /// ACL user to authenticate as; `None` with a password: the default user.
     pub username: Option<String>,
     /// Password of that user.
@@ -178,6 +209,7 @@ impl Default for Live {
             cluster: None,
             watch_connections_max: 64,
             blocking_connections_max: 2000,
+            reads: Reads::Primary,
             nodes: BTreeMap::new(),
         }
     }

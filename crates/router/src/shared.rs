@@ -12,16 +12,18 @@ use switchyard_policy::topology::{NodeId, Topology};
 use switchyard_resp::command::CommandTable;
 
 use crate::metrics::WorkerCounters;
-use crate::settings::Live;
+use crate::settings::{Live, Servers};
 use crate::slab::Handle;
 use crate::slow_log::SlowLog;
 
 /// Everything that a worker adopts together, at one epoch.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) topology: Arc<Topology>,
     pub(crate) live: Arc<Live>,
     pub(crate) commands: Arc<CommandTable>,
+    /// Of nodes that have replicas: who is who.
+    pub(crate) servers: Arc<BTreeMap<NodeId, Servers>>,
 }
 
 /// How far the router is with learning a node's commands.

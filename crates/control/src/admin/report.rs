@@ -1,5 +1,7 @@
 //! What the admin API says, as data. The names of the fields are the API: scripts rely on them, so they are only ever added to.
 
+use std::net::SocketAddr;
+
 use serde::{Deserialize, Serialize};
 
 /// Where the admin API gets what it serves. The binary implements it over the router, which this crate does not see.
@@ -60,6 +62,12 @@ pub struct NodeReport {
     pub errors: u64,
     /// Commands sent and not yet answered.
     pub in_flight: u64,
+    /// Its primary now, for a node that has replicas, once known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub primary: Option<SocketAddr>,
+    /// Its replicas that are fit to be read now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub replicas: Vec<SocketAddr>,
 }
 
 /// Whether a node can be talked to.

@@ -8,8 +8,10 @@ mod lock;
 mod redb;
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use switchyard_policy::failover::Record;
 use switchyard_policy::topology::Topology;
 
 pub use self::redb::{FORMAT, RedbStore};
@@ -35,6 +37,18 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// If the store cannot be written.
     fn next_incarnation(&self) -> Result<u64, StoreError>;
+
+    /// Which server was the primary of a node last, for a node that has replicas; `None` if that was never recorded.
+    ///
+    /// # Errors
+    /// If the store cannot be read, or what it holds is no such record.
+    fn load_primary(&self, node: &str) -> Result<Option<Record<SocketAddr>>, StoreError>;
+
+    /// Records the primary of a node, so that after a restart of the router the old one is not taken for it.
+    ///
+    /// # Errors
+    /// If the store cannot be written.
+    fn save_primary(&self, node: &str, record: &Record<SocketAddr>) -> Result<(), StoreError>;
 }
 
 /// What can go wrong with the store.

@@ -6,6 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::os::unix::fs::OpenOptionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition, TableHandle};
 use serde::{Deserialize, Serialize};
+use switchyard_policy::failover::Record;
 use switchyard_policy::topology::{Node, NodeId, Topology};
 
 use super::lock::DirectoryLock;
@@ -28,7 +30,7 @@ const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 const FORMAT_KEY: &str = "format";
 const INCARNATION_KEY: &str = "incarnation";
 
-/// Documents (JSON) by name: [`TOPOLOGY_KEY`].
+/// Documents (JSON) by name: [`TOPOLOGY_KEY`], and `primary:` with the name of a node.
 const DOCUMENTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("documents");
 const TOPOLOGY_KEY: &str = "topology";
 
@@ -153,6 +155,31 @@ impl Store for RedbStore {
             Ok(next)
         })
     }
+
+    fn load_primary(&self, node: &str) -> Result<Option<Record<SocketAddr>>, StoreError> {
+        self.read(|transaction| {
+            let table = transaction.open_table(DOCUMENTS)?;
+            let Some(row) = table.get(primary_key(node).as_str())? else { return Ok(None) };
+            let bad = |error: serde_json::Error| Failure::Damaged(format!("its record of the primary of {node} cannot be read: {error}"));
+            let stored: PrimaryDocument = serde_json::from_slice(row.value()).map_err(bad)?;
+            let PrimaryDocument { primary, config_epoch, replication_id } = stored;
+            Ok(Some(Record { primary, config_epoch, replication_id }))
+        })
+    }
+
+    fn save_primary(&self, node: &str, record: &Record<SocketAddr>) -> Result<(), StoreError> {
+        let Record { primary, config_epoch, replication_id } = record.clone();
+        let document =
+            serde_json::to_vec(&PrimaryDocument { primary, config_epoch, replication_id }).expect("numbers and strings are always JSON");
+        self.write(|transaction| {
+            transaction.open_table(DOCUMENTS)?.insert(primary_key(node).as_str(), document.as_slice())?;
+            Ok(())
+        })
+    }
+}
+
+fn primary_key(node: &str) -> String {
+    format!("primary:{node}")
 }
 
 /// Opens the file and checks all of it.
@@ -229,6 +256,14 @@ struct NodeDocument {
     name: String,
 }
 
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PrimaryDocument {
+    primary: SocketAddr,
+    config_epoch: u64,
+    replication_id: Option<String>,
+}
+
 fn encode(topology: &Topology) -> Vec<u8> {
     let document = Document {
         epoch: topology.epoch(),
@@ -250,9 +285,31 @@ fn decode(bytes: &[u8]) -> Result<Topology, Failure> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::net::Ipv4Addr;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn the_primary_of_a_node_survives_a_restart() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let record = |port, config_epoch| Record {
+            primary: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
+            config_epoch,
+            replication_id: Some("0123".to_owned()),
+        };
+        {
+            let store = RedbStore::open(dir.path()).expect("opens");
+            assert_eq!(store.load_primary("a").expect("reads"), None);
+            store.save_primary("a", &record(1, 1)).expect("writes");
+            store.save_primary("b", &record(2, 1)).expect("writes");
+            store.save_primary("a", &record(3, 2)).expect("writes");
+        }
+        let store = RedbStore::open(dir.path()).expect("opens again");
+        assert_eq!(store.load_primary("a").expect("reads"), Some(record(3, 2)));
+        assert_eq!(store.load_primary("b").expect("reads"), Some(record(2, 1)));
+        assert_eq!(store.load_topology().expect("reads"), None);
+    }
 
     fn topology(names: &[&str]) -> Topology {
         let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();

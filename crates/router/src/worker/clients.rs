@@ -113,7 +113,8 @@ impl Worker {
             no_evict: false,
             no_touch: false,
         });
-        let client = Client::new(fd, tls, live.password.is_none(), live.database, self.now_us, details);
+        let mut client = Client::new(fd, tls, live.password.is_none(), live.database, self.now_us, details);
+        client.reads = settings.reads.unwrap_or(live.reads);
         let handle = self.clients.insert(client);
         let registered = self.clients.get(handle).map(|c| self.poll.add(&c.fd, Token::Client(handle)));
         if !matches!(registered, Some(Ok(()))) {

@@ -197,7 +197,7 @@ impl Worker {
         let (slower, max) = (live.slowlog_slower_than, live.slowlog_max_len);
         self.shared.change_plan(|plan| {
             let live = crate::settings::Live { slowlog_slower_than: slower, slowlog_max_len: max, ..(*plan.live).clone() };
-            Plan { topology: plan.topology.clone(), live: std::sync::Arc::new(live), commands: plan.commands.clone() }
+            Plan { live: std::sync::Arc::new(live), ..plan.clone() }
         });
         // The client that asked for it finds it done; other workers follow in their next turn.
         self.adopt_plan();

@@ -11,6 +11,7 @@ use switchyard_resp::request::Args;
 use super::gather::Whole;
 use super::upstream::{Lane, Pending, Purpose};
 use super::{Stall, Worker};
+use crate::settings::Reads;
 use crate::shared::{Commands, Plan};
 use crate::slab::Handle;
 
@@ -144,14 +145,23 @@ impl Worker {
     /// Hands a command to the shared connection of a node.
     #[inline]
     pub(super) fn forward(&mut self, handle: Handle, command: &Command, node: NodeId, raw: &[u8]) -> Flow {
-        let lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };
+        let mut lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let mut replica = None;
+        if client.reads != Reads::Primary && lane == Lane::Main && command.flags.has(Flags::READONLY) {
+            replica = match self.replica_for(handle, node) {
+                Ok(link) => link,
+                Err(text) => return self.refuse(handle, command.class() as u8, &text),
+            };
+            lane = if replica.is_some() { Lane::Replica } else { Lane::Main };
+        }
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if !client.may_take(lane) {
             return Flow::Stall(Stall::Barrier);
         }
         let resp3 = client.resp3;
         let database = client.database;
-        let link_handle = self.shared_link(node, lane, resp3);
+        let link_handle = replica.unwrap_or_else(|| self.shared_link(node, lane, resp3));
         let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };
         let class = command.class() as u8;
         if !link.takes_commands() {

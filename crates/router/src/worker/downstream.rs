@@ -9,6 +9,7 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::request::{Follower, Scanner};
 
 use crate::metrics::WorkerCounters;
+use crate::settings::Reads;
 use crate::slab::Handle;
 use crate::worker::transactions::Session;
 use crate::worker::transport::Tls;
@@ -100,6 +101,8 @@ pub(super) struct Client {
     pub(super) authenticated: bool,
     pub(super) reply_mode: ReplyMode,
     pub(super) database: u32,
+    /// Who answers its reads.
+    pub(super) reads: Reads,
     /// Bytes read and not yet understood, from `input_at` on.
     pub(super) input: Vec<u8>,
     pub(super) input_at: usize,
@@ -167,6 +170,7 @@ impl Client {
             authenticated,
             reply_mode: ReplyMode::On,
             database,
+            reads: Reads::Primary,
             input: Vec::new(),
             input_at: 0,
             scanner: None,

@@ -45,6 +45,9 @@ impl Worker {
         // executed one by one.
         ask(link, Greeting::Multi, &["MULTI"]);
         ask(link, Greeting::Exec, &["EXEC"]);
+        if link.lane != Lane::Replica && self.plan.servers.contains_key(&link.node) {
+            ask(link, Greeting::Role, &["ROLE"]);
+        }
         ask(link, Greeting::ClientId, &["CLIENT", "ID"]);
         ask(link, Greeting::Info, &["INFO", "server"]);
         // Small and first on a fresh connection: it fits the socket's buffer whole.
@@ -83,6 +86,12 @@ impl Worker {
             }
             (Greeting::SetName, Some(error)) => debug!(node = %self.node_name(node), error, "node refuses CLIENT SETNAME"),
             (Greeting::Hello | Greeting::Auth | Greeting::SetName | Greeting::Multi | Greeting::Exec, None) => {}
+            (Greeting::Role, Some(error)) => debug!(node = %self.node_name(node), error, "node refuses ROLE"),
+            (Greeting::Role, None) => {
+                if reply::elements(answer).next().and_then(reply::text).is_some_and(|role| role != b"master") {
+                    self.attempt_failed(handle, "the server at its address is a replica now");
+                }
+            }
             (Greeting::Select, None) => {
                 let database = link.start_database;
                 self.shared.with_facts(node, |f| f.databases = f.databases.max(database + 1));
@@ -112,6 +121,12 @@ impl Worker {
         link.counters.connects.add(1);
         link.counters.connections.add(1);
         let (node, lane, resp3, start_database) = (link.node, link.lane, link.resp3, link.start_database);
+        if lane == Lane::Replica {
+            // What is known of a node is known of its primary. And a replica is only read: what a connection to it leaves behind
+            // changes nothing.
+            self.mark_link(handle);
+            return;
+        }
         self.shared.connection_began(Connection { worker: self.index, node, client_id: link.client_id, run_id: run_id.clone() });
         let name = self.node_name(node);
         let mut restarted = false;
@@ -160,7 +175,7 @@ impl Worker {
             let mut commands = (*plan.commands).clone();
             count = commands.learn(&learnt);
             let commands = if count == 0 { plan.commands.clone() } else { Arc::new(commands) };
-            Plan { topology: plan.topology.clone(), live: plan.live.clone(), commands }
+            Plan { commands, ..plan.clone() }
         });
         if count > 0 {
             info!(node = %self.node_name(node), commands = count, "learnt commands from node");

@@ -24,6 +24,7 @@ mod large;
 mod local;
 mod nodes;
 mod pool;
+mod replicas;
 mod rounds;
 mod scan;
 mod scripts;
@@ -78,6 +79,8 @@ struct NodeLinks {
     slow: [Option<Handle>; 2],
     /// Those that one client has alone, by `Lane::pool`.
     pools: [pool::Pool; 3],
+    /// Connections to replicas, by protocol.
+    replicas: Vec<(std::net::SocketAddr, [Option<Handle>; 2])>,
 }
 
 #[derive(Debug)]
@@ -307,6 +310,7 @@ impl Worker {
             self.restamp_waiting();
         }
         self.drop_foreign_links();
+        self.follow_servers();
         let learning: Vec<Handle> = self.clients.iter().filter(|(_, c)| c.stall == Stall::Learning).map(|(h, _)| h).collect();
         for client in learning {
             self.unstall(client);

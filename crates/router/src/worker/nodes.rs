@@ -73,6 +73,10 @@ impl Worker {
             self.attempt_failed(handle, "no address is configured for it");
             return;
         };
+        let Some(address) = self.plan.address_of(link.node, link.replica) else {
+            self.attempt_failed(handle, "no Sentinel has named its primary yet");
+            return;
+        };
         let tls = access.tls.as_ref().map(|tls| Tls::connect(tls.config.clone(), tls.name.clone())).transpose();
         let tls = match tls {
             Ok(tls) => tls,
@@ -81,7 +85,8 @@ impl Worker {
                 return;
             }
         };
-        match start_connect(access.address) {
+        link.address = Some(address);
+        match start_connect(address) {
             Ok(fd) => {
                 link.tls = tls;
                 link.phase = Phase::Connecting;
@@ -105,6 +110,10 @@ impl Worker {
         link.failures += 1;
         link.counters.failures.add(1);
         let (node, lane, failures) = (link.node, link.lane, link.failures);
+        if lane == Lane::Replica {
+            self.replica_failed(handle, why);
+            return;
+        }
         let name = self.node_name(node);
         // One connection too many, at a node that serves: that concerns those in line for it, not the node.
         let serves = lane.is_exclusive() && self.node_is_up(node);
@@ -528,7 +537,7 @@ impl Worker {
     // ---- breaking and timing out ----
 
     /// Gives everybody who waits for a reply of this link an error instead. What was sent may still be executed: see [`Zombie`].
-    fn fail_all(&mut self, handle: Handle, error: &str) {
+    pub(super) fn fail_all(&mut self, handle: Handle, error: &str) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let expired = std::mem::take(&mut link.expired);
         let pending = std::mem::take(&mut link.pending);
@@ -606,11 +615,13 @@ impl Worker {
             self.poll.remove(&fd);
         }
         link.tls = None;
-        self.shared.connection_ended(self.index, node, client_id);
+        if lane != Lane::Replica {
+            self.shared.connection_ended(self.index, node, client_id);
+        }
         link.phase = Phase::Waiting { until_us: self.now_us };
         let name = self.node_name(node);
         info!(node = %name, why, in_flight, "lost a connection to node");
-        if let (true, Some(low)) = (in_flight, oldest) {
+        if let (true, Some(low)) = (in_flight && lane != Lane::Replica, oldest) {
             let epoch = self.plan.topology.epoch();
             let epoch = epoch - u64::from((epoch as u32).wrapping_sub(low));
             self.next_zombie += 1;
@@ -661,12 +672,19 @@ impl Worker {
             self.poll.remove(fd);
             if link.phase == Phase::Up {
                 link.counters.connections.sub(1);
-                self.shared.connection_ended(self.index, link.node, link.client_id);
+                if link.lane != Lane::Replica {
+                    self.shared.connection_ended(self.index, link.node, link.client_id);
+                }
             }
         }
         if let Some(route) = self.routes.get_mut(link.node.index()) {
             for place in route.main.iter_mut().chain(&mut route.slow) {
                 if *place == Some(handle) {
+                    *place = None;
+                }
+            }
+            for (_, places) in &mut route.replicas {
+                for place in places.iter_mut().filter(|p| **p == Some(handle)) {
                     *place = None;
                 }
             }
@@ -764,7 +782,7 @@ impl Worker {
         match pending.purpose {
             Purpose::Client | Purpose::ClientHealed | Purpose::Exec if self.clients.get(pending.who).is_none() => {}
             Purpose::Client | Purpose::ClientHealed | Purpose::Exec => {
-                if link.lane == Lane::Main && pending.repeatable && self.repeat_on_large(handle, pending) {
+                if matches!(link.lane, Lane::Main | Lane::Replica) && pending.repeatable && self.repeat_on_large(handle, pending) {
                     self.skip_head(handle);
                     return true;
                 }

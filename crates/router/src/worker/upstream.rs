@@ -6,6 +6,7 @@
 //! another `run_id`) lays to rest.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -31,6 +32,8 @@ pub(crate) enum Lane {
     Watch,
     /// One client's, for a command that waits at the node.
     Blocking,
+    /// Reads at a replica: pipelined, shared by all clients.
+    Replica,
 }
 
 impl Lane {
@@ -38,7 +41,7 @@ impl Lane {
     #[inline]
     pub(super) fn pool(self) -> Option<usize> {
         match self {
-            Lane::Main | Lane::Slow | Lane::Rounds => None,
+            Lane::Main | Lane::Slow | Lane::Rounds | Lane::Replica => None,
             Lane::Large => Some(0),
             Lane::Watch => Some(1),
             Lane::Blocking => Some(2),
@@ -129,6 +132,10 @@ pub(super) enum Body {
 pub(super) struct Link {
     pub(super) node: NodeId,
     pub(super) lane: Lane,
+    /// The replica that a connection of that lane is for.
+    pub(super) replica: Option<SocketAddr>,
+    /// Where it leads, or last tried to.
+    pub(super) address: Option<SocketAddr>,
     pub(super) resp3: bool,
     pub(super) phase: Phase,
     pub(super) since_us: u64,
@@ -199,6 +206,7 @@ pub(super) enum Greeting {
     Select,
     Multi,
     Exec,
+    Role,
     ClientId,
     Info,
 }
@@ -221,6 +229,8 @@ impl Link {
         Self {
             node,
             lane,
+            replica: None,
+            address: None,
             resp3,
             phase: Phase::Waiting { until_us: now_us },
             since_us: now_us,

@@ -83,6 +83,11 @@ pub(super) fn render(nodes: &[NodeReport]) -> String {
         if let LinkReport::Down { reason } = &node.link {
             out.push_str(&format!("{} is down: {reason}\n", node.address));
         }
+        if let Some(primary) = node.primary {
+            let replicas: Vec<String> = node.replicas.iter().map(ToString::to_string).collect();
+            let replicas = if replicas.is_empty() { "none".to_owned() } else { replicas.join(", ") };
+            out.push_str(&format!("{}: its primary is {primary}; replicas fit to be read: {replicas}\n", node.address));
+        }
     }
     out
 }
@@ -103,6 +108,8 @@ mod tests {
             requests: 12_345,
             errors: 0,
             in_flight: 2,
+            primary: None,
+            replicas: Vec::new(),
         };
         let shown = render(&[node(1, LinkReport::Up), node(2, LinkReport::Down { reason: "connection refused".to_owned() })]);
         let lines: Vec<&str> = shown.lines().collect();
@@ -110,5 +117,12 @@ mod tests {
         assert_eq!(lines[1], " 1  127.0.0.1:7001  up    8 192  redis 7.0.15    12 345       0          2");
         assert!(lines[2].contains("DOWN"), "{shown}");
         assert_eq!(lines[3], "127.0.0.1:7002 is down: connection refused");
+
+        let mut with_replicas = node(3, LinkReport::Up);
+        with_replicas.primary = Some("127.0.0.1:7103".parse().expect("an address"));
+        let shown = render(&[with_replicas.clone()]);
+        assert!(shown.ends_with("127.0.0.1:7003: its primary is 127.0.0.1:7103; replicas fit to be read: none\n"), "{shown}");
+        with_replicas.replicas = vec!["127.0.0.1:7003".parse().expect("an address")];
+        assert!(render(&[with_replicas]).ends_with("replicas fit to be read: 127.0.0.1:7003\n"));
     }
 }

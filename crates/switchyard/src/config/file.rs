@@ -107,12 +107,12 @@ fn apply_node(item: &Spanned<DeValue<'_>>, config: &mut Config, base: &Path, pla
     let before = problems.len();
     let mut at = None;
     apply_entries(Section::Node, &entries, &keys, &mut node, base, places, problems, |key, origin| {
-        if key.name == "address" {
+        if matches!(key.name, "address" | "sentinel-master") {
             at = Some(origin);
         }
     });
-    if node.address.is_none() && problems.len() == before {
-        problems.push(Problem::at(&origin, "this [[node]] has no address; add address = \"HOST:PORT\""));
+    if node.name().is_none() && problems.len() == before {
+        problems.push(Problem::at(&origin, "this [[node]] has no address; add address = \"HOST:PORT\" (or sentinel-master and sentinels)"));
     }
     node.origin = Some(at.unwrap_or(origin));
     config.nodes.push(node);

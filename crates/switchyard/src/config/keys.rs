@@ -13,7 +13,7 @@ use super::raw::Raw;
 use super::secret::SecretForm;
 use super::tls::ClientAuth;
 use super::units::{format_size, format_time};
-use super::{Config, LogFormat, LogLevel, NodeConfig};
+use super::{Config, NodeConfig};
 
 /// Where a key stands in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -179,16 +179,6 @@ const NODES_PASSWORD: [Key<Config>; 3] = secret!(
     "password",
     "password for every node that has none of its own",
     &["masterauth", "primaryauth", "redis_auth"]
-);
-
-const ADMIN_TOKEN: [Key<Config>; 3] = secret!(
-    Config,
-    Section::Admin,
-    Takes::Restart,
-    admin_token,
-    "token",
-    "bearer token that the admin port asks for",
-    &["password", "secret"]
 );
 
 const NODE_PASSWORD: [Key<NodeConfig>; 3] = secret!(
@@ -512,29 +502,6 @@ const NODES_TLS: &[Key<Config>] = &[
     ),
 ];
 
-const ADMIN_TLS: &[Key<Config>] = &[
-    key!(
-        Section::Admin,
-        "tls",
-        Takes::Restart,
-        &["https"],
-        "Serve the admin port over HTTPS, with the certificate of [tls].",
-        |config, raw, _| {
-            config.admin_tls = raw.switch()?;
-            Ok(())
-        },
-        |config| Some(config.admin_tls.to_string())
-    ),
-    file_key!(
-        Config,
-        Section::Admin,
-        "tls-client-ca-file",
-        "Authorities of which whoever reaches the admin port must show a certificate: PEM. Without it nobody is asked.",
-        "\"/etc/switchyard/admin-ca.pem\"",
-        admin_client_ca
-    ),
-];
-
 const NODES: &[Key<Config>] = &[
     key!(
         Section::Nodes,
@@ -647,75 +614,9 @@ const NODES: &[Key<Config>] = &[
     ),
 ];
 
-const ADMIN: &[Key<Config>] = &[
-    key!(
-        Section::Admin,
-        "listen",
-        Takes::Restart,
-        &["bind", "port", "address"],
-        "Address of the admin API, metrics and health checks. Addresses that others can reach need a token.",
-        |config, raw, _| {
-            config.admin_listen = raw.endpoint(None)?;
-            Ok(())
-        },
-        |config| quoted(&config.admin_listen)
-    ),
-    key!(
-        Section::Admin,
-        "host-names",
-        Takes::Restart,
-        &["allowed-hosts", "server-name"],
-        "Names by which browsers and tools address the admin port, beside localhost and IP addresses, which are always \
-         allowed. Requests for other names are refused, so that no web page can reach it through a name of its own.",
-        |config, raw, _| {
-            config.admin_host_names = raw.texts()?;
-            Ok(())
-        },
-        |config| list(config.admin_host_names.iter().cloned())
-    ),
-];
-
-const LOG: &[Key<Config>] = &[
-    key!(
-        Section::Log,
-        "level",
-        Takes::Reload,
-        &["loglevel", "verbosity"],
-        "error, warn, info, debug or trace; or a filter as in RUST_LOG, such as \"info,switchyard_router=debug\".",
-        |config, raw, _| {
-            let text = raw.text()?;
-            match LogLevel::parse(text) {
-                Some(level) => config.log_level = level,
-                None => {
-                    return Err(format!(
-                        "{text:?} is not error, warn, info, debug, trace or a filter such as \"info,switchyard_router=debug\""
-                    ));
-                }
-            }
-            Ok(())
-        },
-        |config| quoted(&config.log_level.0)
-    ),
-    key!(
-        Section::Log,
-        "format",
-        Takes::Restart,
-        &["logformat"],
-        "text for people, json for machines; both go to stderr.",
-        |config, raw, _| {
-            config.log_format = match raw.text()? {
-                "text" => LogFormat::Text,
-                "json" => LogFormat::Json,
-                other => return Err(format!("{other:?} is not text or json")),
-            };
-            Ok(())
-        },
-        |config| quoted(match config.log_format {
-            LogFormat::Text => "text",
-            LogFormat::Json => "json",
-        })
-    ),
-];
+// Below the macros that they use.
+mod admin;
+mod replication;
 
 /// The keys of everything but `[[node]]`, in the order in which they are shown.
 static GROUPS: &[&[Key<Config>]] = &[
@@ -723,17 +624,20 @@ static GROUPS: &[&[Key<Config>]] = &[
     &CLIENT_PASSWORD,
     CLIENTS,
     CROSS_SLOT,
+    replication::READS,
     TLS,
     &NODES_PASSWORD,
     NODES,
     NODES_SET,
     NODES_TLS,
+    replication::SENTINEL_USERNAME,
+    &replication::SENTINEL_PASSWORD,
     SCRIPTS,
     CLUSTER,
-    ADMIN,
-    &ADMIN_TOKEN,
-    ADMIN_TLS,
-    LOG,
+    admin::ADMIN,
+    &admin::ADMIN_TOKEN,
+    admin::ADMIN_TLS,
+    admin::LOG,
     SLOW_LOG,
 ];
 
@@ -841,11 +745,11 @@ const LISTENER: &[Key<ListenerConfig>] = &[
 
 /// The keys of one `[[listener]]` table.
 pub(crate) fn listener_keys() -> impl Iterator<Item = &'static Key<ListenerConfig>> {
-    LISTENER.iter()
+    LISTENER.iter().chain(replication::LISTENER_READS)
 }
 
 /// The keys of one `[[node]]` table.
 pub(crate) fn node_keys() -> impl Iterator<Item = &'static Key<NodeConfig>> {
-    static GROUPS: &[&[Key<NodeConfig>]] = &[NODE, &NODE_PASSWORD];
+    static GROUPS: &[&[Key<NodeConfig>]] = &[NODE, &NODE_PASSWORD, replication::NODE_REPLICAS];
     GROUPS.iter().copied().flatten()
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use switchyard_router::{ListenAddress, ListenerSettings};
+use switchyard_router::{ListenAddress, ListenerSettings, Reads};
 
 use super::Origin;
 use super::endpoint::Endpoint;
@@ -60,6 +60,7 @@ pub(crate) struct ListenerConfig {
     pub(super) place: Option<ListenPlace>,
     pub(super) tls: Option<bool>,
     pub(super) mode: Option<u32>,
+    pub(super) reads: Option<Reads>,
     pub(super) origin: Option<Origin>,
 }
 
@@ -81,7 +82,7 @@ impl ListenerConfig {
                 (address, self.tls.unwrap_or(false))
             }
         };
-        Ok(ListenerSettings { address, tls })
+        Ok(ListenerSettings { address, tls, reads: self.reads })
     }
 }
 

@@ -96,7 +96,28 @@ pub(crate) struct NodeConfig {
     password: Option<SecretSource>,
     tls: Option<bool>,
     tls_server_name: Option<String>,
+    replicas: Vec<Endpoint>,
+    sentinel_master: Option<String>,
+    sentinels: Vec<Endpoint>,
     origin: Option<Origin>,
+}
+
+impl NodeConfig {
+    /// What keys of replication contradict each other.
+    fn check_replication(&self) -> Result<(), &'static str> {
+        match (&self.sentinel_master, &self.address) {
+            (Some(_), Some(_)) => Err("sentinel-master stands in place of address; leave one of them out"),
+            (Some(_), None) if self.sentinels.is_empty() => Err("sentinel-master needs sentinels = [\"HOST:26379\", ...]"),
+            (Some(_), None) if !self.replicas.is_empty() => Err("its Sentinels know its replicas; leave replicas out"),
+            (None, _) if !self.sentinels.is_empty() => Err("sentinels need sentinel-master, the name that they know the node by"),
+            _ => Ok(()),
+        }
+    }
+
+    /// What the node is called: its address as written, or its name at the Sentinels.
+    fn name(&self) -> Option<String> {
+        self.sentinel_master.clone().or_else(|| self.address.as_ref().map(ToString::to_string))
+    }
 }
 
 /// The whole configuration, before names are resolved and secrets read.
@@ -122,6 +143,8 @@ pub(crate) struct Config {
     cluster_announce: Vec<Endpoint>,
     client_password: Option<SecretSource>,
     nodes_username: Option<String>,
+    sentinel_username: Option<String>,
+    sentinel_password: Option<SecretSource>,
     nodes_password: Option<SecretSource>,
     nodes_tls: NodeFiles,
     nodes: Vec<NodeConfig>,
@@ -154,6 +177,8 @@ impl Default for Config {
             cluster_announce: Vec::new(),
             client_password: None,
             nodes_username: None,
+            sentinel_username: None,
+            sentinel_password: None,
             nodes_password: None,
             nodes_tls: NodeFiles::default(),
             nodes: Vec::new(),
@@ -323,14 +348,17 @@ impl Config {
         }
         let mut seen = BTreeMap::new();
         for node in &self.nodes {
-            let (Some(address), Some(origin)) = (&node.address, &node.origin) else {
+            let (Some(name), Some(origin)) = (node.name(), &node.origin) else {
                 continue;
             };
-            match seen.insert(address, origin) {
+            if let Err(text) = node.check_replication() {
+                problems.push(Problem::at(origin, format!("the node {name}: {text}")));
+            }
+            match seen.insert(name.clone(), origin) {
                 Some(first) if first != origin => {
-                    problems.push(Problem::at(origin, format!("the node {address} is given twice, first at {first}")));
+                    problems.push(Problem::at(origin, format!("the node {name} is given twice, first at {first}")));
                 }
-                Some(_) => problems.push(Problem::at(origin, format!("the node {address} is given twice"))),
+                Some(_) => problems.push(Problem::at(origin, format!("the node {name} is given twice"))),
                 None => {}
             }
         }
@@ -347,7 +375,7 @@ impl Config {
 
     /// The names of the nodes, in the order given.
     pub(crate) fn node_names(&self) -> Vec<String> {
-        self.nodes.iter().filter_map(|node| node.address.as_ref()).map(ToString::to_string).collect()
+        self.nodes.iter().filter_map(NodeConfig::name).collect()
     }
 
     /// Puts the level of the environment in place of the default's or the file's; a flag wins over both.
@@ -402,6 +430,7 @@ impl Config {
         let password = secret(&self.client_password, "clients.password", &mut problems);
         let admin_token = secret(&self.admin_token, "admin.token", &mut problems);
         let nodes_password = secret(&self.nodes_password, "nodes.password", &mut problems);
+        let sentinel_password = secret(&self.sentinel_password, "nodes.sentinel-password", &mut problems);
         let any_tls = self.nodes.iter().any(|node| node.tls.unwrap_or(self.nodes_tls.on));
         let nodes_tls = match any_tls.then(|| self.nodes_tls.build(&mut tls_warnings)).transpose() {
             Ok(tls) => tls,
@@ -413,34 +442,60 @@ impl Config {
         let mut nodes = Vec::new();
         let mut by_address: BTreeMap<SocketAddr, String> = BTreeMap::new();
         for node in &self.nodes {
-            let Some(endpoint) = &node.address else {
-                continue;
-            };
-            let name = endpoint.to_string();
+            let Some(name) = node.name() else { continue };
             let place = node.origin.as_ref().map(ToString::to_string);
-            let address = match (endpoint.resolve(), known(&name)) {
-                (Ok(address), _) => address,
-                (Err(why), Some(address)) => {
+            let address = match node.address.as_ref().map(|endpoint| (endpoint.resolve(), known(&name))) {
+                None => None,
+                Some((Ok(address), _)) => Some(address),
+                Some((Err(why), Some(address))) => {
                     warnings.push(format!("node {name}: {why}; staying with {address}"));
-                    address
+                    Some(address)
                 }
-                (Err(text), None) => {
+                Some((Err(text), None)) => {
                     problems.push(Problem { place, text });
                     continue;
                 }
             };
-            if address.port() == 0 {
-                problems.push(Problem { place, text: format!("the node {name} has port 0, which nobody can listen on") });
+            let mut resolve_all = |endpoints: &[Endpoint], what: &str| -> Vec<SocketAddr> {
+                let mut found = Vec::new();
+                for endpoint in endpoints {
+                    match endpoint.resolve() {
+                        Ok(address) => found.push(address),
+                        // The others may do without it.
+                        Err(why) => warnings.push(format!("node {name}: {what} {endpoint} is left out: {why}")),
+                    }
+                }
+                found
+            };
+            let replicas = resolve_all(&node.replicas, "replica");
+            let sentinels = resolve_all(&node.sentinels, "Sentinel");
+            if node.sentinel_master.is_some() && sentinels.is_empty() {
+                problems.push(Problem { place, text: format!("the node {name}: no Sentinel's name can be resolved") });
                 continue;
             }
-            if let Some(other) = by_address.insert(address, name.clone()) {
-                problems
-                    .push(Problem { place, text: format!("the nodes {other} and {name} are the same server, {address}; name it once") });
+            let mut twice = None;
+            for address in address.iter().chain(&replicas) {
+                if address.port() == 0 {
+                    twice = Some(format!("the node {name} has port 0, which nobody can listen on"));
+                } else if let Some(other) = by_address.insert(*address, name.clone()) {
+                    twice = Some(format!("the nodes {other} and {name} are the same server, {address}; name it once"));
+                }
+            }
+            if let Some(text) = twice {
+                problems.push(Problem { place, text });
                 continue;
             }
             let mut tls = None;
             if let Some(shared) = nodes_tls.as_ref().filter(|_| node.tls.unwrap_or(self.nodes_tls.on)) {
-                let name = node.tls_server_name.as_deref().or(self.nodes_tls.server_name.as_deref()).unwrap_or(endpoint.host());
+                let name = node.tls_server_name.as_deref().or(self.nodes_tls.server_name.as_deref());
+                let Some(name) = name.or(node.address.as_ref().map(Endpoint::host)) else {
+                    let text = format!(
+                        "the node {name}: TLS to a node of Sentinels needs tls-server-name, the name in its servers' certificates",
+                        name = node.name().unwrap_or_default()
+                    );
+                    problems.push(Problem { place, text });
+                    continue;
+                };
                 match NodeFiles::node(shared, name) {
                     Ok(node) => tls = Some(node),
                     Err(text) => problems.push(Problem { place: place.clone(), text }),
@@ -459,6 +514,13 @@ impl Config {
                 username: node.username.clone().or_else(|| self.nodes_username.clone()),
                 password: own.unwrap_or_else(|| nodes_password.clone()),
                 tls,
+                replicas,
+                sentinel: node.sentinel_master.clone().map(|master| SentinelAddress {
+                    master,
+                    sentinels,
+                    username: self.sentinel_username.clone(),
+                    password: sentinel_password.clone(),
+                }),
             });
         }
         let listen = self.resolve_listen(password.is_some(), &mut problems);
@@ -571,10 +633,23 @@ impl Config {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeAddress {
     pub(crate) name: String,
-    pub(crate) address: SocketAddr,
+    /// `None`: Sentinels say where it is.
+    pub(crate) address: Option<SocketAddr>,
     pub(crate) username: Option<String>,
     pub(crate) password: Option<Secret>,
     pub(crate) tls: Option<NodeTls>,
+    pub(crate) replicas: Vec<SocketAddr>,
+    pub(crate) sentinel: Option<SentinelAddress>,
+}
+
+/// Who knows where a node's primary is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SentinelAddress {
+    /// The name that they know it by.
+    pub(crate) master: String,
+    pub(crate) sentinels: Vec<SocketAddr>,
+    pub(crate) username: Option<String>,
+    pub(crate) password: Option<Secret>,
 }
 
 /// The configuration with names resolved and secrets read.

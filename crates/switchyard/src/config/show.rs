@@ -42,7 +42,7 @@ pub(crate) fn render(config: &Config) -> String {
             };
             let line = format!("{} = {value}", key.name);
             match &node.origin {
-                Some(origin) if key.name == "address" => {
+                Some(origin) if matches!(key.name, "address" | "sentinel-master") => {
                     let _ = writeln!(out, "{line:<44} # {origin}");
                 }
                 _ => {
@@ -141,7 +141,7 @@ impl Config {
             changes.push(Change { what: "the [[listener]] tables".to_owned(), takes: Takes::Restart });
         }
         let by_name = |config: &Config, name: &str| -> Option<NodeConfig> {
-            config.nodes.iter().find(|node| node.address.as_ref().is_some_and(|a| a.to_string() == name)).cloned()
+            config.nodes.iter().find(|node| node.name().as_deref() == Some(name)).cloned()
         };
         let names: BTreeSet<String> = self.node_names().into_iter().chain(running.node_names()).collect();
         for name in names {
@@ -150,6 +150,9 @@ impl Config {
                 (Some(_), None) => format!("node {name} removed"),
                 (Some(old), Some(new)) if old.tls != new.tls || old.tls_server_name != new.tls_server_name => {
                     format!("node {name}: its TLS, for new connections")
+                }
+                (Some(old), Some(new)) if old.replicas != new.replicas || old.sentinels != new.sentinels => {
+                    format!("node {name}: its replicas or Sentinels")
                 }
                 (Some(old), Some(new)) if old.username != new.username || old.password != new.password => {
                     format!("node {name}: its user or password")

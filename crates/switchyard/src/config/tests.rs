@@ -223,7 +223,7 @@ fn a_name_that_no_longer_resolves_keeps_its_address() {
     assert!(error.contains("switchyard.toml:2") && error.contains("no-such-host.invalid"), "{error}");
     let before: SocketAddr = "10.0.0.9:7001".parse().expect("an address");
     let resolved = config.resolve(|name| (name == "no-such-host.invalid:7001").then_some(before)).expect("known");
-    assert_eq!(resolved.nodes[0].address, before);
+    assert_eq!(resolved.nodes[0].address, Some(before));
     assert!(resolved.warnings.iter().any(|w| w.contains("staying with 10.0.0.9:7001")), "{:?}", resolved.warnings);
 }
 
@@ -272,6 +272,8 @@ fn the_example_is_a_configuration_that_changes_nothing() {
     let all: String = example()
         .lines()
         .map(|line| match line.strip_prefix('#') {
+            // A node is at an address or known to Sentinels, not both: `replication_is_checked_for_contradictions` reads the others.
+            Some(key) if key.starts_with("sentinels =") || key.starts_with("sentinel-master =") => String::new(),
             Some(key) if !key.starts_with(' ') && !key.contains("-file =") && !key.contains("-env =") => {
                 format!("{key}\n")
             }
@@ -282,6 +284,42 @@ fn the_example_is_a_configuration_that_changes_nothing() {
     for key in keys::keys() {
         assert!(example().contains(&format!("\n#{} = ", key.name)), "{}", key.path());
     }
+}
+
+#[test]
+fn replication_is_checked_for_contradictions() {
+    let sentinel = "[[node]]\nsentinel-master = \"mymaster\"\nsentinels = [\"127.0.0.1\", \"127.0.0.2:5000\"]\n";
+    let config = read(sentinel).expect("good");
+    assert_eq!(config.node_names(), ["mymaster"]);
+    let nodes = resolve(&config).expect("resolvable").nodes;
+    assert_eq!(nodes[0].address, None);
+    let group = nodes[0].sentinel.as_ref().expect("Sentinels");
+    assert_eq!(group.sentinels.iter().map(ToString::to_string).collect::<Vec<_>>(), ["127.0.0.1:26379", "127.0.0.2:5000"]);
+
+    let replicas = read("[[node]]\naddress = \"127.0.0.1:1\"\nreplicas = [\"127.0.0.1:2\", \"127.0.0.1\"]\n").expect("good");
+    let nodes = resolve(&replicas).expect("resolvable").nodes;
+    assert_eq!(nodes[0].replicas.iter().map(ToString::to_string).collect::<Vec<_>>(), ["127.0.0.1:2", "127.0.0.1:6379"]);
+
+    for (text, expected) in [
+        ("sentinel-master = \"m\"", "sentinel-master needs sentinels"),
+        ("address = \"127.0.0.1:1\"\nsentinels = [\"a\"]", "sentinels need sentinel-master"),
+        ("address = \"127.0.0.1:1\"\nsentinel-master = \"m\"\nsentinels = [\"a\"]", "leave one of them out"),
+        ("sentinel-master = \"m\"\nsentinels = [\"a\"]\nreplicas = [\"b\"]", "leave replicas out"),
+        ("sentinel-master = \"a b\"", "is not a name that Sentinel takes"),
+    ] {
+        let problems = read(&format!("[[node]]\n{text}\n")).map(|_| ()).expect_err(text);
+        assert!(problems.to_string().contains(expected), "{problems}");
+    }
+    for (text, expected) in [
+        ("address = \"127.0.0.1:1\"\nreplicas = [\"127.0.0.1:1\"]", "are the same server"),
+        ("address = \"127.0.0.1:1\"\nreplicas = [\"127.0.0.1:0\"]", "has port 0"),
+    ] {
+        let config = read(&format!("[[node]]\n{text}\n")).expect("readable");
+        let problems = resolve(&config).map(|_| ()).expect_err(text);
+        assert!(problems.to_string().contains(expected), "{problems}");
+    }
+    let problems = read(&format!("[clients]\nreads = \"secondary\"\n{NODE}")).map(|_| ()).expect_err("no such policy");
+    assert!(problems.to_string().contains("is not primary, prefer-replica, replica or nearest"), "{problems}");
 }
 
 #[test]

@@ -116,6 +116,8 @@ impl RouterSource {
                 requests: node.requests,
                 errors: node.errors,
                 in_flight: node.in_flight,
+                primary: node.servers.as_ref().and_then(|s| s.primary),
+                replicas: node.servers.as_ref().map(|s| s.readable.clone()).unwrap_or_default(),
             })
             .collect();
         StatusReport {

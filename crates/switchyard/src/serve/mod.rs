@@ -5,6 +5,7 @@
 //! signals.
 
 mod admin;
+mod failover;
 mod holder;
 mod limits;
 mod logs;
@@ -28,6 +29,7 @@ use tracing::{error, info, warn};
 use crate::cli::Failure;
 use crate::config::{Config, Sources};
 use admin::AdminThread;
+use failover::{Observer, Watched};
 use logs::Logs;
 use placement::Placement;
 use reload::Reloader;
@@ -81,11 +83,13 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
         Signals::new().context("cannot wait for signals")?
     };
     let tls: Vec<bool> = resolved.listen.iter().map(|listener| listener.tls).collect();
+    let watched = failover::watched(&settled.topology, &resolved.nodes, placement.store())?;
     let settings = Settings {
         listen: resolved.listen,
         workers: config.workers,
         pin: config.pin,
         batched_sends: config.batched_sends,
+        servers: watched.iter().map(Watched::servers).collect(),
         live: live.clone(),
     };
     let router = Router::start(settings, Arc::clone(&settled.topology)).map_err(explain_start)?;
@@ -107,7 +111,10 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
     );
     notify(&[NotifyState::Ready]);
 
-    let reloads = start_reloads(Reloader { sources, live, placement, logs, config: config.clone(), admin_tls }, Arc::clone(&running))?;
+    let observer = Observer::start(watched, Arc::clone(placement.store()), Arc::clone(&running))?;
+    let nodes = resolved.nodes;
+    let reloader = Reloader { sources, live, nodes, observer, placement, logs, config: config.clone(), admin_tls };
+    let reloads = start_reloads(reloader, Arc::clone(&running))?;
     runtime.block_on(signals.wait_for_stop(&running, &reloads));
     notify(&[NotifyState::Stopping]);
     stop(&runtime, &mut signals, &running, reloads.shutdown_timeout())?;

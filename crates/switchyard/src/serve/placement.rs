@@ -13,7 +13,7 @@ use crate::config::{Config, NodeAddress};
 
 /// The slot map in force, and where it is kept.
 pub(super) struct Placement {
-    store: RedbStore,
+    store: Arc<RedbStore>,
     topology: Option<Arc<Topology>>,
 }
 
@@ -31,9 +31,14 @@ pub(super) struct Settled {
 impl Placement {
     /// Opens the state directory, which no other process may have open.
     pub(super) fn open(config: &Config) -> anyhow::Result<Self> {
-        let store = RedbStore::open(&config.state_dir)?;
+        let store = Arc::new(RedbStore::open(&config.state_dir)?);
         let topology = store.load_topology()?.map(Arc::new);
         Ok(Self { store, topology })
+    }
+
+    /// The store, for those who keep other things in it.
+    pub(super) fn store(&self) -> &Arc<RedbStore> {
+        &self.store
     }
 
     /// Counts this start.
@@ -125,7 +130,7 @@ mod tests {
         let addresses = second.resolve(|_| None).expect("resolves").nodes;
         let access = access(&settled.topology, &addresses);
         for (number, port) in [(0, 7001), (1, 7002), (2, 7003)] {
-            assert_eq!(access[&NodeId(number)].address.port(), port);
+            assert_eq!(access[&NodeId(number)].address.map(|a| a.port()), Some(port));
         }
 
         let error = placement.settle(&["127.0.0.1:7003".to_owned()]).expect_err("owners are missing").to_string();

@@ -5,18 +5,20 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use switchyard_control::admin::AdminTls;
-use switchyard_policy::topology::NodeId;
-use switchyard_router::{Live, NodeAccess};
+use switchyard_policy::topology::{NodeId, Topology};
+use switchyard_router::{Live, NodeAccess, Servers};
 use tracing::{error, info, warn};
 
+use super::failover::{self, Observer, Watched};
 use super::limits;
 use super::logs::Logs;
 use super::placement::{self, Placement};
 use super::running::Running;
-use crate::config::{Config, Sources, Takes};
+use crate::config::{Config, NodeAddress, Sources, Takes};
 
 /// What a reload needs to know of the present.
 pub(super) struct Reloader {
@@ -25,6 +27,9 @@ pub(super) struct Reloader {
     pub(super) live: Live,
     pub(super) placement: Placement,
     pub(super) logs: Logs,
+    /// The nodes as they are configured, with their replicas.
+    pub(super) nodes: Vec<NodeAddress>,
+    pub(super) observer: Observer,
     /// The admin port's certificates, to renew.
     pub(super) admin_tls: Option<AdminTls>,
 }
@@ -34,7 +39,7 @@ const BARRIER_LOOK: Duration = Duration::from_millis(10);
 
 impl Reloader {
     /// Reloads once. What is wrong goes to the log; the running configuration then stays.
-    pub(super) fn reload(&mut self, running: &Running) {
+    pub(super) fn reload(&mut self, running: &Arc<Running>) {
         info!("reloading the configuration");
         match self.apply(running) {
             Ok(0) => info!("reloaded: nothing has changed"),
@@ -49,13 +54,14 @@ impl Reloader {
     }
 
     /// Returns how many changes were applied, or what is wrong.
-    fn apply(&mut self, running: &Running) -> Result<usize, Vec<String>> {
+    fn apply(&mut self, running: &Arc<Running>) -> Result<usize, Vec<String>> {
         let told = |problems: crate::config::Problems| problems.0.iter().map(ToString::to_string).collect::<Vec<_>>();
         let mut config = self.sources.read().map_err(told)?;
         config.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
         let changes = config.changes_since(&self.config);
         config.keep_until_restart(&self.config);
-        let known: BTreeMap<&str, SocketAddr> = self.live.nodes.values().map(|node| (node.name.as_str(), node.address)).collect();
+        let known: BTreeMap<&str, SocketAddr> =
+            self.live.nodes.values().filter_map(|node| Some((node.name.as_str(), node.address?))).collect();
         let resolved = config.resolve(|name| known.get(name).copied()).map_err(told)?;
         let mut live = resolved.live;
         if let (Some(held), Some(new)) = (&self.admin_tls, &resolved.admin_tls) {
@@ -113,9 +119,34 @@ impl Reloader {
                 self.live = both;
             }
         }
+        if let Err(error) = self.watch(&settled.topology, resolved.nodes, running) {
+            error!("{error:#}");
+        }
         self.logs.set_level(&config.log_level);
         self.config = config;
         Ok(applied)
+    }
+}
+
+impl Reloader {
+    /// Watches the replicas of the nodes as they are configured now.
+    fn watch(&mut self, topology: &Topology, nodes: Vec<NodeAddress>, running: &Arc<Running>) -> anyhow::Result<()> {
+        let has_replicas = |node: &&NodeAddress| node.sentinel.is_some() || !node.replicas.is_empty();
+        if nodes.iter().filter(has_replicas).eq(self.nodes.iter().filter(has_replicas)) {
+            self.nodes = nodes;
+            return Ok(());
+        }
+        let store = Arc::clone(self.placement.store());
+        let watched = failover::watched(topology, &nodes, &store)?;
+        // The one before must not tell the router anything after this.
+        self.observer = Observer::default();
+        let servers: BTreeMap<NodeId, Servers> = watched.iter().map(Watched::servers).collect();
+        for node in topology.nodes() {
+            running.with(|router| router.set_servers(node.id, servers.get(&node.id).cloned()));
+        }
+        self.observer = Observer::start(watched, store, Arc::clone(running))?;
+        self.nodes = nodes;
+        Ok(())
     }
 }
 
@@ -134,8 +165,10 @@ fn told_by_content(old: &Live, new: &Live, told: &[&str]) -> usize {
         let Some(before) = old.nodes.get(id) else {
             continue;
         };
-        if before.address != node.address {
-            info!("node {}: now at {}, before at {}", node.name, node.address, before.address);
+        if let (Some(now), Some(then)) = (node.address, before.address)
+            && now != then
+        {
+            info!("node {}: now at {now}, before at {then}", node.name);
             changed += 1;
         }
         if before.tls != node.tls && !told.iter().any(|what| what.starts_with("nodes.tls") || what.contains("its TLS")) {

@@ -21,6 +21,7 @@ mod modules;
 mod multikey;
 mod operators;
 mod pipelines;
+mod replicas;
 mod script_keys;
 mod scripting;
 mod servers;

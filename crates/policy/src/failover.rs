@@ -1,0 +1,478 @@
+//! Which server of a node is its primary, and which replicas may be read: for nodes that have replicas.
+//!
+//! A [`Watch`] is stepped with what was seen - a server's own account of its role, its silence, a Sentinel's announcement - and
+//! says when the primary changes and which replicas are fit to be read. It elects nobody: promoting a replica is the business of
+//! Sentinel, an operator or an orchestrator. It finds out that it has happened, and refuses to be fooled: following a server that
+//! merely claims to be a primary (a detached copy, the old primary that came back) would make writes disappear.
+//!
+//! - **With Sentinel** the announcement with the highest configuration epoch counts. A Sentinel that was cut off repeats the old
+//!   primary with an older epoch.
+//! - **Without**, servers are believed what they say of themselves, with proof: a promoted replica knows the replication id of
+//!   the primary that it followed (`master_replid2`). It is followed once the old primary has itself become a replica, or has been
+//!   silent for a while.
+//!
+//! Addresses are opaque here: whoever steps the watch knows how to compare them.
+
+use std::collections::BTreeMap;
+
+/// What must be remembered over a restart: with it, an old primary that is back is not mistaken for the present one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Record<A> {
+    /// The primary.
+    pub primary: A,
+    /// Sentinel's configuration epoch in which it became that; 0 without Sentinel.
+    pub config_epoch: u64,
+    /// Its replication id (`master_replid`), where it has told it.
+    pub replication_id: Option<String>,
+}
+
+/// What a server says of itself (`INFO replication`).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Role<A> {
+    /// It takes writes.
+    Primary {
+        /// `master_replid`.
+        replication_id: String,
+        /// `master_replid2`: the id of the primary it followed before it was promoted; `None` if it never was.
+        followed_id: Option<String>,
+    },
+    /// It follows another server.
+    Replica {
+        /// Whom; `None` where its account (a host name, say) cannot be compared with addresses.
+        of: Option<A>,
+        /// The link to that server is up and has carried something lately.
+        is_current: bool,
+    },
+}
+
+/// What was seen.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Event<A> {
+    /// A server told its role, in so many microseconds.
+    Told {
+        /// Which server.
+        address: A,
+        /// What it said.
+        role: Role<A>,
+        /// Round trip, microseconds.
+        round_trip_us: u32,
+    },
+    /// A server refused, broke, or did not answer in time.
+    Silent {
+        /// Which server.
+        address: A,
+    },
+    /// A Sentinel said who the primary is.
+    Announced {
+        /// The primary.
+        primary: A,
+        /// Its configuration epoch for this primary.
+        config_epoch: u64,
+    },
+    /// A Sentinel listed the replicas that it knows.
+    Listed {
+        /// Their addresses.
+        replicas: Vec<A>,
+    },
+}
+
+/// Why the primary changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Why {
+    /// A Sentinel announced it.
+    Announced,
+    /// The old one says that it is a replica now.
+    Demoted,
+    /// The old one has been silent, and this one was promoted from among its replicas.
+    Silence,
+}
+
+/// What to do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Action<A> {
+    /// Make durable, before anything else is done.
+    Record(Record<A>),
+    /// Send commands to this server from now on, and none to the one before.
+    Primary {
+        /// The new primary.
+        address: A,
+        /// How it was found.
+        why: Why,
+    },
+    /// These replicas may be read from now on.
+    Readable {
+        /// The nearest first.
+        replicas: Vec<A>,
+        /// The primary answers sooner than any of them.
+        primary_is_nearest: bool,
+    },
+    /// A server claims to be a primary, and nothing proves that it succeeded ours: somebody should look.
+    Unproven {
+        /// Who claims it.
+        address: A,
+    },
+}
+
+/// A primary must have been silent for so long, microseconds, before a promoted replica is followed without its word.
+pub const SILENCE_US: u64 = 1_000_000;
+
+#[derive(Clone, Debug)]
+struct Seen<A> {
+    role: Option<Role<A>>,
+    /// Since when it has not answered; `None` while it answers.
+    silent_since_us: Option<u64>,
+    /// Running mean of its round trips.
+    round_trip_us: Option<u32>,
+}
+
+/// One node's servers.
+#[derive(Clone, Debug)]
+pub struct Watch<A> {
+    record: Option<Record<A>>,
+    has_sentinel: bool,
+    seen: BTreeMap<A, Seen<A>>,
+    readable: Vec<A>,
+    primary_is_nearest: bool,
+    unproven: Option<A>,
+}
+
+impl<A: Clone + Ord> Watch<A> {
+    /// Watches `servers`. Without Sentinel the first of them is the primary, unless `stored` says otherwise; with Sentinel nobody is
+    /// before one has announced it, unless `stored` knows.
+    pub fn new(servers: Vec<A>, has_sentinel: bool, stored: Option<Record<A>>) -> Self {
+        let stored = stored.filter(|record| has_sentinel || servers.contains(&record.primary));
+        let record = match stored {
+            Some(record) => Some(record),
+            None if has_sentinel => None,
+            None => servers.first().map(|first| Record { primary: first.clone(), config_epoch: 0, replication_id: None }),
+        };
+        let mut watch =
+            Self { record, has_sentinel, seen: BTreeMap::new(), readable: Vec::new(), primary_is_nearest: true, unproven: None };
+        let primary = watch.primary().cloned();
+        for server in servers.into_iter().chain(primary) {
+            watch.notice(server);
+        }
+        watch
+    }
+
+    /// The primary, as far as it is known.
+    pub fn primary(&self) -> Option<&A> {
+        self.record.as_ref().map(|record| &record.primary)
+    }
+
+    /// Servers to ask for their roles.
+    pub fn servers(&self) -> impl Iterator<Item = &A> {
+        self.seen.keys()
+    }
+
+    /// Takes in what was seen at `now_us`, and appends what is to be done about it.
+    pub fn step(&mut self, event: Event<A>, now_us: u64, actions: &mut Vec<Action<A>>) {
+        match event {
+            Event::Told { address, role, round_trip_us } => {
+                let seen = self.notice(address.clone());
+                seen.silent_since_us = None;
+                let mean = seen.round_trip_us.map_or(round_trip_us, |mean| ((u64::from(mean) * 7 + u64::from(round_trip_us)) / 8) as u32);
+                seen.round_trip_us = Some(mean);
+                let id = match &role {
+                    Role::Primary { replication_id, .. } => Some(replication_id.clone()),
+                    Role::Replica { .. } => None,
+                };
+                seen.role = Some(role);
+                if let Some(record) = &mut self.record
+                    && record.primary == address
+                    && id.is_some()
+                    && record.replication_id != id
+                {
+                    record.replication_id = id;
+                    actions.push(Action::Record(record.clone()));
+                }
+            }
+            Event::Silent { address } => {
+                self.notice(address).silent_since_us.get_or_insert(now_us);
+            }
+            Event::Announced { primary, config_epoch } => {
+                self.notice(primary.clone());
+                let newer = self.record.as_ref().is_none_or(|record| config_epoch > record.config_epoch);
+                let same = self.primary() == Some(&primary);
+                // A Sentinel that was set up anew counts from 0 again. It is believed once what we hold is of no use.
+                let overrides = !newer && !same && self.is_useless(now_us) && self.is_primary(&primary);
+                if newer || overrides {
+                    self.change_primary(primary, config_epoch, Why::Announced, same, actions);
+                }
+            }
+            Event::Listed { replicas } => {
+                for replica in replicas {
+                    self.notice(replica);
+                }
+            }
+        }
+        if !self.has_sentinel {
+            self.look_for_successor(now_us, actions);
+        }
+        self.choose_readable(actions);
+    }
+
+    fn notice(&mut self, address: A) -> &mut Seen<A> {
+        self.seen.entry(address).or_insert(Seen { role: None, silent_since_us: None, round_trip_us: None })
+    }
+
+    fn is_primary(&self, address: &A) -> bool {
+        self.seen.get(address).is_some_and(|s| s.silent_since_us.is_none() && matches!(s.role, Some(Role::Primary { .. })))
+    }
+
+    /// Whether the primary that we hold has been silent for long, or says that it is none.
+    fn is_useless(&self, now_us: u64) -> bool {
+        self.fall(now_us).is_some()
+    }
+
+    /// How the primary that we hold stopped to be one, if it did.
+    fn fall(&self, now_us: u64) -> Option<Why> {
+        let seen = self.seen.get(self.primary()?)?;
+        match (seen.silent_since_us, &seen.role) {
+            (Some(since), _) => (now_us.saturating_sub(since) >= SILENCE_US).then_some(Why::Silence),
+            (None, Some(Role::Replica { .. })) => Some(Why::Demoted),
+            (None, _) => None,
+        }
+    }
+
+    /// Without Sentinel: a server that was promoted in the place of ours.
+    fn look_for_successor(&mut self, now_us: u64, actions: &mut Vec<Action<A>>) {
+        let Some(record) = self.record.clone() else { return };
+        let Some(why) = self.fall(now_us) else { return };
+        // Whom the old primary follows now is its successor by its own word.
+        let followed = match self.seen.get(&record.primary).and_then(|s| s.role.as_ref()) {
+            Some(Role::Replica { of: Some(of), .. }) if why == Why::Demoted => Some(of.clone()),
+            _ => None,
+        };
+        let claims = |address: &A| *address != record.primary && self.is_primary(address);
+        let proven = |address: &A| match self.seen.get(address).and_then(|s| s.role.as_ref()) {
+            Some(Role::Primary { followed_id, .. }) => followed_id.is_some() && *followed_id == record.replication_id,
+            _ => false,
+        };
+        let successor = followed.filter(|address| claims(address)).or_else(|| {
+            let mut candidates = self.seen.keys().filter(|address| claims(address) && proven(address));
+            // Two that were both promoted from ours: which has the writes, nobody here can tell.
+            candidates.next().filter(|_| candidates.next().is_none()).cloned()
+        });
+        if let Some(successor) = successor {
+            self.change_primary(successor, 0, why, false, actions);
+        } else if let Some(claimant) = self.seen.keys().find(|address| claims(address)).cloned()
+            && self.unproven.as_ref() != Some(&claimant)
+        {
+            self.unproven = Some(claimant.clone());
+            actions.push(Action::Unproven { address: claimant });
+        }
+    }
+
+    fn change_primary(&mut self, address: A, config_epoch: u64, why: Why, same: bool, actions: &mut Vec<Action<A>>) {
+        let told_id = match self.seen.get(&address).and_then(|s| s.role.as_ref()) {
+            Some(Role::Primary { replication_id, .. }) => Some(replication_id.clone()),
+            _ => None,
+        };
+        let replication_id = told_id.or_else(|| self.record.as_ref().filter(|_| same).and_then(|r| r.replication_id.clone()));
+        let record = Record { primary: address.clone(), config_epoch, replication_id };
+        self.record = Some(record.clone());
+        self.unproven = None;
+        actions.push(Action::Record(record));
+        if !same {
+            actions.push(Action::Primary { address, why });
+        }
+    }
+
+    /// Replicas that follow the primary closely; nearest first, with hysteresis, because every change reaches every worker.
+    fn choose_readable(&mut self, actions: &mut Vec<Action<A>>) {
+        let primary = self.primary().cloned();
+        let fit = |address: &A| {
+            let Some(seen) = self.seen.get(address) else { return false };
+            match &seen.role {
+                Some(Role::Replica { of, is_current }) if seen.silent_since_us.is_none() && *is_current => {
+                    Some(address) != primary.as_ref() && (of.is_none() || *of == primary)
+                }
+                _ => false,
+            }
+        };
+        let round_trip = |address: &A| self.seen.get(address).and_then(|s| s.round_trip_us).unwrap_or(u32::MAX);
+        let mut replicas: Vec<A> = self.seen.keys().filter(|a| fit(a)).cloned().collect();
+        replicas.sort_by_key(|a| round_trip(a));
+        // The first stays first unless another is clearly nearer.
+        if let Some(first) = self.readable.first()
+            && let Some(place) = replicas.iter().position(|a| a == first)
+            && !clearly_less(round_trip(&replicas[0]), round_trip(first))
+        {
+            let first = replicas.remove(place);
+            replicas.insert(0, first);
+        }
+        let ours = primary.as_ref().map_or(u32::MAX, &round_trip);
+        let best = replicas.first().map_or(u32::MAX, &round_trip);
+        let primary_is_nearest = if self.primary_is_nearest { !clearly_less(best, ours) } else { clearly_less(ours, best) };
+        let set = |list: &[A]| list.iter().cloned().collect::<std::collections::BTreeSet<A>>();
+        let unchanged = self.readable.first() == replicas.first() && set(&self.readable) == set(&replicas);
+        if unchanged && primary_is_nearest == self.primary_is_nearest {
+            return;
+        }
+        self.readable.clone_from(&replicas);
+        self.primary_is_nearest = primary_is_nearest;
+        actions.push(Action::Readable { replicas, primary_is_nearest });
+    }
+}
+
+/// Less by a fifth and by more than the noise of a loopback.
+fn clearly_less(a: u32, b: u32) -> bool {
+    u64::from(a) * 5 < u64::from(b) * 4 && b - a > 50
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OLD: u8 = 1;
+    const NEW: u8 = 2;
+    const OTHER: u8 = 3;
+
+    fn primary(id: &str, followed: Option<&str>) -> Role<u8> {
+        Role::Primary { replication_id: id.into(), followed_id: followed.map(Into::into) }
+    }
+
+    fn replica(of: u8) -> Role<u8> {
+        Role::Replica { of: Some(of), is_current: true }
+    }
+
+    fn told(address: u8, role: Role<u8>) -> Event<u8> {
+        Event::Told { address, role, round_trip_us: 100 }
+    }
+
+    fn step(watch: &mut Watch<u8>, now_us: u64, event: Event<u8>) -> Vec<Action<u8>> {
+        let mut actions = Vec::new();
+        watch.step(event, now_us, &mut actions);
+        actions
+    }
+
+    fn changes(actions: &[Action<u8>]) -> Vec<(u8, Why)> {
+        actions.iter().filter_map(|a| if let Action::Primary { address, why } = a { Some((*address, *why)) } else { None }).collect()
+    }
+
+    /// OLD with its replica NEW, both seen.
+    fn settled() -> Watch<u8> {
+        let mut watch = Watch::new(vec![OLD, NEW], false, None);
+        step(&mut watch, 0, told(OLD, primary("a", None)));
+        step(&mut watch, 0, told(NEW, replica(OLD)));
+        watch
+    }
+
+    #[test]
+    fn a_promoted_replica_is_followed_when_the_old_primary_is_silent() {
+        let mut watch = settled();
+        assert_eq!(changes(&step(&mut watch, 10, told(NEW, primary("b", Some("a"))))), []);
+        assert_eq!(changes(&step(&mut watch, 20, Event::Silent { address: OLD })), []);
+        assert_eq!(changes(&step(&mut watch, 20 + SILENCE_US - 1, Event::Silent { address: OLD })), [], "not yet");
+        let actions = step(&mut watch, 20 + SILENCE_US, Event::Silent { address: OLD });
+        assert_eq!(changes(&actions), [(NEW, Why::Silence)]);
+        let recorded = actions.iter().position(|a| matches!(a, Action::Record(_))).unwrap();
+        let changed = actions.iter().position(|a| matches!(a, Action::Primary { .. })).unwrap();
+        assert!(recorded < changed, "durable before it has an effect");
+    }
+
+    #[test]
+    fn a_demoted_primary_is_left_at_once() {
+        let mut watch = settled();
+        step(&mut watch, 10, told(NEW, primary("b", Some("a"))));
+        assert_eq!(changes(&step(&mut watch, 20, told(OLD, replica(NEW)))), [(NEW, Why::Demoted)]);
+    }
+
+    #[test]
+    fn a_copy_that_was_detached_is_not_followed() {
+        let mut watch = settled();
+        // Promoted while the primary serves: nobody said that it takes over.
+        for now in 0..100 {
+            assert_eq!(changes(&step(&mut watch, now * 100_000, told(NEW, primary("b", Some("a"))))), []);
+            assert_eq!(changes(&step(&mut watch, now * 100_000, told(OLD, primary("a", None)))), []);
+        }
+    }
+
+    #[test]
+    fn a_stranger_that_claims_to_be_primary_is_told_once_and_not_followed() {
+        let mut watch = Watch::new(vec![OLD, NEW], false, None);
+        step(&mut watch, 0, told(OLD, primary("a", None)));
+        step(&mut watch, 0, Event::Silent { address: OLD });
+        let claim = |watch: &mut Watch<u8>, now| step(watch, now, told(NEW, primary("z", Some("y"))));
+        assert_eq!(claim(&mut watch, 2 * SILENCE_US), [Action::Unproven { address: NEW }]);
+        assert_eq!(claim(&mut watch, 3 * SILENCE_US), []);
+        assert_eq!(watch.primary(), Some(&OLD));
+    }
+
+    #[test]
+    fn two_successors_are_one_too_many() {
+        let mut watch = Watch::new(vec![OLD, NEW, OTHER], false, None);
+        step(&mut watch, 0, told(OLD, primary("a", None)));
+        step(&mut watch, 0, told(NEW, primary("b", Some("a"))));
+        step(&mut watch, 0, told(OTHER, primary("c", Some("a"))));
+        step(&mut watch, 0, Event::Silent { address: OLD });
+        assert_eq!(changes(&step(&mut watch, 2 * SILENCE_US, Event::Silent { address: OLD })), []);
+        // The old one's word decides.
+        assert_eq!(changes(&step(&mut watch, 3 * SILENCE_US, told(OLD, replica(OTHER)))), [(OTHER, Why::Demoted)]);
+    }
+
+    #[test]
+    fn the_old_primary_that_comes_back_is_not_followed_even_after_a_restart_of_ours() {
+        let stored = Record { primary: NEW, config_epoch: 0, replication_id: Some("b".into()) };
+        let mut watch = Watch::new(vec![OLD, NEW], false, Some(stored));
+        assert_eq!(watch.primary(), Some(&NEW));
+        step(&mut watch, 0, told(OLD, primary("a", None)));
+        step(&mut watch, 0, Event::Silent { address: NEW });
+        let actions = step(&mut watch, 5 * SILENCE_US, told(OLD, primary("a", None)));
+        assert_eq!(changes(&actions), []);
+        assert_eq!(watch.primary(), Some(&NEW));
+    }
+
+    #[test]
+    fn the_highest_epoch_of_the_sentinels_counts() {
+        let mut watch = Watch::new(Vec::new(), true, None);
+        assert_eq!(watch.primary(), None);
+        let announce = |watch: &mut Watch<u8>, primary, config_epoch| changes(&step(watch, 0, Event::Announced { primary, config_epoch }));
+        assert_eq!(announce(&mut watch, OLD, 1), [(OLD, Why::Announced)]);
+        assert_eq!(announce(&mut watch, NEW, 2), [(NEW, Why::Announced)]);
+        assert_eq!(announce(&mut watch, OLD, 1), [], "a Sentinel that was cut off");
+        assert_eq!(announce(&mut watch, NEW, 3), [], "the same primary under a newer epoch");
+        assert_eq!(watch.primary(), Some(&NEW));
+        // What servers claim is Sentinel's business.
+        step(&mut watch, 0, Event::Silent { address: NEW });
+        assert_eq!(changes(&step(&mut watch, 9 * SILENCE_US, told(OLD, primary("b", Some("a"))))), []);
+        // A Sentinel that was set up anew counts from 0.
+        assert_eq!(changes(&step(&mut watch, 9 * SILENCE_US, Event::Announced { primary: OLD, config_epoch: 0 })), [(OLD, Why::Announced)]);
+    }
+
+    #[test]
+    fn only_replicas_that_follow_our_primary_closely_are_read() {
+        let mut watch = Watch::new(vec![OLD, NEW, OTHER], false, None);
+        step(&mut watch, 0, told(OLD, primary("a", None)));
+        let readable = |actions: Vec<Action<u8>>| {
+            actions.into_iter().find_map(|a| if let Action::Readable { replicas, .. } = a { Some(replicas) } else { None })
+        };
+        assert_eq!(readable(step(&mut watch, 0, told(NEW, replica(OLD)))), Some(vec![NEW]));
+        assert_eq!(readable(step(&mut watch, 0, told(NEW, replica(OLD)))), None, "told once");
+        assert_eq!(readable(step(&mut watch, 0, told(OTHER, replica(9)))), None, "it follows somebody else");
+        assert_eq!(readable(step(&mut watch, 0, told(OTHER, replica(OLD)))), Some(vec![NEW, OTHER]));
+        let behind = Role::Replica { of: Some(OLD), is_current: false };
+        assert_eq!(readable(step(&mut watch, 0, told(NEW, behind))), Some(vec![OTHER]));
+        assert_eq!(readable(step(&mut watch, 0, Event::Silent { address: OTHER })), Some(vec![]));
+    }
+
+    #[test]
+    fn the_nearest_changes_only_for_a_clear_gain() {
+        let mut watch = Watch::new(vec![OLD, NEW], false, None);
+        let at = |address, role, round_trip_us| Event::Told { address, role, round_trip_us };
+        step(&mut watch, 0, at(OLD, primary("a", None), 300));
+        let nearest = |actions: &[Action<u8>]| {
+            actions.iter().find_map(|a| if let Action::Readable { primary_is_nearest, .. } = a { Some(*primary_is_nearest) } else { None })
+        };
+        assert_eq!(nearest(&step(&mut watch, 0, at(NEW, replica(OLD), 280))), Some(true), "280 is not clearly less than 300");
+        let mut last = None;
+        for _ in 0..40 {
+            last = nearest(&step(&mut watch, 0, at(NEW, replica(OLD), 100))).or(last);
+        }
+        assert_eq!(last, Some(false));
+        for _ in 0..40 {
+            assert_eq!(nearest(&step(&mut watch, 0, at(NEW, replica(OLD), 310))), None, "not clearly more");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Nodes that have replicas: going where the primary is now, and reading from replicas.
+//!
+//! Who is who is decided elsewhere (`policy::failover`) and arrives with the plan. A change of primary is a hard cut: connections to the old one
+//! are given up at once, because whatever it still acknowledges is lost when it becomes a replica. A replica that is no longer fit
+//! to be read gets no new commands; those in flight are answered.
+
+use std::net::SocketAddr;
+
+use switchyard_policy::topology::NodeId;
+use tracing::debug;
+
+use super::Worker;
+use super::upstream::{Lane, Link, Phase};
+use crate::settings::Reads;
+use crate::shared::Plan;
+use crate::slab::Handle;
+
+/// Between attempts to reach a replica that could not be reached.
+const RETRY_US: u64 = 1_000_000;
+
+impl Plan {
+    /// Where a connection to a node leads: to `replica`, or to the primary, as far as it is known.
+    pub(crate) fn address_of(&self, node: NodeId, replica: Option<SocketAddr>) -> Option<SocketAddr> {
+        match (replica, self.servers.get(&node)) {
+            (Some(replica), _) => Some(replica),
+            (None, Some(servers)) => servers.primary,
+            (None, None) => self.live.nodes.get(&node).and_then(|access| access.address),
+        }
+    }
+}
+
+impl Worker {
+    /// Leaves servers that are no longer what their connections were made for.
+    pub(super) fn follow_servers(&mut self) {
+        for handle in self.links.handles() {
+            let Some(link) = self.links.get_mut(handle) else { continue };
+            let (node, phase) = (link.node, link.phase);
+            if let Some(replica) = link.replica {
+                let is_readable = self.plan.servers.get(&node).is_some_and(|s| s.readable.contains(&replica));
+                if !is_readable && phase != Phase::Up {
+                    self.replica_failed(handle, "it is no longer read");
+                    self.drop_link(handle);
+                }
+                continue;
+            }
+            let Some(servers) = self.plan.servers.get(&node) else { continue };
+            if link.address == servers.primary {
+                continue;
+            }
+            let primary = servers.primary.map_or_else(|| "unknown".into(), |primary| primary.to_string());
+            match phase {
+                // A main connection that breaks is made anew at once, to the new address.
+                Phase::Up => self.break_link(handle, &format!("its primary is now {primary}")),
+                Phase::Waiting { .. } => {
+                    link.failures = 0;
+                    self.connect(handle);
+                }
+                _ => {
+                    if let Some(fd) = link.fd.take() {
+                        self.poll.remove(&fd);
+                    }
+                    link.greeting.clear();
+                    link.input.clear();
+                    link.failures = 0;
+                    self.connect(handle);
+                }
+            }
+        }
+        for route in &mut self.routes {
+            route.replicas.retain(|(_, places)| places.iter().any(Option::is_some));
+        }
+    }
+
+    /// The connection on which a read of `client` is to be asked: one to a replica, or `None` for the primary. An error where its policy
+    /// allows only replicas and none can be reached.
+    pub(super) fn replica_for(&mut self, client: Handle, node: NodeId) -> Result<Option<Handle>, String> {
+        let Some((reads, resp3)) = self.clients.get(client).map(|c| (c.reads, c.resp3)) else { return Ok(None) };
+        let plan = self.plan.clone();
+        let servers = plan.servers.get(&node);
+        let readable = servers.map_or(&[][..], |s| &s.readable);
+        if reads == Reads::Primary || (reads == Reads::Nearest && servers.is_none_or(|s| s.primary_is_nearest)) {
+            return Ok(None);
+        }
+        // A client stays with one replica as long as it can: another one may be further behind, and time would run backwards.
+        let first = if reads == Reads::Nearest { 0 } else { client.index as usize };
+        for place in 0..readable.len() {
+            let link = self.replica_link(node, readable[(first + place) % readable.len()], resp3, reads);
+            if self.links.get(link).is_some_and(|l| l.takes_commands()) {
+                return Ok(Some(link));
+            }
+        }
+        match reads {
+            Reads::Replica => Err(format!("NODEDOWN no replica of {} can be read (reads = \"replica\")", self.node_name(node))),
+            _ => Ok(None),
+        }
+    }
+
+    /// The connection to a replica, made (not necessarily up) where there is none.
+    fn replica_link(&mut self, node: NodeId, address: SocketAddr, resp3: bool, reads: Reads) -> Handle {
+        let places = &mut self.routes[node.index()].replicas;
+        let at = places.iter().position(|(known, _)| *known == address).unwrap_or_else(|| {
+            places.push((address, [None; 2]));
+            places.len() - 1
+        });
+        if let Some(handle) = places[at].1[usize::from(resp3)] {
+            return handle;
+        }
+        let mut link = Link::new(node, Lane::Replica, resp3, self.plan.live.database, self.counters.replicas(node), self.now_us);
+        link.replica = Some(address);
+        // Who may ask the primary does so until the connection is there.
+        link.failures = u32::from(reads != Reads::Replica);
+        let handle = self.links.insert(Box::new(link));
+        self.routes[node.index()].replicas[at].1[usize::from(resp3)] = Some(handle);
+        self.connect(handle);
+        handle
+    }
+
+    /// An attempt to reach a replica ended without a connection. Reads go elsewhere until another attempt succeeds.
+    pub(super) fn replica_failed(&mut self, handle: Handle, why: &str) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        if let Some(fd) = link.fd.take() {
+            self.poll.remove(&fd);
+        }
+        link.phase = Phase::Waiting { until_us: self.now_us + RETRY_US };
+        let (node, replica) = (link.node, link.replica);
+        let name = self.node_name(node);
+        let replica = replica.map_or_else(String::new, |r| r.to_string());
+        debug!(node = %name, replica, why, "replica cannot be reached");
+        self.fail_all(handle, &format!("NODEDOWN replica {replica} of {name} cannot be reached: {why}"));
+    }
+}

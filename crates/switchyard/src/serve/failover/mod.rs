@@ -1,0 +1,174 @@
+//! Watching nodes that have replicas: asks their servers and Sentinels, lets `policy::failover` judge, and tells the router.
+//!
+//! On a thread of its own: no worker waits for a server that does not answer. What is found out is durable before the router acts on
+//! it, so that a restart does not return to a primary that was left.
+
+mod sentinel;
+mod server;
+mod wire;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use anyhow::Context;
+use switchyard_control::store::{RedbStore, Store};
+use switchyard_policy::failover::{Action, Event, Watch, Why};
+use switchyard_policy::topology::{NodeId, Topology};
+use switchyard_router::Servers;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tracing::{error, warn};
+
+use super::running::Running;
+use crate::config::{NodeAddress, SentinelAddress};
+use wire::Access;
+
+/// Events that may wait to be judged.
+const QUEUE: usize = 1024;
+
+/// A node that has replicas.
+#[derive(Clone, Debug)]
+pub(super) struct Watched {
+    node: NodeId,
+    name: String,
+    access: Access,
+    sentinel: Option<SentinelAddress>,
+    watch: Watch<SocketAddr>,
+}
+
+/// The nodes that are to be watched, each with what is on record of it.
+pub(super) fn watched(topology: &Topology, nodes: &[NodeAddress], store: &RedbStore) -> anyhow::Result<Vec<Watched>> {
+    let mut watched = Vec::new();
+    for node in nodes.iter().filter(|node| node.sentinel.is_some() || !node.replicas.is_empty()) {
+        let Some(id) = topology.nodes().find(|known| known.name == node.name).map(|known| known.id) else { continue };
+        let stored = store.load_primary(&node.name).with_context(|| format!("node {}", node.name))?;
+        let servers = node.address.into_iter().chain(node.replicas.iter().copied()).collect();
+        let access = Access { username: node.username.clone(), password: node.password.clone(), tls: node.tls.clone() };
+        let watch = Watch::new(servers, node.sentinel.is_some(), stored);
+        watched.push(Watched { node: id, name: node.name.clone(), access, sentinel: node.sentinel.clone(), watch });
+    }
+    Ok(watched)
+}
+
+impl Watched {
+    /// What the router starts with.
+    pub(super) fn servers(&self) -> (NodeId, Servers) {
+        (self.node, Servers { primary: self.watch.primary().copied(), readable: Vec::new(), primary_is_nearest: true })
+    }
+}
+
+/// The thread that watches. Dropping it ends it.
+#[derive(Debug, Default)]
+pub(super) struct Observer {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Observer {
+    pub(super) fn start(watched: Vec<Watched>, store: Arc<RedbStore>, running: Arc<Running>) -> anyhow::Result<Self> {
+        let (stop, stopped) = oneshot::channel();
+        if watched.is_empty() {
+            return Ok(Self { stop: None, thread: None });
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot watch replicas")?;
+        let thread = std::thread::Builder::new()
+            .name("observer".to_owned())
+            .spawn(move || runtime.block_on(observe(watched, &store, &running, stopped)))
+            .context("cannot watch replicas")?;
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Observer {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Who asks sends what was seen of which node.
+type Sender = mpsc::Sender<(usize, Event<SocketAddr>)>;
+
+async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running, mut stop: oneshot::Receiver<()>) {
+    let began = Instant::now();
+    let (sender, mut seen) = mpsc::channel(QUEUE);
+    // Dropped at the end, and every task with it.
+    let mut tasks = JoinSet::new();
+    let mut asked: BTreeSet<(usize, SocketAddr)> = BTreeSet::new();
+    let mut servers: BTreeMap<usize, Servers> = BTreeMap::new();
+    for (index, node) in watched.iter().enumerate() {
+        servers.insert(index, node.servers().1);
+        if let Some(group) = &node.sentinel {
+            for address in &group.sentinels {
+                tasks.spawn(sentinel::listen(index, *address, group.clone(), sender.clone()));
+            }
+        }
+    }
+    loop {
+        for (index, node) in watched.iter().enumerate() {
+            for server in node.watch.servers() {
+                if asked.insert((index, *server)) {
+                    tasks.spawn(server::ask(index, *server, node.access.clone(), sender.clone()));
+                }
+            }
+        }
+        let (index, event) = tokio::select! {
+            _ = &mut stop => return,
+            event = seen.recv() => match event {
+                Some(event) => event,
+                None => return,
+            },
+        };
+        let now_us = began.elapsed().as_micros() as u64;
+        let node = &mut watched[index];
+        let mut actions = Vec::new();
+        node.watch.step(event, now_us, &mut actions);
+        if let Some(servers) = servers.get_mut(&index) {
+            apply(node, actions, servers, store, running);
+        }
+    }
+}
+
+fn apply(node: &Watched, actions: Vec<Action<SocketAddr>>, servers: &mut Servers, store: &RedbStore, running: &Running) {
+    let before = servers.clone();
+    for action in actions {
+        match action {
+            Action::Record(record) => {
+                if let Err(why) = store.save_primary(&node.name, &record) {
+                    // Acting on what may be forgotten could send a later start of ours to the wrong server; but not acting sends writes
+                    // to one that is certainly wrong now.
+                    error!(node = %node.name, primary = %record.primary, "cannot record the node's primary: {why}");
+                }
+            }
+            Action::Primary { address, why } => {
+                servers.primary = Some(address);
+                let why = match why {
+                    Why::Announced => "a Sentinel announced it",
+                    Why::Demoted => "the old one says that it is a replica now",
+                    Why::Silence => "the old one is silent, and this one was promoted in its place",
+                };
+                match before.primary {
+                    Some(old) => warn!(node = %node.name, %old, new = %address, why, "node has another primary"),
+                    None => tracing::info!(node = %node.name, primary = %address, why, "node has a primary"),
+                }
+            }
+            Action::Readable { replicas, primary_is_nearest } => {
+                servers.readable = replicas;
+                servers.primary_is_nearest = primary_is_nearest;
+            }
+            Action::Unproven { address } => warn!(
+                node = %node.name, %address,
+                "a server says that it is a primary, but nothing shows that it was promoted in the place of ours: it is not followed. \
+                 If it should be, make it the node's address in the configuration and reload"
+            ),
+        }
+    }
+    if *servers != before {
+        running.with(|router| router.set_servers(node.node, Some(servers.clone())));
+    }
+}

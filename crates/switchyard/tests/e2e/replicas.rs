@@ -1,0 +1,280 @@
+//! Nodes with replicas: who is read, and where writes go when another server becomes the primary.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, SiteOptions, Value, direct, ok, until};
+
+/// A primary with replicas that have caught up.
+fn group(replicas: usize) -> Vec<Node> {
+    let mut nodes = vec![Node::start(&NodeOptions::default())];
+    for _ in 0..replicas {
+        let replica = Node::start(&NodeOptions::default());
+        follow(&replica, nodes[0].address());
+        nodes.push(replica);
+    }
+    for replica in &nodes[1..] {
+        caught_up(replica);
+    }
+    nodes
+}
+
+fn follow(node: &Node, primary: SocketAddr) {
+    assert_eq!(node.cmd(&format!("REPLICAOF {} {}", primary.ip(), primary.port())), ok());
+}
+
+fn caught_up(replica: &Node) {
+    until("the replica follows", || {
+        let info = replica.cmd("INFO replication").text();
+        (info.contains("master_link_status:up") && info.contains("master_sync_in_progress:0")).then_some(())
+    });
+}
+
+/// A router in front of one node, `nodes[0]`, whose replicas the others are.
+fn router(nodes: &[Node], config: &str) -> Router {
+    let replicas: Vec<String> = nodes[1..].iter().map(|n| format!("\"{}\"", n.address())).collect();
+    let config = format!("{config}\n[[node]]\naddress = \"{}\"\nreplicas = [{}]\n", nodes[0].address(), replicas.join(", "));
+    Router::start(&[nodes[0].address()], &RouterOptions { config, ..SiteOptions::default().router })
+}
+
+/// How often a node executed a command for somebody who is no replication link.
+fn calls(node: &Node, command: &str) -> u64 {
+    let stats = node.cmd("INFO commandstats").text();
+    let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+    line.map_or(0, |rest| rest.split(',').next().expect("a number").parse().expect("a number"))
+}
+
+/// Writes until it works, and returns how long that took.
+fn until_writable(router: &Router, key: &str) -> Duration {
+    let began = Instant::now();
+    until("the router can write", || {
+        let mut client = Client::try_connect(router.address()).ok()?;
+        (client.cmd(&format!("SET {key} 1")) == ok()).then_some(())
+    });
+    began.elapsed()
+}
+
+#[test]
+fn reads_go_where_the_policy_says() {
+    if direct() {
+        return;
+    }
+    let mut nodes = group(1);
+    let router = router(&nodes, "[clients]\nreads = \"prefer-replica\"");
+    let mut client = Client::connect(router.address());
+    assert_eq!(client.cmd("SET k v"), ok());
+    until("the replica has it", || (nodes[1].cmd("GET k").text() == "v").then_some(()));
+    until("the replica is read", || {
+        assert_eq!(client.cmd("STRLEN k").int(), 1);
+        (calls(&nodes[1], "strlen") > 0).then_some(())
+    });
+    // From now on every read goes there, and every write to the primary, in any pipeline.
+    let (reads, primary_reads) = (calls(&nodes[1], "strlen"), calls(&nodes[0], "strlen"));
+    let mut pipeline = Vec::new();
+    for _ in 0..50 {
+        pipeline.extend(crate::support::encode(&["STRLEN", "k"]));
+        pipeline.extend(crate::support::encode(&["APPEND", "log", "x"]));
+    }
+    let replies = client.pipeline(&pipeline, 100);
+    assert!(replies.iter().step_by(2).all(|r| r == b":1\r\n"));
+    assert_eq!(replies[99], b":50\r\n");
+    assert_eq!((calls(&nodes[1], "strlen") - reads, calls(&nodes[0], "strlen")), (50, primary_reads));
+    // In both protocols, and in the database that was selected.
+    let mut other = Client::connect(router.address());
+    other.cmd("HELLO 3");
+    assert_eq!(other.cmd("SELECT 3"), ok());
+    assert_eq!(other.cmd("GET k"), Value::Nil);
+
+    // Without the replica the primary is read. Nothing but what was on its way may fail.
+    nodes[1].kill();
+    until("the primary is read", || (client.cmd("GET k").text() == "v").then_some(()));
+    for _ in 0..200 {
+        assert_eq!(client.cmd("GET k").text(), "v");
+    }
+    nodes[1].restart();
+    follow(&nodes[1], nodes[0].address());
+    caught_up(&nodes[1]);
+    until("the replica is read again", || {
+        assert_eq!(client.cmd("STRLEN k").int(), 1);
+        (calls(&nodes[1], "strlen") > 0).then_some(())
+    });
+}
+
+#[test]
+fn a_listener_has_its_own_policy_and_replica_means_replica() {
+    if direct() {
+        return;
+    }
+    let mut nodes = group(1);
+    let second = crate::support::ports::free();
+    let router = router(&nodes, &format!("[[listener]]\naddress = \"127.0.0.1:{second}\"\nreads = \"replica\"\n"));
+    let mut writer = Client::connect(router.address());
+    assert_eq!(writer.cmd("SET k v"), ok());
+    let mut reader = Client::connect(SocketAddr::from(([127, 0, 0, 1], second)));
+    until("the replica answers", || (reader.cmd("GET k") == crate::support::bulk("v")).then_some(()));
+    let before = calls(&nodes[0], "get");
+    for _ in 0..20 {
+        assert_eq!(reader.cmd("GET k").text(), "v");
+    }
+    assert_eq!(calls(&nodes[0], "get"), before);
+    assert_eq!(writer.cmd("GET k").text(), "v");
+    assert_eq!(calls(&nodes[0], "get"), before + 1);
+    // It writes like any other.
+    assert_eq!(reader.cmd("SET k w"), ok());
+    nodes[1].kill();
+    let error = until("there is no replica", || reader.cmd("GET k").error().map(str::to_owned));
+    assert!(error.starts_with("NODE"), "{error}");
+    let error = until("that is told", || reader.cmd("GET k").error().filter(|e| e.contains("no replica of")).map(str::to_owned));
+    assert!(error.starts_with("NODEDOWN"), "{error}");
+    assert_eq!(calls(&nodes[0], "get"), before + 1);
+}
+
+#[test]
+fn a_promotion_by_hand_is_followed_and_the_old_primary_gets_no_more_writes() {
+    if direct() {
+        return;
+    }
+    let nodes = group(1);
+    let mut router = router(&nodes, "");
+    let mut client = Client::connect(router.address());
+    for n in 0..100 {
+        assert_eq!(client.cmd(&format!("SET k{n} {n}")), ok());
+    }
+    until("the replica has all", || (nodes[1].cmd("DBSIZE").int() == 100).then_some(()));
+    assert_eq!(nodes[1].cmd("REPLICAOF NO ONE"), ok());
+    // Two primaries: nobody has said that the new one takes over.
+    std::thread::sleep(Duration::from_millis(600));
+    assert_eq!(client.cmd("SET still here"), ok());
+    assert_eq!(nodes[0].cmd("GET still").text(), "here");
+    follow(&nodes[0], nodes[1].address());
+    let took = until_writable(&router, "after");
+    eprintln!("writable again {took:?} after the old primary became a replica");
+    assert_eq!(nodes[1].cmd("GET after").text(), "1");
+    for n in 0..100 {
+        assert_eq!(Client::connect(router.address()).cmd(&format!("GET k{n}")).text(), n.to_string());
+    }
+
+    // The old one is made a primary again behind our back: it is not followed, not even after a restart of the router.
+    assert_eq!(nodes[0].cmd("REPLICAOF NO ONE"), ok());
+    let writes = calls(&nodes[0], "set");
+    std::thread::sleep(Duration::from_millis(600));
+    assert_eq!(Client::connect(router.address()).cmd("SET x 1"), ok());
+    router.restart(&[nodes[0].address()]);
+    assert_eq!(Client::connect(router.address()).cmd("SET y 1"), ok());
+    assert_eq!((nodes[1].cmd("GET x").text(), nodes[1].cmd("GET y").text()), ("1".into(), "1".into()));
+    assert_eq!(calls(&nodes[0], "set"), writes, "the old primary got a write");
+}
+
+#[test]
+fn a_dead_primary_is_replaced_by_the_replica_that_is_promoted() {
+    if direct() {
+        return;
+    }
+    let mut nodes = group(2);
+    let router = router(&nodes, "");
+    let mut client = Client::connect(router.address());
+    assert_eq!(client.cmd("SET k v"), ok());
+    until("both have it", || nodes[1..].iter().all(|n| n.cmd("GET k").text() == "v").then_some(()));
+    // The observer must have heard the primary's replication id.
+    std::thread::sleep(Duration::from_millis(500));
+    nodes[0].kill();
+    let error = until("the primary is missed", || client.cmd("SET k w").error().map(str::to_owned));
+    assert!(error.starts_with("NODE"), "{error}");
+    assert_eq!(nodes[2].cmd("REPLICAOF NO ONE"), ok());
+    follow(&nodes[1], nodes[2].address());
+    let took = until_writable(&router, "k");
+    eprintln!("writable again {took:?} after the promotion");
+    assert_eq!(nodes[2].cmd("GET k").text(), "1");
+    // It comes back, empty and sure to be the primary.
+    nodes[0].restart();
+    std::thread::sleep(Duration::from_millis(600));
+    assert_eq!(Client::connect(router.address()).cmd("GET k").text(), "1");
+    assert_eq!((calls(&nodes[0], "set"), calls(&nodes[0], "get")), (0, 0), "the old primary got commands");
+}
+
+/// Starts a Sentinel for the primary at `address`.
+fn sentinel(address: SocketAddr) -> Node {
+    let config = format!(
+        "sentinel monitor mymaster {} {} 2\nsentinel down-after-milliseconds mymaster 500\n\
+         sentinel failover-timeout mymaster 3000\nsentinel parallel-syncs mymaster 1\n",
+        address.ip(),
+        address.port()
+    );
+    Node::start(&NodeOptions { args: vec!["--sentinel".to_owned()], config, ..NodeOptions::default() })
+}
+
+#[test]
+fn sentinels_fail_over_under_load() {
+    if direct() {
+        return;
+    }
+    let mut nodes = group(2);
+    let sentinels: Vec<Node> = (0..3).map(|_| sentinel(nodes[0].address())).collect();
+    for sentinel in &sentinels {
+        until("the Sentinels know each other and the replicas", || {
+            let fields = sentinel.cmd("SENTINEL MASTER mymaster");
+            let field = |name: &str| fields.field(name).text();
+            (field("num-other-sentinels") == "2" && field("num-slaves") == "2").then_some(())
+        });
+    }
+    let addresses: Vec<String> = sentinels.iter().map(|s| format!("\"{}\"", s.address())).collect();
+    let config = format!("[[node]]\nsentinel-master = \"mymaster\"\nsentinels = [{}]\n", addresses.join(", "));
+    let router = Router::start(&[], &RouterOptions { config, ..RouterOptions::default() });
+    assert_eq!(Client::connect(router.address()).cmd("SET k v"), ok());
+    assert_eq!(nodes[0].cmd("GET k").text(), "v");
+
+    // Clients that count, from before the failure until well after it.
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let done = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..4)
+            .map(|number| {
+                let (router, stop) = (&router, &stop);
+                scope.spawn(move || {
+                    let mut client = Client::connect(router.address());
+                    let (mut written, mut errors) = (Vec::new(), 0);
+                    for n in 0.. {
+                        if stop.load(std::sync::atomic::Ordering::Relaxed) {
+                            break;
+                        }
+                        let key = format!("load:{number}:{n}");
+                        match client.cmd(&format!("SET {key} {n}")).error() {
+                            None => written.push((Instant::now(), key)),
+                            Some(error) => {
+                                assert!(error.starts_with("NODE") || error.starts_with("READONLY"), "{error}");
+                                errors += 1;
+                                std::thread::sleep(Duration::from_millis(5));
+                            }
+                        }
+                    }
+                    (written, errors)
+                })
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(500));
+        nodes[0].kill();
+        until("a Sentinel announces another primary", || {
+            let told = sentinels[0].cmd("SENTINEL GET-MASTER-ADDR-BY-NAME mymaster");
+            (told.items()[1].text() != nodes[0].address().port().to_string()).then_some(())
+        });
+        let announced = Instant::now();
+        let took = until_writable(&router, "k");
+        eprintln!("writable again {took:?} after the announcement");
+        nodes[0].restart();
+        std::thread::sleep(Duration::from_millis(1500));
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        (announced, clients.into_iter().map(|c| c.join().expect("a client")).collect::<Vec<_>>())
+    });
+    let (announced, clients) = done;
+    let writes = calls(&nodes[0], "set");
+    let slave = nodes[0].cmd("INFO replication").text().contains("role:slave");
+    assert!(slave || writes == 0, "the old primary came back and got {writes} writes");
+    let new = nodes[1..].iter().find(|n| n.cmd("INFO replication").text().contains("role:master")).expect("a new primary");
+    let mut check = new.client();
+    for (written, errors) in &clients {
+        assert!(written.iter().any(|(at, _)| *at > announced), "nobody writes after the failover ({errors} errors)");
+        // What was acknowledged after the failover is at the new primary. What was before it, replication may have lost.
+        for (_, key) in written.iter().filter(|(at, _)| *at > announced + Duration::from_secs(1)) {
+            assert_eq!(check.cmd(&format!("EXISTS {key}")).int(), 1, "{key}");
+        }
+    }
+}
