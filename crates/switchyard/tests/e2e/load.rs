@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use switchyard_bench::load::{self, Mix, Pace, Settings, Sharing, Skew, Summary};
 
-use crate::support::{RouterOptions, Site, SiteOptions};
+use crate::support::{NodeOptions, RouterOptions, Site, SiteOptions};
 
 fn settings(site: &Site) -> Settings {
     Settings {
@@ -140,4 +140,36 @@ fn a_node_that_hangs_costs_errors_and_no_wrong_reply() {
     assert!(summary.total.errors > 0, "{:?}", summary.total);
     assert_eq!((summary.total.wrong, summary.total.unanswered, summary.total.disconnects), (0, 0, 0), "{:#?}", summary.complaints);
     assert!(summary.complaints.iter().any(|c| c.contains(&site.nodes()[0].address().to_string())), "{:#?}", summary.complaints);
+}
+
+/// Every node in turn is killed and started again, twice, while clients read and write. What a node acknowledged is on its disk
+/// (appendfsync always), so no reply may ever be wrong: errors while it is away, and the truth afterwards.
+#[test]
+fn a_rolling_restart_costs_errors_and_no_wrong_reply() {
+    let node =
+        NodeOptions { args: ["--appendonly", "yes", "--appendfsync", "always"].map(str::to_owned).to_vec(), ..NodeOptions::default() };
+    let Some(mut site) = Site::router_only(3, &SiteOptions { node, ..SiteOptions::default() }) else { return };
+    let settings = Settings { duration: Duration::from_secs(60), keys: 300, ..settings(&site) };
+    let mut run = load::start(&settings).expect("the load starts");
+    let mut answered = |run: &mut load::Run, some: u64| {
+        let mut replies = 0;
+        while replies < some && !run.is_finished() {
+            replies += run.take_interval().replies;
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(replies >= some, "the load stands still");
+    };
+    for _ in 0..2 {
+        for index in 0..3 {
+            answered(&mut run, 500);
+            site.node_mut(index).restart();
+        }
+    }
+    answered(&mut run, 500);
+    run.stop();
+    let summary = run.finish().expect("the load ends");
+    assert!(summary.total.errors > 0, "{:?}", summary.total);
+    assert_eq!((summary.total.wrong, summary.total.unanswered, summary.total.disconnects), (0, 0, 0), "{:#?}", summary.complaints);
+    let named = |complaint: &String| site.nodes().iter().any(|node| complaint.contains(&node.address().to_string()));
+    assert!(summary.complaints.iter().any(named), "{:#?}", summary.complaints);
 }
