@@ -32,6 +32,8 @@ use switchyard_policy::topology::{NodeId, Topology};
 use switchyard_resp::command::CommandTable;
 
 use listener::Listener;
+pub use lua::is_wrapped_library as is_checked_library;
+
 use metrics::{Counter, NodeCounters, Scrape};
 use shared::{Plan, Shared, lock};
 use worker::Worker;
@@ -216,6 +218,18 @@ impl Router {
             uptime: self.shared.uptime(),
             nodes,
         }
+    }
+
+    /// How the primary of each node is reached now.
+    pub fn node_access(&self) -> std::collections::BTreeMap<NodeId, NodeAccess> {
+        let plan = self.shared.plan();
+        let mut nodes = plan.live.nodes.clone();
+        for (id, servers) in plan.servers.iter() {
+            if let (Some(access), Some(primary)) = (nodes.get_mut(id), servers.primary) {
+                access.address = Some(primary);
+            }
+        }
+        nodes
     }
 
     fn node_status(&self, id: NodeId, name: &str) -> NodeStatus {

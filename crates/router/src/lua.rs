@@ -269,8 +269,8 @@ pub(crate) fn wrapped_library(code: &[u8]) -> Vec<u8> {
     if is_wrapped_library(code) { code.to_vec() } else { with_prelude(code, &LIBRARY_PRELUDE) }
 }
 
-/// Whether a library has the prelude already.
-pub(crate) fn is_wrapped_library(code: &[u8]) -> bool {
+/// Whether a library of functions, as a node has it, is kept to its keys by the router's check.
+pub fn is_wrapped_library(code: &[u8]) -> bool {
     unwrapped_library(code).is_some()
 }
 

@@ -4,6 +4,7 @@ mod admin_client;
 mod bench;
 mod check_config;
 mod demo;
+mod doctor;
 mod flags;
 mod interrupt;
 mod live;
@@ -49,6 +50,7 @@ enum Command {
     CheckConfig(check_config::Arguments),
     Status(status::Arguments),
     Nodes(nodes::Arguments),
+    Doctor(doctor::Arguments),
     Demo(demo::Arguments),
     Bench(bench::Arguments),
 }
@@ -91,6 +93,7 @@ pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
         Command::CheckConfig(arguments) => check_config::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
         Command::Nodes(arguments) => nodes::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
     }

@@ -21,7 +21,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use switchyard_router::{Cluster, ListenAddress, ListenerSettings, Live, NodeTls, Secret, ServerTls};
+use switchyard_router::{Cluster, ListenAddress, ListenerSettings, Live, NodeAccess, NodeTls, Secret, ServerTls};
 use tracing_subscriber::EnvFilter;
 
 pub(crate) use endpoint::Endpoint;
@@ -650,6 +650,19 @@ pub(crate) struct SentinelAddress {
     pub(crate) sentinels: Vec<SocketAddr>,
     pub(crate) username: Option<String>,
     pub(crate) password: Option<Secret>,
+}
+
+impl NodeAddress {
+    /// The same as the router takes it.
+    pub(crate) fn access(&self) -> NodeAccess {
+        NodeAccess {
+            name: self.name.clone(),
+            address: self.address,
+            username: self.username.clone(),
+            password: self.password.clone(),
+            tls: self.tls.clone(),
+        }
+    }
 }
 
 /// The configuration with names resolved and secrets read.

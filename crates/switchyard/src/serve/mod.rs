@@ -5,6 +5,7 @@
 //! signals.
 
 mod admin;
+mod care;
 mod failover;
 mod holder;
 mod limits;
@@ -115,9 +116,11 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
     let nodes = resolved.nodes;
     let reloader = Reloader { sources, live, nodes, observer, placement, logs, config: config.clone(), admin_tls };
     let reloads = start_reloads(reloader, Arc::clone(&running))?;
+    let care = care::Care::start(Arc::clone(&running))?;
     runtime.block_on(signals.wait_for_stop(&running, &reloads));
     notify(&[NotifyState::Stopping]);
     stop(&runtime, &mut signals, &running, reloads.shutdown_timeout())?;
+    care.stop();
     admin.stop();
     reloads.stop();
     Ok(())

@@ -75,14 +75,7 @@ pub(super) fn access(topology: &Topology, addresses: &[NodeAddress]) -> BTreeMap
         .nodes()
         .filter_map(|node| {
             let found = by_name.get(node.name.as_str())?;
-            let access = NodeAccess {
-                name: found.name.clone(),
-                address: found.address,
-                username: found.username.clone(),
-                password: found.password.clone(),
-                tls: found.tls.clone(),
-            };
-            Some((node.id, access))
+            Some((node.id, found.access()))
         })
         .collect()
 }

@@ -9,6 +9,7 @@ mod cluster;
 mod cross_slot;
 mod demo;
 mod differential;
+mod doctor;
 mod failure;
 mod hostile;
 mod in_flight;

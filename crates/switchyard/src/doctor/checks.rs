@@ -1,0 +1,391 @@
+//! The judgements: from what the nodes said to what is wrong and what to do.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Finding, Level, Needs, Seen};
+
+/// A clock that is further off is told.
+const SKEW_MS: i64 = 1000;
+
+/// A clock that is so far off makes times to live wrong when keys move.
+const SKEW_BAD_MS: i64 = 30_000;
+
+struct Notes<'a> {
+    found: Vec<Finding>,
+    node: Option<&'a str>,
+}
+
+impl Notes<'_> {
+    fn add(&mut self, level: Level, check: &'static str, found: impl Into<String>, advice: impl Into<String>) {
+        self.found.push(Finding { level, node: self.node.map(str::to_owned), check, found: found.into(), advice: advice.into() });
+    }
+}
+
+fn number(map: &BTreeMap<String, String>, name: &str) -> Option<u64> {
+    map.get(name)?.trim().parse().ok()
+}
+
+/// What is to be said of these nodes, worst first.
+pub(crate) fn examine(nodes: &[Seen], needs: &Needs) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for node in nodes {
+        let mut notes = Notes { found: Vec::new(), node: Some(&node.name) };
+        match &node.failure {
+            Some(why) => notes.add(
+                Level::Error,
+                "connection",
+                why.clone(),
+                "see that the server runs, that its address and port are right, and that the user and the password of [nodes] or [[node]] are its own",
+            ),
+            None => {
+                server(node, &mut notes);
+                storage(node, &mut notes);
+                limits(node, needs, &mut notes);
+                rights(node, needs, &mut notes);
+            }
+        }
+        found.append(&mut notes.found);
+    }
+    let up: Vec<&Seen> = nodes.iter().filter(|n| n.failure.is_none()).collect();
+    let mut notes = Notes { found, node: None };
+    together(&up, &mut notes);
+    notes.found.sort_by_key(|f| std::cmp::Reverse(f.level));
+    notes.found
+}
+
+fn server(node: &Seen, notes: &mut Notes<'_>) {
+    let info = |name: &str| node.info.get(name).map(String::as_str).unwrap_or_default();
+    if node.info.is_empty() {
+        return notes.add(Level::Error, "info", "it does not answer INFO", "allow INFO to our user: the router tells servers apart by it");
+    }
+    let version = info("redis_version");
+    let major_minor: Vec<u32> = version.split('.').take(2).filter_map(|p| p.parse().ok()).collect();
+    if let [major, minor] = major_minor[..] {
+        if (major, minor) < (6, 0) {
+            notes.add(
+                Level::Error,
+                "version",
+                format!("it is version {version}"),
+                "use 6.2 or later; Switchyard is tested with 7.0 and later",
+            );
+        } else if major < 7 {
+            notes.add(Level::Warning, "version", format!("it is version {version}"), "Switchyard is tested with 7.0 and later");
+        }
+    }
+    if info("role") == "slave" {
+        notes.add(
+            Level::Error,
+            "role",
+            format!("it is a replica of {}:{}: writes fail", info("master_host"), info("master_port")),
+            "name the primary instead, or promote this server (REPLICAOF NO ONE)",
+        );
+    }
+    if info("cluster_enabled") == "1" {
+        notes.add(
+            Level::Error,
+            "cluster mode",
+            "it runs in cluster mode: it refuses keys of slots that it does not own",
+            "set cluster-enabled no; Switchyard places the slots",
+        );
+    }
+    if info("loading") == "1" {
+        notes.add(Level::Warning, "loading", "it is loading its data, and refuses commands until it is done", "wait");
+    }
+    match node.clock {
+        Some((off, took)) if off.abs() - took > SKEW_BAD_MS => notes.add(
+            Level::Error,
+            "clock",
+            format!("its clock is {:.1} s off ours", off as f64 / 1000.0),
+            "run NTP: times to live that are given as points in time mean something else there",
+        ),
+        Some((off, took)) if off.abs() - took > SKEW_MS => {
+            notes.add(Level::Warning, "clock", format!("its clock is {:.1} s off ours", off as f64 / 1000.0), "run NTP on both machines");
+        }
+        _ => {}
+    }
+}
+
+fn storage(node: &Seen, notes: &mut Notes<'_>) {
+    let info = |name: &str| node.info.get(name).map(String::as_str).unwrap_or_default();
+    let append_only = info("aof_enabled") == "1";
+    if !append_only && node.config.get("save").is_some_and(String::is_empty) {
+        notes.add(
+            Level::Warning,
+            "persistence",
+            "it keeps nothing over a restart (appendonly no, save \"\")",
+            "fine for a cache; else set appendonly yes. A node that comes back empty is served as it is unless nodes.empty-return is \"hold\"",
+        );
+    }
+    for (field, what) in [("rdb_last_bgsave_status", "last snapshot"), ("aof_last_write_status", "last write to its append-only file")] {
+        if info(field) == "err" {
+            notes.add(Level::Error, "persistence", format!("its {what} failed"), "see its log: a full disk, most often");
+        }
+    }
+    let (used, max) = (number(&node.info, "used_memory"), number(&node.info, "maxmemory").filter(|m| *m > 0));
+    let policy = info("maxmemory_policy");
+    if let (Some(used), Some(max)) = (used, max) {
+        if used.saturating_mul(10) > max.saturating_mul(9) {
+            let (level, then) = match policy {
+                "noeviction" => (Level::Error, "writes fail when it is full"),
+                _ => (Level::Warning, "it evicts keys"),
+            };
+            notes.add(level, "memory", format!("it uses {}% of maxmemory; {then}", used * 100 / max), "give it more memory, or add a node");
+        }
+        if policy.starts_with("allkeys") {
+            notes.add(Level::Note, "eviction", format!("it evicts any key when it is full ({policy})"), "fine for a cache");
+        }
+    }
+}
+
+fn limits(node: &Seen, needs: &Needs, notes: &mut Notes<'_>) {
+    let (least, most) = needs.connections;
+    let max = number(&node.config, "maxclients").or_else(|| number(&node.info, "maxclients"));
+    if let Some(max) = max {
+        let max = usize::try_from(max).unwrap_or(usize::MAX);
+        let advice = format!("raise maxclients there above {most}, or lower the connection limits in [nodes]");
+        if max < least {
+            notes.add(Level::Error, "maxclients", format!("it takes {max} connections, and the router needs at least {least}"), advice);
+        } else if max < most {
+            notes.add(Level::Warning, "maxclients", format!("it takes {max} connections, and the router may want up to {most}"), advice);
+        }
+    }
+    if let Some(timeout) = number(&node.config, "timeout").filter(|t| *t > 0) {
+        notes.add(
+            Level::Warning,
+            "timeout",
+            format!("it closes connections that are quiet for {timeout} s; the router then connects anew"),
+            "set timeout 0 there",
+        );
+    }
+    if let Some(bulk) = number(&node.config, "proto-max-bulk-len")
+        && (bulk as u128) < needs.argument_max as u128
+    {
+        notes.add(
+            Level::Warning,
+            "proto-max-bulk-len",
+            format!("it takes arguments up to {bulk} bytes, and clients may send up to {}", needs.argument_max),
+            "set clients.argument-max to the same: a larger one costs the connection to the node",
+        );
+    }
+    if node.config.get("protected-mode").is_some_and(|v| v == "yes") && !node.authenticates && !node.loopback {
+        notes.add(
+            Level::Note,
+            "protected-mode",
+            "it is in protected mode and asks no password",
+            "see that it is bound to the address named here",
+        );
+    }
+    if node.config.get("protected-mode").is_some_and(|v| v == "no") && !node.authenticates {
+        notes.add(
+            Level::Warning,
+            "password",
+            "it asks no password and is not in protected mode: whoever reaches it can pass by the router",
+            "set a password or an ACL user there, and give it to the router in [nodes]",
+        );
+    }
+}
+
+fn rights(node: &Seen, needs: &Needs, notes: &mut Notes<'_>) {
+    if let Some(error) = &node.config_error {
+        notes.add(
+            Level::Note,
+            "rights",
+            format!("CONFIG GET is refused, so not everything could be looked at: {error}"),
+            "allow +config|get to our user",
+        );
+    }
+    for name in &node.missing {
+        let (level, then) = match name.as_str() {
+            "CLIENT" | "COMMAND" | "INFO" | "SELECT" => (Level::Error, "the router cannot work without it"),
+            _ => (Level::Warning, "clients that use it get the node's error"),
+        };
+        notes.add(
+            level,
+            "renamed command",
+            format!("it has no {name}: {then}"),
+            "remove rename-command from its configuration, and use ACLs instead",
+        );
+    }
+    for (name, error) in &node.refused {
+        let (level, then) = match name.as_str() {
+            "CLIENT ID" | "INFO" | "SELECT" => (Level::Error, "the router cannot work without it"),
+            "CLIENT KILL" => (Level::Error, "what a broken connection left behind cannot be confirmed as ended"),
+            "DUMP" | "RESTORE" | "MEMORY USAGE" | "UNLINK" => (Level::Warning, "commands on keys of several slots fail"),
+            "COMMAND" => (Level::Warning, "commands of modules and newer versions stay unknown, and scripts are not checked fully"),
+            "FUNCTION LIST" | "FUNCTION DUMP" => (Level::Warning, "functions cannot be brought to nodes that return empty"),
+            _ => (Level::Warning, "clients that need it get the node's error"),
+        };
+        notes.add(
+            level,
+            "rights",
+            format!("our user may not use {name}: {then} ({error})"),
+            "ACL SETUSER our user there: ~* &* +@all -@dangerous +client +info +config|get +keys +function",
+        );
+    }
+    if let Some(functions) = node.functions.as_ref().filter(|f| needs.check_scripts && !f.unchecked.is_empty()) {
+        notes.add(
+            Level::Warning,
+            "functions",
+            format!("libraries that were loaded past the router are not kept to their keys: {}", functions.unchecked.join(", ")),
+            "load them through the router: FUNCTION LOAD REPLACE",
+        );
+    }
+}
+
+/// What matters only beside each other.
+fn together(nodes: &[&Seen], notes: &mut Notes<'_>) {
+    let mut same: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for node in nodes {
+        if let Some(run_id) = node.info.get("run_id") {
+            same.entry(run_id).or_default().push(&node.name);
+        }
+    }
+    for names in same.values().filter(|names| names.len() > 1) {
+        notes.add(
+            Level::Error,
+            "same server",
+            format!("{} are one and the same server", names.join(" and ")),
+            "name it once: keys of both would mix",
+        );
+    }
+    let versions = by_value(nodes, |n| {
+        let flavour = n.info.get("valkey_version").map_or("redis", |_| "valkey");
+        n.info.get("valkey_version").or_else(|| n.info.get("redis_version")).map(|v| format!("{flavour} {v}"))
+    });
+    if versions.len() > 1 {
+        notes.add(
+            Level::Warning,
+            "versions differ",
+            shown(&versions),
+            "keys may not move from a newer server to an older one; clients should use only what the oldest has",
+        );
+    }
+    for (name, level, then) in [
+        ("maxmemory-policy", Level::Warning, "keys are evicted on some nodes and not on others"),
+        ("appendonly", Level::Warning, "a crash costs different amounts of data on different nodes"),
+        ("databases", Level::Warning, "SELECT of a database that not all have fails"),
+        ("notify-keyspace-events", Level::Warning, "subscribers miss the events of some nodes"),
+        ("maxmemory", Level::Note, "keys are spread by slots, not by memory"),
+    ] {
+        let values = by_value(nodes, |n| n.config.get(name).cloned());
+        if values.len() > 1 {
+            notes.add(level, "settings differ", format!("{name}: {}; {then}", shown(&values)), format!("set {name} alike on all nodes"));
+        }
+    }
+    let modules = by_value(nodes, |n| Some(n.modules.join(",")));
+    if modules.len() > 1 {
+        notes.add(Level::Warning, "modules differ", shown(&modules), "load the same modules on all nodes");
+    }
+    let names: BTreeSet<&String> = nodes.iter().filter_map(|n| n.functions.as_ref()).flat_map(|f| f.code.keys()).collect();
+    for name in names {
+        let values = by_value(nodes, |n| n.functions.as_ref().map(|f| f.code.get(name).cloned().unwrap_or_default()));
+        if values.len() > 1 {
+            let lacking: Vec<&str> = values.get("").map(|nodes| nodes.iter().map(String::as_str).collect()).unwrap_or_default();
+            let found = if lacking.is_empty() || values.len() > 2 {
+                format!("the library {name} has different code on different nodes")
+            } else {
+                format!("the library {name} is not on {}", lacking.join(", "))
+            };
+            notes.add(Level::Error, "functions differ", found, "load it again through the router: FUNCTION LOAD REPLACE");
+        }
+    }
+}
+
+/// The nodes by what they have.
+fn by_value(nodes: &[&Seen], value: impl Fn(&Seen) -> Option<String>) -> BTreeMap<String, Vec<String>> {
+    let mut values: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for node in nodes {
+        if let Some(value) = value(node) {
+            values.entry(value).or_default().push(node.name.clone());
+        }
+    }
+    values
+}
+
+fn shown(values: &BTreeMap<String, Vec<String>>) -> String {
+    let one =
+        |(value, nodes): (&String, &Vec<String>)| format!("{} on {}", if value.is_empty() { "nothing" } else { value }, nodes.join(", "));
+    values.iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good(name: &str) -> Seen {
+        let map = |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        Seen {
+            name: name.to_owned(),
+            loopback: true,
+            info: map(&[("redis_version", "7.0.15"), ("role", "master"), ("cluster_enabled", "0"), ("aof_enabled", "1"), ("run_id", name)]),
+            config: map(&[
+                ("maxclients", "10000"),
+                ("timeout", "0"),
+                ("save", ""),
+                ("databases", "16"),
+                ("proto-max-bulk-len", "536870912"),
+            ]),
+            clock: Some((3, 1)),
+            ..Seen::default()
+        }
+    }
+
+    fn found(nodes: &[Seen]) -> Vec<(Level, &'static str)> {
+        let needs = Needs { connections: (4, 80), argument_max: 512 << 20, check_scripts: true };
+        examine(nodes, &needs).iter().map(|f| (f.level, f.check)).collect()
+    }
+
+    #[test]
+    fn good_nodes_give_nothing() {
+        assert_eq!(found(&[good("a"), good("b")]), []);
+    }
+
+    #[test]
+    fn each_fault_is_found_and_the_worst_comes_first() {
+        type Fault = (fn(&mut Seen), Level, &'static str);
+        let faults: [Fault; 16] = [
+            (|n| n.failure = Some("cannot be reached".into()), Level::Error, "connection"),
+            (|n| drop(n.info.insert("redis_version".into(), "5.0.7".into())), Level::Error, "version"),
+            (|n| drop(n.info.insert("role".into(), "slave".into())), Level::Error, "role"),
+            (|n| drop(n.info.insert("cluster_enabled".into(), "1".into())), Level::Error, "cluster mode"),
+            (|n| drop(n.info.insert("aof_enabled".into(), "0".into())), Level::Warning, "persistence"),
+            (|n| drop(n.info.insert("rdb_last_bgsave_status".into(), "err".into())), Level::Error, "persistence"),
+            (|n| n.clock = Some((-5000, 2)), Level::Warning, "clock"),
+            (|n| n.clock = Some((3_600_000, 2)), Level::Error, "clock"),
+            (|n| drop(n.config.insert("maxclients".into(), "3".into())), Level::Error, "maxclients"),
+            (|n| drop(n.config.insert("maxclients".into(), "50".into())), Level::Warning, "maxclients"),
+            (|n| drop(n.config.insert("timeout".into(), "300".into())), Level::Warning, "timeout"),
+            (|n| drop(n.config.insert("proto-max-bulk-len".into(), "1048576".into())), Level::Warning, "proto-max-bulk-len"),
+            (|n| n.missing.push("CLIENT".into()), Level::Error, "renamed command"),
+            (|n| n.refused.push(("CLIENT KILL".into(), "NOPERM".into())), Level::Error, "rights"),
+            (|n| drop(n.config.insert("databases".into(), "4".into())), Level::Warning, "settings differ"),
+            (|n| n.modules.push("bf".into()), Level::Warning, "modules differ"),
+        ];
+        for (break_it, level, check) in faults {
+            let mut broken = good("b");
+            break_it(&mut broken);
+            let all = found(&[good("a"), broken]);
+            assert!(all.contains(&(level, check)), "{check}: {all:?}");
+            assert!(all.windows(2).all(|w| w[0].0 >= w[1].0), "{all:?}");
+        }
+        assert_eq!(found(&[good("a"), Seen { name: "b".into(), ..good("a") }]), [(Level::Error, "same server")]);
+    }
+
+    #[test]
+    fn functions_are_compared() {
+        use super::super::Functions;
+        let with = |name: &str, code: &[(&str, &str)]| Seen {
+            functions: Some(Functions {
+                code: code.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+                unchecked: Vec::new(),
+            }),
+            ..good(name)
+        };
+        assert_eq!(found(&[with("a", &[("l", "x")]), with("b", &[("l", "x")])]), []);
+        let needs = Needs { connections: (4, 80), argument_max: 512 << 20, check_scripts: true };
+        let lacking = examine(&[with("a", &[("l", "x")]), with("b", &[])], &needs);
+        assert!(lacking[0].found.contains("is not on b"), "{lacking:?}");
+        let other = examine(&[with("a", &[("l", "x")]), with("b", &[("l", "y")])], &needs);
+        assert!(other[0].found.contains("different code"), "{other:?}");
+    }
+}

@@ -1,0 +1,107 @@
+//! One question after another to one node, waiting for each answer: for what is done rarely and beside the data plane.
+//!
+//! Not the router's own connections: those belong to its workers, and a doctor must also work where no router runs.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use switchyard_resp::reply::{ReplyScan, ReplyScanner};
+use switchyard_resp::{encode, reply};
+use switchyard_router::NodeAccess;
+
+/// Largest reply that is taken: a dump of all functions may be large, and nothing else is.
+const REPLY_MAX: usize = 256 << 20;
+
+/// A socket, in clear or not.
+trait Stream: Read + Write + Send {}
+impl<S: Read + Write + Send> Stream for S {}
+
+/// An authenticated connection to a node.
+pub(crate) struct NodeConnection {
+    stream: Box<dyn Stream>,
+    input: Vec<u8>,
+}
+
+/// A reply as its bytes.
+pub(crate) struct Answer(pub(crate) Vec<u8>);
+
+impl Answer {
+    /// The text of an error.
+    pub(crate) fn error(&self) -> Option<String> {
+        reply::is_error(&self.0).then(|| self.text())
+    }
+
+    /// A string, or the words of a simple reply.
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(reply::text(&self.0).unwrap_or_default()).into_owned()
+    }
+
+    /// The elements of an array.
+    pub(crate) fn items(&self) -> Vec<Answer> {
+        reply::elements(&self.0).map(|e| Answer(e.to_vec())).collect()
+    }
+
+    pub(crate) fn is_null(&self) -> bool {
+        reply::is_null(&self.0)
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        reply::text(&self.0).unwrap_or_default()
+    }
+}
+
+impl NodeConnection {
+    /// Connects and authenticates as the router does.
+    pub(crate) fn open(access: &NodeAccess, timeout: Duration) -> Result<Self, String> {
+        let Some(address) = access.address else { return Err("has no known primary".into()) };
+        let tcp = TcpStream::connect_timeout(&address, timeout).map_err(|e| format!("cannot be reached: {e}"))?;
+        let bounded = tcp.set_read_timeout(Some(timeout)).and_then(|()| tcp.set_write_timeout(Some(timeout)));
+        bounded.and_then(|()| tcp.set_nodelay(true)).map_err(|e| e.to_string())?;
+        let stream: Box<dyn Stream> = match &access.tls {
+            None => Box::new(tcp),
+            Some(tls) => {
+                let session = rustls::ClientConnection::new(Arc::clone(&tls.config), tls.name.clone()).map_err(|e| format!("TLS: {e}"))?;
+                Box::new(rustls::StreamOwned::new(session, tcp))
+            }
+        };
+        let mut connection = Self { stream, input: Vec::new() };
+        if let Some(password) = &access.password {
+            let answer = match &access.username {
+                Some(user) => connection.ask(&["AUTH", user, &password.0]),
+                None => connection.ask(&["AUTH", &password.0]),
+            };
+            if let Some(error) = answer.map_err(|e| format!("does not answer: {e}"))?.error() {
+                return Err(format!("refuses our credentials: {error}"));
+            }
+        }
+        let hello = connection.ask(&["PING"]).map_err(|e| format!("does not answer: {e}"))?;
+        match hello.error() {
+            Some(error) if error.starts_with("NOAUTH") || error.starts_with("NOPERM") => Err(format!("refuses us: {error}")),
+            _ => Ok(connection),
+        }
+    }
+
+    /// Asks, and waits for the answer.
+    pub(crate) fn ask<A: AsRef<[u8]>>(&mut self, args: &[A]) -> io::Result<Answer> {
+        let mut request = Vec::new();
+        encode::command(&mut request, args.iter().map(AsRef::as_ref));
+        self.stream.write_all(&request)?;
+        self.stream.flush()?;
+        let mut scanner = ReplyScanner::default();
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            match scanner.scan(&self.input) {
+                Ok(ReplyScan::Complete(len)) => return Ok(Answer(self.input.drain(..len).collect())),
+                Ok(ReplyScan::Incomplete(_)) if self.input.len() < REPLY_MAX => {}
+                Ok(ReplyScan::Incomplete(_)) => return Err(io::Error::other("the reply is too large")),
+                Err(error) => return Err(io::Error::other(error.to_string())),
+            }
+            match self.stream.read(&mut buffer)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                count => self.input.extend_from_slice(&buffer[..count]),
+            }
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Asks a node everything that is judged.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use switchyard_router::{NodeAccess, is_checked_library};
+
+use crate::config::NodeAddress;
+
+use super::Seen;
+use super::connection::{Answer, NodeConnection};
+
+/// How long one question may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Commands by which the router works, or by which clients will work sooner or later: asked with arguments that change nothing.
+const TRIED: &[(&str, &[&str])] = &[
+    ("CLIENT ID", &["CLIENT", "ID"]),
+    ("CLIENT KILL", &["CLIENT", "KILL", "ID", "9007199254740991"]),
+    ("CLIENT SETNAME", &["CLIENT", "SETNAME", "switchyard-doctor"]),
+    ("INFO", &["INFO", "server"]),
+    ("SELECT", &["SELECT", "0"]),
+    ("COMMAND", &["COMMAND", "COUNT"]),
+    ("SCAN", &["SCAN", "0", "COUNT", "1"]),
+    ("DBSIZE", &["DBSIZE"]),
+    ("GET", &["GET", "switchyard:doctor"]),
+    ("DUMP", &["DUMP", "switchyard:doctor"]),
+    ("RESTORE", &["RESTORE", "switchyard:doctor", "0", "x"]),
+    ("UNLINK", &["UNLINK", "switchyard:doctor"]),
+    ("MEMORY USAGE", &["MEMORY", "USAGE", "switchyard:doctor"]),
+    ("SCRIPT LOAD", &["SCRIPT", "EXISTS", "0000000000000000000000000000000000000000"]),
+    ("EVAL", &["EVAL", "return 1", "0"]),
+    ("FUNCTION LIST", &["FUNCTION", "LIST"]),
+    ("FUNCTION DUMP", &["FUNCTION", "STATS"]),
+    ("PUBLISH", &["PUBSUB", "NUMPAT"]),
+];
+
+/// Commands that are renamed away at times.
+const NAMES: &[&str] = &[
+    "CLIENT",
+    "COMMAND",
+    "CONFIG",
+    "DBSIZE",
+    "DEL",
+    "DUMP",
+    "EVAL",
+    "EVALSHA",
+    "FLUSHALL",
+    "FLUSHDB",
+    "GET",
+    "INFO",
+    "KEYS",
+    "MULTI",
+    "RESTORE",
+    "SCAN",
+    "SCRIPT",
+    "SELECT",
+    "SET",
+    "SUBSCRIBE",
+    "UNLINK",
+];
+
+/// Settings that are judged.
+const SETTINGS: &[&str] = &[
+    "appendonly",
+    "databases",
+    "maxclients",
+    "maxmemory",
+    "maxmemory-policy",
+    "notify-keyspace-events",
+    "proto-max-bulk-len",
+    "protected-mode",
+    "save",
+    "timeout",
+    "tracking-table-max-keys",
+];
+
+/// Libraries of functions: their code by name, and those without the router's check.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Functions {
+    pub(crate) code: BTreeMap<String, String>,
+    pub(crate) unchecked: Vec<String>,
+}
+
+/// The libraries that a node has.
+pub(crate) fn functions(connection: &mut NodeConnection) -> Option<Functions> {
+    let list = connection.ask(&["FUNCTION", "LIST", "WITHCODE"]).ok().filter(|a| a.error().is_none())?;
+    let mut functions = Functions::default();
+    for library in list.items() {
+        let fields: Vec<Answer> = library.items();
+        let field = |name: &str| fields.iter().position(|f| f.text() == name).and_then(|at| fields.get(at + 1));
+        let (Some(name), Some(code)) = (field("library_name"), field("library_code")) else { continue };
+        if !is_checked_library(code.bytes()) {
+            functions.unchecked.push(name.text());
+        }
+        functions.code.insert(name.text(), code.text());
+    }
+    Some(functions)
+}
+
+fn pairs(text: &str) -> BTreeMap<String, String> {
+    text.lines().filter_map(|l| l.trim().split_once(':')).map(|(k, v)| (k.to_owned(), v.to_owned())).collect()
+}
+
+fn now_ms() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| i64::try_from(t.as_millis()).unwrap_or(i64::MAX))
+}
+
+/// Which server of a node is its primary now: the one that says so, or the one that Sentinels name.
+pub(crate) fn locate(node: &NodeAddress) -> NodeAccess {
+    let mut access = node.access();
+    if let Some(sentinel) = &node.sentinel {
+        let ask = |address: &SocketAddr| {
+            let sentinel_access = NodeAccess {
+                name: sentinel.master.clone(),
+                address: Some(*address),
+                username: sentinel.username.clone(),
+                password: sentinel.password.clone(),
+                tls: None,
+            };
+            let mut connection = NodeConnection::open(&sentinel_access, PATIENCE).ok()?;
+            let answer = connection.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &sentinel.master]).ok()?;
+            match answer.items().as_slice() {
+                [host, port] => format!("{}:{}", host.text(), port.text()).parse().ok(),
+                _ => None,
+            }
+        };
+        access.address = sentinel.sentinels.iter().find_map(ask).or(access.address);
+    } else if !node.replicas.is_empty() {
+        let is_primary = |address: &SocketAddr| {
+            let candidate = NodeAccess { address: Some(*address), ..access.clone() };
+            let role = NodeConnection::open(&candidate, PATIENCE).ok().and_then(|mut c| c.ask(&["ROLE"]).ok());
+            role.is_some_and(|role| role.items().first().is_some_and(|r| r.text() == "master"))
+        };
+        let primary = access.address.iter().chain(&node.replicas).copied().find(is_primary);
+        access.address = primary.or(access.address);
+    }
+    access
+}
+
+/// Looks at one node.
+pub(crate) fn look(access: &NodeAccess) -> Seen {
+    let mut seen = Seen {
+        name: access.name.clone(),
+        loopback: access.address.is_some_and(|a| a.ip().is_loopback()),
+        authenticates: access.password.is_some(),
+        ..Seen::default()
+    };
+    let mut connection = match NodeConnection::open(access, PATIENCE) {
+        Ok(connection) => connection,
+        Err(failure) => {
+            seen.failure = Some(failure);
+            return seen;
+        }
+    };
+    if let Err(error) = ask_all(&mut connection, &mut seen) {
+        seen.failure = Some(format!("stopped answering: {error}"));
+    }
+    seen
+}
+
+fn ask_all(connection: &mut NodeConnection, seen: &mut Seen) -> std::io::Result<()> {
+    let asked = now_ms();
+    let time = connection.ask(&["TIME"])?;
+    let answered = now_ms();
+    if let [seconds, micros] = time.items().as_slice()
+        && let (Ok(seconds), Ok(micros)) = (seconds.text().parse::<i64>(), micros.text().parse::<i64>())
+    {
+        seen.clock = Some((seconds * 1000 + micros / 1000 - (asked + answered) / 2, answered - asked));
+    }
+    let info = connection.ask(&["INFO"])?;
+    if info.error().is_none() {
+        seen.info = pairs(&info.text());
+    }
+    for name in SETTINGS {
+        let answer = connection.ask(&["CONFIG", "GET", name])?;
+        match (answer.error(), answer.items().as_slice()) {
+            (Some(error), _) => seen.config_error = Some(error),
+            (None, [name, value]) => drop(seen.config.insert(name.text(), value.text())),
+            _ => {}
+        }
+    }
+    let names: Vec<&str> = ["COMMAND", "INFO"].iter().chain(NAMES).copied().collect();
+    let known = connection.ask(&names)?;
+    if known.error().is_none() {
+        seen.missing = NAMES.iter().zip(known.items()).filter(|(_, row)| row.is_null()).map(|(name, _)| (*name).to_owned()).collect();
+    }
+    for (name, args) in TRIED {
+        if let Some(error) = connection.ask(args)?.error().filter(|e| e.starts_with("NOPERM")) {
+            seen.refused.push(((*name).to_owned(), error));
+        }
+    }
+    seen.functions = functions(connection);
+    let modules = connection.ask(&["MODULE", "LIST"])?;
+    for module in modules.items() {
+        let fields = module.items();
+        let name = fields.iter().position(|f| f.text() == "name").and_then(|at| fields.get(at + 1));
+        seen.modules.extend(name.map(Answer::text));
+    }
+    seen.modules.sort();
+    Ok(())
+}

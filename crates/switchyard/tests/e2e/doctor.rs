@@ -1,0 +1,95 @@
+//! `switchyard doctor` against real servers with real faults, and what the router keeps the same on all nodes.
+
+use std::process::Command;
+use std::time::Duration;
+
+use crate::support::process::tied;
+use crate::support::{Node, NodeOptions, Site, SiteOptions, Value, bulk, ok, until};
+
+/// Runs it; gives its exit code and what it wrote.
+fn doctor(args: &[&str]) -> (i32, String) {
+    let mut command: Command = tied(env!("CARGO_BIN_EXE_switchyard"));
+    let output = command.arg("doctor").args(args).output().expect("it runs");
+    (output.status.code().expect("an exit code"), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn node(args: &[&str], config: &str) -> Node {
+    Node::start(&NodeOptions { args: args.iter().map(|a| (*a).to_owned()).collect(), config: config.to_owned(), ..NodeOptions::default() })
+}
+
+#[test]
+fn good_nodes_are_good() {
+    let nodes = [node(&["--appendonly", "yes"], ""), node(&["--appendonly", "yes"], "")];
+    let addresses: Vec<String> = nodes.iter().map(|n| n.address().to_string()).collect();
+    let (code, text) = doctor(&["--node", &addresses[0], "--node", &addresses[1], "--workers", "2", "--strict"]);
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("2 nodes looked at: 0 errors, 0 warnings, 0 notes"), "{text}");
+}
+
+#[test]
+fn each_fault_of_a_server_is_told_with_what_to_do() {
+    let good = node(&["--appendonly", "yes"], "");
+    let primary = good.address().port().to_string();
+    let cases: [(Node, &str, &str); 6] = [
+        (node(&["--replicaof", "127.0.0.1", &primary], ""), "role", "name the primary instead"),
+        (node(&["--maxclients", "5"], ""), "maxclients", "raise maxclients"),
+        (node(&["--timeout", "100"], ""), "timeout", "set timeout 0"),
+        (node(&[], "rename-command CLIENT \"\"\n"), "renamed command", "remove rename-command"),
+        (node(&[], "user default on nopass ~* &* +@all -client|kill\n"), "rights", "ACL SETUSER"),
+        (node(&["--cluster-enabled", "yes"], ""), "cluster mode", "cluster-enabled no"),
+    ];
+    for (broken, check, advice) in &cases {
+        let (good, bad) = (good.address().to_string(), broken.address().to_string());
+        let (code, text) = doctor(&["--node", &good, "--node", &bad, "--workers", "2", "--json", "--strict"]);
+        assert_eq!(code, 1, "{check}: {text}");
+        let report: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        let found = report["findings"].as_array().expect("findings").iter().find(|f| f["check"] == *check && f["node"] == bad.as_str());
+        let found = found.unwrap_or_else(|| panic!("{check} is not found: {text}"));
+        assert!(found["advice"].as_str().expect("advice").contains(advice), "{found}");
+    }
+    // Nobody there; and credentials that are wrong.
+    let (code, text) = doctor(&["--node", "127.0.0.1:1"]);
+    assert_eq!(code, 1);
+    assert!(text.contains("ERROR    127.0.0.1:1  connection: cannot be reached"), "{text}");
+    let closed = node(&["--requirepass", "secret"], "");
+    let (code, text) = doctor(&["--node", &closed.address().to_string()]);
+    assert_eq!(code, 1);
+    assert!(text.contains("NOAUTH"), "{text}");
+    let (code, _) = doctor(&["--node", &closed.address().to_string(), "--set", "nodes.password=secret"]);
+    assert_eq!(code, 0);
+}
+
+const LIBRARY: &str = "#!lua name=shared\nredis.register_function('shared', function(keys) return redis.call('GET', keys[1]) end)";
+
+#[test]
+fn functions_that_differ_are_told() {
+    let nodes = [node(&[], ""), node(&[], "")];
+    nodes[0].client().call(&["FUNCTION", "LOAD", LIBRARY]);
+    let addresses: Vec<String> = nodes.iter().map(|n| n.address().to_string()).collect();
+    let (code, text) = doctor(&["--node", &addresses[0], "--node", &addresses[1]]);
+    assert_eq!(code, 1);
+    assert!(text.contains(&format!("the library shared is not on {}", addresses[1])), "{text}");
+    assert!(text.contains("loaded past the router"), "{text}");
+}
+
+#[test]
+fn a_node_that_returns_empty_is_given_the_functions_of_the_others() {
+    let Some(mut site) = Site::router_only(3, &SiteOptions::default()) else { return };
+    let mut client = site.client();
+    assert_eq!(client.call(&["FUNCTION", "LOAD", LIBRARY]), bulk("shared"));
+    site.node_mut(1).restart();
+    assert_eq!(site.nodes()[1].cmd("FUNCTION LIST"), Value::Array(vec![]), "nothing is kept on disk in this test");
+    until("the node has the functions again", || (site.nodes()[1].cmd("FUNCTION LIST").items().len() == 1).then_some(()));
+    let tags = site.tags();
+    for tag in &tags[1] {
+        assert_eq!(client.cmd(&format!("SET {{{tag}}}k v")), ok());
+        assert_eq!(client.cmd(&format!("FCALL shared 1 {{{tag}}}k")), bulk("v"));
+    }
+    // What differs is nobody's to decide but an operator's: nothing is overwritten.
+    let other = LIBRARY.replace("GET", "STRLEN");
+    site.nodes()[2].client().call(&["FUNCTION", "LOAD", "REPLACE", &other]);
+    site.node_mut(1).restart();
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(site.nodes()[1].cmd("FUNCTION LIST"), Value::Array(vec![]));
+    assert!(site.router().process().log().contains("differ"), "{}", site.router().process().log());
+}
