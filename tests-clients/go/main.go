@@ -141,6 +141,71 @@ func scripts(r *redis.Client) {
 	}
 }
 
+func transactions(r *redis.Client) {
+	commands, err := r.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
+		pipe.Set(ctx, "{t}a", 1, 0)
+		pipe.Incr(ctx, "{t}a")
+		return nil
+	})
+	if err != nil || len(commands) != 2 {
+		fail("a transaction: %v", err)
+	}
+	result("INCR of a transaction", int64(2))(commands[1].(*redis.IntCmd).Result())
+	increment := func(tx *redis.Tx) error {
+		n, err := tx.Get(ctx, "{t}n").Int()
+		if err != nil && err != redis.Nil {
+			return err
+		}
+		_, err = tx.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
+			pipe.Set(ctx, "{t}n", n+1, 0)
+			return nil
+		})
+		return err
+	}
+	var group sync.WaitGroup
+	for me := 0; me < 8; me++ {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			for done := 0; done < 20; {
+				if err := r.Watch(ctx, increment, "{t}n"); err == nil {
+					done++
+				} else if err != redis.TxFailedErr {
+					fail("a transaction with WATCH: %v", err)
+				}
+			}
+		}()
+	}
+	group.Wait()
+	result("increments with WATCH", "160")(r.Get(ctx, "{t}n").Result())
+}
+
+func blocking(r *redis.Client) {
+	if err := r.BLPop(ctx, 50*time.Millisecond, "{q}l").Err(); err != redis.Nil {
+		fail("BLPOP of nothing: %v", err)
+	}
+	var group sync.WaitGroup
+	for me := 0; me < 5; me++ {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			if got, err := r.BRPop(ctx, 10*time.Second, "{q}l").Result(); err != nil || got[0] != "{q}l" {
+				fail("BRPOP: %v %v", got, err)
+			}
+		}()
+	}
+	for i := 0; i < 5; i++ {
+		if err := r.LPush(ctx, "{q}l", i).Err(); err != nil {
+			fail("LPUSH: %v", err)
+		}
+	}
+	group.Wait()
+	result("LLEN", int64(0))(r.LLen(ctx, "{q}l").Result())
+	if err := r.XRead(ctx, &redis.XReadArgs{Streams: []string{"{q}x", "$"}, Block: 20 * time.Millisecond}).Err(); err != redis.Nil {
+		fail("XREAD BLOCK of nothing: %v", err)
+	}
+}
+
 func parallel(r *redis.Client) {
 	var group sync.WaitGroup
 	for me := 0; me < 16; me++ {
@@ -172,6 +237,8 @@ func main() {
 		pipelines(r)
 		iteration(r)
 		scripts(r)
+		transactions(r)
+		blocking(r)
 		parallel(r)
 		result("CLIENT GETNAME", "check")(r.ClientGetName(ctx).Result())
 		if info, err := r.Info(ctx, "server").Result(); err != nil || !strings.Contains(info, "redis_version") {

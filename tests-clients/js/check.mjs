@@ -61,6 +61,18 @@ async function nodeRedis(RESP) {
   for (const i of numbers(20)) {
     expect(await r.evalSha(sha, { keys: [`key${i}`], arguments: ["hello"] }), "hello", "EVALSHA at every node");
   }
+  expect(await r.multi().set("{t}a", "1").incr("{t}a").get("{t}a").exec(), ["OK", 2, "2"], "a transaction");
+  await assert.rejects(r.multi().set("a", "1").set("b", "2").exec(), /CROSSSLOT|EXECABORT|aborted/i);
+  const watcher = r.duplicate();
+  await watcher.connect();
+  await watcher.watch("{t}a");
+  await r.set("{t}a", "changed");
+  await assert.rejects(watcher.multi().set("{t}a", "lost").exec(), /watched keys|null/i);
+  const waiting = watcher.blPop("{q}l", 10);
+  await r.rPush("{q}l", "element");
+  expect(plain(await waiting), { key: "{q}l", element: "element" }, "BLPOP");
+  expect(await watcher.blPop("{q}l", 0.02), null, "BLPOP of nothing");
+  await watcher.close();
   await r.flushDb();
   await Promise.all(numbers(3000).map((i) => r.set(`scan:${i}`, "x")));
   const seen = [];
@@ -104,6 +116,15 @@ async function ioRedis() {
   for (const i of numbers(30)) {
     expect(await r.add(`script${i}`, i), i, "a defined command");
   }
+  expect(await r.multi().set("{t}a", "1").incr("{t}a").exec(), [[null, "OK"], [null, 2]], "a transaction");
+  expect(await r.multi({ pipeline: false }), "OK", "MULTI");
+  await r.set("{t}a", "5");
+  expect(await r.exec(), [[null, "OK"]], "EXEC");
+  const blocked = r.duplicate();
+  const popped = blocked.blpop("{q}l", 10);
+  await r.rpush("{q}l", "element");
+  expect(await popped, ["{q}l", "element"], "BLPOP");
+  blocked.disconnect();
   await r.flushdb();
   await Promise.all(numbers(2000).map((i) => r.set(`scan:${i}`, "x")));
   const seen = [];

@@ -129,6 +129,54 @@ def scripts(r):
     expect(bool(r.function_delete("lib")), True, "FUNCTION DELETE")
 
 
+def transactions(r):
+    r.set("{t}a", 1)
+    got = r.pipeline(transaction=True).incr("{t}a").get("{t}a").hset("{t}h", "f", "v").hgetall("{t}h").execute()
+    expect(got, [2, "2", 1, {"f": "v"}], "a transaction")
+    with r.pipeline() as pipe:
+        pipe.watch("{t}a")
+        value = int(pipe.get("{t}a"))
+        pipe.multi()
+        pipe.set("{t}a", value + 1)
+        expect(pipe.execute(), [True], "a transaction with WATCH")
+        pipe.watch("{t}a")
+        r.set("{t}a", 100)
+        pipe.multi()
+        pipe.set("{t}a", 0)
+        fails_with(redis.WatchError, "", pipe.execute, "a watched key that has changed")
+
+    def increment(p):
+        p.multi()
+        p.incr("{t}a")
+
+    expect(r.transaction(increment, "{t}a"), [101], "transaction()")
+    pipe = r.pipeline().set("{t}a", "x").lpush("{t}a", 1)
+    fails_with(redis.ResponseError, "WRONGTYPE", pipe.execute, "an error inside a transaction")
+    fails_with(redis.ResponseError, "Keys in request", r.pipeline().set("a", 1).set("b", 2).execute, "a transaction over slots")
+    lock = r.lock("lock", timeout=10)
+    expect((lock.acquire(), lock.locked()), (True, True), "a lock")
+    lock.release()
+
+
+def blocking(r):
+    expect(r.blpop(["{q}a", "{q}b"], timeout=0.05), None, "BLPOP of nothing")
+    results = []
+    waiting = [threading.Thread(target=lambda: results.append(r.blpop("{q}a", timeout=10))) for _ in range(5)]
+    for thread in waiting:
+        thread.start()
+    for i in range(5):
+        r.rpush("{q}a", i)
+    for thread in waiting:
+        thread.join()
+    expect(sorted(value for _, value in results), list("01234"), "BLPOP of threads")
+    r.rpush("{q}a", "moved")
+    expect(r.blmove("{q}a", "{q}b", 1), "moved", "BLMOVE")
+    expect(r.xread({"{q}x": "$"}, block=20) in ([], {}), True, "XREAD BLOCK of nothing")
+    r.zadd("{q}z", {"m": 1})
+    expect(tuple(r.bzpopmin("{q}z", 1)), ("{q}z", "m", 1.0), "BZPOPMIN")
+    expect(r.wait(0, 10), 0, "WAIT")
+
+
 def connection(host, port, protocol):
     r = redis.Redis(host=host, port=port, protocol=protocol, decode_responses=True, client_name="check", db=3)
     r.set("db", "three")
@@ -175,6 +223,8 @@ def main():
         pipelines(r)
         iteration(r)
         scripts(r)
+        transactions(r)
+        blocking(r)
         r.flushall()
         connection(host, int(port), protocol)
     # What redis-py does when nobody says which protocol to speak.

@@ -217,9 +217,14 @@ impl Worker {
             self.links.iter().filter(|(_, l)| l.lane == Lane::Blocking && !l.pending.is_empty()).map(|(_, l)| l.node).collect();
         nodes.sort_unstable();
         nodes.dedup();
+        let live = &self.plan.live;
+        let patience_us = (2 * live.command_timeout + live.connect_timeout).as_micros() as u64;
         for node in nodes {
-            let main = self.routes.get(node.index()).and_then(|r| r.main[0]);
-            if let Some(main) = main.filter(|h| self.links.get(*h).is_some_and(|l| l.phase == Phase::Up && l.pending.is_empty())) {
+            let Some(main) = self.routes.get(node.index()).and_then(|r| r.main[0]) else { continue };
+            let Some(link) = self.links.get(main) else { continue };
+            if link.phase != Phase::Up && self.now_us.saturating_sub(link.received_us) > patience_us {
+                self.break_waiting(node, "the node cannot be reached any more");
+            } else if link.phase == Phase::Up && link.pending.is_empty() {
                 self.push_own(main, &[b"PING"], Purpose::Nobody, 0);
             }
         }

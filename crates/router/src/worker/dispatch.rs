@@ -209,7 +209,7 @@ impl Worker {
         self.refuse(handle, class, &text)
     }
 
-    pub(super) fn any(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
+    fn any(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
         match self.choose_node(plan) {
             Some(node) if command.name == "FUNCTION|LIST" => self.function_list(handle, command, node, raw, args),
             Some(node) => self.forward(handle, command, node, raw),

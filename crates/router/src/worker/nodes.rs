@@ -525,7 +525,7 @@ impl Worker {
         }
         match pending.purpose {
             Purpose::Nobody | Purpose::Learn | Purpose::Confirm => self.on_own_reply(pending, node, answer),
-            Purpose::Queued if is_error => self.on_queue_error(handle, pending, answer),
+            Purpose::Queued => self.on_queued(handle, pending, is_error, answer),
             Purpose::Unblock => self.on_unblock(pending.who, answer),
             _ => {}
         }

@@ -147,6 +147,7 @@ impl Worker {
         let Some(link) = self.links.get_mut(link_handle) else { return };
         link.holder = handle;
         link.waits_until_us = 0;
+        link.refused = None;
         let pending = Pending {
             who: handle,
             seq,

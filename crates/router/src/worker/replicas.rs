@@ -72,9 +72,10 @@ impl Worker {
     }
 
     /// The connection on which a read of `client` is to be asked: one to a replica, or `None` for the primary. An error where its policy
-    /// allows only replicas and none can be reached.
+    /// allows only replicas and none can be reached. A client that watches reads the primary: what a replica has may be older than the WATCH,
+    /// and EXEC would succeed although the client has not seen the value that it replaces.
     pub(super) fn replica_for(&mut self, client: Handle, node: NodeId) -> Result<Option<Handle>, String> {
-        let Some((reads, resp3)) = self.clients.get(client).map(|c| (c.reads, c.resp3)) else { return Ok(None) };
+        let Some((reads, resp3)) = self.clients.get(client).filter(|c| !c.watches()).map(|c| (c.reads, c.resp3)) else { return Ok(None) };
         let plan = self.plan.clone();
         let servers = plan.servers.get(&node);
         let readable = servers.map_or(&[][..], |s| &s.readable);

@@ -110,6 +110,11 @@ impl Client {
         self.session.get_or_insert_default()
     }
 
+    /// Between WATCH and EXEC.
+    pub(super) fn watches(&self) -> bool {
+        self.session.as_ref().is_some_and(|s| s.watch.is_some())
+    }
+
     /// EXEC is answered: `executed` where the node did what was queued.
     pub(super) fn after_exec(&mut self, executed: bool) {
         if let Some(database) = self.session.as_mut().and_then(|s| s.select.take())
@@ -578,10 +583,14 @@ impl Worker {
         Flow::Next
     }
 
-    /// The node refused to queue a command: EXEC will say EXECABORT.
-    pub(super) fn on_queue_error(&mut self, link: Handle, pending: Pending, answer: &[u8]) {
-        let text = switchyard_resp::reply::text(answer).unwrap_or_default();
-        if let Some(link) = self.links.get_mut(link) {
+    /// The node's answer to MULTI, or to a command behind it. If it refused to queue that, EXEC will say EXECABORT.
+    pub(super) fn on_queued(&mut self, link: Handle, pending: Pending, refused: bool, answer: &[u8]) {
+        let Some(link) = self.links.get_mut(link) else { return };
+        if pending.seq == 0 {
+            link.refused = None;
+        }
+        if refused {
+            let text = switchyard_resp::reply::text(answer).unwrap_or_default();
             link.refused.get_or_insert(text.into());
             if pending.seq == 0 {
                 link.no_multi = Some(String::from_utf8_lossy(text).into());

@@ -48,8 +48,11 @@ impl Worker {
         let last = args.len() - 1;
         let counts = (1..last).all(|i| args.get(i).and_then(parse::<i64>).is_some());
         let Some(timeout_ms) = args.get(last).and_then(parse::<u64>).filter(|ms| counts && *ms < i64::MAX as u64 / 2000) else {
-            // The error is the node's.
-            return self.any(plan, handle, command, raw, args);
+            // The error is the node's. But not on a shared connection: what makes no sense to us may be a time to it.
+            return match self.choose_node(plan) {
+                Some(node) => self.block(handle, command, node, None, raw, args),
+                None => self.refuse_all_down(handle, class),
+            };
         };
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         let wrote_to = client.wrote_to;

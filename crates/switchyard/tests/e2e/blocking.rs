@@ -408,6 +408,39 @@ fn a_drain_ends_waits_by_an_error() {
     assert!(start.elapsed() < Duration::from_secs(9), "the drain waited for its bound");
 }
 
+/// A wait without end does not hold up a reload that waits until nothing sent under the old topology is in flight.
+#[test]
+fn a_wait_does_not_hold_up_a_change_of_the_nodes() {
+    if crate::support::direct() {
+        return;
+    }
+    let nodes = [Node::start(&NodeOptions::default()), Node::start(&NodeOptions::default())];
+    let limits = "[nodes]\ncommand-timeout = \"300ms\"\nslow-command-timeout = \"500ms\"\n";
+    let with = |count: usize| {
+        let list: String = nodes[..count].iter().map(|n| format!("[[node]]\naddress = \"{}\"\n", n.address())).collect();
+        format!("{limits}{list}")
+    };
+    let router = Router::start(&[], &RouterOptions { config: with(1), ..RouterOptions::default() });
+    let mut client = Client::connect(router.address());
+    client.post("BLPOP q 0");
+    until_waiting(&nodes[0], 1);
+    let mut other = Client::connect(router.address());
+    let reload = |config: String, count: i64| {
+        std::fs::write(router.config_file(), config).expect("configuration");
+        router.process().signal(rustix::process::Signal::HUP);
+        let mut other = Client::connect(router.address());
+        until("the nodes have changed", || (other.cmd("SWITCHYARD STATUS").field("nodes") == int(count)).then_some(()));
+    };
+    reload(with(2), 2);
+    reload(with(1), 1);
+    // Twice the slow command's time is what the reload waits at most; then it says that it gave up.
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(!router.process().log().contains("still busy"), "{}", router.process().log());
+    assert_eq!(waiting(&nodes[0]), 1);
+    other.cmd("RPUSH q x");
+    assert_eq!(client.reply(), popped("q", "x"));
+}
+
 /// Elements are neither lost nor given twice while consumers come and go and connections break.
 #[test]
 fn elements_are_neither_lost_nor_doubled_among_many_consumers() {

@@ -278,3 +278,59 @@ fn sentinels_fail_over_under_load() {
         }
     }
 }
+
+/// A client that watches must see what it is going to replace: a replica may not have it yet.
+#[test]
+fn who_watches_reads_the_primary() {
+    if direct() {
+        return;
+    }
+    let nodes = group(1);
+    let router = router(&nodes, "[clients]\nreads = \"replica\"");
+    let mut client = Client::connect(router.address());
+    assert_eq!(client.cmd("SET k 1"), ok());
+    until("the replica is read", || (client.cmd("STRLEN k").error().is_none() && calls(&nodes[1], "strlen") > 0).then_some(()));
+    let before = calls(&nodes[1], "get");
+    for _ in 0..20 {
+        assert_eq!(client.cmd("WATCH k"), ok());
+        let value: i64 = client.cmd("GET k").text().parse().expect("a number");
+        client.cmd("MULTI");
+        client.cmd(&format!("SET k {}", value + 1));
+        assert_eq!(client.cmd("EXEC"), Value::Array(vec![ok()]));
+    }
+    assert_eq!(nodes[0].cmd("GET k").text(), "21");
+    assert_eq!(calls(&nodes[1], "get"), before);
+    client.cmd("GET k");
+    assert_eq!(calls(&nodes[1], "get"), before + 1, "afterwards the replica is read again");
+}
+
+/// Another server becomes the primary: what waited at the old one ends with an error, and what was watched there is in doubt.
+#[test]
+fn waits_and_watches_end_with_the_primary() {
+    if direct() {
+        return;
+    }
+    let nodes = group(1);
+    let router = router(&nodes, "[nodes]\ncommand-timeout = \"1s\"\n");
+    let mut waiting = Client::connect(router.address());
+    let mut watching = Client::connect(router.address());
+    assert_eq!(watching.cmd("SET k v"), ok());
+    assert_eq!(watching.cmd("WATCH k"), ok());
+    waiting.post("BLPOP q 0");
+    until("it waits", || nodes[0].cmd("INFO clients").text().contains("blocked_clients:1").then_some(()));
+    until("the replica has it", || (nodes[1].cmd("GET k").text() == "v").then_some(()));
+    assert_eq!(nodes[1].cmd("REPLICAOF NO ONE"), ok());
+    follow(&nodes[0], nodes[1].address());
+    let reply = waiting.reply();
+    let error = reply.expect_error();
+    // The old primary itself ends it when it is demoted, unless the router has left it before.
+    assert!(error.starts_with("NODELOST") || error.starts_with("UNBLOCKED"), "{error}");
+    until_writable(&router, "other");
+    watching.cmd("MULTI");
+    watching.cmd("SET k lost");
+    assert_eq!(watching.cmd("EXEC"), Value::Nil);
+    waiting.post("BLPOP q 0");
+    until("it waits at the new primary", || nodes[1].cmd("INFO clients").text().contains("blocked_clients:1").then_some(()));
+    assert_eq!(watching.cmd("RPUSH q x").int(), 1);
+    assert_eq!(waiting.reply().items()[1].text(), "x");
+}

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{Client, Node, NodeOptions, Site, SiteOptions, int, ok, until};
+use crate::support::{Client, Node, NodeOptions, Site, SiteOptions, Value, int, ok, until};
 
 /// A replica of a node, in step with it.
 fn replica_of(node: &Node) -> Node {
@@ -48,6 +48,37 @@ fn wait_counts_the_replicas_that_have_what_was_written() {
     for line in ["WAIT 1 x", "WAIT x 1", "WAIT 1 -1"] {
         client.cmd(line).expect_error();
     }
+    // However odd its time: nobody else waits for it.
+    let mut odd = site.client();
+    odd.post("WAIT 7 9000000000000000");
+    for _ in 0..20 {
+        assert_eq!(client.cmd("GET k").text(), "x");
+    }
+}
+
+#[test]
+fn waitaof_counts_the_local_file_and_replicas() {
+    let args = ["--appendonly", "yes", "--appendfsync", "everysec"].map(String::from).to_vec();
+    let site = Site::with(2, &SiteOptions { node: NodeOptions { args, ..NodeOptions::default() }, ..SiteOptions::default() });
+    let mut client = site.client();
+    let reply = client.cmd("WAITAOF 0 0 0");
+    if reply.error().is_some_and(|e| e.starts_with("ERR unknown command")) {
+        eprintln!("this server has no WAITAOF");
+        return;
+    }
+    for i in 0..10 {
+        assert_eq!(client.cmd(&format!("SET k{i} v")), ok());
+    }
+    assert_eq!(client.cmd("WAITAOF 1 0 0"), Value::Array(vec![int(1), int(0)]));
+    assert_eq!(client.cmd("SET k w"), ok());
+    assert_eq!(client.cmd("WAITAOF 1 1 1500"), Value::Array(vec![int(1), int(0)]));
+    // Not yet in the file when it is asked, and so it waits.
+    let start = Instant::now();
+    for i in 0..3 {
+        assert_eq!(client.cmd(&format!("SET k{i} v")), ok());
+        assert_eq!(client.cmd("WAITAOF 1 0 0"), Value::Array(vec![int(1), int(0)]));
+    }
+    assert!(start.elapsed() > Duration::from_millis(900), "the file is written once a second: {:?}", start.elapsed());
 }
 
 #[test]
@@ -61,7 +92,7 @@ fn wait_over_several_nodes_is_the_smallest_of_those_written_to() {
     // Only what this client wrote counts: the third node has no replica, and is not waited for.
     let mut client = site.client();
     set(&mut client, 0);
-    assert_eq!(client.cmd(&format!("GET {}", key(2))), crate::support::Value::Nil);
+    assert_eq!(client.cmd(&format!("GET {}", key(2))), Value::Nil);
     assert_eq!(client.cmd("WAIT 1 0"), int(1));
     set(&mut client, 1);
     assert_eq!(client.cmd("WAIT 1 0"), int(1));
