@@ -16,10 +16,12 @@ mod slab;
 mod slow_log;
 mod sys;
 mod tls;
+mod users;
 mod worker;
 
 pub use settings::{Cluster, ListenAddress, ListenerSettings, Live, NodeAccess, Reads, Secret, Servers, Settings};
 pub use tls::{NodeTls, ServerTls};
+pub use users::{Bounds, RuleError, User, Users};
 
 use std::io;
 use std::net::SocketAddr;

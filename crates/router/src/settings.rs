@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use switchyard_policy::topology::NodeId;
 
 use crate::tls::{NodeTls, ServerTls};
+use crate::users::Users;
 
 /// A password or token. Never printed: `Debug` shows asterisks.
 #[derive(Clone, PartialEq, Eq)]
@@ -81,8 +83,8 @@ impl fmt::Display for ListenAddress {
 /// What may change while the router runs ([`crate::Router::reconfigure`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Live {
-    /// Password that clients must give with AUTH or HELLO; `None`: no authentication.
-    pub password: Option<Secret>,
+    /// Who may log in. The password of `[clients]` is the default user's.
+    pub users: Arc<Users>,
     /// Database that a new client starts in.
     pub database: u32,
     /// Clients at once over all workers (Redis `maxclients`).
@@ -185,7 +187,7 @@ pub struct NodeAccess {
 impl Default for Live {
     fn default() -> Self {
         Self {
-            password: None,
+            users: Arc::default(),
             database: 0,
             max_clients: 10_000,
             client_idle_timeout: None,

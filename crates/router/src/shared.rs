@@ -15,6 +15,7 @@ use crate::metrics::WorkerCounters;
 use crate::settings::{Live, Servers};
 use crate::slab::Handle;
 use crate::slow_log::SlowLog;
+use crate::users::Logins;
 
 /// Everything that a worker adopts together, at one epoch.
 #[derive(Clone, Debug)]
@@ -66,6 +67,8 @@ pub(crate) enum Message {
     Unblock { id: u64, error: bool, from: usize, gather: Handle, part: u32 },
     /// A worker's answer, as a RESP reply.
     Answer { gather: Handle, part: u32, reply: Vec<u8> },
+    /// A password of a client was checked.
+    Login { client: Handle, right: bool },
     #[cfg(test)]
     Panic,
 }
@@ -117,6 +120,24 @@ impl Mailbox {
     }
 }
 
+/// The mailboxes of all workers.
+#[derive(Debug)]
+pub(crate) struct Mailboxes(Vec<Mailbox>);
+
+impl Mailboxes {
+    pub(crate) fn send(&self, worker: usize, message: Message) {
+        self.0[worker].send(message);
+    }
+}
+
+impl std::ops::Deref for Mailboxes {
+    type Target = [Mailbox];
+
+    fn deref(&self) -> &[Mailbox] {
+        &self.0
+    }
+}
+
 /// Scripts that went through the router, by SHA-1, so that a node that lost one can be given it again.
 #[derive(Debug, Default)]
 pub(crate) struct Scripts {
@@ -157,7 +178,8 @@ pub(crate) struct Shared {
     pub(crate) scripts: Mutex<Scripts>,
     pub(crate) slow_log: Mutex<SlowLog>,
     connections: Mutex<Vec<Connection>>,
-    pub(crate) mailboxes: Vec<Mailbox>,
+    pub(crate) mailboxes: Arc<Mailboxes>,
+    pub(crate) logins: Arc<Logins>,
     pub(crate) counters: Vec<Arc<WorkerCounters>>,
     pub(crate) clients: AtomicUsize,
     pub(crate) next_client_id: AtomicU64,
@@ -183,12 +205,13 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Shared {
     pub(crate) fn new(workers: usize, plan: Plan, port: u16, batched_sends: bool) -> std::io::Result<Self> {
-        let mailboxes = (0..workers)
+        let mailboxes: Vec<Mailbox> = (0..workers)
             .map(|_| {
                 let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
                 Ok(Mailbox { messages: Mutex::default(), wake })
             })
             .collect::<std::io::Result<_>>()?;
+        let mailboxes = Arc::new(Mailboxes(mailboxes));
         let epoch = plan.topology.epoch();
         let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         Ok(Self {
@@ -200,6 +223,7 @@ impl Shared {
             scripts: Mutex::default(),
             slow_log: Mutex::default(),
             connections: Mutex::default(),
+            logins: Arc::new(Logins::new(mailboxes.clone())),
             mailboxes,
             counters: (0..workers).map(|_| Arc::default()).collect(),
             clients: AtomicUsize::new(0),
@@ -252,7 +276,7 @@ impl Shared {
     }
 
     pub(crate) fn ring_all(&self) {
-        for mailbox in &self.mailboxes {
+        for mailbox in self.mailboxes.iter() {
             mailbox.ring();
         }
     }

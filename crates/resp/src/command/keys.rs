@@ -14,7 +14,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-use super::{Command, errors};
+use super::{Access, Command, errors};
 use crate::request::Args;
 
 /// Where the keys of a command are.
@@ -137,6 +137,8 @@ pub struct KeySpec {
     pub not_key: bool,
     /// There are keys that it does not say.
     pub incomplete: bool,
+    /// What the command does with them.
+    pub access: Access,
 }
 
 /// Where a key specification begins.

@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 
+use super::access::{Access, Categories};
 use super::{Begin, Find, Flags, Handling, KeySpec, Keys};
 use crate::reply::{self, Elements};
 
@@ -23,6 +24,8 @@ pub struct LearntCommand {
     pub last: i16,
     /// Distance between keys.
     pub step: i16,
+    /// ACL categories, each with its `@`.
+    pub categories: Vec<String>,
     /// Key specifications (Redis 7 and later).
     pub specs: Vec<KeySpec>,
 }
@@ -45,13 +48,32 @@ impl LearntCommand {
         })
     }
 
+    /// Its categories; ones that we do not know are a module's own.
+    pub(super) fn mapped_categories(&self) -> Categories {
+        self.categories
+            .iter()
+            .filter_map(|name| Categories::named(name.strip_prefix('@').unwrap_or(name)))
+            .fold(Categories::default(), Categories::and)
+    }
+
+    /// What it does with its keys: as their specifications say, else everything that its flags do not rule out.
+    pub(super) fn mapped_access(&self) -> (Access, Access) {
+        let readonly = self.flags.iter().any(|flag| flag == "readonly");
+        let by_flags = if readonly { Access::R } else { Access::RW };
+        let all = match &self.specs[..] {
+            [] => by_flags,
+            specs => specs.iter().filter(|spec| !spec.not_key).fold(Access::NO, |all, spec| Access(all.0 | spec.access.0)),
+        };
+        (all, all)
+    }
+
     pub(super) fn mapped_keys(&self) -> Keys {
         let said =
             !self.specs.is_empty() && self.specs.iter().all(|s| s.begin != Begin::Unknown && s.find != Find::Unknown && !s.incomplete);
         let movable = self.flags.iter().any(|flag| flag == "movablekeys");
         match (&self.specs[..], u16::try_from(self.first), u16::try_from(self.step)) {
             // One key at a fixed place has a fast path.
-            ([KeySpec { begin: Begin::Index(at), find: Find::Range { last: 0, .. }, not_key: false, incomplete: false }], ..)
+            ([KeySpec { begin: Begin::Index(at), find: Find::Range { last: 0, .. }, not_key: false, incomplete: false, .. }], ..)
                 if *at > 0 && *at <= i16::MAX as u32 =>
             {
                 Keys::Range { first: *at as u16, last: *at as i16, step: 1 }
@@ -90,8 +112,9 @@ fn add_entry(entry: &[u8], has_subcommands: bool, commands: &mut Vec<LearntComma
     let flags = fields.next().map(|list| reply::elements(list).filter_map(string).collect()).unwrap_or_default();
     let (first, last, step) = (number(&mut fields), number(&mut fields), number(&mut fields));
     // Redis 6 ends here, or after the ACL categories; 7 has those, tips, key specifications, subcommands.
-    let specs = fields.nth(2).map(|list| reply::elements(list).map(parse_spec).collect()).unwrap_or_default();
-    commands.push(LearntCommand { name, arity, flags, first, last, step, specs });
+    let categories = fields.next().map(|list| reply::elements(list).filter_map(string).collect()).unwrap_or_default();
+    let specs = fields.nth(1).map(|list| reply::elements(list).map(parse_spec).collect()).unwrap_or_default();
+    commands.push(LearntCommand { name, arity, flags, first, last, step, categories, specs });
     if has_subcommands {
         for subcommand in fields.next().into_iter().flat_map(reply::elements) {
             add_entry(subcommand, false, commands); // containers do not nest
@@ -130,6 +153,12 @@ fn parse_spec(spec: &[u8]) -> KeySpec {
         find: field(spec, "find_keys").and_then(parse_find).unwrap_or(Find::Unknown),
         not_key: has("not_key"),
         incomplete: has("incomplete"),
+        access: match (has("access"), has("insert") || has("delete") || has("update")) {
+            (false, false) if has("RO") => Access::NO,
+            (reads, writes) if reads || writes => Access(u8::from(reads) | u8::from(writes) << 1),
+            // It does not say what it does.
+            _ => Access::RW,
+        },
     }
 }
 

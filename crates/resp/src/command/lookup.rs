@@ -6,7 +6,8 @@
 
 use std::borrow::Cow;
 
-use super::{Command, Flags, Handling, Keys, learn, table};
+use super::access::{self, Access, Categories};
+use super::{Command, learn, table};
 use crate::request::Args;
 
 /// What [`CommandTable::find`] found.
@@ -99,7 +100,19 @@ impl CommandTable {
     pub fn builtin() -> Self {
         let mut table = Self { commands: Vec::with_capacity(table::ROWS.len()), slots: Box::default(), shift: 0 };
         for row in table::ROWS {
-            table.push(Cow::Borrowed(row.name), row.arity, row.flags, row.keys.clone(), row.handling);
+            let (categories, first, rest) =
+                access::row(row.name).map_or((Categories::default(), Access::RW, Access::RW), |r| (r.categories, r.first, r.rest));
+            table.push(Command {
+                name: Cow::Borrowed(row.name),
+                id: 0,
+                arity: row.arity,
+                flags: row.flags,
+                keys: row.keys.clone(),
+                handling: row.handling,
+                categories,
+                access: (first, rest),
+                container: false,
+            });
         }
         table.index();
         table
@@ -165,15 +178,25 @@ impl CommandTable {
             let flags = command.mapped_flags();
             let keys = command.mapped_keys();
             let handling = learn::handling(&keys);
-            self.push(Cow::Owned(name), command.arity, flags, keys, handling);
+            self.push(Command {
+                name: Cow::Owned(name),
+                id: 0,
+                arity: command.arity,
+                flags,
+                keys,
+                handling,
+                categories: command.mapped_categories(),
+                access: command.mapped_access(),
+                container: false,
+            });
             self.index();
         }
         self.commands.len() - before
     }
 
-    fn push(&mut self, name: Cow<'static, str>, arity: i16, flags: Flags, keys: Keys, handling: Handling) {
+    fn push(&mut self, command: Command) {
         let id = self.commands.len() as u16;
-        self.commands.push(Command { name, id, arity, flags, keys, handling, container: false });
+        self.commands.push(Command { id, ..command });
     }
 
     /// Builds the slots anew.

@@ -2,6 +2,7 @@
 //!
 //! - `table.rs` has the rows. They are the source: to add a command, add a row.
 //! - `lookup.rs` finds a row by the name a client sent, on the path of every request.
+//! - `access.rs` has what access rules need: categories, and which keys are read and written.
 //! - `keys.rs` finds the keys among a command's arguments.
 //! - `learn.rs` adds commands of the nodes' modules, as `COMMAND` describes them.
 //! - `errors.rs` has the errors that Redis gives about a command as a whole.
@@ -12,12 +13,14 @@
 
 use std::borrow::Cow;
 
+mod access;
 pub mod errors;
 mod keys;
 mod learn;
 mod lookup;
 mod table;
 
+pub use access::{Access, CATEGORIES, Categories};
 pub use keys::{Begin, Complaint, Find, KeyError, KeySpec, Keys};
 pub use learn::{LearntCommand, parse_command_reply};
 pub use lookup::{CommandTable, Lookup};
@@ -122,6 +125,11 @@ pub enum Local {
     Unwatch,
     Wait,
     AclWhoami,
+    AclList,
+    AclUsers,
+    AclGetuser,
+    AclCat,
+    AclDryrun,
     Info,
     Role,
     ConfigGet,
@@ -213,6 +221,9 @@ pub struct Command {
     pub keys: Keys,
     /// Who answers it.
     pub handling: Handling,
+    categories: Categories,
+    /// What it does with its first key, and with the rest.
+    access: (Access, Access),
     /// True where subcommands follow.
     container: bool,
 }
@@ -223,6 +234,11 @@ impl Command {
     pub fn arity_ok(&self, count: usize) -> bool {
         let wanted = usize::from(self.arity.unsigned_abs());
         if self.arity < 0 { count >= wanted } else { count == wanted }
+    }
+
+    /// True where subcommands follow its name.
+    pub fn is_container(&self) -> bool {
+        self.container
     }
 
     /// True where this call may wait at the node. XREAD and XREADGROUP wait only with BLOCK.

@@ -43,7 +43,7 @@ const RESTORING: &str = "it is for moves between nodes of a cluster. Use RESTORE
 const SWAPPING: &str = "databases of several nodes cannot be swapped at one instant";
 const ONE_NODE: &str = "it describes one server, and any one node's answer would mislead. Call it at the node itself";
 const IMPORTING: &str = "it marks a connection to one server for imports. Call it at the node itself";
-const USERS: &str = "users are kept at the nodes. Call it at each node";
+const USERS: &str = "its users stand in the users file (clients.users-file). Change it there, then send SIGHUP";
 
 macro_rules! rows {
     ($($name:literal $arity:literal [$($flag:ident)*] $keys:ident => $handling:expr;)*) => {
@@ -388,18 +388,18 @@ rows! {
 
     // Servers
     "ACL"                       -2 []                                    NONE              => Any;
-    "ACL|CAT"                   -2 []                                    NONE              => Any;
+    "ACL|CAT"                   -2 []                                    NONE              => Handling::Local(Local::AclCat);
     "ACL|DELUSER"               -3 [ADMIN]                               NONE              => Refused(USERS);
-    "ACL|DRYRUN"                -4 [ADMIN]                               NONE              => Refused(USERS);
+    "ACL|DRYRUN"                -4 [ADMIN]                               NONE              => Handling::Local(Local::AclDryrun);
     "ACL|GENPASS"               -2 []                                    NONE              => Any;
-    "ACL|GETUSER"                3 [ADMIN]                               NONE              => Refused(USERS);
+    "ACL|GETUSER"                3 [ADMIN]                               NONE              => Handling::Local(Local::AclGetuser);
     "ACL|HELP"                   2 []                                    NONE              => Any;
-    "ACL|LIST"                   2 [ADMIN]                               NONE              => Refused(USERS);
+    "ACL|LIST"                   2 [ADMIN]                               NONE              => Handling::Local(Local::AclList);
     "ACL|LOAD"                   2 [ADMIN]                               NONE              => Refused(USERS);
     "ACL|LOG"                   -2 [ADMIN]                               NONE              => Refused(USERS);
     "ACL|SAVE"                   2 [ADMIN]                               NONE              => Refused(USERS);
     "ACL|SETUSER"               -3 [ADMIN]                               NONE              => Refused(USERS);
-    "ACL|USERS"                  2 [ADMIN]                               NONE              => Refused(USERS);
+    "ACL|USERS"                  2 [ADMIN]                               NONE              => Handling::Local(Local::AclUsers);
     "ACL|WHOAMI"                 2 []                                    NONE              => Handling::Local(Local::AclWhoami);
     "BGREWRITEAOF"               1 [ADMIN]                               NONE              => Refused(PERSISTENCE);
     "BGSAVE"                    -1 [ADMIN]                               NONE              => Refused(PERSISTENCE);

@@ -3,7 +3,8 @@
 
 use proptest::prelude::*;
 use switchyard_resp::command::{
-    Begin, Command, CommandTable, Find, Flags, Handling, KeyError, KeySpec, Keys, LearntCommand, Lookup, errors, parse_command_reply,
+    Access, Begin, Command, CommandTable, Find, Flags, Handling, KeyError, KeySpec, Keys, LearntCommand, Lookup, errors,
+    parse_command_reply,
 };
 use switchyard_resp::reply;
 use switchyard_resp::request::Args;
@@ -245,7 +246,7 @@ fn finds_keys_by_the_servers_own_specifications() {
 
 #[test]
 fn specifications_that_make_no_sense_are_errors_not_guesses() {
-    let spec = |begin, find| KeySpec { begin, find, not_key: false, incomplete: false };
+    let spec = |begin, find| KeySpec { begin, find, not_key: false, incomplete: false, access: Access::RW };
     let numbered = Find::Numbered { index: 0, first: 1, step: 1 };
     let all = Find::Range { last: -1, step: 1, limit: 0 };
     for (begin, find, expected) in [

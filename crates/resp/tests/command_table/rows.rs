@@ -89,6 +89,7 @@ fn what_is_learnt_is_forwarded_only_where_its_keys_can_be_told() {
         first,
         last: first,
         step: first,
+        categories: Vec::new(),
         specs: Vec::new(),
     };
     let mut table = CommandTable::builtin();

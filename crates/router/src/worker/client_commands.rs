@@ -13,6 +13,7 @@ use super::local::parse;
 use super::{Stall, Worker};
 use crate::shared::{ClientFilter, Message};
 use crate::slab::Handle;
+use crate::users::Users;
 
 pub(super) const INVALID_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
 
@@ -131,7 +132,7 @@ impl Worker {
             }
             Local::ClientKill => {
                 let id = client.details.id;
-                return match kill_filter(args, id) {
+                return match kill_filter(args, id, &plan.live.users) {
                     Ok((filter, whole)) => self.ask_workers(handle, class, filter, whole, |filter, from, gather, part| Message::Kill {
                         filter,
                         from,
@@ -197,7 +198,7 @@ impl Worker {
             && filter.ids.as_ref().is_none_or(|ids| ids.contains(&d.id))
             && (filter.addr.is_none() || filter.addr == addr(d.peer))
             && (filter.laddr.is_none() || filter.laddr == addr(d.local))
-            && filter.user.as_deref().is_none_or(|u| u == "default")
+            && filter.user.as_deref().is_none_or(|u| u == client.user.name())
             && filter.skip != Some(d.id)
             && filter.max_age_s.is_none_or(|age| self.now_us.saturating_sub(d.created_us) / 1_000_000 >= age)
     }
@@ -256,7 +257,7 @@ fn list_filter(args: &Args<'_>) -> Result<ClientFilter, String> {
     Ok(filter)
 }
 
-fn kill_filter(args: &Args<'_>, own_id: u64) -> Result<(ClientFilter, Whole), String> {
+fn kill_filter(args: &Args<'_>, own_id: u64, users: &Users) -> Result<(ClientFilter, Whole), String> {
     let mut filter = ClientFilter { type_normal: true, ..ClientFilter::default() };
     if args.len() == 3 {
         filter.addr = Some(text(args.get(2).unwrap_or_default()));
@@ -275,7 +276,7 @@ fn kill_filter(args: &Args<'_>, own_id: u64) -> Result<(ClientFilter, Whole), St
             "addr" => filter.addr = Some(text(value)),
             "laddr" => filter.laddr = Some(text(value)),
             "type" => filter.type_normal &= is_type(value)?,
-            "user" if value == b"default" => filter.user = Some(text(value)),
+            "user" if users.get(value).is_some() => filter.user = Some(text(value)),
             "user" => return Err(format!("ERR No such user '{}'", text(value))),
             "maxage" => filter.max_age_s = Some(parse(value).ok_or("ERR maxage is not an integer or out of range")?),
             "skipme" if value.eq_ignore_ascii_case(b"yes") => filter.skip = Some(own_id),

@@ -113,7 +113,7 @@ impl Worker {
             no_evict: false,
             no_touch: false,
         });
-        let mut client = Client::new(fd, tls, live.password.is_none(), live.database, self.now_us, details);
+        let mut client = Client::new(fd, tls, live.users.default_user().clone(), live.database, self.now_us, details);
         client.reads = settings.reads.unwrap_or(live.reads);
         let handle = self.clients.insert(client);
         let registered = self.clients.get(handle).map(|c| self.poll.add(&c.fd, Token::Client(handle)));
@@ -468,7 +468,7 @@ impl Worker {
     pub(super) fn after_delivery(&mut self, handle: Handle) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let go_on = match client.stall {
-            Stall::None | Stall::Output | Stall::Upstream | Stall::Exclusive | Stall::Learning => false,
+            Stall::None | Stall::Output | Stall::Upstream | Stall::Exclusive | Stall::Learning | Stall::Login => false,
             Stall::Barrier | Stall::Blocked => client.in_flight() == 0,
             Stall::Pipeline => client.in_flight() == 0 || client.has_room(self.plan.live.client_pipeline_max / 2),
         };

@@ -41,9 +41,12 @@ impl Worker {
             return self.wrong_arity(handle, command);
         }
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
-        if !client.authenticated && !command.flags.has(Flags::NO_AUTH) {
-            return self.refuse(handle, class, "NOAUTH Authentication required.");
+        if client.guard != 0
+            && let Some(flow) = self.guarded(handle, command, args)
+        {
+            return flow;
         }
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         client.last_command = command.id;
         if client.in_multi {
             return self.in_multi(plan, handle, command, raw, args);

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::request::{Follower, Scanner};
@@ -11,6 +12,8 @@ use switchyard_resp::request::{Follower, Scanner};
 use crate::metrics::WorkerCounters;
 use crate::settings::Reads;
 use crate::slab::Handle;
+use crate::users::User;
+use crate::worker::login::Verdict;
 use crate::worker::transactions::Session;
 use crate::worker::transport::Tls;
 use crate::worker::upstream::Lane;
@@ -50,6 +53,8 @@ pub(super) enum Stall {
     Blocked,
     /// The command is unknown, and a node has yet to say which commands it has.
     Learning,
+    /// A password is being checked.
+    Login,
 }
 
 /// A large request on its way from the client to a node.
@@ -99,6 +104,11 @@ pub(super) struct Client {
     pub(super) tls: Option<Box<Tls>>,
     pub(super) resp3: bool,
     pub(super) authenticated: bool,
+    /// Who it is: the default user before it has logged in.
+    pub(super) user: Arc<User>,
+    /// Why its commands must be looked at, as bits of `login::guard`; 0: they need not be.
+    pub(super) guard: u8,
+    pub(super) verdict: Option<Box<Verdict>>,
     pub(super) reply_mode: ReplyMode,
     pub(super) database: u32,
     /// Who answers its reads.
@@ -162,12 +172,15 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(fd: OwnedFd, tls: Option<Box<Tls>>, authenticated: bool, database: u32, now_us: u64, details: Box<Details>) -> Self {
-        Self {
+    pub(super) fn new(fd: OwnedFd, tls: Option<Box<Tls>>, user: Arc<User>, database: u32, now_us: u64, details: Box<Details>) -> Self {
+        let mut client = Self {
             fd,
             tls,
             resp3: false,
-            authenticated,
+            authenticated: false,
+            user: user.clone(),
+            guard: 0,
+            verdict: None,
             reply_mode: ReplyMode::On,
             database,
             reads: Reads::Primary,
@@ -206,7 +219,10 @@ impl Client {
             last_command: 0,
             last_used_us: now_us,
             details,
-        }
+        };
+        let open = user.is_open();
+        client.become_user(user, open);
+        client
     }
 
     /// Commands whose replies are still owed.
@@ -410,7 +426,7 @@ impl Client {
             (None, None) => "?:0".into(),
         };
         format!(
-            "id={} addr={} laddr={} fd={} name={} age={} idle={} flags={} db={} sub=0 psub=0 ssub=0 multi={} qbuf={} qbuf-free={} argv-mem=0 multi-mem={} rbs=0 rbp=0 obl=0 oll={} omem={} tot-mem={} events=r cmd={} user=default redir=-1 resp={} lib-name={} lib-ver={}\n",
+            "id={} addr={} laddr={} fd={} name={} age={} idle={} flags={} db={} sub=0 psub=0 ssub=0 multi={} qbuf={} qbuf-free={} argv-mem=0 multi-mem={} rbs=0 rbp=0 obl=0 oll={} omem={} tot-mem={} events=r cmd={} user={} redir=-1 resp={} lib-name={} lib-ver={}\n",
             d.id,
             addr(d.peer),
             addr(d.local),
@@ -432,6 +448,7 @@ impl Client {
                 + self.out.capacity()
                 + self.parked.capacity(),
             last_command.to_ascii_lowercase(),
+            self.user.name(),
             if self.resp3 { 3 } else { 2 },
             d.lib_name,
             d.lib_ver,

@@ -38,6 +38,9 @@ impl Worker {
         if in_multi || command.handling != Handling::Keyed || command.flags.has(Flags::BLOCKING) || !command.arity_ok(args.len()) {
             return Flow::Buffer;
         }
+        if !self.may_begin(handle, command, args) {
+            return Flow::Buffer;
+        }
         let mut keys = std::mem::take(&mut self.keys);
         keys.clear();
         let found = command.find_keys(args, &mut keys);

@@ -7,6 +7,7 @@ use switchyard_resp::request::Args;
 use super::dispatch::Flow;
 use super::downstream::ReplyMode;
 use super::gather::Whole;
+use super::login::Login;
 use super::upstream::{Lane, Phase};
 use super::{Stall, Worker};
 use crate::shared::Plan;
@@ -48,7 +49,8 @@ impl Worker {
                 let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
                 client.resp3 = false;
                 client.database = plan.live.database;
-                client.authenticated = plan.live.password.is_none();
+                let user = plan.live.users.default_user();
+                client.become_user(user.clone(), user.is_open());
                 client.reply_mode = ReplyMode::On;
                 client.details.name.clear();
                 client.details.no_evict = false;
@@ -98,7 +100,10 @@ impl Worker {
                 return self.transaction(plan, handle, local, command, raw, args);
             }
             Local::Wait => return self.wait(plan, handle, command, raw, args),
-            Local::AclWhoami => encode::bulk(&mut out, b"default"),
+            Local::AclWhoami => encode::bulk(&mut out, client.user.name().as_bytes()),
+            Local::AclList | Local::AclUsers | Local::AclGetuser | Local::AclCat | Local::AclDryrun => {
+                return self.acl(plan, handle, class, local, args);
+            }
             Local::Script => return self.refuse(handle, class, "ERR unknown subcommand. Try SCRIPT HELP."),
             Local::ClientId
             | Local::ClientGetname
@@ -154,34 +159,27 @@ impl Worker {
         Flow::Next
     }
 
-    fn check_password(plan: &Plan, user: &[u8], password: &[u8]) -> bool {
-        let Some(expected) = plan.live.password.as_ref().map(|p| p.0.as_bytes()) else { return user == b"default" };
-        // Takes the same time wherever the difference is.
-        let mut difference = expected.len() ^ password.len();
-        for (index, byte) in password.iter().enumerate() {
-            difference |= usize::from(byte ^ expected.get(index).copied().unwrap_or(0));
-        }
-        difference == 0 && user == b"default"
-    }
-
     fn auth(&mut self, plan: &Plan, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         let (user, password) = match args.len() {
             2 => (&b"default"[..], args.get(1).unwrap_or_default()),
             3 => (args.get(1).unwrap_or_default(), args.get(2).unwrap_or_default()),
             _ => return self.refuse(handle, class, "ERR syntax error"),
         };
-        if args.len() == 2 && plan.live.password.is_none() {
+        if args.len() == 2 && plan.live.users.default_user().is_open() {
             return self.refuse(
                 handle,
                 class,
                 "ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?",
             );
         }
-        if !Self::check_password(plan, user, password) {
-            return self.refuse(handle, class, "WRONGPASS invalid username-password pair or user is disabled.");
-        }
-        if let Some(client) = self.clients.get_mut(handle) {
-            client.authenticated = true;
+        match self.login(plan, handle, user, password) {
+            Login::Wait => return Flow::Stall(Stall::Login),
+            Login::Refused(text) => return self.refuse(handle, class, text),
+            Login::As(user) => {
+                if let Some(client) = self.clients.get_mut(handle) {
+                    client.become_user(user, true);
+                }
+            }
         }
         self.answer(handle, class, b"+OK\r\n");
         Flow::Next
@@ -202,16 +200,21 @@ impl Worker {
             // Replies to what is in flight are still in the old protocol.
             return Flow::Stall(Stall::Barrier);
         }
-        let mut authenticated = client.authenticated;
+        let authenticated = client.authenticated;
+        let mut user = None;
         let mut name = None;
         let mut index = 2;
         while let Some(option) = args.get(index) {
             if option.eq_ignore_ascii_case(b"AUTH") && args.len() > index + 2 {
-                let (user, password) = (args.get(index + 1).unwrap_or_default(), args.get(index + 2).unwrap_or_default());
-                if !Self::check_password(plan, user, password) {
-                    return self.refuse(handle, class, "WRONGPASS invalid username-password pair or user is disabled.");
+                if user.is_some() {
+                    return self.refuse(handle, class, "ERR Syntax error in HELLO option 'AUTH'");
                 }
-                authenticated = true;
+                let (who, password) = (args.get(index + 1).unwrap_or_default(), args.get(index + 2).unwrap_or_default());
+                user = match self.login(plan, handle, who, password) {
+                    Login::Wait => return Flow::Stall(Stall::Login),
+                    Login::Refused(text) => return self.refuse(handle, class, text),
+                    Login::As(user) => Some(user),
+                };
                 index += 3;
             } else if option.eq_ignore_ascii_case(b"SETNAME") && args.len() > index + 1 {
                 let given = args.get(index + 1).unwrap_or_default();
@@ -227,7 +230,7 @@ impl Worker {
                 return Flow::Next;
             }
         }
-        if !authenticated {
+        if !authenticated && user.is_none() {
             return self.refuse(
                 handle,
                 class,
@@ -237,7 +240,9 @@ impl Worker {
         let (server, version) = self.fleet_version(plan);
         let mode = if plan.live.cluster.is_some() { "cluster" } else { "standalone" };
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
-        client.authenticated = true;
+        if let Some(user) = user {
+            client.become_user(user, true);
+        }
         if let Some(name) = name {
             client.details.name = name;
         }

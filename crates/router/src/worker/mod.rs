@@ -8,6 +8,7 @@
 //! Under load a turn waits a moment before it looks (`Batching`): it then finds more to do, and every system call carries more. With
 //! few active clients it never waits, because that would tax the quiet.
 
+mod acl;
 mod batching;
 mod blocking;
 mod client_commands;
@@ -22,6 +23,7 @@ mod greeting;
 mod info;
 mod large;
 mod local;
+mod login;
 mod nodes;
 mod pool;
 mod replicas;
@@ -302,15 +304,17 @@ impl Worker {
 
     fn adopt_plan(&mut self) {
         self.generation = self.shared.generation.load(Ordering::Acquire);
-        let before = self.plan.topology.epoch();
-        self.plan = self.shared.plan();
+        let before = std::mem::replace(&mut self.plan, self.shared.plan());
         self.slow_us = self.plan.live.slow_us();
         self.connect_main();
-        if self.plan.topology.epoch() != before {
+        if self.plan.topology.epoch() != before.topology.epoch() {
             self.restamp_waiting();
         }
         self.drop_foreign_links();
         self.follow_servers();
+        if !Arc::ptr_eq(&before.live.users, &self.plan.live.users) && before.live.users != self.plan.live.users {
+            self.readmit_clients();
+        }
         let learning: Vec<Handle> = self.clients.iter().filter(|(_, c)| c.stall == Stall::Learning).map(|(h, _)| h).collect();
         for client in learning {
             self.unstall(client);
@@ -412,6 +416,7 @@ impl Worker {
 
     fn on_message(&mut self, message: Message) {
         match message {
+            Message::Login { client, right } => self.on_login(client, right),
             Message::Answer { gather, part, reply } => self.gather_part(gather, part, &reply),
             Message::List { filter, from, gather, part } => {
                 let reply = self.list_clients(&filter);

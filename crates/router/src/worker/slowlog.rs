@@ -54,7 +54,7 @@ impl Worker {
             args: shortened(shown.into_iter()),
             address: client.and_then(|c| c.details.peer).map_or_else(|| "?:0".into(), |a| a.to_string()),
             name: client.map(|c| c.details.name.clone()).unwrap_or_default(),
-            user: "default".into(),
+            user: client.map_or("default", |c| c.user.name()).into(),
             node: self.node_name(link.node),
         };
         lock(&self.shared.slow_log).add(entry, live.slowlog_max_len);

@@ -6,6 +6,7 @@ mod check_config;
 mod demo;
 mod doctor;
 mod flags;
+mod hash_password;
 mod interrupt;
 mod live;
 mod nodes;
@@ -48,6 +49,7 @@ pub(crate) struct Cli {
 enum Command {
     Serve(serve::Arguments),
     CheckConfig(check_config::Arguments),
+    HashPassword(hash_password::Arguments),
     Status(status::Arguments),
     Nodes(nodes::Arguments),
     Doctor(doctor::Arguments),
@@ -90,6 +92,7 @@ impl From<Problems> for Failure {
 pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
     match cli.command {
         Command::Serve(arguments) => serve::run(&arguments),
+        Command::HashPassword(arguments) => hash_password::run(&arguments),
         Command::CheckConfig(arguments) => check_config::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
         Command::Nodes(arguments) => nodes::run(&arguments),

@@ -7,11 +7,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::listener::{ListenerConfig, parse_mode};
+use super::listener::ListenerConfig;
 use super::operator_keys::{CLUSTER, CROSS_SLOT, NODES_SET, SCRIPTS, SLOW_LOG};
 use super::raw::Raw;
 use super::secret::SecretForm;
-use super::tls::ClientAuth;
 use super::units::{format_size, format_time};
 use super::{Config, NodeConfig};
 
@@ -215,7 +214,7 @@ const TOP: &[Key<Config>] = &[
         "listen",
         Takes::Restart,
         &["bind", "port", "address", "listen_addr"],
-        "What clients connect to: one, or a list. HOST:PORT, tls://HOST:PORT for TLS, or unix:/path for a Unix socket. More can be said \
+        "What clients connect to: one, or a list. HOST:PORT, tls://HOST:PORT for security::TLS, or unix:/path for a Unix socket. More can be said \
          in [[listener]] tables.",
         |config, raw, _| {
             config.listen = raw.listen_places()?;
@@ -298,6 +297,28 @@ const TOP: &[Key<Config>] = &[
     ),
 ];
 
+/// A key that is the path of a file.
+macro_rules! file_key {
+    ($type:ty, $section:expr, $name:literal, $help:expr, $example:literal, $($field:ident).+) => {
+        Key::<$type> {
+            section: $section,
+            name: $name,
+            takes: Takes::Reload,
+            elsewhere: &[concat!("tls-", $name)],
+            help: $help,
+            example: $example,
+            secret: false,
+            set: |config, raw, base| {
+                config.$($field).+ = Some(base.join(raw.text()?));
+                Ok(())
+            },
+            show: |config| config.$($field).+.as_ref().and_then(|path| quoted(path.display())),
+        }
+    };
+}
+
+mod security;
+
 const CLIENTS: &[Key<Config>] = &[
     key!(
         Section::Clients,
@@ -370,135 +391,6 @@ const CLIENTS: &[Key<Config>] = &[
             Ok(())
         },
         |config| size(config.live.argument_max)
-    ),
-];
-
-/// A key that is the path of a file.
-macro_rules! file_key {
-    ($type:ty, $section:expr, $name:literal, $help:expr, $example:literal, $($field:ident).+) => {
-        Key::<$type> {
-            section: $section,
-            name: $name,
-            takes: Takes::Reload,
-            elsewhere: &[concat!("tls-", $name)],
-            help: $help,
-            example: $example,
-            secret: false,
-            set: |config, raw, base| {
-                config.$($field).+ = Some(base.join(raw.text()?));
-                Ok(())
-            },
-            show: |config| config.$($field).+.as_ref().and_then(|path| quoted(path.display())),
-        }
-    };
-}
-
-const TLS: &[Key<Config>] = &[
-    file_key!(
-        Config,
-        Section::Tls,
-        "cert-file",
-        "Certificate that clients of TLS listeners are shown, with what leads from it to an authority: PEM.",
-        "\"/etc/switchyard/cert.pem\"",
-        tls.certificate
-    ),
-    file_key!(Config, Section::Tls, "key-file", "Private key of that certificate: PEM.", "\"/etc/switchyard/key.pem\"", tls.key),
-    file_key!(
-        Config,
-        Section::Tls,
-        "client-ca-file",
-        "Authorities whose certificates clients may show: PEM.",
-        "\"/etc/switchyard/client-ca.pem\"",
-        tls.client_ca
-    ),
-    key!(
-        Section::Tls,
-        "client-auth",
-        Takes::Reload,
-        &["tls-auth-clients"],
-        "off: clients are not asked for a certificate; optional: one that is shown must be good; required: without a good one the \
-         handshake fails.",
-        |config, raw, _| {
-            config.tls.client_auth = ClientAuth::parse(raw.text()?)?;
-            Ok(())
-        },
-        |config| quoted(config.tls.client_auth.name())
-    ),
-    key!(
-        Section::Tls,
-        "handshake-timeout",
-        Takes::Reload,
-        &[],
-        "Time that a client has for the TLS handshake.",
-        |config, raw, _| {
-            config.live.handshake_timeout = raw.time(MS * 100..=HOUR)?;
-            Ok(())
-        },
-        |config| time(config.live.handshake_timeout)
-    ),
-];
-
-const NODES_TLS: &[Key<Config>] = &[
-    key!(
-        Section::Nodes,
-        "tls",
-        Takes::Reload,
-        &["tls-replication", "tls-cluster"],
-        "Speak TLS to every node that does not say otherwise. Connections that are open stay as they are.",
-        |config, raw, _| {
-            config.nodes_tls.on = raw.switch()?;
-            Ok(())
-        },
-        |config| Some(config.nodes_tls.on.to_string())
-    ),
-    file_key!(
-        Config,
-        Section::Nodes,
-        "tls-ca-file",
-        "Authorities that sign the nodes' certificates: PEM. Without it, those that the system trusts.",
-        "\"/etc/switchyard/ca.pem\"",
-        nodes_tls.ca
-    ),
-    file_key!(
-        Config,
-        Section::Nodes,
-        "tls-cert-file",
-        "Certificate that nodes are shown: PEM. None where it is left out.",
-        "\"/etc/switchyard/client.pem\"",
-        nodes_tls.certificate
-    ),
-    file_key!(
-        Config,
-        Section::Nodes,
-        "tls-key-file",
-        "Private key of that certificate: PEM.",
-        "\"/etc/switchyard/client.key\"",
-        nodes_tls.key
-    ),
-    key!(
-        Section::Nodes,
-        "tls-server-name",
-        Takes::Reload,
-        &[],
-        "Name that the nodes' certificates must have, where it is not the host of their address.",
-        |config, raw, _| {
-            config.nodes_tls.server_name = Some(raw.text()?.to_owned());
-            Ok(())
-        },
-        |config| config.nodes_tls.server_name.as_ref().and_then(quoted),
-        "\"redis.internal\""
-    ),
-    key!(
-        Section::Nodes,
-        "tls-insecure",
-        Takes::Reload,
-        &["insecure", "skip-verify"],
-        "Take any certificate from nodes. Whoever can get in between can then read and change everything: for trials only.",
-        |config, raw, _| {
-            config.nodes_tls.insecure = raw.switch()?;
-            Ok(())
-        },
-        |config| Some(config.nodes_tls.insecure.to_string())
     ),
 ];
 
@@ -622,14 +514,15 @@ mod replication;
 static GROUPS: &[&[Key<Config>]] = &[
     TOP,
     &CLIENT_PASSWORD,
+    &security::USERS_FILE,
     CLIENTS,
     CROSS_SLOT,
     replication::READS,
-    TLS,
+    security::TLS,
     &NODES_PASSWORD,
     NODES,
     NODES_SET,
-    NODES_TLS,
+    security::NODES_TLS,
     replication::SENTINEL_USERNAME,
     &replication::SENTINEL_PASSWORD,
     SCRIPTS,
@@ -701,51 +594,9 @@ const NODE: &[Key<NodeConfig>] = &[
     ),
 ];
 
-const LISTENER: &[Key<ListenerConfig>] = &[
-    key!(
-        Section::Listener,
-        "address",
-        Takes::Restart,
-        &["listen", "bind"],
-        "What to listen on: HOST:PORT, tls://HOST:PORT or unix:/path.",
-        |listener, raw, _| {
-            listener.place = Some(raw.listen_place()?);
-            Ok(())
-        },
-        |listener| listener.place.as_ref().and_then(quoted),
-        "\"unix:/run/switchyard/socket\""
-    ),
-    key!(
-        Section::Listener,
-        "tls",
-        Takes::Restart,
-        &[],
-        "Speak TLS, with the certificate of [tls].",
-        |listener, raw, _| {
-            listener.tls = Some(raw.switch()?);
-            Ok(())
-        },
-        |listener| listener.tls.map(|on| on.to_string()),
-        "true"
-    ),
-    key!(
-        Section::Listener,
-        "mode",
-        Takes::Restart,
-        &["unixsocketperm"],
-        "Permissions of a Unix socket, in octal and in quotes. Default: only the user that Switchyard runs as.",
-        |listener, raw, _| {
-            listener.mode = Some(parse_mode(raw.text()?)?);
-            Ok(())
-        },
-        |listener| listener.mode.and_then(|mode| quoted(format!("{mode:o}"))),
-        "\"660\""
-    ),
-];
-
 /// The keys of one `[[listener]]` table.
 pub(crate) fn listener_keys() -> impl Iterator<Item = &'static Key<ListenerConfig>> {
-    LISTENER.iter().chain(replication::LISTENER_READS)
+    security::LISTENER.iter().chain(replication::LISTENER_READS)
 }
 
 /// The keys of one `[[node]]` table.

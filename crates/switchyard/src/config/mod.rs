@@ -19,9 +19,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use switchyard_router::{Cluster, ListenAddress, ListenerSettings, Live, NodeAccess, NodeTls, Secret, ServerTls};
+use switchyard_router::{Cluster, ListenAddress, ListenerSettings, Live, NodeAccess, NodeTls, Secret, ServerTls, Users};
 use tracing_subscriber::EnvFilter;
 
 pub(crate) use endpoint::Endpoint;
@@ -142,6 +143,7 @@ pub(crate) struct Config {
     cluster_emulate: bool,
     cluster_announce: Vec<Endpoint>,
     client_password: Option<SecretSource>,
+    users_file: Option<PathBuf>,
     nodes_username: Option<String>,
     sentinel_username: Option<String>,
     sentinel_password: Option<SecretSource>,
@@ -176,6 +178,7 @@ impl Default for Config {
             cluster_emulate: false,
             cluster_announce: Vec::new(),
             client_password: None,
+            users_file: None,
             nodes_username: None,
             sentinel_username: None,
             sentinel_password: None,
@@ -523,7 +526,8 @@ impl Config {
                 }),
             });
         }
-        let listen = self.resolve_listen(password.is_some(), &mut problems);
+        let users = self.resolve_users(password.as_ref(), &mut tls_warnings, &mut problems);
+        let listen = self.resolve_listen(!users.default_user().is_open(), &mut problems);
         let tls = self.resolve_tls(&listen, &mut tls_warnings, &mut problems);
         let admin_tls = match self.admin_tls.then(|| self.tls.for_admin(self.admin_client_ca.as_deref())).transpose() {
             Ok(tls) => tls,
@@ -543,7 +547,7 @@ impl Config {
             Some(admin) if problems.is_empty() => {
                 let announce = self.cluster_announce.iter().map(Endpoint::parts).collect();
                 let cluster = self.cluster_emulate.then_some(Cluster { announce });
-                let live = Live { password, tls, cluster, ..self.live.clone() };
+                let live = Live { users: Arc::new(users), tls, cluster, ..self.live.clone() };
                 Ok(Resolved { listen, admin, admin_token, admin_tls, live, nodes, warnings })
             }
             _ => Err(Problems(problems)),
@@ -555,6 +559,27 @@ impl Config {
         let plain = self.listeners.is_empty() || self.origin("listen").is_some();
         let listed = self.listen.iter().filter(|_| plain).cloned().map(ListenerConfig::at);
         listed.chain(self.listeners.iter().cloned()).collect()
+    }
+
+    fn resolve_users(&self, password: Option<&Secret>, warnings: &mut Vec<String>, problems: &mut Vec<Problem>) -> Users {
+        let Some(path) = &self.users_file else { return Users::without_file(password) };
+        let shown = path.display();
+        if secret::others_may_write(path) {
+            problems.push(self.problem("clients.users-file", format!("everybody on this machine can change {shown}; chmod 600 it")));
+        } else if secret::others_may_read(path) {
+            warnings.push(format!("everybody on this machine can read the password hashes in {shown}; chmod 600 it"));
+        }
+        let read = std::fs::read_to_string(path).map_err(|error| {
+            problems.push(self.problem("clients.users-file", format!("cannot read {shown}: {error}")));
+        });
+        let Ok(text) = read else { return Users::without_file(password) };
+        Users::from_file(&text, password).unwrap_or_else(|errors| {
+            problems.extend(errors.into_iter().map(|error| match error.line {
+                0 => self.problem("clients.users-file", error.text),
+                line => Problem { place: Some(format!("{shown}:{line}")), text: error.text },
+            }));
+            Users::without_file(password)
+        })
     }
 
     fn resolve_tls(&self, listen: &[ListenerSettings], warnings: &mut Vec<String>, problems: &mut Vec<Problem>) -> Option<ServerTls> {
@@ -595,7 +620,8 @@ impl Config {
                 "listen",
                 format!(
                     "refusing to listen on {open} without a password: anybody who can reach that address could read and delete \
-                     every key. Do one of: (1) give clients a password with --password-file FILE, or password-file in [clients]; \
+                     every key. Do one of: (1) give clients a password with --password-file FILE, or password-file in [clients], \
+                     or users with users-file; \
                      (2) listen on 127.0.0.1 only; (3) if only trusted machines can reach it, say so with --allow-open-listener, \
                      or allow-open-listener = true"
                 ),

@@ -82,7 +82,7 @@ password = "other-secret"
     assert_eq!(resolved.admin.port(), 6401);
     assert_eq!(resolved.admin_token, Some(Secret("admin-secret".to_owned())));
     let live = &resolved.live;
-    assert_eq!(live.password, Some(Secret("client-secret".to_owned())));
+    assert_eq!(*live.users, Users::without_file(Some(&Secret("client-secret".to_owned()))));
     assert_eq!((live.database, live.max_clients, live.client_pipeline_max), (2, 500, 100));
     assert_eq!(live.client_idle_timeout, Some(Duration::from_secs(300)));
     assert_eq!((live.client_output_limit, live.argument_max, live.large_value), (64 << 20, 1 << 30, 1_000_000));
@@ -240,7 +240,8 @@ fn secrets_come_from_files_and_are_never_shown() {
     let sources = Sources { file: Some(path), overrides: Vec::new() };
     let config = sources.read().expect("good");
     let resolved = resolve(&config).expect("resolvable");
-    assert_eq!(resolved.live.password, Some(Secret("from-a-file".to_owned())), "relative to the configuration file");
+    let expected = Users::without_file(Some(&Secret("from-a-file".to_owned())));
+    assert_eq!(*resolved.live.users, expected, "relative to the configuration file");
     assert_eq!(resolved.nodes[0].password, Some(Secret("hunter3".to_owned())));
     for shown in [render(&config), format!("{config:?}"), format!("{resolved:?}")] {
         assert!(!shown.contains("hunter") && !shown.contains("from-a-file"), "{shown}");

@@ -153,8 +153,8 @@ impl Reloader {
 /// Logs what changed although the configuration says the same: the content of a secret's file, the address of a name.
 fn told_by_content(old: &Live, new: &Live, told: &[&str]) -> usize {
     let mut changed = 0;
-    if old.password != new.password && !told.iter().any(|what| what.starts_with("clients.password")) {
-        info!("the password of clients has changed");
+    if old.users != new.users && !told.iter().any(|what| what.starts_with("clients.password") || what.starts_with("clients.users")) {
+        info!("the password of clients has changed, or the users have");
         changed += 1;
     }
     if old.tls != new.tls {

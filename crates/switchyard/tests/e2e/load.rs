@@ -151,7 +151,7 @@ fn a_rolling_restart_costs_errors_and_no_wrong_reply() {
     let Some(mut site) = Site::router_only(3, &SiteOptions { node, ..SiteOptions::default() }) else { return };
     let settings = Settings { duration: Duration::from_secs(60), keys: 300, ..settings(&site) };
     let mut run = load::start(&settings).expect("the load starts");
-    let mut answered = |run: &mut load::Run, some: u64| {
+    let answered = |run: &mut load::Run, some: u64| {
         let mut replies = 0;
         while replies < some && !run.is_finished() {
             replies += run.take_interval().replies;

@@ -31,4 +31,5 @@ mod support;
 mod tls;
 mod transactions;
 mod unix;
+mod users;
 mod waiting;

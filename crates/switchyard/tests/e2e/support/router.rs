@@ -26,12 +26,22 @@ pub(crate) struct RouterOptions {
     pub(crate) nodes_may_be_down: bool,
     /// Password that its clients need.
     pub(crate) password: Option<String>,
+    /// User whose password that is, where it is not the default user.
+    pub(crate) user: Option<String>,
 }
 
 impl Default for RouterOptions {
     fn default() -> RouterOptions {
         // Two workers, so that what one worker alone gets right by chance is found out.
-        RouterOptions { workers: 2, config: String::new(), args: Vec::new(), open_files: None, nodes_may_be_down: false, password: None }
+        RouterOptions {
+            workers: 2,
+            config: String::new(),
+            args: Vec::new(),
+            open_files: None,
+            nodes_may_be_down: false,
+            password: None,
+            user: None,
+        }
     }
 }
 
@@ -72,7 +82,10 @@ impl Router {
             if let Ok(mut client) = Client::try_connect(self.listen) {
                 client.patience(Duration::from_secs(5));
                 if let Some(password) = &self.options.password {
-                    client.send(&["AUTH", password]);
+                    match &self.options.user {
+                        Some(user) => client.send(&["AUTH", user, password]),
+                        None => client.send(&["AUTH", password]),
+                    }
                     let _ = client.try_reply();
                 }
                 // DBSIZE asks every node.

@@ -1,0 +1,148 @@
+//! May this user run this command with these arguments?
+//!
+//! As Redis's `ACLCheckAllUserCommandPerm`: the command, then its keys, then its channels. Beyond Redis: where the keys cannot be known from
+//! the arguments, users who are bound to some keys are refused, because at the node the command would run as the router's user.
+
+use switchyard_resp::command::{Access, Command, Flags, KeyError};
+use switchyard_resp::request::Args;
+
+use super::User;
+use super::pattern::glob;
+
+/// Why a command is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Denied {
+    /// The user may not run it.
+    Command,
+    /// The argument of this index is a key that the user may not use so.
+    Key(usize),
+    /// The argument of this index is a channel that the user may not use.
+    Channel(usize),
+    /// A script may touch anything.
+    Script,
+    /// `SORT` with this option reads keys that depend on data.
+    SortPattern(&'static str),
+    /// Nothing says which keys it touches.
+    Unknown,
+}
+
+impl Denied {
+    /// The error for the client, in Redis's words where Redis has them.
+    pub(crate) fn text(self, command: &Command) -> String {
+        let name = command.name.to_ascii_lowercase();
+        match self {
+            Denied::Command => format!("NOPERM this user has no permissions to run the '{name}' command"),
+            Denied::Key(_) => "NOPERM this user has no permissions to access one of the keys used as arguments".to_owned(),
+            Denied::Channel(_) => "NOPERM this user has no permissions to access one of the channels used as arguments".to_owned(),
+            Denied::Script => format!(
+                "NOPERM '{name}' runs a script, and scripts have the rights of Switchyard at the nodes, not this user's; the users file \
+                 can allow them with allscripts"
+            ),
+            Denied::SortPattern(option) => format!("ERR {option} option of SORT denied due to insufficient ACL permissions."),
+            Denied::Unknown => format!("NOPERM which keys '{name}' touches is not known, and this user may not touch every key"),
+        }
+    }
+
+    /// The same as `ACL DRYRUN` says it.
+    pub(crate) fn dry_run_text(self, command: &Command, args: &Args<'_>) -> String {
+        let shown = |index: usize| String::from_utf8_lossy(args.get(index).unwrap_or_default()).into_owned();
+        match self {
+            Denied::Command => format!("This user has no permissions to run the '{}' command", command.name.to_ascii_lowercase()),
+            Denied::Key(index) => format!("This user has no permissions to access the '{}' key", shown(index)),
+            Denied::Channel(index) => format!("This user has no permissions to access the '{}' channel", shown(index)),
+            other => other.text(command),
+        }
+    }
+}
+
+impl User {
+    /// Whether the user may do this. `keys` is room to work in.
+    pub(crate) fn check(&self, command: &Command, args: &Args<'_>, keys: &mut Vec<u32>) -> Result<(), Denied> {
+        if command.flags.has(Flags::NO_AUTH) {
+            return Ok(());
+        }
+        if !self.may_run(command) {
+            return Err(Denied::Command);
+        }
+        if command.flags.has(Flags::SCRIPT) && !self.all_scripts && !self.is_unrestricted() {
+            return Err(Denied::Script);
+        }
+        // What pub/sub commands name are channels, also where routing takes them for keys (SPUBLISH).
+        if !self.all_keys && !command.flags.has(Flags::PUBSUB) {
+            self.check_keys(command, args, keys)?;
+        }
+        if !self.all_channels && command.flags.has(Flags::PUBSUB) {
+            self.check_channels(command, args)?;
+        }
+        Ok(())
+    }
+
+    fn check_keys(&self, command: &Command, args: &Args<'_>, keys: &mut Vec<u32>) -> Result<(), Denied> {
+        keys.clear();
+        match command.find_keys(args, keys) {
+            Ok(()) => {}
+            Err(KeyError::Undescribed | KeyError::Incomplete) => return Err(Denied::Unknown),
+            // The command is answered with an error and touches nothing.
+            Err(_) => return Ok(()),
+        }
+        for (place, index) in keys.iter().enumerate() {
+            let index = *index as usize;
+            let Some(key) = args.get(index) else { return Err(Denied::Unknown) };
+            let wanted = command.key_access(args, place);
+            if !self.keys.iter().any(|rule| rule.access.covers(wanted) && glob(&rule.pattern, key)) {
+                return Err(Denied::Key(index));
+            }
+        }
+        match sort_pattern(command, args) {
+            Some(option) if !self.reads_every_key() => Err(Denied::SortPattern(option)),
+            _ => Ok(()),
+        }
+    }
+
+    fn reads_every_key(&self) -> bool {
+        self.keys.iter().any(|rule| rule.access.covers(Access::R) && rule.pattern == b"*")
+    }
+
+    fn check_channels(&self, command: &Command, args: &Args<'_>) -> Result<(), Denied> {
+        let (indexes, are_patterns) = match &*command.name {
+            "PUBLISH" | "SPUBLISH" => (1..2, false),
+            "SUBSCRIBE" | "SSUBSCRIBE" => (1..args.len(), false),
+            "PSUBSCRIBE" => (1..args.len(), true),
+            _ => return Ok(()),
+        };
+        for index in indexes {
+            let channel = args.get(index).unwrap_or_default();
+            // A pattern is allowed by the same pattern only: whether one covers another is not decided.
+            let fits = |pattern: &Vec<u8>| if are_patterns { pattern == channel } else { glob(pattern, channel) };
+            if !self.channels.iter().any(fits) {
+                return Err(Denied::Channel(index));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The option of a SORT that names keys by a pattern.
+fn sort_pattern(command: &Command, args: &Args<'_>) -> Option<&'static str> {
+    if !matches!(&*command.name, "SORT" | "SORT_RO") {
+        return None;
+    }
+    let mut index = 2;
+    while index + 1 < args.len() {
+        let (option, value) = (args.get(index)?, args.get(index + 1)?);
+        if option.eq_ignore_ascii_case(b"by") {
+            if value.contains(&b'*') {
+                return Some("BY");
+            }
+            index += 1;
+        } else if option.eq_ignore_ascii_case(b"get") {
+            return Some("GET");
+        } else if option.eq_ignore_ascii_case(b"limit") {
+            index += 2;
+        } else if option.eq_ignore_ascii_case(b"store") {
+            index += 1;
+        }
+        index += 1;
+    }
+    None
+}

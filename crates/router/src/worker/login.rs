@@ -1,0 +1,173 @@
+//! Who a client is: logging in, being let in without a word, and what a changed users file means for those who are there.
+
+use std::sync::Arc;
+
+use switchyard_resp::command::{Command, Flags};
+use switchyard_resp::request::Args;
+
+use super::dispatch::Flow;
+use super::downstream::Client;
+use super::{Stall, Worker};
+use crate::shared::Plan;
+use crate::slab::Handle;
+use crate::users::{Attempt, User};
+
+/// Bits of [`Client::guard`]: why a command must be looked at before it is executed. 0 for clients that may do everything.
+pub(super) mod guard {
+    /// Not logged in.
+    pub(crate) const STRANGER: u8 = 1;
+    /// The user may not do everything.
+    pub(crate) const RESTRICTED: u8 = 1 << 1;
+}
+
+/// The answer to an attempt to log in, until its command is looked at again.
+#[derive(Debug)]
+pub(super) struct Verdict {
+    name: Vec<u8>,
+    password: Vec<u8>,
+    /// `None`: not there yet.
+    right: Option<bool>,
+}
+
+impl Drop for Verdict {
+    fn drop(&mut self) {
+        self.password.fill(0);
+    }
+}
+
+/// What came of asking who a client is.
+pub(super) enum Login {
+    As(Arc<User>),
+    /// The command waits for the answer.
+    Wait,
+    /// With the error for the client.
+    Refused(&'static str),
+}
+
+const WRONG: &str = "WRONGPASS invalid username-password pair or user is disabled.";
+const TOO_MANY: &str = "LIMITED too many failed logins of this user from your address; try again in a minute";
+const BUSY: &str = "LIMITED too many logins wait to be checked; try again";
+
+impl Client {
+    /// Makes the client somebody, or nobody in particular where it has yet to log in.
+    pub(super) fn become_user(&mut self, user: Arc<User>, authenticated: bool) {
+        self.authenticated = authenticated;
+        self.guard = 0;
+        if !authenticated {
+            self.guard |= guard::STRANGER;
+        } else if !user.is_unrestricted() {
+            self.guard |= guard::RESTRICTED;
+        }
+        self.user = user;
+    }
+}
+
+impl Worker {
+    /// Asks whether `password` is that of `name`. A client that must wait asks again with the same words when the answer is there.
+    pub(super) fn login(&mut self, plan: &Plan, handle: Handle, name: &[u8], password: &[u8]) -> Login {
+        let Some(client) = self.clients.get_mut(handle) else { return Login::Wait };
+        let user = plan.live.users.get(name);
+        if let Some(verdict) = client.verdict.take_if(|v| v.right.is_some() && v.name == name && v.password == password) {
+            // The user may have gone while it was checked.
+            return match user.filter(|user| user.is_on() && verdict.right == Some(true)) {
+                Some(user) => Login::As(user.clone()),
+                None => Login::Refused(WRONG),
+            };
+        }
+        let from = client.details.peer.map(|peer| peer.ip());
+        match self.shared.logins.attempt(user, name, password, from, (self.index, handle)) {
+            Attempt::Right => user.map_or(Login::Refused(WRONG), |user| Login::As(user.clone())),
+            Attempt::Wrong => {
+                self.counters.logins_failed.add(1);
+                Login::Refused(WRONG)
+            }
+            Attempt::TooMany => {
+                self.counters.logins_failed.add(1);
+                Login::Refused(TOO_MANY)
+            }
+            Attempt::Busy => Login::Refused(BUSY),
+            Attempt::Asked => {
+                if let Some(client) = self.clients.get_mut(handle) {
+                    client.verdict = Some(Box::new(Verdict { name: name.to_vec(), password: password.to_vec(), right: None }));
+                }
+                Login::Wait
+            }
+        }
+    }
+
+    /// The helper has checked a password.
+    pub(super) fn on_login(&mut self, handle: Handle, right: bool) {
+        if !right {
+            self.counters.logins_failed.add(1);
+        }
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        if let Some(verdict) = &mut client.verdict {
+            verdict.right = Some(right);
+        }
+        if client.stall == Stall::Login {
+            self.unstall(handle);
+        }
+    }
+
+    /// Looks at a command of a client that may not do everything: `Some` where it is refused.
+    #[cold]
+    pub(super) fn guarded(&mut self, handle: Handle, command: &Command, args: &Args<'_>) -> Option<Flow> {
+        let client = self.clients.get(handle)?;
+        let class = command.class() as u8;
+        if client.guard & guard::STRANGER != 0 {
+            if command.flags.has(Flags::NO_AUTH) {
+                return None;
+            }
+            self.spoil(handle);
+            return Some(self.refuse(handle, class, "NOAUTH Authentication required."));
+        }
+        if client.guard & guard::RESTRICTED != 0 {
+            let user = client.user.clone();
+            let mut keys = std::mem::take(&mut self.keys);
+            let verdict = user.check(command, args, &mut keys);
+            keys.clear();
+            self.keys = keys;
+            if let Err(denied) = verdict {
+                self.counters.denied.add(1);
+                self.spoil(handle);
+                return Some(self.refuse(handle, class, &denied.text(command)));
+            }
+        }
+        None
+    }
+
+    /// Whether a command of which the end is not there yet can be passed on as it comes. `args` are those before a large one.
+    pub(super) fn may_begin(&mut self, handle: Handle, command: &Command, args: &Args<'_>) -> bool {
+        let Some(client) = self.clients.get(handle) else { return false };
+        if client.guard == 0 {
+            return true;
+        }
+        let user = client.user.clone();
+        let restricted = client.guard & guard::RESTRICTED != 0;
+        // Asked again when all of it is there, which also gives the error.
+        client.guard & !guard::RESTRICTED == 0 && (!restricted || user.check(command, args, &mut Vec::new()).is_ok())
+    }
+
+    /// The users have changed: rules hold at once, and whoever could not log in again as before is closed.
+    pub(super) fn readmit_clients(&mut self) {
+        let users = self.plan.live.users.clone();
+        let mut gone = Vec::new();
+        for handle in self.clients.handles() {
+            let Some(client) = self.clients.get_mut(handle) else { continue };
+            match users.get(client.user.name().as_bytes()) {
+                Some(user) if *user == client.user => {}
+                // Those who have not said who they are are whoever the default user is now.
+                Some(user) if !client.authenticated => client.become_user(user.clone(), user.is_open()),
+                Some(user) if user.keeps(&client.user) => {
+                    client.become_user(user.clone(), true);
+                    // What a transaction has queued was judged by the old rules.
+                    self.spoil(handle);
+                }
+                _ => gone.push(handle),
+            }
+        }
+        for handle in gone {
+            self.close_client(handle);
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The keys about who may connect and how: users, certificates, listeners. A file of their own because the table is long.
+
+use super::super::Config;
+use super::super::listener::{ListenerConfig, parse_mode};
+use super::super::tls::ClientAuth;
+use super::{HOUR, Key, MS, Section, Takes, quoted, time};
+
+pub(super) const USERS_FILE: [Key<Config>; 1] = [file_key!(
+    Config,
+    Section::Clients,
+    "users-file",
+    "File with the users that may log in, what they may do, and hashes of their passwords: see docs/security.md. With it, nobody is let in \
+     without a name unless it gives the default user.",
+    "\"/etc/switchyard/users\"",
+    users_file
+)];
+
+pub(super) const TLS: &[Key<Config>] = &[
+    file_key!(
+        Config,
+        Section::Tls,
+        "cert-file",
+        "Certificate that clients of TLS listeners are shown, with what leads from it to an authority: PEM.",
+        "\"/etc/switchyard/cert.pem\"",
+        tls.certificate
+    ),
+    file_key!(Config, Section::Tls, "key-file", "Private key of that certificate: PEM.", "\"/etc/switchyard/key.pem\"", tls.key),
+    file_key!(
+        Config,
+        Section::Tls,
+        "client-ca-file",
+        "Authorities whose certificates clients may show: PEM.",
+        "\"/etc/switchyard/client-ca.pem\"",
+        tls.client_ca
+    ),
+    key!(
+        Section::Tls,
+        "client-auth",
+        Takes::Reload,
+        &["tls-auth-clients"],
+        "off: clients are not asked for a certificate; optional: one that is shown must be good; required: without a good one the \
+         handshake fails.",
+        |config, raw, _| {
+            config.tls.client_auth = ClientAuth::parse(raw.text()?)?;
+            Ok(())
+        },
+        |config| quoted(config.tls.client_auth.name())
+    ),
+    key!(
+        Section::Tls,
+        "handshake-timeout",
+        Takes::Reload,
+        &[],
+        "Time that a client has for the TLS handshake.",
+        |config, raw, _| {
+            config.live.handshake_timeout = raw.time(MS * 100..=HOUR)?;
+            Ok(())
+        },
+        |config| time(config.live.handshake_timeout)
+    ),
+];
+
+pub(super) const NODES_TLS: &[Key<Config>] = &[
+    key!(
+        Section::Nodes,
+        "tls",
+        Takes::Reload,
+        &["tls-replication", "tls-cluster"],
+        "Speak TLS to every node that does not say otherwise. Connections that are open stay as they are.",
+        |config, raw, _| {
+            config.nodes_tls.on = raw.switch()?;
+            Ok(())
+        },
+        |config| Some(config.nodes_tls.on.to_string())
+    ),
+    file_key!(
+        Config,
+        Section::Nodes,
+        "tls-ca-file",
+        "Authorities that sign the nodes' certificates: PEM. Without it, those that the system trusts.",
+        "\"/etc/switchyard/ca.pem\"",
+        nodes_tls.ca
+    ),
+    file_key!(
+        Config,
+        Section::Nodes,
+        "tls-cert-file",
+        "Certificate that nodes are shown: PEM. None where it is left out.",
+        "\"/etc/switchyard/client.pem\"",
+        nodes_tls.certificate
+    ),
+    file_key!(
+        Config,
+        Section::Nodes,
+        "tls-key-file",
+        "Private key of that certificate: PEM.",
+        "\"/etc/switchyard/client.key\"",
+        nodes_tls.key
+    ),
+    key!(
+        Section::Nodes,
+        "tls-server-name",
+        Takes::Reload,
+        &[],
+        "Name that the nodes' certificates must have, where it is not the host of their address.",
+        |config, raw, _| {
+            config.nodes_tls.server_name = Some(raw.text()?.to_owned());
+            Ok(())
+        },
+        |config| config.nodes_tls.server_name.as_ref().and_then(quoted),
+        "\"redis.internal\""
+    ),
+    key!(
+        Section::Nodes,
+        "tls-insecure",
+        Takes::Reload,
+        &["insecure", "skip-verify"],
+        "Take any certificate from nodes. Whoever can get in between can then read and change everything: for trials only.",
+        |config, raw, _| {
+            config.nodes_tls.insecure = raw.switch()?;
+            Ok(())
+        },
+        |config| Some(config.nodes_tls.insecure.to_string())
+    ),
+];
+
+pub(super) const LISTENER: &[Key<ListenerConfig>] = &[
+    key!(
+        Section::Listener,
+        "address",
+        Takes::Restart,
+        &["listen", "bind"],
+        "What to listen on: HOST:PORT, tls://HOST:PORT or unix:/path.",
+        |listener, raw, _| {
+            listener.place = Some(raw.listen_place()?);
+            Ok(())
+        },
+        |listener| listener.place.as_ref().and_then(quoted),
+        "\"unix:/run/switchyard/socket\""
+    ),
+    key!(
+        Section::Listener,
+        "tls",
+        Takes::Restart,
+        &[],
+        "Speak TLS, with the certificate of [tls].",
+        |listener, raw, _| {
+            listener.tls = Some(raw.switch()?);
+            Ok(())
+        },
+        |listener| listener.tls.map(|on| on.to_string()),
+        "true"
+    ),
+    key!(
+        Section::Listener,
+        "mode",
+        Takes::Restart,
+        &["unixsocketperm"],
+        "Permissions of a Unix socket, in octal and in quotes. Default: only the user that Switchyard runs as.",
+        |listener, raw, _| {
+            listener.mode = Some(parse_mode(raw.text()?)?);
+            Ok(())
+        },
+        |listener| listener.mode.and_then(|mode| quoted(format!("{mode:o}"))),
+        "\"660\""
+    ),
+];
