@@ -19,7 +19,7 @@ mod tls;
 mod users;
 mod worker;
 
-pub use settings::{Cluster, ListenAddress, ListenerSettings, Live, NodeAccess, Reads, Secret, Servers, Settings};
+pub use settings::{Cluster, EmptyReturn, ListenAddress, ListenerSettings, Live, NodeAccess, Reads, Secret, Servers, Settings};
 pub use tls::{NodeTls, ServerTls};
 pub use users::{Bounds, RuleError, User, Users};
 

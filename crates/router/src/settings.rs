@@ -125,6 +125,8 @@ pub struct Live {
     pub cross_slot_max: usize,
     /// Whether scripts are kept to the keys that they declare.
     pub check_scripts: bool,
+    /// What is done with a node that comes back empty.
+    pub empty_return: EmptyReturn,
     /// How the router looks to clients of a Redis Cluster; `None`: like a server without cluster support.
     pub cluster: Option<Cluster>,
     /// Connections for transactions that begin with WATCH, per worker and node.
@@ -135,6 +137,17 @@ pub struct Live {
     pub reads: Reads,
     /// How to reach each node of the topology.
     pub nodes: BTreeMap<NodeId, NodeAccess>,
+}
+
+/// What is done with a node whose process is another one, and that has no keys where it had some.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EmptyReturn {
+    /// It is served: its keys are gone.
+    Serve,
+    /// It is treated as down until somebody accepts it, or it has keys again.
+    Hold,
+    /// Held where it keeps its data on disk, and served where it does not.
+    Auto,
 }
 
 /// How the router looks to clients that speak to a Redis Cluster.
@@ -208,6 +221,7 @@ impl Default for Live {
             config_set: Vec::new(),
             cross_slot_max: 32 << 20,
             check_scripts: true,
+            empty_return: EmptyReturn::Auto,
             cluster: None,
             watch_connections_max: 64,
             blocking_connections_max: 2000,

@@ -54,6 +54,14 @@ pub(crate) struct NodeFacts {
     pub(crate) failure: Option<String>,
     /// Whether an attempt to connect has ended, either way.
     pub(crate) tried: bool,
+    /// Whether this process had keys, or was written to.
+    pub(crate) had_keys: bool,
+    /// Whether it keeps its data on disk.
+    pub(crate) persists: bool,
+    /// Commands that write sent to it before this process was met.
+    pub(crate) writes_before: u64,
+    /// Somebody has said that it may come back empty.
+    pub(crate) accepted: bool,
 }
 
 /// What one worker asks another.

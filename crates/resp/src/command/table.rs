@@ -500,5 +500,5 @@ rows! {
     "READWRITE"                  1 [FAST]                                NONE              => Handling::Local(Local::ClusterMode);
 
     // Ours
-    "SWITCHYARD"                -1 []                                    NONE              => Handling::Local(Local::Switchyard);
+    "SWITCHYARD"                -1 [ADMIN]                               NONE              => Handling::Local(Local::Switchyard);
 }

@@ -11,6 +11,7 @@ use tracing::{debug, info, warn};
 use super::Worker;
 use super::transport;
 use super::upstream::{Greeting, Lane, Link, Phase, Purpose};
+use crate::settings::EmptyReturn;
 use crate::shared::{Commands, Connection, Plan};
 use crate::slab::Handle;
 
@@ -49,6 +50,11 @@ impl Worker {
             ask(link, Greeting::Role, &["ROLE"]);
         }
         ask(link, Greeting::ClientId, &["CLIENT", "ID"]);
+        if link.lane != Lane::Replica {
+            ask(link, Greeting::Persistence, &["INFO", "persistence"]);
+            ask(link, Greeting::Save, &["CONFIG", "GET", "save"]);
+            ask(link, Greeting::Keyspace, &["INFO", "keyspace"]);
+        }
         ask(link, Greeting::Info, &["INFO", "server"]);
         // Small and first on a fresh connection: it fits the socket's buffer whole.
         let tls = &mut link.tls;
@@ -99,8 +105,38 @@ impl Worker {
             (Greeting::ClientId, None) => {
                 link.client_id = reply::integer(answer).and_then(|id| u64::try_from(id).ok()).unwrap_or(0);
             }
+            // Where it does not say, it is taken for one that keeps nothing and has keys: it is served.
+            (Greeting::Persistence | Greeting::Save | Greeting::Keyspace, Some(_)) => {}
+            (Greeting::Persistence, None) => {
+                link.persists = String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).contains("aof_enabled:1");
+            }
+            (Greeting::Save, None) => {
+                link.persists |= reply::elements(answer).nth(1).and_then(reply::text).is_some_and(|save| !save.is_empty());
+            }
+            (Greeting::Keyspace, None) => {
+                let text = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
+                link.is_empty = !text.lines().any(|line| line.starts_with("db"));
+            }
             (Greeting::Info, None) => self.link_is_up(handle, reply::text(answer).unwrap_or_default()),
         }
+    }
+
+    /// Commands that write sent to a node, by all workers.
+    fn writes_sent(&self, node: NodeId) -> u64 {
+        let class = switchyard_resp::command::CommandClass::Write as usize;
+        self.shared.counters.iter().map(|w| w.node(node).classes[class].requests.get()).sum()
+    }
+
+    /// Whether a node that is being greeted must not be served: it lost what it had, and nobody has said that this is all right.
+    fn comes_back_empty(&self, handle: Handle, run_id: Option<&str>) -> bool {
+        let Some(link) = self.links.get(handle).filter(|l| l.is_empty && l.lane != Lane::Replica) else { return false };
+        let (node, policy) = (link.node, self.plan.live.empty_return);
+        let writes = self.writes_sent(node);
+        self.shared.with_facts(node, |facts| {
+            let had_keys = facts.had_keys || writes > facts.writes_before;
+            let is_held = policy == EmptyReturn::Hold || (policy == EmptyReturn::Auto && facts.persists);
+            facts.run_id.is_some() && facts.run_id.as_deref() != run_id && had_keys && is_held && !facts.accepted
+        })
     }
 
     fn link_is_up(&mut self, handle: Handle, info: &[u8]) {
@@ -112,6 +148,11 @@ impl Worker {
             Some(version) => ("valkey", version),
             None => ("redis", field("redis_version").unwrap_or("unknown")),
         };
+        if self.comes_back_empty(handle, run_id.as_deref()) {
+            let why = "it came back empty: another process, without the keys that it had. Restore its data, or accept that they are gone with SWITCHYARD ACCEPT and its address (nodes.empty-return)";
+            self.attempt_failed(handle, why);
+            return;
+        }
         let Some(link) = self.links.get_mut(handle) else { return };
         link.phase = Phase::Up;
         link.failures = 0;
@@ -128,6 +169,8 @@ impl Worker {
             return;
         }
         self.shared.connection_began(Connection { worker: self.index, node, client_id: link.client_id, run_id: run_id.clone() });
+        let (is_empty, persists) = (link.is_empty, link.persists);
+        let writes = self.writes_sent(node);
         let name = self.node_name(node);
         let mut restarted = false;
         let (recovered, learn) = self.shared.with_facts(node, |facts| {
@@ -136,7 +179,12 @@ impl Worker {
                 facts.commands = Commands::Unknown;
                 facts.databases = start_database + 1;
                 facts.run_id.clone_from(&run_id);
+                facts.had_keys = false;
+                facts.accepted = false;
+                facts.writes_before = writes;
             }
+            facts.had_keys |= !is_empty;
+            facts.persists = persists;
             facts.flavour = flavour;
             facts.version = version.to_string();
             facts.redis_version = field("redis_version").unwrap_or(version).to_string();

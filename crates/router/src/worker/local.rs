@@ -323,6 +323,15 @@ impl Worker {
                     encode::integer(&mut out, value as i64);
                 }
             }
+            Some("ACCEPT") => {
+                let name = args.get(2).map(String::from_utf8_lossy).unwrap_or_default();
+                let Some(node) = plan.topology.nodes().find(|n| n.name == name) else {
+                    return self.refuse(handle, class, &format!("ERR there is no node '{name}'; SWITCHYARD NODES lists them"));
+                };
+                tracing::warn!(node = %node.name, "a client has accepted that the node comes back empty");
+                self.shared.with_facts(node.id, |f| f.accepted = true);
+                out.extend_from_slice(b"+OK\r\n");
+            }
             Some("SLOWLOG") => self.slowlog_details(args, resp3, &mut out),
             Some("HELP") => {
                 let lines = [
@@ -331,6 +340,8 @@ impl Worker {
                     "    Epoch of the topology, nodes, workers, clients, uptime.",
                     "NODES",
                     "    Every node: link, version, run_id, slots.",
+                    "ACCEPT <node>",
+                    "    Serve a node that came back empty and is held for that.",
                     "SLOWLOG [<count>]",
                     "    Slow commands with client, user, node, and where the time went (default 10, -1 all).",
                     "HELP",

@@ -159,6 +159,10 @@ pub(super) struct Link {
     /// Our client id at the node.
     pub(super) client_id: u64,
     pub(super) run_id: Option<Arc<str>>,
+    /// The node has no keys, as it said when it was greeted.
+    pub(super) is_empty: bool,
+    /// It keeps its data on disk.
+    pub(super) persists: bool,
     /// Database that the greeting selects: the one that the first command in `out` expects to find. Kept, because commands may be waiting
     /// in `out` before there is a connection, and a reload may change the settings meanwhile.
     pub(super) start_database: u32,
@@ -208,6 +212,9 @@ pub(super) enum Greeting {
     Exec,
     Role,
     ClientId,
+    Persistence,
+    Save,
+    Keyspace,
     Info,
 }
 
@@ -249,6 +256,8 @@ impl Link {
             greeting: VecDeque::new(),
             client_id: 0,
             run_id: None,
+            is_empty: false,
+            persists: false,
             start_database: database,
             database,
             readable: false,

@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use switchyard_router::EmptyReturn;
+
 use super::Config;
 use super::endpoint::Endpoint;
 use super::keys::{GB, HOUR, Key, Section, Takes, key, list, quoted, size, time};
@@ -22,19 +24,43 @@ pub(super) const CROSS_SLOT: &[Key<Config>] = &[key!(
     |config| size(config.live.cross_slot_max)
 )];
 
-pub(super) const NODES_SET: &[Key<Config>] = &[key!(
-    Section::Nodes,
-    "config-set",
-    Takes::Reload,
-    &[],
-    "Names of settings, or patterns such as \"maxmemory*\", that clients may change at every node by CONFIG SET. Settings that \
+pub(super) const NODES_SET: &[Key<Config>] = &[
+    key!(
+        Section::Nodes,
+        "config-set",
+        Takes::Reload,
+        &[],
+        "Names of settings, or patterns such as \"maxmemory*\", that clients may change at every node by CONFIG SET. Settings that \
          belong to one node (ports, files, passwords) are refused all the same.",
-    |config, raw, _| {
-        config.live.config_set = raw.texts()?.iter().map(|name| name.to_ascii_lowercase()).collect();
-        Ok(())
-    },
-    |config| list(config.live.config_set.iter().cloned())
-)];
+        |config, raw, _| {
+            config.live.config_set = raw.texts()?.iter().map(|name| name.to_ascii_lowercase()).collect();
+            Ok(())
+        },
+        |config| list(config.live.config_set.iter().cloned())
+    ),
+    key!(
+        Section::Nodes,
+        "empty-return",
+        Takes::Reload,
+        &[],
+        "What is done with a node that restarted and lost the keys that it had. serve: it is served, its keys are gone. hold: it is treated \
+         as down until SWITCHYARD ACCEPT, or until it has keys. auto: hold where it keeps its data on disk (appendonly, save), else serve.",
+        |config, raw, _| {
+            config.live.empty_return = match raw.text()? {
+                "serve" => EmptyReturn::Serve,
+                "hold" => EmptyReturn::Hold,
+                "auto" => EmptyReturn::Auto,
+                other => return Err(format!("{other:?} is not serve, hold or auto")),
+            };
+            Ok(())
+        },
+        |config| quoted(match config.live.empty_return {
+            EmptyReturn::Serve => "serve",
+            EmptyReturn::Hold => "hold",
+            EmptyReturn::Auto => "auto",
+        })
+    ),
+];
 
 pub(super) const SCRIPTS: &[Key<Config>] = &[key!(
     Section::Scripts,

@@ -10,6 +10,7 @@ mod cross_slot;
 mod demo;
 mod differential;
 mod doctor;
+mod empty_return;
 mod failure;
 mod hostile;
 mod in_flight;
