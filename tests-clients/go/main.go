@@ -228,8 +228,12 @@ func parallel(r *redis.Client) {
 }
 
 func main() {
+	if len(os.Args) == 3 && os.Args[2] == "cluster" {
+		cluster(os.Args[1])
+		return
+	}
 	if len(os.Args) != 2 {
-		fail("usage: client-check HOST:PORT")
+		fail("usage: client-check HOST:PORT [cluster]")
 	}
 	for _, protocol := range []int{2, 3} {
 		r := redis.NewClient(&redis.Options{Addr: os.Args[1], Protocol: protocol, ClientName: "check", MaxRetries: -1, ReadTimeout: 20 * time.Second})

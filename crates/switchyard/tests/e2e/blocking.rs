@@ -204,7 +204,7 @@ fn connections_come_back_and_are_used_again() {
     let router = Router::start(&[relay.address()], &RouterOptions { workers: 1, ..RouterOptions::default() });
     let mut other = Client::connect(router.address());
     other.cmd("SET warm up");
-    let plain = relay.accepted();
+    let plain = relay.settled();
     for round in 0..30 {
         let mut client = Client::connect(router.address());
         client.post("BLPOP q 0");

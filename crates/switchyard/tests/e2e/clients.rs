@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use crate::support::process::{on_path, tied};
-use crate::support::{Site, encode, int, ok};
+use crate::support::{RouterOptions, Site, SiteOptions, encode, int, ok};
 
 fn programs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-clients").canonicalize().expect("tests-clients")
@@ -113,8 +113,19 @@ fn redis_py() {
     });
     let site = Site::new(3);
     let mut check = tied("python3");
-    check.arg("-B").arg(source.join("check.py")).arg(site.address().to_string()).env("PYTHONPATH", packages);
+    check.arg("-B").arg(source.join("check.py")).arg(site.address().to_string()).env("PYTHONPATH", &packages);
     says_ok("redis-py", &run("redis-py", &mut check));
+    if let Some(site) = cluster() {
+        let mut check = tied("python3");
+        check.arg("-B").arg(source.join("cluster.py")).arg(site.address().to_string()).env("PYTHONPATH", packages);
+        says_ok("redis-py's RedisCluster", &run("redis-py's RedisCluster", &mut check));
+    }
+}
+
+/// A router that looks like a cluster.
+fn cluster() -> Option<Site> {
+    let router = RouterOptions { args: vec!["--cluster".into()], ..RouterOptions::default() };
+    Site::router_only(3, &SiteOptions { router, ..SiteOptions::default() })
 }
 
 #[test]
@@ -123,7 +134,8 @@ fn go_redis() {
         return;
     }
     let source = programs().join("go");
-    let all: Vec<u8> = ["go.mod", "go.sum", "main.go"].iter().flat_map(|f| std::fs::read(source.join(f)).expect("a source")).collect();
+    let all: Vec<u8> =
+        ["go.mod", "go.sum", "main.go", "cluster.go"].iter().flat_map(|f| std::fs::read(source.join(f)).expect("a source")).collect();
     let built = prepared("go", &all, |dir| {
         let mut build = Command::new("go");
         build.args(["build", "-buildvcs=false", "-mod=readonly", "-o"]).arg(dir.join("client-check")).arg(".");
@@ -131,6 +143,10 @@ fn go_redis() {
     });
     let site = Site::new(3);
     says_ok("go-redis", &run("go-redis", tied(built.join("client-check")).arg(site.address().to_string())));
+    if let Some(site) = cluster() {
+        let mut check = tied(built.join("client-check"));
+        says_ok("go-redis' ClusterClient", &run("go-redis' ClusterClient", check.arg(site.address().to_string()).arg("cluster")));
+    }
 }
 
 #[test]
@@ -150,6 +166,11 @@ fn node_redis_and_ioredis() {
     std::fs::copy(source.join("check.mjs"), installed.join("check.mjs")).expect("a copy");
     let site = Site::new(3);
     says_ok("node-redis and ioredis", &run("node", tied("node").arg(installed.join("check.mjs")).arg(site.address().to_string())));
+    if let Some(site) = cluster() {
+        std::fs::copy(source.join("cluster.mjs"), installed.join("cluster.mjs")).expect("a copy");
+        let mut check = tied("node");
+        says_ok("cluster clients of Node.js", &run("node", check.arg(installed.join("cluster.mjs")).arg(site.address().to_string())));
+    }
 }
 
 fn redis_tool(name: &str, address: SocketAddr) -> Command {

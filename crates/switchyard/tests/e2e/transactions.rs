@@ -200,7 +200,7 @@ fn transactions_use_the_connections_that_are_there() {
     let router = Router::start(&[relay.address()], &RouterOptions { workers: 1, ..RouterOptions::default() });
     let mut clients: Vec<Client> = (0..20).map(|_| Client::connect(router.address())).collect();
     clients[0].cmd("SET warm up");
-    let plain = relay.accepted();
+    let plain = relay.settled();
     for round in 0..10 {
         for client in &mut clients {
             client.write(&[encode(&["MULTI"]), encode(&["INCR", "n"]), encode(&["EXEC"])].concat());

@@ -114,6 +114,17 @@ impl Relay {
         self.mood.accepted.load(Ordering::SeqCst)
     }
 
+    /// The same once no more come: after its start the router looks at the nodes' functions on a connection of its own.
+    pub(crate) fn settled(&self) -> u64 {
+        loop {
+            let before = self.accepted();
+            std::thread::sleep(std::time::Duration::from_secs(1));
+            if self.accepted() == before {
+                return before;
+            }
+        }
+    }
+
     /// How often `needle` occurs in the requests that passed.
     pub(crate) fn seen(&self, needle: &[u8]) -> usize {
         let seen = self.mood.seen.lock().expect("requests");

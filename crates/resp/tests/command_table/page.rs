@@ -1,0 +1,62 @@
+//! `docs/compatibility.md` says of every command who answers it: written from the table, and held against it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use switchyard_resp::command::{CommandTable, Flags, Handling, Keys, Merge, Split};
+
+/// What a reader is told of a handling; in this order.
+fn words(handling: Handling) -> (u8, String) {
+    match handling {
+        Handling::Keyed => (0, "the owner of its keys".into()),
+        Handling::Split(Split::Values | Split::Pairs | Split::Count) => (1, "the owners of its keys, each its part".into()),
+        Handling::Every(Merge::Sum) => (2, "every node; the numbers are added".into()),
+        Handling::Every(Merge::Concat) => (2, "every node; the lists are put together".into()),
+        Handling::Every(Merge::AllOnes) => (2, "every node; 1 where all say 1".into()),
+        Handling::Every(Merge::AnyOk) => (2, "every node; one success is enough".into()),
+        Handling::Every(_) => (2, "every node; all must agree".into()),
+        Handling::Any => (3, "any one node".into()),
+        Handling::Local(_) => (4, "Switchyard, with the nodes' help where it needs it".into()),
+        Handling::Later(feature) => (5, format!("nobody yet: {feature}")),
+        Handling::Refused(reason) => (6, format!("nobody: {reason}")),
+    }
+}
+
+fn section() -> String {
+    let table = CommandTable::builtin();
+    let mut groups: BTreeMap<(u8, String), Vec<String>> = BTreeMap::new();
+    for command in table.iter() {
+        // What a container's name alone does, its subcommands say.
+        let container = table.iter().any(|c| c.name.strip_prefix(&*command.name).is_some_and(|rest| rest.starts_with('|')));
+        if container
+            && command.keys == Keys::None
+            && !command.flags.has(Flags::READONLY)
+            && command.handling == Handling::Any
+            && command.name != "COMMAND"
+        {
+            continue;
+        }
+        groups.entry(words(command.handling)).or_default().push(command.name.replace('|', " "));
+    }
+    let mut text = String::from("| Answered by | Commands |\n|---|---|\n");
+    for ((_, who), mut names) in groups {
+        names.sort();
+        text.push_str(&format!("| {who} | {} |\n", names.join(", ")));
+    }
+    text
+}
+
+#[test]
+fn the_page_says_of_every_command_who_answers_it() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/compatibility.md");
+    let page = std::fs::read_to_string(&path).expect("docs/compatibility.md");
+    let (start, end) = ("<!-- commands: made by a test -->\n", "<!-- end of commands -->");
+    let (before, rest) = page.split_once(start).expect("the start of the table");
+    let (now, after) = rest.split_once(end).expect("the end of the table");
+    let table = section();
+    if now != table && std::env::var_os("SWITCHYARD_WRITE_DOCS").is_some() {
+        std::fs::write(&path, format!("{before}{start}{table}{end}{after}")).expect("writing the page");
+        return;
+    }
+    assert_eq!(now, table, "run the tests once with SWITCHYARD_WRITE_DOCS=1 to write the table anew");
+}
