@@ -64,6 +64,9 @@ const READ_SIZE: usize = 128 << 10;
 /// How often timeouts are looked at.
 const TICK: Duration = Duration::from_millis(20);
 
+/// The same where there is neither a client nor a connection to be made.
+const TICK_IDLE: Duration = Duration::from_millis(500);
+
 /// How often clients are looked at for idleness and patience: there may be tens of thousands.
 const CLIENT_TICK_US: u64 = 200_000;
 
@@ -209,15 +212,15 @@ impl Worker {
         self.connect_main();
         loop {
             let pending_work = !self.unread.is_empty() || !self.resumed.is_empty();
-            let timeout = if pending_work {
-                Duration::ZERO
+            if pending_work {
+                self.poll.wait(Some(Duration::ZERO), &mut events, &mut ready)?;
             } else {
                 if let Some(length) = self.batching.pause() {
                     pause(length);
                 }
-                self.until_tick()
-            };
-            self.poll.wait(Some(timeout), &mut events, &mut ready)?;
+                self.poll.tick_every(self.tick_interval())?;
+                self.poll.wait(None, &mut events, &mut ready)?;
+            }
             self.read_clock();
             let began = self.now_us;
             self.batching.turn(self.now_us);
@@ -253,12 +256,13 @@ impl Worker {
         self.now_us = self.clock_us();
     }
 
-    fn until_tick(&self) -> Duration {
+    /// How often something has to be looked at.
+    fn tick_interval(&self) -> Duration {
         let busy = self.clients.len() > 0
             || self.links.iter().any(|(_, l)| l.phase != upstream::Phase::Up)
             || !self.unblock_again.is_empty()
             || self.shared.draining.load(Ordering::Relaxed);
-        if busy { Duration::from_micros(self.next_tick_us.saturating_sub(self.now_us)) } else { Duration::from_millis(500) }
+        if busy { TICK } else { TICK_IDLE }
     }
 
     fn on_ready(&mut self, event: Ready) {
@@ -277,6 +281,10 @@ impl Worker {
             }
             Token::Link(handle) => self.on_link_ready(handle, event),
             Token::Listener(index) => self.accept(index as usize),
+            Token::Tick => {
+                self.poll.take_tick();
+                self.next_tick_us = self.now_us;
+            }
             Token::Wake => {
                 for message in self.shared.clone().mailboxes[self.index].take() {
                     self.on_message(message);

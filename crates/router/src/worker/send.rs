@@ -65,7 +65,7 @@ impl Worker {
                         self.counters.bytes_sent.add(sent as u64);
                     }
                 }
-                Token::Wake | Token::Listener(_) => {}
+                Token::Wake | Token::Tick | Token::Listener(_) => {}
             }
         }
         self.send_outcomes = outcomes;
