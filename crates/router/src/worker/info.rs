@@ -100,15 +100,18 @@ impl Worker {
         };
         identity.extend(process);
         add("server", identity);
-        add(
-            "clients",
-            vec![
-                ("connected_clients", self.shared.clients.load(Ordering::Relaxed).to_string()),
-                ("maxclients", plan.live.max_clients.to_string()),
-                ("blocked_clients", total(|w| &w.blocked).to_string()),
-                ("tracking_clients", "0".into()),
-            ],
-        );
+        let mut clients = vec![
+            ("connected_clients", self.shared.clients.load(Ordering::Relaxed).to_string()),
+            ("maxclients", plan.live.max_clients.to_string()),
+            ("blocked_clients", total(|w| &w.blocked).to_string()),
+            ("tracking_clients", "0".into()),
+        ];
+        for field in ["total_blocking_keys", "total_blocking_keys_on_nokey"] {
+            if !values(field).is_empty() {
+                clients.push((field, format_number(sum(field))));
+            }
+        }
+        add("clients", clients);
         for (section, fields) in SUMMED {
             let mut list: Vec<(&str, String)> =
                 fields.iter().filter(|f| !values(f).is_empty()).map(|f| (*f, format_number(sum(f)))).collect();

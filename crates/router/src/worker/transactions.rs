@@ -222,6 +222,9 @@ impl Worker {
         if session.multi.bytes() > QUEUE_MAX {
             return Admission::Refuse(format!("ERR Switchyard queues at most {QUEUE_MAX} bytes of commands in a transaction"));
         }
+        if matches!(&*command.name, "PSYNC" | "SAVE" | "SHUTDOWN" | "SYNC") {
+            return Admission::Refuse("ERR Command not allowed inside a transaction".into());
+        }
         match command.handling {
             Handling::Keyed | Handling::Split(_) => {
                 let mut keys = std::mem::take(&mut self.keys);

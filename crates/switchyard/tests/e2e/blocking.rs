@@ -509,3 +509,79 @@ fn a_large_element_reaches_who_waited_for_it() {
         assert_eq!(client.reply(), simple("PONG"));
     }
 }
+
+/// Connections break on both sides while clients wait: no element is given twice, and one is missing only where somebody has been told so,
+/// or has gone while it waited.
+#[test]
+fn elements_are_given_once_whatever_breaks() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let Some(site) = Site::router_only(2, &options(BRISK, 2)) else { return };
+    let stop = AtomicBool::new(false);
+    let (mut got, mut doubts, mut pushed) = (Vec::new(), 0, Vec::new());
+    std::thread::scope(|scope| {
+        let consumers: Vec<_> = (0..12)
+            .map(|i| {
+                let (site, stop) = (&site, &stop);
+                scope.spawn(move || {
+                    let (mut got, mut doubts) = (Vec::new(), 0);
+                    let mut client = site.client();
+                    let mut round = i;
+                    while !stop.load(Ordering::Relaxed) {
+                        round += 1;
+                        let tag = round % 3;
+                        client.post(&format!("BLPOP {{w{tag}}}q 0.3"));
+                        if round % 9 == 0 {
+                            std::thread::sleep(Duration::from_millis(round as u64 % 40));
+                            client.cut();
+                            doubts += 1;
+                            client = site.client();
+                            continue;
+                        }
+                        match client.reply() {
+                            Value::Nil => {}
+                            Value::Array(items) => got.push(items[1].text()),
+                            error => {
+                                assert!(error.expect_error().starts_with("NODE"), "{error:?}");
+                                doubts += 1;
+                            }
+                        }
+                    }
+                    (got, doubts)
+                })
+            })
+            .collect();
+        let mut pusher = site.client();
+        let end = Instant::now() + Duration::from_secs(4);
+        let mut number = 0;
+        while Instant::now() < end {
+            number += 1;
+            let element = format!("e{number}");
+            // One whose fate is unknown is not counted, but may appear.
+            if pusher.cmd(&format!("RPUSH {{w{}}}q {element}", number % 3)).error().is_none() {
+                pushed.push(element);
+            }
+            if number % 150 == 0 {
+                site.nodes()[number % 2].cmd("CLIENT KILL TYPE normal SKIPME yes");
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        stop.store(true, Ordering::Relaxed);
+        for consumer in consumers {
+            let (more, doubt) = consumer.join().expect("a consumer that saw only what is possible");
+            got.extend(more);
+            doubts += doubt;
+        }
+    });
+    let mut client = site.client();
+    for tag in 0..3 {
+        until("the node serves", || client.cmd(&format!("LLEN {{w{tag}}}q")).error().is_none().then_some(()));
+        got.extend(client.cmd(&format!("LRANGE {{w{tag}}}q 0 -1")).items().iter().map(Value::text));
+    }
+    let count = got.len();
+    got.sort_unstable();
+    got.dedup();
+    assert_eq!(got.len(), count, "an element was given twice");
+    let missing = pushed.iter().filter(|element| got.binary_search(element).is_err()).count();
+    assert!(pushed.len() > 300 && missing <= doubts, "{missing} of {} are missing, and only {doubts} waits ended in doubt", pushed.len());
+    eprintln!("{} pushed, {missing} missing, {doubts} in doubt", pushed.len());
+}

@@ -77,14 +77,17 @@ fn what_cannot_be_in_a_transaction_says_so_when_it_is_queued() {
         "CONFIG GET save",
         "WAIT 0 0",
         "SELECT 7",
-        "SHUTDOWN",
+        "SHUTDOWN ABORT",
+        "SAVE",
+        "BGSAVE",
         "MONITOR",
     ] {
         assert_eq!(client.cmd("MULTI"), ok());
         assert_eq!(client.cmd("SET k v"), queued());
         let reply = client.cmd(line);
         let error = reply.expect_error();
-        assert!(error.contains(line.split(' ').next().expect("a name")) && error.len() > 30, "{line}: {error}");
+        let named = error.contains(line.split(' ').next().expect("a name")) && error.len() > 30;
+        assert!(named || error == "ERR Command not allowed inside a transaction", "{line}: {error}");
         assert!(client.cmd("EXEC").expect_error().starts_with("EXECABORT"), "{line}");
         assert_eq!(client.cmd("GET k"), Value::Nil, "{line}");
     }
