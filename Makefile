@@ -72,6 +72,10 @@ compat: ## public compatibility suites, from checkouts given by COMPAT_SUITE=DIR
 
 TIME ?= 60
 .PHONY: fuzz
+.PHONY: sbom
+sbom: ## what the binary is made of: name, version, licence and source of every dependency
+	@$(CARGO) tree --locked -p switchyard -e normal --target all --prefix none --format '{p} | {l} | {r}' | sort -u
+
 fuzz: ## each fuzz target for TIME seconds (needs a nightly toolchain; builds cargo-fuzz first if it is missing)
 	@scripts/install-deps.sh fuzz
 	@$(CARGO) +nightly --version >/dev/null 2>&1 || { echo "missing: a nightly toolchain; get it with: rustup toolchain install nightly" >&2; exit 1; }

@@ -3,5 +3,6 @@
 //! Router and simulator run the same functions; what they differ in is who supplies the events.
 
 pub mod failover;
+pub mod limits;
 pub mod routing;
 pub mod topology;

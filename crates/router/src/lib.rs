@@ -6,6 +6,7 @@
 //!
 //! Absent on purpose: locks on the path of a command, knowledge of who changes the topology and why, HTTP, files.
 
+mod limits;
 mod listener;
 mod lua;
 mod metrics;
@@ -19,6 +20,7 @@ mod tls;
 mod users;
 mod worker;
 
+pub use limits::{KEY_RATE_MAX, KeyLimit};
 pub use settings::{Cluster, EmptyReturn, ListenAddress, ListenerSettings, Live, NodeAccess, Reads, Secret, Servers, Settings};
 pub use tls::{NodeTls, ServerTls};
 pub use users::{Bounds, RuleError, User, Users};

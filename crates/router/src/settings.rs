@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use switchyard_policy::topology::NodeId;
 
+use crate::limits::KeyLimit;
 use crate::tls::{NodeTls, ServerTls};
-use crate::users::Users;
+use crate::users::{Bounds, Users};
 
 /// A password or token. Never printed: `Debug` shows asterisks.
 #[derive(Clone, PartialEq, Eq)]
@@ -48,12 +49,16 @@ pub struct ListenerSettings {
     pub tls: bool,
     /// Who answers the reads of its clients; `None`: as [`Live::reads`] says.
     pub reads: Option<Reads>,
+    /// What all its clients may do together.
+    pub bounds: Bounds,
+    /// Connections taken per second; more are closed at once.
+    pub connections_per_second: Option<u32>,
 }
 
 impl ListenerSettings {
     /// A plain listener on an address.
     pub fn tcp(address: SocketAddr) -> Self {
-        Self { address: ListenAddress::Tcp(address), tls: false, reads: None }
+        Self { address: ListenAddress::Tcp(address), tls: false, reads: None, bounds: Bounds::default(), connections_per_second: None }
     }
 }
 
@@ -111,6 +116,8 @@ pub struct Live {
     pub large_connections_max: usize,
     /// What clients of TLS listeners are shown; `None` where there is no such listener.
     pub tls: Option<ServerTls>,
+    /// How often keys may be used.
+    pub key_limits: Vec<KeyLimit>,
     /// Time that a client has for the TLS handshake.
     pub handshake_timeout: Duration,
     /// Commands that took at least so long are entered into the slow log; `None`: none (Redis `slowlog-log-slower-than`).
@@ -214,6 +221,7 @@ impl Default for Live {
             reconnect_backoff_max: Duration::from_secs(2),
             large_connections_max: 16,
             tls: None,
+            key_limits: Vec::new(),
             handshake_timeout: Duration::from_secs(10),
             slowlog_slower_than: Some(Duration::from_millis(10)),
             slowlog_max_len: 128,

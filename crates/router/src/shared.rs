@@ -11,6 +11,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use switchyard_policy::topology::{NodeId, Topology};
 use switchyard_resp::command::CommandTable;
 
+use crate::limits::Limits;
 use crate::metrics::WorkerCounters;
 use crate::settings::{Live, Servers};
 use crate::slab::Handle;
@@ -188,6 +189,7 @@ pub(crate) struct Shared {
     connections: Mutex<Vec<Connection>>,
     pub(crate) mailboxes: Arc<Mailboxes>,
     pub(crate) logins: Arc<Logins>,
+    pub(crate) limits: Limits,
     pub(crate) counters: Vec<Arc<WorkerCounters>>,
     pub(crate) clients: AtomicUsize,
     pub(crate) next_client_id: AtomicU64,
@@ -231,6 +233,7 @@ impl Shared {
             scripts: Mutex::default(),
             slow_log: Mutex::default(),
             connections: Mutex::default(),
+            limits: Limits::default(),
             logins: Arc::new(Logins::new(mailboxes.clone())),
             mailboxes,
             counters: (0..workers).map(|_| Arc::default()).collect(),

@@ -11,9 +11,11 @@ use super::dispatch::Flow;
 use super::downstream::{Client, Details, ReplyMode, Stall};
 use super::transport::{self, Received, Tls};
 use super::{OUTPUT_HIGH, Worker};
+use crate::limits::Share;
 use crate::poll::Token;
 use crate::settings::ListenAddress;
 use crate::slab::{Handle, Slab};
+use crate::users::Bounds;
 
 /// A reply of at least this size is sent from where it was received, if it is its turn: a copy would cost more than the system call
 /// that it might share.
@@ -25,8 +27,8 @@ const ACCEPTS_PER_TURN: usize = 64;
 /// The same for a socket that other workers accept from too: who takes few leaves some for the others.
 const ACCEPTS_PER_TURN_SHARED: usize = 4;
 
-/// Failed handshakes are logged at most so often per worker: anybody can cause them.
-const HANDSHAKE_LOG_US: u64 = 1_000_000;
+/// What anybody can cause is logged at most so often per worker.
+const RARELY_US: u64 = 1_000_000;
 
 /// Memory of a quiet client's buffers above this is given back.
 const QUIET_CAPACITY: usize = 4 << 10;
@@ -34,11 +36,23 @@ const QUIET_CAPACITY: usize = 4 << 10;
 /// Bytes of one request that are collected when it cannot be passed on as it comes (Redis `client-query-buffer-limit`).
 const REQUEST_MAX: usize = 1 << 30;
 
-/// When a failed TLS handshake was last logged, and how many were not.
+/// Keeps what anybody can cause from filling the log.
 #[derive(Debug, Default)]
-pub(super) struct HandshakeLog {
+pub(super) struct Rarely {
     next_us: u64,
     untold: u64,
+}
+
+impl Rarely {
+    /// Whether to say so now: then with how many times it was not said since the last.
+    pub(super) fn tell(&mut self, now_us: u64) -> Option<u64> {
+        if now_us < self.next_us {
+            self.untold += 1;
+            return None;
+        }
+        self.next_us = now_us + RARELY_US;
+        Some(std::mem::take(&mut self.untold))
+    }
 }
 
 impl Worker {
@@ -68,8 +82,21 @@ impl Worker {
     }
 
     fn greet_client(&mut self, listener: usize, fd: OwnedFd, peer: Option<std::net::SocketAddr>) {
-        let live = &self.plan.live;
+        let live = self.plan.live.clone();
         let settings = self.listeners[listener].settings.clone();
+        let mut share = None;
+        if settings.bounds != Bounds::default() || settings.connections_per_second.is_some() {
+            let account = self.shared.limits.account(&format!("listener:{}", self.listeners[listener].number));
+            let too_fast = settings.connections_per_second.is_some_and(|rate| account.accepts.take(rate, self.now_us).is_err());
+            share = Share::connect(account, settings.bounds.connections).filter(|_| !too_fast).map(Box::new);
+            if share.is_none() {
+                self.counters.limited_connections.add(1);
+                if !settings.tls {
+                    refuse(&fd, "LIMITED this listener takes no more connections now; try again");
+                }
+                return;
+            }
+        }
         if self.shared.clients.fetch_add(1, Ordering::Relaxed) >= live.max_clients {
             self.shared.clients.fetch_sub(1, Ordering::Relaxed);
             self.counters.rejected.add(1);
@@ -113,9 +140,16 @@ impl Worker {
             no_evict: false,
             no_touch: false,
         });
-        let mut client = Client::new(fd, tls, live.users.default_user().clone(), live.database, self.now_us, details);
+        let mut client = Client::new(fd, tls, live.users.default_user().clone(), settings.clone(), live.database, self.now_us, details);
         client.reads = settings.reads.unwrap_or(live.reads);
+        client.listener_share = share;
         let handle = self.clients.insert(client);
+        let user = self.plan.live.users.default_user().clone();
+        let open = user.is_open();
+        if self.become_user(handle, user, open).is_err() {
+            // The default user has all the connections it may have: others can still log in.
+            self.counters.limited_connections.add(1);
+        }
         let registered = self.clients.get(handle).map(|c| self.poll.add(&c.fd, Token::Client(handle)));
         if !matches!(registered, Some(Ok(()))) {
             self.clients.remove(handle);
@@ -174,12 +208,7 @@ impl Worker {
     /// Counts a failed TLS handshake, and says so from time to time: anybody can cause as many as they like.
     pub(super) fn handshake_failed(&mut self, handle: Handle, why: &str) {
         self.counters.handshakes_failed.add(1);
-        if self.now_us < self.handshake_log.next_us {
-            self.handshake_log.untold += 1;
-            return;
-        }
-        self.handshake_log.next_us = self.now_us + HANDSHAKE_LOG_US;
-        let untold = std::mem::take(&mut self.handshake_log.untold);
+        let Some(untold) = self.handshake_log.tell(self.now_us) else { return };
         let Some(client) = self.clients.get(handle) else { return };
         let from = client.details.peer.map_or_else(|| "a Unix socket".to_owned(), |peer| peer.to_string());
         warn!(from, why, untold, "a client's TLS handshake failed");

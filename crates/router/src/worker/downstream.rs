@@ -9,7 +9,9 @@ use std::sync::Arc;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::request::{Follower, Scanner};
 
+use crate::limits::Share;
 use crate::metrics::WorkerCounters;
+use crate::settings::ListenerSettings;
 use crate::settings::Reads;
 use crate::slab::Handle;
 use crate::users::User;
@@ -109,6 +111,12 @@ pub(super) struct Client {
     /// Why its commands must be looked at, as bits of `login::guard`; 0: they need not be.
     pub(super) guard: u8,
     pub(super) verdict: Option<Box<Verdict>>,
+    pub(super) listener: Arc<ListenerSettings>,
+    /// What it uses of its listener's and its user's bounds, where these have some.
+    pub(super) listener_share: Option<Box<Share>>,
+    pub(super) user_share: Option<Box<Share>>,
+    /// Bytes of the commands counted since it was last owed nothing.
+    pub(super) charged: usize,
     pub(super) reply_mode: ReplyMode,
     pub(super) database: u32,
     /// Who answers its reads.
@@ -172,15 +180,27 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(fd: OwnedFd, tls: Option<Box<Tls>>, user: Arc<User>, database: u32, now_us: u64, details: Box<Details>) -> Self {
-        let mut client = Self {
+    pub(super) fn new(
+        fd: OwnedFd,
+        tls: Option<Box<Tls>>,
+        user: Arc<User>,
+        listener: Arc<ListenerSettings>,
+        database: u32,
+        now_us: u64,
+        details: Box<Details>,
+    ) -> Self {
+        Self {
             fd,
             tls,
             resp3: false,
             authenticated: false,
-            user: user.clone(),
-            guard: 0,
+            user,
+            guard: super::login::guard::STRANGER,
             verdict: None,
+            listener,
+            listener_share: None,
+            user_share: None,
+            charged: 0,
             reply_mode: ReplyMode::On,
             database,
             reads: Reads::Primary,
@@ -219,10 +239,7 @@ impl Client {
             last_command: 0,
             last_used_us: now_us,
             details,
-        };
-        let open = user.is_open();
-        client.become_user(user, open);
-        client
+        }
     }
 
     /// Commands whose replies are still owed.

@@ -45,12 +45,15 @@ impl Worker {
                 if client.in_flight() > 0 {
                     return Flow::Stall(Stall::Barrier);
                 }
+                let user = plan.live.users.default_user();
+                let (user, open) = (user.clone(), user.is_open());
+                if let Err(text) = self.become_user(handle, user, open) {
+                    return self.refuse(handle, class, &text);
+                }
                 self.discard(handle);
                 let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
                 client.resp3 = false;
                 client.database = plan.live.database;
-                let user = plan.live.users.default_user();
-                client.become_user(user.clone(), user.is_open());
                 client.reply_mode = ReplyMode::On;
                 client.details.name.clear();
                 client.details.no_evict = false;
@@ -176,8 +179,8 @@ impl Worker {
             Login::Wait => return Flow::Stall(Stall::Login),
             Login::Refused(text) => return self.refuse(handle, class, text),
             Login::As(user) => {
-                if let Some(client) = self.clients.get_mut(handle) {
-                    client.become_user(user, true);
+                if let Err(text) = self.become_user(handle, user, true) {
+                    return self.refuse(handle, class, &text);
                 }
             }
         }
@@ -239,10 +242,12 @@ impl Worker {
         }
         let (server, version) = self.fleet_version(plan);
         let mode = if plan.live.cluster.is_some() { "cluster" } else { "standalone" };
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
-        if let Some(user) = user {
-            client.become_user(user, true);
+        if let Some(user) = user
+            && let Err(text) = self.become_user(handle, user, true)
+        {
+            return self.refuse(handle, class, &text);
         }
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if let Some(name) = name {
             client.details.name = name;
         }

@@ -6,11 +6,11 @@ use switchyard_resp::command::{Command, Flags};
 use switchyard_resp::request::Args;
 
 use super::dispatch::Flow;
-use super::downstream::Client;
 use super::{Stall, Worker};
+use crate::limits::Share;
 use crate::shared::Plan;
 use crate::slab::Handle;
-use crate::users::{Attempt, User};
+use crate::users::{Attempt, Bounds, User};
 
 /// Bits of [`Client::guard`]: why a command must be looked at before it is executed. 0 for clients that may do everything.
 pub(super) mod guard {
@@ -18,6 +18,8 @@ pub(super) mod guard {
     pub(crate) const STRANGER: u8 = 1;
     /// The user may not do everything.
     pub(crate) const RESTRICTED: u8 = 1 << 1;
+    /// There is a limit that its commands may exceed.
+    pub(crate) const COUNTED: u8 = 1 << 2;
 }
 
 /// The answer to an attempt to log in, until its command is looked at again.
@@ -48,21 +50,38 @@ const WRONG: &str = "WRONGPASS invalid username-password pair or user is disable
 const TOO_MANY: &str = "LIMITED too many failed logins of this user from your address; try again in a minute";
 const BUSY: &str = "LIMITED too many logins wait to be checked; try again";
 
-impl Client {
-    /// Makes the client somebody, or nobody in particular where it has yet to log in.
-    pub(super) fn become_user(&mut self, user: Arc<User>, authenticated: bool) {
-        self.authenticated = authenticated;
-        self.guard = 0;
-        if !authenticated {
-            self.guard |= guard::STRANGER;
-        } else if !user.is_unrestricted() {
-            self.guard |= guard::RESTRICTED;
-        }
-        self.user = user;
-    }
-}
-
 impl Worker {
+    /// Makes a client somebody, or nobody in particular where it has yet to log in. Fails, and changes nothing, where that user has all the
+    /// connections that it may have.
+    pub(super) fn become_user(&mut self, handle: Handle, user: Arc<User>, authenticated: bool) -> Result<(), String> {
+        let counts_keys = !self.plan.live.key_limits.is_empty();
+        let Some(client) = self.clients.get_mut(handle) else { return Ok(()) };
+        let bounds = user.bounds();
+        if !authenticated || *bounds == Bounds::default() {
+            client.user_share = None;
+        } else if client.user_share.is_none() || client.user.name() != user.name() {
+            let account = self.shared.limits.account(&format!("user:{}", user.name()));
+            let Some(share) = Share::connect(account, bounds.connections) else {
+                self.counters.limited.add(1);
+                let max = bounds.connections.unwrap_or_default();
+                return Err(format!("LIMITED user {} has its {max} connections; close one, or try again later", user.name()));
+            };
+            client.user_share = Some(Box::new(share));
+        }
+        client.authenticated = authenticated;
+        client.guard = 0;
+        if !authenticated {
+            client.guard |= guard::STRANGER;
+        } else if !user.is_unrestricted() {
+            client.guard |= guard::RESTRICTED;
+        }
+        if counts_keys || bounds.per_command() || client.listener.bounds.per_command() {
+            client.guard |= guard::COUNTED;
+        }
+        client.user = user;
+        Ok(())
+    }
+
     /// Asks whether `password` is that of `name`. A client that must wait asks again with the same words when the answer is there.
     pub(super) fn login(&mut self, plan: &Plan, handle: Handle, name: &[u8], password: &[u8]) -> Login {
         let Some(client) = self.clients.get_mut(handle) else { return Login::Wait };
@@ -133,6 +152,13 @@ impl Worker {
                 return Some(self.refuse(handle, class, &denied.text(command)));
             }
         }
+        if self.clients.get(handle)?.guard & guard::COUNTED != 0
+            && let Err(text) = self.count(handle, command, args)
+        {
+            self.counters.limited.add(1);
+            self.spoil(handle);
+            return Some(self.refuse(handle, class, &text));
+        }
         None
     }
 
@@ -154,16 +180,21 @@ impl Worker {
         let mut gone = Vec::new();
         for handle in self.clients.handles() {
             let Some(client) = self.clients.get_mut(handle) else { continue };
-            match users.get(client.user.name().as_bytes()) {
-                Some(user) if *user == client.user => {}
+            let (authenticated, same) = (client.authenticated, users.get(client.user.name().as_bytes()) == Some(&client.user));
+            let stays = match users.get(client.user.name().as_bytes()) {
                 // Those who have not said who they are are whoever the default user is now.
-                Some(user) if !client.authenticated => client.become_user(user.clone(), user.is_open()),
-                Some(user) if user.keeps(&client.user) => {
-                    client.become_user(user.clone(), true);
-                    // What a transaction has queued was judged by the old rules.
-                    self.spoil(handle);
+                Some(user) if !authenticated => self.become_user(handle, user.clone(), user.is_open()).is_ok(),
+                Some(user) if same || user.keeps(&client.user) => {
+                    if !same {
+                        // What a transaction has queued was judged by the old rules.
+                        self.spoil(handle);
+                    }
+                    self.become_user(handle, user.clone(), true).is_ok()
                 }
-                _ => gone.push(handle),
+                _ => false,
+            };
+            if !stays {
+                gone.push(handle);
             }
         }
         for handle in gone {

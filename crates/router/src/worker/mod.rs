@@ -15,6 +15,7 @@ mod client_commands;
 mod clients;
 mod cluster;
 mod config_commands;
+mod counted;
 mod cross_slot;
 mod dispatch;
 mod downstream;
@@ -53,7 +54,7 @@ use crate::slab::{Handle, Slab};
 use crate::sys::SendBatch;
 use batching::{Batching, pause};
 use blocking::Asker;
-use clients::{HandshakeLog, spare_descriptor};
+use clients::{Rarely, spare_descriptor};
 use downstream::{Client, Stall};
 use gather::Gather;
 use upstream::{Link, Zombie};
@@ -126,7 +127,8 @@ pub(crate) struct Worker {
     /// Sends many at once, where the kernel lets it.
     send_batch: Option<SendBatch<Token>>,
     send_outcomes: Vec<(Token, usize)>,
-    handshake_log: HandshakeLog,
+    handshake_log: Rarely,
+    http_log: Rarely,
     dirty_clients: Vec<Handle>,
     dirty_links: Vec<Handle>,
     /// Clients whose stall has ended.
@@ -191,7 +193,8 @@ impl Worker {
             batching: Batching::new(Batching::PER_CLIENT_US),
             send_batch: None,
             send_outcomes: Vec::new(),
-            handshake_log: HandshakeLog::default(),
+            handshake_log: Rarely::default(),
+            http_log: Rarely::default(),
             dirty_clients: Vec::new(),
             dirty_links: Vec::new(),
             resumed: Vec::new(),
@@ -320,7 +323,8 @@ impl Worker {
         }
         self.drop_foreign_links();
         self.follow_servers();
-        if !Arc::ptr_eq(&before.live.users, &self.plan.live.users) && before.live.users != self.plan.live.users {
+        let limits_changed = before.live.key_limits != self.plan.live.key_limits;
+        if limits_changed || (!Arc::ptr_eq(&before.live.users, &self.plan.live.users) && before.live.users != self.plan.live.users) {
             self.readmit_clients();
         }
         let learning: Vec<Handle> = self.clients.iter().filter(|(_, c)| c.stall == Stall::Learning).map(|(h, _)| h).collect();
@@ -337,6 +341,7 @@ impl Worker {
         if self.now_us >= self.next_client_tick_us {
             self.next_client_tick_us = self.now_us + CLIENT_TICK_US;
             self.tick_clients();
+            self.recount();
         }
     }
 

@@ -5,8 +5,8 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::keys::{Key, Section, keys, listener_keys, node_keys};
-use super::listener::ListenerConfig;
+use super::keys::{Key, Section, keys, limit_keys, listener_keys, node_keys};
+use super::listener::{LimitConfig, ListenerConfig};
 use super::{Config, NodeConfig, Origin, Problem, Raw, nearest};
 
 /// Where a place in the file is.
@@ -66,6 +66,14 @@ pub(super) fn apply(path: &Path, text: &str, config: &mut Config, problems: &mut
                 let text = "listeners are written with two brackets: [[listener]], once for each";
                 problems.push(Problem::at(&places.at(name.span().start), text));
             }
+            (None, DeValue::Array(items)) if name.get_ref() == "limit" => {
+                for item in items.iter() {
+                    apply_limit(item, config, base, &places, problems);
+                }
+            }
+            (None, _) if name.get_ref() == "limit" => {
+                problems.push(Problem::at(&places.at(name.span().start), "limits are written with two brackets: [[limit]], once for each"));
+            }
             (None, DeValue::Table(_)) if keys().all(|key| key.path() != *name.get_ref()) => {
                 problems.push(Problem::at(&places.at(name.span().start), nearest::unknown_section(name.get_ref())));
             }
@@ -116,6 +124,26 @@ fn apply_node(item: &Spanned<DeValue<'_>>, config: &mut Config, base: &Path, pla
     }
     node.origin = Some(at.unwrap_or(origin));
     config.nodes.push(node);
+}
+
+fn apply_limit(item: &Spanned<DeValue<'_>>, config: &mut Config, base: &Path, places: &Places<'_>, problems: &mut Vec<Problem>) {
+    let origin = places.at(item.span().start);
+    let DeValue::Table(table) = item.get_ref() else {
+        problems.push(Problem::at(&origin, "limits are written as [[limit]] with lines such as prefix = \"a:\" below"));
+        return;
+    };
+    let entries: Vec<_> = table.iter().collect();
+    let mut limit = LimitConfig::default();
+    let keys: Vec<&Key<LimitConfig>> = limit_keys().collect();
+    let before = problems.len();
+    apply_entries(Section::Limit, &entries, &keys, &mut limit, base, places, problems, |_, _| {});
+    if limit.requests_per_second.is_none() && limit.key_requests_per_second.is_none() && problems.len() == before {
+        problems.push(Problem::at(&origin, "this [[limit]] limits nothing; add requests-per-second or key-requests-per-second"));
+    }
+    if config.limits.iter().any(|other| other.prefix == limit.prefix) {
+        problems.push(Problem::at(&origin, format!("the prefix {:?} has a [[limit]] already", limit.prefix)));
+    }
+    config.limits.push(limit);
 }
 
 fn apply_listener(item: &Spanned<DeValue<'_>>, config: &mut Config, base: &Path, places: &Places<'_>, problems: &mut Vec<Problem>) {

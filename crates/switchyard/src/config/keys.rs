@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::listener::ListenerConfig;
+use super::listener::{LimitConfig, ListenerConfig};
 use super::operator_keys::{CLUSTER, CROSS_SLOT, NODES_SET, SCRIPTS, SLOW_LOG};
 use super::raw::Raw;
 use super::secret::SecretForm;
@@ -31,6 +31,8 @@ pub(crate) enum Section {
     Node,
     /// One of the `[[listener]]` tables.
     Listener,
+    /// One of the `[[limit]]` tables.
+    Limit,
 }
 
 impl Section {
@@ -47,6 +49,7 @@ impl Section {
             Section::Scripts => "scripts",
             Section::Node => "node",
             Section::Listener => "listener",
+            Section::Limit => "limit",
         }
     }
 
@@ -56,6 +59,7 @@ impl Section {
             Section::Top => "at the top level".to_owned(),
             Section::Node => "in [[node]]".to_owned(),
             Section::Listener => "in [[listener]]".to_owned(),
+            Section::Limit => "in [[limit]]".to_owned(),
             other => format!("in [{}]", other.name()),
         }
     }
@@ -597,6 +601,11 @@ const NODE: &[Key<NodeConfig>] = &[
 /// The keys of one `[[listener]]` table.
 pub(crate) fn listener_keys() -> impl Iterator<Item = &'static Key<ListenerConfig>> {
     security::LISTENER.iter().chain(replication::LISTENER_READS)
+}
+
+/// The keys of one `[[limit]]` table.
+pub(crate) fn limit_keys() -> impl Iterator<Item = &'static Key<LimitConfig>> {
+    security::LIMIT.iter()
 }
 
 /// The keys of one `[[node]]` table.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use switchyard_router::{ListenAddress, ListenerSettings, Reads};
+use switchyard_router::{Bounds, KeyLimit, ListenAddress, ListenerSettings, Reads};
 
 use super::Origin;
 use super::endpoint::Endpoint;
@@ -61,6 +61,8 @@ pub(crate) struct ListenerConfig {
     pub(super) tls: Option<bool>,
     pub(super) mode: Option<u32>,
     pub(super) reads: Option<Reads>,
+    pub(super) bounds: Bounds,
+    pub(super) connections_per_second: Option<u32>,
     pub(super) origin: Option<Origin>,
 }
 
@@ -82,7 +84,25 @@ impl ListenerConfig {
                 (address, self.tls.unwrap_or(false))
             }
         };
-        Ok(ListenerSettings { address, tls, reads: self.reads })
+        Ok(ListenerSettings { address, tls, reads: self.reads, bounds: self.bounds, connections_per_second: self.connections_per_second })
+    }
+}
+
+/// One of the `[[limit]]` tables.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LimitConfig {
+    pub(super) prefix: String,
+    pub(super) requests_per_second: Option<u32>,
+    pub(super) key_requests_per_second: Option<u32>,
+}
+
+impl LimitConfig {
+    pub(super) fn settings(&self) -> KeyLimit {
+        KeyLimit {
+            prefix: self.prefix.clone(),
+            requests_per_second: self.requests_per_second,
+            key_requests_per_second: self.key_requests_per_second,
+        }
     }
 }
 

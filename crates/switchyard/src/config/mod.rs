@@ -28,7 +28,7 @@ use tracing_subscriber::EnvFilter;
 pub(crate) use endpoint::Endpoint;
 pub(crate) use keys::Takes;
 pub(crate) use listener::ListenPlace;
-use listener::ListenerConfig;
+use listener::{LimitConfig, ListenerConfig};
 pub(crate) use raw::Raw;
 pub(crate) use secret::SecretSource;
 pub(crate) use show::{example, render};
@@ -126,6 +126,7 @@ impl NodeConfig {
 pub(crate) struct Config {
     pub(crate) listen: Vec<ListenPlace>,
     listeners: Vec<ListenerConfig>,
+    limits: Vec<LimitConfig>,
     tls: ServerFiles,
     pub(crate) workers: usize,
     pub(crate) pin: bool,
@@ -161,6 +162,7 @@ impl Default for Config {
         Self {
             listen: vec![ListenPlace::Tcp { endpoint: Endpoint::new("127.0.0.1", DATA_PORT), tls: false }],
             listeners: Vec::new(),
+            limits: Vec::new(),
             tls: ServerFiles::default(),
             workers: std::thread::available_parallelism().map_or(1, usize::from),
             pin: false,
@@ -547,7 +549,13 @@ impl Config {
             Some(admin) if problems.is_empty() => {
                 let announce = self.cluster_announce.iter().map(Endpoint::parts).collect();
                 let cluster = self.cluster_emulate.then_some(Cluster { announce });
-                let live = Live { users: Arc::new(users), tls, cluster, ..self.live.clone() };
+                let live = Live {
+                    users: Arc::new(users),
+                    key_limits: self.limits.iter().map(LimitConfig::settings).collect(),
+                    tls,
+                    cluster,
+                    ..self.live.clone()
+                };
                 Ok(Resolved { listen, admin, admin_token, admin_tls, live, nodes, warnings })
             }
             _ => Err(Problems(problems)),

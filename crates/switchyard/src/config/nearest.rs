@@ -3,7 +3,7 @@
 //! Looked for in this order: the same key in another section (a misplaced key is commoner than a misspelt one), the word that
 //! Redis or another proxy has for it, the nearest spelling in the same section, the nearest in any.
 
-use super::keys::{Section, keys, listener_keys, node_keys};
+use super::keys::{Section, keys, limit_keys, listener_keys, node_keys};
 
 /// A key that exists: its section, its name, and other programs' words for it.
 type Known = (Section, &'static str, &'static [&'static str]);
@@ -13,6 +13,7 @@ fn known() -> impl Iterator<Item = Known> {
         .map(|key| (key.section, key.name, key.elsewhere))
         .chain(node_keys().map(|key| (key.section, key.name, key.elsewhere)))
         .chain(listener_keys().map(|key| (key.section, key.name, key.elsewhere)))
+        .chain(limit_keys().map(|key| (key.section, key.name, key.elsewhere)))
 }
 
 /// The name of a secret without the form: `password` for `password-file`.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use super::keys::{Key, Section, Takes, keys, listener_keys, node_keys};
+use super::keys::{Key, Section, Takes, keys, limit_keys, listener_keys, node_keys};
 use super::listener::ListenerConfig;
 use super::{Config, NodeConfig};
 
@@ -32,6 +32,14 @@ pub(crate) fn render(config: &Config) -> String {
             let origin = listener.origin.as_ref().filter(|_| key.name == "address").map(|o| format!(" # {o}")).unwrap_or_default();
             let line = format!("{} = {value}", key.name);
             let _ = writeln!(out, "{}", format!("{line:<44}{origin}").trim_end());
+        }
+    }
+    for limit in &config.limits {
+        out.push_str("\n[[limit]]\n");
+        for key in limit_keys() {
+            if let Some(value) = (key.show)(limit) {
+                let _ = writeln!(out, "{} = {value}", key.name);
+            }
         }
     }
     for node in &config.nodes {
@@ -76,6 +84,10 @@ pub(crate) fn example() -> String {
     }
     out.push_str("\n# One for each listener of which more is to be said than `listen` says.\n#[[listener]]\n");
     for key in listener_keys() {
+        comment(&mut out, key, None);
+    }
+    out.push_str("\n# One for each limit on keys.\n#[[limit]]\n");
+    for key in limit_keys() {
         comment(&mut out, key, None);
     }
     out.push_str("\n# One for each Redis or Valkey server.\n[[node]]\n");
@@ -140,6 +152,9 @@ impl Config {
         if plain(self) != plain(running) {
             changes.push(Change { what: "the [[listener]] tables".to_owned(), takes: Takes::Restart });
         }
+        if self.limits != running.limits {
+            changes.push(Change { what: "the [[limit]] tables".to_owned(), takes: Takes::Reload });
+        }
         let by_name = |config: &Config, name: &str| -> Option<NodeConfig> {
             config.nodes.iter().find(|node| node.name().as_deref() == Some(name)).cloned()
         };
@@ -195,6 +210,7 @@ pub(super) fn reference() -> String {
         table(&format!("`[{}]`", section.name()), of(section));
     }
     table("`[[listener]]`, one for each of which more is to be said", listener_keys().map(|key| row(key, None)).collect());
+    table("`[[limit]]`, one for each limit on keys", limit_keys().map(|key| row(key, None)).collect());
     table("`[[node]]`, one for each node", node_keys().map(|key| row(key, None)).collect());
     out
 }

@@ -17,6 +17,7 @@ mod in_flight;
 mod keyspace;
 mod large;
 mod lifecycle;
+mod limits;
 mod load;
 mod metrics;
 mod modules;

@@ -1,9 +1,9 @@
 //! The keys about who may connect and how: users, certificates, listeners. A file of their own because the table is long.
 
 use super::super::Config;
-use super::super::listener::{ListenerConfig, parse_mode};
+use super::super::listener::{LimitConfig, ListenerConfig, parse_mode};
 use super::super::tls::ClientAuth;
-use super::{HOUR, Key, MS, Section, Takes, quoted, time};
+use super::{GB, HOUR, KB, Key, MS, Section, Takes, quoted, size, time};
 
 pub(super) const USERS_FILE: [Key<Config>; 1] = [file_key!(
     Config,
@@ -163,5 +163,99 @@ pub(super) const LISTENER: &[Key<ListenerConfig>] = &[
         },
         |listener| listener.mode.and_then(|mode| quoted(format!("{mode:o}"))),
         "\"660\""
+    ),
+    key!(
+        Section::Listener,
+        "connections",
+        Takes::Restart,
+        &[],
+        "Connections at once.",
+        |listener, raw, _| {
+            listener.bounds.connections = Some(raw.count(1..=10_000_000)? as u32);
+            Ok(())
+        },
+        |listener| listener.bounds.connections.map(|n| n.to_string()),
+        "1000"
+    ),
+    key!(
+        Section::Listener,
+        "connections-per-second",
+        Takes::Restart,
+        &[],
+        "Connections taken per second; what is more is closed at once.",
+        |listener, raw, _| {
+            listener.connections_per_second = Some(raw.count(1..=10_000_000)? as u32);
+            Ok(())
+        },
+        |listener| listener.connections_per_second.map(|n| n.to_string()),
+        "1000"
+    ),
+    key!(
+        Section::Listener,
+        "requests-per-second",
+        Takes::Restart,
+        &[],
+        "Commands per second of all its clients together; what is more gets an error.",
+        |listener, raw, _| {
+            listener.bounds.requests_per_second = Some(raw.count(1..=100_000_000)? as u32);
+            Ok(())
+        },
+        |listener| listener.bounds.requests_per_second.map(|n| n.to_string()),
+        "1000"
+    ),
+    key!(
+        Section::Listener,
+        "bytes-in-flight",
+        Takes::Restart,
+        &[],
+        "Bytes of commands not yet answered and of replies not yet read, of all its clients together.",
+        |listener, raw, _| {
+            listener.bounds.bytes_in_flight = Some(raw.size(KB..=64 * GB)? as u64);
+            Ok(())
+        },
+        |listener| listener.bounds.bytes_in_flight.and_then(|bytes| size(bytes as usize)),
+        "\"256mb\""
+    ),
+];
+
+pub(super) const LIMIT: &[Key<LimitConfig>] = &[
+    key!(
+        Section::Limit,
+        "prefix",
+        Takes::Reload,
+        &["pattern"],
+        "The keys that begin with this, byte by byte; without it, all keys.",
+        |limit, raw, _| {
+            limit.prefix = raw.text()?.to_owned();
+            Ok(())
+        },
+        |limit| quoted(&limit.prefix),
+        "\"tenant-a:\""
+    ),
+    key!(
+        Section::Limit,
+        "requests-per-second",
+        Takes::Reload,
+        &[],
+        "Commands per second on all these keys together; what is more gets an error that begins with LIMITED.",
+        |limit, raw, _| {
+            limit.requests_per_second = Some(raw.count(1..=100_000_000)? as u32);
+            Ok(())
+        },
+        |limit| limit.requests_per_second.map(|n| n.to_string()),
+        "1000"
+    ),
+    key!(
+        Section::Limit,
+        "key-requests-per-second",
+        Takes::Reload,
+        &[],
+        "Commands per second on each of these keys.",
+        |limit, raw, _| {
+            limit.key_requests_per_second = Some(raw.count(1..=u64::from(switchyard_router::KEY_RATE_MAX))? as u32);
+            Ok(())
+        },
+        |limit| limit.key_requests_per_second.map(|n| n.to_string()),
+        "1000"
     ),
 ];

@@ -1,0 +1,109 @@
+//! Commands that are counted: limits of users, listeners, prefixes and keys.
+
+use switchyard_resp::command::Command;
+use switchyard_resp::request::Args;
+
+use super::Worker;
+use super::downstream::Client;
+use crate::slab::Handle;
+
+/// What an argument takes beside its bytes.
+const ARGUMENT_OVERHEAD: usize = 16;
+
+impl Client {
+    /// Bytes that the client makes the router hold: what it was charged for commands until all are answered, and replies not read.
+    fn held_bytes(&self, request: usize) -> u64 {
+        let pending = if self.in_flight() == 0 { 0 } else { self.charged };
+        (pending + request + self.output_bytes()) as u64
+    }
+}
+
+impl Worker {
+    /// Counts a command; the error is the text for the client.
+    #[cold]
+    pub(super) fn count(&mut self, handle: Handle, command: &Command, args: &Args<'_>) -> Result<(), String> {
+        // What ends something is never in the way.
+        if matches!(&*command.name, "EXEC" | "DISCARD" | "UNWATCH" | "QUIT" | "RESET" | "UNSUBSCRIBE" | "PUNSUBSCRIBE" | "SUNSUBSCRIBE") {
+            return Ok(());
+        }
+        let now_us = self.now_us;
+        let Some(client) = self.clients.get_mut(handle) else { return Ok(()) };
+        let wait = |ns: u64| format!("try again in {} ms", ns.div_ceil(1_000_000).max(1));
+        let user = client.user.clone();
+        for (share, bounds, whose) in [
+            (&client.user_share, user.bounds(), format_args!("user {}", user.name())),
+            (&client.listener_share, &client.listener.bounds, format_args!("this listener")),
+        ] {
+            if let (Some(share), Some(per_second)) = (share, bounds.requests_per_second) {
+                share
+                    .account
+                    .requests
+                    .take(per_second, now_us)
+                    .map_err(|ns| format!("LIMITED {whose} has its {per_second} requests per second; {}", wait(ns)))?;
+            }
+        }
+        let request: usize = args.iter().map(|arg| arg.len() + ARGUMENT_OVERHEAD).sum();
+        let held = client.held_bytes(request);
+        client.charged = if client.in_flight() == 0 { request } else { client.charged + request };
+        let listener_max = client.listener.bounds.bytes_in_flight;
+        for (share, max, whose) in [
+            (&mut client.user_share, user.bounds().bytes_in_flight, format_args!("user {}", user.name())),
+            (&mut client.listener_share, listener_max, format_args!("this listener")),
+        ] {
+            if let (Some(share), Some(max)) = (share, max)
+                && !share.hold(held, Some(max))
+            {
+                client.charged -= request.min(client.charged);
+                return Err(format!("LIMITED {whose} has its {max} bytes in flight; read replies before more is asked"));
+            }
+        }
+        self.count_keys(command, args)
+    }
+
+    fn count_keys(&mut self, command: &Command, args: &Args<'_>) -> Result<(), String> {
+        let plan = self.plan.clone();
+        if plan.live.key_limits.is_empty() {
+            return Ok(());
+        }
+        let mut keys = Vec::new();
+        if command.find_keys(args, &mut keys).is_err() {
+            return Ok(()); // answered with an error
+        }
+        let wait = |ns: u64| format!("try again in {} ms", ns.div_ceil(1_000_000).max(1));
+        for limit in &plan.live.key_limits {
+            let mut own =
+                keys.iter().filter_map(|key| args.get(*key as usize)).filter(|key| key.starts_with(limit.prefix.as_bytes())).peekable();
+            if own.peek().is_none() {
+                continue;
+            }
+            if let Some(per_second) = limit.requests_per_second {
+                let account = self.shared.limits.prefix(&limit.prefix);
+                account.requests.take(per_second, self.now_us).map_err(|ns| {
+                    format!("LIMITED keys that begin with '{}' have their {per_second} requests per second; {}", limit.prefix, wait(ns))
+                })?;
+            }
+            if let Some(per_second) = limit.key_requests_per_second {
+                for key in own {
+                    self.shared
+                        .limits
+                        .take_key(key, per_second, self.now_us)
+                        .map_err(|ns| format!("LIMITED this key has its {per_second} requests per second; {}", wait(ns)))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks anew at what counted clients hold: replies that were read are not held any more.
+    pub(super) fn recount(&mut self) {
+        for handle in self.clients.handles() {
+            let Some(client) = self.clients.get_mut(handle) else { continue };
+            let held = client.held_bytes(0);
+            for share in [&mut client.user_share, &mut client.listener_share].into_iter().flatten() {
+                if share.held() > held {
+                    share.hold(held, None);
+                }
+            }
+        }
+    }
+}
