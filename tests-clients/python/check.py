@@ -3,7 +3,10 @@
 import sys
 import threading
 
+import time
+
 import redis
+from redis.cache import CacheConfig
 
 checks = 0
 
@@ -215,6 +218,60 @@ def threads(host, port):
     expect(wrong, [], "values of threads over a pool")
 
 
+def messages(host, port, protocol):
+    r = redis.Redis(host=host, port=port, protocol=protocol, decode_responses=True)
+    p = r.pubsub()
+    p.subscribe("news", "sport")
+    p.psubscribe("n*")
+    expect(sorted(p.get_message(timeout=10)["type"] for _ in range(3)), ["psubscribe", "subscribe", "subscribe"], "confirmations")
+    expect(r.publish("news", "hello"), 2, "PUBLISH counts the channel and the pattern")
+    got = [p.get_message(timeout=10) for _ in range(2)]
+    expect(sorted((m["type"], m["channel"], m["data"]) for m in got), [("message", "news", "hello"), ("pmessage", "news", "hello")], "messages")
+    expect(r.pubsub_numsub("news", "none"), [("news", 1), ("none", 0)], "PUBSUB NUMSUB")
+    expect(sorted(r.pubsub_channels()), ["news", "sport"], "PUBSUB CHANNELS")
+    expect(r.pubsub_numpat(), 1, "PUBSUB NUMPAT")
+    p.ssubscribe("shard")
+    expect(p.get_message(timeout=10)["type"], "ssubscribe", "SSUBSCRIBE")
+    expect(r.spublish("shard", "x"), 1, "SPUBLISH")
+    expect(p.get_message(timeout=10)["data"], "x", "a shard message")
+    p.ping()
+    p.unsubscribe()
+    seen = []
+    while p.channels:
+        message = p.get_message(timeout=10)
+        if message and message["type"] == "unsubscribe":
+            seen.append(message["channel"])
+    expect(sorted(seen), ["news", "sport"], "UNSUBSCRIBE")
+    p.close()
+    # Handlers in a thread, as applications have them.
+    heard = []
+    p = r.pubsub(ignore_subscribe_messages=True)
+    p.subscribe(**{"work": lambda message: heard.append(message["data"])})
+    thread = p.run_in_thread(sleep_time=0.01)
+    end = time.time() + 10
+    while len(heard) < 20 and time.time() < end:
+        r.publish("work", len(heard))
+        time.sleep(0.01)
+    thread.stop()
+    thread.join()
+    expect(len(heard) >= 20, True, "messages in a thread")
+
+
+def caching(host, port):
+    other = redis.Redis(host=host, port=port)
+    version = tuple(int(part) for part in other.info("server")["redis_version"].split(".")[:2])
+    if version < (7, 4):
+        return  # redis-py refuses to cache before older servers
+    r = redis.Redis(host=host, port=port, protocol=3, decode_responses=True, cache_config=CacheConfig())
+    for i in range(50):
+        other.set(f"cached{i % 5}", i)
+        end = time.time() + 10
+        while r.get(f"cached{i % 5}") != str(i):
+            expect(time.time() < end, True, "an old value stays in redis-py's cache")
+            time.sleep(0.001)
+    expect(r.get_cache().size > 0, True, "redis-py caches")
+
+
 def main():
     host, port = sys.argv[1].rsplit(":", 1)
     for protocol in (2, 3):
@@ -227,6 +284,8 @@ def main():
         blocking(r)
         r.flushall()
         connection(host, int(port), protocol)
+        messages(host, int(port), protocol)
+    caching(host, int(port))
     # What redis-py does when nobody says which protocol to speak.
     default = redis.Redis(host=host, port=int(port))
     expect(default.set("default", "x"), True, "the library's own default")

@@ -6,9 +6,13 @@
 //! - [`request`]: finds the arguments of a command in a buffer (multibulk and inline).
 //! - [`reply`]: finds where a reply ends, and what kind it is, in RESP2 and RESP3.
 //! - [`encode`]: writes commands and replies.
+//! - [`glob`]: the patterns of `PSUBSCRIBE` and relatives.
+//! - [`translate`]: replies of one protocol in the form of the other.
 //! - [`command`]: the command table as data: names, arity, flags, where the keys are, who answers.
 
 pub mod command;
 pub mod encode;
+pub mod glob;
 pub mod reply;
 pub mod request;
+pub mod translate;

@@ -11,6 +11,7 @@ mod listener;
 mod lua;
 mod metrics;
 mod poll;
+mod pubsub;
 mod settings;
 mod shared;
 mod slab;

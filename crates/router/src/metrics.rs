@@ -148,6 +148,16 @@ pub(crate) struct WorkerCounters {
     pub(crate) denied: Counter,
     pub(crate) limited: Counter,
     pub(crate) limited_connections: Counter,
+    /// Channels and patterns of clients, each client's counted.
+    pub(crate) subscriptions: Counter,
+    /// The worker's own subscriptions in force at nodes.
+    pub(crate) upstream_subscriptions: Counter,
+    pub(crate) subscriptions_lost: Counter,
+    pub(crate) messages: Counter,
+    /// Clients with CLIENT TRACKING.
+    pub(crate) tracking: Counter,
+    pub(crate) invalidations: Counter,
+    pub(crate) cut_push: Counter,
     pub(crate) bytes_received: Counter,
     pub(crate) bytes_sent: Counter,
     pub(crate) commands: [Counter; CommandClass::COUNT],
@@ -256,10 +266,21 @@ const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
     ("clients_limited", "Commands and logins refused because of a limit of a user, a listener or keys", |w| &w.limited),
     ("clients_limited_connections", "Connections refused because of a limit of their listener", |w| &w.limited_connections),
     ("clients_denied", "Commands refused because the user may not run them", |w| &w.denied),
+    ("clients_cut_push", "Subscribers cut because they did not read their messages", |w| &w.cut_push),
+    ("messages", "Messages given to subscribers", |w| &w.messages),
+    ("invalidations", "Invalidations given to clients with CLIENT TRACKING", |w| &w.invalidations),
+    ("subscriptions_lost", "Subscriptions at nodes that were lost with a connection and had to be restored", |w| &w.subscriptions_lost),
     ("clients_protocol_errors", "Clients closed because of a protocol error", |w| &w.protocol_errors),
     ("clients_received_bytes", "Bytes received from clients", |w| &w.bytes_received),
     ("clients_sent_bytes", "Bytes sent to clients", |w| &w.bytes_sent),
     ("large_transfers", "Requests and replies that travelled on a connection of their own", |w| &w.large),
+];
+
+/// Gauges over all clients.
+const CLIENT_GAUGES: &[(&str, &str, WorkerCounter)] = &[
+    ("subscriptions", "Channels and patterns that clients are subscribed to", |w| &w.subscriptions),
+    ("clients_tracking", "Clients with CLIENT TRACKING", |w| &w.tracking),
+    ("node_subscriptions", "Subscriptions of the workers in force at nodes", |w| &w.upstream_subscriptions),
 ];
 
 impl Collector for Scrape {
@@ -375,6 +396,10 @@ impl Collector for Scrape {
                 &sum.exported(),
                 None,
             )?;
+        }
+        for (name, help, gauge) in CLIENT_GAUGES {
+            let value = total(&self.workers, gauge) as i64;
+            encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)?;
         }
         let clients = total(&self.workers, |w| &w.clients) as i64;
         encoder.encode_descriptor("clients", "Client connections", None, MetricType::Gauge)?.encode_gauge(&clients)?;

@@ -98,6 +98,10 @@ pub struct Live {
     pub client_idle_timeout: Option<Duration>,
     /// Bytes of replies that may wait for one client before it is cut (Redis `client-output-buffer-limit`).
     pub client_output_limit: usize,
+    /// Bytes of messages that may wait for one subscriber before it is cut (Redis `client-output-buffer-limit pubsub`).
+    pub push_limit: usize,
+    /// Channels and patterns that one client may be subscribed to.
+    pub subscriptions_max: usize,
     /// Commands of one client that may be in flight; more wait in its socket.
     pub client_pipeline_max: usize,
     /// Largest single argument accepted, bytes (Redis `proto-max-bulk-len`).
@@ -212,6 +216,8 @@ impl Default for Live {
             max_clients: 10_000,
             client_idle_timeout: None,
             client_output_limit: 256 << 20,
+            push_limit: 32 << 20,
+            subscriptions_max: 100_000,
             client_pipeline_max: 4096,
             argument_max: 512 << 20,
             large_value: 1 << 20,

@@ -13,6 +13,7 @@ use switchyard_resp::command::CommandTable;
 
 use crate::limits::Limits;
 use crate::metrics::WorkerCounters;
+use crate::pubsub::Subscriptions;
 use crate::settings::{Live, Servers};
 use crate::slab::Handle;
 use crate::slow_log::SlowLog;
@@ -53,6 +54,8 @@ pub(crate) struct NodeFacts {
     pub(crate) commands: Commands,
     /// Why the last attempt to connect failed; `None` once one succeeded.
     pub(crate) failure: Option<String>,
+    /// Whether it was found not to speak RESP3.
+    pub(crate) translated: bool,
     /// Whether an attempt to connect has ended, either way.
     pub(crate) tried: bool,
     /// Whether this process had keys, or was written to.
@@ -65,6 +68,15 @@ pub(crate) struct NodeFacts {
     pub(crate) accepted: bool,
 }
 
+/// CLIENT PAUSE.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pause {
+    /// Microseconds since the router's start.
+    pub(crate) until_us: u64,
+    /// Everything, not only what may write.
+    pub(crate) all: bool,
+}
+
 /// What one worker asks another.
 #[derive(Debug)]
 pub(crate) enum Message {
@@ -74,6 +86,16 @@ pub(crate) enum Message {
     Kill { filter: Arc<ClientFilter>, from: usize, gather: Handle, part: u32 },
     /// End the wait of your client with this id (CLIENT UNBLOCK), by an error or as if its time were over.
     Unblock { id: u64, error: bool, from: usize, gather: Handle, part: u32 },
+    /// Look at the list of monitors and the pause, and answer; where `settled`, when what was sent to nodes before has been answered.
+    Refresh { from: usize, gather: Handle, part: u32, settled: bool },
+    /// Whether the client of this number is yours, for the gather of worker `from`.
+    Find { id: u64, from: usize, gather: Handle, part: u32 },
+    /// An invalidation for your client `to`; `source` of worker `from` redirects its own there. `None`: all keys.
+    Invalidate { to: Handle, from: usize, source: Handle, keys: Option<Box<[u8]>> },
+    /// There is no such client.
+    RedirectBroken { source: Handle },
+    /// Lines for your clients in MONITOR.
+    Lines(Arc<[u8]>),
     /// A worker's answer, as a RESP reply.
     Answer { gather: Handle, part: u32, reply: Vec<u8> },
     /// A password of a client was checked.
@@ -91,6 +113,15 @@ pub(crate) struct Connection {
     pub(crate) run_id: Option<Arc<str>>,
 }
 
+/// What CLIENT LIST and CLIENT KILL tell apart by `TYPE`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ClientType {
+    Normal,
+    Pubsub,
+    /// Replicas and primaries: no client of ours is one.
+    Server,
+}
+
 /// Which clients CLIENT LIST and CLIENT KILL mean.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClientFilter {
@@ -98,8 +129,8 @@ pub(crate) struct ClientFilter {
     pub(crate) addr: Option<String>,
     pub(crate) laddr: Option<String>,
     pub(crate) user: Option<String>,
-    /// `TYPE`: false where no client of ours can be of that type.
-    pub(crate) type_normal: bool,
+    /// `TYPE`.
+    pub(crate) client_type: Option<ClientType>,
     /// The client that asks, where it is to be spared (`SKIPME yes`).
     pub(crate) skip: Option<u64>,
     pub(crate) max_age_s: Option<u64>,
@@ -186,6 +217,10 @@ pub(crate) struct Shared {
     pub(crate) nodes: Mutex<BTreeMap<NodeId, NodeFacts>>,
     pub(crate) scripts: Mutex<Scripts>,
     pub(crate) slow_log: Mutex<SlowLog>,
+    pub(crate) subscriptions: Subscriptions,
+    /// Clients in MONITOR: worker and handle.
+    pub(crate) monitors: Mutex<Vec<(usize, Handle)>>,
+    pub(crate) pause: Mutex<Option<Pause>>,
     connections: Mutex<Vec<Connection>>,
     pub(crate) mailboxes: Arc<Mailboxes>,
     pub(crate) logins: Arc<Logins>,
@@ -232,6 +267,9 @@ impl Shared {
             nodes: Mutex::default(),
             scripts: Mutex::default(),
             slow_log: Mutex::default(),
+            subscriptions: Subscriptions::default(),
+            monitors: Mutex::default(),
+            pause: Mutex::default(),
             connections: Mutex::default(),
             limits: Limits::default(),
             logins: Arc::new(Logins::new(mailboxes.clone())),
@@ -280,6 +318,11 @@ impl Shared {
         self.clients.fetch_sub(counters.clients.get() as usize, Ordering::Relaxed);
         counters.clients.set(0);
         counters.blocked.set(0);
+        counters.subscriptions.set(0);
+        counters.upstream_subscriptions.set(0);
+        counters.tracking.set(0);
+        self.subscriptions.forget_worker(worker);
+        lock(&self.monitors).retain(|(w, _)| *w != worker);
         for node in lock(&counters.nodes).iter().flatten() {
             node.in_flight.set(0);
             node.connections.set(0);

@@ -2,7 +2,7 @@
 //! never reaches the connection that later took the same slot.
 
 /// Names an entry of a [`Slab`]; stale after the entry is removed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Handle {
     pub(crate) index: u32,
     pub(crate) generation: u32,

@@ -13,7 +13,7 @@
 
 use super::{Flags, Handling, Keys, Local, Merge, Split};
 
-use Handling::{Any, Every, Keyed, Later, Refused};
+use Handling::{Any, Every, Keyed, Refused};
 
 pub(super) struct Row {
     pub(super) name: &'static str,
@@ -23,14 +23,8 @@ pub(super) struct Row {
     pub(super) handling: Handling,
 }
 
-// What comes later, as it is named to the client.
-const PUBSUB: &str = "pub/sub";
-const TRACKING: &str = "client tracking";
-const PAUSE: &str = "pausing clients";
-const MONITORING: &str = "MONITOR";
-const PLACEMENT: &str = "Switchyard places the slots. Change its list of nodes instead";
-
 // Why something is refused, and what to do instead.
+const PLACEMENT: &str = "Switchyard places the slots. Change its list of nodes instead";
 const DEBUGGING: &str = "it is for debugging one server. Call it at the node itself";
 const STOPPING: &str = "it would stop a node under all its clients. Stop the node itself, or Switchyard by SIGTERM";
 const REPLICATION: &str = "replication is arranged between nodes. Call it at the node itself";
@@ -340,29 +334,29 @@ rows! {
     "WATCH"                     -2 [FAST]                                ALL               => Handling::Local(Local::Watch);
 
     // Pub/sub
-    "PSUBSCRIBE"                -2 [PUBSUB]                              NONE              => Later(PUBSUB);
-    "PUBLISH"                    3 [FAST PUBSUB]                         NONE              => Later(PUBSUB);
+    "PSUBSCRIBE"                -2 [PUBSUB]                              NONE              => Handling::Local(Local::Psubscribe);
+    "PUBLISH"                    3 [FAST PUBSUB]                         NONE              => Handling::Local(Local::Publish);
     "PUBSUB"                    -2 []                                    NONE              => Any;
-    "PUBSUB|CHANNELS"           -2 [PUBSUB]                              NONE              => Later(PUBSUB);
+    "PUBSUB|CHANNELS"           -2 [PUBSUB]                              NONE              => Handling::Local(Local::PubsubChannels);
     "PUBSUB|HELP"                2 []                                    NONE              => Any;
-    "PUBSUB|NUMPAT"              2 [PUBSUB]                              NONE              => Later(PUBSUB);
-    "PUBSUB|NUMSUB"             -2 [PUBSUB]                              NONE              => Later(PUBSUB);
-    "PUBSUB|SHARDCHANNELS"      -2 [PUBSUB]                              NONE              => Later(PUBSUB);
-    "PUBSUB|SHARDNUMSUB"        -2 [PUBSUB]                              NONE              => Later(PUBSUB);
-    "PUNSUBSCRIBE"              -1 [PUBSUB]                              NONE              => Later(PUBSUB);
-    "SPUBLISH"                   3 [FAST PUBSUB]                         FIRST             => Later(PUBSUB);
-    "SSUBSCRIBE"                -2 [PUBSUB]                              ALL               => Later(PUBSUB);
-    "SUBSCRIBE"                 -2 [PUBSUB]                              NONE              => Later(PUBSUB);
-    "SUNSUBSCRIBE"              -1 [PUBSUB]                              ALL               => Later(PUBSUB);
-    "UNSUBSCRIBE"               -1 [PUBSUB]                              NONE              => Later(PUBSUB);
+    "PUBSUB|NUMPAT"              2 [PUBSUB]                              NONE              => Handling::Local(Local::PubsubNumpat);
+    "PUBSUB|NUMSUB"             -2 [PUBSUB]                              NONE              => Handling::Local(Local::PubsubNumsub);
+    "PUBSUB|SHARDCHANNELS"      -2 [PUBSUB]                              NONE              => Handling::Local(Local::PubsubShardchannels);
+    "PUBSUB|SHARDNUMSUB"        -2 [PUBSUB]                              NONE              => Handling::Local(Local::PubsubShardnumsub);
+    "PUNSUBSCRIBE"              -1 [PUBSUB]                              NONE              => Handling::Local(Local::Punsubscribe);
+    "SPUBLISH"                   3 [FAST PUBSUB]                         FIRST             => Handling::Local(Local::Spublish);
+    "SSUBSCRIBE"                -2 [PUBSUB]                              ALL               => Handling::Local(Local::Ssubscribe);
+    "SUBSCRIBE"                 -2 [PUBSUB]                              NONE              => Handling::Local(Local::Subscribe);
+    "SUNSUBSCRIBE"              -1 [PUBSUB]                              ALL               => Handling::Local(Local::Sunsubscribe);
+    "UNSUBSCRIBE"               -1 [PUBSUB]                              NONE              => Handling::Local(Local::Unsubscribe);
 
     // Connections
     "AUTH"                      -2 [FAST NO_AUTH]                        NONE              => Handling::Local(Local::Auth);
     "CLIENT"                    -2 []                                    NONE              => Any;
-    "CLIENT|CACHING"             3 []                                    NONE              => Later(TRACKING);
+    "CLIENT|CACHING"             3 []                                    NONE              => Handling::Local(Local::ClientCaching);
     "CLIENT|CAPA"               -3 []                                    NONE              => Handling::Local(Local::ClientCapa);
     "CLIENT|GETNAME"             2 []                                    NONE              => Handling::Local(Local::ClientGetname);
-    "CLIENT|GETREDIR"            2 []                                    NONE              => Later(TRACKING);
+    "CLIENT|GETREDIR"            2 []                                    NONE              => Handling::Local(Local::ClientGetredir);
     "CLIENT|HELP"                2 []                                    NONE              => Handling::Local(Local::ClientHelp);
     "CLIENT|ID"                  2 []                                    NONE              => Handling::Local(Local::ClientId);
     "CLIENT|IMPORT-SOURCE"       3 []                                    NONE              => Refused(IMPORTING);
@@ -371,14 +365,14 @@ rows! {
     "CLIENT|LIST"               -2 [ADMIN]                               NONE              => Handling::Local(Local::ClientList);
     "CLIENT|NO-EVICT"            3 [ADMIN]                               NONE              => Handling::Local(Local::ClientNoEvict);
     "CLIENT|NO-TOUCH"            3 []                                    NONE              => Handling::Local(Local::ClientNoTouch);
-    "CLIENT|PAUSE"              -3 [ADMIN]                               NONE              => Later(PAUSE);
+    "CLIENT|PAUSE"              -3 [ADMIN]                               NONE              => Handling::Local(Local::ClientPause);
     "CLIENT|REPLY"               3 []                                    NONE              => Handling::Local(Local::ClientReply);
     "CLIENT|SETINFO"             4 []                                    NONE              => Handling::Local(Local::ClientSetinfo);
     "CLIENT|SETNAME"             3 []                                    NONE              => Handling::Local(Local::ClientSetname);
-    "CLIENT|TRACKING"           -3 []                                    NONE              => Later(TRACKING);
-    "CLIENT|TRACKINGINFO"        2 []                                    NONE              => Later(TRACKING);
+    "CLIENT|TRACKING"           -3 []                                    NONE              => Handling::Local(Local::ClientTracking);
+    "CLIENT|TRACKINGINFO"        2 []                                    NONE              => Handling::Local(Local::ClientTrackinginfo);
     "CLIENT|UNBLOCK"            -3 [ADMIN]                               NONE              => Handling::Local(Local::ClientUnblock);
-    "CLIENT|UNPAUSE"             2 [ADMIN]                               NONE              => Later(PAUSE);
+    "CLIENT|UNPAUSE"             2 [ADMIN]                               NONE              => Handling::Local(Local::ClientUnpause);
     "ECHO"                       2 [FAST]                                NONE              => Handling::Local(Local::Echo);
     "HELLO"                     -1 [FAST NO_AUTH]                        NONE              => Handling::Local(Local::Hello);
     "PING"                      -1 [FAST]                                NONE              => Handling::Local(Local::Ping);
@@ -446,7 +440,7 @@ rows! {
     "MODULE|LOAD"               -3 [ADMIN]                               NONE              => Refused(MODULES);
     "MODULE|LOADEX"             -3 [ADMIN]                               NONE              => Refused(MODULES);
     "MODULE|UNLOAD"              3 [ADMIN]                               NONE              => Refused(MODULES);
-    "MONITOR"                    1 [ADMIN]                               NONE              => Later(MONITORING);
+    "MONITOR"                    1 [ADMIN]                               NONE              => Handling::Local(Local::Monitor);
     "PSYNC"                     -3 [ADMIN]                               NONE              => Refused(REPLICATION);
     "REPLCONF"                  -1 [ADMIN]                               NONE              => Refused(REPLICATION);
     "REPLICAOF"                  3 [ADMIN]                               NONE              => Refused(REPLICATION);

@@ -11,7 +11,7 @@ use super::downstream::{Client, ReplyMode};
 use super::gather::Whole;
 use super::local::parse;
 use super::{Stall, Worker};
-use crate::shared::{ClientFilter, Message};
+use crate::shared::{ClientFilter, ClientType, Message};
 use crate::slab::Handle;
 use crate::users::Users;
 
@@ -194,7 +194,8 @@ impl Worker {
     fn matches(&self, client: &Client, filter: &ClientFilter) -> bool {
         let d = &client.details;
         let addr = |a: Option<std::net::SocketAddr>| a.map(|a| a.to_string());
-        filter.type_normal
+        let own_type = if client.subscribed() > 0 { ClientType::Pubsub } else { ClientType::Normal };
+        filter.client_type.is_none_or(|t| t == own_type)
             && filter.ids.as_ref().is_none_or(|ids| ids.contains(&d.id))
             && (filter.addr.is_none() || filter.addr == addr(d.peer))
             && (filter.laddr.is_none() || filter.laddr == addr(d.local))
@@ -233,20 +234,21 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn is_type(name: &[u8]) -> Result<bool, String> {
+fn client_type(name: &[u8]) -> Result<Option<ClientType>, String> {
     match text(name).to_ascii_lowercase().as_str() {
-        "normal" => Ok(true),
-        "master" | "primary" | "replica" | "slave" | "pubsub" => Ok(false),
+        "normal" => Ok(Some(ClientType::Normal)),
+        "pubsub" => Ok(Some(ClientType::Pubsub)),
+        "master" | "primary" | "replica" | "slave" => Ok(Some(ClientType::Server)),
         _ => Err(format!("ERR Unknown client type '{}'", text(name))),
     }
 }
 
 fn list_filter(args: &Args<'_>) -> Result<ClientFilter, String> {
-    let mut filter = ClientFilter { type_normal: true, ..ClientFilter::default() };
+    let mut filter = ClientFilter::default();
     match args.get(2) {
         None => {}
         Some(option) if option.eq_ignore_ascii_case(b"TYPE") && args.len() == 4 => {
-            filter.type_normal = is_type(args.get(3).unwrap_or_default())?;
+            filter.client_type = client_type(args.get(3).unwrap_or_default())?;
         }
         Some(option) if option.eq_ignore_ascii_case(b"ID") && args.len() > 3 => {
             let ids: Option<Vec<u64>> = args.iter().skip(3).map(|id| parse(id).filter(|id| *id > 0)).collect();
@@ -258,7 +260,7 @@ fn list_filter(args: &Args<'_>) -> Result<ClientFilter, String> {
 }
 
 fn kill_filter(args: &Args<'_>, own_id: u64, users: &Users) -> Result<(ClientFilter, Whole), String> {
-    let mut filter = ClientFilter { type_normal: true, ..ClientFilter::default() };
+    let mut filter = ClientFilter::default();
     if args.len() == 3 {
         filter.addr = Some(text(args.get(2).unwrap_or_default()));
         return Ok((filter, Whole::ClientKillOne));
@@ -275,7 +277,7 @@ fn kill_filter(args: &Args<'_>, own_id: u64, users: &Users) -> Result<(ClientFil
             }
             "addr" => filter.addr = Some(text(value)),
             "laddr" => filter.laddr = Some(text(value)),
-            "type" => filter.type_normal &= is_type(value)?,
+            "type" => filter.client_type = client_type(value)?,
             "user" if users.get(value).is_some() => filter.user = Some(text(value)),
             "user" => return Err(format!("ERR No such user '{}'", text(value))),
             "maxage" => filter.max_age_s = Some(parse(value).ok_or("ERR maxage is not an integer or out of range")?),

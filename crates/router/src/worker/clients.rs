@@ -496,11 +496,15 @@ impl Worker {
     #[inline]
     pub(super) fn after_delivery(&mut self, handle: Handle) {
         let Some(client) = self.clients.get_mut(handle) else { return };
+        let gated = client.gated;
         let go_on = match client.stall {
-            Stall::None | Stall::Output | Stall::Upstream | Stall::Exclusive | Stall::Learning | Stall::Login => false,
+            Stall::None | Stall::Paused | Stall::Output | Stall::Upstream | Stall::Exclusive | Stall::Learning | Stall::Login => false,
             Stall::Barrier | Stall::Blocked => client.in_flight() == 0,
             Stall::Pipeline => client.in_flight() == 0 || client.has_room(self.plan.live.client_pipeline_max / 2),
         };
+        if gated {
+            self.release_invalidations(handle);
+        }
         if go_on {
             self.unstall(handle);
         }
@@ -630,6 +634,15 @@ impl Worker {
             if self.links.get(held).is_some_and(|l| l.holder == handle) {
                 self.abandon(held);
             }
+        }
+        if client.monitor {
+            self.end_monitor(handle);
+        }
+        if client.tracked.is_some() {
+            self.end_tracking(handle);
+        }
+        if let Some(subscriber) = client.pubsub {
+            self.forget_subscriber(handle, &subscriber);
         }
     }
 }

@@ -48,8 +48,18 @@ impl Worker {
         }
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         client.last_command = command.id;
-        if client.in_multi {
-            return self.in_multi(plan, handle, command, raw, args);
+        let in_multi = client.in_multi;
+        let special = client.gated || self.alert;
+        if special && let Some(flow) = self.gate(handle, command) {
+            return flow;
+        }
+        if in_multi {
+            let flow = self.in_multi(plan, handle, command, raw, args);
+            if special && matches!(flow, Flow::Next | Flow::Close) {
+                self.feed_monitors(handle, command, args);
+                self.note_tracked_read(handle, command, args);
+            }
+            return flow;
         }
         let flow = match command.handling {
             Handling::Keyed => self.keyed(plan, handle, command, raw, args),
@@ -62,10 +72,27 @@ impl Worker {
                 self.refuse(handle, class, &text)
             }
         };
+        if special && matches!(flow, Flow::Next | Flow::Close) {
+            self.feed_monitors(handle, command, args);
+            self.note_tracked_read(handle, command, args);
+        }
         if flow == Flow::Next {
             self.counters.commands[usize::from(class)].add(1);
         }
         flow
+    }
+
+    /// What the client's state, or a pause, makes of a command instead. `None`: go on.
+    #[cold]
+    fn gate(&mut self, handle: Handle, command: &Command) -> Option<Flow> {
+        if let Some(flow) = self.gate_any(handle, command) {
+            return Some(flow);
+        }
+        self.is_held_back(command).then_some(Flow::Stall(Stall::Paused))
+    }
+
+    fn gate_any(&mut self, handle: Handle, command: &Command) -> Option<Flow> {
+        self.gate_tracking(handle).or_else(|| self.gate_subscriber(handle, command)).or_else(|| self.gate_monitor(handle, command))
     }
 
     /// Answers the command just read with an error.

@@ -16,6 +16,8 @@ use crate::settings::Reads;
 use crate::slab::Handle;
 use crate::users::User;
 use crate::worker::login::Verdict;
+use crate::worker::pubsub::{Kind, Subscriber};
+use crate::worker::tracking::{Tracked, shown_redirect};
 use crate::worker::transactions::Session;
 use crate::worker::transport::Tls;
 use crate::worker::upstream::Lane;
@@ -53,6 +55,8 @@ pub(super) enum Stall {
     Exclusive,
     /// A command of it waits at the node.
     Blocked,
+    /// CLIENT PAUSE.
+    Paused,
     /// The command is unknown, and a node has yet to say which commands it has.
     Learning,
     /// A password is being checked.
@@ -176,6 +180,11 @@ pub(super) struct Client {
     pub(super) active_ms: u32,
     pub(super) last_command: u16,
     pub(super) last_used_us: u64,
+    /// The client is in a state that not every command is allowed in: looked at once per command.
+    pub(super) gated: bool,
+    pub(super) pubsub: Option<Box<Subscriber>>,
+    pub(super) monitor: bool,
+    pub(super) tracked: Option<Box<Tracked>>,
     pub(super) details: Box<Details>,
 }
 
@@ -238,6 +247,10 @@ impl Client {
             active_ms: 0,
             last_command: 0,
             last_used_us: now_us,
+            gated: false,
+            pubsub: None,
+            monitor: false,
+            tracked: None,
             details,
         }
     }
@@ -307,6 +320,40 @@ impl Client {
         }
         self.owed.push_back(Owed { at_us: now_us as u32, start: 0, len: 0, class, muted });
         self.first.wrapping_add(self.owed.len() as u32).wrapping_sub(1)
+    }
+
+    /// The same for a command whose reply is sent although replies are off: confirmations count as messages.
+    pub(super) fn owe_push(&mut self, now_us: u64, class: u8) -> u32 {
+        let seq = self.owe(now_us, class);
+        if let Some(owed) = self.owed.back_mut() {
+            owed.muted = false;
+        }
+        seq
+    }
+
+    /// Number of the command that is answered next.
+    pub(super) fn first_owed(&self) -> u32 {
+        self.first
+    }
+
+    /// Number of the last command read.
+    pub(super) fn last_owed(&self) -> u32 {
+        self.first.wrapping_add(self.owed.len() as u32).wrapping_sub(1)
+    }
+
+    /// To be called after what makes a client special has changed.
+    pub(super) fn update_gate(&mut self) {
+        self.gated = self.pubsub.is_some() || self.monitor || self.tracked.is_some();
+    }
+
+    /// Channels and patterns that the client is subscribed to.
+    pub(super) fn subscribed(&self) -> usize {
+        self.pubsub.as_deref().map_or(0, Subscriber::total)
+    }
+
+    /// Where messages wait that come in the middle of a large reply.
+    pub(super) fn deferred(&mut self) -> &mut Vec<u8> {
+        &mut self.pubsub.get_or_insert_default().deferred
     }
 
     /// Takes the reply to command `seq`: behind the earlier replies, which may still be missing.
@@ -391,6 +438,9 @@ impl Client {
     pub(super) fn end_stream(&mut self, now_us: u64, counters: &WorkerCounters) {
         self.streaming = false;
         self.complete(self.first, b"", now_us, counters);
+        if let Some(subscriber) = self.pubsub.as_deref_mut() {
+            self.out.append(&mut subscriber.deferred);
+        }
     }
 
     /// Whether the commands in flight leave room for a command on `lane`.
@@ -423,8 +473,14 @@ impl Client {
                 flags.push(letter);
             }
         };
+        add(self.monitor, 'O');
+        add(self.subscribed() > 0, 'P');
         add(self.in_multi, 'x');
         add(self.stall == Stall::Blocked, 'b');
+        let tracked = self.tracked.as_deref();
+        add(tracked.is_some(), 't');
+        add(tracked.and_then(Tracked::redirect).is_some_and(|r| r.broken), 'R');
+        add(tracked.is_some_and(Tracked::is_broadcast), 'B');
         add(dirty, 'd');
         add(self.details.unix.is_some(), 'U');
         if flags.is_empty() {
@@ -442,8 +498,9 @@ impl Client {
             (None, Some(path)) => format!("{}:0", path.display()),
             (None, None) => "?:0".into(),
         };
+        let count = |kind| self.pubsub.as_deref().map_or(0, |s| s.count(kind));
         format!(
-            "id={} addr={} laddr={} fd={} name={} age={} idle={} flags={} db={} sub=0 psub=0 ssub=0 multi={} qbuf={} qbuf-free={} argv-mem=0 multi-mem={} rbs=0 rbp=0 obl=0 oll={} omem={} tot-mem={} events=r cmd={} user={} redir=-1 resp={} lib-name={} lib-ver={}\n",
+            "id={} addr={} laddr={} fd={} name={} age={} idle={} flags={} db={} sub={} psub={} ssub={} multi={} qbuf={} qbuf-free={} argv-mem=0 multi-mem={} rbs=0 rbp=0 obl=0 oll={} omem={} tot-mem={} events=r cmd={} user={} redir={} resp={} lib-name={} lib-ver={}\n",
             d.id,
             addr(d.peer),
             addr(d.local),
@@ -453,6 +510,9 @@ impl Client {
             now_us.saturating_sub(self.last_used_us) / 1_000_000,
             self.flags(dirty),
             self.database,
+            count(Kind::Channel),
+            count(Kind::Pattern),
+            count(Kind::Shard),
             multi.map_or(-1, |m| m.count() as i64),
             self.input.len() - self.input_at,
             self.input.capacity() - self.input.len(),
@@ -466,6 +526,7 @@ impl Client {
                 + self.parked.capacity(),
             last_command.to_ascii_lowercase(),
             self.user.name(),
+            shown_redirect(self.tracked.as_deref()),
             if self.resp3 { 3 } else { 2 },
             d.lib_name,
             d.lib_ver,

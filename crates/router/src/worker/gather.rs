@@ -5,7 +5,9 @@ use switchyard_resp::command::Merge;
 use switchyard_resp::{encode, reply};
 
 use super::Worker;
+use super::pubsub::Kind;
 use super::rounds::{Next, Procedure};
+use super::tracking::Options;
 use super::upstream::{Lane, Pending, Purpose};
 use crate::slab::Handle;
 
@@ -27,6 +29,12 @@ pub(super) enum Whole {
     ClientList,
     /// CLIENT KILL in its old form: OK, or an error where nobody was killed.
     ClientKillOne,
+    /// CLIENT TRACKING with REDIRECT: who the target is.
+    Redirect(Box<Options>),
+    /// MONITOR: the client is one when all workers know.
+    Monitor,
+    /// PUBLISH, SPUBLISH: the node's count, with our clients in the place of our own subscriptions.
+    Publish { kind: Kind, channel: Box<[u8]>, node: NodeId },
     /// SELECT: the client's database changes if every node has it.
     Select { database: u32 },
     /// Several rounds.
@@ -139,9 +147,14 @@ impl Worker {
         let Some(gather) = self.gathers.remove(handle) else { return };
         let (client, seq) = (gather.client, gather.seq);
         let Some(resp3) = self.clients.get(client).map(|c| c.resp3) else { return };
-        if matches!(gather.whole, Whole::Rounds(_)) {
-            return self.end_round(gather, resp3);
-        }
+        let gather = match gather {
+            Gather { whole: Whole::Rounds(_), .. } => return self.end_round(gather, resp3),
+            Gather { whole: Whole::Redirect(options), parts, .. } => {
+                let parts: Vec<Vec<u8>> = parts.into_iter().flatten().collect();
+                return self.redirect_found(client, seq, *options, &parts);
+            }
+            other => other,
+        };
         let whole = self.merge(gather, resp3);
         self.deliver(client, seq, &whole);
     }
@@ -227,6 +240,19 @@ impl Worker {
             }
             // Never merged: see `gather_part`.
             (Whole::Rounds(_), None) => return protocol_error("a procedure was taken for a merge"),
+            // Never merged: see `gather_part`.
+            (Whole::Redirect(_), None) => return protocol_error("a redirect was taken for a merge"),
+            (Whole::Monitor, None) => {
+                if let Some(client) = self.clients.get_mut(gather.client) {
+                    client.monitor = true;
+                    client.update_gate();
+                }
+                encode::simple(&mut out, "OK");
+            }
+            (Whole::Publish { kind, channel, node }, None) => {
+                let count = parts.first().and_then(|p| reply::integer(p)).unwrap_or(0);
+                encode::integer(&mut out, self.published(kind, &channel, node, count));
+            }
             (Whole::Select { database }, None) => {
                 for node in &gather.nodes {
                     self.shared.with_facts(*node, |f| f.databases = f.databases.max(database + 1));

@@ -9,6 +9,7 @@ use switchyard_resp::{encode, reply};
 use tracing::{debug, info, warn};
 
 use super::Worker;
+use super::translate::refuses_resp3;
 use super::transport;
 use super::upstream::{Greeting, Lane, Link, Phase, Purpose};
 use crate::settings::EmptyReturn;
@@ -32,7 +33,7 @@ impl Worker {
             encode::command(&mut bytes, args.iter().map(|a| a.as_bytes()));
             link.greeting.push_back(what);
         };
-        match (&access.password, link.resp3) {
+        match (&access.password, link.resp3 && !link.downgraded) {
             (Some(password), true) => ask(link, Greeting::Hello, &["HELLO", "3", "AUTH", user, &password.0]),
             (None, true) => ask(link, Greeting::Hello, &["HELLO", "3"]),
             (Some(password), false) if access.username.is_some() => ask(link, Greeting::Auth, &["AUTH", user, &password.0]),
@@ -72,6 +73,7 @@ impl Worker {
         let error = reply::is_error(answer).then(|| String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned());
         let node = link.node;
         match (question, error) {
+            (Greeting::Hello, Some(error)) if refuses_resp3(&error) => self.downgrade(handle, &error),
             (Greeting::Hello, Some(error)) => self.attempt_failed(handle, &format!("it refuses HELLO 3: {error}")),
             (Greeting::Auth, Some(error)) => self.attempt_failed(handle, &format!("it refuses our credentials: {error}")),
             (Greeting::Select, Some(error)) => {
@@ -207,6 +209,9 @@ impl Worker {
             if learn {
                 self.push_own(handle, &[b"COMMAND"], Purpose::Learn, 0);
             }
+        }
+        if lane == Lane::Pubsub {
+            self.pubsub_link_up(handle, node);
         }
         if lane.is_exclusive() {
             self.release(handle);

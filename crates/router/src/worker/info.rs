@@ -104,7 +104,7 @@ impl Worker {
             ("connected_clients", self.shared.clients.load(Ordering::Relaxed).to_string()),
             ("maxclients", plan.live.max_clients.to_string()),
             ("blocked_clients", total(|w| &w.blocked).to_string()),
-            ("tracking_clients", "0".into()),
+            ("tracking_clients", total(|w| &w.tracking).to_string()),
         ];
         for field in ["total_blocking_keys", "total_blocking_keys_on_nokey"] {
             if !values(field).is_empty() {

@@ -34,6 +34,9 @@ impl Worker {
     /// A command whose next argument is large and not all there: `header` has the arguments before it. Starts to pass it on.
     pub(super) fn dispatch_large(&mut self, plan: &Plan, handle: Handle, header: &[u8], args: &Args<'_>, len: usize, after: usize) -> Flow {
         let Lookup::Command(command) = plan.commands.find(args) else { return Flow::Buffer };
+        if self.alert || self.clients.get(handle).is_some_and(|c| c.gated) {
+            return Flow::Buffer; // what is special is looked at where whole commands are
+        }
         let in_multi = self.clients.get(handle).is_some_and(|c| c.in_multi);
         if in_multi || command.handling != Handling::Keyed || command.flags.has(Flags::BLOCKING) || !command.arity_ok(args.len()) {
             return Flow::Buffer;

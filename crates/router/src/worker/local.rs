@@ -22,6 +22,10 @@ impl Worker {
         let mut out = Vec::new();
         match local {
             Local::Ping if args.len() > 2 => return self.refuse(handle, class, &switchyard_resp::command::errors::arity(command)),
+            Local::Ping if !resp3 && client.subscribed() > 0 => {
+                out.extend_from_slice(b"*2\r\n$4\r\npong\r\n");
+                encode::bulk(&mut out, arg(1));
+            }
             Local::Ping => match args.get(1) {
                 Some(text) => encode::bulk(&mut out, text),
                 None => out.extend_from_slice(b"+PONG\r\n"),
@@ -58,6 +62,19 @@ impl Worker {
                 client.details.name.clear();
                 client.details.no_evict = false;
                 client.details.no_touch = false;
+                let subscriber = client.pubsub.take();
+                let monitor = std::mem::take(&mut client.monitor);
+                let tracked = client.tracked.is_some();
+                client.update_gate();
+                if monitor {
+                    self.end_monitor(handle);
+                }
+                if tracked {
+                    self.end_tracking(handle);
+                }
+                if let Some(subscriber) = subscriber {
+                    self.forget_subscriber(handle, &subscriber);
+                }
                 out.extend_from_slice(b"+RESET\r\n");
             }
             Local::Role => {
@@ -108,6 +125,25 @@ impl Worker {
                 return self.acl(plan, handle, class, local, args);
             }
             Local::Script => return self.refuse(handle, class, "ERR unknown subcommand. Try SCRIPT HELP."),
+            Local::Subscribe
+            | Local::Unsubscribe
+            | Local::Psubscribe
+            | Local::Punsubscribe
+            | Local::Ssubscribe
+            | Local::Sunsubscribe
+            | Local::Publish
+            | Local::Spublish
+            | Local::PubsubChannels
+            | Local::PubsubNumsub
+            | Local::PubsubNumpat
+            | Local::PubsubShardchannels
+            | Local::PubsubShardnumsub => return self.pubsub_command(plan, handle, command, local, raw, args),
+            Local::ClientTracking | Local::ClientCaching | Local::ClientTrackinginfo | Local::ClientGetredir => {
+                return self.tracking_command(handle, class, local, args);
+            }
+            Local::Monitor => return self.monitor(handle, class),
+            Local::ClientPause => return self.pause(handle, class, args),
+            Local::ClientUnpause => return self.unpause(handle, class),
             Local::ClientId
             | Local::ClientGetname
             | Local::ClientSetname

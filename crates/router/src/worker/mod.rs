@@ -25,15 +25,20 @@ mod info;
 mod large;
 mod local;
 mod login;
+mod monitor;
 mod nodes;
+mod pause;
 mod pool;
+mod pubsub;
 mod replicas;
 mod rounds;
 mod scan;
 mod scripts;
 mod send;
 mod slowlog;
+mod tracking;
 mod transactions;
+mod translate;
 mod transport;
 mod upstream;
 mod wait;
@@ -49,7 +54,7 @@ use switchyard_resp::request::Scanner;
 use crate::listener::Listener;
 use crate::metrics::WorkerCounters;
 use crate::poll::{Poll, Ready, Token};
-use crate::shared::{Message, Plan, Shared};
+use crate::shared::{Message, Pause, Plan, Shared};
 use crate::slab::{Handle, Slab};
 use crate::sys::SendBatch;
 use batching::{Batching, pause};
@@ -87,6 +92,18 @@ struct NodeLinks {
     pools: [pool::Pool; 3],
     /// Connections to replicas, by protocol.
     replicas: Vec<(std::net::SocketAddr, [Option<Handle>; 2])>,
+    pubsub: Option<Handle>,
+}
+
+impl NodeLinks {
+    /// Where the connection of a shared lane is kept.
+    fn place(&mut self, lane: upstream::Lane, resp3: bool) -> &mut Option<Handle> {
+        match lane {
+            upstream::Lane::Main => &mut self.main[usize::from(resp3)],
+            upstream::Lane::Pubsub => &mut self.pubsub,
+            _ => &mut self.slow[usize::from(resp3)],
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -106,6 +123,13 @@ pub(crate) struct Worker {
     /// By node number.
     routes: Vec<NodeLinks>,
     gathers: Slab<Gather>,
+    pubsub: pubsub::Topics,
+    monitors: monitor::Monitors,
+    tracking: tracking::Tracking,
+    paused: Option<Pause>,
+    settling: Vec<pause::Settling>,
+    /// There are monitors, or a pause: looked at once per command.
+    alert: bool,
     zombies: Vec<Zombie>,
     next_zombie: u32,
     /// Hashes of keys whose values were found to be large, by hash modulo its length; 0 is nobody.
@@ -176,6 +200,12 @@ impl Worker {
             links: Slab::new(),
             routes: Vec::new(),
             gathers: Slab::new(),
+            pubsub: pubsub::Topics::new(),
+            monitors: monitor::Monitors::default(),
+            tracking: tracking::Tracking::default(),
+            paused: None,
+            settling: Vec::new(),
+            alert: false,
             next_zombie: zombies.len() as u32,
             zombies,
             large_keys: vec![0; 1024].into(),
@@ -212,6 +242,8 @@ impl Worker {
         let mut ready = Vec::new();
         let mut events = Vec::new();
         self.read_clock();
+        // A worker that takes a panicked one's place finds what holds for all.
+        self.refresh(self.index, Handle::NONE, 0, false);
         self.connect_main();
         loop {
             let pending_work = !self.unread.is_empty() || !self.resumed.is_empty();
@@ -299,6 +331,7 @@ impl Worker {
     /// Sends what the turn has produced: to the nodes first, because they have work to do with it.
     fn finish_turn(&mut self) {
         // A flush can end a stall, and a resumed client has more to send. What is left after some rounds waits for the next turn.
+        self.flush_monitors();
         for _ in 0..8 {
             let resumed = std::mem::take(&mut self.resumed);
             for handle in resumed {
@@ -327,6 +360,8 @@ impl Worker {
         if limits_changed || (!Arc::ptr_eq(&before.live.users, &self.plan.live.users) && before.live.users != self.plan.live.users) {
             self.readmit_clients();
         }
+        self.place_topics_anew();
+        self.place_tracking_anew();
         let learning: Vec<Handle> = self.clients.iter().filter(|(_, c)| c.stall == Stall::Learning).map(|(h, _)| h).collect();
         for client in learning {
             self.unstall(client);
@@ -337,6 +372,7 @@ impl Worker {
         self.next_tick_us = self.now_us + TICK.as_micros() as u64;
         self.tick_links();
         self.retry_unblocks();
+        self.tick_pause();
         self.publish_drained();
         if self.now_us >= self.next_client_tick_us {
             self.next_client_tick_us = self.now_us + CLIENT_TICK_US;
@@ -356,14 +392,15 @@ impl Worker {
                 false
             } else if client.held.is_some() {
                 quiet_us > LARGE_PATIENCE_US
-            } else if client.in_flight() > 0 {
+            } else if client.in_flight() > 0 || client.stall == Stall::Paused {
                 false
             } else if client.closing || client.half_closed {
                 quiet_us > CLOSING_PATIENCE_US
             } else if client.is_handshaking() {
                 self.now_us.saturating_sub(client.details.created_us) > handshake_us
             } else {
-                idle_us.is_some_and(|idle| quiet_us > idle)
+                // One that is subscribed waits by trade, as in Redis.
+                client.subscribed() == 0 && !client.monitor && idle_us.is_some_and(|idle| quiet_us > idle)
             };
             if overdue {
                 late.push((handle, true));
@@ -436,6 +473,14 @@ impl Worker {
                 self.shared.mailboxes[from].send(Message::Answer { gather, part, reply });
             }
             Message::Unblock { id, error, from, gather, part } => self.unblock_client(id, error, Asker { from, gather, part }),
+            Message::Refresh { from, gather, part, settled } => self.refresh(from, gather, part, settled),
+            Message::Lines(lines) => self.show(&lines),
+            Message::Find { id, from, gather, part } => {
+                let reply = self.find_client(id);
+                self.shared.mailboxes[from].send(Message::Answer { gather, part, reply });
+            }
+            Message::Invalidate { to, from, source, keys } => self.on_redirected(to, from, source, keys.as_deref()),
+            Message::RedirectBroken { source } => self.on_redirect_broken(source),
             #[cfg(test)]
             Message::Panic => panic!("asked to by a test"),
             Message::Kill { filter, from, gather, part } => {

@@ -51,18 +51,14 @@ impl Worker {
 
     /// The connection of a shared lane, made (not necessarily up) where there is none.
     pub(super) fn shared_link(&mut self, node: NodeId, lane: Lane, resp3: bool) -> Handle {
-        let route = &mut self.routes[node.index()];
-        let places = if lane == Lane::Main { &mut route.main } else { &mut route.slow };
-        if let Some(handle) = places[usize::from(resp3)] {
+        if let Some(handle) = *self.routes[node.index()].place(lane, resp3) {
             return handle;
         }
         let mut link = Link::new(node, lane, resp3, self.plan.live.database, self.counters.node(node), self.now_us);
         // A second connection to a node known to be down waits for its turn like the first.
         link.failures = u32::from(self.shared.with_facts(node, |f| f.failure.is_some()));
         let handle = self.links.insert(Box::new(link));
-        let route = &mut self.routes[node.index()];
-        let places = if lane == Lane::Main { &mut route.main } else { &mut route.slow };
-        places[usize::from(resp3)] = Some(handle);
+        *self.routes[node.index()].place(lane, resp3) = Some(handle);
         self.connect(handle);
         handle
     }
@@ -130,11 +126,15 @@ impl Worker {
             self.exclusive_failed(handle, why);
             return;
         }
+        if lane == Lane::Pubsub {
+            self.pubsub_link_failed(node);
+        }
         let backoff_max = self.plan.live.reconnect_backoff_max.as_micros() as u64;
         let mut backoff = (BACKOFF_FIRST_US << failures.min(10)).min(backoff_max);
         // Workers and routers that lost a node together should not come back together.
         backoff -= (self.now_us ^ u64::from(handle.index)) % (backoff / 4).max(1);
         if let Some(link) = self.links.get_mut(handle) {
+            link.downgraded = false;
             if let Some(fd) = link.fd.take() {
                 self.poll.remove(&fd);
             }
@@ -417,7 +417,12 @@ impl Worker {
                         self.on_reply(handle, &rest[..len]);
                     }
                     Ok(ReplyScan::Incomplete(need)) => {
-                        if need.max(rest.len()) > self.plan.live.large_value && self.take_large(handle, need.max(rest.len())) {
+                        // A reply that is translated must be whole.
+                        let kept = link.downgraded && rest[0] == b'*' && need.max(rest.len()) <= self.plan.live.client_output_limit;
+                        if need.max(rest.len()) > self.plan.live.large_value
+                            && !kept
+                            && self.take_large(handle, need.max(rest.len()), rest[0])
+                        {
                             continue;
                         }
                         break;
@@ -484,9 +489,16 @@ impl Worker {
             self.on_greeting(handle, answer);
             return;
         }
+        if link.lane == Lane::Pubsub {
+            self.on_pubsub_reply(handle, answer);
+            return;
+        }
         if answer[0] == b'>' {
             return; // out of band: nothing of ours
         }
+        let raised = if link.downgraded { self.raised(handle, answer) } else { None };
+        let answer = raised.as_deref().unwrap_or(answer);
+        let Some(link) = self.links.get_mut(handle) else { return };
         let Some(head) = link.pending.front() else {
             self.break_link(handle, "it sent a reply that nobody asked for");
             return;
@@ -521,6 +533,7 @@ impl Worker {
                 Purpose::Watch => self.on_watch(pending, answer),
                 Purpose::Wait => self.on_wait(handle, pending, answer),
                 Purpose::Nobody | Purpose::Learn | Purpose::Confirm | Purpose::Queued | Purpose::Unblock => {}
+                Purpose::Subscribe | Purpose::Sync | Purpose::Track => {}
             }
         }
         match pending.purpose {
@@ -591,7 +604,16 @@ impl Worker {
             }
             Purpose::Gather => self.gather_part(pending.who, pending.seq, error),
             Purpose::Unblock => self.on_unblock(pending.who, error),
-            Purpose::Nobody | Purpose::Learn | Purpose::Confirm | Purpose::Queued => {}
+            // Where the connection is lost, its topics are told together.
+            Purpose::Subscribe if self.links.get(handle).is_some_and(|l| l.phase == Phase::Up) => {
+                self.subscribe_timed_out(pending.who, error);
+            }
+            Purpose::Track if self.links.get(handle).is_some_and(|l| l.phase == Phase::Up) => {
+                let node = self.links.get(handle).map_or(NodeId(0), |l| l.node);
+                self.on_tracking_answer(node, pending.seq, error);
+            }
+            Purpose::Sync => self.unsubscribe_synced(pending.who, pending.seq),
+            Purpose::Nobody | Purpose::Learn | Purpose::Confirm | Purpose::Queued | Purpose::Subscribe | Purpose::Track => {}
         }
     }
 
@@ -602,6 +624,7 @@ impl Worker {
             self.attempt_failed(handle, why);
             return;
         }
+        link.downgraded = false;
         link.counters.failures.add(1);
         link.counters.connections.sub(1);
         let in_flight = if link.lane.is_exclusive() { !link.pending.is_empty() && !link.uploading } else { link.sent > link.acked };
@@ -641,6 +664,9 @@ impl Worker {
         }
         // Zombies wait for a newer connection: the main one is newer only if it is made anew.
         self.ensure_killer(node);
+        if lane == Lane::Pubsub {
+            self.pubsub_link_lost(node);
+        }
         if lane.is_exclusive() {
             self.wake(node, lane);
         }
@@ -678,7 +704,7 @@ impl Worker {
             }
         }
         if let Some(route) = self.routes.get_mut(link.node.index()) {
-            for place in route.main.iter_mut().chain(&mut route.slow) {
+            for place in route.main.iter_mut().chain(&mut route.slow).chain([&mut route.pubsub]) {
                 if *place == Some(handle) {
                     *place = None;
                 }
@@ -741,7 +767,8 @@ impl Worker {
             link.counters.timeouts.add(1);
         }
         let silent = link.expired > 0 && !busy && self.now_us.saturating_sub(link.first_expiry_us) > u64::from(timeout_us);
-        let unused = link.lane != Lane::Main
+        let lane = link.lane;
+        let unused = lane != Lane::Main
             && link.pending.is_empty()
             && link.holder == Handle::NONE
             && link.unsent() == 0
@@ -765,22 +792,35 @@ impl Worker {
             if let Some((node, Lane::Main)) = frozen {
                 self.break_waiting(node, SILENT);
             }
+        } else if lane == Lane::Pubsub && self.tick_pubsub_link(handle) {
+            if let Some(link) = self.links.get_mut(handle) {
+                link.idle_since_us = self.now_us;
+            }
         } else if unused {
             self.drop_link(handle);
         }
     }
 
     /// Starts to take a reply of at least `bytes` that is too large to be collected. False where it must be collected all the same.
-    fn take_large(&mut self, handle: Handle, bytes: usize) -> bool {
+    fn take_large(&mut self, handle: Handle, bytes: usize, first: u8) -> bool {
         let Some(link) = self.links.get_mut(handle) else { return false };
         let Some(pending) = link.pending.front().copied() else { return false };
+        if link.lane == Lane::Pubsub {
+            return false; // a message: its receivers are found when it is whole
+        }
         let too_large = bytes > self.plan.live.client_output_limit;
+        let whole = link.downgraded && first == b'*';
         if link.expired > 0 {
             link.body = Body::Skip(ReplyFollower::default());
             return true;
         }
         match pending.purpose {
             Purpose::Client | Purpose::ClientHealed | Purpose::Exec if self.clients.get(pending.who).is_none() => {}
+            Purpose::Client | Purpose::ClientHealed | Purpose::Exec if whole => {
+                let mut error = Vec::new();
+                encode::error(&mut error, super::gather::TOO_LARGE);
+                self.deliver(pending.who, pending.seq, &error);
+            }
             Purpose::Client | Purpose::ClientHealed | Purpose::Exec => {
                 if matches!(link.lane, Lane::Main | Lane::Replica) && pending.repeatable && self.repeat_on_large(handle, pending) {
                     self.skip_head(handle);
@@ -811,7 +851,7 @@ impl Worker {
                 encode::error(&mut error, super::gather::TOO_LARGE);
                 self.gather_part(pending.who, pending.seq, &error);
             }
-            Purpose::Gather | Purpose::Learn => return false,
+            Purpose::Gather | Purpose::Learn | Purpose::Subscribe | Purpose::Sync | Purpose::Track => return false,
             _ => {}
         }
         self.skip_head(handle);

@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 
 use switchyard_policy::topology::NodeId;
+use switchyard_resp::translate::Shape;
 
 use super::dispatch::Flow;
 use super::upstream::{Body, Lane, Link, Pending, Phase, Purpose};
@@ -144,7 +145,11 @@ impl Worker {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let seq = seq.unwrap_or_else(|| client.owe(self.now_us, class));
         client.held = Some(link_handle);
+        let database = client.database;
+        let downgraded = self.links.get(link_handle).is_some_and(|l| l.downgraded);
+        let shape = if downgraded { self.shape_of(request) } else { Shape::Plain };
         let Some(link) = self.links.get_mut(link_handle) else { return };
+        link.shape = shape;
         link.holder = handle;
         link.waits_until_us = 0;
         link.refused = None;
@@ -159,7 +164,7 @@ impl Worker {
             repeatable: false,
             by_sha: false,
         };
-        link.push(request, client.database, pending);
+        link.push(request, database, pending);
         self.mark_link(link_handle);
     }
 

@@ -76,6 +76,9 @@ impl Worker {
     /// and EXEC would succeed although the client has not seen the value that it replaces.
     pub(super) fn replica_for(&mut self, client: Handle, node: NodeId) -> Result<Option<Handle>, String> {
         let Some((reads, resp3)) = self.clients.get(client).filter(|c| !c.watches()).map(|c| (c.reads, c.resp3)) else { return Ok(None) };
+        if self.clients.get(client).is_some_and(|c| c.tracked.is_some()) {
+            return Ok(None); // a replica may still answer what the client was told to forget
+        }
         let plan = self.plan.clone();
         let servers = plan.servers.get(&node);
         let readable = servers.map_or(&[][..], |s| &s.readable);

@@ -226,7 +226,7 @@ impl Worker {
             return Admission::Refuse("ERR Command not allowed inside a transaction".into());
         }
         match command.handling {
-            Handling::Keyed | Handling::Split(_) => {
+            Handling::Keyed | Handling::Split(_) | Handling::Local(Local::Spublish) => {
                 let mut keys = std::mem::take(&mut self.keys);
                 keys.clear();
                 let found = command.find_keys(args, &mut keys);
@@ -251,6 +251,8 @@ impl Worker {
                     (Ok(()), Route::Owner(..) | Route::CrossSlot) => Admission::Refuse(errors::CROSSSLOT.into()),
                 }
             }
+            // Executed where the transaction is; subscriptions are at every node. A shard channel must belong there.
+            Handling::Local(Local::Publish) => Admission::Queue(None),
             Handling::Any | Handling::Local(Local::Ping | Local::Echo | Local::Time | Local::Unwatch) => Admission::Queue(None),
             Handling::Every(_) if plan.topology.nodes().len() == 1 => Admission::Queue(None),
             Handling::Every(_) => Admission::Refuse(format!(
@@ -549,6 +551,8 @@ impl Worker {
         let mut multi = std::mem::take(&mut client.session().multi);
         client.session().select = multi.select;
         client.in_multi = false;
+        self.note_transaction(link_handle, &multi.queue, multi.commands.iter().map(|(len, _)| *len as usize));
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };
         if multi.writes {
             client.note_write(link.node);

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use switchyard_policy::topology::{NodeId, Slot};
 use switchyard_resp::reply::{ReplyFollower, ReplyScanner};
+use switchyard_resp::translate::Shape;
 
 use crate::metrics::NodeCounters;
 use crate::slab::Handle;
@@ -34,6 +35,8 @@ pub(crate) enum Lane {
     Blocking,
     /// Reads at a replica: pipelined, shared by all clients.
     Replica,
+    /// Nothing but subscriptions. For a client: its commands in flight are (un)subscriptions.
+    Pubsub,
 }
 
 impl Lane {
@@ -41,7 +44,7 @@ impl Lane {
     #[inline]
     pub(super) fn pool(self) -> Option<usize> {
         match self {
-            Lane::Main | Lane::Slow | Lane::Rounds | Lane::Replica => None,
+            Lane::Main | Lane::Slow | Lane::Rounds | Lane::Pubsub | Lane::Replica => None,
             Lane::Large => Some(0),
             Lane::Watch => Some(1),
             Lane::Blocking => Some(2),
@@ -66,6 +69,12 @@ pub(super) enum Purpose {
     Gather,
     /// Nobody: SELECT between commands for different databases, SCRIPT LOAD before a healed EVALSHA.
     Nobody,
+    /// A topic of the worker: subscribes to it.
+    Subscribe,
+    /// A client's UNSUBSCRIBE: what was published before it has come when this is answered. `seq` is the command's number.
+    Sync,
+    /// CLIENT TRACKING ON on a connection of subscriptions. `seq` is the generation of what is tracked.
+    Track,
     /// The list of the node's commands.
     Learn,
     /// MULTI, or a command of a transaction: an error is kept for EXEC. `seq` is 0 for MULTI.
@@ -137,6 +146,12 @@ pub(super) struct Link {
     /// Where it leads, or last tried to.
     pub(super) address: Option<SocketAddr>,
     pub(super) resp3: bool,
+    /// For RESP3 clients, but the node does not speak it: replies are translated.
+    pub(super) downgraded: bool,
+    /// On such a connection: the shapes of the parts of the next EXEC's reply.
+    pub(super) queued: Vec<Shape>,
+    /// On a connection for large values: what the reply to its request looks like in RESP3.
+    pub(super) shape: Shape,
     pub(super) phase: Phase,
     pub(super) since_us: u64,
     pub(super) failures: u32,
@@ -239,6 +254,9 @@ impl Link {
             replica: None,
             address: None,
             resp3,
+            downgraded: false,
+            queued: Vec::new(),
+            shape: Shape::Plain,
             phase: Phase::Waiting { until_us: now_us },
             since_us: now_us,
             failures: 0,

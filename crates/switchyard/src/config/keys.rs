@@ -374,6 +374,30 @@ const CLIENTS: &[Key<Config>] = &[
     ),
     key!(
         Section::Clients,
+        "push-limit",
+        Takes::Reload,
+        &["pubsub-output-limit", "message-limit"],
+        "Bytes of messages that may wait for one subscriber before it is cut.",
+        |config, raw, _| {
+            config.live.push_limit = raw.size(64 * KB..=64 * GB)?;
+            Ok(())
+        },
+        |config| size(config.live.push_limit)
+    ),
+    key!(
+        Section::Clients,
+        "subscriptions-max",
+        Takes::Reload,
+        &["max-subscriptions"],
+        "Channels and patterns that one client may be subscribed to.",
+        |config, raw, _| {
+            config.live.subscriptions_max = raw.count(1..=100_000_000)? as usize;
+            Ok(())
+        },
+        |config| Some(config.live.subscriptions_max.to_string())
+    ),
+    key!(
+        Section::Clients,
         "pipeline-max",
         Takes::Reload,
         &[],

@@ -110,7 +110,7 @@ pub(crate) fn show(command: &Command) -> String {
 
 /// Sends `commands` to both in pipelines of the lengths that `lengths` gives, and compares.
 #[track_caller]
-fn compare(label: &str, routed: &mut Client, plain: &mut Client, commands: &[Command], mut lengths: impl FnMut() -> usize) {
+pub(crate) fn compare(label: &str, routed: &mut Client, plain: &mut Client, commands: &[Command], mut lengths: impl FnMut() -> usize) {
     let mut done = 0;
     while done < commands.len() {
         let batch = &commands[done..commands.len().min(done + lengths().max(1))];
@@ -178,7 +178,7 @@ impl Pair {
 }
 
 /// Hand-written sequences, one family per block; `#` begins a comment. Keys of one command share a hash tag, as a cluster demands.
-const SCRIPTS: &[(&str, &str)] = &[
+pub(crate) const SCRIPTS: &[(&str, &str)] = &[
     ("strings", include_str!("scripts/strings.txt")),
     ("keys", include_str!("scripts/keys.txt")),
     ("lists", include_str!("scripts/lists.txt")),
@@ -193,7 +193,7 @@ const SCRIPTS: &[(&str, &str)] = &[
     ("errors", include_str!("scripts/errors.txt")),
 ];
 
-fn script(text: &str) -> Vec<Command> {
+pub(crate) fn script(text: &str) -> Vec<Command> {
     text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).map(crate::support::words).collect()
 }
 
@@ -231,9 +231,9 @@ fn hand_written_sequences_answer_as_a_plain_server_does() {
 
 /// Commands with keys that no hand-written sequence has, and why.
 const NOT_IN_SCRIPTS: &[(&str, &str)] = &[
-    ("spublish", "publish/subscribe: the next issue"),
-    ("ssubscribe", "publish/subscribe: the next issue"),
-    ("sunsubscribe", "publish/subscribe: the next issue"),
+    ("spublish", "publish/subscribe: see pubsub.rs"),
+    ("ssubscribe", "publish/subscribe: see pubsub.rs"),
+    ("sunsubscribe", "publish/subscribe: see pubsub.rs"),
     ("migrate", "an operator's command: would go around the router's placement"),
     ("restore-asking", "between cluster nodes only"),
     ("pfdebug", "for developers of the server only"),

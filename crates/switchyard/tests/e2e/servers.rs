@@ -224,32 +224,3 @@ fn what_would_harm_the_nodes_is_refused() {
         assert_eq!(node.cmd("ACL LIST").items().len(), 1);
     }
 }
-
-/// Not silence, and no half answer: an error that names what is missing. The connection goes on.
-#[test]
-fn what_is_not_there_yet_says_so() {
-    let Some(site) = Site::router_only(2, &SiteOptions::default()) else {
-        return;
-    };
-    let mut client = site.client();
-    for (line, feature) in [
-        ("SUBSCRIBE c", "pub/sub"),
-        ("PSUBSCRIBE c*", "pub/sub"),
-        ("SSUBSCRIBE c", "pub/sub"),
-        ("PUBLISH c m", "pub/sub"),
-        ("SPUBLISH c m", "pub/sub"),
-        ("PUBSUB CHANNELS", "pub/sub"),
-        ("UNSUBSCRIBE", "pub/sub"),
-        ("MONITOR", "MONITOR"),
-        ("CLIENT TRACKING on", "tracking"),
-        ("CLIENT PAUSE 100", "paus"),
-    ] {
-        for protocol in ["HELLO 2", "HELLO 3"] {
-            client.cmd(protocol);
-            let reply = client.cmd(line);
-            let error = reply.expect_error();
-            assert!(error.contains(feature), "{line} must name `{feature}`: {error}");
-        }
-        assert_eq!(client.cmd("PING"), simple("PONG"));
-    }
-}

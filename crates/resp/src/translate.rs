@@ -1,0 +1,407 @@
+//! Replies of one protocol in the form of the other.
+//!
+//! Down, from RESP3 to RESP2, is mechanical: every RESP3 type has a form that RESP2 clients know ([`to_resp2`]). Up is not: a flat array may
+//! be an array, a map, a set or pairs, and a string may be a number. What it is follows from the command and its options: [`Shape::of`]
+//! knows the commands of the servers whose RESP3 replies differ, and [`to_resp3`] writes them. What it does not know (modules, scripts,
+//! `COMMAND DOCS`, `FUNCTION LIST`) keeps its RESP2 form, with nulls made RESP3's, which every RESP3 client can read too.
+//!
+//! The router asks nodes in the client's own protocol where it can; this is for nodes that do not speak RESP3.
+
+use crate::encode;
+use crate::reply::{self, ReplyScan, ReplyScanner, elements, is_null, text};
+use crate::request::Args;
+
+/// What a RESP2 reply would have been in RESP3.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Shape {
+    /// The same, but for nulls.
+    #[default]
+    Plain,
+    /// A flat array of fields and values: a map.
+    Map,
+    /// An array: a set.
+    Set,
+    /// A string that is a number: a double.
+    Double,
+    /// An array of such strings.
+    Doubles,
+    /// A flat array of members and scores: an array of pairs, the score a double.
+    Scored,
+    /// The same, but flat in RESP3 too (`ZPOPMIN` without a count).
+    ScoredFlat,
+    /// A flat array of fields and values: an array of pairs.
+    Pairs,
+    /// An array whose last element is a score (`BZPOPMIN`, `ZRANK ... WITHSCORE`).
+    LastScore,
+    /// A key, and an array of pairs of member and score (`ZMPOP`).
+    KeyScored,
+    /// An array of positions (`GEOPOS`).
+    Positions,
+    /// An array of places whose last part is a position (`GEOSEARCH ... WITHCOORD`).
+    Places,
+    /// An array of streams and their entries: a map (`XREAD`).
+    Streams,
+    /// An array of flat arrays of fields and values: an array of maps (`XINFO GROUPS`).
+    Maps,
+    /// `XINFO STREAM ... FULL`: a map, and in it `groups`, and in each of these `consumers`.
+    StreamFull,
+}
+
+impl Shape {
+    /// The shape of the reply to a command; `name` is the command's full name in upper case (`XINFO|STREAM`).
+    pub fn of(name: &str, args: &Args<'_>) -> Self {
+        let from = |start: usize, option: &[u8]| args.iter().skip(start).any(|a| a.eq_ignore_ascii_case(option));
+        let if_option = |start: usize, option: &[u8], shape: Shape| if from(start, option) { shape } else { Shape::Plain };
+        match name {
+            "HGETALL" | "XINFO|STREAM" if !from(3, b"FULL") => Shape::Map,
+            "XINFO|STREAM" => Shape::StreamFull,
+            "XINFO|GROUPS" | "XINFO|CONSUMERS" | "MODULE|LIST" => Shape::Maps,
+            "LCS" => if_option(3, b"IDX", Shape::Map),
+            "SMEMBERS" | "SINTER" | "SUNION" | "SDIFF" => Shape::Set,
+            "SPOP" if args.len() == 3 => Shape::Set,
+            "ZSCORE" | "ZINCRBY" => Shape::Double,
+            "ZADD" => {
+                // Options stand before the first score, which may be `inf`.
+                let is = |a: &[u8], words: &[&str]| words.iter().any(|w| a.eq_ignore_ascii_case(w.as_bytes()));
+                let mut options = args.iter().skip(2).take_while(|a| is(a, &["NX", "XX", "GT", "LT", "CH", "INCR"]));
+                if options.any(|a| is(a, &["INCR"])) { Shape::Double } else { Shape::Plain }
+            }
+            "ZMSCORE" => Shape::Doubles,
+            "ZRANGE" | "ZREVRANGE" | "ZRANGEBYSCORE" | "ZREVRANGEBYSCORE" => if_option(4, b"WITHSCORES", Shape::Scored),
+            "ZRANDMEMBER" => if_option(3, b"WITHSCORES", Shape::Scored),
+            "ZUNION" | "ZINTER" | "ZDIFF" => {
+                let keys = args.get(1).and_then(|n| std::str::from_utf8(n).ok()?.parse::<usize>().ok()).unwrap_or(0);
+                if_option(keys.saturating_add(2), b"WITHSCORES", Shape::Scored)
+            }
+            "ZRANK" | "ZREVRANK" => if_option(3, b"WITHSCORE", Shape::LastScore),
+            "ZPOPMIN" | "ZPOPMAX" if args.len() > 2 => Shape::Scored,
+            "ZPOPMIN" | "ZPOPMAX" => Shape::ScoredFlat,
+            "BZPOPMIN" | "BZPOPMAX" => Shape::LastScore,
+            "ZMPOP" | "BZMPOP" => Shape::KeyScored,
+            "HRANDFIELD" => if_option(3, b"WITHVALUES", Shape::Pairs),
+            "GEOPOS" => Shape::Positions,
+            "GEORADIUS" | "GEORADIUS_RO" => if_option(6, b"WITHCOORD", Shape::Places),
+            "GEORADIUSBYMEMBER" | "GEORADIUSBYMEMBER_RO" => if_option(5, b"WITHCOORD", Shape::Places),
+            "GEOSEARCH" => {
+                // A member may have an option's name.
+                let mut after_from = false;
+                let found = args.iter().skip(2).any(|a| {
+                    let value = std::mem::replace(&mut after_from, a.eq_ignore_ascii_case(b"FROMMEMBER"));
+                    !value && a.eq_ignore_ascii_case(b"WITHCOORD")
+                });
+                if found { Shape::Places } else { Shape::Plain }
+            }
+            "XREAD" | "XREADGROUP" => Shape::Streams,
+            _ => Shape::Plain,
+        }
+    }
+}
+
+/// Appends a whole RESP2 reply as RESP3 has it.
+pub fn to_resp3(answer: &[u8], shape: Shape, out: &mut Vec<u8>) {
+    if is_null(answer) {
+        out.extend_from_slice(b"_\r\n");
+        return;
+    }
+    match answer.first() {
+        Some(b'*') => {}
+        Some(b'$') if shape == Shape::Double => return double(answer, out),
+        _ => return out.extend_from_slice(answer),
+    }
+    let items = elements(answer);
+    let count = items.remaining() as usize;
+    match shape {
+        Shape::Plain | Shape::Double => plain(answer, out),
+        Shape::Map => map(items, out, |_, value, out| plain(value, out)),
+        Shape::Set => aggregate(b'~', items, out, plain),
+        Shape::Doubles => aggregate(b'*', items, out, double),
+        Shape::Scored => {
+            encode::header(out, b'*', count / 2);
+            in_pairs(items, |member, score| {
+                out.extend_from_slice(b"*2\r\n");
+                plain(member, out);
+                double(score, out);
+            });
+        }
+        Shape::ScoredFlat if count % 2 == 1 => plain(answer, out),
+        Shape::ScoredFlat => {
+            encode::header(out, b'*', count);
+            in_pairs(items, |member, score| {
+                plain(member, out);
+                double(score, out);
+            });
+        }
+        Shape::Pairs => {
+            encode::header(out, b'*', count / 2);
+            in_pairs(items, |field, value| {
+                out.extend_from_slice(b"*2\r\n");
+                plain(field, out);
+                plain(value, out);
+            });
+        }
+        Shape::LastScore => last(items, out, double),
+        Shape::KeyScored => last(items, out, |pairs, out| {
+            aggregate(b'*', elements(pairs), out, |pair, out| last(elements(pair), out, double));
+        }),
+        Shape::Positions => aggregate(b'*', items, out, position),
+        Shape::Places => aggregate(b'*', items, out, |place, out| last(elements(place), out, position)),
+        Shape::Streams if !elements(answer).all(|stream| elements(stream).remaining() == 2) => plain(answer, out),
+        Shape::Streams => {
+            encode::header(out, b'%', count);
+            for stream in items {
+                for part in elements(stream) {
+                    plain(part, out);
+                }
+            }
+        }
+        Shape::Maps => aggregate(b'*', items, out, |one, out| to_resp3(one, Shape::Map, out)),
+        Shape::StreamFull => map(items, out, |field, value, out| match text(field) {
+            Some(b"groups") => aggregate(b'*', elements(value), out, |group, out| {
+                map(elements(group), out, |field, value, out| match text(field) {
+                    Some(b"consumers") => to_resp3(value, Shape::Maps, out),
+                    _ => plain(value, out),
+                });
+            }),
+            _ => plain(value, out),
+        }),
+    }
+}
+
+fn in_pairs<'a>(mut items: impl Iterator<Item = &'a [u8]>, mut each: impl FnMut(&'a [u8], &'a [u8])) {
+    while let (Some(first), Some(second)) = (items.next(), items.next()) {
+        each(first, second);
+    }
+}
+
+fn map(items: reply::Elements<'_>, out: &mut Vec<u8>, mut value: impl FnMut(&[u8], &[u8], &mut Vec<u8>)) {
+    encode::header(out, b'%', items.remaining() as usize / 2);
+    in_pairs(items, |field, of_field| {
+        plain(field, out);
+        value(field, of_field, out);
+    });
+}
+
+fn aggregate(kind: u8, items: reply::Elements<'_>, out: &mut Vec<u8>, mut each: impl FnMut(&[u8], &mut Vec<u8>)) {
+    encode::header(out, kind, items.remaining() as usize);
+    for item in items {
+        each(item, out);
+    }
+}
+
+/// An array of which only the last element is special.
+fn last(items: reply::Elements<'_>, out: &mut Vec<u8>, mut special: impl FnMut(&[u8], &mut Vec<u8>)) {
+    let count = items.remaining() as usize;
+    encode::header(out, b'*', count);
+    for (index, item) in items.enumerate() {
+        if index + 1 == count { special(item, out) } else { plain(item, out) }
+    }
+}
+
+fn position(item: &[u8], out: &mut Vec<u8>) {
+    if is_null(item) {
+        out.extend_from_slice(b"_\r\n");
+    } else {
+        aggregate(b'*', elements(item), out, double);
+    }
+}
+
+/// A number that RESP2 has as a string. What is none stays what it is.
+fn double(item: &[u8], out: &mut Vec<u8>) {
+    match text(item).filter(|_| item.first() == Some(&b'$')) {
+        Some(number) if std::str::from_utf8(number).is_ok_and(|n| n.parse::<f64>().is_ok()) => encode::line(out, b',', number),
+        _ => plain(item, out),
+    }
+}
+
+/// A reply of any depth, with its nulls made RESP3's.
+fn plain(item: &[u8], out: &mut Vec<u8>) {
+    for token in Tokens(item) {
+        out.extend_from_slice(if is_null(token) { b"_\r\n" } else { token });
+    }
+}
+
+/// Appends a whole RESP3 reply as RESP2 has it: maps, sets and pushes are arrays, doubles, big numbers and verbatim texts are strings,
+/// booleans 1 and 0, nulls `$-1`, blob errors errors. Attributes are left out: RESP2 has no place for them.
+pub fn to_resp2(answer: &[u8], out: &mut Vec<u8>) {
+    // Values of attributes still to be left out.
+    let mut skipped: u64 = 0;
+    for token in Tokens(answer) {
+        let members = match token[0] {
+            b'*' | b'~' | b'>' => count(token),
+            b'%' | b'|' => count(token) * 2,
+            _ => 0,
+        };
+        // `|-1` is a null, and nothing follows it.
+        let attribute = token[0] == b'|' && token[1] != b'-';
+        if skipped > 0 {
+            // An attribute within an attribute belongs to a value that is still to come.
+            skipped = skipped - u64::from(!attribute) + members;
+            continue;
+        }
+        match token[0] {
+            b'|' if attribute => skipped = members,
+            b'|' => out.extend_from_slice(b"$-1\r\n"),
+            b'%' | b'~' | b'>' => encode::header(out, b'*', members as usize),
+            b'_' => out.extend_from_slice(b"$-1\r\n"),
+            b'#' => encode::integer(out, i64::from(token.get(1) == Some(&b't'))),
+            b',' | b'(' | b'=' => encode::bulk(out, text(token).unwrap_or_default()),
+            b'!' => encode::line(out, b'-', text(token).unwrap_or_default()),
+            _ => out.extend_from_slice(token),
+        }
+    }
+}
+
+/// The number in a header.
+fn count(header: &[u8]) -> u64 {
+    header.get(1..header.len().saturating_sub(2)).and_then(|n| std::str::from_utf8(n).ok()?.parse().ok()).unwrap_or(0)
+}
+
+/// The tokens of a whole reply, in their order: headers of aggregates, and everything else whole. So nothing recurses.
+struct Tokens<'a>(&'a [u8]);
+
+impl<'a> Iterator for Tokens<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let len = match self.0.first()? {
+            b'*' | b'~' | b'>' | b'%' | b'|' => memchr::memchr(b'\n', self.0)? + 1,
+            _ => match ReplyScanner::default().scan(self.0) {
+                Ok(ReplyScan::Complete(len)) => len,
+                _ => return None,
+            },
+        };
+        let (token, rest) = self.0.split_at(len);
+        self.0 = rest;
+        Some(token)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::{Limits, Scanner};
+
+    fn down(answer: &str) -> String {
+        let mut out = Vec::new();
+        to_resp2(answer.as_bytes(), &mut out);
+        String::from_utf8(out).expect("text")
+    }
+
+    fn up(answer: &str, shape: Shape) -> String {
+        let mut out = Vec::new();
+        to_resp3(answer.as_bytes(), shape, &mut out);
+        String::from_utf8(out).expect("text")
+    }
+
+    fn shape(line: &str) -> Shape {
+        let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
+        let mut bytes = Vec::new();
+        encode::command(&mut bytes, words.iter().copied());
+        let mut scanner = Scanner::default();
+        let limits = Limits { argument_max: 1 << 20, large: usize::MAX, authenticated: true };
+        scanner.scan(&bytes, &limits).expect("a command");
+        let name = line.split(' ').next().expect("a name").to_ascii_uppercase();
+        let name = if name == "XINFO" { format!("XINFO|{}", line.split(' ').nth(1).expect("a subcommand")) } else { name };
+        Shape::of(&name, &scanner.args(&bytes))
+    }
+
+    #[test]
+    fn every_type_has_a_form_in_resp2() {
+        for (three, two) in [
+            ("+OK\r\n", "+OK\r\n"),
+            ("-ERR x\r\n", "-ERR x\r\n"),
+            (":1\r\n", ":1\r\n"),
+            ("$1\r\na\r\n", "$1\r\na\r\n"),
+            ("_\r\n", "$-1\r\n"),
+            ("#t\r\n", ":1\r\n"),
+            ("#f\r\n", ":0\r\n"),
+            (",1.5\r\n", "$3\r\n1.5\r\n"),
+            (",-inf\r\n", "$4\r\n-inf\r\n"),
+            ("(12345678901234567890\r\n", "$20\r\n12345678901234567890\r\n"),
+            ("=7\r\ntxt:a\nb\r\n", "$3\r\na\nb\r\n"),
+            ("!5\r\nERR x\r\n", "-ERR x\r\n"),
+            ("!6\r\nE a\r\nb\r\n", "-E a  b\r\n"),
+            ("~2\r\n+a\r\n_\r\n", "*2\r\n+a\r\n$-1\r\n"),
+            ("%2\r\n+a\r\n%1\r\n#t\r\n,1\r\n+b\r\n*0\r\n", "*4\r\n+a\r\n*2\r\n:1\r\n$1\r\n1\r\n+b\r\n*0\r\n"),
+            (">2\r\n+a\r\n+b\r\n", "*2\r\n+a\r\n+b\r\n"),
+            ("|1\r\n+ttl\r\n:3\r\n$1\r\nx\r\n", "$1\r\nx\r\n"),
+            ("|1\r\n+a\r\n%1\r\n+b\r\n|1\r\n+c\r\n+d\r\n~1\r\n+e\r\n*2\r\n:1\r\n|0\r\n:2\r\n", "*2\r\n:1\r\n:2\r\n"),
+            ("*2\r\n|1\r\n+k\r\n+v\r\n:1\r\n:2\r\n", "*2\r\n:1\r\n:2\r\n"),
+        ] {
+            assert_eq!(down(three), two, "{three:?}");
+        }
+    }
+
+    #[test]
+    fn replies_rise_in_the_shape_of_their_command() {
+        for (two, of, three) in [
+            ("$-1\r\n", Shape::Map, "_\r\n"),
+            ("*-1\r\n", Shape::Streams, "_\r\n"),
+            ("-ERR x\r\n", Shape::Map, "-ERR x\r\n"),
+            (":1\r\n", Shape::Double, ":1\r\n"),
+            ("*2\r\n$-1\r\n*1\r\n*-1\r\n", Shape::Plain, "*2\r\n_\r\n*1\r\n_\r\n"),
+            ("*2\r\n$1\r\na\r\n$1\r\nb\r\n", Shape::Map, "%1\r\n$1\r\na\r\n$1\r\nb\r\n"),
+            ("*1\r\n$1\r\na\r\n", Shape::Set, "~1\r\n$1\r\na\r\n"),
+            ("$3\r\n1.5\r\n", Shape::Double, ",1.5\r\n"),
+            ("$3\r\ninf\r\n", Shape::Double, ",inf\r\n"),
+            ("*2\r\n$1\r\n1\r\n$-1\r\n", Shape::Doubles, "*2\r\n,1\r\n_\r\n"),
+            ("*2\r\n$1\r\n7\r\n$1\r\n1\r\n", Shape::Scored, "*1\r\n*2\r\n$1\r\n7\r\n,1\r\n"),
+            ("*2\r\n$1\r\n7\r\n$1\r\n1\r\n", Shape::ScoredFlat, "*2\r\n$1\r\n7\r\n,1\r\n"),
+            ("*0\r\n", Shape::Scored, "*0\r\n"),
+            ("*2\r\n$1\r\na\r\n$1\r\nb\r\n", Shape::Pairs, "*1\r\n*2\r\n$1\r\na\r\n$1\r\nb\r\n"),
+            ("*2\r\n:3\r\n$1\r\n1\r\n", Shape::LastScore, "*2\r\n:3\r\n,1\r\n"),
+            ("*2\r\n$1\r\nk\r\n*1\r\n*2\r\n$1\r\n7\r\n$1\r\n1\r\n", Shape::KeyScored, "*2\r\n$1\r\nk\r\n*1\r\n*2\r\n$1\r\n7\r\n,1\r\n"),
+            ("*2\r\n*-1\r\n*2\r\n$1\r\n1\r\n$1\r\n2\r\n", Shape::Positions, "*2\r\n_\r\n*2\r\n,1\r\n,2\r\n"),
+            ("*1\r\n*2\r\n$1\r\n5\r\n*2\r\n$1\r\n1\r\n$1\r\n2\r\n", Shape::Places, "*1\r\n*2\r\n$1\r\n5\r\n*2\r\n,1\r\n,2\r\n"),
+            ("*1\r\n*2\r\n$1\r\ns\r\n*0\r\n", Shape::Streams, "%1\r\n$1\r\ns\r\n*0\r\n"),
+        ] {
+            assert_eq!(up(two, of), three, "{two:?} as {of:?}");
+        }
+    }
+
+    #[test]
+    fn what_goes_up_comes_down_again() {
+        for two in ["*2\r\n$1\r\na\r\n$1\r\n1\r\n", "*0\r\n", "$1\r\n1\r\n", ":1\r\n", "-E\r\n"] {
+            for shape in [Shape::Plain, Shape::Map, Shape::Set, Shape::Double, Shape::Doubles, Shape::ScoredFlat, Shape::LastScore] {
+                assert_eq!(down(&up(two, shape)), two, "{shape:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn options_decide_and_keys_do_not() {
+        for (line, expected) in [
+            ("HGETALL k", Shape::Map),
+            ("ZRANGE WITHSCORES 0 -1", Shape::Plain),
+            ("ZRANGE k 0 -1 withscores", Shape::Scored),
+            ("ZUNION 2 WITHSCORES b", Shape::Plain),
+            ("ZUNION 2 a b WITHSCORES", Shape::Scored),
+            ("ZADD k INCR 1 a", Shape::Double),
+            ("ZADD k 1 INCR", Shape::Plain),
+            ("ZADD INCR 1 a", Shape::Plain),
+            ("SPOP k", Shape::Plain),
+            ("SPOP k 2", Shape::Set),
+            ("GEOSEARCH k FROMMEMBER WITHCOORD BYRADIUS 1 m", Shape::Plain),
+            ("GEOSEARCH k FROMMEMBER m BYRADIUS 1 m WITHCOORD", Shape::Places),
+            ("XINFO STREAM k", Shape::Map),
+            ("XINFO STREAM k FULL", Shape::StreamFull),
+            ("LCS IDX b", Shape::Plain),
+            ("LCS a b IDX", Shape::Map),
+            ("GET k", Shape::Plain),
+        ] {
+            assert_eq!(shape(line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn deep_replies_cost_no_stack() {
+        let deep = [&b"%1\r\n+k\r\n".repeat(200_000)[..], b"_\r\n"].concat();
+        let mut out = Vec::new();
+        to_resp2(&deep, &mut out);
+        assert!(out.ends_with(b"$-1\r\n"));
+        let deep = [&b"*1\r\n".repeat(200_000)[..], b"$-1\r\n"].concat();
+        out.clear();
+        to_resp3(&deep, Shape::Plain, &mut out);
+        assert!(out.ends_with(b"_\r\n"));
+    }
+}

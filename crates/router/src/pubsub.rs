@@ -1,0 +1,199 @@
+//! Who is subscribed to what, over all workers: what `PUBLISH` counts and `PUBSUB` tells.
+//!
+//! Workers write it when a client subscribes or leaves, and read it for a `PUBLISH` that has been answered. Messages do not pass here: each
+//! worker has subscriptions of its own at the nodes, and gives what they bring to its own clients.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::glob;
+
+/// What a subscription names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    Channel,
+    Pattern,
+    Shard,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Kind; 3] = [Kind::Channel, Kind::Pattern, Kind::Shard];
+
+    /// The command that subscribes, at the nodes.
+    pub(crate) const fn subscribe(self) -> &'static str {
+        match self {
+            Kind::Channel => "SUBSCRIBE",
+            Kind::Pattern => "PSUBSCRIBE",
+            Kind::Shard => "SSUBSCRIBE",
+        }
+    }
+
+    /// The command that ends a subscription.
+    pub(crate) const fn unsubscribe(self) -> &'static str {
+        match self {
+            Kind::Channel => "UNSUBSCRIBE",
+            Kind::Pattern => "PUNSUBSCRIBE",
+            Kind::Shard => "SUNSUBSCRIBE",
+        }
+    }
+}
+
+/// One channel or pattern.
+#[derive(Debug, Default)]
+struct Entry {
+    /// Clients subscribed, by worker.
+    clients: Vec<(usize, usize)>,
+    /// Subscriptions of our workers in force at nodes: what the nodes count beside their own clients.
+    upstream: Vec<(usize, NodeId)>,
+}
+
+impl Entry {
+    fn clients(&self) -> usize {
+        self.clients.iter().map(|(_, count)| count).sum()
+    }
+
+    fn upstream_at(&self, node: NodeId) -> usize {
+        self.upstream.iter().filter(|(_, n)| *n == node).count()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.clients.is_empty() && self.upstream.is_empty()
+    }
+}
+
+type Names = HashMap<Arc<[u8]>, Entry>;
+
+/// Everything that any client of the router is subscribed to.
+#[derive(Debug, Default)]
+pub(crate) struct Subscriptions {
+    names: RwLock<[Names; 3]>,
+    /// Entries of all kinds: 0 saves the lock.
+    count: AtomicUsize,
+}
+
+impl Subscriptions {
+    fn change(&self, kind: Kind, name: &Arc<[u8]>, change: impl FnOnce(&mut Entry)) {
+        let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
+        let entry = names[kind as usize].entry(name.clone()).or_default();
+        change(entry);
+        if entry.is_empty() {
+            names[kind as usize].remove(name);
+        }
+        self.count.store(names.iter().map(HashMap::len).sum(), Ordering::Release);
+    }
+
+    fn read<R>(&self, look: impl FnOnce(&[Names; 3]) -> R) -> R {
+        look(&self.names.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether nobody is subscribed to anything.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
+    /// A client of this worker has subscribed.
+    pub(crate) fn joined(&self, worker: usize, kind: Kind, name: &Arc<[u8]>) {
+        self.change(kind, name, |entry| match entry.clients.iter_mut().find(|(w, _)| *w == worker) {
+            Some((_, count)) => *count += 1,
+            None => entry.clients.push((worker, 1)),
+        });
+    }
+
+    /// A client of this worker has left.
+    pub(crate) fn left(&self, worker: usize, kind: Kind, name: &Arc<[u8]>) {
+        self.change(kind, name, |entry| {
+            if let Some((_, count)) = entry.clients.iter_mut().find(|(w, _)| *w == worker) {
+                *count -= 1;
+            }
+            entry.clients.retain(|(_, count)| *count > 0);
+        });
+    }
+
+    /// The worker's own subscription at a node is in force, or is no more.
+    pub(crate) fn set_upstream(&self, worker: usize, kind: Kind, name: &Arc<[u8]>, node: NodeId, in_force: bool) {
+        self.change(kind, name, |entry| {
+            entry.upstream.retain(|at| *at != (worker, node));
+            if in_force {
+                entry.upstream.push((worker, node));
+            }
+        });
+    }
+
+    /// Who gets a message published on this channel at `node`: clients of the router, and the subscriptions of its workers there.
+    pub(crate) fn audience(&self, kind: Kind, channel: &[u8], node: NodeId) -> (usize, usize) {
+        self.read(|names| {
+            let exact = names[kind as usize].get(channel).into_iter();
+            let patterns = names[Kind::Pattern as usize].iter().filter(|(p, _)| kind == Kind::Channel && glob::matches(p, channel));
+            exact
+                .chain(patterns.map(|(_, entry)| entry))
+                .fold((0, 0), |(clients, upstream), e| (clients + e.clients(), upstream + e.upstream_at(node)))
+        })
+    }
+
+    /// Channels that a client is subscribed to, as far as they match.
+    pub(crate) fn channels(&self, kind: Kind, pattern: Option<&[u8]>) -> Vec<Arc<[u8]>> {
+        self.read(|names| {
+            let all = names[kind as usize].iter().filter(|(_, e)| e.clients() > 0).map(|(name, _)| name);
+            all.filter(|name| pattern.is_none_or(|p| glob::matches(p, name))).cloned().collect()
+        })
+    }
+
+    /// Clients subscribed to this very name.
+    pub(crate) fn subscribers(&self, kind: Kind, name: &[u8]) -> usize {
+        self.read(|names| names[kind as usize].get(name).map_or(0, Entry::clients))
+    }
+
+    /// A worker has panicked: its clients and its subscriptions are gone with it.
+    pub(crate) fn forget_worker(&self, worker: usize) {
+        let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
+        for kind in names.iter_mut() {
+            for entry in kind.values_mut() {
+                entry.clients.retain(|(w, _)| *w != worker);
+                entry.upstream.retain(|(w, _)| *w != worker);
+            }
+            kind.retain(|_, entry| !entry.is_empty());
+        }
+        self.count.store(names.iter().map(HashMap::len).sum(), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_counts_clients_once_for_each_name_that_reaches_them() {
+        let all = Subscriptions::default();
+        let node = NodeId(1);
+        let news: Arc<[u8]> = Arc::from(&b"news.1"[..]);
+        let pattern: Arc<[u8]> = Arc::from(&b"news.*"[..]);
+        assert!(all.is_empty());
+        for worker in [0, 0, 1] {
+            all.joined(worker, Kind::Channel, &news);
+        }
+        all.joined(1, Kind::Pattern, &pattern);
+        all.joined(0, Kind::Shard, &news);
+        all.set_upstream(0, Kind::Channel, &news, node, true);
+        all.set_upstream(0, Kind::Channel, &news, node, true);
+        all.set_upstream(1, Kind::Channel, &news, node, true);
+        all.set_upstream(1, Kind::Pattern, &pattern, node, true);
+        all.set_upstream(1, Kind::Pattern, &pattern, NodeId(2), true);
+        assert_eq!(all.audience(Kind::Channel, b"news.1", node), (4, 3));
+        assert_eq!(all.audience(Kind::Channel, b"news.2", node), (1, 1));
+        assert_eq!(all.audience(Kind::Shard, b"news.1", node), (1, 0));
+        assert_eq!(all.channels(Kind::Channel, Some(b"n*")), std::slice::from_ref(&news));
+        assert!(all.channels(Kind::Channel, Some(b"x*")).is_empty());
+        assert_eq!(all.subscribers(Kind::Channel, b"news.1"), 3);
+        all.forget_worker(0);
+        assert_eq!(all.audience(Kind::Channel, b"news.1", node), (2, 2));
+        all.left(1, Kind::Channel, &news);
+        all.left(1, Kind::Pattern, &pattern);
+        all.set_upstream(1, Kind::Channel, &news, node, false);
+        all.set_upstream(1, Kind::Pattern, &pattern, node, false);
+        assert!(!all.is_empty());
+        all.set_upstream(1, Kind::Pattern, &pattern, NodeId(2), false);
+        assert!(all.is_empty());
+    }
+}

@@ -1,0 +1,208 @@
+//! MONITOR: every command of every client of the router, as one large server would show it.
+//!
+//! The list of monitors is shared ([`crate::shared::Shared::monitors`]); each worker has a copy and writes a line for each command as it
+//! takes effect: to its own monitors at once, to those of other workers once per turn. With no monitor a command costs the look at one
+//! flag. Secrets are never shown, and operators' commands (`ADMIN`) are not shown at all, as in Redis.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use switchyard_resp::command::{Command, Flags, Handling, Local};
+use switchyard_resp::request::Args;
+
+use super::dispatch::Flow;
+use super::gather::Whole;
+use super::{Stall, Worker};
+use crate::shared::{Message, lock};
+use crate::slab::Handle;
+
+/// What a worker knows of monitors.
+#[derive(Debug, Default)]
+pub(super) struct Monitors {
+    /// Worker and client of each.
+    list: Vec<(usize, Handle)>,
+    /// Lines of this turn for other workers' monitors.
+    lines: Vec<u8>,
+    scratch: Vec<u8>,
+}
+
+impl Monitors {
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+}
+
+impl Worker {
+    /// MONITOR: answered when every worker shows its commands.
+    pub(super) fn monitor(&mut self, handle: Handle, class: u8) -> Flow {
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        if client.monitor {
+            return Flow::Next; // as in Redis, not even answered
+        }
+        if client.in_flight() > 0 {
+            return Flow::Stall(Stall::Barrier);
+        }
+        // Until the answer every other command waits.
+        client.lane = super::upstream::Lane::Pubsub;
+        lock(&self.shared.monitors).push((self.index, handle));
+        self.refresh_workers(handle, class, Whole::Monitor, false)
+    }
+
+    /// Makes every worker look at what it shares with the others; the reply comes when all have.
+    pub(super) fn refresh_workers(&mut self, handle: Handle, class: u8, whole: Whole, settled: bool) -> Flow {
+        let workers = self.shared.mailboxes.len();
+        let Some(gather) = self.begin_gather(handle, class, workers, whole) else { return Flow::Close };
+        for (part, mailbox) in self.shared.mailboxes.iter().enumerate() {
+            mailbox.send(Message::Refresh { from: self.index, gather, part: part as u32, settled });
+        }
+        Flow::Next
+    }
+
+    /// The client is no monitor any more.
+    pub(super) fn end_monitor(&mut self, handle: Handle) {
+        lock(&self.shared.monitors).retain(|m| *m != (self.index, handle));
+        for mailbox in self.shared.mailboxes.iter() {
+            mailbox.send(Message::Refresh { from: self.index, gather: Handle::NONE, part: 0, settled: false });
+        }
+    }
+
+    pub(super) fn refresh_monitors(&mut self) {
+        let mut list = lock(&self.shared.monitors);
+        // A client may go before its wish is known here.
+        list.retain(|(worker, client)| *worker != self.index || self.clients.get(*client).is_some());
+        self.monitors.list.clone_from(&list);
+    }
+
+    /// Shows a command that has taken effect.
+    #[cold]
+    pub(super) fn feed_monitors(&mut self, handle: Handle, command: &Command, args: &Args<'_>) {
+        if self.monitors.is_empty()
+            || command.flags.has(Flags::ADMIN)
+            || matches!(command.handling, Handling::Later(_) | Handling::Refused(_))
+        {
+            return;
+        }
+        let Some(client) = self.clients.get(handle) else { return };
+        // A SELECT that the nodes are still asked about is shown as it will be.
+        let selected = if &*command.name == "SELECT" { args.get(1).and_then(super::local::parse) } else { None };
+        let database: u32 = selected.unwrap_or(client.database);
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let mut line = std::mem::take(&mut self.monitors.scratch);
+        line.clear();
+        // Writing to a Vec does not fail.
+        let _ = write!(line, "+{}.{:06} [{} ", now.as_secs(), now.subsec_micros(), database);
+        let _ = match (client.details.peer, &client.details.unix) {
+            (Some(peer), _) => write!(line, "{peer}]"),
+            (None, Some(path)) => write!(line, "unix:{}]", path.display()),
+            (None, None) => write!(line, "?]"),
+        };
+        let mut secrets = Secrets::of(command);
+        for (index, arg) in args.iter().enumerate() {
+            line.extend_from_slice(b" ");
+            if secrets.hides(index, arg) {
+                line.extend_from_slice(b"\"(redacted)\"");
+            } else {
+                quote(&mut line, arg);
+            }
+        }
+        line.extend_from_slice(b"\r\n");
+        self.show(&line);
+        if self.monitors.list.iter().any(|(worker, _)| *worker != self.index) {
+            self.monitors.lines.extend_from_slice(&line);
+        }
+        self.monitors.scratch = line;
+    }
+
+    /// Gives lines to this worker's own monitors.
+    pub(super) fn show(&mut self, lines: &[u8]) {
+        for place in 0..self.monitors.list.len() {
+            let (worker, client) = self.monitors.list[place];
+            // Not before its OK.
+            if worker == self.index && self.clients.get(client).is_some_and(|c| c.monitor) {
+                self.push(client, lines);
+            }
+        }
+    }
+
+    /// Hands the lines of this turn to the other workers.
+    pub(super) fn flush_monitors(&mut self) {
+        if self.monitors.lines.is_empty() {
+            return;
+        }
+        let lines: Arc<[u8]> = std::mem::take(&mut self.monitors.lines).into();
+        let mut workers: Vec<usize> = self.monitors.list.iter().map(|(worker, _)| *worker).filter(|w| *w != self.index).collect();
+        workers.sort_unstable();
+        workers.dedup();
+        for worker in workers {
+            self.shared.mailboxes[worker].send(Message::Lines(lines.clone()));
+        }
+    }
+
+    /// What a client that is a monitor may not do. `None`: go on.
+    pub(super) fn gate_monitor(&mut self, handle: Handle, command: &Command) -> Option<Flow> {
+        self.clients.get(handle).filter(|c| c.monitor)?;
+        let keyspace = command.flags.has(Flags::WRITE) || command.flags.has(Flags::READONLY);
+        let publishes = matches!(command.handling, Handling::Local(Local::Publish | Local::Spublish));
+        if !keyspace && !publishes && !command.flags.has(Flags::SCRIPT) {
+            return None;
+        }
+        Some(self.refuse(handle, command.class() as u8, "ERR Replica can't interact with the keyspace"))
+    }
+}
+
+/// Which arguments of a command must not be shown.
+struct Secrets {
+    everything: bool,
+    hello: bool,
+    left: usize,
+}
+
+impl Secrets {
+    fn of(command: &Command) -> Self {
+        Self { everything: &*command.name == "AUTH", hello: &*command.name == "HELLO", left: 0 }
+    }
+
+    fn hides(&mut self, index: usize, arg: &[u8]) -> bool {
+        if index == 0 {
+            return false;
+        }
+        if self.left > 0 {
+            self.left -= 1;
+            return true;
+        }
+        if self.hello && arg.eq_ignore_ascii_case(b"AUTH") {
+            self.left = 2;
+        }
+        self.everything
+    }
+}
+
+/// Appends an argument as Redis quotes it.
+fn quote(out: &mut Vec<u8>, arg: &[u8]) {
+    out.push(b'"');
+    for byte in arg {
+        match byte {
+            b'\\' | b'"' => out.extend_from_slice(&[b'\\', *byte]),
+            b'\n' => out.extend_from_slice(b"\\n"),
+            b'\r' => out.extend_from_slice(b"\\r"),
+            b'\t' => out.extend_from_slice(b"\\t"),
+            7 => out.extend_from_slice(b"\\a"),
+            8 => out.extend_from_slice(b"\\b"),
+            b' '..=b'~' => out.push(*byte),
+            other => out.extend_from_slice(format!("\\x{other:02x}").as_bytes()),
+        }
+    }
+    out.push(b'"');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quote;
+
+    #[test]
+    fn arguments_cannot_break_a_line() {
+        let mut out = Vec::new();
+        quote(&mut out, b"a \\\"\r\n\t\x07\x08\x00\xff~");
+        assert_eq!(out, br#""a \\\"\r\n\t\a\b\x00\xff~""#);
+    }
+}

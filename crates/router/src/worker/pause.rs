@@ -1,0 +1,119 @@
+//! CLIENT PAUSE and UNPAUSE: all workers hold commands back for a time.
+//!
+//! The state is shared ([`crate::shared::Shared::pause`]); each worker has a copy. PAUSE is answered when every worker holds back *and* what it
+//! had sent before has been answered: as with one server, nothing changes after the OK.
+
+use std::time::Duration;
+
+use switchyard_resp::command::{Command, Flags, Handling, Local};
+use switchyard_resp::request::Args;
+
+use super::dispatch::Flow;
+use super::gather::Whole;
+use super::local::parse;
+use super::upstream::Lane;
+use super::{Stall, Worker};
+use crate::shared::{Message, Pause, lock};
+use crate::slab::Handle;
+
+/// A PAUSE that has not been answered yet.
+#[derive(Debug)]
+pub(super) struct Settling {
+    from: usize,
+    gather: Handle,
+    part: u32,
+    since_us: u64,
+}
+
+impl Worker {
+    pub(super) fn pause(&mut self, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+        if args.len() > 4 {
+            return self.refuse(handle, class, "ERR unknown subcommand or wrong number of arguments for 'PAUSE'. Try CLIENT HELP.");
+        }
+        let all = match args.get(3) {
+            None => true,
+            Some(mode) if mode.eq_ignore_ascii_case(b"ALL") => true,
+            Some(mode) if mode.eq_ignore_ascii_case(b"WRITE") => false,
+            Some(_) => return self.refuse(handle, class, "ERR CLIENT PAUSE mode must be WRITE or ALL"),
+        };
+        let Some(time_ms) = args.get(2).and_then(parse::<i64>) else {
+            return self.refuse(handle, class, "ERR timeout is not an integer or out of range");
+        };
+        let Ok(time_ms) = u64::try_from(time_ms) else { return self.refuse(handle, class, "ERR timeout is negative") };
+        let until_us = self.now_us.saturating_add(time_ms.saturating_mul(1000));
+        {
+            // Two pauses together are as strict and as long as the stricter and the longer.
+            let mut pause = lock(&self.shared.pause);
+            let before = pause.filter(|p| p.until_us > self.now_us);
+            *pause =
+                Some(Pause { until_us: before.map_or(until_us, |b| b.until_us.max(until_us)), all: all || before.is_some_and(|b| b.all) });
+        }
+        tracing::warn!(time = ?Duration::from_millis(time_ms), all, "clients are paused (CLIENT PAUSE)");
+        self.refresh_workers(handle, class, Whole::Merged(switchyard_resp::command::Merge::Same), true)
+    }
+
+    pub(super) fn unpause(&mut self, handle: Handle, class: u8) -> Flow {
+        *lock(&self.shared.pause) = None;
+        self.refresh_workers(handle, class, Whole::Merged(switchyard_resp::command::Merge::Same), false)
+    }
+
+    /// Looks at what is shared with the other workers, and says so: at once, or when what was sent before has been answered.
+    pub(super) fn refresh(&mut self, from: usize, gather: Handle, part: u32, settled: bool) {
+        self.refresh_monitors();
+        self.paused = lock(&self.shared.pause).filter(|p| p.until_us > self.now_us);
+        self.end_pauses();
+        self.alert = self.paused.is_some() || !self.monitors.is_empty();
+        self.settling.push(Settling { from, gather, part, since_us: self.now_us });
+        if !settled || self.has_settled(self.now_us) {
+            self.answer_refresh(|s| s.gather == gather && s.part == part);
+        }
+    }
+
+    /// Whether everything that was handed to nodes by that time has been answered.
+    fn has_settled(&self, by_us: u64) -> bool {
+        let patience = self.plan.live.command_timeout.as_micros() as u64;
+        let old = |sent_us: u32| (sent_us.wrapping_sub(by_us as u32) as i32) <= 0;
+        // What waits at a node waits for a push, which the pause holds back.
+        let in_flight = self.links.iter().any(|(_, l)| l.lane != Lane::Blocking && l.pending.front().is_some_and(|p| old(p.sent_us)));
+        // The end of a broken connection's commands may stay unconfirmed as long as its node is away.
+        !in_flight && self.zombies.is_empty() || self.now_us.saturating_sub(by_us) > 2 * patience
+    }
+
+    fn answer_refresh(&mut self, which: impl Fn(&Settling) -> bool) {
+        for done in self.settling.extract_if(.., |s| which(s)).collect::<Vec<_>>() {
+            if done.gather != Handle::NONE {
+                let answer = Message::Answer { gather: done.gather, part: done.part, reply: b"+OK\r\n".to_vec() };
+                self.shared.mailboxes[done.from].send(answer);
+            }
+        }
+    }
+
+    pub(super) fn tick_pause(&mut self) {
+        if !self.settling.is_empty() {
+            let done: Vec<u64> = self.settling.iter().map(|s| s.since_us).filter(|since| self.has_settled(*since)).collect();
+            self.answer_refresh(|s| done.contains(&s.since_us));
+        }
+        if self.paused.is_some_and(|p| p.until_us <= self.now_us) {
+            self.paused = None;
+            self.alert = !self.monitors.is_empty();
+            self.end_pauses();
+        }
+    }
+
+    /// Lets clients go on whose commands are not held back any more. One that still is comes back to its stall.
+    fn end_pauses(&mut self) {
+        let held: Vec<Handle> = self.clients.iter().filter(|(_, c)| c.stall == Stall::Paused).map(|(handle, _)| handle).collect();
+        for client in held {
+            self.unstall(client);
+        }
+    }
+
+    /// Whether the pause holds this command back. `WRITE` holds back what Redis counts as possibly writing.
+    pub(super) fn is_held_back(&self, command: &Command) -> bool {
+        let Some(pause) = self.paused else { return false };
+        let writes = command.flags.has(Flags::WRITE)
+            || command.flags.has(Flags::SCRIPT) && !command.flags.has(Flags::READONLY)
+            || matches!(&*command.name, "PUBLISH" | "SPUBLISH" | "PFCOUNT" | "EXEC");
+        (pause.all || writes) && !matches!(command.handling, Handling::Local(Local::ClientUnpause))
+    }
+}

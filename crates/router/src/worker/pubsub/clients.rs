@@ -1,0 +1,188 @@
+//! The clients' side: subscriptions that take effect, messages on their way to subscribers, and clients that leave.
+
+use std::sync::Arc;
+
+use switchyard_resp::encode;
+use tracing::warn;
+
+use super::commands::confirmation;
+use super::{Item, Kind, Subscriber};
+use crate::slab::Handle;
+use crate::worker::Worker;
+
+/// A message of at least this size is sent to each subscriber before the next one's copy is made: only what a socket does not take
+/// stays in memory.
+const AT_ONCE_MIN: usize = 64 << 10;
+
+impl Worker {
+    /// Gives effect to the commands of a client that wait for nothing more, in their order.
+    pub(super) fn advance_subscriber(&mut self, handle: Handle) {
+        loop {
+            let Some(client) = self.clients.get_mut(handle) else { return };
+            let resp3 = client.resp3;
+            let Some(subscriber) = client.pubsub.as_deref_mut() else { return };
+            let ready = match subscriber.items.front() {
+                Some(Item::Subscribe { left, failed, .. }) => *left == 0 || failed.is_some(),
+                Some(Item::Unsubscribe { left, .. }) => *left == 0,
+                None => false,
+            };
+            if !ready {
+                break;
+            }
+            let Some(item) = subscriber.items.pop_front() else { break };
+            let mut out = std::mem::take(&mut self.pubsub.scratch);
+            out.clear();
+            let seq = match item {
+                Item::Subscribe { seq, topics, failed: Some(error), .. } => {
+                    encode::error(&mut out, &error);
+                    self.release_topics(&topics);
+                    seq
+                }
+                Item::Subscribe { seq, kind, topics, .. } => {
+                    for topic in &topics {
+                        self.join(handle, *topic);
+                        let Some(name) = self.pubsub.topics.get(*topic).map(|t| t.name.clone()) else { continue };
+                        if let Some(subscriber) = self.clients.get(handle).and_then(|c| c.pubsub.as_deref()) {
+                            confirmation(&mut out, kind.subscribe(), Some(&name), subscriber, kind, resp3);
+                        }
+                    }
+                    self.release_topics(&topics);
+                    seq
+                }
+                Item::Unsubscribe { seq, kind, names, .. } => {
+                    let everything = names.is_empty();
+                    let names = if everything { subscriber.names[kind as usize].keys().cloned().collect() } else { names };
+                    for name in &names {
+                        self.leave(handle, kind, name);
+                        if let Some(subscriber) = self.clients.get(handle).and_then(|c| c.pubsub.as_deref()) {
+                            confirmation(&mut out, kind.unsubscribe(), Some(name), subscriber, kind, resp3);
+                        }
+                    }
+                    if names.is_empty()
+                        && let Some(subscriber) = self.clients.get(handle).and_then(|c| c.pubsub.as_deref())
+                    {
+                        confirmation(&mut out, kind.unsubscribe(), None, subscriber, kind, resp3);
+                    }
+                    seq
+                }
+            };
+            self.deliver(handle, seq, &out);
+            self.pubsub.scratch = out;
+        }
+        self.tidy_subscriber(handle);
+    }
+
+    /// Forgets what is kept for a client that is subscribed to nothing.
+    pub(super) fn tidy_subscriber(&mut self, handle: Handle) {
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        if client.pubsub.as_deref().is_some_and(Subscriber::is_idle) {
+            client.pubsub = None;
+            client.update_gate();
+        }
+    }
+
+    /// The client gets the topic's messages from now on.
+    fn join(&mut self, handle: Handle, topic_handle: Handle) {
+        let Some(topic) = self.pubsub.topics.get_mut(topic_handle) else { return };
+        let Some(subscriber) = self.clients.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) else { return };
+        if topic.subscribers.insert(handle) {
+            subscriber.names[topic.kind as usize].insert(topic.name.clone(), topic_handle);
+            subscriber.name_bytes += topic.name.len();
+            self.shared.subscriptions.joined(self.index, topic.kind, &topic.name);
+            self.counters.subscriptions.add(1);
+        }
+    }
+
+    fn leave(&mut self, handle: Handle, kind: Kind, name: &Arc<[u8]>) {
+        let Some(subscriber) = self.clients.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) else { return };
+        let Some(topic) = subscriber.names[kind as usize].remove(name) else { return };
+        subscriber.name_bytes -= name.len();
+        self.leave_topic(handle, topic);
+    }
+
+    fn leave_topic(&mut self, handle: Handle, topic_handle: Handle) {
+        let Some(topic) = self.pubsub.topics.get_mut(topic_handle) else { return };
+        if topic.subscribers.remove(&handle) {
+            self.shared.subscriptions.left(self.index, topic.kind, &topic.name);
+            self.counters.subscriptions.sub(1);
+        }
+        self.drop_unused_topic(topic_handle);
+    }
+
+    /// The client is gone, or has said RESET: none of its subscriptions stays.
+    pub(in crate::worker) fn forget_subscriber(&mut self, handle: Handle, subscriber: &Subscriber) {
+        for topic in subscriber.names.iter().flat_map(|n| n.values()) {
+            self.leave_topic(handle, *topic);
+        }
+        for item in &subscriber.items {
+            if let Item::Subscribe { topics, .. } = item {
+                self.release_topics(topics);
+            }
+        }
+    }
+
+    /// Gives a message to all subscribers of a topic. `bytes` is the message as a node sent it; only its first byte differs between the
+    /// protocols.
+    pub(super) fn deliver_message(&mut self, topic: Handle, bytes: &[u8]) {
+        let Some(topic) = self.pubsub.topics.get(topic) else { return };
+        // The set is taken for the while: pushing may close a client, which takes it out of the set.
+        let mut receivers = std::mem::take(&mut self.pubsub.receivers);
+        receivers.clear();
+        receivers.extend(topic.subscribers.iter().copied());
+        self.counters.messages.add(receivers.len() as u64);
+        for receiver in &receivers {
+            self.push(*receiver, bytes);
+        }
+        self.pubsub.receivers = receivers;
+    }
+
+    /// Sends a client something that it is not owed: a message, an invalidation, a line of MONITOR. `bytes` begins with `>` or `*` where the
+    /// protocol decides which.
+    pub(in crate::worker) fn push(&mut self, handle: Handle, bytes: &[u8]) {
+        let limit = self.plan.live.push_limit;
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        if client.closing {
+            return;
+        }
+        let (first, rest) = bytes.split_at(1);
+        let first = match first {
+            b">" | b"*" if client.resp3 => b">",
+            b">" | b"*" => b"*",
+            _ => first,
+        };
+        if client.streaming {
+            // A large reply is on its way in pieces: nothing may come between them.
+            let deferred = client.deferred();
+            deferred.extend_from_slice(first);
+            deferred.extend_from_slice(rest);
+            if deferred.len() > limit {
+                self.cut_subscriber(handle);
+            }
+            return;
+        }
+        client.out.extend_from_slice(first);
+        client.out.extend_from_slice(rest);
+        if !client.dirty {
+            client.dirty = true;
+            self.dirty_clients.push(handle);
+        }
+        let over = client.unsent() > limit;
+        if over || bytes.len() >= AT_ONCE_MIN {
+            self.flush_client(handle);
+        }
+        if over && self.clients.get(handle).is_some_and(|c| c.unsent() > limit) {
+            self.cut_subscriber(handle);
+        }
+    }
+
+    pub(in crate::worker) fn cut_subscriber(&mut self, handle: Handle) {
+        let Some(client) = self.clients.get(handle) else { return };
+        warn!(
+            client = client.details.id,
+            bytes = client.unsent(),
+            "cutting a subscriber that does not read its messages (clients.push-limit)"
+        );
+        self.counters.cut_push.add(1);
+        self.close_client(handle);
+    }
+}

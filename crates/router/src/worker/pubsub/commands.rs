@@ -1,0 +1,204 @@
+//! The commands: SUBSCRIBE and its relatives, PUBLISH and SPUBLISH, PUBSUB, and what a subscribed client may send.
+
+use std::sync::Arc;
+
+use switchyard_resp::command::{Command, Handling, Local};
+use switchyard_resp::encode;
+use switchyard_resp::request::Args;
+
+use super::{Item, Kind, Subscriber};
+use crate::shared::Plan;
+use crate::slab::Handle;
+use crate::worker::dispatch::Flow;
+use crate::worker::gather::Whole;
+use crate::worker::upstream::Lane;
+use crate::worker::{Stall, Worker};
+
+/// Bytes of the names of one client's subscriptions.
+const NAME_BYTES_MAX: usize = 64 << 20;
+
+impl Worker {
+    pub(in crate::worker) fn pubsub_command(
+        &mut self,
+        plan: &Plan,
+        handle: Handle,
+        command: &Command,
+        local: Local,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
+        let class = command.class() as u8;
+        match local {
+            Local::Subscribe => self.subscribe(plan, handle, class, Kind::Channel, args),
+            Local::Psubscribe => self.subscribe(plan, handle, class, Kind::Pattern, args),
+            Local::Ssubscribe => self.subscribe(plan, handle, class, Kind::Shard, args),
+            Local::Unsubscribe => self.unsubscribe(handle, class, Kind::Channel, args),
+            Local::Punsubscribe => self.unsubscribe(handle, class, Kind::Pattern, args),
+            Local::Sunsubscribe => self.unsubscribe(handle, class, Kind::Shard, args),
+            Local::Publish => self.publish(plan, handle, command, Kind::Channel, raw, args),
+            Local::Spublish => self.publish(plan, handle, command, Kind::Shard, raw, args),
+            _ => self.pubsub_info(handle, class, local, args),
+        }
+    }
+
+    /// What holds for a client that is subscribed, or whose subscription waits for nodes. `None`: go on.
+    pub(in crate::worker) fn gate_subscriber(&mut self, handle: Handle, command: &Command) -> Option<Flow> {
+        let client = self.clients.get(handle)?;
+        let subscriber = client.pubsub.as_deref()?;
+        let Handling::Local(local) = command.handling else { return self.gate_other(handle, command) };
+        let subscribes = matches!(
+            local,
+            Local::Subscribe | Local::Psubscribe | Local::Ssubscribe | Local::Unsubscribe | Local::Punsubscribe | Local::Sunsubscribe
+        );
+        if subscribes || !subscriber.waits() && matches!(local, Local::Ping | Local::Quit | Local::Reset) {
+            return None;
+        }
+        self.gate_other(handle, command)
+    }
+
+    fn gate_other(&mut self, handle: Handle, command: &Command) -> Option<Flow> {
+        let client = self.clients.get(handle)?;
+        let subscriber = client.pubsub.as_deref()?;
+        if subscriber.waits() {
+            return Some(Flow::Stall(Stall::Barrier));
+        }
+        if client.resp3 || subscriber.total() == 0 {
+            return None;
+        }
+        let name = command.name.to_ascii_lowercase();
+        let text =
+            format!("ERR Can't execute '{name}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context");
+        Some(self.refuse(handle, command.class() as u8, &text))
+    }
+
+    fn subscribe(&mut self, plan: &Plan, handle: Handle, class: u8, kind: Kind, args: &Args<'_>) -> Flow {
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        if !client.may_take(Lane::Pubsub) {
+            return Flow::Stall(Stall::Barrier);
+        }
+        let limit = plan.live.subscriptions_max;
+        let subscriber = client.pubsub.get_or_insert_default();
+        let waiting: usize = subscriber.items.iter().map(|i| if let Item::Subscribe { topics, .. } = i { topics.len() } else { 0 }).sum();
+        let fresh = || args.iter().skip(1).filter(|name| !subscriber.names[kind as usize].contains_key(*name));
+        let count = subscriber.total() + waiting + fresh().count();
+        let bytes = subscriber.name_bytes + fresh().map(<[u8]>::len).sum::<usize>();
+        if count > limit || bytes > NAME_BYTES_MAX {
+            let text = if count > limit {
+                format!("ERR too many subscriptions: a client may have {limit} (clients.subscriptions-max)")
+            } else {
+                format!("ERR too many subscriptions: the names of a client's subscriptions may have {NAME_BYTES_MAX} bytes together")
+            };
+            self.tidy_subscriber(handle);
+            return self.refuse(handle, class, &text);
+        }
+        let seq = client.owe_push(self.now_us, class);
+        client.gated = true;
+        let mut topics = Vec::with_capacity(args.len() - 1);
+        let mut left = 0;
+        for name in args.iter().skip(1) {
+            let topic = self.topic(kind, name);
+            left += usize::from(self.hold_topic(topic, handle, seq));
+            topics.push(topic);
+        }
+        if let Some(subscriber) = self.clients.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) {
+            subscriber.items.push_back(Item::Subscribe { seq, kind, topics, left, failed: None });
+        }
+        // A topic that has failed already says so through its waiting list.
+        self.settle_failed(handle, seq);
+        self.advance_subscriber(handle);
+        Flow::Next
+    }
+
+    fn unsubscribe(&mut self, handle: Handle, class: u8, kind: Kind, args: &Args<'_>) -> Flow {
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        if !client.may_take(Lane::Pubsub) {
+            return Flow::Stall(Stall::Barrier);
+        }
+        let seq = client.owe_push(self.now_us, class);
+        client.gated = true;
+        let names: Vec<Arc<[u8]>> = args.iter().skip(1).map(Arc::from).collect();
+        // A message that was published before this command may still be on its way: it comes first, as with one server.
+        let subscriber = client.pubsub.get_or_insert_default();
+        let own = &subscriber.names[kind as usize];
+        let hears = subscriber.waits() || if names.is_empty() { !own.is_empty() } else { names.iter().any(|n| own.contains_key(n)) };
+        let left = if hears { self.sync_pubsub_links(handle, seq) } else { 0 };
+        let Some(subscriber) = self.clients.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) else { return Flow::Close };
+        subscriber.items.push_back(Item::Unsubscribe { seq, kind, names, left });
+        self.advance_subscriber(handle);
+        Flow::Next
+    }
+
+    /// A message goes to the owner of its channel's slot. The node's answer counts our workers' subscriptions: the reply counts our clients
+    /// in their place.
+    fn publish(&mut self, plan: &Plan, handle: Handle, command: &Command, kind: Kind, raw: &[u8], args: &Args<'_>) -> Flow {
+        let channel = args.get(1).unwrap_or_default();
+        let node = plan.topology.owner_of(channel);
+        if self.shared.subscriptions.is_empty() {
+            return self.forward(handle, command, node, raw);
+        }
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        if !client.may_take(Lane::Main) {
+            return Flow::Stall(Stall::Barrier);
+        }
+        let resp3 = client.resp3;
+        let link = self.shared_link(node, Lane::Main, resp3);
+        if self.links.get(link).is_some_and(|l| l.unsent() > Self::UNSENT_HIGH) && self.link_is_full(link, handle, Self::UNSENT_HIGH) {
+            return Flow::Stall(Stall::Upstream);
+        }
+        let class = command.class() as u8;
+        let whole = Whole::Publish { kind, channel: channel.into(), node };
+        let Some(gather) = self.begin_gather(handle, class, 1, whole) else { return Flow::Close };
+        self.send_part(gather, 0, node, Lane::Main, raw, class);
+        Flow::Next
+    }
+
+    /// The reply to PUBLISH from the node's count.
+    pub(in crate::worker) fn published(&self, kind: Kind, channel: &[u8], node: switchyard_policy::topology::NodeId, count: i64) -> i64 {
+        let (clients, upstream) = self.shared.subscriptions.audience(kind, channel, node);
+        clients as i64 + (count - upstream as i64).max(0)
+    }
+
+    fn pubsub_info(&mut self, handle: Handle, class: u8, local: Local, args: &Args<'_>) -> Flow {
+        let mut out = Vec::new();
+        let all = &self.shared.subscriptions;
+        match local {
+            Local::PubsubChannels | Local::PubsubShardchannels => {
+                if args.len() > 3 {
+                    let name = String::from_utf8_lossy(args.get(1).unwrap_or_default()).into_owned();
+                    let text = format!("ERR unknown subcommand or wrong number of arguments for '{name}'. Try PUBSUB HELP.");
+                    return self.refuse(handle, class, &text);
+                }
+                let kind = if local == Local::PubsubChannels { Kind::Channel } else { Kind::Shard };
+                let channels = all.channels(kind, args.get(2));
+                encode::header(&mut out, b'*', channels.len());
+                for channel in channels {
+                    encode::bulk(&mut out, &channel);
+                }
+            }
+            Local::PubsubNumpat => encode::integer(&mut out, all.channels(Kind::Pattern, None).len() as i64),
+            _ => {
+                let kind = if local == Local::PubsubNumsub { Kind::Channel } else { Kind::Shard };
+                encode::header(&mut out, b'*', (args.len() - 2) * 2);
+                for name in args.iter().skip(2) {
+                    encode::bulk(&mut out, name);
+                    encode::integer(&mut out, all.subscribers(kind, name) as i64);
+                }
+            }
+        }
+        self.answer(handle, class, &out);
+        Flow::Next
+    }
+}
+
+/// Appends one confirmation. `name` is missing where there was nothing to unsubscribe from.
+pub(super) fn confirmation(out: &mut Vec<u8>, verb: &str, name: Option<&[u8]>, subscriber: &Subscriber, kind: Kind, resp3: bool) {
+    encode::header(out, if resp3 { b'>' } else { b'*' }, 3);
+    out.extend_from_slice(format!("${}\r\n", verb.len()).as_bytes());
+    out.extend(verb.bytes().map(|b| b.to_ascii_lowercase()));
+    out.extend_from_slice(b"\r\n");
+    match name {
+        Some(name) => encode::bulk(out, name),
+        None => encode::null(out, resp3),
+    }
+    encode::integer(out, subscriber.shown(kind) as i64);
+}

@@ -1,0 +1,131 @@
+//! Pub/sub: many clients on one subscription of the worker at each node.
+//!
+//! A worker has one connection to each node that carries nothing but subscriptions ([`super::upstream::Lane::Pubsub`]), made at first use.
+//! A [`Topic`] is a channel, pattern or shard channel that some client of the worker wants; it is subscribed to once at each node
+//! where a message for it can be published, and what comes is given to all its subscribers.
+//!
+//! - Where: a shard channel only at the owner of its slot; channels and patterns at every node. `PUBLISH` through the router goes to the
+//!   owner of the channel's slot and so brings one copy. The other nodes have the subscription too, because scripts, transactions, keyspace
+//!   notifications and publishers that talk to a node directly publish where they are, and nodes do not tell each other.
+//! - A client's confirmation is sent when the subscription is in force at every node that can be reached, and at the owner in any case: from
+//!   then on nothing published is missed while the connections last.
+//! - Commands of one client (`SUBSCRIBE a`, `UNSUBSCRIBE`, ...) take effect in their order, also where an earlier one still waits for nodes.
+//!
+//! Not one upstream connection per client: thousands of subscribers would be thousands of connections at each node.
+
+mod clients;
+mod commands;
+mod nodes;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use switchyard_policy::topology::NodeId;
+
+pub(super) use crate::pubsub::Kind;
+use crate::slab::{Handle, Slab};
+
+/// The state of a topic at one node.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Place {
+    /// The node has been asked, or will be when the connection that is being made is up.
+    Asked,
+    InForce,
+    /// The node cannot be reached; it is asked when it can.
+    Down,
+    /// The node's error.
+    Refused(Box<str>),
+}
+
+/// What some clients of this worker want to hear.
+#[derive(Debug)]
+struct Topic {
+    kind: Kind,
+    name: Arc<[u8]>,
+    /// The node without which the subscription is worth nothing: where PUBLISH and SPUBLISH go.
+    owner: Option<NodeId>,
+    places: Vec<(NodeId, Place)>,
+    subscribers: HashSet<Handle>,
+    /// Clients whose commands wait for the outcome: client and number of its command.
+    waiting: Vec<(Handle, u32)>,
+    /// Commands that name this topic and have not taken effect: it must not go before them.
+    holds: usize,
+}
+
+/// How a topic stands, seen over its nodes.
+enum Standing {
+    Unsettled,
+    InForce,
+    Failed(String),
+}
+
+/// The topics of one worker.
+#[derive(Debug)]
+pub(super) struct Topics {
+    topics: Slab<Topic>,
+    by_name: [HashMap<Arc<[u8]>, Handle>; 3],
+    /// Reused for the bytes of a message or a confirmation.
+    scratch: Vec<u8>,
+    /// Reused for the receivers of a message.
+    receivers: Vec<Handle>,
+}
+
+impl Topics {
+    pub(super) fn new() -> Self {
+        Self { topics: Slab::new(), by_name: Default::default(), scratch: Vec::new(), receivers: Vec::new() }
+    }
+}
+
+/// A command of a client that has not taken effect yet.
+#[derive(Debug)]
+enum Item {
+    Subscribe {
+        seq: u32,
+        kind: Kind,
+        topics: Vec<Handle>,
+        /// How many of them are not in force yet.
+        left: usize,
+        failed: Option<String>,
+    },
+    /// `names` is empty where everything of the kind is meant. `left`: connections that may still bring a message published before.
+    Unsubscribe { seq: u32, kind: Kind, names: Vec<Arc<[u8]>>, left: usize },
+}
+
+/// What a client is subscribed to.
+#[derive(Debug, Default)]
+pub(super) struct Subscriber {
+    /// By kind: names, and their topics.
+    names: [HashMap<Arc<[u8]>, Handle>; 3],
+    /// Bytes of all these names.
+    name_bytes: usize,
+    items: VecDeque<Item>,
+    /// Messages that came in the middle of a large reply that is being passed on.
+    pub(super) deferred: Vec<u8>,
+}
+
+impl Subscriber {
+    pub(super) fn count(&self, kind: Kind) -> usize {
+        self.names[kind as usize].len()
+    }
+
+    pub(super) fn total(&self) -> usize {
+        Kind::ALL.into_iter().map(|kind| self.count(kind)).sum()
+    }
+
+    /// The number in a confirmation: shard channels are counted by themselves.
+    fn shown(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::Shard => self.count(Kind::Shard),
+            Kind::Channel | Kind::Pattern => self.count(Kind::Channel) + self.count(Kind::Pattern),
+        }
+    }
+
+    /// Whether a command of the client waits for nodes.
+    pub(super) fn waits(&self) -> bool {
+        !self.items.is_empty()
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.total() == 0 && !self.waits() && self.deferred.is_empty()
+    }
+}

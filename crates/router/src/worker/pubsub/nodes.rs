@@ -1,0 +1,397 @@
+//! The nodes' side: topics, what is asked of nodes for them, and what comes from there.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::reply;
+use tracing::{info, warn};
+
+use super::{Item, Kind, Place, Standing, Topic};
+use crate::slab::Handle;
+use crate::worker::Worker;
+use crate::worker::upstream::{Lane, Pending, Phase, Purpose};
+
+/// A connection of subscriptions that brought nothing for so long is asked for a sign of life: a peer that vanished without a word would
+/// else look like one without messages.
+const QUIET_US: u64 = 1_000_000;
+
+/// Channels on which every node tells of its own keys.
+fn is_keyspace(name: &[u8]) -> bool {
+    name.starts_with(b"__keyspace@") || name.starts_with(b"__keyevent@")
+}
+
+impl Worker {
+    /// The topic of this name, made and asked for where there is none.
+    pub(super) fn topic(&mut self, kind: Kind, name: &[u8]) -> Handle {
+        if let Some(topic) = self.pubsub.by_name[kind as usize].get(name) {
+            return *topic;
+        }
+        let name: Arc<[u8]> = name.into();
+        let owner = self.plan.topology.owner_of(&name);
+        let (nodes, owner): (Vec<NodeId>, _) = match kind {
+            Kind::Shard => (vec![owner], Some(owner)),
+            Kind::Channel => (self.plan.topology.nodes().map(|n| n.id).collect(), (!is_keyspace(&name)).then_some(owner)),
+            Kind::Pattern => (self.plan.topology.nodes().map(|n| n.id).collect(), None),
+        };
+        let topic =
+            Topic { kind, name: name.clone(), owner, places: Vec::new(), subscribers: HashSet::new(), waiting: Vec::new(), holds: 0 };
+        let handle = self.pubsub.topics.insert(topic);
+        self.pubsub.by_name[kind as usize].insert(name, handle);
+        for node in nodes {
+            self.ask_place(handle, node);
+        }
+        handle
+    }
+
+    /// Asks a node for a topic, now or when its connection is up.
+    fn ask_place(&mut self, topic_handle: Handle, node: NodeId) {
+        let link = self.hopeful_link(node);
+        let (up, hopeful) = self.links.get(link).map_or((false, false), |l| (l.phase == Phase::Up, l.takes_commands()));
+        let Some(topic) = self.pubsub.topics.get_mut(topic_handle) else { return };
+        let place = if hopeful { Place::Asked } else { Place::Down };
+        match topic.places.iter_mut().find(|(n, _)| *n == node) {
+            Some((_, old)) => *old = place,
+            None => topic.places.push((node, place)),
+        }
+        if up {
+            self.send_subscribe(link, topic_handle);
+        }
+    }
+
+    /// The connection of subscriptions to a node, made where there is none.
+    pub(in crate::worker) fn hopeful_link(&mut self, node: NodeId) -> Handle {
+        let link = self.shared_link(node, Lane::Pubsub, true);
+        let waits = self.links.get(link).is_some_and(|l| matches!(l.phase, Phase::Waiting { .. }) && l.failures > 0);
+        if waits && self.shared.with_facts(node, |f| f.failure.is_none()) {
+            // Other connections have found the node up again: no reason to sit the pause out.
+            if let Some(l) = self.links.get_mut(link) {
+                l.failures = 0;
+            }
+            self.connect(link);
+        }
+        link
+    }
+
+    fn send_subscribe(&mut self, link: Handle, topic_handle: Handle) {
+        let Some(topic) = self.pubsub.topics.get(topic_handle) else { return };
+        let (verb, name) = (topic.kind.subscribe(), topic.name.clone());
+        self.push_own(link, &[verb.as_bytes(), &name], Purpose::Subscribe, 0);
+        if let Some(pending) = self.links.get_mut(link).and_then(|l| l.pending.back_mut()) {
+            pending.who = topic_handle;
+        }
+    }
+
+    /// A command names the topic: it stays until that has taken effect. True where the command must wait for the outcome.
+    pub(super) fn hold_topic(&mut self, topic: Handle, client: Handle, seq: u32) -> bool {
+        let Some(topic) = self.pubsub.topics.get_mut(topic) else { return false };
+        topic.holds += 1;
+        let waits = !matches!(topic.standing(), Standing::InForce);
+        if waits {
+            topic.waiting.push((client, seq));
+        }
+        waits
+    }
+
+    pub(super) fn release_topics(&mut self, topics: &[Handle]) {
+        for handle in topics {
+            if let Some(topic) = self.pubsub.topics.get_mut(*handle) {
+                topic.holds = topic.holds.saturating_sub(1);
+            }
+            self.drop_unused_topic(*handle);
+        }
+    }
+
+    /// A topic that nobody wants any more is given up at the nodes.
+    pub(super) fn drop_unused_topic(&mut self, handle: Handle) {
+        if self.pubsub.topics.get(handle).is_none_or(|t| t.holds > 0 || !t.subscribers.is_empty()) {
+            return;
+        }
+        let Some(topic) = self.pubsub.topics.remove(handle) else { return };
+        self.pubsub.by_name[topic.kind as usize].remove(&topic.name);
+        for (node, place) in &topic.places {
+            self.leave_place(topic.kind, &topic.name, *node, place);
+        }
+    }
+
+    fn leave_place(&mut self, kind: Kind, name: &Arc<[u8]>, node: NodeId, place: &Place) {
+        if *place == Place::InForce {
+            self.note_in_force(kind, name, node, false);
+        }
+        let link = self.routes.get(node.index()).and_then(|r| r.pubsub);
+        if matches!(place, Place::InForce | Place::Asked)
+            && let Some(link) = link.filter(|h| self.links.get(*h).is_some_and(|l| l.phase == Phase::Up))
+        {
+            self.push_own(link, &[kind.unsubscribe().as_bytes(), name], Purpose::Nobody, 0);
+        }
+    }
+
+    fn note_in_force(&self, kind: Kind, name: &Arc<[u8]>, node: NodeId, in_force: bool) {
+        self.shared.subscriptions.set_upstream(self.index, kind, name, node, in_force);
+        let gauge = &self.counters.upstream_subscriptions;
+        if in_force { gauge.add(1) } else { gauge.sub(1) }
+    }
+
+    // ---- outcomes ----
+
+    /// Tells the commands that wait for a topic how it stands, if it does.
+    fn settle(&mut self, handle: Handle) {
+        let Some(topic) = self.pubsub.topics.get_mut(handle) else { return };
+        let failed = match topic.standing() {
+            Standing::Unsettled => return,
+            Standing::InForce => None,
+            Standing::Failed(error) => Some(error),
+        };
+        let failed = failed.map(|error| self.with_node_names(handle, error));
+        self.settle_as(handle, failed.as_deref());
+    }
+
+    fn settle_as(&mut self, handle: Handle, failed: Option<&str>) {
+        let Some(topic) = self.pubsub.topics.get_mut(handle) else { return };
+        let waiting = std::mem::take(&mut topic.waiting);
+        for (client, seq) in waiting {
+            let Some(subscriber) = self.clients.get_mut(client).and_then(|c| c.pubsub.as_deref_mut()) else { continue };
+            for item in &mut subscriber.items {
+                if let Item::Subscribe { seq: own, left, failed: fate, .. } = item
+                    && *own == seq
+                {
+                    *left = left.saturating_sub(1);
+                    if let Some(error) = failed {
+                        fate.get_or_insert_with(|| error.to_string());
+                    }
+                }
+            }
+            self.advance_subscriber(client);
+        }
+    }
+
+    /// For a command just read: topics that have failed before it came.
+    pub(super) fn settle_failed(&mut self, client: Handle, seq: u32) {
+        let topics = self.clients.get(client).and_then(|c| c.pubsub.as_deref()).and_then(|s| match s.items.back() {
+            Some(Item::Subscribe { seq: own, topics, .. }) if *own == seq => Some(topics.clone()),
+            _ => None,
+        });
+        for topic in topics.unwrap_or_default() {
+            self.settle(topic);
+        }
+    }
+
+    /// The error for a node that is down says what every command to it gets.
+    fn with_node_names(&self, handle: Handle, error: String) -> String {
+        if !error.is_empty() {
+            return error;
+        }
+        let down = self.pubsub.topics.get(handle).and_then(|t| t.owner.or_else(|| t.places.first().map(|p| p.0)));
+        down.map_or_else(|| "NODEDOWN there are no nodes".into(), |node| self.down_text(node))
+    }
+
+    /// A node does not answer a subscription in time.
+    pub(in crate::worker) fn subscribe_timed_out(&mut self, topic: Handle, error: &[u8]) {
+        let text = String::from_utf8_lossy(reply::text(error).unwrap_or_default()).into_owned();
+        self.settle_as(topic, Some(&text));
+    }
+
+    /// Asks every connection of subscriptions for an answer that comes behind all messages under way. Gives their number.
+    pub(super) fn sync_pubsub_links(&mut self, client: Handle, seq: u32) -> usize {
+        let links: Vec<Handle> = self.routes.iter().filter_map(|r| r.pubsub).collect();
+        let mut asked = 0;
+        for link in links {
+            if self.links.get(link).is_some_and(|l| l.phase == Phase::Up) {
+                self.push_own(link, &[b"PING"], Purpose::Sync, seq);
+                if let Some(pending) = self.links.get_mut(link).and_then(|l| l.pending.back_mut()) {
+                    pending.who = client;
+                }
+                asked += 1;
+            }
+        }
+        asked
+    }
+
+    /// One of these has been answered, or never will be.
+    pub(in crate::worker) fn unsubscribe_synced(&mut self, client: Handle, seq: u32) {
+        let Some(subscriber) = self.clients.get_mut(client).and_then(|c| c.pubsub.as_deref_mut()) else { return };
+        for item in &mut subscriber.items {
+            if let Item::Unsubscribe { seq: own, left, .. } = item
+                && *own == seq
+            {
+                *left = left.saturating_sub(1);
+            }
+        }
+        self.advance_subscriber(client);
+    }
+
+    // ---- the connections ----
+
+    pub(in crate::worker) fn pubsub_link_up(&mut self, link: Handle, node: NodeId) {
+        self.tracking_link_up(link, node);
+        let mut asked = 0;
+        for topic in self.pubsub.topics.handles() {
+            let Some(t) = self.pubsub.topics.get_mut(topic) else { continue };
+            let Some((_, place)) = t.places.iter_mut().find(|(n, _)| *n == node) else { continue };
+            *place = Place::Asked;
+            asked += usize::from(!t.subscribers.is_empty());
+            self.send_subscribe(link, topic);
+        }
+        if asked > 0 {
+            info!(node = %self.node_name(node), subscriptions = asked, "restoring subscriptions at node");
+        }
+    }
+
+    /// An attempt to connect failed: nobody waits for this node.
+    pub(in crate::worker) fn pubsub_link_failed(&mut self, node: NodeId) {
+        self.tracking_link_failed(node);
+        for handle in self.pubsub.topics.handles() {
+            let Some(topic) = self.pubsub.topics.get_mut(handle) else { continue };
+            let Some((_, place)) = topic.places.iter_mut().find(|(n, _)| *n == node) else { continue };
+            *place = Place::Down;
+            self.settle(handle);
+        }
+    }
+
+    /// The connection is lost: what is published there is missed until the subscriptions are in force again.
+    pub(in crate::worker) fn pubsub_link_lost(&mut self, node: NodeId) {
+        self.tracking_link_lost(node);
+        let mut lost = 0;
+        for handle in self.pubsub.topics.handles() {
+            let Some(topic) = self.pubsub.topics.get_mut(handle) else { continue };
+            let Some((_, place)) = topic.places.iter_mut().find(|(n, _)| *n == node) else { continue };
+            let was_in_force = std::mem::replace(place, Place::Asked) == Place::InForce;
+            let (kind, name) = (topic.kind, topic.name.clone());
+            if was_in_force {
+                lost += 1;
+                self.note_in_force(kind, &name, node, false);
+            }
+        }
+        if lost > 0 {
+            self.counters.subscriptions_lost.add(lost);
+            warn!(
+                node = %self.node_name(node),
+                subscriptions = lost,
+                "lost the connection that carries subscriptions: messages published at this node are missed until they are restored"
+            );
+        }
+        if self.plan.topology.node(node).is_some() && self.needs_pubsub_link(node) {
+            let link = self.shared_link(node, Lane::Pubsub, true);
+            if self.links.get(link).is_none_or(|l| !l.takes_commands()) {
+                self.pubsub_link_failed(node);
+            }
+        }
+    }
+
+    fn needs_pubsub_link(&self, node: NodeId) -> bool {
+        self.tracking.is_on() || self.pubsub.topics.iter().any(|(_, t)| t.places.iter().any(|(n, _)| *n == node))
+    }
+
+    /// Every tick of a connection that is up: whether it is still needed, and a question where it is quiet.
+    pub(in crate::worker) fn tick_pubsub_link(&mut self, link: Handle) -> bool {
+        let Some(l) = self.links.get(link) else { return false };
+        let (node, quiet) = (l.node, l.pending.is_empty() && self.now_us.saturating_sub(l.received_us) > QUIET_US);
+        let needed = self.needs_pubsub_link(node);
+        if needed && quiet {
+            self.push_own(link, &[b"PING"], Purpose::Nobody, 0);
+        }
+        needed
+    }
+
+    /// The list of nodes, or who owns what, has changed.
+    pub(in crate::worker) fn place_topics_anew(&mut self) {
+        let plan = self.plan.clone();
+        for handle in self.pubsub.topics.handles() {
+            let Some(topic) = self.pubsub.topics.get_mut(handle) else { continue };
+            let owner = plan.topology.owner_of(&topic.name);
+            topic.owner = topic.owner.map(|_| owner);
+            let (kind, name) = (topic.kind, topic.name.clone());
+            let shard = kind == Kind::Shard;
+            let wanted = |node: NodeId| if shard { node == owner } else { plan.topology.node(node).is_some() };
+            let missing: Vec<NodeId> =
+                plan.topology.nodes().map(|n| n.id).filter(|n| wanted(*n) && !topic.places.iter().any(|(at, _)| at == n)).collect();
+            let left: Vec<(NodeId, Place)> = topic.places.extract_if(.., |(node, _)| !wanted(*node)).collect();
+            for node in missing {
+                self.ask_place(handle, node);
+            }
+            for (node, place) in left {
+                self.leave_place(kind, &name, node, &place);
+            }
+            self.settle(handle);
+        }
+    }
+
+    // ---- what comes ----
+
+    /// Something whole came on a connection of subscriptions.
+    pub(in crate::worker) fn on_pubsub_reply(&mut self, link: Handle, answer: &[u8]) {
+        if matches!(answer[0], b'>' | b'*') {
+            let mut parts = reply::elements(answer);
+            let kind = match parts.next().and_then(reply::text) {
+                Some(b"message") => Some(Kind::Channel),
+                Some(b"pmessage") => Some(Kind::Pattern),
+                Some(b"smessage") => Some(Kind::Shard),
+                Some(b"invalidate") => {
+                    if let Some(what) = parts.next() {
+                        self.on_invalidation(what);
+                    }
+                    return;
+                }
+                _ => None,
+            };
+            if let Some(kind) = kind {
+                let name = parts.next().and_then(reply::text).unwrap_or_default();
+                if let Some(topic) = self.pubsub.by_name[kind as usize].get(name) {
+                    self.deliver_message(*topic, answer);
+                }
+                return;
+            }
+        }
+        let Some(l) = self.links.get_mut(link) else { return };
+        let node = l.node;
+        let Some(pending) = l.pop() else {
+            self.break_link(link, "it sent a reply that nobody asked for");
+            return;
+        };
+        l.trim();
+        let late = l.expired > 0;
+        l.expired = l.expired.saturating_sub(1);
+        match pending.purpose {
+            Purpose::Subscribe => self.on_subscribed(pending, node, answer),
+            Purpose::Track if !late => self.on_tracking_answer(node, pending.seq, answer),
+            Purpose::Sync if !late => self.unsubscribe_synced(pending.who, pending.seq),
+            _ => {}
+        }
+    }
+
+    fn on_subscribed(&mut self, pending: Pending, node: NodeId, answer: &[u8]) {
+        let Some(topic) = self.pubsub.topics.get_mut(pending.who) else { return };
+        let Some((_, place)) = topic.places.iter_mut().find(|(n, _)| *n == node) else { return };
+        let (kind, name) = (topic.kind, topic.name.clone());
+        if reply::is_error(answer) {
+            let error = String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned();
+            *place = Place::Refused(error.clone().into());
+            let lost = !topic.subscribers.is_empty();
+            if lost {
+                self.counters.subscriptions_lost.add(1);
+                warn!(node = %self.node_name(node), error, "node refuses to restore a subscription: its messages are missed");
+            }
+        } else if *place != Place::InForce {
+            *place = Place::InForce;
+            self.note_in_force(kind, &name, node, true);
+        }
+        self.settle(pending.who);
+    }
+}
+
+impl Topic {
+    /// In force means: at every node that can be reached, and at the owner. An empty error stands for a node that is down.
+    fn standing(&self) -> Standing {
+        if let Some(error) = self.places.iter().find_map(|(_, p)| if let Place::Refused(e) = p { Some(e) } else { None }) {
+            return Standing::Failed(error.to_string());
+        }
+        let place_of = |node: NodeId| self.places.iter().find(|(n, _)| *n == node).map(|(_, p)| p);
+        if self.owner.and_then(place_of) == Some(&Place::Down) {
+            return Standing::Failed(String::new());
+        }
+        if self.places.iter().any(|(_, p)| *p == Place::Asked) {
+            return Standing::Unsettled;
+        }
+        if self.places.iter().any(|(_, p)| *p == Place::InForce) { Standing::InForce } else { Standing::Failed(String::new()) }
+    }
+}

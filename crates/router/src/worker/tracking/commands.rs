@@ -1,0 +1,348 @@
+//! The clients' side: CLIENT TRACKING, CACHING, TRACKINGINFO and GETREDIR, and what a tracking client reads.
+
+use switchyard_resp::command::{Command, Flags, Local};
+use switchyard_resp::encode;
+use switchyard_resp::reply;
+use switchyard_resp::request::Args;
+
+use super::{KEYS_MAX, Options, Redirect, Tracked};
+use crate::settings::Reads;
+use crate::shared::Message;
+use crate::slab::Handle;
+use crate::worker::dispatch::Flow;
+use crate::worker::gather::Whole;
+use crate::worker::local::parse;
+use crate::worker::{Stall, Worker};
+
+const NO_SUCH_TARGET: &str = "ERR The client ID you want redirect to does not exist";
+
+/// The options of CLIENT TRACKING, or the error.
+fn options(args: &Args<'_>) -> Result<Options, &'static str> {
+    let mut options = Options::default();
+    let mut index = 3;
+    while let Some(word) = args.get(index) {
+        let value = args.get(index + 1);
+        let is = |name: &str| word.eq_ignore_ascii_case(name.as_bytes());
+        match value {
+            Some(value) if is("REDIRECT") => {
+                if options.redirect_id.is_some() {
+                    return Err("ERR A client can only redirect to a single other client");
+                }
+                let id = parse::<i64>(value).ok_or("ERR value is not an integer or out of range")?;
+                options.redirect_id = Some(u64::try_from(id).map_err(|_| NO_SUCH_TARGET)?);
+                index += 1;
+            }
+            Some(value) if is("PREFIX") => {
+                options.prefixes.push(value.into());
+                index += 1;
+            }
+            _ if is("BCAST") => options.bcast = true,
+            _ if is("OPTIN") => options.optin = true,
+            _ if is("OPTOUT") => options.optout = true,
+            _ if is("NOLOOP") => options.noloop = true,
+            _ => return Err("ERR syntax error"),
+        }
+        index += 1;
+    }
+    Ok(options)
+}
+
+/// Whether the options go together, and with what the client has now.
+fn check(new: &Options, old: Option<&Options>) -> Result<(), String> {
+    if !new.bcast && !new.prefixes.is_empty() {
+        return Err("ERR PREFIX option requires BCAST mode to be enabled".into());
+    }
+    if old.is_some_and(|o| o.bcast != new.bcast) {
+        return Err("ERR You can't switch BCAST mode on/off before disabling tracking for this client, and then re-enabling it with a different mode.".into());
+    }
+    if new.bcast && (new.optin || new.optout) {
+        return Err("ERR OPTIN and OPTOUT are not compatible with BCAST".into());
+    }
+    if new.optin && new.optout {
+        return Err("ERR You can't specify both OPTIN mode and OPTOUT mode".into());
+    }
+    if old.is_some_and(|o| new.optin && o.optout || new.optout && o.optin) {
+        return Err("ERR You can't switch OPTIN/OPTOUT mode before disabling tracking for this client, and then re-enabling it with a different mode.".into());
+    }
+    let overlap = |a: &[u8], b: &[u8]| a.starts_with(b) || b.starts_with(a);
+    let text = |t: &[u8]| String::from_utf8_lossy(t).into_owned();
+    for (index, prefix) in new.prefixes.iter().enumerate() {
+        if let Some(other) = old.and_then(|o| o.prefixes.iter().find(|p| overlap(p, prefix))) {
+            return Err(format!(
+                "ERR Prefix '{}' overlaps with an existing prefix '{}'. Prefixes for a single client must not overlap.",
+                text(prefix),
+                text(other)
+            ));
+        }
+        if let Some(other) = new.prefixes[index + 1..].iter().find(|p| overlap(p, prefix)) {
+            return Err(format!(
+                "ERR Prefix '{}' overlaps with another provided prefix '{}'. Prefixes for a single client must not overlap.",
+                text(prefix),
+                text(other)
+            ));
+        }
+    }
+    Ok(())
+}
+
+impl Worker {
+    pub(in crate::worker) fn tracking_command(&mut self, handle: Handle, class: u8, local: Local, args: &Args<'_>) -> Flow {
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let word = args.get(2).unwrap_or_default();
+        let mut out = Vec::new();
+        match local {
+            Local::ClientTracking => {
+                let options = match options(args) {
+                    Ok(options) => options,
+                    Err(error) => return self.refuse(handle, class, error),
+                };
+                if word.eq_ignore_ascii_case(b"OFF") {
+                    self.end_tracking(handle);
+                    encode::simple(&mut out, "OK");
+                } else if word.eq_ignore_ascii_case(b"ON") {
+                    return self.begin_tracking(handle, class, options);
+                } else {
+                    return self.refuse(handle, class, "ERR syntax error");
+                }
+            }
+            Local::ClientCaching => {
+                let Some(tracked) = client.tracked.as_deref_mut() else {
+                    return self.refuse(
+                        handle,
+                        class,
+                        "ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled",
+                    );
+                };
+                let (yes, no) = (word.eq_ignore_ascii_case(b"YES"), word.eq_ignore_ascii_case(b"NO"));
+                if yes && !tracked.options.optin {
+                    return self.refuse(handle, class, "ERR CLIENT CACHING YES is only valid when tracking is enabled in OPTIN mode.");
+                }
+                if no && !tracked.options.optout {
+                    return self.refuse(handle, class, "ERR CLIENT CACHING NO is only valid when tracking is enabled in OPTOUT mode.");
+                }
+                if !yes && !no {
+                    return self.refuse(handle, class, "ERR syntax error");
+                }
+                tracked.caching = true;
+                encode::simple(&mut out, "OK");
+            }
+            Local::ClientGetredir => encode::integer(&mut out, shown_redirect(client.tracked.as_deref())),
+            _ => tracking_info(&mut out, client.tracked.as_deref(), client.resp3),
+        }
+        self.answer(handle, class, &out);
+        Flow::Next
+    }
+
+    fn begin_tracking(&mut self, handle: Handle, class: u8, options: Options) -> Flow {
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        if client.in_flight() > 0 {
+            return Flow::Stall(Stall::Barrier);
+        }
+        if client.reads == Reads::Replica {
+            let text = "ERR Switchyard cannot track keys that are read from replicas: a replica may answer later what was changed before (reads = \"replica\")";
+            return self.refuse(handle, class, text);
+        }
+        // What follows waits for the answer: it is to be tracked.
+        client.lane = crate::worker::upstream::Lane::Pubsub;
+        let redirects = options.redirect_id.is_some();
+        client.tracked.get_or_insert_default().looking = redirects;
+        client.update_gate();
+        let Some(id) = options.redirect_id else {
+            let seq = client.owe(self.now_us, class);
+            self.enable_tracking(handle, seq, options);
+            return Flow::Next;
+        };
+        let workers = self.shared.mailboxes.len();
+        let Some(gather) = self.begin_gather(handle, class, workers, Whole::Redirect(Box::new(options))) else { return Flow::Close };
+        for (part, mailbox) in self.shared.mailboxes.iter().enumerate() {
+            mailbox.send(Message::Find { id, from: self.index, gather, part: part as u32 });
+        }
+        Flow::Next
+    }
+
+    /// Another worker asks for a client by its number: its handle, or null.
+    pub(in crate::worker) fn find_client(&self, id: u64) -> Vec<u8> {
+        let mut out = Vec::new();
+        match self.clients.iter().find(|(_, c)| c.details.id == id) {
+            Some((handle, _)) => {
+                encode::header(&mut out, b'*', 3);
+                for number in [self.index as i64, i64::from(handle.index), i64::from(handle.generation)] {
+                    encode::integer(&mut out, number);
+                }
+            }
+            None => encode::null(&mut out, true),
+        }
+        out
+    }
+
+    /// All workers have said whether the client to redirect to is theirs.
+    pub(in crate::worker) fn redirect_found(&mut self, handle: Handle, seq: u32, mut options: Options, parts: &[Vec<u8>]) {
+        let found = parts.iter().find_map(|p| {
+            let numbers: Vec<i64> = reply::elements(p).filter_map(reply::integer).collect();
+            let [worker, index, generation] = numbers[..] else { return None };
+            Some((worker as usize, Handle { index: index as u32, generation: generation as u32 }))
+        });
+        match found.zip(options.redirect_id) {
+            Some(((worker, client), id)) => {
+                options.redirect = Some(Redirect { id, worker, client, broken: false });
+                self.enable_tracking(handle, seq, options);
+            }
+            None => self.refuse_tracking(handle, seq, NO_SUCH_TARGET),
+        }
+    }
+
+    fn enable_tracking(&mut self, handle: Handle, seq: u32, options: Options) {
+        let known = self.tracking.clients.contains(&handle);
+        let Some(tracked) = self.clients.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) else { return };
+        tracked.looking = false;
+        if let Err(error) = check(&options, known.then_some(&tracked.options)) {
+            self.refuse_tracking(handle, seq, &error);
+            return;
+        }
+        let mut prefixes = std::mem::take(&mut tracked.options.prefixes);
+        tracked.options = options;
+        prefixes.append(&mut tracked.options.prefixes);
+        if tracked.options.bcast && prefixes.is_empty() {
+            prefixes.push(Box::default());
+        }
+        tracked.options.prefixes.clone_from(&prefixes);
+        if !tracked.options.bcast {
+            prefixes = vec![Box::default()];
+        }
+        tracked.pending = Some(seq);
+        tracked.caching = false;
+        if !known {
+            self.tracking.clients.push(handle);
+            self.counters.tracking.add(1);
+        }
+        self.widen_tracking(&prefixes);
+        self.settle_tracking();
+    }
+
+    /// TRACKING ON has failed: the client is as it was before.
+    pub(super) fn refuse_tracking(&mut self, handle: Handle, seq: u32, error: &str) {
+        if let Some(client) = self.clients.get_mut(handle) {
+            if let Some(tracked) = client.tracked.as_deref_mut() {
+                tracked.pending = None;
+                tracked.looking = false;
+            }
+            if !self.tracking.clients.contains(&handle) {
+                client.tracked = None;
+            }
+            client.update_gate();
+        }
+        let mut out = Vec::new();
+        encode::error(&mut out, error);
+        self.deliver(handle, seq, &out);
+    }
+
+    /// TRACKING OFF, RESET, or the client is gone.
+    pub(in crate::worker) fn end_tracking(&mut self, handle: Handle) {
+        if let Some(client) = self.clients.get_mut(handle) {
+            client.tracked = None;
+            client.update_gate();
+        }
+        if let Some(place) = self.tracking.clients.iter().position(|c| *c == handle) {
+            self.tracking.clients.swap_remove(place);
+            self.counters.tracking.sub(1);
+            if self.tracking.clients.is_empty() {
+                self.stop_tracking();
+            }
+        }
+    }
+
+    /// What a client that tracks has to wait for. `None`: go on.
+    pub(in crate::worker) fn gate_tracking(&self, handle: Handle) -> Option<Flow> {
+        let tracked = self.clients.get(handle)?.tracked.as_deref()?;
+        (tracked.looking || tracked.pending.is_some()).then_some(Flow::Stall(Stall::Barrier))
+    }
+
+    /// A command of a tracking client has taken its way: notes the keys that it reads.
+    pub(in crate::worker) fn note_tracked_read(&mut self, handle: Handle, command: &Command, args: &Args<'_>) {
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        let in_multi = client.in_multi;
+        let Some(tracked) = client.tracked.as_deref_mut() else { return };
+        if tracked.pending.is_some() || command.name.starts_with("CLIENT|") {
+            return; // CLIENT does not use CACHING up
+        }
+        // CACHING before MULTI holds for the whole transaction.
+        let caching = if in_multi { tracked.caching } else { std::mem::take(&mut tracked.caching) };
+        if !in_multi && !tracked.queued.is_empty() {
+            // EXEC reads now what was queued; after DISCARD a key too many does no harm.
+            for key in std::mem::take(&mut tracked.queued) {
+                self.note_tracked_key(handle, &key);
+            }
+            return;
+        }
+        let o = &tracked.options;
+        let wanted = if o.optin { caching } else { !(o.optout && caching) };
+        let reads = command.flags.has(Flags::READONLY) || command.flags.has(Flags::SCRIPT);
+        if o.bcast || !wanted || !reads || command.flags.has(Flags::PUBSUB) {
+            return;
+        }
+        let mut places = std::mem::take(&mut self.keys);
+        places.clear();
+        if command.find_keys(args, &mut places).is_ok() {
+            for place in &places {
+                let key = args.get(*place as usize).unwrap_or_default();
+                if !in_multi {
+                    self.note_tracked_key(handle, key);
+                } else if let Some(tracked) = self.clients.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) {
+                    tracked.queued.push(key.into());
+                }
+            }
+        }
+        self.keys = places;
+    }
+
+    fn note_tracked_key(&mut self, handle: Handle, key: &[u8]) {
+        if let Some(readers) = self.tracking.keys.get_mut(key) {
+            if !readers.contains(&handle) {
+                readers.push(handle);
+            }
+            return;
+        }
+        if self.tracking.keys.len() >= KEYS_MAX {
+            self.tracking.keys.clear();
+            self.invalidate_all();
+        }
+        self.tracking.keys.insert(key.into(), vec![handle]);
+    }
+}
+
+/// -1 without tracking, 0 without a redirect: CLIENT GETREDIR and CLIENT LIST.
+pub(in crate::worker) fn shown_redirect(tracked: Option<&Tracked>) -> i64 {
+    tracked.map_or(-1, |t| t.options.redirect.map_or(0, |r| r.id as i64))
+}
+
+fn tracking_info(out: &mut Vec<u8>, tracked: Option<&Tracked>, resp3: bool) {
+    let mut flags = vec!["off"];
+    if let Some(t) = tracked {
+        let o = &t.options;
+        let all = [
+            (true, "on"),
+            (o.bcast, "bcast"),
+            (o.optin, "optin"),
+            (o.optin && t.caching, "caching-yes"),
+            (o.optout, "optout"),
+            (o.optout && t.caching, "caching-no"),
+            (o.noloop, "noloop"),
+            (o.redirect.is_some_and(|r| r.broken), "broken_redirect"),
+        ];
+        flags = all.into_iter().filter(|(is, _)| *is).map(|(_, name)| name).collect();
+    }
+    encode::map(out, 3, resp3);
+    encode::bulk(out, b"flags");
+    encode::header(out, if resp3 { b'~' } else { b'*' }, flags.len());
+    for flag in flags {
+        encode::bulk(out, flag.as_bytes());
+    }
+    encode::bulk(out, b"redirect");
+    encode::integer(out, shown_redirect(tracked));
+    encode::bulk(out, b"prefixes");
+    let prefixes = tracked.map(|t| &t.options.prefixes[..]).unwrap_or_default();
+    encode::header(out, b'*', prefixes.len());
+    for prefix in prefixes {
+        encode::bulk(out, prefix);
+    }
+}

@@ -1,0 +1,139 @@
+//! CLIENT TRACKING: clients that keep copies of values are told when a key may have changed.
+//!
+//! Replies and invalidations reach the router on different connections, from several nodes. The rule is: an invalidation may come too often,
+//! but never too early and never not at all.
+//!
+//! - **What nodes are asked.** The connection of subscriptions of each worker and node tracks in BCAST mode the prefixes that its clients need
+//!   together: everything as soon as one client is in the default mode. So it does not matter on which connection a key was read, or in
+//!   which protocol, or whether the node still remembers.
+//! - **Who is told** is decided here: clients in BCAST mode by their prefixes; the others by a table of the keys that they have read since
+//!   (OPTIN, OPTOUT and CACHING decide what enters it). An entry goes with the first invalidation, as in Redis.
+//! - **When.** A reply that is still owed may carry the old value. So an invalidation goes behind everything that its client is owed when it
+//!   comes (`Tracked::held`). With REDIRECT it does not: it concerns another connection, whose order to this one nothing defines in Redis
+//!   either.
+//! - **A lost connection** invalidates everything at once, and again when tracking is in force anew: what was cached in between was not watched.
+//!
+//! Not `CLIENT CACHING YES` before each read on the shared connections: a read that is asked again, split, in a transaction or in the slow lane
+//! would each need its own care, and RESP2 connections could not be tracked at all. The price is that nodes name every changed key (with
+//! the prefixes wanted) to each worker that has a tracking client.
+
+mod commands;
+mod nodes;
+
+use std::collections::{HashMap, VecDeque};
+
+pub(in crate::worker) use commands::shown_redirect;
+use switchyard_policy::topology::NodeId;
+
+use crate::slab::Handle;
+
+/// Keys that default-mode clients of a worker have read; beyond it they are told to forget everything (Redis `tracking-table-max-keys`).
+const KEYS_MAX: usize = 1_000_000;
+
+/// Where a client's invalidations go instead.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::worker) struct Redirect {
+    id: u64,
+    worker: usize,
+    client: Handle,
+    pub(in crate::worker) broken: bool,
+}
+
+/// What a client has asked for.
+#[derive(Clone, Debug, Default)]
+pub(in crate::worker) struct Options {
+    redirect_id: Option<u64>,
+    redirect: Option<Redirect>,
+    bcast: bool,
+    optin: bool,
+    optout: bool,
+    noloop: bool,
+    prefixes: Vec<Box<[u8]>>,
+}
+
+/// A client that tracks.
+#[derive(Debug, Default)]
+pub(in crate::worker) struct Tracked {
+    options: Options,
+    /// CLIENT CACHING was given for the next command.
+    caching: bool,
+    /// Keys that commands between MULTI and EXEC will read.
+    queued: Vec<Box<[u8]>>,
+    /// A TRACKING ON waits to know its REDIRECT.
+    looking: bool,
+    /// Number of the TRACKING ON that waits for the nodes.
+    pending: Option<u32>,
+    /// Invalidations, each behind the command of this number.
+    held: VecDeque<(u32, Vec<u8>)>,
+    held_bytes: usize,
+}
+
+impl Tracked {
+    pub(in crate::worker) fn redirect(&self) -> Option<Redirect> {
+        self.options.redirect
+    }
+
+    pub(in crate::worker) fn is_broadcast(&self) -> bool {
+        self.options.bcast
+    }
+}
+
+/// The state of tracking at one node.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Place {
+    Asked,
+    InForce,
+    Down,
+    Refused(Box<str>),
+}
+
+/// What a worker tracks for its clients.
+#[derive(Debug, Default)]
+pub(in crate::worker) struct Tracking {
+    clients: Vec<Handle>,
+    /// Prefixes asked of the nodes; none is a prefix of another. Empty: nothing is tracked.
+    cover: Vec<Box<[u8]>>,
+    /// Counts changes of `cover`: an answer to an older question says nothing.
+    generation: u32,
+    places: Vec<(NodeId, Place)>,
+    /// Who has read what, in the default mode.
+    keys: HashMap<Box<[u8]>, Vec<Handle>>,
+}
+
+impl Tracking {
+    pub(in crate::worker) fn is_on(&self) -> bool {
+        !self.cover.is_empty()
+    }
+
+    /// Whether every key that begins with `prefix` is tracked.
+    fn covers(&self, prefix: &[u8]) -> bool {
+        self.cover.iter().any(|c| prefix.starts_with(c))
+    }
+
+    /// Adds a prefix, and drops those that it makes superfluous.
+    fn widen(&mut self, prefix: &[u8]) {
+        if !self.covers(prefix) {
+            self.cover.retain(|c| !c.starts_with(prefix));
+            self.cover.push(prefix.into());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Tracking;
+
+    #[test]
+    fn prefixes_asked_of_nodes_never_overlap() {
+        let mut tracking = Tracking::default();
+        for prefix in ["user:1", "order:", "user:1:name", "user:2", "user:", "order:"] {
+            tracking.widen(prefix.as_bytes());
+        }
+        let cover: Vec<&[u8]> = tracking.cover.iter().map(|c| &**c).collect();
+        assert_eq!(cover, [&b"order:"[..], b"user:"]);
+        assert!(tracking.covers(b"user:7") && !tracking.covers(b"use"));
+        tracking.widen(b"");
+        assert_eq!(tracking.cover.len(), 1);
+        assert!(tracking.covers(b"anything"));
+    }
+}

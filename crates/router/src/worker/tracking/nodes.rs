@@ -1,0 +1,298 @@
+//! The nodes' side: what they are asked to track, what they tell, and how it reaches clients.
+
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::encode;
+use switchyard_resp::reply;
+use tracing::warn;
+
+use super::Place;
+use crate::shared::Message;
+use crate::slab::Handle;
+use crate::worker::Worker;
+use crate::worker::upstream::{Phase, Purpose};
+
+/// What goes before the keys, or the null, of an invalidation.
+const INVALIDATE: &[u8] = b">2\r\n$10\r\ninvalidate\r\n";
+
+/// The same for a RESP2 client that other clients redirect to.
+const INVALIDATE_MESSAGE: &[u8] = b"*3\r\n$7\r\nmessage\r\n$20\r\n__redis__:invalidate\r\n";
+
+impl Worker {
+    // ---- asking ----
+
+    /// Sees to it that these prefixes are tracked at every node.
+    pub(super) fn widen_tracking(&mut self, prefixes: &[Box<[u8]>]) {
+        let before = self.tracking.cover.clone();
+        for prefix in prefixes {
+            self.tracking.widen(prefix);
+        }
+        if self.tracking.cover != before {
+            self.tracking.generation = self.tracking.generation.wrapping_add(1);
+            let nodes: Vec<NodeId> = self.plan.topology.nodes().map(|n| n.id).collect();
+            for node in nodes {
+                self.ask_tracking(node);
+            }
+        }
+    }
+
+    fn ask_tracking(&mut self, node: NodeId) {
+        let link = self.hopeful_link(node);
+        let (up, hopeful) = self.links.get(link).map_or((false, false), |l| (l.phase == Phase::Up, l.takes_commands()));
+        self.set_tracking_place(node, if hopeful { Place::Asked } else { Place::Down });
+        if up {
+            self.send_tracking(link, node);
+        }
+    }
+
+    fn set_tracking_place(&mut self, node: NodeId, place: Place) {
+        match self.tracking.places.iter_mut().find(|(n, _)| *n == node) {
+            Some((_, old)) => *old = place,
+            None => self.tracking.places.push((node, place)),
+        }
+    }
+
+    fn send_tracking(&mut self, link: Handle, node: NodeId) {
+        if self.links.get(link).is_some_and(|l| l.downgraded) {
+            let error = format!("ERR Switchyard cannot track keys: node {} does not speak RESP3", self.node_name(node));
+            self.set_tracking_place(node, Place::Refused(error.into()));
+            return;
+        }
+        // Prefixes can only be added to, and must not overlap: begin anew. What changes in between is made good by an invalidation of all.
+        self.push_own(link, &[b"CLIENT", b"TRACKING", b"OFF"], Purpose::Nobody, 0);
+        let mut args: Vec<&[u8]> = vec![b"CLIENT", b"TRACKING", b"ON", b"BCAST"];
+        let cover = self.tracking.cover.clone();
+        for prefix in &cover {
+            args.push(b"PREFIX");
+            args.push(prefix);
+        }
+        self.push_own(link, &args, Purpose::Track, self.tracking.generation);
+    }
+
+    /// Nobody tracks any more.
+    pub(super) fn stop_tracking(&mut self) {
+        self.tracking.cover.clear();
+        self.tracking.keys = std::collections::HashMap::new();
+        self.tracking.generation = self.tracking.generation.wrapping_add(1);
+        for (node, _) in std::mem::take(&mut self.tracking.places) {
+            let link = self.routes.get(node.index()).and_then(|r| r.pubsub);
+            if let Some(link) = link.filter(|h| self.links.get(*h).is_some_and(|l| l.phase == Phase::Up)) {
+                self.push_own(link, &[b"CLIENT", b"TRACKING", b"OFF"], Purpose::Nobody, 0);
+            }
+        }
+    }
+
+    // ---- outcomes ----
+
+    /// A node has answered, or will not in time (`answer` is then the error that its clients get).
+    pub(in crate::worker) fn on_tracking_answer(&mut self, node: NodeId, generation: u32, answer: &[u8]) {
+        if generation != self.tracking.generation || !self.tracking.is_on() {
+            return;
+        }
+        if reply::is_error(answer) {
+            let error = String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned();
+            self.set_tracking_place(node, Place::Refused(error.into()));
+        } else {
+            self.set_tracking_place(node, Place::InForce);
+            // Those that tracked before were not watched for a moment.
+            self.invalidate_all();
+        }
+        self.settle_tracking();
+    }
+
+    /// Answers the TRACKING ON of clients, once all nodes have an outcome.
+    pub(super) fn settle_tracking(&mut self) {
+        let places = &self.tracking.places;
+        if places.iter().any(|(_, p)| *p == Place::Asked) {
+            return;
+        }
+        let refused = places.iter().find_map(|(_, p)| if let Place::Refused(e) = p { Some(e.to_string()) } else { None });
+        let down = places.iter().all(|(_, p)| *p == Place::Down).then(|| places.first().map(|(n, _)| *n)).flatten();
+        let failed = refused.or_else(|| down.map(|node| self.down_text(node)));
+        for handle in self.tracking.clients.clone() {
+            let Some(client) = self.clients.get_mut(handle) else { continue };
+            let Some(tracked) = client.tracked.as_deref_mut() else { continue };
+            let Some(seq) = tracked.pending.take() else {
+                if failed.is_some() && self.tracking.places.iter().any(|(_, p)| matches!(p, Place::Refused(_))) {
+                    // It relies on what cannot be had any more. A client that is disconnected forgets what it has cached.
+                    warn!(client = client.details.id, "closing a client whose keys can no longer be tracked");
+                    self.close_client(handle);
+                }
+                continue;
+            };
+            match &failed {
+                Some(error) => {
+                    self.end_tracking(handle);
+                    self.refuse_tracking(handle, seq, error);
+                }
+                None => self.deliver(handle, seq, b"+OK\r\n"),
+            }
+        }
+    }
+
+    // ---- the connections ----
+
+    pub(in crate::worker) fn tracking_link_up(&mut self, link: Handle, node: NodeId) {
+        if self.tracking.is_on() && self.tracking.places.iter().any(|(n, _)| *n == node) {
+            self.set_tracking_place(node, Place::Asked);
+            self.send_tracking(link, node);
+            self.settle_tracking();
+        }
+    }
+
+    pub(in crate::worker) fn tracking_link_failed(&mut self, node: NodeId) {
+        if self.tracking.places.iter().any(|(n, _)| *n == node) {
+            self.set_tracking_place(node, Place::Down);
+            self.settle_tracking();
+        }
+    }
+
+    pub(in crate::worker) fn tracking_link_lost(&mut self, node: NodeId) {
+        if self.tracking.places.iter().any(|(n, _)| *n == node) {
+            self.set_tracking_place(node, Place::Asked);
+            warn!(node = %self.node_name(node), "lost the connection that tells of changed keys: clients are told to forget all of them");
+            self.tracking.keys.clear();
+            self.invalidate_all();
+        }
+    }
+
+    pub(in crate::worker) fn place_tracking_anew(&mut self) {
+        if !self.tracking.is_on() {
+            return;
+        }
+        let plan = self.plan.clone();
+        self.tracking.places.retain(|(node, _)| plan.topology.node(*node).is_some());
+        for node in plan.topology.nodes() {
+            if !self.tracking.places.iter().any(|(n, _)| *n == node.id) {
+                self.ask_tracking(node.id);
+            }
+        }
+        self.settle_tracking();
+    }
+
+    // ---- invalidations ----
+
+    /// A node tells of changed keys (an array), or that any may have changed (null).
+    pub(in crate::worker) fn on_invalidation(&mut self, what: &[u8]) {
+        if reply::is_null(what) {
+            self.tracking.keys.clear();
+            self.invalidate_all();
+            return;
+        }
+        let mut payload = Vec::new();
+        for element in reply::elements(what) {
+            let Some(readers) = reply::text(element).and_then(|key| self.tracking.keys.remove(key)) else { continue };
+            payload.clear();
+            payload.extend_from_slice(b"*1\r\n");
+            payload.extend_from_slice(element);
+            for reader in readers {
+                if self.clients.get(reader).and_then(|c| c.tracked.as_deref()).is_some_and(|t| !t.options.bcast) {
+                    self.invalidate(reader, Some(&payload));
+                }
+            }
+        }
+        for place in (0..self.tracking.clients.len()).rev() {
+            let Some(&handle) = self.tracking.clients.get(place) else { continue };
+            let Some(tracked) = self.clients.get(handle).and_then(|c| c.tracked.as_deref()) else { continue };
+            if !tracked.options.bcast || tracked.pending.is_some() {
+                continue;
+            }
+            let wanted = |element: &&[u8]| {
+                reply::text(element).is_some_and(|key| tracked.options.prefixes.iter().any(|prefix| key.starts_with(prefix)))
+            };
+            let count = reply::elements(what).filter(wanted).count();
+            if count == 0 {
+                continue;
+            }
+            payload.clear();
+            encode::header(&mut payload, b'*', count);
+            reply::elements(what).filter(wanted).for_each(|e| payload.extend_from_slice(e));
+            self.invalidate(handle, Some(&payload));
+        }
+    }
+
+    /// Tells every tracking client to forget everything.
+    pub(super) fn invalidate_all(&mut self) {
+        for handle in self.tracking.clients.clone() {
+            let ready = self.clients.get(handle).and_then(|c| c.tracked.as_deref()).is_some_and(|t| t.pending.is_none());
+            if ready {
+                self.invalidate(handle, None);
+            }
+        }
+    }
+
+    /// Tells a client, or whom it redirects to. `keys` is an array of keys; `None`: all.
+    fn invalidate(&mut self, handle: Handle, keys: Option<&[u8]>) {
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        let resp3 = client.resp3;
+        let ordered = client.in_flight() > 0 || client.streaming;
+        let last = client.last_owed();
+        let Some(tracked) = client.tracked.as_deref_mut() else { return };
+        self.counters.invalidations.add(1);
+        if let Some(redirect) = tracked.options.redirect {
+            let message = Message::Invalidate { to: redirect.client, from: self.index, source: handle, keys: keys.map(Into::into) };
+            self.shared.mailboxes[redirect.worker].send(message);
+            return;
+        }
+        if !resp3 {
+            return; // RESP2 has no place for it, and Redis does not send it either
+        }
+        let bytes = [INVALIDATE, keys.unwrap_or(b"_\r\n")].concat();
+        if !ordered {
+            self.push(handle, &bytes);
+            return;
+        }
+        tracked.held_bytes += bytes.len();
+        tracked.held.push_back((last, bytes));
+        if tracked.held_bytes > self.plan.live.push_limit {
+            self.cut_subscriber(handle);
+        }
+    }
+
+    /// Sends the invalidations that wait for replies which have now been given.
+    pub(in crate::worker) fn release_invalidations(&mut self, handle: Handle) {
+        loop {
+            let Some(client) = self.clients.get_mut(handle) else { return };
+            if client.streaming {
+                return;
+            }
+            let first = client.first_owed();
+            let Some(tracked) = client.tracked.as_deref_mut() else { return };
+            let due = tracked.held.front().is_some_and(|(behind, _)| (behind.wrapping_sub(first) as i32) < 0);
+            if !due {
+                return;
+            }
+            let Some((_, bytes)) = tracked.held.pop_front() else { return };
+            tracked.held_bytes -= bytes.len();
+            self.push(handle, &bytes);
+        }
+    }
+
+    /// An invalidation for a client of this worker, redirected by `source` of worker `from`.
+    pub(in crate::worker) fn on_redirected(&mut self, to: Handle, from: usize, source: Handle, keys: Option<&[u8]>) {
+        let Some(client) = self.clients.get(to) else {
+            self.shared.mailboxes[from].send(Message::RedirectBroken { source });
+            return;
+        };
+        let bytes = if client.resp3 {
+            [INVALIDATE, keys.unwrap_or(b"_\r\n")].concat()
+        } else if client.subscribed() > 0 {
+            [INVALIDATE_MESSAGE, keys.unwrap_or(b"$-1\r\n")].concat()
+        } else {
+            return;
+        };
+        self.push(to, &bytes);
+    }
+
+    /// The client that `source` redirects to is gone.
+    pub(in crate::worker) fn on_redirect_broken(&mut self, source: Handle) {
+        let Some(client) = self.clients.get_mut(source) else { return };
+        let resp3 = client.resp3;
+        let Some(redirect) = client.tracked.as_deref_mut().and_then(|t| t.options.redirect.as_mut()) else { return };
+        redirect.broken = true;
+        if resp3 {
+            let mut bytes = b">2\r\n$21\r\ntracking-redir-broken\r\n".to_vec();
+            encode::integer(&mut bytes, redirect.id as i64);
+            self.push(source, &bytes);
+        }
+    }
+}

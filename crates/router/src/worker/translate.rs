@@ -1,0 +1,109 @@
+//! RESP3 clients in front of a node that does not speak RESP3.
+//!
+//! A connection for RESP3 clients whose node refuses `HELLO 3` (Redis before 6, a renamed or forbidden command) is kept in RESP2 and marked
+//! ([`super::upstream::Link::downgraded`]); its replies are given the form that RESP3 has for them. Everything else about the connection is as
+//! ever, so nothing on the way of a command knows of it. The next connection to the node asks for RESP3 again.
+
+use switchyard_resp::command::Lookup;
+use switchyard_resp::request::{Limits, Scanner};
+use switchyard_resp::translate::{Shape, to_resp3};
+use switchyard_resp::{encode, reply};
+use tracing::warn;
+
+use super::Worker;
+use super::upstream::{Phase, Purpose};
+use crate::slab::Handle;
+
+/// Whether a node's answer to `HELLO 3` means that it cannot, or may not, speak RESP3: not that our credentials are wrong.
+pub(super) fn refuses_resp3(error: &str) -> bool {
+    ["ERR unknown command", "NOPROTO", "NOPERM"].iter().any(|start| error.starts_with(start))
+}
+
+impl Worker {
+    /// Goes on in RESP2, on a new connection: what was sent behind the refused `HELLO` may have been refused with it.
+    pub(super) fn downgrade(&mut self, handle: Handle, error: &str) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let node = link.node;
+        link.downgraded = true;
+        link.greeting.clear();
+        if let Some(fd) = link.fd.take() {
+            self.poll.remove(&fd);
+        }
+        link.tls = None;
+        link.phase = Phase::Waiting { until_us: self.now_us };
+        if self.shared.with_facts(node, |f| !std::mem::replace(&mut f.translated, true)) {
+            warn!(node = %self.node_name(node), error, "node does not speak RESP3: its replies to RESP3 clients are translated");
+        }
+    }
+
+    /// The reply at the head of a downgraded connection as RESP3 has it; `None` where that is the same.
+    pub(super) fn raised(&mut self, handle: Handle, answer: &[u8]) -> Option<Vec<u8>> {
+        let link = self.links.get(handle)?;
+        let purpose = link.pending.front()?.purpose;
+        if purpose == Purpose::Queued && link.lane.is_exclusive() {
+            return None; // see `note_transaction`
+        }
+        if purpose == Purpose::Queued {
+            // Part of a transaction: its reply comes with EXEC's. MULTI itself is the first of them and has none.
+            let shape = (answer != b"+OK\r\n").then(|| self.shape_of(link.head_request()));
+            let link = self.links.get_mut(handle)?;
+            match shape {
+                Some(shape) => link.queued.push(shape),
+                None => link.queued.clear(),
+            }
+            return None;
+        }
+        let parts = match self.links.get_mut(handle) {
+            Some(link) if purpose == Purpose::Exec => std::mem::take(&mut link.queued),
+            _ => Vec::new(),
+        };
+        if !matches!(answer.first(), Some(b'$' | b'*')) {
+            return None;
+        }
+        let link = self.links.get(handle)?;
+        let elements = reply::elements(answer);
+        if purpose == Purpose::Exec && !reply::is_null(answer) && elements.remaining() == parts.len() as u64 {
+            let mut out = Vec::with_capacity(answer.len() + 16);
+            encode::header(&mut out, b'*', parts.len());
+            elements.zip(parts).for_each(|(element, shape)| to_resp3(element, shape, &mut out));
+            return Some(out);
+        }
+        let shape = if link.lane.is_exclusive() { link.shape } else { self.shape_of(link.head_request()) };
+        if answer[0] == b'$' && shape != Shape::Double && !reply::is_null(answer) {
+            return None;
+        }
+        let mut out = Vec::with_capacity(answer.len() + 16);
+        to_resp3(answer, shape, &mut out);
+        Some(out)
+    }
+
+    /// A transaction goes out on a connection that keeps no requests: notes the shapes of its parts. `lengths` are those of the commands.
+    pub(super) fn note_transaction(&mut self, handle: Handle, queue: &[u8], lengths: impl Iterator<Item = usize>) {
+        if self.links.get(handle).is_none_or(|l| !l.downgraded || !l.lane.is_exclusive()) {
+            return;
+        }
+        let mut rest = queue;
+        let mut shapes = Vec::new();
+        for length in lengths {
+            let (command, behind) = rest.split_at(length.min(rest.len()));
+            shapes.push(self.shape_of(command));
+            rest = behind;
+        }
+        if let Some(link) = self.links.get_mut(handle) {
+            link.queued = shapes;
+            link.shape = Shape::Plain;
+        }
+    }
+
+    /// What the reply to a request looks like in RESP3. Of an upload only the beginning of the request is there.
+    pub(super) fn shape_of(&self, request: &[u8]) -> Shape {
+        let mut scanner = Scanner::default();
+        let limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
+        let _ = scanner.scan(request, &limits);
+        let args = scanner.args(request);
+        match self.plan.commands.find(&args) {
+            Lookup::Command(command) => Shape::of(&command.name, &args),
+            _ => Shape::Plain,
+        }
+    }
+}

@@ -1,0 +1,638 @@
+//! Pub/sub: subscriptions of the router's clients on the worker's own at every node.
+
+use std::time::{Duration, Instant};
+
+use crate::support::client::PATIENCE;
+use crate::support::{Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, direct, int, ok, simple, until};
+
+fn three(site: &Site) -> Client {
+    let mut client = site.client();
+    client.cmd("HELLO 3");
+    client
+}
+
+fn message(channel: &str, text: &str) -> Vec<Value> {
+    vec![bulk("message"), bulk(channel), bulk(text)]
+}
+
+/// The value of a metric without labels.
+#[track_caller]
+fn metric(site: &Site, name: &str) -> f64 {
+    let text = site.router().metrics();
+    let line = text.lines().find_map(|l| l.strip_prefix(&format!("switchyard_{name} ")));
+    line.unwrap_or_else(|| panic!("no metric {name} in\n{text}")).parse().expect("a number")
+}
+
+/// A connection that does not pass the router, to the node that PUBLISH of this channel goes to; found by publishing.
+fn owner_of(site: &Site, channel: &str) -> usize {
+    let mut clients: Vec<Client> = site.nodes().iter().map(Node::client).collect();
+    for client in &mut clients {
+        assert_eq!(client.cmd(&format!("SUBSCRIBE {channel}")).items()[2], int(1));
+    }
+    site.client().cmd(&format!("PUBLISH {channel} where"));
+    until("a node has the message", || {
+        clients.iter_mut().position(|c| {
+            c.patience(Duration::from_millis(20));
+            c.try_reply().is_ok()
+        })
+    })
+}
+
+/// Replies up to the answer to a PING with this marker, as they came.
+fn up_to_marker(client: &mut Client, marker: &str) -> Vec<u8> {
+    client.send(&["PING", marker]);
+    let mut all = Vec::new();
+    loop {
+        let raw = client.raw();
+        let last = raw.windows(marker.len()).any(|w| w == marker.as_bytes());
+        all.extend_from_slice(&raw);
+        if last {
+            return all;
+        }
+    }
+}
+
+#[test]
+fn the_bytes_are_those_of_one_server() {
+    let site = Site::new(3);
+    let plain = Node::start(&NodeOptions::default());
+    for script in [
+        &[
+            "SUBSCRIBE a b a",
+            "CLIENT ID",
+            "GET k",
+            "PING",
+            "PING x",
+            "PING x y",
+            "PUBLISH a 1",
+            "SSUBSCRIBE s t",
+            "PSUBSCRIBE p*",
+            "NOSUCH",
+            "SUBSCRIBE",
+            "UNSUBSCRIBE b",
+            "UNSUBSCRIBE",
+            "UNSUBSCRIBE",
+            "UNSUBSCRIBE zz",
+            "SUNSUBSCRIBE t zz",
+            "SUNSUBSCRIBE",
+            "PUNSUBSCRIBE",
+            "GET k",
+            "SUNSUBSCRIBE",
+            "CLIENT GETNAME",
+        ][..],
+        &[
+            "HELLO 3",
+            "SUBSCRIBE a b a",
+            "SET k v",
+            "GET k",
+            "PSUBSCRIBE a* \"\" *",
+            "PUNSUBSCRIBE",
+            "PUNSUBSCRIBE",
+            "PUBSUB NUMSUB a b c",
+            "PUBSUB NUMPAT",
+            "PUBSUB SHARDNUMSUB a",
+            "SSUBSCRIBE a",
+            "PUBSUB SHARDNUMSUB a",
+            "PUBSUB SHARDCHANNELS",
+            "PUBSUB CHANNELS b*",
+            "HELLO 2",
+        ],
+        &["SUBSCRIBE a", "RESET", "GET k", "PUBSUB NUMSUB a", "PUBSUB CHANNELS", "PUBSUB CHANNELS a b", "PUBSUB NUMSUB", "PUBSUB"],
+        &["HELLO 3", "UNSUBSCRIBE", "PUNSUBSCRIBE x", "SUNSUBSCRIBE", "PUBLISH nobody x", "SPUBLISH nobody x", "PUBLISH x"],
+    ] {
+        let (mut routed, mut reference) = (site.client(), plain.client());
+        for (number, line) in script.iter().enumerate() {
+            routed.post(line);
+            reference.post(line);
+            let marker = format!("marker-{number}");
+            let (ours, theirs) = (up_to_marker(&mut routed, &marker), up_to_marker(&mut reference, &marker));
+            if line.starts_with("HELLO") {
+                continue; // has the client's id
+            }
+            let (ours, theirs) = (ours.escape_ascii().to_string(), theirs.escape_ascii().to_string());
+            // UNSUBSCRIBE without names goes through a hash table.
+            let same = ours == theirs || line.ends_with("UNSUBSCRIBE") && ours.len() == theirs.len();
+            assert!(same, "{line} in {script:?}:\n{ours}\ninstead of\n{theirs}");
+        }
+    }
+    // QUIT and half a close end a subscribed client.
+    let mut client = site.client();
+    client.cmd("SUBSCRIBE a");
+    assert_eq!(client.cmd("QUIT"), ok());
+    assert!(client.closed_within(PATIENCE));
+}
+
+#[test]
+fn confirmations_are_sent_although_replies_are_off() {
+    let site = Site::new(2);
+    let mut client = three(&site);
+    client.post("CLIENT REPLY OFF");
+    client.post("SET k v");
+    assert_eq!(client.cmd("SUBSCRIBE a"), Value::Push(vec![bulk("subscribe"), bulk("a"), int(1)]));
+    client.post("PING");
+    site.client().cmd("PUBLISH a x");
+    assert_eq!(client.reply(), Value::Push(message("a", "x")));
+    assert_eq!(client.cmd("CLIENT REPLY ON"), ok());
+    let mut client = site.client();
+    client.post("CLIENT REPLY SKIP");
+    assert_eq!(client.cmd("SUBSCRIBE a").items()[2], int(1));
+    assert_eq!(client.cmd("PING").items()[0], bulk("pong"));
+}
+
+#[test]
+fn every_subscriber_gets_every_message_once_and_in_order() {
+    let site = Site::new(3);
+    let mut subscribers: Vec<Client> = (0..40).map(|i| if i % 2 == 0 { site.client() } else { three(&site) }).collect();
+    for client in &mut subscribers {
+        client.post("SUBSCRIBE one two");
+        client.post("PSUBSCRIBE o*");
+        for count in 1..=3 {
+            assert_eq!(client.reply().items()[2], int(count));
+        }
+    }
+    let mut publisher = site.client();
+    // Over all workers: each client by its channel and by its pattern.
+    assert_eq!(publisher.cmd("PUBLISH one 0"), int(80));
+    assert_eq!(publisher.cmd("PUBLISH two 0"), int(40));
+    assert_eq!(publisher.cmd("PUBLISH other 0"), int(40));
+    assert_eq!(publisher.cmd("PUBLISH nobody 0"), int(0));
+    assert_eq!(
+        publisher.cmd("PUBSUB NUMSUB one two three"),
+        Value::Array(vec![bulk("one"), int(40), bulk("two"), int(40), bulk("three"), int(0)])
+    );
+    assert_eq!(publisher.cmd("PUBSUB NUMPAT"), int(1));
+    for i in 1..=200 {
+        publisher.post(&format!("PUBLISH one {i}"));
+        publisher.post(&format!("SET k{i} {i}"));
+    }
+    for _ in 1..=200 {
+        assert_eq!(publisher.reply(), int(80));
+        assert_eq!(publisher.reply(), ok());
+    }
+    for client in &mut subscribers {
+        let (mut exact, mut pattern, mut rest) = (0, 0, 0);
+        while exact + pattern + rest < 201 * 2 + 2 {
+            let reply = client.reply();
+            let items = reply.items();
+            match (items[0].text().as_str(), items.last().expect("items").text().parse::<i64>()) {
+                ("message", Ok(i)) if items[1] == bulk("one") => {
+                    assert_eq!(i, exact, "a message is missing, doubled or out of order");
+                    exact += 1;
+                }
+                ("pmessage", Ok(i)) if items[2] == bulk("one") => {
+                    assert_eq!((i, &items[1]), (pattern, &bulk("o*")));
+                    pattern += 1;
+                }
+                _ => rest += 1,
+            }
+        }
+        assert_eq!((exact, pattern, rest), (201, 201, 2));
+        let (more, closed) = client.listen(Duration::from_millis(20));
+        assert!(more.is_empty() && !closed, "{:?}", more.escape_ascii().to_string());
+    }
+    if !direct() {
+        assert_eq!(metric(&site, "subscriptions"), 120.0);
+        // Two workers, three nodes, three names.
+        assert!(metric(&site, "node_subscriptions") <= 18.0);
+        assert!(metric(&site, "messages_total") >= 80.0 * 201.0);
+    }
+}
+
+#[test]
+fn nothing_published_after_the_confirmation_is_missed() {
+    let site = Site::new(3);
+    let mut direct: Vec<Client> = site.nodes().iter().map(Node::client).collect();
+    let mut publisher = site.client();
+    for round in 0..150 {
+        let mut client = if round % 2 == 0 { site.client() } else { three(&site) };
+        let channel = format!("fresh-{round}");
+        let verb = ["SUBSCRIBE", "PSUBSCRIBE"][round % 3 % 2];
+        client.cmd(&format!("{verb} {channel}"));
+        // At every node, past the router: as scripts and other applications do.
+        for publisher in direct.iter_mut().chain([&mut publisher]) {
+            publisher.cmd(&format!("PUBLISH {channel} x"));
+            assert_eq!(client.reply().items().last(), Some(&bulk("x")), "{verb}, round {round}");
+        }
+    }
+}
+
+#[test]
+fn commands_behind_a_subscription_wait_for_it() {
+    let site = Site::new(3);
+    for round in 0..30 {
+        let mut client = three(&site);
+        client.post("SET k v");
+        client.post(&format!("SUBSCRIBE a{round} b{round}"));
+        client.post(&format!("PUBLISH a{round} x"));
+        client.post(&format!("PUBSUB NUMSUB a{round}"));
+        client.post(&format!("UNSUBSCRIBE a{round}"));
+        client.post(&format!("SUBSCRIBE c{round}"));
+        client.post("GET k");
+        let mut replies = Vec::new();
+        let mut messages = 0;
+        while replies.len() < 8 {
+            match client.reply() {
+                Value::Push(items) if items[0] == bulk("message") => {
+                    assert!(replies.len() >= 3, "a message came before the confirmation");
+                    messages += 1;
+                }
+                other => replies.push(other),
+            }
+        }
+        assert_eq!(messages, 1, "the client's own message");
+        let name = |n: &str| bulk(format!("{n}{round}"));
+        let expected = [
+            ok(),
+            Value::Push(vec![bulk("subscribe"), name("a"), int(1)]),
+            Value::Push(vec![bulk("subscribe"), name("b"), int(2)]),
+            int(1),
+            Value::Array(vec![name("a"), int(1)]),
+            Value::Push(vec![bulk("unsubscribe"), name("a"), int(1)]),
+            Value::Push(vec![bulk("subscribe"), name("c"), int(2)]),
+            bulk("v"),
+        ];
+        assert_eq!(replies, expected);
+        // RESP2: what is behind finds the client subscribed.
+        let mut client = site.client();
+        client.post(&format!("SUBSCRIBE a{round}"));
+        client.post("GET k");
+        client.post("UNSUBSCRIBE");
+        client.post("GET k");
+        assert_eq!(client.reply().items()[2], int(1));
+        assert!(client.reply().expect_error().starts_with("ERR Can't execute 'get'"));
+        assert_eq!(client.reply().items()[2], int(0));
+        assert_eq!(client.reply(), bulk("v"));
+    }
+}
+
+#[test]
+fn shard_channels_live_at_the_owner_of_their_slot() {
+    let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
+    let mut client = site.client();
+    // As one server, and unlike a cluster's node, the router takes shard channels of several slots in one command.
+    let names: Vec<String> = (0..20).map(|i| format!("shard-{i}")).collect();
+    client.post(&format!("SSUBSCRIBE {}", names.join(" ")));
+    for count in 1..=20 {
+        assert_eq!(client.reply().items()[2], int(count));
+    }
+    let mut total = 0;
+    for node in site.nodes() {
+        let here = node.cmd("PUBSUB SHARDCHANNELS").items().len();
+        assert!(here > 0, "20 channels leave a node out");
+        total += here;
+    }
+    assert_eq!(total, 20);
+    let mut publisher = site.client();
+    for name in &names {
+        assert_eq!(publisher.cmd(&format!("SPUBLISH {name} x")), int(1));
+        assert_eq!(client.reply(), Value::Array(vec![bulk("smessage"), bulk(name), bulk("x")]));
+        // Another world than that of plain channels.
+        assert_eq!(publisher.cmd(&format!("PUBLISH {name} x")), int(0));
+    }
+    drop(client);
+    until("the nodes have lost their subscriptions", || {
+        site.nodes().iter().all(|n| n.cmd("PUBSUB SHARDCHANNELS").items().is_empty()).then_some(())
+    });
+}
+
+#[test]
+fn scripts_and_publishers_at_a_node_reach_the_routers_clients() {
+    let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
+    let mut client = site.client();
+    client.cmd("SUBSCRIBE events");
+    let mut publisher = site.client();
+    let tags = site.tags();
+    for (number, tags) in tags.iter().enumerate() {
+        // Executed where the key is, wherever the channel belongs.
+        publisher.send(&["EVAL", "return redis.call('PUBLISH', ARGV[1], ARGV[2])", "1", &format!("{{{}}}k", tags[0]), "events", "s"]);
+        publisher.reply().int();
+        assert_eq!(client.reply(), Value::Array(message("events", "s")), "a script at node {number}");
+        site.nodes()[number].cmd("PUBLISH events d");
+        assert_eq!(client.reply(), Value::Array(message("events", "d")), "a publisher at node {number}");
+    }
+    // Clients of the node itself are counted beside the router's.
+    let owner = owner_of(&site, "events");
+    assert_eq!(client.reply(), Value::Array(message("events", "where")));
+    let mut beside = site.nodes()[owner].client();
+    beside.cmd("SUBSCRIBE events");
+    until("the node has forgotten the probes", || {
+        let count = publisher.cmd("PUBLISH events x").int();
+        (count == 2).then_some(())
+    });
+}
+
+#[test]
+fn keyspace_notifications_come_from_all_nodes() {
+    let node = NodeOptions { args: vec!["--notify-keyspace-events".into(), "KEA".into()], ..NodeOptions::default() };
+    let site = Site::with(3, &SiteOptions { node, ..SiteOptions::default() });
+    let mut client = site.client();
+    client.cmd("PSUBSCRIBE __keyevent@0__:*");
+    let mut exact = site.client();
+    exact.cmd("SUBSCRIBE __keyevent@0__:set");
+    let mut keyspace = three(&site);
+    keyspace.cmd("SUBSCRIBE __keyspace@0__:k7");
+    let mut writer = site.client();
+    for i in 0..60 {
+        writer.cmd(&format!("SET k{i} v"));
+    }
+    let mut keys: Vec<String> = (0..60).map(|_| client.reply().items()[3].text()).collect();
+    let mut again: Vec<String> = (0..60).map(|_| exact.reply().items()[2].text()).collect();
+    keys.sort_unstable();
+    again.sort_unstable();
+    let mut wanted: Vec<String> = (0..60).map(|i| format!("k{i}")).collect();
+    wanted.sort_unstable();
+    assert_eq!(keys, wanted, "each event once");
+    assert_eq!(again, wanted);
+    assert_eq!(keyspace.reply(), Value::Push(message("__keyspace@0__:k7", "set")));
+    writer.cmd("SET short v PX 20");
+    let events: Vec<String> = (0..3).map(|_| client.reply().items()[2].text()).collect();
+    assert_eq!(events, ["__keyevent@0__:set", "__keyevent@0__:expire", "__keyevent@0__:expired"]);
+}
+
+#[test]
+fn subscriptions_come_back_with_their_node() {
+    let Some(mut site) = Site::router_only(3, &SiteOptions::default()) else { return };
+    let mut client = site.client();
+    client.post("SUBSCRIBE a b c d");
+    client.post("PSUBSCRIBE *");
+    for _ in 0..5 {
+        client.reply();
+    }
+    let victim = owner_of(&site, "a");
+    for _ in 0..2 {
+        client.reply(); // the probe, by name and by pattern
+    }
+    site.node_mut(victim).kill();
+    let mut other = site.client();
+    until("the router has noticed", || other.cmd("PUBLISH a x").error().map(|_| ()));
+    until("the loss is counted", || (metric(&site, "subscriptions_lost_total") >= 5.0).then_some(()));
+    // Meanwhile: a channel whose owner is down is refused, what concerns all nodes is not.
+    let error = until("a connection has found out", || other.cmd("SUBSCRIBE a").error().map(str::to_owned));
+    assert!(error.starts_with("NODEDOWN "), "{error}");
+    assert_eq!(other.cmd("GET none").error().map(|e| e.starts_with("NODEDOWN")).unwrap_or(false), owner_of_key(&mut other, "none"));
+    let mut pattern = site.client();
+    assert_eq!(pattern.cmd("PSUBSCRIBE n*").items()[2], int(1));
+    site.node_mut(victim).restart();
+    let (mut by_name, mut by_pattern, mut late) = (0, 0, 0);
+    until("messages arrive again", || {
+        other.cmd("PUBLISH a again");
+        pattern.patience(Duration::from_millis(20));
+        other.cmd("PUBLISH new again");
+        late += usize::from(pattern.try_reply().is_ok());
+        client.patience(Duration::from_millis(20));
+        while let Ok(reply) = client.try_reply() {
+            match reply.items()[0].text().as_str() {
+                "message" => by_name += 1,
+                _ => by_pattern += 1,
+            }
+        }
+        (by_name > 0 && by_pattern > 0 && late > 0).then_some(())
+    });
+    assert!(site.router().process().log().contains("restoring subscriptions at node"));
+    // In force again: exactly once per name.
+    client.listen(Duration::from_millis(100));
+    until("all workers are back", || (other.cmd("PUBLISH a count").int() == 2).then_some(()));
+    client.listen(Duration::from_millis(100));
+    client.patience(PATIENCE);
+    other.cmd("PUBLISH a last");
+    let mut kinds: Vec<String> = (0..2).map(|_| client.reply().items()[0].text()).collect();
+    kinds.sort();
+    assert_eq!(kinds, ["message", "pmessage"]);
+}
+
+/// Whether reading this key fails because its node is down (nothing else may fail).
+fn owner_of_key(client: &mut Client, key: &str) -> bool {
+    client.cmd(&format!("GET {key}")).error().is_some()
+}
+
+#[test]
+fn a_node_that_vanished_without_a_word_is_noticed() {
+    let options = SiteOptions {
+        router: RouterOptions { config: "[nodes]\ncommand-timeout = \"300ms\"\n".into(), ..RouterOptions::default() },
+        ..SiteOptions::default()
+    };
+    let Some(site) = Site::router_only(1, &options) else { return };
+    let mut client = site.client();
+    client.cmd("SUBSCRIBE a");
+    let before = metric(&site, "subscriptions_lost_total");
+    site.nodes()[0].freeze();
+    until("the subscription is given up", || (metric(&site, "subscriptions_lost_total") > before).then_some(()));
+    site.nodes()[0].thaw();
+    let mut publisher = site.client();
+    until("it is back", || {
+        publisher.cmd("PUBLISH a x");
+        client.patience(Duration::from_millis(20));
+        client.try_reply().ok()
+    });
+}
+
+#[test]
+fn a_slow_subscriber_is_cut_and_hurts_nobody() {
+    let options = SiteOptions {
+        node: NodeOptions::default(),
+        router: RouterOptions { config: "[clients]\npush-limit = \"1mb\"\n".into(), ..RouterOptions::default() },
+    };
+    let Some(site) = Site::router_only(2, &options) else { return };
+    let mut slow: Vec<Client> = (0..4).map(|i| if i % 2 == 0 { site.client() } else { three(&site) }).collect();
+    let mut good: Vec<Client> = (0..4).map(|_| site.client()).collect();
+    for client in slow.iter_mut().chain(&mut good) {
+        client.cmd("SUBSCRIBE firehose");
+    }
+    let payload = "x".repeat(50_000);
+    let mut publisher = site.client();
+    let begin = Instant::now();
+    let mut sent = 0;
+    while metric(&site, "clients_cut_push_total") < 4.0 {
+        assert!(begin.elapsed() < PATIENCE, "a client that reads nothing is never cut");
+        for _ in 0..20 {
+            publisher.send(&["PUBLISH", "firehose", &payload]);
+            sent += 1;
+        }
+        for _ in 0..20 {
+            publisher.reply().int();
+        }
+        for client in &mut good {
+            for _ in 0..20 {
+                assert_eq!(client.reply().items()[2].bytes().len(), payload.len());
+            }
+        }
+    }
+    assert!(sent >= 20);
+    assert_eq!(publisher.cmd("PUBLISH firehose last"), int(4), "the cut ones no longer count");
+    for client in &mut slow {
+        assert!(client.closed_within(PATIENCE));
+    }
+    for client in &mut good {
+        assert_eq!(client.reply().items()[2], bulk("last"));
+    }
+}
+
+#[test]
+fn large_messages_pass_and_never_break_a_reply() {
+    let site = Site::new(2);
+    let mut client = three(&site);
+    let value = "v".repeat(6 << 20);
+    assert_eq!(client.call(&["SET", "big", &value]), ok());
+    client.cmd("SUBSCRIBE a");
+    let mut publisher = site.client();
+    publisher.call(&["PUBLISH", "a", &value]);
+    assert_eq!(client.reply(), Value::Push(message("a", &value)));
+    // Messages while a large reply is on its way in pieces, and one that cannot be asked again.
+    for round in 0..6 {
+        client.post(if round % 2 == 0 { "GET big" } else { "GETEX big PERSIST" });
+        for i in 0..50 {
+            publisher.cmd(&format!("PUBLISH a {i}"));
+        }
+        let (mut messages, mut replies) = (0, 0);
+        while messages < 50 || replies < 1 {
+            match client.reply() {
+                Value::Push(items) => {
+                    assert_eq!(items[2], bulk(messages.to_string()));
+                    messages += 1;
+                }
+                other => {
+                    assert_eq!(other.bytes().len(), value.len());
+                    replies += 1;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn thousands_of_subscribers_share_one_connection_per_worker_and_node() {
+    let options = SiteOptions { router: RouterOptions { open_files: Some(8192), ..RouterOptions::default() }, ..SiteOptions::default() };
+    let Some(site) = Site::router_only(2, &options) else { return };
+    let mut clients: Vec<Client> = (0..1500).map(|_| site.client()).collect();
+    for (i, client) in clients.iter_mut().enumerate() {
+        client.post(&format!("SUBSCRIBE all own-{i}"));
+    }
+    for client in &mut clients {
+        client.reply();
+        client.reply();
+    }
+    let mut publisher = site.client();
+    assert_eq!(publisher.cmd("PUBLISH all x"), int(1500));
+    for client in &mut clients {
+        assert_eq!(client.reply().items()[2], bulk("x"));
+    }
+    for (i, client) in clients.iter_mut().enumerate().step_by(50) {
+        assert_eq!(publisher.cmd(&format!("PUBLISH own-{i} y")), int(1));
+        assert_eq!(client.reply().items()[2], bulk("y"));
+    }
+    for node in site.nodes() {
+        let list = node.cmd("CLIENT LIST TYPE pubsub").text();
+        assert!((1..=2).contains(&list.lines().count()), "two workers have one each:\n{list}");
+    }
+    // One client with thousands of subscriptions, in one command and one by one.
+    let mut many = three(&site);
+    let names: Vec<String> = (0..5000).map(|i| format!("many-{i}")).collect();
+    let mut command = vec!["SUBSCRIBE"];
+    command.extend(names.iter().map(String::as_str));
+    many.send(&command);
+    for count in 1..=5000 {
+        assert_eq!(many.reply().items()[2], int(count));
+    }
+    for i in 0..2000 {
+        many.post(&format!("PSUBSCRIBE many-pattern-{i}"));
+    }
+    for count in 5001..=7000 {
+        assert_eq!(many.reply().items()[2], int(count));
+    }
+    assert_eq!(publisher.cmd("PUBLISH many-4999 z"), int(1));
+    assert_eq!(many.reply(), Value::Push(message("many-4999", "z")));
+    drop((many, clients));
+    until("everything is given up at the nodes", || {
+        let left = |n: &Node| n.cmd("PUBSUB CHANNELS").items().len() as i64 + n.cmd("PUBSUB NUMPAT").int();
+        site.nodes().iter().all(|n| left(n) == 0).then_some(())
+    });
+    assert_eq!(metric(&site, "subscriptions"), 0.0);
+    assert_eq!(metric(&site, "node_subscriptions"), 0.0);
+    assert_eq!(publisher.cmd("PUBSUB CHANNELS"), Value::Array(vec![]));
+}
+
+#[test]
+fn subscriptions_of_a_client_are_bounded() {
+    let options = SiteOptions {
+        router: RouterOptions { config: "[clients]\nsubscriptions-max = 10\n".into(), ..RouterOptions::default() },
+        ..SiteOptions::default()
+    };
+    let Some(site) = Site::router_only(1, &options) else { return };
+    let mut client = site.client();
+    client.post("SUBSCRIBE 1 2 3 4 5 6 7 8 9");
+    for count in 1..=9 {
+        assert_eq!(client.reply().items()[2], int(count));
+    }
+    let error = client.cmd("PSUBSCRIBE a b");
+    assert!(error.expect_error().contains("clients.subscriptions-max"), "{error:?}");
+    assert_eq!(client.cmd("SUBSCRIBE 9").items()[2], int(9), "what it has costs nothing");
+    assert_eq!(client.cmd("PSUBSCRIBE a").items()[2], int(10));
+    client.cmd("SSUBSCRIBE a").expect_error();
+    assert_eq!(client.cmd("UNSUBSCRIBE 1").items()[2], int(9));
+    assert_eq!(client.cmd("SSUBSCRIBE a").items()[2], int(1));
+}
+
+#[test]
+fn nodes_that_refuse_say_so_to_the_client() {
+    let node = NodeOptions { config: "user default on nopass ~* +@all resetchannels &open*\n".into(), ..NodeOptions::default() };
+    let site = Site::with(2, &SiteOptions { node, ..SiteOptions::default() });
+    let mut client = three(&site);
+    assert!(client.cmd("SUBSCRIBE secret").expect_error().starts_with("NOPERM"));
+    assert_eq!(client.cmd("SUBSCRIBE open-1"), Value::Push(vec![bulk("subscribe"), bulk("open-1"), int(1)]));
+    assert!(client.cmd("SUBSCRIBE open-2 secret").expect_error().starts_with("NOPERM"));
+    assert_eq!(client.cmd("PUBSUB CHANNELS"), Value::Array(vec![bulk("open-1")]), "all or nothing");
+    assert!(client.cmd("PUBLISH secret x").expect_error().starts_with("NOPERM"));
+}
+
+#[test]
+fn client_list_shows_subscribers() {
+    let site = Site::new(2);
+    let mut client = three(&site);
+    client.post("SUBSCRIBE a b");
+    client.post("PSUBSCRIBE a*");
+    client.post("SSUBSCRIBE s");
+    for _ in 0..4 {
+        client.reply();
+    }
+    let mut other = site.client();
+    let id = client.cmd("CLIENT ID").int();
+    let list = other.cmd(&format!("CLIENT LIST ID {id}")).text();
+    assert!(list.contains(" flags=P ") && list.contains(" sub=2 psub=1 ssub=1 "), "{list}");
+    assert_eq!(other.cmd("CLIENT LIST TYPE pubsub").text().lines().count(), 1);
+    assert!(!other.cmd("CLIENT LIST TYPE normal").text().contains("sub=2"));
+    assert_eq!(other.cmd("CLIENT KILL TYPE pubsub"), int(1));
+    assert!(client.closed_within(PATIENCE));
+    assert_eq!(other.cmd("PING"), simple("PONG"));
+}
+
+#[test]
+fn subscribers_are_not_idle() {
+    let options = SiteOptions {
+        router: RouterOptions { config: "[clients]\nidle-timeout = \"300ms\"\n".into(), ..RouterOptions::default() },
+        ..SiteOptions::default()
+    };
+    let Some(site) = Site::router_only(1, &options) else { return };
+    let mut subscriber = site.client();
+    subscriber.cmd("SUBSCRIBE a");
+    let mut idle = site.client();
+    idle.cmd("PING");
+    assert!(idle.closed_within(PATIENCE));
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(site.client().cmd("PUBLISH a x"), int(1));
+    assert_eq!(subscriber.reply().items()[2], bulk("x"));
+}
+
+#[test]
+fn transactions_publish_where_they_are() {
+    let site = Site::new(3);
+    let mut subscriber = site.client();
+    subscriber.cmd("SUBSCRIBE events");
+    let mut client = site.client();
+    for i in 0..12 {
+        client.cmd("MULTI");
+        assert_eq!(client.cmd(&format!("SET key{i} v")), simple("QUEUED"));
+        assert_eq!(client.cmd(&format!("PUBLISH events {i}")), simple("QUEUED"));
+        assert_eq!(client.cmd("EXEC").items()[0], ok());
+        assert_eq!(subscriber.reply(), Value::Array(message("events", &i.to_string())));
+    }
+}

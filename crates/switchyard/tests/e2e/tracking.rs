@@ -1,0 +1,426 @@
+//! CLIENT TRACKING: clients that cache are told what changes, never too early, never not at all.
+
+use std::time::Duration;
+
+use crate::support::client::PATIENCE;
+use crate::support::{Client, Node, NodeOptions, Random, Site, SiteOptions, Value, bulk, direct, int, ok, simple, until};
+
+fn three(site: &Site) -> Client {
+    let mut client = site.client();
+    client.cmd("HELLO 3");
+    client
+}
+
+fn invalidate(keys: &[&str]) -> Value {
+    Value::Push(vec![bulk("invalidate"), Value::Array(keys.iter().map(bulk).collect())])
+}
+
+fn forget_all() -> Value {
+    Value::Push(vec![bulk("invalidate"), Value::Nil])
+}
+
+#[test]
+fn the_bytes_are_those_of_one_server() {
+    let site = Site::new(3);
+    let plain = Node::start(&NodeOptions::default());
+    for protocol in ["HELLO 2", "HELLO 3"] {
+        let (mut routed, mut reference) = (site.client(), plain.client());
+        routed.cmd(protocol);
+        reference.cmd(protocol);
+        for line in [
+            "CLIENT TRACKING",
+            "CLIENT TRACKING foo",
+            "CLIENT TRACKING ON FOO",
+            "CLIENT TRACKINGINFO",
+            "CLIENT GETREDIR",
+            "CLIENT TRACKING ON REDIRECT 999999",
+            "CLIENT TRACKING ON REDIRECT x",
+            "CLIENT TRACKING ON PREFIX a",
+            "CLIENT TRACKING ON OPTIN OPTOUT",
+            "CLIENT TRACKING ON BCAST OPTIN",
+            "CLIENT TRACKING ON BCAST PREFIX a PREFIX ab",
+            "CLIENT TRACKINGINFO",
+            "CLIENT TRACKING ON",
+            "CLIENT TRACKING ON BCAST",
+            "CLIENT TRACKINGINFO",
+            "CLIENT GETREDIR",
+            "CLIENT CACHING YES",
+            "CLIENT CACHING NO",
+            "CLIENT CACHING x",
+            "CLIENT TRACKING OFF",
+            "CLIENT CACHING YES",
+            "CLIENT TRACKING ON OPTIN",
+            "CLIENT CACHING NO",
+            "CLIENT CACHING YES",
+            "CLIENT TRACKINGINFO",
+            "PING",
+            "CLIENT TRACKINGINFO",
+            "CLIENT TRACKING ON OPTOUT",
+            "CLIENT TRACKING OFF",
+            "CLIENT TRACKING ON OPTOUT NOLOOP",
+            "CLIENT CACHING YES",
+            "CLIENT CACHING NO",
+            "CLIENT TRACKINGINFO",
+            "CLIENT TRACKING OFF",
+            "CLIENT TRACKING ON BCAST PREFIX a",
+            "CLIENT TRACKING ON BCAST PREFIX ab",
+            "CLIENT TRACKING ON BCAST PREFIX b",
+            "CLIENT TRACKINGINFO",
+            "CLIENT TRACKING OFF",
+            "CLIENT TRACKINGINFO",
+        ] {
+            routed.post(line);
+            reference.post(line);
+            let mut ours = routed.raw();
+            while ours == b">2\r\n$10\r\ninvalidate\r\n_\r\n" {
+                ours = routed.raw(); // too often is allowed
+            }
+            let (ours, theirs) = (ours.escape_ascii().to_string(), reference.raw().escape_ascii().to_string());
+            assert_eq!(ours, theirs, "{line} ({protocol})");
+        }
+        assert_eq!(routed.cmd("RESET"), reference.cmd("RESET"));
+        assert_eq!(routed.cmd("CLIENT TRACKINGINFO"), reference.cmd("CLIENT TRACKINGINFO"));
+    }
+}
+
+#[test]
+fn what_was_read_is_invalidated_once_when_it_changes() {
+    let site = Site::new(3);
+    let mut writer = site.client();
+    for i in 0..30 {
+        writer.cmd(&format!("SET k{i} 0"));
+    }
+    let mut client = three(&site);
+    assert_eq!(client.cmd("CLIENT TRACKING ON"), ok());
+    for i in 0..30 {
+        assert_eq!(client.cmd(&format!("GET k{i}")), bulk("0"));
+    }
+    // All ways to change a key, at all nodes; a key that was not read is nobody's business.
+    for i in 0..30 {
+        writer.cmd("SET other x");
+        let change = [format!("SET k{i} 1"), format!("DEL k{i}"), format!("INCR k{i}"), format!("PEXPIRE k{i} 1")];
+        writer.cmd(&change[i % 4]);
+        assert_eq!(client.reply(), invalidate(&[&format!("k{i}")]), "{}", change[i % 4]);
+        // The second change concerns nobody who has not read again.
+        writer.cmd(&format!("SET k{i} 2"));
+    }
+    assert_eq!(client.cmd("PING"), simple("PONG"));
+    // Reads of all shapes.
+    for (read, keys) in [
+        ("MGET k1 k2 k3 k4", vec!["k1", "k2", "k3", "k4"]),
+        ("EXISTS k5 k6", vec!["k5", "k6"]),
+        ("STRLEN k7", vec!["k7"]),
+        ("SORT_RO list", vec!["list"]),
+        ("LCS {a}1 {a}2", vec!["{a}1", "{a}2"]),
+        ("EVAL \"return redis.call('GET', KEYS[1])\" 1 script", vec!["script"]),
+    ] {
+        client.post(read);
+        client.reply();
+        let mut told = Vec::new();
+        for key in &keys {
+            writer.cmd(&format!("DEL {key}"));
+            writer.cmd(&format!("{} {key} 3", if *key == "list" { "RPUSH" } else { "SET" }));
+        }
+        while told.len() < keys.len() {
+            let push = client.reply();
+            told.extend(push.items()[1].items().iter().map(Value::text));
+        }
+        told.sort_unstable();
+        let mut wanted: Vec<String> = keys.iter().map(|k| (*k).to_owned()).collect();
+        wanted.sort_unstable();
+        assert_eq!(told, wanted, "{read}");
+    }
+    // FLUSHALL: forget everything.
+    client.cmd("GET k1");
+    writer.cmd("FLUSHALL");
+    assert_eq!(client.reply(), forget_all());
+    assert_eq!(client.cmd("CLIENT TRACKING OFF").error(), None);
+}
+
+#[test]
+fn optin_and_optout_decide_what_is_tracked() {
+    let site = Site::new(3);
+    let mut writer = site.client();
+    let mut client = three(&site);
+    assert_eq!(client.cmd("CLIENT TRACKING ON OPTIN"), ok());
+    client.cmd("GET a");
+    client.cmd("CLIENT CACHING YES");
+    client.cmd("CLIENT ID");
+    client.cmd("GET b");
+    client.cmd("GET c");
+    for key in ["a", "c", "b"] {
+        writer.cmd(&format!("SET {key} 1"));
+    }
+    assert_eq!(client.reply(), invalidate(&["b"]));
+    client.cmd("CLIENT TRACKING OFF");
+    assert_eq!(client.cmd("CLIENT TRACKING ON OPTOUT"), ok());
+    client.cmd("GET a");
+    client.cmd("CLIENT CACHING NO");
+    client.cmd("GET b");
+    client.cmd("GET c");
+    for key in ["b", "a", "c"] {
+        writer.cmd(&format!("SET {key} 2"));
+    }
+    let mut told = [client.reply(), client.reply()].map(|push| push.items()[1].items()[0].text());
+    told.sort();
+    assert_eq!(told, ["a", "c"], "different nodes have no order");
+    assert_eq!(client.cmd("PING"), simple("PONG"));
+}
+
+#[test]
+fn broadcasts_go_by_prefix() {
+    let site = Site::new(3);
+    let mut all = three(&site);
+    let mut users = three(&site);
+    let mut both = three(&site);
+    assert_eq!(users.cmd("CLIENT TRACKING ON BCAST PREFIX user:"), ok());
+    assert_eq!(both.cmd("CLIENT TRACKING ON BCAST PREFIX user:1 PREFIX order:"), ok());
+    assert_eq!(all.cmd("CLIENT TRACKING ON BCAST"), ok());
+    // A wider prefix than before begins anew at the nodes: those who were there are told to forget, at most.
+    let told = |client: &mut Client| loop {
+        match client.reply() {
+            push if push == forget_all() => {}
+            push => return push.items()[1].items().iter().map(Value::text).collect::<Vec<_>>(),
+        }
+    };
+    let mut writer = site.client();
+    for i in 0..20 {
+        writer.cmd(&format!("SET user:1{i} x"));
+        assert_eq!(told(&mut users), [format!("user:1{i}")]);
+        assert_eq!(told(&mut both), [format!("user:1{i}")]);
+        assert_eq!(told(&mut all), [format!("user:1{i}")]);
+        writer.cmd(&format!("SET order:{i} x"));
+        assert_eq!(told(&mut both), [format!("order:{i}")]);
+        assert_eq!(told(&mut all), [format!("order:{i}")]);
+        writer.cmd(&format!("SET else:{i} x"));
+        assert_eq!(told(&mut all), [format!("else:{i}")]);
+    }
+    // A writer past the router counts as well.
+    if !direct() {
+        let node = site.nodes()[0].client().cmd("SET user:direct x");
+        assert_eq!(node, ok());
+        assert_eq!(told(&mut users), ["user:direct"]);
+    }
+    drop((all, both));
+    writer.cmd("SET user:last x");
+    assert_eq!(told(&mut users), ["user:last"]);
+}
+
+#[test]
+fn invalidations_can_be_redirected() {
+    let site = Site::new(2);
+    // Among many connections some are on another worker.
+    for round in 0..8 {
+        let mut target = site.client();
+        let id = target.cmd("CLIENT ID").int();
+        if round % 2 == 0 {
+            assert_eq!(target.cmd("SUBSCRIBE __redis__:invalidate").items()[2], int(1));
+        } else {
+            target.cmd("HELLO 3");
+        }
+        // In RESP2 too: what it reads is tracked.
+        let mut reader = if round < 4 { site.client() } else { three(&site) };
+        assert_eq!(reader.cmd(&format!("CLIENT TRACKING ON REDIRECT {id}")), ok());
+        assert_eq!(reader.cmd("CLIENT GETREDIR"), int(id));
+        let list = site.client().cmd("CLIENT LIST").text();
+        assert!(list.contains(&format!(" redir={id} ")) && list.contains(" flags=t "), "{list}");
+        let mut writer = site.client();
+        reader.cmd("GET k");
+        writer.cmd(&format!("SET k {round}"));
+        let keys = Value::Array(vec![bulk("k")]);
+        let expected = match round % 2 {
+            0 => Value::Array(vec![bulk("message"), bulk("__redis__:invalidate"), keys]),
+            _ => Value::Push(vec![bulk("invalidate"), keys]),
+        };
+        assert_eq!(target.reply(), expected);
+        // The target goes: the reader learns of it with the next invalidation.
+        drop(target);
+        until("the router has noticed", || (!site.client().cmd("CLIENT LIST").text().contains(&format!("id={id} "))).then_some(()));
+        reader.cmd("GET k");
+        writer.cmd("SET k gone");
+        if round >= 4 {
+            assert_eq!(reader.reply(), Value::Push(vec![bulk("tracking-redir-broken"), int(id)]));
+        } else {
+            until("the redirect is seen to be broken", || {
+                reader.cmd("CLIENT TRACKINGINFO").field("flags").items().contains(&bulk("broken_redirect")).then_some(())
+            });
+        }
+    }
+}
+
+/// A cache as a client library has it: fills by replies, empties by invalidations, in the order in which they come.
+struct Cache {
+    client: Client,
+    values: std::collections::HashMap<String, String>,
+    /// Keys of reads that have not been answered.
+    asked: std::collections::VecDeque<String>,
+}
+
+impl Cache {
+    fn take(&mut self, reply: Value) {
+        match reply {
+            Value::Push(items) => match &items[1] {
+                Value::Nil => self.values.clear(),
+                keys => keys.items().iter().for_each(|k| {
+                    self.values.remove(&k.text());
+                }),
+            },
+            Value::Bulk(value) => {
+                let key = self.asked.pop_front().expect("a read");
+                self.values.insert(key, String::from_utf8(value).expect("text"));
+            }
+            Value::Nil => {
+                self.asked.pop_front().expect("a read");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn settle(&mut self) {
+        while !self.asked.is_empty() {
+            let reply = self.client.reply();
+            self.take(reply);
+        }
+    }
+}
+
+#[test]
+fn no_cache_keeps_an_old_value() {
+    let site = Site::new(3);
+    let mut random = Random::new(7);
+    for mode in ["", " BCAST", " OPTIN", " BCAST PREFIX k1 PREFIX k2"] {
+        let mut writer = site.client();
+        for i in 0..30 {
+            writer.cmd(&format!("SET k{i} first"));
+        }
+        let mut written = 0;
+        let mut cache = Cache { client: three(&site), values: Default::default(), asked: Default::default() };
+        assert_eq!(cache.client.cmd(&format!("CLIENT TRACKING ON{mode}")), ok());
+        for step in 0..1500 {
+            let key = format!("k{}", random.below(30));
+            if random.below(3) == 0 {
+                // Not waited for: it races with reads on their way.
+                writer.post(&format!("SET {key} {step}"));
+                written += 1;
+            }
+            if !cache.values.contains_key(&key) && (mode != " BCAST PREFIX k1 PREFIX k2" || key.starts_with("k1") || key.starts_with("k2"))
+            {
+                if mode == " OPTIN" {
+                    cache.client.post("CLIENT CACHING YES");
+                }
+                cache.client.post(&format!("GET {key}"));
+                if mode == " OPTIN" {
+                    loop {
+                        match cache.client.reply() {
+                            Value::Simple(_) => break,
+                            other => cache.take(other),
+                        }
+                    }
+                }
+                cache.asked.push_back(key);
+            }
+            if random.below(4) == 0 {
+                cache.settle();
+            }
+            if random.below(20) == 0 {
+                for _ in 0..std::mem::take(&mut written) {
+                    assert_eq!(writer.reply(), ok());
+                }
+            }
+        }
+        cache.settle();
+        // Everything has been said when nothing comes any more.
+        until("the cache agrees with the nodes", || {
+            cache.client.patience(Duration::from_millis(50));
+            while let Ok(reply) = cache.client.try_reply() {
+                cache.take(reply);
+            }
+            cache.client.patience(PATIENCE);
+            let mut reader = site.client();
+            cache.values.iter().all(|(key, value)| reader.cmd(&format!("GET {key}")) == bulk(value)).then_some(())
+        });
+        // A test that caches nothing shows nothing.
+        for i in 10..20 {
+            if mode != " OPTIN" && !cache.values.contains_key(&format!("k{i}")) {
+                cache.client.post(&format!("GET k{i}"));
+                cache.asked.push_back(format!("k{i}"));
+            }
+        }
+        cache.settle();
+        assert!(mode == " OPTIN" || cache.values.len() >= 10, "{:?}", cache.values);
+    }
+}
+
+#[test]
+fn a_lost_node_connection_invalidates_everything() {
+    let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let mut client = three(&site);
+    assert_eq!(client.cmd("CLIENT TRACKING ON"), ok());
+    let tags = site.tags();
+    client.cmd(&format!("GET {{{}}}k", tags[0][0]));
+    client.cmd(&format!("GET {{{}}}k", tags[1][0]));
+    client.listen(Duration::from_millis(50));
+    // Only the connection: as a node does that finds its output too long.
+    let list = site.nodes()[0].cmd("CLIENT LIST").text();
+    let line = list
+        .lines()
+        .filter(|l| l.contains(" flags=tB ") || l.contains("flags=tB"))
+        .map(|l| l[3..].split(' ').next().expect("an id").to_owned());
+    for id in line.collect::<Vec<_>>() {
+        site.nodes()[0].cmd(&format!("CLIENT KILL ID {id}"));
+    }
+    assert_eq!(client.reply(), forget_all());
+    // Back in force: what was read in between was not watched.
+    assert_eq!(client.reply(), forget_all());
+    let key = format!("{{{}}}k", tags[0][0]);
+    client.cmd(&format!("GET {key}"));
+    site.client().cmd(&format!("SET {key} x"));
+    assert_eq!(client.reply(), invalidate(&[&key]));
+    // The node itself.
+    site.node_mut(0).kill();
+    assert_eq!(client.reply(), forget_all());
+    assert_eq!(client.cmd("PING"), simple("PONG"));
+    site.node_mut(0).restart();
+    assert_eq!(client.reply(), forget_all());
+    until("the node serves again", || site.client().cmd(&format!("GET {key}")).error().is_none().then_some(()));
+    client.cmd(&format!("GET {key}"));
+    site.client().cmd(&format!("SET {key} y"));
+    until("it is tracked again", || (client.reply() == invalidate(&[&key])).then_some(()));
+}
+
+#[test]
+fn transactions_are_tracked() {
+    let site = Site::new(2);
+    let mut client = three(&site);
+    let mut writer = site.client();
+    assert_eq!(client.cmd("CLIENT TRACKING ON"), ok());
+    for round in 0..10 {
+        client.cmd("MULTI");
+        client.cmd("GET k");
+        // Between queueing and execution: what EXEC reads is newer, and must be watched from there.
+        writer.cmd(&format!("SET k a{round}"));
+        client.post("EXEC");
+        loop {
+            match client.reply() {
+                Value::Push(_) => {}
+                reply => {
+                    assert_eq!(reply, Value::Array(vec![bulk(format!("a{round}"))]));
+                    break;
+                }
+            }
+        }
+        writer.cmd(&format!("SET k b{round}"));
+        until("the change is told", || (client.reply() == invalidate(&["k"])).then_some(()));
+    }
+}
+
+#[test]
+fn nodes_without_resp3_cannot_be_tracked() {
+    let node = NodeOptions { config: "rename-command HELLO \"\"\n".into(), ..NodeOptions::default() };
+    let Some(site) = Site::router_only(2, &SiteOptions { node, ..SiteOptions::default() }) else { return };
+    let mut client = three(&site);
+    let error = client.cmd("CLIENT TRACKING ON");
+    assert!(error.expect_error().contains("does not speak RESP3"), "{error:?}");
+    assert_eq!(client.cmd("CLIENT GETREDIR"), int(-1));
+    assert_eq!(client.cmd("SET k v"), ok());
+}
