@@ -200,7 +200,7 @@ impl Router {
         });
     }
 
-    /// Makes every worker adopt new settings. Connections that exist keep the credentials and the address that they were made with.
+    /// Makes every worker adopt new settings. Connections to nodes whose credentials have changed are made anew; a changed address counts for new ones.
     pub fn reconfigure(&self, live: Live) {
         self.shared.change_plan(|plan| Plan { live: Arc::new(live), ..plan.clone() });
     }

@@ -157,6 +157,7 @@ impl Worker {
         }
         let Some(link) = self.links.get_mut(handle) else { return };
         link.phase = Phase::Up;
+        link.renewing = false;
         link.failures = 0;
         link.idle_since_us = self.now_us;
         link.flowed_us = self.now_us;

@@ -175,6 +175,10 @@ impl Worker {
         };
         let known = plan.topology.nodes().all(|n| self.shared.with_facts(n.id, |f| database < f.databases));
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        if client.lane == Lane::Rounds && client.in_flight() > 0 {
+            // An earlier SELECT is still being asked about: what it answers must not come after this one.
+            return Flow::Stall(Stall::Barrier);
+        }
         if known {
             client.database = database;
             self.answer(handle, class, b"+OK\r\n");
@@ -184,7 +188,7 @@ impl Worker {
         if client.in_flight() > 0 {
             return Flow::Stall(Stall::Barrier);
         }
-        client.lane = Lane::Slow;
+        client.lane = Lane::Rounds;
         let mut request = Vec::new();
         encode::command(&mut request, [&b"SELECT"[..], database.to_string().as_bytes()]);
         self.gather_every(handle, Lane::Main, &request, class, Whole::Select { database });

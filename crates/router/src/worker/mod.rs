@@ -30,6 +30,7 @@ mod nodes;
 mod pause;
 mod pool;
 mod pubsub;
+mod renew;
 mod replicas;
 mod rounds;
 mod scan;
@@ -350,6 +351,9 @@ impl Worker {
         self.generation = self.shared.generation.load(Ordering::Acquire);
         let before = std::mem::replace(&mut self.plan, self.shared.plan());
         self.slow_us = self.plan.live.slow_us();
+        if !Arc::ptr_eq(&before.live, &self.plan.live) {
+            self.mark_stale(&before.live);
+        }
         self.connect_main();
         if self.plan.topology.epoch() != before.topology.epoch() {
             self.restamp_waiting();
@@ -492,9 +496,9 @@ impl Worker {
 
     /// Whether any worker has a connection to the node that is up.
     fn node_is_up(&self, node: NodeId) -> bool {
-        self.routes
-            .get(node.index())
-            .is_some_and(|r| r.main.iter().flatten().any(|h| self.links.get(*h).is_some_and(|l| l.phase == upstream::Phase::Up)))
+        self.routes.get(node.index()).is_some_and(|r| {
+            r.main.iter().flatten().any(|h| self.links.get(*h).is_some_and(|l| l.phase == upstream::Phase::Up || l.renewing))
+        })
     }
 }
 

@@ -104,6 +104,7 @@ impl Worker {
     pub(super) fn attempt_failed(&mut self, handle: Handle, why: &str) {
         let Some(link) = self.links.get_mut(handle) else { return };
         link.failures += 1;
+        link.renewing = false;
         link.counters.failures.add(1);
         let (node, lane, failures) = (link.node, link.lane, link.failures);
         if lane == Lane::Replica {
@@ -266,7 +267,7 @@ impl Worker {
     fn flush_link(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         link.dirty = false;
-        if link.phase != Phase::Up {
+        if link.phase != Phase::Up || link.retiring {
             return;
         }
         let mut failed = None;
@@ -638,6 +639,8 @@ impl Worker {
             self.poll.remove(&fd);
         }
         link.tls = None;
+        link.stale = false;
+        link.retiring = false;
         if lane != Lane::Replica {
             self.shared.connection_ended(self.index, node, client_id);
         }
@@ -741,7 +744,13 @@ impl Worker {
                         self.attempt_failed(handle, &format!("it did not {doing} within {:?} (connect-timeout)", live.connect_timeout));
                     }
                 }
-                Phase::Up => self.tick_up(handle, &live),
+                Phase::Up => {
+                    let stale = link.stale;
+                    self.tick_up(handle, &live);
+                    if stale {
+                        self.tick_stale(handle);
+                    }
+                }
             }
         }
     }

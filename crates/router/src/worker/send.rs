@@ -42,7 +42,10 @@ impl Worker {
         let mut outcomes = std::mem::take(&mut self.send_outcomes);
         let links = self.dirty_links.iter().filter_map(|&handle| {
             let link = self.links.get(handle)?;
-            let fd = link.fd.as_ref().filter(|_| link.phase == Phase::Up && link.tls.is_none() && link.writable && link.unsent() > 0)?;
+            let fd = link
+                .fd
+                .as_ref()
+                .filter(|_| link.phase == Phase::Up && !link.retiring && link.tls.is_none() && link.writable && link.unsent() > 0)?;
             Some((Token::Link(handle), fd.as_fd(), &link.out[link.sent..]))
         });
         let clients = self.dirty_clients.iter().filter_map(|&handle| {

@@ -186,6 +186,12 @@ pub(super) struct Link {
     pub(super) readable: bool,
     /// The node has closed its side; the end has to be read.
     pub(super) hangup: bool,
+    /// Made with credentials that have changed since.
+    pub(super) stale: bool,
+    /// Nothing is sent on it any more: what is in flight is awaited, then it is made anew.
+    pub(super) retiring: bool,
+    /// It was up, and is being made anew.
+    pub(super) renewing: bool,
     /// When the connection came up, or last took bytes again after it had been full: commands before that waited for it.
     pub(super) flowed_us: u64,
     pub(super) writable: bool,
@@ -280,6 +286,9 @@ impl Link {
             database,
             readable: false,
             hangup: false,
+            stale: false,
+            retiring: false,
+            renewing: false,
             flowed_us: 0,
             writable: false,
             dirty: false,

@@ -19,6 +19,7 @@ use super::logs::Logs;
 use super::placement::{self, Placement};
 use super::running::Running;
 use crate::config::{Config, NodeAddress, Sources, Takes};
+use crate::doctor::connection::NodeConnection;
 
 /// What a reload needs to know of the present.
 pub(super) struct Reloader {
@@ -86,6 +87,7 @@ impl Reloader {
             }
         }
         live.nodes = placement::access(&settled.topology, &resolved.nodes);
+        self.keep_what_works(&mut live);
         applied += told_by_content(&self.live, &live, &changes.iter().map(|c| c.what.as_str()).collect::<Vec<_>>());
         for name in &settled.joined {
             info!("node {name} has joined; it owns no slots yet, so no keys are on it");
@@ -129,6 +131,22 @@ impl Reloader {
 }
 
 impl Reloader {
+    /// Tries credentials that are new before they replace those in use: connections that work are not given up for ones that the node
+    /// refuses.
+    fn keep_what_works(&self, live: &mut Live) {
+        for (id, access) in &mut live.nodes {
+            let Some(old) = self.live.nodes.get(id) else { continue };
+            let same = (&old.username, &old.password, &old.tls) == (&access.username, &access.password, &access.tls);
+            if same || access.address.is_none() || access.address != old.address {
+                continue;
+            }
+            if let Err(why) = NodeConnection::open(access, live.connect_timeout) {
+                error!("node {} {why}: its connections keep the old credentials; correct them and reload again", access.name);
+                *access = old.clone();
+            }
+        }
+    }
+
     /// Watches the replicas of the nodes as they are configured now.
     fn watch(&mut self, topology: &Topology, nodes: Vec<NodeAddress>, running: &Arc<Running>) -> anyhow::Result<()> {
         let has_replicas = |node: &&NodeAddress| node.sentinel.is_some() || !node.replicas.is_empty();

@@ -27,6 +27,7 @@ mod operators;
 mod pipelines;
 mod protocols;
 mod pubsub;
+mod renew;
 mod replicas;
 mod script_keys;
 mod scripting;

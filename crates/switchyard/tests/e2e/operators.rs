@@ -151,3 +151,24 @@ fn a_small_keyspace_is_scanned_in_one_call() {
     client.cmd("SCAN 0 COUNT 0").expect_error();
     client.cmd("SCAN 0 BOGUS x").expect_error();
 }
+
+/// The first use of a database asks the nodes; a SELECT behind it must not be undone by their answer.
+#[test]
+fn a_select_behind_another_one_wins() {
+    let site = Site::new(2);
+    for round in 0..10 {
+        let mut client = site.client();
+        client.post(&format!("SELECT {}", 3 + round));
+        client.post("SELECT 0");
+        client.post(&format!("SET where{round} 0"));
+        client.post("SELECT 1");
+        client.post("SELECT 2");
+        client.post(&format!("SET where{round} 2"));
+        for _ in 0..6 {
+            assert_eq!(client.reply(), ok());
+        }
+        assert_eq!(client.cmd(&format!("GET where{round}")), bulk("2"));
+        client.cmd("SELECT 0");
+        assert_eq!(client.cmd(&format!("GET where{round}")), bulk("0"), "round {round}");
+    }
+}

@@ -66,7 +66,7 @@ pub(super) const NODES_TLS: &[Key<Config>] = &[
         "tls",
         Takes::Reload,
         &["tls-replication", "tls-cluster"],
-        "Speak TLS to every node that does not say otherwise. Connections that are open stay as they are.",
+        "Speak TLS to every node that does not say otherwise.",
         |config, raw, _| {
             config.nodes_tls.on = raw.switch()?;
             Ok(())

@@ -1,0 +1,73 @@
+//! New credentials for a node: its connections are made anew, one by one, and no command is lost.
+//!
+//! A shared connection is renewed between two commands: what is in flight on it is answered on it, what comes meanwhile waits in its
+//! buffer and goes out on the new one. So a client's commands keep their order, as they do when a connection is first made. It costs a
+//! pause of the longest command in flight plus a connect.
+//!
+//! Not a second connection beside the old one: two connections to a node have no order between them.
+
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::reply::ReplyScanner;
+use tracing::info;
+
+use super::Worker;
+use super::upstream::{Body, Lane, Phase};
+use crate::settings::Live;
+use crate::slab::Handle;
+
+impl Worker {
+    /// Marks the connections to nodes whose user, password or TLS has changed.
+    pub(super) fn mark_stale(&mut self, before: &Live) {
+        let live = self.plan.live.clone();
+        let changed = |node: NodeId| match (before.nodes.get(&node), live.nodes.get(&node)) {
+            (Some(old), Some(new)) => (&old.username, &old.password, &old.tls) != (&new.username, &new.password, &new.tls),
+            _ => false,
+        };
+        for handle in self.links.handles() {
+            // A connection with subscriptions stays: made anew it would miss what is published meanwhile.
+            let renews = |lane: Lane| lane.is_exclusive() || matches!(lane, Lane::Main | Lane::Slow | Lane::Replica);
+            if let Some(link) = self.links.get_mut(handle).filter(|l| l.phase == Phase::Up && renews(l.lane) && changed(l.node)) {
+                link.stale = true;
+            }
+        }
+    }
+
+    /// Renews a connection as soon as that disturbs nobody.
+    pub(super) fn tick_stale(&mut self, handle: Handle) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        if link.lane.is_exclusive() {
+            // Whoever holds it keeps it; nobody gets it after.
+            if link.holder == Handle::NONE && link.pending.is_empty() {
+                self.drop_link(handle);
+            }
+            return;
+        }
+        if !link.retiring && link.unsent() == 0 {
+            link.retiring = true;
+            // What comes from now on is sent on the new connection, which begins where this one ends.
+            link.start_database = link.database;
+        }
+        if !link.retiring || link.sent > link.acked {
+            return;
+        }
+        let (node, lane, client_id) = (link.node, link.lane, link.client_id);
+        if let Some(fd) = link.fd.take() {
+            if let Some(tls) = &mut link.tls {
+                tls.notify_close(&fd);
+            }
+            self.poll.remove(&fd);
+        }
+        link.tls = None;
+        link.input.clear();
+        link.body = Body::Whole(ReplyScanner::default());
+        link.counters.connections.sub(1);
+        link.stale = false;
+        link.retiring = false;
+        link.renewing = true;
+        if lane != Lane::Replica {
+            self.shared.connection_ended(self.index, node, client_id);
+        }
+        info!(node = %self.node_name(node), "a connection is made anew with the new credentials");
+        self.connect(handle);
+    }
+}
