@@ -52,6 +52,13 @@ impl AdminClient {
             Some(file) => Some(Sources { file: Some(file.clone()), overrides: Vec::new() }.read()?),
             None => None,
         };
+        if let Some(config) = config.as_ref().filter(|config| config.admin_tls) {
+            return Err(Failure::Failed(anyhow!(
+                "the admin port of this configuration speaks HTTPS (admin.tls), and this command does not; ask it with \
+                 `curl --cacert CA.pem -H \"Authorization: Bearer TOKEN\" https://{}/api/v1/status`",
+                config.admin_listen.reachable()
+            )));
+        }
         let endpoint = match (&flags.admin, &config) {
             (Some(text), _) => Endpoint::parse(text, Some(ADMIN_PORT)).map_err(|why| anyhow!("--admin: {why}"))?,
             (None, Some(config)) => config.admin_listen.clone(),
@@ -103,5 +110,20 @@ impl AdminClient {
     /// What the JSON says; an answer that is none comes from something else than a router.
     pub(super) fn read<T: DeserializeOwned>(&self, body: &str) -> anyhow::Result<T> {
         serde_json::from_str(body).with_context(|| format!("what answers on http://{} is no Switchyard of this version", self.address))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_admin_port_that_speaks_https_is_told() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let file = dir.path().join("switchyard.toml");
+        std::fs::write(&file, "[admin]\ntls = true\n[[node]]\naddress = \"127.0.0.1:7001\"\n").expect("written");
+        let flags = AdminFlags { admin: None, config: Some(file), admin_token_file: None, json: false };
+        let error = AdminClient::new(&flags).map(|_| ()).expect_err("no HTTPS here").to_string();
+        assert!(error.contains("https://127.0.0.1:6381") && error.contains("curl"), "{error}");
     }
 }
