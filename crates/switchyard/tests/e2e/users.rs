@@ -379,3 +379,30 @@ fn every_command_is_judged_as_by_redis() {
     assert!(compared > 5000, "only {compared} calls were compared");
     assert!(kinds.len() >= 4, "{kinds:?}");
 }
+
+#[test]
+fn channels_are_those_of_the_user() {
+    let file = |channels: &str| format!("user app on nopass ~* +@all {channels}\n");
+    let users = UsersFile::new(&file("&news* &p?"));
+    let Some(site) = Site::router_only(2, &options(&users.path, Some("master"))) else { return };
+    let login = || {
+        let mut client = site.client();
+        assert_eq!(client.cmd("AUTH app x"), ok());
+        client
+    };
+    let mut client = login();
+    let denied = Some("NOPERM this user has no permissions to access one of the channels used as arguments");
+    for line in ["SUBSCRIBE news1 other", "PSUBSCRIBE n*", "SSUBSCRIBE other", "PUBLISH other x", "SPUBLISH other x"] {
+        assert_eq!(client.cmd(line).error(), denied, "{line}");
+    }
+    let mut listening = login();
+    assert!(matches!(listening.cmd("SUBSCRIBE news1"), Value::Array(_)));
+    assert!(matches!(listening.cmd("PSUBSCRIBE news*"), Value::Array(_)));
+    assert_eq!(client.cmd("PUBLISH news1 hello").error(), None);
+    assert_eq!(listening.reply(), Value::Array(vec![bulk("message"), bulk("news1"), bulk("hello")]));
+    assert_eq!(listening.reply(), Value::Array(vec![bulk("pmessage"), bulk("news*"), bulk("news1"), bulk("hello")]));
+    // Whoever may listen to less is closed: nothing else ends what was subscribed.
+    users.write(&file("&p?"));
+    reload(&site);
+    assert!(listening.closed_within(PATIENCE));
+}
