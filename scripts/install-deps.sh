@@ -63,6 +63,8 @@ if [ "$task" = test ]; then
     need go golang-go "runs a Go client library"
     need node nodejs "runs a JavaScript client library"
     need npm npm "installs a JavaScript client library"
+    need java default-jdk-headless "runs a Java client library"
+    need mvn maven "fetches a Java client library"
 fi
 
 if [ "${#missing[@]}" -eq 0 ]; then

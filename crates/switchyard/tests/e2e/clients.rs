@@ -173,6 +173,28 @@ fn node_redis_and_ioredis() {
     }
 }
 
+#[test]
+fn jedis() {
+    if !wanted(&[("java", "default-jdk-headless"), ("mvn", "maven")]) {
+        return;
+    }
+    let source = programs().join("java");
+    let pom = std::fs::read(source.join("pom.xml")).expect("pom.xml");
+    let jars = prepared("java", &pom, |dir| {
+        let mut maven = Command::new("mvn");
+        maven.args(["-q", "-B", "-f"]).arg(source.join("pom.xml"));
+        maven.arg("org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies");
+        run("mvn dependency:copy-dependencies", maven.arg(format!("-DoutputDirectory={}", dir.display())));
+    });
+    let site = Site::new(3);
+    let cluster = RouterOptions { config: "[cluster]\nemulate = true\n".into(), ..RouterOptions::default() };
+    let cluster = Site::router_only(3, &SiteOptions { router: cluster, ..SiteOptions::default() });
+    let mut check = tied("java");
+    check.arg("-cp").arg(jars.join("*")).arg(source.join("Check.java")).arg(site.address().to_string());
+    check.args(cluster.iter().map(|site| site.address().to_string()));
+    says_ok("Jedis", &run("java", &mut check));
+}
+
 fn redis_tool(name: &str, address: SocketAddr) -> Command {
     let valkey = name.replace("redis", "valkey");
     let program = if on_path(name) || !on_path(&valkey) { name.to_owned() } else { valkey };
