@@ -195,7 +195,7 @@ fn a_dead_primary_is_replaced_by_the_replica_that_is_promoted() {
 /// Starts a Sentinel for the primary at `address`.
 fn sentinel(address: SocketAddr) -> Node {
     let config = format!(
-        "sentinel monitor mymaster {} {} 2\nsentinel down-after-milliseconds mymaster 500\n\
+        "sentinel monitor mymaster {} {} 2\nsentinel down-after-milliseconds mymaster 1500\n\
          sentinel failover-timeout mymaster 3000\nsentinel parallel-syncs mymaster 1\n",
         address.ip(),
         address.port()
@@ -257,21 +257,28 @@ fn sentinels_fail_over_under_load() {
             (told.items()[1].text() != nodes[0].address().port().to_string()).then_some(())
         });
         let announced = Instant::now();
+        let successor = sentinels[0].cmd("SENTINEL GET-MASTER-ADDR-BY-NAME mymaster").items()[1].text();
         let took = until_writable(&router, "k");
         eprintln!("writable again {took:?} after the announcement");
         nodes[0].restart();
         std::thread::sleep(Duration::from_millis(1500));
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        (announced, clients.into_iter().map(|c| c.join().expect("a client")).collect::<Vec<_>>())
+        (announced, successor, clients.into_iter().map(|c| c.join().expect("a client")).collect::<Vec<_>>())
     });
-    let (announced, clients) = done;
+    let (announced, successor, clients) = done;
     let writes = calls(&nodes[0], "set");
     let slave = nodes[0].cmd("INFO replication").text().contains("role:slave");
     assert!(slave || writes == 0, "the old primary came back and got {writes} writes");
     let new = nodes[1..].iter().find(|n| n.cmd("INFO replication").text().contains("role:master")).expect("a new primary");
+    // On a machine that is very busy the Sentinels may have taken the successor for dead too, and then its last writes may be lost as well.
+    let again = new.address().port().to_string() != successor;
     let mut check = new.client();
     for (written, errors) in &clients {
         assert!(written.iter().any(|(at, _)| *at > announced), "nobody writes after the failover ({errors} errors)");
+        if again {
+            eprintln!("the Sentinels failed over twice: lost writes are not looked for");
+            continue;
+        }
         // What was acknowledged after the failover is at the new primary. What was before it, replication may have lost.
         for (_, key) in written.iter().filter(|(at, _)| *at > announced + Duration::from_secs(1)) {
             assert_eq!(check.cmd(&format!("EXISTS {key}")).int(), 1, "{key}");
