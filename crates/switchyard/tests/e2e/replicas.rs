@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, SiteOptions, Value, direct, ok, until};
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, SiteOptions, Value, bulk, direct, ok, until};
 
 /// A primary with replicas that have caught up.
 fn group(replicas: usize) -> Vec<Node> {
@@ -63,7 +63,7 @@ fn reads_go_where_the_policy_says() {
     let router = router(&nodes, "[clients]\nreads = \"prefer-replica\"");
     let mut client = Client::connect(router.address());
     assert_eq!(client.cmd("SET k v"), ok());
-    until("the replica has it", || (nodes[1].cmd("GET k").text() == "v").then_some(()));
+    until("the replica has it", || (nodes[1].cmd("GET k") == bulk("v")).then_some(()));
     until("the replica is read", || {
         assert_eq!(client.cmd("STRLEN k").int(), 1);
         (calls(&nodes[1], "strlen") > 0).then_some(())
@@ -87,7 +87,7 @@ fn reads_go_where_the_policy_says() {
 
     // Without the replica the primary is read. Nothing but what was on its way may fail.
     nodes[1].kill();
-    until("the primary is read", || (client.cmd("GET k").text() == "v").then_some(()));
+    until("the primary is read", || (client.cmd("GET k") == bulk("v")).then_some(()));
     for _ in 0..200 {
         assert_eq!(client.cmd("GET k").text(), "v");
     }
@@ -111,7 +111,7 @@ fn a_listener_has_its_own_policy_and_replica_means_replica() {
     let mut writer = Client::connect(router.address());
     assert_eq!(writer.cmd("SET k v"), ok());
     let mut reader = Client::connect(SocketAddr::from(([127, 0, 0, 1], second)));
-    until("the replica answers", || (reader.cmd("GET k") == crate::support::bulk("v")).then_some(()));
+    until("the replica answers", || (reader.cmd("GET k") == bulk("v")).then_some(()));
     let before = calls(&nodes[0], "get");
     for _ in 0..20 {
         assert_eq!(reader.cmd("GET k").text(), "v");
@@ -174,7 +174,7 @@ fn a_dead_primary_is_replaced_by_the_replica_that_is_promoted() {
     let router = router(&nodes, "");
     let mut client = Client::connect(router.address());
     assert_eq!(client.cmd("SET k v"), ok());
-    until("both have it", || nodes[1..].iter().all(|n| n.cmd("GET k").text() == "v").then_some(()));
+    until("both have it", || nodes[1..].iter().all(|n| n.cmd("GET k") == bulk("v")).then_some(()));
     // The observer must have heard the primary's replication id.
     std::thread::sleep(Duration::from_millis(500));
     nodes[0].kill();
@@ -325,7 +325,7 @@ fn waits_and_watches_end_with_the_primary() {
     assert_eq!(watching.cmd("WATCH k"), ok());
     waiting.post("BLPOP q 0");
     until("it waits", || nodes[0].cmd("INFO clients").text().contains("blocked_clients:1").then_some(()));
-    until("the replica has it", || (nodes[1].cmd("GET k").text() == "v").then_some(()));
+    until("the replica has it", || (nodes[1].cmd("GET k") == bulk("v")).then_some(()));
     assert_eq!(nodes[1].cmd("REPLICAOF NO ONE"), ok());
     follow(&nodes[0], nodes[1].address());
     let reply = waiting.reply();
