@@ -60,8 +60,7 @@ pub(crate) struct Ready {
 #[derive(Debug)]
 pub(crate) struct Poll {
     epoll: OwnedFd,
-    /// Rings in fixed intervals. A time-out of the wait itself would be set and cleared in the kernel for every wait, and on a virtual
-    /// machine that is dear: with one client, who makes the worker wait twice for each command, it is a good part of the command's cost.
+    /// Rings in fixed intervals, so that no wait has to set and clear a time-out of its own. (Measured: no gain on a quiet machine.)
     timer: OwnedFd,
     interval: Duration,
 }
