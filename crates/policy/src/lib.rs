@@ -4,5 +4,6 @@
 
 pub mod failover;
 pub mod limits;
+pub mod migration;
 pub mod routing;
 pub mod topology;

@@ -10,6 +10,7 @@ mod limits;
 mod listener;
 mod lua;
 mod metrics;
+mod mover;
 mod poll;
 mod pubsub;
 mod settings;
@@ -22,6 +23,7 @@ mod users;
 mod worker;
 
 pub use limits::{KEY_RATE_MAX, KeyLimit};
+pub use mover::{Done, Holds, Host, LateKeys, MoveEnd, MoveOrder, MoveProgress, Steer};
 pub use settings::{Cluster, EmptyReturn, ListenAddress, ListenerSettings, Live, NodeAccess, Reads, Secret, Servers, Settings};
 pub use tls::{NodeTls, ServerTls};
 pub use users::{Bounds, RuleError, User, Users};

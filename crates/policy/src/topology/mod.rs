@@ -7,11 +7,13 @@
 
 mod place;
 mod slot;
+mod transit;
 
 use std::ops::RangeInclusive;
 
 pub use place::{MAX_NODES, PartsError, PlaceError, Placed};
 pub use slot::{SLOT_COUNT, Slot, slot_of};
+pub use transit::{MoveId, Stage, TooManyTransits, Transit};
 
 /// A node's number: kept for its life in the state directory and never given to another node, so that it is safe as an array index
 /// (see [`Topology::node_id_bound`]) and in journals. Numbers of removed nodes leave gaps.
@@ -46,6 +48,8 @@ pub struct Topology {
     /// The number that the next node gets; above all given so far, also to nodes that are gone. Wider than a number: 65536 means that
     /// none is left.
     next_id: u32,
+    /// Slots on their way to another owner; `None` where there are none.
+    marks: Option<transit::Marks>,
 }
 
 impl Topology {
@@ -127,6 +131,7 @@ impl std::fmt::Debug for Topology {
             .field("nodes", &self.nodes)
             .field("ranges", &self.ranges().collect::<Vec<_>>())
             .field("next_id", &self.next_id)
+            .field("transits", &self.transits().collect::<Vec<_>>())
             .finish()
     }
 }

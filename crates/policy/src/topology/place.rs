@@ -151,7 +151,7 @@ impl Topology {
             owners[start..end].fill(node.id);
         }
         let next_id = nodes.len() as u32;
-        Ok(Self { epoch: 1, nodes, owners, next_id })
+        Ok(Self { epoch: 1, nodes, owners, next_id, marks: None })
     }
 
     /// Reconciles the stored topology, if there is one, with the nodes that the user wants.
@@ -185,7 +185,7 @@ impl Topology {
         }
         let changed = !joined.is_empty() || !removed.is_empty();
         let epoch = stored.epoch + u64::from(changed);
-        let topology = Self { epoch, nodes, owners: stored.owners.clone(), next_id };
+        let topology = Self { epoch, nodes, owners: stored.owners.clone(), next_id, marks: stored.marks.clone() };
         Ok(Placed { topology, changed, joined, removed })
     }
 
@@ -241,7 +241,7 @@ impl Topology {
         for (slot, owner) in owners.into_iter().enumerate() {
             map[slot] = owner.ok_or(PartsError::NotOwned(slot as u16))?;
         }
-        Ok(Self { epoch, nodes, owners: map, next_id })
+        Ok(Self { epoch, nodes, owners: map, next_id, marks: None })
     }
 }
 

@@ -1,0 +1,415 @@
+//! Moving slots from one node to another while both serve.
+//!
+//! A move is cut into *legs*: slots that change their owner together. A leg is a state machine, a [`Machine`], stepped with what happened
+//! ([`Event`]) and answering with what to do ([`Action`]). It knows no connection, no file and no clock; the router's mover and the
+//! simulator do what it says and tell it what came of it.
+//!
+//! # Who does what
+//! - **Workers** ask one question of a command for a slot in transit: are all its keys *admitted*? Then it goes to the target, on the
+//!   same connections as ever. Otherwise its client waits, and the keys are wanted ([`Event::Wanted`]). A key is admitted once and for
+//!   all ([`Action::Admit`]), so there is nothing to lock and nothing to take back, and nothing changes its path at release.
+//! - **The mover**, one thread per move, owns the leg's machine and the only connections that copy. It serialises what happens to the
+//!   *place* of each key; the commands themselves need not pass through it (docs/decisions/0011).
+//!
+//! # The rules
+//! 1. Nothing is copied before the drain: every worker knows that the slots are moving, and nothing sent to the source earlier is still in
+//!    flight ([`Event::Drained`]).
+//! 2. A key is admitted only when its copy is stored at the target (as safely as was asked), that is on record, and its source copy
+//!    is gone. A key that the source does not have is admitted when that is on record.
+//! 3. A copy is never stored over an existing key. Where there is one it is an earlier copy of ours, and it stays.
+//! 4. What a broken connection may still do is unknown until the node has confirmed its end ([`Event::Restored`]); then the batch is done
+//!    again from its beginning, which is harmless by rule 3.
+//! 5. If the source is another process than the one that the record names, what it shows of keys on record is stale, and is removed.
+//! 6. The slots are handed over when no key is left at the source, and not before.
+
+mod fingerprint;
+pub mod record;
+
+use std::sync::Arc;
+
+use crate::topology::{MoveId, NodeId, Slot};
+
+pub use fingerprint::{Fingerprint, Fingerprinter};
+pub use record::Record;
+
+/// A key's name. A unit of moving is a name, in all databases: commands that touch several databases (`MOVE`, `COPY ... DB`) then need nothing special.
+pub type Key = Arc<[u8]>;
+
+/// Number of a batch within its leg.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct BatchId(pub u32);
+
+/// One of the two nodes of a leg. They change places when a leg is turned back.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Side {
+    /// Where the slots are before the move.
+    Source,
+    /// Where they are to be.
+    Target,
+}
+
+impl Side {
+    /// The other one.
+    #[must_use]
+    pub const fn other(self) -> Self {
+        match self {
+            Self::Source => Self::Target,
+            Self::Target => Self::Source,
+        }
+    }
+}
+
+/// What must be safe at the target before the copy at the source goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Durability {
+    /// That the target has answered: as safe as a client's write to it.
+    #[default]
+    Memory,
+    /// That its append-only file is on disk (`WAITAOF 1 0`, or `appendfsync always`).
+    Aof,
+    /// That a replica has it (`WAIT 1`).
+    Replica,
+}
+
+/// How a move goes about it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Protocol {
+    /// Keys move in batches and on demand, and are served throughout.
+    #[default]
+    Switchyard,
+    /// The source's `MIGRATE`, as `redis-cli --cluster reshard` uses it; the leg's keys wait.
+    StopAndCopy,
+}
+
+impl Protocol {
+    /// All of them, with the names that users write.
+    pub const ALL: [(Self, &'static str); 2] = [(Self::Switchyard, "switchyard"), (Self::StopAndCopy, "stop-and-copy")];
+}
+
+/// What the user cares about most while data moves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Goal {
+    /// To be done soon: what the nodes can give.
+    Fast,
+    /// That clients hardly notice, and to be done in reasonable time.
+    #[default]
+    Balanced,
+    /// That clients do not notice.
+    Gentle,
+}
+
+impl Goal {
+    /// All of them, with the names that users write.
+    pub const ALL: [(Self, &'static str); 3] = [(Self::Fast, "fast"), (Self::Balanced, "balanced"), (Self::Gentle, "gentle")];
+}
+
+/// What a leg is to do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Orders {
+    /// The move.
+    pub move_id: MoveId,
+    /// Which leg of it, from 0.
+    pub leg: u32,
+    /// From where.
+    pub source: NodeId,
+    /// To where.
+    pub target: NodeId,
+    /// The slots, ascending.
+    pub slots: Vec<Slot>,
+    /// What must be safe before a source copy goes.
+    pub durability: Durability,
+    /// If the drain takes longer than this, the leg gives up before it has changed anything, microseconds: clients wait meanwhile.
+    pub drain_patience_us: u64,
+}
+
+/// How fast, from now on: set anew whenever the pace changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Pace {
+    /// Keys of a batch, at most; at least 1.
+    pub batch_keys: u32,
+    /// Batches of listed keys under way at once, at most; 0 pauses them. Keys that are wanted do not count.
+    pub batches: u32,
+    /// Between the starts of two batches of listed keys, at least, microseconds.
+    pub interval_us: u64,
+}
+
+/// A process at a node, as the mover's connection met it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Process {
+    /// Its `run_id`: another one means another process.
+    pub run_id: String,
+    /// The number of the mover's connection there (`CLIENT ID`), so that it can be ended after a crash of the router.
+    pub client_id: u64,
+}
+
+/// What came of copying one key.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Copied {
+    /// The mover has its content, so many bytes.
+    Taken {
+        /// Size of the serialised value, bytes.
+        bytes: u64,
+    },
+    /// The node does not have it.
+    Absent,
+    /// The node refuses to give it (an error text): the leg cannot finish.
+    Refused(String),
+}
+
+/// What came of storing one key.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Stored {
+    /// It is there now (or its time to live was over before it came).
+    Stored,
+    /// There was one already: ours, from an attempt whose end was unknown. It stays.
+    Exists,
+    /// The node refuses it (`OOM`, `MISCONF`, `Bad data format`, ...).
+    Refused(String),
+}
+
+/// What happened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// Both nodes are reached. Once, first.
+    Met {
+        /// The process at the source.
+        source: Process,
+        /// The process at the target.
+        target: Process,
+    },
+    /// The record of this number is durable, and all before it.
+    Recorded(u64),
+    /// [`Action::Announce`] is done: every worker knows, and nothing sent to the source before is in flight.
+    Drained,
+    /// [`Action::Purge`] is done.
+    Purged,
+    /// [`Action::List`]: further keys of the leg that the source may have; duplicates and keys already moved are harmless.
+    Listed {
+        /// The keys.
+        keys: Vec<Key>,
+        /// There are no more.
+        end: bool,
+    },
+    /// A worker has a command for these keys.
+    Wanted {
+        /// The keys.
+        keys: Vec<Key>,
+    },
+    /// [`Action::Copy`] is done: an outcome per key, in order.
+    Copied {
+        /// The batch.
+        batch: BatchId,
+        /// What came of it.
+        outcomes: Vec<Copied>,
+    },
+    /// [`Action::Store`] is done: an outcome per key, in order.
+    Stored {
+        /// The batch.
+        batch: BatchId,
+        /// What came of it.
+        outcomes: Vec<Stored>,
+    },
+    /// [`Action::Secure`] is done, or the node could not make it safe in time (a text).
+    Secured {
+        /// The batch.
+        batch: BatchId,
+        /// Why not, where not.
+        refused: Option<String>,
+    },
+    /// [`Action::Remove`] is done.
+    Removed {
+        /// The batch.
+        batch: BatchId,
+    },
+    /// [`Action::Migrate`] is done: the keys are at the target, or why the node refused.
+    Migrated {
+        /// The batch.
+        batch: BatchId,
+        /// Why not, where not.
+        refused: Option<String>,
+    },
+    /// The connection to a side broke, or its node is silent: nothing that was asked there and not answered is known. No further answer comes
+    /// from that connection.
+    Lost {
+        /// The side.
+        side: Side,
+    },
+    /// There is a new connection to that side, and the node has confirmed that the old one is dead (or is another process).
+    Restored {
+        /// The side.
+        side: Side,
+        /// Who answers there now.
+        process: Process,
+    },
+    /// [`Action::HandOver`] is done: stored, published.
+    HandedOver,
+    /// FLUSHALL or the like is about to be sent to the nodes: end what is under way and start nothing, until [`Event::Resume`].
+    Quiesce,
+    /// Go on after [`Event::Quiesce`].
+    Resume,
+    /// Another pace.
+    Pace(Pace),
+    /// Go back: the user asks for it.
+    TurnBack,
+    /// Nothing: time passes. At least every 10 ms while a leg is under way.
+    Tick,
+}
+
+/// What to do. Actions of one step are done in their order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// Make this durable; [`Event::Recorded`] with the number of the record follows. Numbers count from 1 in each leg.
+    Record {
+        /// Its number.
+        number: u64,
+        /// What.
+        record: Record,
+    },
+    /// Make every worker know that the slots are moving; [`Event::Drained`] follows.
+    Announce,
+    /// Make every worker know that they are not: the leg has changed nothing. No event follows.
+    Withdraw,
+    /// Remove what the side has of the leg's slots from earlier times; [`Event::Purged`] follows.
+    Purge {
+        /// Where.
+        side: Side,
+    },
+    /// Tell further keys, about so many: [`Event::Listed`] follows.
+    List {
+        /// How many.
+        count: u32,
+    },
+    /// Read these keys at `from`: all databases, expiry as absolute time, what the node knows of their use.
+    Copy {
+        /// The batch.
+        batch: BatchId,
+        /// Where.
+        from: Side,
+        /// Which.
+        keys: Vec<Key>,
+    },
+    /// Store what was read of those of the batch's keys, at `to`, never over an existing key; [`Event::Stored`] has an outcome for each of these keys.
+    Store {
+        /// The batch.
+        batch: BatchId,
+        /// Where.
+        to: Side,
+        /// Which.
+        keys: Vec<Key>,
+    },
+    /// Wait until what was stored is as safe as was asked; [`Event::Secured`] follows.
+    Secure {
+        /// The batch.
+        batch: BatchId,
+        /// Where.
+        at: Side,
+        /// How safe; never [`Durability::Memory`].
+        durability: Durability,
+    },
+    /// Remove these keys at `from`; [`Event::Removed`] follows.
+    Remove {
+        /// The batch.
+        batch: BatchId,
+        /// Where.
+        from: Side,
+        /// Which.
+        keys: Vec<Key>,
+    },
+    /// Have the node at `from` migrate these keys itself; [`Event::Migrated`] follows.
+    Migrate {
+        /// The batch.
+        batch: BatchId,
+        /// Where.
+        from: Side,
+        /// Which.
+        keys: Vec<Key>,
+    },
+    /// Commands for these keys may go to where the slots are going. Forget their content.
+    Admit {
+        /// Which.
+        keys: Vec<Key>,
+    },
+    /// Whoever waits for a key now is told this error, and may try again.
+    Refuse {
+        /// Which keys; `None`: all that are waited for.
+        keys: Option<Vec<Key>>,
+        /// Text of the error reply, with its code in front.
+        error: String,
+    },
+    /// Make a new connection to that side, confirm the end of the old one; [`Event::Restored`] follows, sooner or later.
+    Restore {
+        /// The side.
+        side: Side,
+    },
+    /// Every key is at the side `to`: admit all, store and publish the topology in which that node owns the slots; [`Event::HandedOver`] follows.
+    HandOver {
+        /// The side.
+        to: Side,
+    },
+    /// Nothing is under way, as [`Event::Quiesce`] asked.
+    Quiet,
+    /// The leg changed direction: from now on only keys that come back are admitted, and those never moved may be used at the source at once. Every worker must
+    /// know before it is done; [`Event::Drained`] follows.
+    Turn {
+        /// Why, for people.
+        why: String,
+    },
+    /// The leg is over. The last action.
+    End(Outcome),
+}
+
+/// How a leg ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// The target owns the slots.
+    Moved,
+    /// The source owns them again, and has all keys.
+    Returned {
+        /// Why.
+        why: String,
+    },
+    /// It gave up before anything was changed, and may be tried again.
+    NotBegun {
+        /// Why.
+        why: String,
+    },
+}
+
+/// A leg's machine. Each protocol is one of these.
+pub trait Machine {
+    /// Takes note of what happened at `now_us` (microseconds on any clock that does not go back) and says what to do.
+    fn step(&mut self, event: Event, now_us: u64, actions: &mut Vec<Action>);
+
+    /// How far it is.
+    fn progress(&self) -> Progress;
+}
+
+/// Where a leg is on its way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// Purging, recording, draining. The source serves, or (while draining) everybody waits.
+    Preparing,
+    /// Keys are moving.
+    Moving,
+    /// Keys are moving back.
+    Returning,
+    /// All keys are there; the slots are being handed over.
+    Releasing,
+    /// Over.
+    Ended,
+}
+
+/// How far a leg is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Progress {
+    /// Where it is.
+    pub phase: Phase,
+    /// Keys admitted that the source had.
+    pub keys_moved: u64,
+    /// Bytes of their serialised values.
+    pub bytes_moved: u64,
+    /// Of them those that were moved because a command wanted them.
+    pub pulled: u64,
+    /// Batches done again because their end was unknown.
+    pub repeated: u64,
+}

@@ -1,0 +1,152 @@
+//! What the journal of the moves says, and what follows from it after a crash.
+//!
+//! Presence of a key at a node is not history: a node that restarted may show keys again that have left it. So each step is on record before
+//! it takes effect, and after a crash the record is read first, and the nodes only then.
+
+use std::collections::BTreeMap;
+
+use super::{Durability, Fingerprint, Process, Protocol, Side};
+use crate::topology::{MoveId, NodeId, Slot};
+
+/// One entry of the journal.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Record {
+    /// A move was accepted.
+    Begun {
+        /// Its number.
+        move_id: MoveId,
+        /// From where.
+        source: NodeId,
+        /// To where.
+        target: NodeId,
+        /// All its slots, ascending.
+        slots: Vec<Slot>,
+        /// How.
+        protocol: Protocol,
+        /// How safe.
+        durability: Durability,
+    },
+    /// A leg begins: written before anything of it is done. What the target has of these slots may be removed until `LegMoving`.
+    LegBegun {
+        /// The move.
+        move_id: MoveId,
+        /// The leg.
+        leg: u32,
+        /// Its slots, ascending.
+        slots: Vec<Slot>,
+        /// The process at the source.
+        source: Process,
+        /// The process at the target.
+        target: Process,
+    },
+    /// The drain is complete: from here on keys may be at the target.
+    LegMoving {
+        /// The move.
+        move_id: MoveId,
+        /// The leg.
+        leg: u32,
+    },
+    /// Another process, or another connection, at a side.
+    Met {
+        /// The move.
+        move_id: MoveId,
+        /// The leg.
+        leg: u32,
+        /// Which side.
+        side: Side,
+        /// Who is there now.
+        process: Process,
+    },
+    /// These keys are stored at the target, or the source does not have them. Written before their source copies are removed.
+    Moved {
+        /// The move.
+        move_id: MoveId,
+        /// The leg.
+        leg: u32,
+        /// The keys.
+        keys: Vec<Fingerprint>,
+    },
+    /// The leg goes back: keys on record as moved return to the source.
+    TurnedBack {
+        /// The move.
+        move_id: MoveId,
+        /// The leg.
+        leg: u32,
+        /// Why.
+        why: String,
+    },
+    /// These keys are stored at the source again. Written before their copies at the target are removed.
+    Returned {
+        /// The move.
+        move_id: MoveId,
+        /// The leg.
+        leg: u32,
+        /// The keys.
+        keys: Vec<Fingerprint>,
+    },
+    /// Every key of the leg is at this side, which owns the slots from here on.
+    LegEnded {
+        /// The move.
+        move_id: MoveId,
+        /// The leg.
+        leg: u32,
+        /// The owner.
+        owner: Side,
+    },
+    /// The move is over, finished or not; what is left of it stays where it is.
+    Ended {
+        /// The move.
+        move_id: MoveId,
+    },
+}
+
+/// A leg that was under way at the end of the journal.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct OpenLeg {
+    /// Its number.
+    pub leg: u32,
+    /// Its slots.
+    pub slots: Vec<Slot>,
+    /// Whether the drain was complete. If not, the source has everything.
+    pub moving: bool,
+    /// Why it was turned back, if it was.
+    pub turned_back: Option<String>,
+    /// Who was at the source last.
+    pub source: Process,
+    /// Who was at the target last.
+    pub target: Process,
+    /// Keys on record as moved.
+    pub moved: Vec<Fingerprint>,
+    /// Keys on record as returned.
+    pub returned: Vec<Fingerprint>,
+}
+
+/// A move that was under way at the end of the journal.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct OpenMove {
+    /// From where.
+    pub source: NodeId,
+    /// To where.
+    pub target: NodeId,
+    /// All its slots.
+    pub slots: Vec<Slot>,
+    /// How.
+    pub protocol: Protocol,
+    /// How safe.
+    pub durability: Durability,
+    /// Slots that the target owns by the journal. The stored topology may not say so yet.
+    pub handed_over: Vec<Slot>,
+    /// The leg under way.
+    pub leg: Option<OpenLeg>,
+    /// The number that the next leg gets.
+    pub next_leg: u32,
+}
+
+/// The moves that were under way, as the journal tells. A record that fits nothing before it is an error: the journal is damaged.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Replay {
+    /// By number.
+    pub open: BTreeMap<MoveId, OpenMove>,
+    /// The highest number of a move seen.
+    pub last: u64,
+}

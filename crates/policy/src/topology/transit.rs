@@ -1,0 +1,165 @@
+//! Slots on their way from one node to another: what a worker must know beyond the owner.
+//!
+//! Kept beside the owners instead of in them: without moves a lookup is one load as before, and one predicted branch on
+//! [`Topology::is_settled`]. The owner of a slot in transit stays the source until the slot is handed over; which node has a *key* of it
+//! is known by the key (`migration`).
+
+use super::{NodeId, SLOT_COUNT, Slot, Topology};
+
+/// A move's number, never given twice in a state directory.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct MoveId(pub u64);
+
+/// How far a slot is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stage {
+    /// The source serves it as ever, but its keys are being listed: writes to it are told to the mover.
+    Observed,
+    /// It is moving, as part of this leg of the move. A key is served by the target once it has been moved there, and by nobody before.
+    Moving {
+        /// Which leg of the move.
+        leg: u32,
+    },
+}
+
+/// Slots that are in the same stage of the same move.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Transit {
+    /// The move.
+    pub move_id: MoveId,
+    /// From where. The owner of the slots, as long as they are in transit.
+    pub source: NodeId,
+    /// To where.
+    pub target: NodeId,
+    /// How far.
+    pub stage: Stage,
+}
+
+/// The slots in transit: per slot 0, or one more than an index into `transits`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Marks {
+    by_slot: Box<[u8; SLOT_COUNT]>,
+    transits: Vec<Transit>,
+}
+
+/// More than [`Topology::TRANSITS_MAX`] kinds of transit at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TooManyTransits;
+
+impl std::fmt::Display for TooManyTransits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "more than {} groups of slots cannot be in transit at once; let a move finish first", Topology::TRANSITS_MAX)
+    }
+}
+
+impl std::error::Error for TooManyTransits {}
+
+impl Topology {
+    /// The most entries that [`Topology::with_transits`] takes.
+    pub const TRANSITS_MAX: usize = u8::MAX as usize;
+
+    /// Whether no slot is in transit: then [`Topology::owner`] is all there is to know.
+    #[inline]
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.marks.is_none()
+    }
+
+    /// How a slot is in transit, if it is.
+    #[inline]
+    #[must_use]
+    pub fn transit(&self, slot: Slot) -> Option<&Transit> {
+        let marks = self.marks.as_ref()?;
+        let mark = marks.by_slot[slot.index()];
+        marks.transits.get(usize::from(mark).wrapping_sub(1))
+    }
+
+    /// All transits, in the order given.
+    pub fn transits(&self) -> impl Iterator<Item = &Transit> {
+        self.marks.iter().flat_map(|marks| &marks.transits)
+    }
+
+    /// The next topology, one epoch higher, with these slots in transit and no others. Where a slot is named twice the later entry
+    /// counts. Owners do not change. Transits are not stored: the journal of the moves is the authority on them.
+    ///
+    /// # Errors
+    /// If there are more than [`Topology::TRANSITS_MAX`].
+    pub fn with_transits<'s>(&self, transits: impl IntoIterator<Item = (Transit, &'s [Slot])>) -> Result<Self, TooManyTransits> {
+        let mut by_slot = Box::new([0_u8; SLOT_COUNT]);
+        let mut all = Vec::new();
+        for (transit, slots) in transits {
+            if slots.is_empty() {
+                continue;
+            }
+            all.push(transit);
+            let mark = u8::try_from(all.len()).map_err(|_| TooManyTransits)?;
+            for slot in slots {
+                by_slot[slot.index()] = mark;
+            }
+        }
+        let marks = (!all.is_empty()).then_some(Marks { by_slot, transits: all });
+        Ok(Self { epoch: self.epoch + 1, marks, ..self.clone() })
+    }
+
+    /// The next topology, one epoch higher, in which `target` owns `slots`, and they are in transit no more. Other slots' transits stay.
+    #[must_use]
+    pub fn handed_over(&self, slots: &[Slot], target: NodeId) -> Self {
+        debug_assert!(self.node(target).is_some(), "an owner is a node");
+        let mut next = self.clone();
+        next.epoch += 1;
+        for slot in slots {
+            next.owners[slot.index()] = target;
+            if let Some(marks) = &mut next.marks {
+                marks.by_slot[slot.index()] = 0;
+            }
+        }
+        if next.marks.as_ref().is_some_and(|marks| marks.by_slot.iter().all(|mark| *mark == 0)) {
+            next.marks = None;
+        }
+        next
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::slot_of;
+
+    fn names(count: u16) -> Vec<String> {
+        (0..count).map(|i| format!("127.0.0.1:{}", 7000 + i)).collect()
+    }
+
+    fn moving(leg: u32) -> Transit {
+        Transit { move_id: MoveId(1), source: NodeId(0), target: NodeId(1), stage: Stage::Moving { leg } }
+    }
+
+    #[test]
+    fn a_slot_in_transit_keeps_its_owner_until_it_is_handed_over() {
+        let before = Topology::even(&names(2)).expect("two nodes");
+        assert!(before.is_settled());
+        let slots: Vec<Slot> = [0, 1, 2].into_iter().filter_map(Slot::new).collect();
+        let observed = Transit { stage: Stage::Observed, ..moving(0) };
+        let during = before.with_transits([(observed, &slots[..]), (moving(0), &slots[..1])]).expect("few");
+        assert_eq!(during.epoch(), before.epoch() + 1);
+        assert!(!during.is_settled());
+        assert_eq!(during.transit(slots[0]), Some(&moving(0)));
+        assert_eq!(during.transit(slots[2]), Some(&observed));
+        assert_eq!(during.transit(slot_of(b"foo")), None);
+        assert_eq!(during.owner(slots[0]), NodeId(0));
+        let after = during.handed_over(&slots[..1], NodeId(1));
+        assert_eq!(after.owner(slots[0]), NodeId(1));
+        assert_eq!((after.transit(slots[0]), after.transit(slots[1])), (None, Some(&observed)));
+        let settled = after.handed_over(&slots, NodeId(1));
+        assert!(settled.is_settled());
+        assert_eq!(settled.epoch(), before.epoch() + 3);
+    }
+
+    #[test]
+    fn more_transits_than_marks_are_refused() {
+        let topology = Topology::even(&names(2)).expect("two nodes");
+        let slot = [Slot::new(5).expect("a slot")];
+        let many = |count: u32| topology.with_transits((0..count).map(|leg| (moving(leg), &slot[..])));
+        assert_eq!(many(255).expect("fit").transit(slot[0]), Some(&moving(254)));
+        assert_eq!(many(256), Err(TooManyTransits));
+    }
+}
