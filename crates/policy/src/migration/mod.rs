@@ -23,13 +23,19 @@
 //! 6. The slots are handed over when no key is left at the source, and not before.
 
 mod fingerprint;
+mod leg;
+mod planted;
 pub mod record;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::topology::{MoveId, NodeId, Slot};
 
 pub use fingerprint::{Fingerprint, Fingerprinter};
+pub use leg::Leg;
+#[cfg(feature = "planted-bugs")]
+pub use planted::Bug;
 pub use record::Record;
 
 /// A key's name. A unit of moving is a name, in all databases: commands that touch several databases (`MOVE`, `COPY ... DB`) then need nothing special.
@@ -170,7 +176,7 @@ pub enum Stored {
 /// What happened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// Both nodes are reached. Once, first.
+    /// Both nodes are reached, and connections of a mover before this one are confirmed to be dead. Once, first.
     Met {
         /// The process at the source.
         source: Process,
@@ -269,17 +275,28 @@ pub enum Action {
     Announce,
     /// Make every worker know that they are not: the leg has changed nothing. No event follows.
     Withdraw,
-    /// Remove what the side has of the leg's slots from earlier times; [`Event::Purged`] follows.
+    /// Remove what the side has of the leg's slots and should not have: at the target every key but those of `away`, at the source those of
+    /// `away` and no others. Look at the node itself for it, from the beginning, not at an earlier listing. [`Event::Purged`] follows; one at a time.
     Purge {
         /// Where.
         side: Side,
+        /// Keys on record whose place is the target.
+        away: Arc<BTreeSet<Fingerprint>>,
     },
-    /// Tell further keys, about so many: [`Event::Listed`] follows.
+    /// Tell further keys, about so many: one [`Event::Listed`] follows for each of these, in order. They are keys of the source, until [`Action::Relist`]
+    /// says otherwise.
     List {
         /// How many.
         count: u32,
     },
-    /// Read these keys at `from`: all databases, expiry as absolute time, what the node knows of their use.
+    /// Begin a new listing: what the side has of the leg's slots now, asked of the node itself and not taken from an earlier listing. No event follows;
+    /// what is asked for by [`Action::List`] from here on is from the new one.
+    Relist {
+        /// Where.
+        at: Side,
+    },
+    /// Read these keys at `from`: all databases, expiry as absolute time, what the node knows of their use. A batch of that number that was copied
+    /// before is begun again: forget what was read.
     Copy {
         /// The batch.
         batch: BatchId,
@@ -288,7 +305,7 @@ pub enum Action {
         /// Which.
         keys: Vec<Key>,
     },
-    /// Store what was read of those of the batch's keys, at `to`, never over an existing key; [`Event::Stored`] has an outcome for each of these keys.
+    /// Store what was read of these of the batch's keys, at `to`, never over an existing key; [`Event::Stored`] has an outcome for each of these keys.
     Store {
         /// The batch.
         batch: BatchId,
@@ -315,7 +332,7 @@ pub enum Action {
         /// Which.
         keys: Vec<Key>,
     },
-    /// Have the node at `from` migrate these keys itself; [`Event::Migrated`] follows.
+    /// Have the node at `from` migrate these keys to the other one itself (`MIGRATE`, without `REPLACE`); [`Event::Migrated`] follows.
     Migrate {
         /// The batch.
         batch: BatchId,
@@ -349,10 +366,18 @@ pub enum Action {
     /// Nothing is under way, as [`Event::Quiesce`] asked.
     Quiet,
     /// The leg changed direction: from now on only keys that come back are admitted, and those never moved may be used at the source at once. Every worker must
-    /// know before it is done; [`Event::Drained`] follows.
+    /// know before it is done; [`Event::Drained`] follows, when nothing sent to the target for these slots before is in flight, and whoever waited for a
+    /// key has been told to look again. After a crash of the router it comes in the place of [`Action::Announce`].
     Turn {
         /// Why, for people.
         why: String,
+        /// The keys that have to come back: each waits until it is admitted. All others may be used at the source.
+        away: Arc<BTreeSet<Fingerprint>>,
+    },
+    /// Something that people should know about this leg: for the log, and beside the move where moves are shown. No event follows.
+    Report {
+        /// What.
+        text: String,
     },
     /// The leg is over. The last action.
     End(Outcome),

@@ -100,6 +100,17 @@ pub enum Record {
     },
 }
 
+/// A key on record as moved, and which processes were at the sides then.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OnRecord {
+    /// The key.
+    pub key: Fingerprint,
+    /// [`OpenLeg::source_era`] when it was recorded.
+    pub source_era: u32,
+    /// [`OpenLeg::target_era`] when it was recorded.
+    pub target_era: u32,
+}
+
 /// A leg that was under way at the end of the journal.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OpenLeg {
@@ -115,10 +126,12 @@ pub struct OpenLeg {
     pub source: Process,
     /// Who was at the target last.
     pub target: Process,
-    /// Keys on record as moved.
-    pub moved: Vec<Fingerprint>,
-    /// Keys on record as returned.
-    pub returned: Vec<Fingerprint>,
+    /// How many times another process was at the source than before, since the leg began.
+    pub source_era: u32,
+    /// The same of the target.
+    pub target_era: u32,
+    /// Keys on record as moved and not as returned, ascending. Those of the last record of each.
+    pub away: Vec<OnRecord>,
 }
 
 /// A move that was under way at the end of the journal.

@@ -1,0 +1,58 @@
+//! Bugs that can be planted in the machines, one at a time, so that the simulator shows that it would find them.
+//!
+//! They are in the code itself, as questions that are answered no at compile time unless the feature `planted-bugs` is on: a copy of the code
+//! with bugs in it would drift away from it.
+
+/// A bug of the machine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(not(feature = "planted-bugs"), allow(unreachable_pub))]
+pub enum Bug {
+    /// The source copy goes before that the key moved is on record.
+    UnlinkBeforeRecord,
+    /// A key is admitted while its source copy is still there.
+    AdmitBeforeUnlink,
+    /// A key is admitted as soon as it is stored.
+    AdmitBeforeRecord,
+    /// Copying does not wait for the drain.
+    NoDrain,
+    /// What a restarted source shows is believed.
+    PresenceIsHistory,
+    /// What the target has of earlier times stays there.
+    NoPurge,
+    /// What the target shows after its restart stays there.
+    NoPurgeAfterRestart,
+    /// The slots are handed over while keys are left at the source.
+    HandOverWithKeysLeft,
+    /// The slots are handed over before that is on record.
+    HandOverBeforeRecord,
+    /// What was not answered when a connection broke is taken for done.
+    NotRedone,
+    /// That the source does not have a key is not recorded.
+    AbsentNotRecorded,
+    /// FLUSHALL does not wait for what is under way.
+    FlushWithoutQuiet,
+    /// Keys come back before the workers know.
+    TurnBackWithoutDrain,
+    /// A new connection is used before it is on record.
+    ConnectionNotOnRecord,
+    /// Keys listed before the source restarted are taken for all that it has.
+    NotListedAgain,
+}
+
+/// The bug of a machine, if any.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Planted(#[cfg(feature = "planted-bugs")] pub(super) Option<Bug>);
+
+impl Planted {
+    #[cfg(feature = "planted-bugs")]
+    pub(super) fn is(self, bug: Bug) -> bool {
+        self.0 == Some(bug)
+    }
+
+    #[cfg(not(feature = "planted-bugs"))]
+    #[inline(always)]
+    #[expect(clippy::unused_self, reason = "the other one uses it")]
+    pub(super) const fn is(self, _bug: Bug) -> bool {
+        false
+    }
+}
