@@ -68,6 +68,8 @@ pub struct MoveOrder {
     /// Keys found at the target in slots that it does not own are removed, whoever put them there. Otherwise only those that an earlier
     /// move of ours left; others stop the move before it begins.
     pub purge_target: bool,
+    /// Slots, ascending, in which an earlier move of ours may have left keys at the target: what is found there is stale.
+    pub leftovers: Vec<Slot>,
     /// Makes fingerprints, under the secret of the state directory.
     pub fingerprints: Fingerprinter,
     /// Where it stood when the router ended, if it is resumed.
