@@ -4,7 +4,8 @@
 
 use std::collections::BTreeSet;
 
-use super::{ADMITTED, Bug, Eras, Leg, REST_MAX_US, REST_US, State, TRIES, WANTED_BATCHES, WANTED_KEYS};
+use super::{ADMITTED, Bug, Leg, REST_MAX_US, REST_US, State, TRIES, WANTED_BATCHES, WANTED_KEYS};
+use crate::migration::record::Eras;
 use crate::migration::{Action, BatchId, Copied, Durability, Fingerprint, Key, Orders, Record, Side, Stored};
 
 /// What is to be done next, or is being done.

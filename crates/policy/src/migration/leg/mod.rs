@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use self::batch::Batch;
 use super::planted::{Bug, Planted};
-use super::record::OpenLeg;
+use super::record::{Eras, OpenLeg};
 use super::{
     Action, BatchId, Event, Fingerprint, Fingerprinter, Key, Machine, Orders, Outcome, Pace, Phase, Process, Progress, Record, Side,
 };
@@ -64,13 +64,6 @@ enum LinkState {
     Unmet,
     /// There is a connection, and this record of it is not durable yet: it is not used before.
     Meeting { record: u64 },
-}
-
-/// Eras of a key's record. `target` is [`ADMITTED`] from its admission on.
-#[derive(Clone, Copy, Debug)]
-struct Eras {
-    source: u32,
-    target: u32,
 }
 
 /// In the place of the target's era: admitted, so the target's state of it is the only one, whatever happens to the target.
@@ -186,9 +179,9 @@ impl Leg {
             leg.begun = true;
             leg.turned = open.turned_back.is_some();
             leg.back = open.turned_back;
-            leg.source = Link { process: Some(open.source), era: open.source_era, ..Link::default() };
-            leg.target = Link { process: Some(open.target), era: open.target_era, ..Link::default() };
-            leg.away = open.away.iter().map(|k| (k.key, Eras { source: k.source_era, target: k.target_era })).collect();
+            leg.source = Link { process: Some(open.source), era: open.eras.source, ..Link::default() };
+            leg.target = Link { process: Some(open.target), era: open.eras.target, ..Link::default() };
+            leg.away = open.away;
         }
         leg
     }

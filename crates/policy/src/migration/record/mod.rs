@@ -3,7 +3,13 @@
 //! Presence of a key at a node is not history: a node that restarted may show keys again that have left it. So each step is on record before
 //! it takes effect, and after a crash the record is read first, and the nodes only then.
 
+mod bytes;
+mod replay;
+
 use std::collections::BTreeMap;
+
+pub use bytes::Damaged;
+pub use replay::Contradiction;
 
 use super::{Durability, Fingerprint, Process, Protocol, Side};
 use crate::topology::{MoveId, NodeId, Slot};
@@ -100,15 +106,13 @@ pub enum Record {
     },
 }
 
-/// A key on record as moved, and which processes were at the sides then.
+/// How many times another process than before was at each side, since the leg began, when a key was recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct OnRecord {
-    /// The key.
-    pub key: Fingerprint,
-    /// [`OpenLeg::source_era`] when it was recorded.
-    pub source_era: u32,
-    /// [`OpenLeg::target_era`] when it was recorded.
-    pub target_era: u32,
+pub struct Eras {
+    /// At the source.
+    pub source: u32,
+    /// At the target.
+    pub target: u32,
 }
 
 /// A leg that was under way at the end of the journal.
@@ -126,12 +130,10 @@ pub struct OpenLeg {
     pub source: Process,
     /// Who was at the target last.
     pub target: Process,
-    /// How many times another process was at the source than before, since the leg began.
-    pub source_era: u32,
-    /// The same of the target.
-    pub target_era: u32,
-    /// Keys on record as moved and not as returned, ascending. Those of the last record of each.
-    pub away: Vec<OnRecord>,
+    /// How many times another process than before was met at each side, since the leg began.
+    pub eras: Eras,
+    /// Keys on record as moved and not as returned, with the eras of their last record.
+    pub away: BTreeMap<Fingerprint, Eras>,
 }
 
 /// A move that was under way at the end of the journal.
