@@ -24,8 +24,10 @@
 
 mod fingerprint;
 mod leg;
+pub mod pace;
 mod planted;
 pub mod record;
+mod stop_and_copy;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -34,9 +36,11 @@ use crate::topology::{MoveId, NodeId, Slot};
 
 pub use fingerprint::{Fingerprint, Fingerprinter};
 pub use leg::Leg;
+pub use pace::Pacer;
 #[cfg(feature = "planted-bugs")]
 pub use planted::Bug;
 pub use record::Record;
+pub use stop_and_copy::StopAndCopy;
 
 /// A key's name. A unit of moving is a name, in all databases: commands that touch several databases (`MOVE`, `COPY ... DB`) then need nothing special.
 pub type Key = Arc<[u8]>;

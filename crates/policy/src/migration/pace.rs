@@ -1,0 +1,234 @@
+//! How fast keys move: as fast as the goal allows, and slower as soon as clients or nodes feel it.
+//!
+//! Two things are steered apart. The *size of a batch* follows from how long a batch takes: commands for its keys wait so long at most.
+//! The *rate* grows while nobody feels it, by halves until the first sign and by small steps from there on, and is cut where somebody does
+//! (as in TCP: several moves that share a node then find their shares by themselves). A fixed rate would be too slow at night and too fast at noon.
+
+use super::{Goal, Pace};
+
+/// What was seen since the last time.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Observation {
+    /// What clients wait for their replies now, microseconds (the same statistic as `before_us`). `None`: there were too few commands to tell.
+    pub clients_us: Option<u64>,
+    /// The same before the move began.
+    pub before_us: Option<u64>,
+    /// The busier node's share of a processor, 0 to 1 of the one that its commands run on.
+    pub node_cpu: Option<f64>,
+    /// How long a node takes to answer the mover's shortest command, microseconds.
+    pub node_us: Option<u64>,
+    /// How long batches took lately from their copy to their admission, microseconds, and of how many keys they were.
+    pub batch_us: Option<u64>,
+    /// Keys of these batches.
+    pub batch_keys: u32,
+    /// Keys moved since the last time.
+    pub keys: u64,
+    /// Bytes moved since the last time.
+    pub bytes: u64,
+    /// How long it was, microseconds.
+    pub interval_us: u64,
+}
+
+/// What a goal bears.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// What clients wait, as a multiple of before, and beyond that.
+    factor: f64,
+    slack_us: f64,
+    node_cpu: f64,
+    node_us: f64,
+    /// A batch takes about so long.
+    batch_us: f64,
+    batches: u32,
+    /// Keys per second at the beginning.
+    start: f64,
+}
+
+const fn limits(goal: Goal) -> Limits {
+    match goal {
+        Goal::Fast => {
+            Limits { factor: 4.0, slack_us: 5_000.0, node_cpu: 1.1, node_us: 50_000.0, batch_us: 20_000.0, batches: 4, start: 20_000.0 }
+        }
+        Goal::Balanced => {
+            Limits { factor: 1.4, slack_us: 500.0, node_cpu: 0.9, node_us: 10_000.0, batch_us: 5_000.0, batches: 2, start: 2_000.0 }
+        }
+        Goal::Gentle => {
+            Limits { factor: 1.15, slack_us: 200.0, node_cpu: 0.7, node_us: 3_000.0, batch_us: 2_000.0, batches: 1, start: 500.0 }
+        }
+    }
+}
+
+/// Keys per second, at least: a move that is felt all the time still comes to its end.
+const RATE_MIN: f64 = 50.0;
+/// Keys per second, at most: more than servers can do.
+const RATE_MAX: f64 = 2_000_000.0;
+const BATCH_MIN: f64 = 1.0;
+const BATCH_MAX: f64 = 1_000.0;
+
+/// Steers the pace of a move. One for a whole move: what it has found out outlives its legs.
+#[derive(Clone, Debug)]
+pub struct Pacer {
+    goal: Goal,
+    bytes_per_second_max: Option<u64>,
+    /// Keys per second.
+    rate: f64,
+    /// Nobody has felt anything yet.
+    searching: bool,
+    batch_keys: f64,
+    bytes_per_key: f64,
+}
+
+impl Pacer {
+    /// For a move with this goal, and so many bytes per second at most.
+    #[must_use]
+    pub fn new(goal: Goal, bytes_per_second_max: Option<u64>) -> Self {
+        let start = limits(goal).start;
+        Self { goal, bytes_per_second_max, rate: start, searching: true, batch_keys: 16.0, bytes_per_key: 64.0 }
+    }
+
+    /// Another goal from now on.
+    pub fn set_goal(&mut self, goal: Goal) {
+        if goal != self.goal {
+            self.goal = goal;
+            self.searching = true;
+        }
+    }
+
+    /// Whether what was seen is more than the goal bears.
+    fn is_felt(&self, seen: &Observation) -> bool {
+        let limits = limits(self.goal);
+        let clients = match (seen.clients_us, seen.before_us) {
+            (Some(now), Some(before)) => now as f64 > before as f64 * limits.factor + limits.slack_us,
+            _ => false,
+        };
+        let node = seen.node_cpu.is_some_and(|cpu| cpu > limits.node_cpu) || seen.node_us.is_some_and(|us| us as f64 > limits.node_us);
+        // A batch of one key that is slow is a large key; going slower makes it no smaller.
+        let batch = seen.batch_keys > 1 && seen.batch_us.is_some_and(|us| us as f64 > 4.0 * limits.batch_us);
+        clients || node || batch
+    }
+
+    /// The pace that follows from what was seen. To be asked several times a second.
+    #[must_use]
+    pub fn observe(&mut self, seen: &Observation) -> Pace {
+        let limits = limits(self.goal);
+        if self.is_felt(seen) {
+            self.rate *= 0.6;
+            self.searching = false;
+        } else if seen.interval_us > 0 && seen.keys as f64 * 1e6 >= 0.7 * self.rate * seen.interval_us as f64 {
+            // Only what was used is known to be borne.
+            self.rate = if self.searching { self.rate * 1.5 } else { self.rate * 1.02 + limits.start * 0.01 };
+        }
+        self.rate = self.rate.clamp(RATE_MIN, RATE_MAX);
+        if seen.keys > 0 {
+            self.bytes_per_key += 0.3 * (seen.bytes as f64 / seen.keys as f64 - self.bytes_per_key);
+        }
+        if let Some(batch_us) = seen.batch_us.filter(|_| seen.batch_keys > 0) {
+            let fits = f64::from(seen.batch_keys) * limits.batch_us / (batch_us as f64).max(1.0);
+            self.batch_keys = fits.clamp(self.batch_keys * 0.5, self.batch_keys * 1.5).clamp(BATCH_MIN, BATCH_MAX);
+        }
+        self.pace()
+    }
+
+    /// The pace as it stands.
+    #[must_use]
+    pub fn pace(&self) -> Pace {
+        let mut rate = self.rate;
+        if let Some(bytes) = self.bytes_per_second_max {
+            rate = rate.min(bytes as f64 / self.bytes_per_key.max(1.0));
+        }
+        let rate = rate.max(0.1);
+        // A slow rate is kept with small batches instead of rare large ones.
+        let batch_keys = self.batch_keys.min((rate / 20.0).max(1.0)).floor().max(1.0);
+        let interval_us = batch_keys * 1e6 / rate;
+        Pace { batch_keys: batch_keys as u32, batches: limits(self.goal).batches, interval_us: interval_us as u64 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rate(pace: Pace) -> f64 {
+        f64::from(pace.batch_keys) * 1e6 / pace.interval_us.max(1) as f64
+    }
+
+    /// A node that bears `bearable` keys per second: more makes clients wait 10 ms, where 1 ms was usual.
+    fn settle(pacer: &mut Pacer, bearable: f64, rounds: usize) -> Vec<f64> {
+        let mut rates = Vec::new();
+        let mut pace = pacer.pace();
+        for _ in 0..rounds {
+            let now = rate(pace);
+            rates.push(now);
+            let seen = Observation {
+                clients_us: Some(if now > bearable { 10_000 } else { 1_000 }),
+                before_us: Some(1_000),
+                batch_us: Some(u64::from(pace.batch_keys) * 20 + 200),
+                batch_keys: pace.batch_keys,
+                keys: (now * 0.2) as u64,
+                bytes: (now * 0.2) as u64 * 100,
+                interval_us: 200_000,
+                ..Observation::default()
+            };
+            pace = pacer.observe(&seen);
+        }
+        rates
+    }
+
+    #[test]
+    fn it_finds_what_is_borne_and_stays_below() {
+        for bearable in [1_000.0, 30_000.0, 300_000.0] {
+            let mut pacer = Pacer::new(Goal::Balanced, None);
+            settle(&mut pacer, bearable, 100);
+            let rates = settle(&mut pacer, bearable, 200);
+            let mean = rates.iter().sum::<f64>() / rates.len() as f64;
+            let felt = rates.iter().filter(|rate| **rate > bearable).count();
+            assert!(mean > 0.5 * bearable && mean < bearable, "{bearable}: {mean}");
+            assert!(felt < 40, "{bearable}: felt in {felt} of 200");
+            // It gets less, and later more.
+            let less = settle(&mut pacer, bearable / 4.0, 100);
+            assert!(less[50..].iter().sum::<f64>() / 50.0 < bearable / 4.0);
+            let more = settle(&mut pacer, bearable, 400);
+            assert!(more[300..].iter().sum::<f64>() / 100.0 > bearable / 2.0);
+        }
+    }
+
+    #[test]
+    fn what_takes_long_goes_in_small_batches() {
+        let mut pacer = Pacer::new(Goal::Balanced, None);
+        let mut pace = pacer.pace();
+        for _ in 0..50 {
+            // A millisecond per key.
+            let batch_us = Some(u64::from(pace.batch_keys) * 1_000);
+            pace = pacer.observe(&Observation {
+                batch_us,
+                batch_keys: pace.batch_keys,
+                keys: 100_000,
+                interval_us: 100_000,
+                ..Observation::default()
+            });
+        }
+        assert!((4..=6).contains(&pace.batch_keys), "{pace:?}");
+    }
+
+    #[test]
+    fn a_rate_in_bytes_is_kept() {
+        let mut pacer = Pacer::new(Goal::Fast, Some(1_000_000));
+        let mut pace = pacer.pace();
+        for _ in 0..50 {
+            let keys = (rate(pace) * 0.2) as u64;
+            pace = pacer.observe(&Observation { keys, bytes: keys * 10_000, interval_us: 200_000, ..Observation::default() });
+        }
+        let bytes = rate(pace) * 10_000.0;
+        assert!((900_000.0..1_050_000.0).contains(&bytes), "{bytes} bytes per second, {pace:?}");
+    }
+
+    #[test]
+    fn it_never_stands_still() {
+        let mut pacer = Pacer::new(Goal::Gentle, None);
+        let mut pace = pacer.pace();
+        for _ in 0..1000 {
+            pace = pacer.observe(&Observation { node_cpu: Some(1.0), ..Observation::default() });
+        }
+        assert!(pace.batches >= 1 && pace.batch_keys >= 1 && rate(pace) >= 40.0, "{pace:?}");
+    }
+}
