@@ -14,6 +14,15 @@ use tokio::sync::oneshot;
 struct Fake(Mutex<(StatusReport, String)>);
 
 impl Source for Fake {
+    fn accept(&self, node: &str) -> bool {
+        let mut fake = self.0.lock().expect("not poisoned");
+        let known = fake.0.nodes.iter().any(|known| known.address == node);
+        if known {
+            fake.1 = format!("accepted {node}");
+        }
+        known
+    }
+
     fn status(&self) -> StatusReport {
         self.0.lock().expect("not poisoned").0.clone()
     }
@@ -137,6 +146,32 @@ impl Running {
     fn change(&self, change: impl FnOnce(&mut (StatusReport, String))) {
         change(&mut self.fake.0.lock().expect("not poisoned"));
     }
+}
+
+#[test]
+fn a_node_is_accepted_by_post_and_by_whoever_may() {
+    let running = start(options(Some("t0ken"), &[]));
+    let accepted = || running.fake.metrics() == "accepted 10.0.0.1:6379";
+    let host = format!("Host: {}", running.address);
+    let ask = |method: &str, node: &str, more: &[&str]| {
+        let first = format!("{method} /api/v1/nodes/{node}/accept HTTP/1.1");
+        running.ask(&[&[first.as_str(), &host, "Content-Length: 0"], more].concat())
+    };
+    let token = "Authorization: Bearer t0ken";
+    assert_eq!(ask("POST", "10.0.0.1:6379", &[]).status, 401);
+    assert_eq!(ask("POST", "10.0.0.1:6379", &["Authorization: Bearer other"]).status, 401);
+    assert_eq!(ask("POST", "10.0.0.1:6379", &[token, "Origin: http://evil.example"]).status, 403);
+    let wrong_host = ["POST /api/v1/nodes/10.0.0.1:6379/accept HTTP/1.1", "Host: evil.example", "Content-Length: 0", token];
+    assert_eq!(running.ask(&wrong_host).status, 421);
+    let read = ask("GET", "10.0.0.1:6379", &[token]);
+    assert_eq!((read.status, read.json()["error"].as_str()), (405, Some("this path changes something: use POST")));
+    let unknown = ask("POST", "10.9.9.9:1", &[token]);
+    assert_eq!(unknown.status, 404);
+    assert!(unknown.json()["error"].as_str().is_some_and(|e| e.contains("10.9.9.9:1")), "{}", unknown.body);
+    assert!(!accepted());
+    let done = ask("POST", "10.0.0.1%3A6379", &[token]);
+    assert_eq!((done.status, done.json()), (200, json!({"accepted": "10.0.0.1:6379"})));
+    assert!(accepted());
 }
 
 #[test]

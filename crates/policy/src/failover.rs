@@ -6,7 +6,8 @@
 //! merely claims to be a primary (a detached copy, the old primary that came back) would make writes disappear.
 //!
 //! - **With Sentinel** the announcement with the highest configuration epoch counts. A Sentinel that was cut off repeats the old
-//!   primary with an older epoch.
+//!   primary with an older epoch: it is not believed, not even while the present primary is silent, unless its primary proves its descent
+//!   as below (Sentinels that were set up anew count from 0 again).
 //! - **Without**, servers are believed what they say of themselves, with proof: a promoted replica knows the replication id of
 //!   the primary that it followed (`master_replid2`). It is followed once the old primary has itself become a replica, or has been
 //!   silent for a while.
@@ -69,6 +70,8 @@ pub enum Event<A> {
         /// Its configuration epoch for this primary.
         config_epoch: u64,
     },
+    /// An operator says that the server which nothing proves to be the successor is the primary all the same.
+    Accepted,
     /// A Sentinel listed the replicas that it knows.
     Listed {
         /// Their addresses.
@@ -85,6 +88,8 @@ pub enum Why {
     Demoted,
     /// The old one has been silent, and this one was promoted from among its replicas.
     Silence,
+    /// An operator said so.
+    Accepted,
 }
 
 /// What to do.
@@ -133,7 +138,8 @@ pub struct Watch<A> {
     seen: BTreeMap<A, Seen<A>>,
     readable: Vec<A>,
     primary_is_nearest: bool,
-    unproven: Option<A>,
+    /// Who claims to be a primary without proof, and Sentinel's epoch for it.
+    unproven: Option<(A, u64)>,
 }
 
 impl<A: Clone + Ord> Watch<A> {
@@ -194,10 +200,25 @@ impl<A: Clone + Ord> Watch<A> {
                 self.notice(primary.clone());
                 let newer = self.record.as_ref().is_none_or(|record| config_epoch > record.config_epoch);
                 let same = self.primary() == Some(&primary);
-                // A Sentinel that was set up anew counts from 0 again. It is believed once what we hold is of no use.
-                let overrides = !newer && !same && self.is_useless(now_us) && self.is_primary(&primary);
-                if newer || overrides {
+                if newer {
                     self.change_primary(primary, config_epoch, Why::Announced, same, actions);
+                } else if !same && self.fall(now_us).is_some() && self.is_primary(&primary) {
+                    // An old announcement and a server that agrees: Sentinels that were set up anew, or the old primary and its Sentinel
+                    // back together. Only descent tells them apart.
+                    if self.is_proven(&primary) {
+                        self.change_primary(primary, config_epoch, Why::Announced, false, actions);
+                    } else {
+                        self.note_unproven(primary, config_epoch, actions);
+                    }
+                }
+            }
+            Event::Accepted => {
+                // Only while it still claims it, and ours is still of no use: much may have happened since it was told.
+                if let Some((claimant, config_epoch)) = self.unproven.take()
+                    && self.fall(now_us).is_some()
+                    && self.is_primary(&claimant)
+                {
+                    self.change_primary(claimant, config_epoch, Why::Accepted, false, actions);
                 }
             }
             Event::Listed { replicas } => {
@@ -220,9 +241,20 @@ impl<A: Clone + Ord> Watch<A> {
         self.seen.get(address).is_some_and(|s| s.silent_since_us.is_none() && matches!(s.role, Some(Role::Primary { .. })))
     }
 
-    /// Whether the primary that we hold has been silent for long, or says that it is none.
-    fn is_useless(&self, now_us: u64) -> bool {
-        self.fall(now_us).is_some()
+    /// Whether a server was promoted from among the replicas of the primary that we hold: it knows the replication id that it followed.
+    fn is_proven(&self, address: &A) -> bool {
+        let ours = self.record.as_ref().and_then(|record| record.replication_id.as_ref());
+        match self.seen.get(address).and_then(|s| s.role.as_ref()) {
+            Some(Role::Primary { followed_id: Some(followed), .. }) => Some(followed) == ours,
+            _ => false,
+        }
+    }
+
+    fn note_unproven(&mut self, address: A, config_epoch: u64, actions: &mut Vec<Action<A>>) {
+        let known = self.unproven.replace((address.clone(), config_epoch));
+        if known.is_none_or(|(known, _)| known != address) {
+            actions.push(Action::Unproven { address });
+        }
     }
 
     /// How the primary that we hold stopped to be one, if it did.
@@ -245,22 +277,15 @@ impl<A: Clone + Ord> Watch<A> {
             _ => None,
         };
         let claims = |address: &A| *address != record.primary && self.is_primary(address);
-        let proven = |address: &A| match self.seen.get(address).and_then(|s| s.role.as_ref()) {
-            Some(Role::Primary { followed_id, .. }) => followed_id.is_some() && *followed_id == record.replication_id,
-            _ => false,
-        };
         let successor = followed.filter(|address| claims(address)).or_else(|| {
-            let mut candidates = self.seen.keys().filter(|address| claims(address) && proven(address));
+            let mut candidates = self.seen.keys().filter(|address| claims(address) && self.is_proven(address));
             // Two that were both promoted from ours: which has the writes, nobody here can tell.
             candidates.next().filter(|_| candidates.next().is_none()).cloned()
         });
         if let Some(successor) = successor {
             self.change_primary(successor, 0, why, false, actions);
-        } else if let Some(claimant) = self.seen.keys().find(|address| claims(address)).cloned()
-            && self.unproven.as_ref() != Some(&claimant)
-        {
-            self.unproven = Some(claimant.clone());
-            actions.push(Action::Unproven { address: claimant });
+        } else if let Some(claimant) = self.seen.keys().find(|address| claims(address)).cloned() {
+            self.note_unproven(claimant, 0, actions);
         }
     }
 
@@ -398,6 +423,12 @@ mod tests {
         assert_eq!(claim(&mut watch, 2 * SILENCE_US), [Action::Unproven { address: NEW }]);
         assert_eq!(claim(&mut watch, 3 * SILENCE_US), []);
         assert_eq!(watch.primary(), Some(&OLD));
+        // Unless somebody says so who knows; and not once ours is back.
+        let mut back = watch.clone();
+        step(&mut back, 4 * SILENCE_US, told(OLD, primary("a", None)));
+        assert_eq!(changes(&step(&mut back, 4 * SILENCE_US, Event::Accepted)), []);
+        assert_eq!(changes(&step(&mut watch, 4 * SILENCE_US, Event::Accepted)), [(NEW, Why::Accepted)]);
+        assert_eq!(changes(&step(&mut watch, 4 * SILENCE_US, Event::Accepted)), [], "nobody else claims it");
     }
 
     #[test]
@@ -437,8 +468,50 @@ mod tests {
         // What servers claim is Sentinel's business.
         step(&mut watch, 0, Event::Silent { address: NEW });
         assert_eq!(changes(&step(&mut watch, 9 * SILENCE_US, told(OLD, primary("b", Some("a"))))), []);
-        // A Sentinel that was set up anew counts from 0.
-        assert_eq!(changes(&step(&mut watch, 9 * SILENCE_US, Event::Announced { primary: OLD, config_epoch: 0 })), [(OLD, Why::Announced)]);
+    }
+
+    /// OLD was replaced by NEW, as Sentinels announced with epoch 1.
+    fn failed_over() -> Watch<u8> {
+        let mut watch = Watch::new(Vec::new(), true, None);
+        step(&mut watch, 0, Event::Announced { primary: OLD, config_epoch: 0 });
+        step(&mut watch, 0, told(OLD, primary("a", None)));
+        step(&mut watch, 0, Event::Announced { primary: NEW, config_epoch: 1 });
+        watch
+    }
+
+    #[test]
+    fn an_old_announcement_does_not_bring_the_old_primary_back_while_the_new_one_is_silent() {
+        let mut watch = failed_over();
+        step(&mut watch, 0, told(NEW, primary("b", Some("a"))));
+        step(&mut watch, 0, Event::Silent { address: NEW });
+        let now = 9 * SILENCE_US;
+        step(&mut watch, now, told(OLD, primary("z", None)));
+        let old = Event::Announced { primary: OLD, config_epoch: 0 };
+        assert_eq!(step(&mut watch, now, old.clone()), [Action::Unproven { address: OLD }]);
+        assert_eq!(step(&mut watch, now, old), [], "told once");
+        assert_eq!(watch.primary(), Some(&NEW));
+        // Where the Sentinels and their primary really are new, somebody must say so. What they announce then has the lower epoch.
+        let actions = step(&mut watch, now, Event::Accepted);
+        assert_eq!(changes(&actions), [(OLD, Why::Accepted)]);
+        assert!(matches!(&actions[0], Action::Record(Record { config_epoch: 0, .. })), "{actions:?}");
+    }
+
+    #[test]
+    fn an_old_announcement_does_not_bring_the_old_primary_back_on_what_the_new_one_said_before_its_promotion() {
+        let mut watch = failed_over();
+        step(&mut watch, 0, told(NEW, replica(OLD)));
+        assert_eq!(changes(&step(&mut watch, 0, Event::Announced { primary: OLD, config_epoch: 0 })), []);
+        assert_eq!(watch.primary(), Some(&NEW));
+    }
+
+    #[test]
+    fn sentinels_that_were_set_up_anew_are_followed_to_a_primary_that_proves_its_descent() {
+        let mut watch = Watch::new(Vec::new(), true, Some(Record { primary: OLD, config_epoch: 7, replication_id: Some("a".into()) }));
+        step(&mut watch, 0, told(NEW, primary("b", Some("a"))));
+        let announced = Event::Announced { primary: NEW, config_epoch: 1 };
+        step(&mut watch, 0, Event::Silent { address: OLD });
+        assert_eq!(changes(&step(&mut watch, SILENCE_US - 1, announced.clone())), [], "not yet");
+        assert_eq!(changes(&step(&mut watch, SILENCE_US, announced)), [(NEW, Why::Announced)]);
     }
 
     #[test]

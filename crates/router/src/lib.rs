@@ -202,6 +202,15 @@ impl Router {
         });
     }
 
+    /// Somebody has said that the node may be served although it came back without its keys (`nodes.empty-return`): it is at the next
+    /// attempt to connect. Counts for the present process of the node only. False where there is no node of that name.
+    pub fn accept_empty(&self, node: &str) -> bool {
+        let plan = self.shared.plan();
+        let Some(id) = plan.topology.nodes().find(|known| known.name == node).map(|known| known.id) else { return false };
+        self.shared.with_facts(id, |facts| facts.accepted = true);
+        true
+    }
+
     /// Makes every worker adopt new settings. Connections to nodes whose credentials have changed are made anew; a changed address counts for new ones.
     pub fn reconfigure(&self, live: Live) {
         self.shared.change_plan(|plan| Plan { live: Arc::new(live), ..plan.clone() });

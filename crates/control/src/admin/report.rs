@@ -14,6 +14,10 @@ pub trait Source: Send + Sync + 'static {
     /// All metrics, as Prometheus reads them: its text format, or OpenMetrics if it ends with `# EOF`.
     fn metrics(&self) -> String;
 
+    /// An operator accepts a node as it is: one that came back empty is served, and a server that claims without proof to be its primary is
+    /// followed. False where there is no node of that name.
+    fn accept(&self, node: &str) -> bool;
+
     /// Whether traffic should be sent here.
     fn ready(&self) -> Readiness {
         self.status().readiness()

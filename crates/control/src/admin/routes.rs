@@ -4,12 +4,12 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
-use axum::http::{HeaderValue, StatusCode, Uri};
+use axum::http::{HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get};
+use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Json};
 use serde::Serialize;
 
@@ -20,9 +20,10 @@ type Shared = Arc<dyn Source>;
 
 const HEALTH: &str = "/healthz";
 const READY: &str = "/readyz";
+const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
 
 /// Path, what it is for, and its handler.
-fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 6] {
+fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 7] {
     [
         ("/", "this page", get(index)),
         ("/metrics", "all metrics, for Prometheus", get(metrics)),
@@ -30,6 +31,7 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 6] {
         (READY, "200 while every slot's owner can be reached, else 503", get(ready)),
         ("/api/v1/status", "state of the router and its nodes, as JSON", get(status)),
         ("/api/v1/nodes", "the nodes, as JSON", get(nodes)),
+        (ACCEPT, "POST: serve a node that came back empty, or follow the server that claims to be its primary", post(accept)),
     ]
 }
 
@@ -65,7 +67,8 @@ pub(super) fn refuse(path: &str, status: StatusCode, message: &str) -> Response 
 async fn index() -> Response {
     let mut rows = String::new();
     for (path, purpose, _) in table() {
-        let _ = writeln!(rows, "<tr><td><a href=\"{path}\">{path}</a></td><td>{purpose}</td></tr>");
+        let shown = if path.contains('{') { path.to_owned() } else { format!("<a href=\"{path}\">{path}</a>") };
+        let _ = writeln!(rows, "<tr><td>{shown}</td><td>{purpose}</td></tr>");
     }
     let page = format!(
         "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>Switchyard</title>\n\
@@ -123,6 +126,20 @@ async fn nodes(State(source): State<Shared>) -> Result<Json<NodesReport>, Respon
     Ok(Json(NodesReport { epoch: status.epoch, nodes: status.nodes }))
 }
 
+async fn accept(State(source): State<Shared>, Path(node): Path<String>) -> Result<Response, Response> {
+    /// What was done.
+    #[derive(Serialize)]
+    struct Body {
+        accepted: String,
+    }
+    let name = node.clone();
+    if ask(ACCEPT, source, move |source| source.accept(&name)).await? {
+        return Ok(Json(Body { accepted: node }).into_response());
+    }
+    let message = format!("this router serves no node \"{node}\"; /api/v1/nodes lists them");
+    Err(refuse(ACCEPT, StatusCode::NOT_FOUND, &message))
+}
+
 /// Asks the source on a thread where blocking is allowed: it may wait for a lock that a worker holds.
 async fn ask<T: Send + 'static>(
     path: &str,
@@ -141,8 +158,9 @@ async fn unknown_path(uri: Uri) -> Response {
     refuse(uri.path(), StatusCode::NOT_FOUND, &message)
 }
 
-async fn unknown_method(uri: Uri) -> Response {
-    refuse(uri.path(), StatusCode::METHOD_NOT_ALLOWED, "this path can only be read: use GET")
+async fn unknown_method(method: Method, uri: Uri) -> Response {
+    let message = if method == Method::GET { "this path changes something: use POST" } else { "this path can only be read: use GET" };
+    refuse(uri.path(), StatusCode::METHOD_NOT_ALLOWED, message)
 }
 
 /// Answers are never kept by caches, and never taken by a browser for something else than they say they are.

@@ -7,14 +7,15 @@ use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
 use super::Failure;
-use crate::config::{ADMIN_PORT, Endpoint, SecretSource, Sources};
+use crate::config::{ADMIN_PORT, Endpoint, SecretSource, Sources, certificates_in, provider, trusted_certificates};
 
 /// Which router to ask.
 #[derive(Debug, Args)]
 pub(super) struct AdminFlags {
-    /// Admin address of the router [default: that of --config, else 127.0.0.1:6381]
+    /// Admin address of the router, with https:// in front where it speaks HTTPS [default: that of --config, else 127.0.0.1:6381]
     #[arg(long, value_name = "HOST:PORT")]
     admin: Option<String>,
 
@@ -25,6 +26,18 @@ pub(super) struct AdminFlags {
     /// File with the token of the admin port [default: $SWITCHYARD_ADMIN_TOKEN, else that of --config]
     #[arg(long, value_name = "FILE")]
     admin_token_file: Option<PathBuf>,
+
+    /// Authorities that the certificate of the admin port is checked against, PEM; implies HTTPS [default: those that the system trusts]
+    #[arg(long, value_name = "FILE")]
+    admin_ca_file: Option<PathBuf>,
+
+    /// Certificate to show to the admin port, PEM, where it asks for one
+    #[arg(long, value_name = "FILE", requires = "admin_key_file")]
+    admin_cert_file: Option<PathBuf>,
+
+    /// The key of that certificate, PEM
+    #[arg(long, value_name = "FILE", requires = "admin_cert_file")]
+    admin_key_file: Option<PathBuf>,
 
     /// Print the answer as JSON, for scripts
     #[arg(long)]
@@ -37,7 +50,8 @@ const TOKEN_VARIABLE: &str = "SWITCHYARD_ADMIN_TOKEN";
 /// The router that a command asks.
 pub(super) struct AdminClient {
     agent: ureq::Agent,
-    address: String,
+    /// Scheme, host and port.
+    base: String,
     token: Option<String>,
 }
 
@@ -46,20 +60,48 @@ struct Refusal {
     error: String,
 }
 
+impl AdminFlags {
+    /// Whom to trust, and what to show.
+    fn tls(&self) -> anyhow::Result<TlsConfig> {
+        let trusted = trusted_certificates(self.admin_ca_file.as_deref())
+            .map_err(|why| anyhow!("{why}; --admin-ca-file names the authority of the admin port's certificate"))?;
+        let own = match (&self.admin_cert_file, &self.admin_key_file) {
+            (Some(chain), Some(key)) => {
+                let chain: Vec<_> = certificates_in(chain).map_err(|why| anyhow!("{why}"))?.iter().map(|c| owned(c)).collect();
+                let bytes = std::fs::read(key).with_context(|| format!("cannot read {}", key.display()))?;
+                let key = PrivateKey::from_pem(&bytes).with_context(|| format!("{} has no private key in PEM", key.display()))?;
+                Some(ClientCert::new_with_certs(&chain, key))
+            }
+            _ => None,
+        };
+        let trusted: Vec<_> = trusted.iter().map(|c| owned(c)).collect();
+        Ok(TlsConfig::builder()
+            .unversioned_rustls_crypto_provider(provider())
+            .root_certs(RootCerts::new_with_certs(&trusted))
+            .client_cert(own)
+            .build())
+    }
+}
+
+fn owned(der: &[u8]) -> Certificate<'static> {
+    Certificate::from_der(der).to_owned()
+}
+
 impl AdminClient {
     pub(super) fn new(flags: &AdminFlags) -> Result<Self, Failure> {
         let config = match &flags.config {
             Some(file) => Some(Sources { file: Some(file.clone()), overrides: Vec::new() }.read()?),
             None => None,
         };
-        if let Some(config) = config.as_ref().filter(|config| config.admin_tls) {
-            return Err(Failure::Failed(anyhow!(
-                "the admin port of this configuration speaks HTTPS (admin.tls), and this command does not; ask it with \
-                 `curl --cacert CA.pem -H \"Authorization: Bearer TOKEN\" https://{}/api/v1/status`",
-                config.admin_listen.reachable()
-            )));
-        }
-        let endpoint = match (&flags.admin, &config) {
+        let (text, https) = match flags.admin.as_deref() {
+            Some(text) => match text.strip_prefix("https://") {
+                Some(rest) => (Some(rest.trim_end_matches('/')), true),
+                None => (Some(text.strip_prefix("http://").map_or(text, |rest| rest.trim_end_matches('/'))), false),
+            },
+            None => (None, false),
+        };
+        let https = https || flags.admin_ca_file.is_some() || config.as_ref().is_some_and(|config| config.admin_tls);
+        let endpoint = match (text, &config) {
             (Some(text), _) => Endpoint::parse(text, Some(ADMIN_PORT)).map_err(|why| anyhow!("--admin: {why}"))?,
             (None, Some(config)) => config.admin_listen.clone(),
             (None, None) => Endpoint::new("127.0.0.1", ADMIN_PORT),
@@ -73,30 +115,51 @@ impl AdminClient {
             Some(source) => Some(source.read().map_err(|error| anyhow!("the token of the admin port: {error}"))?.0),
             None => None,
         };
-        let agent = ureq::Agent::config_builder()
-            .timeout_global(Some(Duration::from_secs(10)))
-            .http_status_as_error(false)
-            .proxy(None) // the router is near; a proxy for the web is not the way to it
-            .build()
-            .into();
-        Ok(Self { agent, address: endpoint.reachable().to_string(), token })
+        let mut agent = ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(10))).http_status_as_error(false).proxy(None); // the router is near; a proxy for the web is not the way to it
+        if https {
+            agent = agent.tls_config(flags.tls()?);
+        }
+        let scheme = if https { "https" } else { "http" };
+        Ok(Self { agent: agent.build().into(), base: format!("{scheme}://{}", endpoint.reachable()), token })
     }
 
     /// The JSON at a path of the API.
     pub(super) fn get(&self, path: &str) -> anyhow::Result<String> {
-        let address = &self.address;
-        let mut request = self.agent.get(format!("http://{address}{path}"));
-        if let Some(token) = &self.token {
-            request = request.header("Authorization", format!("Bearer {token}"));
+        let request = self.agent.get(format!("{}{path}", self.base));
+        self.outcome(self.with_token(request).call())
+    }
+
+    /// Asks for a change: `path` must be encoded for a URL (see [`encoded`]).
+    pub(super) fn post(&self, path: &str) -> anyhow::Result<String> {
+        let request = self.agent.post(format!("{}{path}", self.base));
+        self.outcome(self.with_token(request).send_empty())
+    }
+
+    fn with_token<B>(&self, request: ureq::RequestBuilder<B>) -> ureq::RequestBuilder<B> {
+        match &self.token {
+            Some(token) => request.header("Authorization", format!("Bearer {token}")),
+            None => request,
         }
-        let mut response = request.call().map_err(|error| {
+    }
+
+    fn outcome(&self, answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> anyhow::Result<String> {
+        let base = &self.base;
+        let mut response = answer.map_err(|error| {
+            let of_tls = matches!(&error, ureq::Error::Rustls(_))
+                || matches!(&error, ureq::Error::Io(error) if error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()));
+            if of_tls {
+                return anyhow!(
+                    "no TLS connection to {base}: {error}; --admin-ca-file names whose certificates are good, --admin-cert-file and \
+                     --admin-key-file what to show where it asks for a certificate"
+                );
+            }
             anyhow!(
-                "no router answers on http://{address}: {error}; is `switchyard serve` running? Another admin address is given \
-                 with --admin HOST:PORT or -c FILE"
+                "no router answers on {base}: {error}; is `switchyard serve` running? Another admin address is given with \
+                 --admin HOST:PORT (https://HOST:PORT where it speaks HTTPS) or -c FILE"
             )
         })?;
         let status = response.status();
-        let body = response.body_mut().read_to_string().with_context(|| format!("the answer of http://{address} broke off"))?;
+        let body = response.body_mut().read_to_string().with_context(|| format!("the answer of {base} broke off"))?;
         if status.is_success() {
             return Ok(body);
         }
@@ -104,13 +167,19 @@ impl AdminClient {
         if status == ureq::http::StatusCode::UNAUTHORIZED {
             bail!("{said}; give it with --admin-token-file FILE, with {TOKEN_VARIABLE}, or with -c FILE");
         }
-        bail!("http://{address} answered {status}: {}", said.trim_end());
+        bail!("{base} answered {status}: {}", said.trim_end());
     }
 
     /// What the JSON says; an answer that is none comes from something else than a router.
     pub(super) fn read<T: DeserializeOwned>(&self, body: &str) -> anyhow::Result<T> {
-        serde_json::from_str(body).with_context(|| format!("what answers on http://{} is no Switchyard of this version", self.address))
+        serde_json::from_str(body).with_context(|| format!("what answers on {} is no Switchyard of this version", self.base))
     }
+}
+
+/// A name as a part of a path: what means something in a URL is escaped.
+pub(super) fn encoded(name: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:".contains(&byte);
+    name.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
 }
 
 #[cfg(test)]
@@ -118,12 +187,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_admin_port_that_speaks_https_is_told() {
-        let dir = tempfile::tempdir().expect("a temporary directory");
-        let file = dir.path().join("switchyard.toml");
-        std::fs::write(&file, "[admin]\ntls = true\n[[node]]\naddress = \"127.0.0.1:7001\"\n").expect("written");
-        let flags = AdminFlags { admin: None, config: Some(file), admin_token_file: None, json: false };
-        let error = AdminClient::new(&flags).map(|_| ()).expect_err("no HTTPS here").to_string();
-        assert!(error.contains("https://127.0.0.1:6381") && error.contains("curl"), "{error}");
+    fn names_are_escaped() {
+        assert_eq!(encoded("127.0.0.1:7001"), "127.0.0.1:7001");
+        assert_eq!(encoded("[::1]:1/a b%"), "%5B::1%5D:1%2Fa%20b%25");
     }
 }

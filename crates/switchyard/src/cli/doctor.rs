@@ -9,12 +9,12 @@ use serde::Serialize;
 use super::Failure;
 use super::flags::ConfigFlags;
 use crate::config::Resolved;
-use crate::doctor::{Finding, Level, Needs, examine, locate, look};
+use crate::doctor::{Finding, Level, Needs, examine, look, servers};
 
 /// Check the nodes: versions, persistence, memory, clocks, limits, rights, functions
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Check the nodes of a configuration: whether they can be reached with its credentials, and their versions, roles, \
+    long_about = "Check the nodes of a configuration, with their replicas: whether they can be reached with its credentials, and their versions, roles, \
         persistence, memory, clocks, limits, renamed commands, the rights of the router's user, and functions.\n\n\
         It asks the nodes itself, so it works before a start and while a router runs. It changes nothing.",
     after_long_help = "Examples:\n  \
@@ -57,11 +57,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if bad > 0 { Err(Failure::Failed(anyhow!("{bad} thing{} to see to", if bad == 1 { "" } else { "s" }))) } else { Ok(()) }
 }
 
-/// Looks at all nodes at once, and judges.
+/// Looks at all nodes at once, with their replicas, and judges.
 pub(crate) fn find(resolved: &Resolved, workers: usize) -> Vec<Finding> {
     let seen: Vec<_> = std::thread::scope(|scope| {
-        let looks: Vec<_> = resolved.nodes.iter().map(|node| scope.spawn(|| look(&locate(node)))).collect();
-        looks.into_iter().filter_map(|look| look.join().ok()).collect()
+        let looks: Vec<_> = resolved.nodes.iter().map(|node| scope.spawn(|| servers(node).iter().map(look).collect::<Vec<_>>())).collect();
+        looks.into_iter().filter_map(|look| look.join().ok()).flatten().collect()
     });
     examine(&seen, &needs(&resolved.live, workers))
 }

@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 use switchyard_control::admin::{LinkReport, NodeReport, NodesReport};
 
 use super::Failure;
-use super::admin_client::{AdminClient, AdminFlags};
+use super::admin_client::{AdminClient, AdminFlags, encoded};
 use super::table::{Column, count, table};
 
 /// The nodes behind a running router
@@ -17,6 +17,27 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     List(ListArguments),
+    Accept(AcceptArguments),
+}
+
+/// Serve a node as it is: one that came back empty, or whose primary is claimed by a server without proof
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Serve a node as it is.\n\n\
+        A node that came back without the keys that it should have kept is held (nodes.empty-return): accepting it says that they are gone. \
+        And where a server claims to be the primary of a node with replicas, and nothing shows that it was promoted in the place of \
+        the one before, accepting the node says that this server is to be followed: writes that it does not have are lost.",
+    after_long_help = "Examples:\n  \
+        switchyard nodes accept 10.0.0.1:6379\n  \
+        switchyard nodes accept mymaster --admin https://router-1:6381 --admin-ca-file ca.pem --admin-token-file token\n\n\
+        Exit codes: 0 it is accepted; 1 it is not"
+)]
+struct AcceptArguments {
+    /// The node's name, as `switchyard nodes list` shows it
+    node: String,
+
+    #[command(flatten)]
+    flags: AdminFlags,
 }
 
 /// List the nodes: reachable or not, slots, what they are, what they were sent
@@ -32,7 +53,18 @@ struct ListArguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Command::List(ListArguments { flags }) = &arguments.command;
+    let flags = match &arguments.command {
+        Command::List(ListArguments { flags }) => flags,
+        Command::Accept(AcceptArguments { node, flags }) => {
+            let body = AdminClient::new(flags)?.post(&format!("/api/v1/nodes/{}/accept", encoded(node)))?;
+            if flags.json {
+                println!("{}", body.trim_end());
+            } else {
+                println!("{node} is accepted as it is");
+            }
+            return Ok(());
+        }
+    };
     let client = AdminClient::new(flags)?;
     let body = client.get("/api/v1/nodes")?;
     if flags.json {

@@ -551,7 +551,7 @@ static GROUPS: &[&[Key<Config>]] = &[
     NODES,
     NODES_SET,
     security::NODES_TLS,
-    replication::SENTINEL_USERNAME,
+    replication::SENTINEL,
     &replication::SENTINEL_PASSWORD,
     SCRIPTS,
     CLUSTER,

@@ -33,6 +33,7 @@ pub(crate) use raw::Raw;
 pub(crate) use secret::SecretSource;
 pub(crate) use show::{example, render};
 use tls::{NodeFiles, ServerFiles};
+pub(crate) use tls::{certificates_in, provider, trusted_certificates};
 pub(crate) use units::{TIME_FORM, describe_time, parse_time};
 
 /// Port of a node whose address names none: that of Redis.
@@ -148,6 +149,7 @@ pub(crate) struct Config {
     nodes_username: Option<String>,
     sentinel_username: Option<String>,
     sentinel_password: Option<SecretSource>,
+    sentinel_tls: bool,
     nodes_password: Option<SecretSource>,
     nodes_tls: NodeFiles,
     nodes: Vec<NodeConfig>,
@@ -184,6 +186,7 @@ impl Default for Config {
             nodes_username: None,
             sentinel_username: None,
             sentinel_password: None,
+            sentinel_tls: false,
             nodes_password: None,
             nodes_tls: NodeFiles::default(),
             nodes: Vec::new(),
@@ -436,7 +439,7 @@ impl Config {
         let admin_token = secret(&self.admin_token, "admin.token", &mut problems);
         let nodes_password = secret(&self.nodes_password, "nodes.password", &mut problems);
         let sentinel_password = secret(&self.sentinel_password, "nodes.sentinel-password", &mut problems);
-        let any_tls = self.nodes.iter().any(|node| node.tls.unwrap_or(self.nodes_tls.on));
+        let any_tls = self.sentinel_tls || self.nodes.iter().any(|node| node.tls.unwrap_or(self.nodes_tls.on));
         let nodes_tls = match any_tls.then(|| self.nodes_tls.build(&mut tls_warnings)).transpose() {
             Ok(tls) => tls,
             Err(text) => {
@@ -461,19 +464,26 @@ impl Config {
                     continue;
                 }
             };
-            let mut resolve_all = |endpoints: &[Endpoint], what: &str| -> Vec<SocketAddr> {
+            let mut resolve_all = |endpoints: &[Endpoint], what: &str| -> Vec<(SocketAddr, Endpoint)> {
                 let mut found = Vec::new();
                 for endpoint in endpoints {
                     match endpoint.resolve() {
-                        Ok(address) => found.push(address),
+                        Ok(address) => found.push((address, endpoint.clone())),
                         // The others may do without it.
                         Err(why) => warnings.push(format!("node {name}: {what} {endpoint} is left out: {why}")),
                     }
                 }
                 found
             };
-            let replicas = resolve_all(&node.replicas, "replica");
-            let sentinels = resolve_all(&node.sentinels, "Sentinel");
+            let replicas: Vec<SocketAddr> = resolve_all(&node.replicas, "replica").into_iter().map(|(address, _)| address).collect();
+            let mut sentinels = Vec::new();
+            for (address, endpoint) in resolve_all(&node.sentinels, "Sentinel") {
+                let tls = nodes_tls.as_ref().filter(|_| self.sentinel_tls).map(|shared| NodeFiles::node(shared, endpoint.host()));
+                match tls.transpose() {
+                    Ok(tls) => sentinels.push(SentinelPlace { address, tls }),
+                    Err(text) => problems.push(Problem { place: place.clone(), text }),
+                }
+            }
             if node.sentinel_master.is_some() && sentinels.is_empty() {
                 problems.push(Problem { place, text: format!("the node {name}: no Sentinel's name can be resolved") });
                 continue;
@@ -681,9 +691,17 @@ pub(crate) struct NodeAddress {
 pub(crate) struct SentinelAddress {
     /// The name that they know it by.
     pub(crate) master: String,
-    pub(crate) sentinels: Vec<SocketAddr>,
+    pub(crate) sentinels: Vec<SentinelPlace>,
     pub(crate) username: Option<String>,
     pub(crate) password: Option<Secret>,
+}
+
+/// One Sentinel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SentinelPlace {
+    pub(crate) address: SocketAddr,
+    /// For a TLS connection to it.
+    pub(crate) tls: Option<NodeTls>,
 }
 
 impl NodeAddress {

@@ -295,7 +295,7 @@ fn replication_is_checked_for_contradictions() {
     let nodes = resolve(&config).expect("resolvable").nodes;
     assert_eq!(nodes[0].address, None);
     let group = nodes[0].sentinel.as_ref().expect("Sentinels");
-    assert_eq!(group.sentinels.iter().map(ToString::to_string).collect::<Vec<_>>(), ["127.0.0.1:26379", "127.0.0.2:5000"]);
+    assert_eq!(group.sentinels.iter().map(|place| place.address.to_string()).collect::<Vec<_>>(), ["127.0.0.1:26379", "127.0.0.2:5000"]);
 
     let replicas = read("[[node]]\naddress = \"127.0.0.1:1\"\nreplicas = [\"127.0.0.1:2\", \"127.0.0.1\"]\n").expect("good");
     let nodes = resolve(&replicas).expect("resolvable").nodes;

@@ -77,7 +77,8 @@ const SYSTEM_ROOTS: &[&str] = &[
     "/etc/ssl/cert.pem",
 ];
 
-fn provider() -> Arc<CryptoProvider> {
+/// The cryptography that every TLS connection of ours uses.
+pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
 
@@ -217,6 +218,17 @@ impl NodeFiles {
             .map_err(|_| format!("{name:?} is neither a host name nor an IP address; give tls-server-name, the name in its certificate"))?;
         Ok(NodeTls { config: Arc::clone(&shared.0), name, identity: shared.1.clone() })
     }
+}
+
+/// The certificates in a PEM file.
+pub(crate) fn certificates_in(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    certificates(path, &mut Seen::default())
+}
+
+/// The certificates of authorities: those in `ca`, or those that the system trusts.
+pub(crate) fn trusted_certificates(ca: Option<&Path>) -> Result<Vec<CertificateDer<'static>>, String> {
+    let system = || system_roots().ok_or("no certificates that this system trusts were found");
+    certificates_in(&ca.map_or_else(system, |path| Ok(path.to_owned()))?)
 }
 
 fn system_roots() -> Option<PathBuf> {

@@ -1,6 +1,7 @@
 //! The judgements: from what the nodes said to what is wrong and what to do.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 
 use super::{Finding, Level, Needs, Seen};
 
@@ -31,8 +32,9 @@ pub(crate) fn examine(nodes: &[Seen], needs: &Needs) -> Vec<Finding> {
     for node in nodes {
         let mut notes = Notes { found: Vec::new(), node: Some(&node.name) };
         match &node.failure {
+            // A replica that is away fails no command; but there is one less to read, and to take over.
             Some(why) => notes.add(
-                Level::Error,
+                if node.replica_of.is_some() { Level::Warning } else { Level::Error },
                 "connection",
                 why.clone(),
                 "see that the server runs, that its address and port are right, and that the user and the password of [nodes] or [[node]] are its own",
@@ -72,7 +74,9 @@ fn server(node: &Seen, notes: &mut Notes<'_>) {
             notes.add(Level::Warning, "version", format!("it is version {version}"), "Switchyard is tested with 7.0 and later");
         }
     }
-    if info("role") == "slave" {
+    if let Some(primary) = node.replica_of {
+        replica(node, primary, notes);
+    } else if info("role") == "slave" {
         notes.add(
             Level::Error,
             "role",
@@ -102,6 +106,57 @@ fn server(node: &Seen, notes: &mut Notes<'_>) {
             notes.add(Level::Warning, "clock", format!("its clock is {:.1} s off ours", off as f64 / 1000.0), "run NTP on both machines");
         }
         _ => {}
+    }
+}
+
+/// What a replica must be to be read, and to take over.
+fn replica(node: &Seen, primary: SocketAddr, notes: &mut Notes<'_>) {
+    let info = |name: &str| node.info.get(name).map(String::as_str).unwrap_or_default();
+    if info("role") != "slave" {
+        return notes.add(
+            Level::Error,
+            "role",
+            format!("it says that it is a primary, beside {primary}: it gets no writes, and is not read"),
+            format!("make it a replica: REPLICAOF {} {}", primary.ip(), primary.port()),
+        );
+    }
+    let follows = (info("master_host"), info("master_port"));
+    let address = follows.0.parse::<IpAddr>().ok().zip(follows.1.parse::<u16>().ok()).map(SocketAddr::from);
+    match address {
+        Some(address) if address != primary => notes.add(
+            Level::Error,
+            "role",
+            format!("it follows {address}, and not the primary {primary}: it is not read"),
+            format!("REPLICAOF {} {}, unless another server is the primary", primary.ip(), primary.port()),
+        ),
+        Some(_) => {}
+        None => notes.add(
+            Level::Note,
+            "role",
+            format!("it follows {}:{}, a name: whether that is the primary {primary} is not checked", follows.0, follows.1),
+            "set REPLICAOF with an address",
+        ),
+    }
+    if info("master_sync_in_progress") == "1" {
+        notes.add(Level::Warning, "replication", "it is being filled from its primary, and not read before that is done", "wait");
+    } else if info("master_link_status") != "up" {
+        notes.add(
+            Level::Error,
+            "replication",
+            "it has lost its primary: what it has grows old, and it is not read",
+            "see its log; requirepass at the primary needs masterauth (and masteruser) here",
+        );
+    }
+    if info("slave_read_only") == "0" {
+        notes.add(Level::Warning, "replica-read-only", "it takes writes that its primary never sees", "set replica-read-only yes");
+    }
+    if info("slave_priority") == "0" {
+        notes.add(
+            Level::Note,
+            "replica-priority",
+            "it is never promoted by Sentinel (replica-priority 0)",
+            "fine for a copy to back up from",
+        );
     }
 }
 
@@ -369,6 +424,31 @@ mod tests {
             assert!(all.windows(2).all(|w| w[0].0 >= w[1].0), "{all:?}");
         }
         assert_eq!(found(&[good("a"), Seen { name: "b".into(), ..good("a") }]), [(Level::Error, "same server")]);
+    }
+
+    #[test]
+    fn a_replica_is_judged_as_one() {
+        let follower = |change: fn(&mut Seen)| {
+            let mut replica = Seen { replica_of: "10.0.0.1:6379".parse().ok(), ..good("a replica b") };
+            for (field, value) in [("role", "slave"), ("master_host", "10.0.0.1"), ("master_port", "6379"), ("master_link_status", "up")] {
+                replica.info.insert(field.into(), value.into());
+            }
+            change(&mut replica);
+            found(&[good("a"), replica])
+        };
+        assert_eq!(follower(|_| ()), []);
+        type Fault = (fn(&mut Seen), Level, &'static str);
+        let faults: [Fault; 6] = [
+            (|n| n.failure = Some("cannot be reached".into()), Level::Warning, "connection"),
+            (|n| drop(n.info.insert("role".into(), "master".into())), Level::Error, "role"),
+            (|n| drop(n.info.insert("master_port".into(), "6380".into())), Level::Error, "role"),
+            (|n| drop(n.info.insert("master_link_status".into(), "down".into())), Level::Error, "replication"),
+            (|n| drop(n.info.insert("slave_read_only".into(), "0".into())), Level::Warning, "replica-read-only"),
+            (|n| drop(n.config.insert("maxclients".into(), "3".into())), Level::Error, "maxclients"),
+        ];
+        for (break_it, level, check) in faults {
+            assert_eq!(follower(break_it), [(level, check)]);
+        }
     }
 
     #[test]

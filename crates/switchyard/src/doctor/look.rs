@@ -1,12 +1,12 @@
 //! Asks a node everything that is judged.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use switchyard_router::{NodeAccess, is_checked_library};
 
-use crate::config::NodeAddress;
+use crate::config::{NodeAddress, SentinelAddress, SentinelPlace};
 
 use super::Seen;
 use super::connection::{Answer, NodeConnection};
@@ -76,6 +76,14 @@ const SETTINGS: &[&str] = &[
     "tracking-table-max-keys",
 ];
 
+/// A server to look at.
+#[derive(Clone, Debug)]
+pub(crate) struct Server {
+    access: NodeAccess,
+    /// For a replica: the primary that it should follow.
+    replica_of: Option<SocketAddr>,
+}
+
 /// Libraries of functions: their code by name, and those without the router's check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Functions {
@@ -107,44 +115,65 @@ fn now_ms() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| i64::try_from(t.as_millis()).unwrap_or(i64::MAX))
 }
 
-/// Which server of a node is its primary now: the one that says so, or the one that Sentinels name.
-pub(crate) fn locate(node: &NodeAddress) -> NodeAccess {
-    let mut access = node.access();
-    if let Some(sentinel) = &node.sentinel {
-        let ask = |address: &SocketAddr| {
-            let sentinel_access = NodeAccess {
-                name: sentinel.master.clone(),
-                address: Some(*address),
-                username: sentinel.username.clone(),
-                password: sentinel.password.clone(),
-                tls: None,
+/// The servers of a node as they are now: the primary first.
+pub(crate) fn servers(node: &NodeAddress) -> Vec<Server> {
+    let access = node.access();
+    let (primary, replicas) = match &node.sentinel {
+        Some(sentinel) => sentinel.sentinels.iter().find_map(|place| told_by_sentinel(sentinel, place)).unwrap_or((None, Vec::new())),
+        None => {
+            let is_primary = |address: &SocketAddr| {
+                let candidate = NodeAccess { address: Some(*address), ..access.clone() };
+                let role = NodeConnection::open(&candidate, PATIENCE).ok().and_then(|mut c| c.ask(&["ROLE"]).ok());
+                role.is_some_and(|role| role.items().first().is_some_and(|r| r.text() == "master"))
             };
-            let mut connection = NodeConnection::open(&sentinel_access, PATIENCE).ok()?;
-            let answer = connection.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &sentinel.master]).ok()?;
-            match answer.items().as_slice() {
-                [host, port] => format!("{}:{}", host.text(), port.text()).parse().ok(),
-                _ => None,
-            }
-        };
-        access.address = sentinel.sentinels.iter().find_map(ask).or(access.address);
-    } else if !node.replicas.is_empty() {
-        let is_primary = |address: &SocketAddr| {
-            let candidate = NodeAccess { address: Some(*address), ..access.clone() };
-            let role = NodeConnection::open(&candidate, PATIENCE).ok().and_then(|mut c| c.ask(&["ROLE"]).ok());
-            role.is_some_and(|role| role.items().first().is_some_and(|r| r.text() == "master"))
-        };
-        let primary = access.address.iter().chain(&node.replicas).copied().find(is_primary);
-        access.address = primary.or(access.address);
+            let all: Vec<SocketAddr> = access.address.iter().chain(&node.replicas).copied().collect();
+            // Without replicas there is nothing to find out.
+            let primary = if node.replicas.is_empty() { None } else { all.iter().copied().find(is_primary) };
+            (primary, all)
+        }
+    };
+    let primary = primary.or(access.address);
+    let mut servers = vec![Server { access: NodeAccess { address: primary, ..access.clone() }, replica_of: None }];
+    for address in replicas.into_iter().filter(|address| Some(*address) != primary) {
+        let name = format!("{} replica {address}", node.name);
+        servers.push(Server { access: NodeAccess { name, address: Some(address), ..access.clone() }, replica_of: primary });
     }
-    access
+    servers
 }
 
-/// Looks at one node.
-pub(crate) fn look(access: &NodeAccess) -> Seen {
+/// Primary and replicas, as one Sentinel knows them. `None`: it does not answer.
+fn told_by_sentinel(group: &SentinelAddress, place: &SentinelPlace) -> Option<(Option<SocketAddr>, Vec<SocketAddr>)> {
+    let access = NodeAccess {
+        name: group.master.clone(),
+        address: Some(place.address),
+        username: group.username.clone(),
+        password: group.password.clone(),
+        tls: place.tls.clone(),
+    };
+    let mut connection = NodeConnection::open(&access, PATIENCE).ok()?;
+    let resolve = |host: &str, port: &str| (host, port.parse().ok()?).to_socket_addrs().ok()?.next();
+    let answer = connection.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &group.master]).ok()?;
+    let primary = match answer.items().as_slice() {
+        [host, port] => resolve(&host.text(), &port.text()),
+        _ => None,
+    };
+    let answer = connection.ask(&["SENTINEL", "REPLICAS", &group.master]).ok()?;
+    let replica = |answer: &Answer| {
+        let fields: Vec<String> = answer.items().iter().map(Answer::text).collect();
+        let field = |name: &str| fields.chunks_exact(2).find(|pair| pair[0] == name).map(|pair| pair[1].clone());
+        resolve(&field("ip")?, &field("port")?)
+    };
+    Some((primary, answer.items().iter().filter_map(replica).collect()))
+}
+
+/// Looks at one server.
+pub(crate) fn look(server: &Server) -> Seen {
+    let access = &server.access;
     let mut seen = Seen {
         name: access.name.clone(),
         loopback: access.address.is_some_and(|a| a.ip().is_loopback()),
         authenticates: access.password.is_some(),
+        replica_of: server.replica_of,
         ..Seen::default()
     };
     let mut connection = match NodeConnection::open(access, PATIENCE) {

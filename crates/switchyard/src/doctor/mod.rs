@@ -7,7 +7,7 @@ pub(crate) mod connection;
 mod look;
 
 pub(crate) use checks::examine;
-pub(crate) use look::{Functions, functions, locate, look};
+pub(crate) use look::{Functions, functions, look, servers};
 
 use serde::Serialize;
 
@@ -53,6 +53,8 @@ pub(crate) struct Seen {
     pub(crate) name: String,
     pub(crate) loopback: bool,
     pub(crate) authenticates: bool,
+    /// For a replica: the primary that it should follow.
+    pub(crate) replica_of: Option<std::net::SocketAddr>,
     /// Why nothing else is known.
     pub(crate) failure: Option<String>,
     /// Fields of INFO.

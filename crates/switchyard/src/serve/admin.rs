@@ -160,6 +160,14 @@ impl Source for RouterSource {
         })
     }
 
+    fn accept(&self, node: &str) -> bool {
+        let known = self.running.accept(node);
+        if known {
+            tracing::warn!(node, "an operator has accepted the node as it is");
+        }
+        known
+    }
+
     fn ready(&self) -> Readiness {
         if self.running.look(|phase| matches!(phase, Phase::Starting)) {
             let not_ready = vec![NotReady { address: "all".to_owned(), slots: 0, reason: "starting".to_owned() }];

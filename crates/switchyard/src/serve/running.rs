@@ -5,11 +5,22 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use switchyard_policy::topology::Topology;
 use switchyard_router::{Router, Status};
+use tokio::sync::broadcast;
 
 /// Holds the router from its start until it is drained. Everything that looks does so under the lock for a moment; draining
 /// takes the router out.
-#[derive(Debug, Default)]
-pub(super) struct Running(RwLock<Phase>);
+#[derive(Debug)]
+pub(super) struct Running {
+    phase: RwLock<Phase>,
+    /// Names of nodes about which an operator has said that they are to be served as they are.
+    accepted: broadcast::Sender<String>,
+}
+
+impl Default for Running {
+    fn default() -> Self {
+        Self { phase: RwLock::default(), accepted: broadcast::Sender::new(16) }
+    }
+}
 
 /// What can be said of the router.
 #[derive(Debug, Default)]
@@ -28,12 +39,12 @@ pub(super) enum Phase {
 impl Running {
     /// From here on the router serves.
     pub(super) fn set(&self, router: Router, topology: Arc<Topology>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Phase::Serving { router, topology };
+        *self.phase.write().unwrap_or_else(PoisonError::into_inner) = Phase::Serving { router, topology };
     }
 
     /// Looks at the phase. A panic of somebody who looked before does not make it unusable.
     pub(super) fn look<R>(&self, look: impl FnOnce(&Phase) -> R) -> R {
-        look(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+        look(&self.phase.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Looks at the router; `None` before it serves and once it is being drained.
@@ -44,9 +55,25 @@ impl Running {
         })
     }
 
+    /// An operator accepts a node as it is: one that came back empty is served, and whoever claims to be its primary without proof is
+    /// followed. False where there is no such node, or no router that serves.
+    pub(super) fn accept(&self, node: &str) -> bool {
+        let known = self.with(|router| router.accept_empty(node)) == Some(true);
+        if known {
+            // Nobody listens where no node has replicas.
+            let _ = self.accepted.send(node.to_owned());
+        }
+        known
+    }
+
+    /// The names of nodes that are accepted from now on.
+    pub(super) fn accepted(&self) -> broadcast::Receiver<String> {
+        self.accepted.subscribe()
+    }
+
     /// Makes the router adopt a newer topology.
     pub(super) fn publish(&self, newer: Arc<Topology>) {
-        let mut phase = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut phase = self.phase.write().unwrap_or_else(PoisonError::into_inner);
         if let Phase::Serving { router, topology } = &mut *phase {
             router.publish(Arc::clone(&newer));
             *topology = newer;
@@ -55,7 +82,7 @@ impl Running {
 
     /// Takes the router out, to drain it.
     pub(super) fn take(&self) -> Option<Router> {
-        let mut phase = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut phase = self.phase.write().unwrap_or_else(PoisonError::into_inner);
         match mem::take(&mut *phase) {
             Phase::Serving { router, topology } => {
                 *phase = Phase::Draining { status: Box::new(router.status()), metrics: router.metrics(), topology };

@@ -59,6 +59,35 @@ fn each_fault_of_a_server_is_told_with_what_to_do() {
     assert_eq!(code, 0);
 }
 
+#[test]
+fn replicas_are_looked_at_too() {
+    let primary = node(&["--appendonly", "yes"], "");
+    let port = primary.address().port().to_string();
+    let follower = |args: &[&str]| node(&[&["--appendonly", "yes", "--replicaof", "127.0.0.1", &port], args].concat(), "");
+    let (good, writable, stranger) = (follower(&[]), follower(&["--replica-read-only", "no"]), node(&["--appendonly", "yes"], ""));
+    until("they follow", || {
+        let up = |node: &Node| node.cmd("INFO replication").text().contains("master_link_status:up");
+        (up(&good) && up(&writable)).then_some(())
+    });
+    let look = |replicas: &[std::net::SocketAddr]| {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let replicas: Vec<String> = replicas.iter().map(|replica| format!("\"{replica}\"")).collect();
+        let text = format!("workers = 2\n[[node]]\naddress = \"{}\"\nreplicas = [{}]\n", primary.address(), replicas.join(", "));
+        std::fs::write(file.path(), text).expect("written");
+        doctor(&["-c", &file.path().display().to_string(), "--strict"])
+    };
+    let (code, text) = look(&[good.address()]);
+    assert_eq!(code, 0, "{text}");
+    for (replica, check) in
+        [(writable.address(), "replica-read-only"), (stranger.address(), "role"), (([127, 0, 0, 1], 1).into(), "connection")]
+    {
+        let (code, text) = look(&[good.address(), replica]);
+        assert_eq!(code, 1, "{text}");
+        let line = format!("{} replica {replica}  {check}: ", primary.address());
+        assert!(text.contains(&line) && !text.contains(&format!("replica {}", good.address())), "{text}");
+    }
+}
+
 const LIBRARY: &str = "#!lua name=shared\nredis.register_function('shared', function(keys) return redis.call('GET', keys[1]) end)";
 
 #[test]

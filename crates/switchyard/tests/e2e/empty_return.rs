@@ -1,5 +1,6 @@
 //! A primary that comes back without its keys is not served blindly.
 
+use crate::support::process::tied;
 use crate::support::{Client, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, until};
 
 fn site(persistent: bool, policy: &str) -> Option<Site> {
@@ -48,6 +49,18 @@ fn it_is_held_until_somebody_accepts_it() {
     client.cmd(&format!("SET {key} again"));
     site.node_mut(0).restart();
     held(&mut client, &key);
+    // Over the admin port, by the command line.
+    let accept = |name: &str| {
+        let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
+        let output = command.args(["nodes", "accept", name, "--admin", &site.router().admin().to_string()]).output().expect("it runs");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, error) = accept("nobody:1");
+    assert!(code == Some(1) && error.contains("no node \"nobody:1\""), "{error}");
+    assert_eq!(accept(&name), (Some(0), String::new()));
+    until("the node is served", || (client.cmd(&format!("GET {key}")) == Value::Nil).then_some(()));
+    let log = site.router().process().log();
+    assert!(log.contains("admin request") && log.contains(&format!("/api/v1/nodes/{name}/accept")), "{log}");
 }
 
 #[test]

@@ -289,6 +289,38 @@ fn nodes_that_cannot_be_trusted_get_nothing() {
 }
 
 #[test]
+fn sentinels_over_tls() {
+    if crate::support::direct() {
+        return;
+    }
+    let authority = Authority::new();
+    let pair = authority.sign("sentinel", &["localhost"]);
+    let primary = Node::start(&NodeOptions::default());
+    let (sentinel, at) = secure_node(&pair, &authority, &["--sentinel", "--tls-auth-clients", "no"]);
+    assert_eq!(sentinel.cmd(&format!("SENTINEL MONITOR mymaster 127.0.0.1 {} 1", primary.address().port())), ok());
+    let start = |authority: &Authority| {
+        let config = format!(
+            "[nodes]\nsentinel-tls = true\ntls-ca-file = {:?}\n[[node]]\nsentinel-master = \"mymaster\"\nsentinels = [\"localhost:{}\"]\n",
+            authority.file(),
+            at.port()
+        );
+        Router::start(&[], &RouterOptions { config, nodes_may_be_down: true, ..RouterOptions::default() })
+    };
+    let router = start(&authority);
+    let mut client = Client::connect(router.address());
+    until("the primary is found", || (client.cmd("SET k v") == ok()).then_some(()));
+    assert_eq!(primary.cmd("GET k"), bulk("v"));
+    let file = router.config_file();
+    let mut doctor = crate::support::process::tied(env!("CARGO_BIN_EXE_switchyard"));
+    let output = doctor.args(["doctor", "--workers", "2", "-c"]).arg(&file).output().expect("it runs");
+    assert!(output.status.success(), "{output:?}");
+    // Nobody is believed whose certificate an unknown authority signed.
+    let router = start(&Authority::new());
+    until("it is refused", || router.process().log().contains("UnknownIssuer").then_some(()));
+    Client::connect(router.address()).cmd("SET k w").expect_error();
+}
+
+#[test]
 fn the_admin_port_over_https() {
     let authority = Authority::new();
     let people = Authority::new();
@@ -306,6 +338,26 @@ fn the_admin_port_over_https() {
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"epoch\""), "{answer}");
     assert!(ask(None).is_err(), "without a certificate");
     assert!(ask(Some(&authority.sign("stranger", &["operator"]))).is_err());
+
+    // The command line: whom it trusts, and what it shows.
+    let port = site.router().admin().port();
+    let (https, http) = (format!("https://localhost:{port}"), format!("localhost:{port}"));
+    let status = |admin: &str, more: &[&std::ffi::OsStr]| {
+        let mut command = crate::support::process::tied(env!("CARGO_BIN_EXE_switchyard"));
+        let output = command.args(["status", "--admin", admin]).args(more).output().expect("it runs");
+        (output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+    };
+    let ca = authority.file();
+    let trust = ["--admin-ca-file".as_ref(), ca.as_os_str()];
+    let show = ["--admin-cert-file".as_ref(), known.certificate.as_os_str(), "--admin-key-file".as_ref(), known.key.as_os_str()];
+    let both = [&trust[..], &show[..]].concat();
+    let (good, shown) = status(&https, &both);
+    assert!(good && shown.contains("ready"), "{shown}");
+    assert!(status(&http, &both).0, "an authority implies HTTPS");
+    let (good, shown) = status(&https, &show);
+    assert!(!good && shown.contains("--admin-ca-file"), "{shown}");
+    let (good, shown) = status(&https, &trust);
+    assert!(!good, "without a certificate of its own: {shown}");
 
     let old = TlsClient::connect(site.router().admin(), &authority.client_config(Some(&known))).expect("shakes hands").shown();
     authority.sign("server", &["localhost"]);

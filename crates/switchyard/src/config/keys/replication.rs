@@ -57,19 +57,34 @@ pub(super) const LISTENER_READS: &[Key<ListenerConfig>] = &[key!(
     "\"prefer-replica\""
 )];
 
-pub(super) const SENTINEL_USERNAME: &[Key<Config>] = &[key!(
-    Section::Nodes,
-    "sentinel-username",
-    Takes::Reload,
-    &["sentinel-user"],
-    "ACL user at the Sentinels; without one, the default user.",
-    |config, raw, _| {
-        config.sentinel_username = Some(raw.text()?.to_owned());
-        Ok(())
-    },
-    |config| config.sentinel_username.as_ref().and_then(quoted),
-    "\"switchyard\""
-)];
+pub(super) const SENTINEL: &[Key<Config>] = &[
+    key!(
+        Section::Nodes,
+        "sentinel-tls",
+        Takes::Reload,
+        &["sentinels-tls"],
+        "Talk to the Sentinels over TLS, with the authorities and the certificate of nodes.tls-...; each Sentinel's certificate must \
+         name the host under which it stands in sentinels.",
+        |config, raw, _| {
+            config.sentinel_tls = raw.switch()?;
+            Ok(())
+        },
+        |config| Some(config.sentinel_tls.to_string())
+    ),
+    key!(
+        Section::Nodes,
+        "sentinel-username",
+        Takes::Reload,
+        &["sentinel-user"],
+        "ACL user at the Sentinels; without one, the default user.",
+        |config, raw, _| {
+            config.sentinel_username = Some(raw.text()?.to_owned());
+            Ok(())
+        },
+        |config| config.sentinel_username.as_ref().and_then(quoted),
+        "\"switchyard\""
+    ),
+];
 
 pub(super) const SENTINEL_PASSWORD: [Key<Config>; 3] =
     secret!(Config, Section::Nodes, Takes::Reload, sentinel_password, "sentinel-password", "password at the Sentinels", &[]);

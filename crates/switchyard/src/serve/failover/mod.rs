@@ -96,6 +96,7 @@ type Sender = mpsc::Sender<(usize, Event<SocketAddr>)>;
 
 async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running, mut stop: oneshot::Receiver<()>) {
     let began = Instant::now();
+    let mut accepted = running.accepted();
     let (sender, mut seen) = mpsc::channel(QUEUE);
     // Dropped at the end, and every task with it.
     let mut tasks = JoinSet::new();
@@ -104,8 +105,8 @@ async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running
     for (index, node) in watched.iter().enumerate() {
         servers.insert(index, node.servers().1);
         if let Some(group) = &node.sentinel {
-            for address in &group.sentinels {
-                tasks.spawn(sentinel::listen(index, *address, group.clone(), sender.clone()));
+            for place in &group.sentinels {
+                tasks.spawn(sentinel::listen(index, place.clone(), group.clone(), sender.clone()));
             }
         }
     }
@@ -122,6 +123,10 @@ async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running
             event = seen.recv() => match event {
                 Some(event) => event,
                 None => return,
+            },
+            name = accepted.recv() => match watched.iter().position(|node| Ok(&node.name) == name.as_ref()) {
+                Some(index) => (index, Event::Accepted),
+                None => continue,
             },
         };
         let now_us = began.elapsed().as_micros() as u64;
@@ -151,6 +156,7 @@ fn apply(node: &Watched, actions: Vec<Action<SocketAddr>>, servers: &mut Servers
                     Why::Announced => "a Sentinel announced it",
                     Why::Demoted => "the old one says that it is a replica now",
                     Why::Silence => "the old one is silent, and this one was promoted in its place",
+                    Why::Accepted => "an operator accepted it",
                 };
                 match before.primary {
                     Some(old) => warn!(node = %node.name, %old, new = %address, why, "node has another primary"),
@@ -164,7 +170,7 @@ fn apply(node: &Watched, actions: Vec<Action<SocketAddr>>, servers: &mut Servers
             Action::Unproven { address } => warn!(
                 node = %node.name, %address,
                 "a server says that it is a primary, but nothing shows that it was promoted in the place of ours: it is not followed. \
-                 If it should be, make it the node's address in the configuration and reload"
+                 If it should be, say so with `switchyard nodes accept` and the node's name: writes that it does not have are then lost"
             ),
         }
     }

@@ -11,7 +11,7 @@ use tracing::{debug, warn};
 
 use super::Sender;
 use super::wire::{Access, Connection, refuse_error};
-use crate::config::SentinelAddress;
+use crate::config::{SentinelAddress, SentinelPlace};
 
 /// How often it is asked without an announcement.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -19,8 +19,9 @@ const INTERVAL: Duration = Duration::from_millis(500);
 /// Between attempts to reach it.
 const RETRY: Duration = Duration::from_millis(500);
 
-pub(super) async fn listen(node: usize, address: SocketAddr, group: SentinelAddress, sender: Sender) {
-    let access = Access { username: group.username.clone(), password: group.password.clone(), tls: None };
+pub(super) async fn listen(node: usize, place: SentinelPlace, group: SentinelAddress, sender: Sender) {
+    let address = place.address;
+    let access = Access { username: group.username.clone(), password: group.password.clone(), tls: place.tls };
     let mut told = false;
     loop {
         let why = match attend(node, address, &access, &group.master, &sender).await {
