@@ -35,7 +35,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use switchyard_policy::topology::{NodeId, Topology};
+use switchyard_policy::topology::{MoveId, NodeId, Topology};
 use switchyard_resp::command::CommandTable;
 
 use listener::Listener;
@@ -148,6 +148,7 @@ impl Router {
             live: Arc::new(settings.live),
             commands: Arc::new(CommandTable::builtin()),
             servers: Arc::new(settings.servers),
+            moves: Arc::default(),
         };
         let shared = Arc::new(Shared::new(workers, plan, port, settings.batched_sends)?);
         let processors = if settings.pin { processors() } else { Vec::new() };
@@ -220,6 +221,39 @@ impl Router {
     /// with a node's confirmation that it has killed the connection, or with the node's process.
     pub fn drained_epoch(&self) -> u64 {
         self.shared.drained.iter().map(|d| d.load(Ordering::Acquire)).min().unwrap_or(0)
+    }
+
+    /// The drain barrier of one node, for moves: whether every worker has adopted the topology of this epoch, and nothing that was sent to the node
+    /// under an older one is still in flight.
+    pub fn drained_source(&self, epoch: u64, node: NodeId) -> bool {
+        self.shared.want_drained(epoch);
+        self.shared.drained_source(epoch, node)
+    }
+
+    /// Begins a move, or goes on with one. A thread of its own does it and tells the order's [`Host`]; [`Host::ended`] is the last that is
+    /// heard of it. If the router stops before, the move is where its journal says.
+    ///
+    /// # Errors
+    /// `InvalidInput` where the order makes no sense (a node that does not exist, slots of somebody else), `AlreadyExists` where this move is
+    /// under way; else what the system said.
+    pub fn begin_move(&self, order: MoveOrder) -> io::Result<()> {
+        mover::begin(&self.shared, order)
+    }
+
+    /// How far the moves are: those under way, and those that ended since the router started.
+    pub fn moves(&self) -> Vec<MoveProgress> {
+        let moves: Vec<_> = lock(&self.shared.moves).values().cloned().collect();
+        moves.iter().map(|m| m.progress()).collect()
+    }
+
+    /// Steers a move; false where no such move is under way.
+    pub fn steer_move(&self, id: MoveId, steer: Steer) -> bool {
+        let Some(found) = lock(&self.shared.moves).get(&id).cloned() else { return false };
+        let under_way = lock(&found.progress).end.is_none();
+        if under_way {
+            found.tell(mover::Told::Steer(steer));
+        }
+        under_way
     }
 
     /// What the router knows of itself and its nodes.

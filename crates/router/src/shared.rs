@@ -8,11 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
-use switchyard_policy::topology::{NodeId, Topology};
+use switchyard_policy::migration::Fingerprint;
+use switchyard_policy::topology::{MoveId, NodeId, Topology};
 use switchyard_resp::command::CommandTable;
 
 use crate::limits::Limits;
 use crate::metrics::WorkerCounters;
+use crate::mover::{Moves, SharedMove};
 use crate::pubsub::Subscriptions;
 use crate::settings::{Live, Servers};
 use crate::slab::Handle;
@@ -27,6 +29,8 @@ pub(crate) struct Plan {
     pub(crate) commands: Arc<CommandTable>,
     /// Of nodes that have replicas: who is who.
     pub(crate) servers: Arc<BTreeMap<NodeId, Servers>>,
+    /// Moves under way, and their legs.
+    pub(crate) moves: Arc<Moves>,
 }
 
 /// How far the router is with learning a node's commands.
@@ -79,6 +83,7 @@ pub(crate) struct Pause {
 
 /// What one worker asks another.
 #[derive(Debug)]
+#[allow(dead_code)] // those of movers are sent with the next commit
 pub(crate) enum Message {
     /// Describe your clients (CLIENT LIST) for the gather of worker `from`.
     List { filter: Arc<ClientFilter>, from: usize, gather: Handle, part: u32 },
@@ -98,6 +103,12 @@ pub(crate) enum Message {
     Lines(Arc<[u8]>),
     /// A worker's answer, as a RESP reply.
     Answer { gather: Handle, part: u32, reply: Vec<u8> },
+    /// Keys of a leg that your clients wait for were admitted.
+    Admitted,
+    /// Your clients that wait for these keys of a move (`None`: any) are told this error.
+    Refused { move_id: MoveId, keys: Option<Arc<[Fingerprint]>>, error: Arc<str> },
+    /// The mover is quiet, as was asked under this ticket.
+    Quiet { move_id: MoveId, ticket: u64 },
     /// A password of a client was checked.
     Login { client: Handle, right: bool },
     #[cfg(test)]
@@ -230,6 +241,12 @@ pub(crate) struct Shared {
     pub(crate) next_client_id: AtomicU64,
     /// Per worker: the oldest epoch under which a command still in flight was sent (its own epoch when none is older).
     pub(crate) drained: Vec<AtomicU64>,
+    /// The same by node, while somebody waits for that.
+    drained_at: Vec<Mutex<Vec<u64>>>,
+    /// The highest epoch that a mover waits for.
+    pub(crate) drain_wanted: AtomicU64,
+    /// All moves since the start, also those that have ended.
+    pub(crate) moves: Mutex<BTreeMap<MoveId, Arc<SharedMove>>>,
     /// Set by `drain`: stop accepting and reading, finish what is in flight.
     pub(crate) draining: AtomicBool,
     /// Set when the bound of a drain is reached: close whatever is left.
@@ -278,6 +295,9 @@ impl Shared {
             clients: AtomicUsize::new(0),
             next_client_id: AtomicU64::new(1),
             drained: (0..workers).map(|_| AtomicU64::new(epoch)).collect(),
+            drained_at: (0..workers).map(|_| Mutex::default()).collect(),
+            drain_wanted: AtomicU64::new(0),
+            moves: Mutex::default(),
             draining: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             cut: AtomicU64::new(0),
@@ -296,6 +316,29 @@ impl Shared {
         *plan = Arc::new(change(&plan));
         self.generation.fetch_add(1, Ordering::Release);
         drop(plan);
+        self.ring_all();
+    }
+
+    /// Worker `worker` has nothing in flight that is older than this; by node, for those that have a number in `by_node`.
+    pub(crate) fn publish_drained(&self, worker: usize, oldest: u64, by_node: Vec<u64>) {
+        *lock(&self.drained_at[worker]) = by_node;
+        self.drained[worker].store(oldest, Ordering::Release);
+        for mover in lock(&self.moves).values() {
+            mover.ring();
+        }
+    }
+
+    /// The drain barrier of one node: whether nothing that was sent to it under an epoch before this one is in flight, and every worker has
+    /// adopted it.
+    pub(crate) fn drained_source(&self, epoch: u64, node: NodeId) -> bool {
+        self.drained_at.iter().zip(&self.drained).all(|(by_node, all)| {
+            all.load(Ordering::Acquire) >= epoch || lock(by_node).get(node.index()).is_some_and(|oldest| *oldest >= epoch)
+        })
+    }
+
+    /// Has the workers publish what is in flight promptly, until nothing is older than this epoch.
+    pub(crate) fn want_drained(&self, epoch: u64) {
+        self.drain_wanted.fetch_max(epoch, Ordering::AcqRel);
         self.ring_all();
     }
 

@@ -4,6 +4,9 @@
 //! is a thread beside the workers, not one of them: copying takes no turn from clients, and a worker's commands need not pass
 //! through it.
 
+#[allow(dead_code)] // the thread that uses the rest comes with the next commit
+mod admission;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,6 +14,9 @@ use std::sync::Arc;
 use switchyard_policy::migration::record::OpenMove;
 use switchyard_policy::migration::{Durability, Fingerprinter, Goal, Phase, Protocol, Record};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit};
+
+use crate::shared::Shared;
+pub(crate) use admission::{LegView, Moves, SharedLeg, SharedMove, Told};
 
 /// Called when something is done, from a thread of whoever did it; with a text where it failed.
 pub type Done = Box<dyn FnOnce(Result<(), String>) + Send>;
@@ -162,4 +168,9 @@ pub struct Holds {
     pub p99_us: u64,
     /// The longest, microseconds.
     pub max_us: u64,
+}
+
+/// Begins a move.
+pub(crate) fn begin(_: &Arc<Shared>, _: MoveOrder) -> std::io::Result<()> {
+    Err(std::io::Error::new(std::io::ErrorKind::Unsupported, "this router does not move yet"))
 }

@@ -19,6 +19,7 @@ use switchyard_resp::{encode, reply};
 use tracing::warn;
 
 use super::dispatch::Flow;
+use super::downstream::Client;
 use super::pool::Acquired;
 use super::upstream::{Lane, Phase, Purpose};
 use super::{Stall, Worker};
@@ -49,6 +50,13 @@ pub(super) struct Asker {
     pub(super) part: u32,
 }
 
+impl Unblock {
+    /// A client has asked for it, and not only we.
+    pub(super) fn is_asked_by_clients(&self) -> bool {
+        !self.askers.is_empty()
+    }
+}
+
 impl Worker {
     /// Sends a command that may wait at the node.
     #[cold]
@@ -63,6 +71,9 @@ impl Worker {
     ) -> Flow {
         // Also for XREAD, whose other calls do not wait.
         let class = CommandClass::Blocking as u8;
+        if self.clients.get(handle).is_some_and(Client::is_parked) {
+            return Flow::Stall(Stall::Barrier); // behind one that is about to be issued again
+        }
         let link = match self.take_exclusive(handle, node, Lane::Blocking) {
             Ok(Acquired::Link(link)) => link,
             Ok(Acquired::Refused(text)) => return self.refuse(handle, class, &text),
@@ -75,7 +86,11 @@ impl Worker {
         {
             client.note_write(node);
         }
-        self.wait_at_node(handle, link, slot, command.waits_us(args));
+        let waits_us = command.waits_us(args);
+        if let Some(seq) = self.clients.get(handle).map(Client::last_owed).filter(|_| slot.is_some()) {
+            self.keep_waiting(handle, raw, seq, waits_us);
+        }
+        self.wait_at_node(handle, link, slot, waits_us);
         Flow::Next
     }
 
@@ -244,22 +259,24 @@ impl Worker {
     }
 
     /// A new topology: what waits at the right node goes on under its epoch, so that a command that waits for ever does not hold up the
-    /// drain barrier for ever. What waits at a node that no longer owns the keys is ended.
+    /// drain barrier for ever. What waits at a node where its keys are no longer used is ended there, and issued again where they are.
     pub(super) fn restamp_waiting(&mut self) {
         let epoch = self.plan.topology.epoch() as u32;
-        let mut misplaced = Vec::new();
         for handle in self.links.handles() {
-            let Some(link) = self.links.get_mut(handle).filter(|l| l.lane == Lane::Blocking && !l.pending.is_empty()) else { continue };
-            if link.slot.is_none_or(|slot| self.plan.topology.owner(slot) == link.node) {
+            let Some(link) = self.links.get(handle).filter(|l| l.lane == Lane::Blocking && !l.pending.is_empty()) else { continue };
+            let (slot, node, holder) = (link.slot, link.node, link.holder);
+            if slot.is_some_and(|slot| self.place_of(slot) != node) {
+                self.begin_parking(handle);
+                continue;
+            }
+            if slot.is_some_and(|slot| self.plan.topology.transit(slot).is_some()) {
+                self.note_kept(holder);
+            }
+            if let Some(link) = self.links.get_mut(handle) {
                 for pending in &mut link.pending {
                     pending.epoch = epoch;
                 }
-            } else {
-                misplaced.push(handle);
             }
-        }
-        for link in misplaced {
-            self.unblock(link, true, None);
         }
     }
 }

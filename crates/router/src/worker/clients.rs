@@ -167,7 +167,7 @@ impl Worker {
         if client.stall != Stall::None || client.closing || client.half_closed {
             if client.closing {
                 self.discard_input(handle);
-            } else if client.stall == Stall::Blocked && client.hangup {
+            } else if (client.stall == Stall::Blocked || client.is_parked()) && client.hangup {
                 // As Redis: nobody waits on behalf of a client that has gone, whatever it sent behind the command.
                 self.close_client(handle);
             }
@@ -265,6 +265,10 @@ impl Worker {
 
     pub(super) fn resume_client(&mut self, handle: Handle) {
         let Some(client) = self.clients.get_mut(handle) else { return };
+        if client.is_parked() && client.stall != Stall::Exclusive {
+            self.issue_again(handle);
+            return;
+        }
         // First of all: between the end of the wait and now, more input may have ended in another stall, which only the repeat's reply ends.
         if client.repeat.is_some() && (client.stall == Stall::Exclusive || !self.run_repeat(handle)) {
             return;
@@ -445,6 +449,7 @@ impl Worker {
             }
             if client.stall == Stall::Blocked {
                 self.counters.blocked.sub(1);
+                client.waiting = None;
             }
             client.stall = Stall::None;
             self.resumed.push(handle);
@@ -498,9 +503,9 @@ impl Worker {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let gated = client.gated;
         let go_on = match client.stall {
-            Stall::None | Stall::Paused | Stall::Output | Stall::Upstream | Stall::Exclusive | Stall::Learning | Stall::Login => false,
             Stall::Barrier | Stall::Blocked => client.in_flight() == 0,
             Stall::Pipeline => client.in_flight() == 0 || client.has_room(self.plan.live.client_pipeline_max / 2),
+            _ => false,
         };
         if gated {
             self.release_invalidations(handle);

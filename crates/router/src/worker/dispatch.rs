@@ -9,6 +9,7 @@ use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
 use super::gather::Whole;
+use super::transit::Transit;
 use super::upstream::{Lane, Pending, Purpose};
 use super::{Stall, Worker};
 use crate::settings::Reads;
@@ -36,7 +37,6 @@ impl Worker {
             Lookup::Command(command) => command,
             other => return self.unknown(handle, &other, args),
         };
-        let class = command.class() as u8;
         if !command.arity_ok(args.len()) {
             return self.wrong_arity(handle, command);
         }
@@ -53,6 +53,35 @@ impl Worker {
         if special && let Some(flow) = self.gate(handle, command) {
             return flow;
         }
+        if !plan.topology.is_settled() {
+            match self.in_transit(handle, command, args) {
+                Transit::Settled => {}
+                Transit::Instead(flow) => return flow,
+                Transit::Moved(plan) => {
+                    // What a replica has may be older than the move.
+                    self.detour = true;
+                    let flow = self.execute(&plan, handle, command, raw, args, special, in_multi);
+                    self.detour = false;
+                    return flow;
+                }
+            }
+        }
+        self.execute(plan, handle, command, raw, args, special, in_multi)
+    }
+
+    #[inline]
+    #[allow(clippy::too_many_arguments)] // what `dispatch` has found out
+    fn execute(
+        &mut self,
+        plan: &Arc<Plan>,
+        handle: Handle,
+        command: &Command,
+        raw: &[u8],
+        args: &Args<'_>,
+        special: bool,
+        in_multi: bool,
+    ) -> Flow {
+        let class = command.class() as u8;
         if in_multi {
             let flow = self.in_multi(plan, handle, command, raw, args);
             if special && matches!(flow, Flow::Next | Flow::Close) {
@@ -181,7 +210,7 @@ impl Worker {
         let mut lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         let mut replica = None;
-        if client.reads != Reads::Primary && lane == Lane::Main && command.flags.has(Flags::READONLY) {
+        if client.reads != Reads::Primary && !self.detour && lane == Lane::Main && command.flags.has(Flags::READONLY) {
             replica = match self.replica_for(handle, node) {
                 Ok(link) => link,
                 Err(text) => return self.refuse(handle, command.class() as u8, &text),
@@ -333,6 +362,9 @@ impl Worker {
         }
         if let Some(flow) = self.every_script(handle, lane, command, args) {
             return flow;
+        }
+        if !self.plan.moves.by_id.is_empty() && command.name.starts_with("FLUSH") {
+            return self.flush_quietly(handle, lane, raw, command.class() as u8);
         }
         if command.flags.has(Flags::WRITE) {
             let nodes = self.plan.topology.nodes();

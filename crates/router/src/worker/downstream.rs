@@ -16,9 +16,12 @@ use crate::settings::Reads;
 use crate::slab::Handle;
 use crate::users::User;
 use crate::worker::login::Verdict;
+use crate::worker::parked::Parked;
 use crate::worker::pubsub::{Kind, Subscriber};
+use crate::worker::quiet::Quieting;
 use crate::worker::tracking::{Tracked, shown_redirect};
 use crate::worker::transactions::Session;
+use crate::worker::transit::Moving;
 use crate::worker::transport::Tls;
 use crate::worker::upstream::Lane;
 
@@ -61,6 +64,8 @@ pub(super) enum Stall {
     Learning,
     /// A password is being checked.
     Login,
+    /// Its keys are being moved.
+    Moving,
 }
 
 /// A large request on its way from the client to a node.
@@ -75,6 +80,8 @@ pub(super) struct Upload {
 #[derive(Debug)]
 pub(super) struct Repeat {
     pub(super) node: NodeId,
+    /// Low bits of the epoch under which the node was chosen.
+    pub(super) epoch: u32,
     pub(super) seq: u32,
     pub(super) class: u8,
     pub(super) request: Vec<u8>,
@@ -160,6 +167,12 @@ pub(super) struct Client {
     pub(super) streaming: bool,
     /// A read whose reply turned out to be large, to be asked again on a connection for large values.
     pub(super) repeat: Option<Box<Repeat>>,
+    /// Its command waits for keys that are being moved.
+    pub(super) moving: Option<Box<Moving>>,
+    /// A command that waits at a node, and may have to wait at another one.
+    pub(super) waiting: Option<Box<Parked>>,
+    /// A command of it waits until movers are quiet.
+    pub(super) quieting: Option<Box<Quieting>>,
     /// The wait for an exclusive connection ended without one: what the client is told.
     pub(super) refusal: Option<Box<str>>,
     /// The socket may have more to read.
@@ -235,6 +248,9 @@ impl Client {
             session: None,
             streaming: false,
             repeat: None,
+            moving: None,
+            waiting: None,
+            quieting: None,
             refusal: None,
             readable: true,
             hangup: false,

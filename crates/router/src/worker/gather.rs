@@ -53,10 +53,17 @@ pub(super) struct Gather {
     nodes: Vec<NodeId>,
     left: usize,
     bytes: usize,
+    /// The epoch under which it chose its nodes, also those of later rounds.
+    epoch: u64,
     whole: Whole,
 }
 
 impl Gather {
+    /// The epoch under which it began.
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
     /// Who waits for it.
     pub(super) fn client(&self) -> Handle {
         self.client
@@ -70,8 +77,9 @@ impl Worker {
         let seq = client.owe(self.now_us, class);
         let database = client.database;
         let parts_of = vec![None; parts];
-        let gather =
-            Gather { client: client_handle, seq, class, database, parts: parts_of, nodes: Vec::new(), left: parts, bytes: 0, whole };
+        let epoch = self.plan.topology.epoch();
+        let nodes = Vec::new();
+        let gather = Gather { client: client_handle, seq, class, database, parts: parts_of, nodes, left: parts, bytes: 0, epoch, whole };
         Some(self.gathers.insert(gather))
     }
 
@@ -82,8 +90,8 @@ impl Worker {
 
     /// The same with several requests in one piece; the reply to the last is the part.
     pub(super) fn send_parts<R: AsRef<[u8]>>(&mut self, gather: Handle, part: u32, node: NodeId, lane: Lane, requests: &[R], class: u8) {
-        let known = self.gathers.get(gather).and_then(|g| Some((self.clients.get(g.client)?.resp3, g.database)));
-        let Some((resp3, database)) = known else {
+        let known = self.gathers.get(gather).and_then(|g| Some((self.clients.get(g.client)?.resp3, g.database, g.epoch as u32)));
+        let Some((resp3, database, epoch)) = known else {
             self.gathers.remove(gather);
             return;
         };
@@ -91,7 +99,6 @@ impl Worker {
             g.nodes.push(node);
         }
         let handle = self.shared_link(node, lane, resp3);
-        let epoch = self.plan.topology.epoch() as u32;
         let now_us = self.now_us as u32;
         if let Some(link) = self.links.get_mut(handle).filter(|l| l.takes_commands()) {
             let pending = Pending {

@@ -16,6 +16,7 @@ use switchyard_resp::request::{Args, Follower, Limits, ProtocolError, Scan, Scan
 use super::dispatch::Flow;
 use super::downstream::{Repeat, Upload};
 use super::pool::Acquired;
+use super::transit::Transit;
 use super::upstream::{Lane, Pending};
 use super::{OUTPUT_HIGH, Stall, Worker};
 use crate::shared::Plan;
@@ -44,6 +45,15 @@ impl Worker {
         if !self.may_begin(handle, command, args) {
             return Flow::Buffer;
         }
+        let mut moved = None;
+        if !plan.topology.is_settled() {
+            match self.in_transit(handle, command, args) {
+                Transit::Settled => {}
+                Transit::Moved(plan) => moved = Some(plan),
+                Transit::Instead(flow) => return flow,
+            }
+        }
+        let plan = moved.as_deref().unwrap_or(plan);
         let mut keys = std::mem::take(&mut self.keys);
         keys.clear();
         let found = command.find_keys(args, &mut keys);
@@ -181,7 +191,7 @@ impl Worker {
         if !client.is_last(pending.seq) || client.stall == Stall::Exclusive || client.upload.is_some() {
             return false;
         }
-        client.repeat = Some(Box::new(Repeat { node, seq: pending.seq, class: pending.class, request }));
+        client.repeat = Some(Box::new(Repeat { node, epoch: pending.epoch, seq: pending.seq, class: pending.class, request }));
         // Commands that follow wait for it.
         client.lane = Lane::Large;
         self.remember_large(pending.who);
@@ -193,7 +203,26 @@ impl Worker {
 
     /// Starts the repeat of a read, as soon as there is a connection for it; false while the client waits for one.
     pub(super) fn run_repeat(&mut self, handle: Handle) -> bool {
-        let Some(repeat) = self.clients.get_mut(handle).and_then(|c| c.repeat.take()) else { return true };
+        let Some(mut repeat) = self.clients.get_mut(handle).and_then(|c| c.repeat.take()) else { return true };
+        // The keys may have moved since it was asked first.
+        if !self.plan.topology.is_settled() || self.plan.topology.epoch() as u32 != repeat.epoch {
+            match self.place_again(handle, &repeat.request) {
+                Ok(Some((node, _))) => repeat.node = node,
+                Ok(None) => {
+                    if let Some(client) = self.clients.get_mut(handle) {
+                        client.repeat = Some(repeat);
+                    }
+                    return false;
+                }
+                Err(text) => {
+                    let mut error = Vec::new();
+                    encode::error(&mut error, &text);
+                    self.deliver(handle, repeat.seq, &error);
+                    return true;
+                }
+            }
+            self.end_moving_stall(handle);
+        }
         let acquired = self.acquire(handle, repeat.node, Lane::Large);
         if matches!(acquired, Acquired::Wait) {
             if let Some(client) = self.clients.get_mut(handle) {

@@ -27,9 +27,11 @@ mod local;
 mod login;
 mod monitor;
 mod nodes;
+mod parked;
 mod pause;
 mod pool;
 mod pubsub;
+mod quiet;
 mod renew;
 mod replicas;
 mod rounds;
@@ -39,6 +41,7 @@ mod send;
 mod slowlog;
 mod tracking;
 mod transactions;
+mod transit;
 mod translate;
 mod transport;
 mod upstream;
@@ -49,7 +52,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use switchyard_policy::topology::NodeId;
+use switchyard_policy::migration::Key;
+use switchyard_policy::topology::{MoveId, NodeId};
 use switchyard_resp::request::Scanner;
 
 use crate::listener::Listener;
@@ -163,6 +167,17 @@ pub(crate) struct Worker {
     scripts_met: scripts::ScriptsMet,
     /// Commands that took at least so long are entered into the slow log.
     slow_us: u32,
+    /// The plan by which commands are executed whose keys have moved already; `None` where no slot is moving.
+    moved_plan: Option<Arc<Plan>>,
+    /// The command under way is one of these.
+    detour: bool,
+    /// Clients that wait for keys.
+    moving_clients: Vec<Handle>,
+    /// Keys that commands of this turn may write in slots whose keys are being listed.
+    written: Vec<(MoveId, Vec<Key>)>,
+    next_ticket: u64,
+    /// Clients that wait until movers are quiet.
+    quieting_clients: Vec<Handle>,
 }
 
 impl Worker {
@@ -232,6 +247,12 @@ impl Worker {
             unread: Vec::new(),
             scripts_met: scripts::ScriptsMet::default(),
             slow_us,
+            moved_plan: None,
+            detour: false,
+            moving_clients: Vec::new(),
+            written: Vec::new(),
+            next_ticket: 0,
+            quieting_clients: Vec::new(),
         })
     }
 
@@ -246,6 +267,7 @@ impl Worker {
         // A worker that takes a panicked one's place finds what holds for all.
         self.refresh(self.index, Handle::NONE, 0, false);
         self.connect_main();
+        self.place_moving_anew();
         loop {
             let pending_work = !self.unread.is_empty() || !self.resumed.is_empty();
             if pending_work {
@@ -275,6 +297,7 @@ impl Worker {
                 self.tick();
                 self.finish_turn();
             }
+            self.publish_if_wanted();
             if self.shared.draining.load(Ordering::Relaxed) && self.drained() {
                 return Ok(());
             }
@@ -338,6 +361,7 @@ impl Worker {
             for handle in resumed {
                 self.resume_client(handle);
             }
+            self.tell_movers();
             self.send_together();
             self.flush_links();
             self.flush_clients();
@@ -355,9 +379,11 @@ impl Worker {
             self.mark_stale(&before.live);
         }
         self.connect_main();
+        self.place_moving_anew();
         if self.plan.topology.epoch() != before.topology.epoch() {
             self.restamp_waiting();
         }
+        self.replace_moving();
         self.drop_foreign_links();
         self.follow_servers();
         let limits_changed = before.live.key_limits != self.plan.live.key_limits;
@@ -377,6 +403,8 @@ impl Worker {
         self.tick_links();
         self.retry_unblocks();
         self.tick_pause();
+        self.tick_moving();
+        self.tick_quieting();
         self.publish_drained();
         if self.now_us >= self.next_client_tick_us {
             self.next_client_tick_us = self.now_us + CLIENT_TICK_US;
@@ -396,7 +424,7 @@ impl Worker {
                 false
             } else if client.held.is_some() {
                 quiet_us > LARGE_PATIENCE_US
-            } else if client.in_flight() > 0 || client.stall == Stall::Paused {
+            } else if client.in_flight() > 0 || matches!(client.stall, Stall::Paused | Stall::Moving) {
                 false
             } else if client.closing || client.half_closed {
                 quiet_us > CLOSING_PATIENCE_US
@@ -430,17 +458,6 @@ impl Worker {
         self.tick_blocked();
     }
 
-    /// The drain barrier: publishes the oldest epoch under which something is still in flight.
-    fn publish_drained(&self) {
-        let epoch = self.plan.topology.epoch();
-        let oldest_link = self.links.iter().filter_map(|(_, link)| link.pending.front()).map(|p| {
-            // Epochs in flight are near the current one: their low bits say which.
-            epoch - u64::from((epoch as u32).wrapping_sub(p.epoch))
-        });
-        let oldest = oldest_link.chain(self.zombies.iter().map(|z| z.epoch)).min().unwrap_or(epoch).min(epoch);
-        self.shared.drained[self.index].store(oldest, Ordering::Release);
-    }
-
     /// During a drain: closes clients that are owed nothing, and says whether all are gone.
     fn drained(&mut self) -> bool {
         if self.accepting {
@@ -471,6 +488,9 @@ impl Worker {
     fn on_message(&mut self, message: Message) {
         match message {
             Message::Login { client, right } => self.on_login(client, right),
+            Message::Admitted => self.wake_moving(),
+            Message::Refused { move_id, keys, error } => self.refuse_moving(move_id, keys.as_deref(), &error),
+            Message::Quiet { move_id, ticket } => self.on_quiet(move_id, ticket),
             Message::Answer { gather, part, reply } => self.gather_part(gather, part, &reply),
             Message::List { filter, from, gather, part } => {
                 let reply = self.list_clients(&filter);

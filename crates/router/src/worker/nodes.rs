@@ -508,7 +508,7 @@ impl Worker {
             self.note_slow(handle);
         }
         let is_error = reply::is_error(answer);
-        if is_error && answer.starts_with(b"-NOSCRIPT") && self.heal_script(handle) {
+        if is_error && (answer.starts_with(b"-NOSCRIPT") && self.heal_script(handle) || self.park(handle, answer)) {
             return;
         }
         let Some(link) = self.links.get_mut(handle) else { return };
@@ -631,7 +631,7 @@ impl Worker {
         let in_flight = if link.lane.is_exclusive() { !link.pending.is_empty() && !link.uploading } else { link.sent > link.acked };
         let node = link.node;
         let (client_id, run_id, lane) = (link.client_id, link.run_id.clone(), link.lane);
-        let oldest = link.pending.front().map(|p| p.epoch);
+        let oldest = link.oldest_epoch();
         if let Some(fd) = link.fd.take() {
             if let Some(tls) = &mut link.tls {
                 tls.notify_close(&fd);

@@ -101,6 +101,16 @@ impl Worker {
         }
     }
 
+    /// What was found out about the script that a command calls; `None` for functions, and for one that is not known.
+    pub(super) fn verdict_of(&mut self, plan: &Plan, command: &Command, args: &Args<'_>) -> Option<Verdict> {
+        let text = args.get(1)?;
+        match &*command.name {
+            "EVAL" | "EVAL_RO" => Some(self.met(text, &plan.commands).verdict),
+            "EVALSHA" | "EVALSHA_RO" => self.met_by_sha(text, &plan.commands).map(|judged| judged.verdict),
+            _ => None,
+        }
+    }
+
     /// The hash by which the node knows a script that is called by its hash.
     pub(super) fn sha_sent(&mut self, plan: &Plan, command: &Command, args: &Args<'_>) -> Option<[u8; 40]> {
         if !matches!(&*command.name, "EVALSHA" | "EVALSHA_RO") {

@@ -79,6 +79,17 @@ impl Multi {
         self.queue.len()
     }
 
+    /// The commands, one by one.
+    pub(super) fn requests(&self) -> Vec<Vec<u8>> {
+        let mut at = 0;
+        let request = |(len, _): &(u32, u8)| {
+            let from = at;
+            at += *len as usize;
+            self.queue[from..at].to_vec()
+        };
+        self.commands.iter().map(request).collect()
+    }
+
     fn clear(&mut self) {
         let mut queue = std::mem::take(&mut self.queue);
         let mut commands = std::mem::take(&mut self.commands);
@@ -428,7 +439,7 @@ impl Worker {
     /// Whether what a client watches is in doubt, so that EXEC will answer nil.
     pub(super) fn is_dirty(&self, handle: Handle, client: &Client) -> bool {
         client.session.as_ref().and_then(|s| s.watch.as_ref()).is_some_and(|watch| {
-            let moved = self.plan.topology.owner(watch.slot) != watch.node;
+            let moved = self.place_of(watch.slot) != watch.node;
             let other_protocol = watch.link.and_then(|l| self.links.get(l)).is_some_and(|l| l.resp3 != client.resp3);
             moved || other_protocol || !watch.link.is_some_and(|l| self.is_watching(handle, l, watch.node))
         })

@@ -391,6 +391,14 @@ impl Link {
         }
     }
 
+    /// The lowest epoch of what is in flight, or waits to be sent: its low bits.
+    pub(super) fn oldest_epoch(&self) -> Option<u32> {
+        let first = self.pending.front()?.epoch;
+        // Compared as distances, because the low bits wrap.
+        let least = self.pending.iter().map(|p| p.epoch.wrapping_sub(first) as i32).min().unwrap_or(0);
+        Some(first.wrapping_add(least as u32))
+    }
+
     /// The request of the oldest command in flight.
     pub(super) fn head_request(&self) -> &[u8] {
         let len = self.pending.front().map_or(0, |p| p.len as usize);

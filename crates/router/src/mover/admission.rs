@@ -1,0 +1,247 @@
+//! What workers and a mover have in common: which keys of a leg are admitted, and what they tell each other.
+//!
+//! Workers read the admitted keys of a leg without asking the mover; only the mover adds to them, and never takes one out. So what a worker does
+//! not know yet costs it a question. A leg that turns back is another [`LegView`] with a set of its own, in another plan: workers never see
+//! half of a turn.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use hdrhistogram::Histogram;
+use rustix::event::{EventfdFlags, eventfd};
+use switchyard_policy::migration::{Fingerprint, Fingerprinter, Key};
+use switchyard_policy::topology::{MoveId, NodeId, Slot};
+
+use super::{Holds, MoveProgress, Steer};
+use crate::shared::lock;
+
+/// Parts of a set of admitted keys, each behind a lock of its own.
+const SHARDS: usize = 64;
+
+/// A fingerprint is a hash already.
+#[derive(Default)]
+struct AsItIs(u64);
+
+impl Hasher for AsItIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u128(&mut self, value: u128) {
+        self.0 = value as u64;
+    }
+}
+
+type Shard = RwLock<HashSet<Fingerprint, BuildHasherDefault<AsItIs>>>;
+
+/// The keys of a leg that may be used where they are going.
+#[derive(Debug)]
+pub(crate) struct SharedLeg {
+    shards: [Shard; SHARDS],
+    /// Every key is there, also those that nobody has named: the slots are being handed over.
+    all: AtomicBool,
+    /// Workers of which clients wait, a bit each (by number, modulo 64).
+    waiting: AtomicU64,
+}
+
+impl Default for SharedLeg {
+    fn default() -> Self {
+        Self { shards: std::array::from_fn(|_| Shard::default()), all: AtomicBool::new(false), waiting: AtomicU64::new(0) }
+    }
+}
+
+impl SharedLeg {
+    fn shard(&self, key: Fingerprint) -> &Shard {
+        &self.shards[(key.0 >> 64) as usize % SHARDS]
+    }
+
+    pub(crate) fn admit(&self, keys: impl IntoIterator<Item = Fingerprint>) {
+        for key in keys {
+            self.shard(key).write().unwrap_or_else(PoisonError::into_inner).insert(key);
+        }
+    }
+
+    pub(crate) fn admit_all(&self) {
+        self.all.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn has_all(&self) -> bool {
+        self.all.load(Ordering::SeqCst)
+    }
+
+    fn has(&self, key: Fingerprint) -> bool {
+        self.shard(key).read().unwrap_or_else(PoisonError::into_inner).contains(&key)
+    }
+
+    /// A client of this worker is about to wait: it must look again after this, or it may miss the admission that it waits for.
+    pub(crate) fn will_wait(&self, worker: usize) {
+        self.waiting.fetch_or(1 << (worker % 64), Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// The workers that have to be told of what was admitted before this, as a set of bits.
+    pub(crate) fn take_waiting(&self) -> u64 {
+        fence(Ordering::SeqCst);
+        self.waiting.swap(0, Ordering::SeqCst)
+    }
+}
+
+/// A leg as it is in a plan.
+#[derive(Clone, Debug)]
+pub(crate) struct LegView {
+    pub(crate) shared: Arc<SharedLeg>,
+    /// Where the leg goes back: the keys that have to come back. All others are at the source.
+    pub(crate) away: Option<Arc<BTreeSet<Fingerprint>>>,
+}
+
+impl LegView {
+    /// Whether a key is where the leg is going.
+    pub(crate) fn is_there(&self, key: Fingerprint) -> bool {
+        self.shared.has_all() || self.away.as_ref().is_some_and(|away| !away.contains(&key)) || self.shared.has(key)
+    }
+
+    /// Whether every key is, also those that a command does not name.
+    pub(crate) fn are_all_there(&self) -> bool {
+        self.shared.has_all()
+    }
+}
+
+/// The moves of a plan.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Moves {
+    pub(crate) by_id: BTreeMap<MoveId, Arc<SharedMove>>,
+    pub(crate) legs: BTreeMap<(MoveId, u32), LegView>,
+}
+
+/// What a mover is told.
+#[derive(Debug)]
+pub(crate) enum Told {
+    /// A client waits for these keys of the leg.
+    Wanted {
+        leg: u32,
+        keys: Vec<Key>,
+    },
+    /// Commands that may create these keys are about to be sent to the source.
+    Written(Vec<Key>),
+    /// The same of any key of the slot.
+    WrittenAnything(Slot),
+    /// Be quiet; then tell worker `from`.
+    Quiesce {
+        from: usize,
+        ticket: u64,
+    },
+    /// Go on, as far as this ticket is concerned.
+    Unquiesce {
+        ticket: u64,
+    },
+    Steer(Steer),
+    /// The records of the leg up to this number are durable, or could not be made so.
+    Recorded {
+        leg: u32,
+        number: u64,
+        outcome: Result<(), String>,
+    },
+    HandedOver {
+        leg: u32,
+        outcome: Result<(), String>,
+    },
+}
+
+/// A move, as workers and those who ask see it.
+#[derive(Debug)]
+pub(crate) struct SharedMove {
+    pub(crate) source: NodeId,
+    pub(crate) target: NodeId,
+    pub(crate) fingerprints: Fingerprinter,
+    told: Mutex<Vec<Told>>,
+    pub(crate) wake: OwnedFd,
+    /// How long commands were held back, microseconds.
+    holds: Mutex<Histogram<u64>>,
+    pub(crate) progress: Mutex<MoveProgress>,
+}
+
+impl SharedMove {
+    pub(crate) fn new(fingerprints: Fingerprinter, progress: MoveProgress) -> std::io::Result<Self> {
+        Ok(Self {
+            source: progress.source,
+            target: progress.target,
+            fingerprints,
+            told: Mutex::default(),
+            wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
+            holds: Mutex::new(Histogram::new(3).map_err(std::io::Error::other)?),
+            progress: Mutex::new(progress),
+        })
+    }
+
+    /// Tells the mover, and wakes it.
+    pub(crate) fn tell(&self, what: Told) {
+        lock(&self.told).push(what);
+        self.ring();
+    }
+
+    /// Tells the mover what it has to know only once it looks: it is not woken.
+    pub(crate) fn note(&self, what: Told) {
+        lock(&self.told).push(what);
+    }
+
+    pub(crate) fn ring(&self) {
+        // Fails only when the counter is full, and then the mover is awake already.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    pub(crate) fn take_told(&self) -> Vec<Told> {
+        let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
+        std::mem::take(&mut lock(&self.told))
+    }
+
+    /// A command was held back for so long, microseconds.
+    pub(crate) fn note_hold(&self, us: u64) {
+        lock(&self.holds).saturating_record(us);
+    }
+
+    pub(crate) fn progress(&self) -> MoveProgress {
+        let mut progress = lock(&self.progress).clone();
+        let holds = lock(&self.holds);
+        progress.holds =
+            Holds { count: holds.len(), p50_us: holds.value_at_quantile(0.5), p99_us: holds.value_at_quantile(0.99), max_us: holds.max() };
+        progress
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turned_leg_has_all_keys_that_are_not_away() {
+        let key = |n: u128| Fingerprint(n << 60 | n);
+        let forward = LegView { shared: Arc::default(), away: None };
+        forward.shared.admit([key(1)]);
+        assert!(forward.is_there(key(1)) && !forward.is_there(key(2)));
+        let back = LegView { shared: Arc::default(), away: Some(Arc::new([key(1)].into())) };
+        assert!(!back.is_there(key(1)) && back.is_there(key(2)) && !back.are_all_there());
+        back.shared.admit([key(1)]);
+        assert!(back.is_there(key(1)));
+        forward.shared.admit_all();
+        assert!(forward.is_there(key(9)) && forward.are_all_there());
+    }
+
+    #[test]
+    fn who_waits_is_told_once() {
+        let leg = SharedLeg::default();
+        assert_eq!(leg.take_waiting(), 0);
+        leg.will_wait(3);
+        leg.will_wait(65);
+        assert_eq!(leg.take_waiting(), 1 << 3 | 1 << 1);
+        assert_eq!(leg.take_waiting(), 0);
+    }
+}

@@ -1,0 +1,450 @@
+//! Slots on their way to another node: where their commands go, and who waits.
+//!
+//! Without moves all of this is one predicted branch per command (`Topology::is_settled`). With them a command for a moving slot asks one
+//! question: are all its keys admitted ([`LegView::is_there`])? Then it is executed as if the slots had been handed over, by a plan in which they
+//! have ([`Worker::moved_plan`]): no other code has to know. Otherwise its client waits (`Stall::Moving`), the mover is told which keys are
+//! wanted, and the command is looked at again from its beginning.
+//!
+//! Not a queue of commands at the mover: see docs/decisions/0011-keys-are-handed-over-not-commands.md.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use switchyard_policy::migration::{Fingerprint, Key};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, slot_of};
+use switchyard_resp::command::{Command, Flags, Handling, Local, Lookup};
+use switchyard_resp::request::{Args, Limits, Scan, Scanner};
+
+use super::dispatch::Flow;
+use super::{Stall, Worker};
+use crate::lua::Verdict;
+use crate::mover::{LegView, SharedLeg, Told};
+use crate::shared::Plan;
+use crate::slab::Handle;
+
+/// What a command is to do while slots are in transit.
+#[derive(Debug)]
+pub(super) enum Transit {
+    /// What it would do without.
+    Settled,
+    /// The same, by this plan.
+    Moved(Arc<Plan>),
+    /// Nothing now.
+    Instead(Flow),
+}
+
+/// A command that waits for keys.
+#[derive(Debug)]
+pub(super) struct Moving {
+    since_us: u64,
+    move_id: Option<MoveId>,
+    /// What it waits for: a key, or (`None`) all of the leg.
+    waits: Vec<(MoveId, LegView, Option<Fingerprint>)>,
+    /// What the mover was told, by leg.
+    told: BTreeSet<(usize, Fingerprint)>,
+    /// It waits no more: the client is told this.
+    refusal: Option<Arc<str>>,
+}
+
+impl Moving {
+    fn is_over(&self) -> bool {
+        self.refusal.is_some() || self.waits.iter().all(|(_, leg, key)| key.map_or_else(|| leg.are_all_there(), |key| leg.is_there(key)))
+    }
+}
+
+/// What was found out about a command's keys.
+#[derive(Debug, Default)]
+struct Look {
+    /// It has keys in moving slots.
+    moving: bool,
+    /// Of a leg that this worker knows nothing of yet.
+    unknown: bool,
+    /// Keys that are not there.
+    missing: Vec<(MoveId, u32, LegView, Key, Fingerprint)>,
+    /// Legs that have to be there as a whole.
+    whole: Vec<(MoveId, LegView)>,
+    /// Keys of observed slots that it may create, and slots of which it may create any.
+    written: Vec<(MoveId, Key)>,
+    written_slots: Vec<(MoveId, Slot)>,
+}
+
+/// Calls `with` with the command in a whole request.
+fn parsed<R>(plan: &Plan, request: &[u8], with: impl FnOnce(&Command, &Args<'_>) -> R) -> Option<R> {
+    let mut scanner = Scanner::default();
+    let limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
+    if !matches!(scanner.scan(request, &limits), Ok(Scan::Complete { .. })) {
+        return None;
+    }
+    let args = scanner.args(request);
+    let Lookup::Command(command) = plan.commands.find(&args) else { return None };
+    Some(with(command, &args))
+}
+
+impl Worker {
+    /// A new plan: the one by which commands are executed whose keys have moved.
+    pub(super) fn place_moving_anew(&mut self) {
+        self.moved_plan = None;
+        let topology = &self.plan.topology;
+        if topology.is_settled() {
+            return;
+        }
+        let mut moved: Vec<(NodeId, Vec<Slot>)> = Vec::new();
+        for slot in (0..switchyard_policy::topology::SLOT_COUNT as u16).filter_map(Slot::new) {
+            let Some(transit) = topology.transit(slot) else { continue };
+            let Stage::Moving { leg } = transit.stage else { continue };
+            let goes_back = self.plan.moves.legs.get(&(transit.move_id, leg)).is_some_and(|view| view.away.is_some());
+            let node = if goes_back { transit.source } else { transit.target };
+            match moved.iter_mut().find(|(to, _)| *to == node) {
+                Some((_, slots)) => slots.push(slot),
+                None => moved.push((node, vec![slot])),
+            }
+        }
+        if moved.is_empty() {
+            return;
+        }
+        let mut next = (**topology).clone();
+        for (node, slots) in moved {
+            next = next.handed_over(&slots, node);
+        }
+        self.moved_plan = Some(Arc::new(Plan { topology: Arc::new(next), ..(*self.plan).clone() }));
+    }
+
+    /// Where the keys of a slot are used that may be used at all.
+    pub(super) fn place_of(&self, slot: Slot) -> NodeId {
+        self.moved_plan.as_ref().unwrap_or(&self.plan).topology.owner(slot)
+    }
+
+    /// Looks at a command while slots are in transit.
+    #[cold]
+    pub(super) fn in_transit(&mut self, handle: Handle, command: &Command, args: &Args<'_>) -> Transit {
+        let class = command.class() as u8;
+        let Some(client) = self.clients.get_mut(handle) else { return Transit::Instead(Flow::Close) };
+        let is_exec = command.handling == Handling::Local(Local::Exec);
+        let has_keys = matches!(command.handling, Handling::Keyed | Handling::Split(_) | Handling::Local(Local::Watch));
+        // Between MULTI and EXEC commands are only kept. Channels have no place but their slot's owner.
+        if client.in_multi != is_exec || !(has_keys || is_exec) || command.flags.has(Flags::PUBSUB) {
+            return Transit::Settled;
+        }
+        if let Some(text) = client.moving.as_mut().and_then(|m| m.refusal.take()) {
+            self.end_hold(handle);
+            if is_exec {
+                self.discard(handle);
+            }
+            return Transit::Instead(self.refuse(handle, class, &text));
+        }
+        let plan = self.plan.clone();
+        loop {
+            let mut look = Look::default();
+            if is_exec {
+                let queue = self.clients.get(handle).and_then(|c| c.session.as_ref()).map(|s| s.multi.requests()).unwrap_or_default();
+                for request in queue {
+                    parsed(&plan, &request, |command, args| self.look_at(&plan, command, args, &mut look));
+                }
+            } else {
+                self.look_at(&plan, command, args, &mut look);
+            }
+            if let Some(moving) = self.pass(handle, &plan, &look) {
+                return if moving { self.moved_plan.clone().map_or(Transit::Settled, Transit::Moved) } else { Transit::Settled };
+            }
+            if self.wait_for(handle, look) {
+                return Transit::Instead(Flow::Stall(Stall::Moving));
+            }
+        }
+    }
+
+    /// Where nothing is missing: ends the wait, tells movers what is written, and says whether keys have moved.
+    fn pass(&mut self, handle: Handle, plan: &Plan, look: &Look) -> Option<bool> {
+        if look.unknown || !look.missing.is_empty() || !look.whole.is_empty() {
+            return None;
+        }
+        self.end_hold(handle);
+        self.note_written(plan, look);
+        Some(look.moving)
+    }
+
+    fn note_written(&mut self, plan: &Plan, look: &Look) {
+        for (move_id, key) in &look.written {
+            match self.written.iter_mut().find(|(known, _)| known == move_id) {
+                Some((_, keys)) => keys.push(key.clone()),
+                None => self.written.push((*move_id, vec![key.clone()])),
+            }
+        }
+        for (move_id, slot) in &look.written_slots {
+            if let Some(mover) = plan.moves.by_id.get(move_id) {
+                mover.note(Told::WrittenAnything(*slot));
+            }
+        }
+    }
+
+    /// Tells the movers what this turn's commands may write, before they are sent.
+    pub(super) fn tell_movers(&mut self) {
+        for (move_id, keys) in std::mem::take(&mut self.written) {
+            if let Some(mover) = self.plan.moves.by_id.get(&move_id) {
+                mover.note(Told::Written(keys));
+            }
+        }
+    }
+
+    fn look_at(&mut self, plan: &Plan, command: &Command, args: &Args<'_>, look: &mut Look) {
+        let mut places = Vec::new();
+        if command.flags.has(Flags::PUBSUB) || command.find_keys(args, &mut places).is_err() {
+            return; // the command is refused where that is said
+        }
+        let writes = !command.flags.has(Flags::READONLY) && command.handling != Handling::Local(Local::Watch);
+        let mut undeclared = None;
+        for key in places.iter().filter_map(|place| args.get(*place as usize)) {
+            let slot = slot_of(key);
+            let Some(transit) = plan.topology.transit(slot) else { continue };
+            let undeclared = *undeclared.get_or_insert_with(|| self.uses_undeclared(plan, command, args));
+            match transit.stage {
+                Stage::Observed if writes => {
+                    look.written.push((transit.move_id, key.into()));
+                    if undeclared {
+                        look.written_slots.push((transit.move_id, slot));
+                    }
+                }
+                Stage::Observed => {}
+                Stage::Moving { leg } => {
+                    look.moving = true;
+                    let mover = plan.moves.by_id.get(&transit.move_id);
+                    let (Some(mover), Some(view)) = (mover, plan.moves.legs.get(&(transit.move_id, leg))) else {
+                        look.unknown = true;
+                        continue;
+                    };
+                    let fingerprint = mover.fingerprints.of(key);
+                    if !view.is_there(fingerprint) {
+                        look.missing.push((transit.move_id, leg, view.clone(), key.into(), fingerprint));
+                    }
+                    if undeclared && !view.are_all_there() {
+                        look.whole.push((transit.move_id, view.clone()));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether a command may use other keys of its slot than those it names.
+    fn uses_undeclared(&mut self, plan: &Plan, command: &Command, args: &Args<'_>) -> bool {
+        if command.flags.has(Flags::SCRIPT) {
+            return self.verdict_of(plan, command, args) != Some(Verdict::Proved);
+        }
+        command.name.starts_with("SORT")
+            && args.iter().skip(2).zip(args.iter().skip(3)).any(|(option, pattern)| {
+                (option.eq_ignore_ascii_case(b"BY") || option.eq_ignore_ascii_case(b"GET")) && pattern.contains(&b'*')
+            })
+    }
+
+    /// Has a client wait for what is missing. False where it is there by now: to be looked at again.
+    fn wait_for(&mut self, handle: Handle, look: Look) -> bool {
+        let plan = self.plan.clone();
+        let waits: Vec<(MoveId, LegView, Option<Fingerprint>)> = look
+            .missing
+            .iter()
+            .map(|(id, _, view, _, fingerprint)| (*id, view.clone(), Some(*fingerprint)))
+            .chain(look.whole.iter().map(|(id, view)| (*id, view.clone(), None)))
+            .collect();
+        for (_, view, _) in &waits {
+            view.shared.will_wait(self.index);
+        }
+        let now_us = self.now_us;
+        let Some(client) = self.clients.get_mut(handle) else { return true };
+        let moving = client.moving.get_or_insert_with(|| {
+            Box::new(Moving { since_us: now_us, move_id: None, waits: Vec::new(), told: BTreeSet::new(), refusal: None })
+        });
+        moving.move_id = waits.first().map(|(id, _, _)| *id).or(moving.move_id);
+        moving.waits = waits;
+        // After the worker has said that it waits: an admission between the look and now is not missed.
+        if !look.unknown && moving.is_over() {
+            return false;
+        }
+        let mut wanted: Vec<(MoveId, u32, Vec<Key>)> = Vec::new();
+        for (id, leg, view, key, fingerprint) in look.missing {
+            if !moving.told.insert((std::ptr::from_ref::<SharedLeg>(&view.shared).addr(), fingerprint)) {
+                continue;
+            }
+            match wanted.iter_mut().find(|(of, l, _)| (*of, *l) == (id, leg)) {
+                Some((_, _, keys)) => keys.push(key),
+                None => wanted.push((id, leg, vec![key])),
+            }
+        }
+        for (id, leg, keys) in wanted {
+            if let Some(mover) = plan.moves.by_id.get(&id) {
+                mover.tell(Told::Wanted { leg, keys });
+            }
+        }
+        if !self.moving_clients.contains(&handle) {
+            self.moving_clients.push(handle);
+        }
+        true
+    }
+
+    /// A command that waited for keys goes on, or never will.
+    fn end_hold(&mut self, handle: Handle) {
+        let Some(moving) = self.clients.get_mut(handle).and_then(|c| c.moving.take()) else { return };
+        let held_us = self.now_us.saturating_sub(moving.since_us);
+        if let Some(mover) = moving.move_id.and_then(|id| self.plan.moves.by_id.get(&id)) {
+            mover.note_hold(held_us);
+        }
+    }
+
+    /// Has those who wait for keys look again: all of them, or those that have what they wait for.
+    fn look_again(&mut self, all: bool) {
+        let clients = &self.clients;
+        self.moving_clients.retain(|h| clients.get(*h).is_some_and(|c| c.moving.is_some()));
+        let mut due: Vec<(u64, Handle)> = Vec::new();
+        for handle in &self.moving_clients {
+            let Some(client) = self.clients.get(*handle).filter(|c| c.stall == Stall::Moving) else { continue };
+            let Some(moving) = &client.moving else { continue };
+            if all || moving.is_over() {
+                due.push((moving.since_us, *handle));
+            }
+        }
+        // Who has waited longest goes first.
+        due.sort_unstable_by_key(|(since_us, handle)| (*since_us, handle.index));
+        for (_, handle) in due {
+            self.go_on_moving(handle);
+        }
+    }
+
+    fn go_on_moving(&mut self, handle: Handle) {
+        let Some(client) = self.clients.get(handle) else { return };
+        if client.is_parked() || client.repeat.is_some() {
+            // Its command is owed already: nothing behind it may be looked at before.
+            self.resumed.push(handle);
+        } else {
+            self.unstall(handle);
+        }
+    }
+
+    pub(super) fn wake_moving(&mut self) {
+        self.look_again(false);
+    }
+
+    /// Another topology, or other legs: what was waited for may be elsewhere.
+    pub(super) fn replace_moving(&mut self) {
+        self.look_again(true);
+    }
+
+    /// Clients that wait for any of these keys are told an error.
+    pub(super) fn refuse_moving(&mut self, move_id: MoveId, keys: Option<&[Fingerprint]>, error: &Arc<str>) {
+        for handle in self.moving_clients.clone() {
+            let Some(client) = self.clients.get_mut(handle).filter(|c| c.stall == Stall::Moving) else { continue };
+            let Some(moving) = client.moving.as_mut() else { continue };
+            let concerned =
+                moving.waits.iter().any(|(id, _, key)| *id == move_id && keys.is_none_or(|keys| key.is_none_or(|k| keys.contains(&k))));
+            if concerned {
+                moving.refusal = Some(error.clone());
+            }
+        }
+        self.look_again(false);
+    }
+
+    /// Nobody waits longer than a node may take to answer.
+    pub(super) fn tick_moving(&mut self) {
+        if self.moving_clients.is_empty() {
+            return;
+        }
+        let patience = self.plan.live.command_timeout;
+        for handle in self.moving_clients.clone() {
+            let Some(client) = self.clients.get(handle).filter(|c| c.stall == Stall::Moving) else { continue };
+            let Some(moving) = &client.moving else { continue };
+            if moving.refusal.is_some() || self.now_us.saturating_sub(moving.since_us) <= patience.as_micros() as u64 {
+                continue;
+            }
+            let between = moving.move_id.and_then(|id| Some((id, self.plan.moves.by_id.get(&id)?)));
+            let what = between.map_or_else(
+                || "the keys' slot is being moved".to_owned(),
+                |(id, m)| {
+                    format!(
+                        "the keys' slot is being moved from {} to {} (move {})",
+                        self.node_name(m.source),
+                        self.node_name(m.target),
+                        id.0
+                    )
+                },
+            );
+            let text = format!("NODETIMEOUT {what}, and they were not there within {patience:?}; the command was not executed");
+            if let Some(moving) = self.clients.get_mut(handle).and_then(|c| c.moving.as_mut()) {
+                moving.refusal = Some(text.into());
+            }
+        }
+        self.look_again(false);
+    }
+
+    /// Where a request of a client that was sent before, or waited at a node, belongs now. `None`: the client waits for its keys.
+    /// `Err`: it waits no more.
+    pub(super) fn place_again(&mut self, handle: Handle, request: &[u8]) -> Result<Option<(NodeId, Option<Slot>)>, Arc<str>> {
+        let plan = self.plan.clone();
+        if let Some(text) = self.clients.get_mut(handle).and_then(|c| c.moving.as_mut()?.refusal.take()) {
+            self.end_hold(handle);
+            return Err(text);
+        }
+        loop {
+            let mut look = Look::default();
+            let slot = parsed(&plan, request, |command, args| {
+                self.look_at(&plan, command, args, &mut look);
+                let mut keys = Vec::new();
+                command.find_keys(args, &mut keys).ok()?;
+                keys.first().and_then(|k| args.get(*k as usize)).map(slot_of)
+            });
+            let Some(slot) = slot.flatten() else { return Err("ERR switchyard: a command cannot be understood again".into()) };
+            if self.pass(handle, &plan, &look).is_some() {
+                return Ok(Some((self.place_of(slot), Some(slot))));
+            }
+            if self.wait_for(handle, look) {
+                self.stall(handle, Stall::Moving);
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Keys that a command waiting at a node may create there once it is served.
+    pub(super) fn note_waiting(&mut self, request: &[u8]) {
+        let plan = self.plan.clone();
+        let mut look = Look::default();
+        parsed(&plan, request, |command, args| self.look_at(&plan, command, args, &mut look));
+        self.note_written(&plan, &look);
+    }
+
+    // ---- the drain barrier ----
+
+    /// The drain barrier: publishes the oldest epoch under which something is in flight, and the same by node.
+    ///
+    /// A gather counts as long as it lives, under the epoch in which it began, for every node: what it asks in a later round goes where it
+    /// chose then.
+    pub(super) fn publish_drained(&self) {
+        let epoch = self.plan.topology.epoch();
+        // Epochs in flight are near the current one: their low bits say which.
+        let whole = |low: u32| epoch - u64::from((epoch as u32).wrapping_sub(low));
+        let mut by_node = vec![epoch; self.plan.topology.node_id_bound()];
+        let mut oldest = epoch;
+        let mut count = |node: usize, epoch: u64| {
+            oldest = oldest.min(epoch);
+            if let Some(at) = by_node.get_mut(node) {
+                *at = (*at).min(epoch);
+            }
+        };
+        for (_, link) in self.links.iter() {
+            // Not only the first: a script that was given back to its node is sent again under the epoch that it was first sent under.
+            if let Some(low) = link.oldest_epoch() {
+                count(link.node.index(), whole(low));
+            }
+        }
+        for zombie in &self.zombies {
+            count(zombie.node.index(), zombie.epoch);
+        }
+        let rounds = self.gathers.iter().map(|(_, gather)| gather.epoch()).min().unwrap_or(epoch);
+        let by_node = by_node.into_iter().map(|at| at.min(rounds)).collect();
+        self.shared.publish_drained(self.index, oldest.min(rounds), by_node);
+    }
+
+    /// At the end of a turn: whether somebody waits for what was in flight.
+    #[inline]
+    pub(super) fn publish_if_wanted(&mut self) {
+        let wanted = self.shared.drain_wanted.load(Ordering::Relaxed);
+        if wanted > self.shared.drained[self.index].load(Ordering::Relaxed) {
+            self.publish_drained();
+        }
+    }
+}
