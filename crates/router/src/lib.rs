@@ -339,6 +339,13 @@ impl Router {
             // A worker that panicked has said so on stderr already.
             let _ = thread.join();
         }
+        for mover in lock(&self.shared.moves).values() {
+            mover.ring();
+        }
+        let movers = std::mem::take(&mut *lock(&self.shared.movers));
+        for thread in movers {
+            let _ = thread.join();
+        }
     }
 }
 

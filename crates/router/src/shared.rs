@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -83,7 +84,6 @@ pub(crate) struct Pause {
 
 /// What one worker asks another.
 #[derive(Debug)]
-#[allow(dead_code)] // those of movers are sent with the next commit
 pub(crate) enum Message {
     /// Describe your clients (CLIENT LIST) for the gather of worker `from`.
     List { filter: Arc<ClientFilter>, from: usize, gather: Handle, part: u32 },
@@ -212,6 +212,11 @@ impl Scripts {
         self.bodies.get(&sha).cloned()
     }
 
+    /// All of them.
+    pub(crate) fn bodies(&self) -> Vec<Arc<[u8]>> {
+        self.bodies.values().cloned().collect()
+    }
+
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
@@ -247,6 +252,8 @@ pub(crate) struct Shared {
     pub(crate) drain_wanted: AtomicU64,
     /// All moves since the start, also those that have ended.
     pub(crate) moves: Mutex<BTreeMap<MoveId, Arc<SharedMove>>>,
+    /// Their threads.
+    pub(crate) movers: Mutex<Vec<JoinHandle<()>>>,
     /// Set by `drain`: stop accepting and reading, finish what is in flight.
     pub(crate) draining: AtomicBool,
     /// Set when the bound of a drain is reached: close whatever is left.
@@ -298,6 +305,7 @@ impl Shared {
             drained_at: (0..workers).map(|_| Mutex::default()).collect(),
             drain_wanted: AtomicU64::new(0),
             moves: Mutex::default(),
+            movers: Mutex::default(),
             draining: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             cut: AtomicU64::new(0),
@@ -323,7 +331,8 @@ impl Shared {
     pub(crate) fn publish_drained(&self, worker: usize, oldest: u64, by_node: Vec<u64>) {
         *lock(&self.drained_at[worker]) = by_node;
         self.drained[worker].store(oldest, Ordering::Release);
-        for mover in lock(&self.moves).values() {
+        let moves = lock(&self.plan).moves.clone();
+        for mover in moves.by_id.values() {
             mover.ring();
         }
     }
@@ -340,6 +349,15 @@ impl Shared {
     pub(crate) fn want_drained(&self, epoch: u64) {
         self.drain_wanted.fetch_max(epoch, Ordering::AcqRel);
         self.ring_all();
+    }
+
+    /// Changes what workers know of moves.
+    pub(crate) fn change_moves(&self, change: impl FnOnce(&mut Moves)) {
+        self.change_plan(|plan| {
+            let mut moves = (*plan.moves).clone();
+            change(&mut moves);
+            Plan { moves: Arc::new(moves), ..plan.clone() }
+        });
     }
 
     pub(crate) fn connection_began(&self, connection: Connection) {

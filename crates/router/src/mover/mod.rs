@@ -4,8 +4,13 @@
 //! is a thread beside the workers, not one of them: copying takes no turn from clients, and a worker's commands need not pass
 //! through it.
 
-#[allow(dead_code)] // the thread that uses the rest comes with the next commit
 mod admission;
+mod checks;
+mod connection;
+mod drive;
+mod run;
+mod side;
+mod spool;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -15,8 +20,11 @@ use switchyard_policy::migration::record::OpenMove;
 use switchyard_policy::migration::{Durability, Fingerprinter, Goal, Phase, Protocol, Record};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit};
 
-use crate::shared::Shared;
+use crate::shared::{Shared, lock};
 pub(crate) use admission::{LegView, Moves, SharedLeg, SharedMove, Told};
+
+/// Moves that are remembered, also when they have ended.
+const REMEMBERED: usize = 64;
 
 /// Called when something is done, from a thread of whoever did it; with a text where it failed.
 pub type Done = Box<dyn FnOnce(Result<(), String>) + Send>;
@@ -146,6 +154,36 @@ pub struct MoveProgress {
     pub end: Option<MoveEnd>,
 }
 
+impl MoveProgress {
+    /// Of a move that has just begun.
+    fn new(order: &MoveOrder) -> Self {
+        Self {
+            id: order.id,
+            source: order.source,
+            target: order.target,
+            doing: "connecting".to_owned(),
+            phase: None,
+            paused: false,
+            slots: order.slots.len() as u32,
+            slots_done: order.resume.as_ref().map_or(0, |r| r.handed_over.len() as u32),
+            keys_listed: 0,
+            listed: false,
+            keys_moved: 0,
+            bytes_moved: 0,
+            pulled: 0,
+            repeated: 0,
+            late: LateKeys::default(),
+            holds: Holds::default(),
+            keys_per_second: 0.0,
+            bytes_per_second: 0.0,
+            seconds_left: None,
+            seconds: 0.0,
+            records: 0,
+            end: None,
+        }
+    }
+}
+
 /// Keys found at the source after their slots had left it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LateKeys {
@@ -170,7 +208,59 @@ pub struct Holds {
     pub max_us: u64,
 }
 
-/// Begins a move.
-pub(crate) fn begin(_: &Arc<Shared>, _: MoveOrder) -> std::io::Result<()> {
-    Err(std::io::Error::new(std::io::ErrorKind::Unsupported, "this router does not move yet"))
+/// Begins a move: its thread.
+pub(crate) fn begin(shared: &Arc<Shared>, order: MoveOrder) -> std::io::Result<()> {
+    use std::io::{Error, ErrorKind};
+    let plan = shared.plan();
+    let invalid = |why: String| Err(Error::new(ErrorKind::InvalidInput, why));
+    for node in [order.source, order.target] {
+        if plan.topology.node(node).is_none() {
+            return invalid(format!("there is no node number {}", node.0));
+        }
+    }
+    if order.source == order.target {
+        return invalid("the source and the target are the same node".to_owned());
+    }
+    if order.protocol != Protocol::Switchyard {
+        return invalid("this router moves by the protocol switchyard only".to_owned());
+    }
+    let handed_over = order.resume.as_ref().map(|r| r.handed_over.as_slice()).unwrap_or_default();
+    if let Some(slot) = order.slots.iter().find(|s| plan.topology.owner(**s) != order.source && handed_over.binary_search(s).is_err()) {
+        return invalid(format!("slot {} does not belong to the source", slot.number()));
+    }
+    let mut moves = lock(&shared.moves);
+    if moves.get(&order.id).is_some_and(|m| lock(&m.progress).end.is_none()) {
+        return Err(Error::new(ErrorKind::AlreadyExists, format!("move {} is under way", order.id.0)));
+    }
+    while moves.len() >= REMEMBERED
+        && let Some(ended) = moves.iter().find(|(_, m)| lock(&m.progress).end.is_some()).map(|(id, _)| *id)
+    {
+        moves.remove(&ended);
+    }
+    let own = Arc::new(SharedMove::new(order.fingerprints, MoveProgress::new(&order))?);
+    moves.insert(order.id, own.clone());
+    drop(moves);
+    let id = order.id;
+    shared.change_moves(|moves| {
+        moves.by_id.insert(id, own.clone());
+    });
+    let thread = std::thread::Builder::new().name(format!("mover-{}", id.0)).spawn({
+        let shared = shared.clone();
+        move || run::run(shared, own, order)
+    });
+    match thread {
+        Ok(thread) => {
+            let mut movers = lock(&shared.movers);
+            movers.retain(|thread| !thread.is_finished());
+            movers.push(thread);
+            Ok(())
+        }
+        Err(error) => {
+            lock(&shared.moves).remove(&id);
+            shared.change_moves(|moves| {
+                moves.by_id.remove(&id);
+            });
+            Err(error)
+        }
+    }
 }

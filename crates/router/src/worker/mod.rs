@@ -43,7 +43,7 @@ mod tracking;
 mod transactions;
 mod transit;
 mod translate;
-mod transport;
+pub(crate) mod transport;
 mod upstream;
 mod wait;
 

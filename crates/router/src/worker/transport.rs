@@ -32,7 +32,7 @@ thread_local! {
 }
 
 /// A TLS session on a connection.
-pub(super) struct Tls {
+pub(crate) struct Tls {
     session: Connection,
     /// The peer has said that nothing follows.
     ended: bool,
@@ -48,16 +48,16 @@ impl std::fmt::Debug for Tls {
 
 /// What a read gave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Received {
+pub(crate) struct Received {
     /// Bytes at the start of the buffer; 0 means that the peer has closed its side.
-    pub(super) count: usize,
+    pub(crate) count: usize,
     /// There may be more to read now.
-    pub(super) more: bool,
+    pub(crate) more: bool,
 }
 
 /// Reads once. `Errno::AGAIN` where there is nothing yet.
 #[inline]
-pub(super) fn receive(fd: &OwnedFd, tls: &mut Option<Box<Tls>>, buffer: &mut [u8]) -> Result<Received, Errno> {
+pub(crate) fn receive(fd: &OwnedFd, tls: &mut Option<Box<Tls>>, buffer: &mut [u8]) -> Result<Received, Errno> {
     match tls {
         None => {
             let (_, count) = rustix::net::recv(fd, &mut *buffer, RecvFlags::empty())?;
@@ -69,7 +69,7 @@ pub(super) fn receive(fd: &OwnedFd, tls: &mut Option<Box<Tls>>, buffer: &mut [u8
 
 /// Writes as much as the socket takes now. `Errno::AGAIN` where that is nothing.
 #[inline]
-pub(super) fn send(fd: &OwnedFd, tls: &mut Option<Box<Tls>>, bytes: &[u8]) -> Result<usize, Errno> {
+pub(crate) fn send(fd: &OwnedFd, tls: &mut Option<Box<Tls>>, bytes: &[u8]) -> Result<usize, Errno> {
     match tls {
         None => rustix::net::send(fd, bytes, SendFlags::NOSIGNAL),
         Some(tls) => tls.send(fd, bytes),
@@ -77,7 +77,7 @@ pub(super) fn send(fd: &OwnedFd, tls: &mut Option<Box<Tls>>, bytes: &[u8]) -> Re
 }
 
 /// Says that nothing follows, and closes our side of the connection.
-pub(super) fn finish(fd: &OwnedFd, tls: &mut Option<Box<Tls>>) {
+pub(crate) fn finish(fd: &OwnedFd, tls: &mut Option<Box<Tls>>) {
     if let Some(tls) = tls {
         tls.notify_close(fd);
     }
@@ -86,12 +86,12 @@ pub(super) fn finish(fd: &OwnedFd, tls: &mut Option<Box<Tls>>) {
 
 impl Tls {
     /// The server's side of a session, with a client that has just connected.
-    pub(super) fn accept(config: Arc<ServerConfig>) -> Result<Box<Self>, rustls::Error> {
+    pub(crate) fn accept(config: Arc<ServerConfig>) -> Result<Box<Self>, rustls::Error> {
         Ok(Self::new(ServerConnection::new(config)?.into()))
     }
 
     /// The client's side of a session, with a node.
-    pub(super) fn connect(config: Arc<ClientConfig>, name: ServerName<'static>) -> Result<Box<Self>, rustls::Error> {
+    pub(crate) fn connect(config: Arc<ClientConfig>, name: ServerName<'static>) -> Result<Box<Self>, rustls::Error> {
         Ok(Self::new(ClientConnection::new(config, name)?.into()))
     }
 
@@ -101,23 +101,23 @@ impl Tls {
     }
 
     /// Whether the two sides have yet to agree.
-    pub(super) fn is_handshaking(&self) -> bool {
+    pub(crate) fn is_handshaking(&self) -> bool {
         self.session.is_handshaking()
     }
 
     /// Whether sealed bytes wait for the socket.
     #[inline]
-    pub(super) fn has_unsent(&self) -> bool {
+    pub(crate) fn has_unsent(&self) -> bool {
         self.session.wants_write()
     }
 
     /// Why the session failed, if it has.
-    pub(super) fn failure(&self) -> Option<String> {
+    pub(crate) fn failure(&self) -> Option<String> {
         self.failure.as_ref().map(ToString::to_string)
     }
 
     /// Begins or goes on with the handshake without data: what we have to say first is written.
-    pub(super) fn drive(&mut self, fd: &OwnedFd) -> Result<(), Errno> {
+    pub(crate) fn drive(&mut self, fd: &OwnedFd) -> Result<(), Errno> {
         match self.flush(fd) {
             Ok(()) | Err(Errno::AGAIN) => Ok(()),
             Err(error) => Err(error),
@@ -233,7 +233,7 @@ impl Tls {
     }
 
     /// Tells the peer that the end is meant, as far as the socket takes it.
-    pub(super) fn notify_close(&mut self, fd: &OwnedFd) {
+    pub(crate) fn notify_close(&mut self, fd: &OwnedFd) {
         self.session.send_close_notify();
         let _ = self.flush(fd);
     }

@@ -1,0 +1,275 @@
+//! Before the first leg: whether the move can be at all, and what the target needs. After the last: whether anything was left behind.
+
+use std::sync::Arc;
+
+use switchyard_policy::migration::{Durability, Key, Side};
+use switchyard_policy::topology::{SLOT_COUNT, Slot, slot_of};
+use switchyard_resp::reply;
+use tracing::{info, warn};
+
+use super::connection::{error_text, field};
+use super::run::{Halt, Mover};
+use super::side;
+use crate::shared::lock;
+
+/// Times to live are moved as points in time: by so much the two clocks may differ, microseconds.
+const SKEW_MAX_US: i64 = 1_000_000;
+
+impl Mover {
+    /// Whether the nodes can do it.
+    pub(super) fn check(&mut self) -> Result<(), Halt> {
+        self.doing = "looking at both nodes".to_owned();
+        let (source, target) = (self.name(self.order.source), self.name(self.order.target));
+        let versions = (self.version_of_dump(Side::Source)?, self.version_of_dump(Side::Target)?);
+        if versions.0 > versions.1 {
+            return Err(Halt::Stop(format!(
+                "{target} is of an older version than {source}: it cannot read what DUMP gives there (RDB version {} and {}). Upgrade {target} first",
+                versions.0, versions.1
+            )));
+        }
+        let times = (self.time(Side::Source)?, self.time(Side::Target)?);
+        let skew_us = times.0 - times.1;
+        if skew_us.abs() > SKEW_MAX_US {
+            return Err(Halt::Stop(format!(
+                "the clocks of {source} and {target} differ by {:.1} s, and keys would expire at a wrong time. Set the clocks right first",
+                skew_us as f64 / 1e6
+            )));
+        }
+        let durability = self.order.durability;
+        if durability == Durability::Aof && !self.target.always_synced {
+            let answer = self.call(Side::Target, &[b"WAITAOF", b"1", b"0", b"1"])?;
+            if reply::is_error(&answer) {
+                return Err(Halt::Stop(format!("{target} cannot say when its append-only file is safe: {}", error_text(&answer))));
+            }
+        }
+        if durability == Durability::Replica {
+            let answer = self.call(Side::Target, &[b"INFO", b"replication"])?;
+            let info = String::from_utf8_lossy(reply::text(&answer).unwrap_or_default()).into_owned();
+            if field(&info, "connected_slaves").is_none_or(|n| n == "0") {
+                return Err(Halt::Stop(format!(
+                    "{target} has no replica, and what is moved is to be safe at one (durability = \"replica\")"
+                )));
+            }
+        }
+        // As many databases at the target as at the source: a refused SELECT would put keys where they do not belong.
+        let answer = self.call(Side::Source, &[b"CONFIG", b"GET", b"databases"])?;
+        let count = reply::elements(&answer).nth(1).and_then(reply::text).and_then(|n| std::str::from_utf8(n).ok()?.parse::<u32>().ok());
+        let in_use = self.databases_in_use()?.last().copied().unwrap_or(0);
+        let highest = count.map_or(in_use, |count| count.saturating_sub(1).max(in_use));
+        if !self.select(Side::Target, highest)? {
+            return Err(Halt::Stop(format!("{target} has fewer databases than {source}, which has {}", highest + 1)));
+        }
+        Ok(())
+    }
+
+    /// The version of the format that DUMP gives: that of a key which nobody sees.
+    fn version_of_dump(&mut self, side: Side) -> Result<u16, Halt> {
+        let name = format!("switchyard:temporary:{}:mover-{}", self.shared.incarnation, self.order.id.0);
+        let key = name.as_bytes();
+        let mut refused = None;
+        for command in [&[&b"MULTI"[..]][..], &[b"SET", key, b"1", b"PX", b"10000"], &[b"DUMP", key], &[b"UNLINK", key]] {
+            let answer = self.call(side, command)?;
+            refused = refused.or(reply::is_error(&answer).then(|| error_text(&answer)));
+        }
+        let answer = self.call(side, &[b"EXEC"])?;
+        // The last ten bytes are the version and a checksum.
+        let dump = reply::elements(&answer).nth(1).and_then(reply::text).and_then(|dump| dump.len().checked_sub(10).map(|at| &dump[at..]));
+        match dump {
+            Some([low, high, ..]) => Ok(u16::from_le_bytes([*low, *high])),
+            _ => {
+                let why = refused.or_else(|| reply::is_error(&answer).then(|| error_text(&answer)));
+                let why = why.or_else(|| reply::elements(&answer).find(|a| reply::is_error(a)).map(error_text));
+                Err(Halt::Stop(format!("{} does not store and DUMP a key: {}", self.name(self.end(side).node), why.unwrap_or_default())))
+            }
+        }
+    }
+
+    fn time(&mut self, side: Side) -> Result<i64, Halt> {
+        let answer = self.call(side, &[b"TIME"])?;
+        let parts: Vec<i64> = reply::elements(&answer).filter_map(|n| std::str::from_utf8(reply::text(n)?).ok()?.parse().ok()).collect();
+        match parts[..] {
+            [seconds, micros] => Ok(seconds * 1_000_000 + micros),
+            _ => Err(Halt::Stop(format!("{} does not tell its TIME", self.name(self.end(side).node)))),
+        }
+    }
+
+    /// Walks through the keys of some slots at a node: calls `with` with the keys of each step, in their database.
+    fn walk(
+        &mut self,
+        side: Side,
+        slots: impl IntoIterator<Item = Slot>,
+        mut with: impl FnMut(&mut Self, u32, Vec<Key>) -> Result<(), Halt>,
+    ) -> Result<(), Halt> {
+        let mut is_ours = vec![false; SLOT_COUNT];
+        slots.into_iter().for_each(|slot| is_ours[slot.index()] = true);
+        for database in self.databases_in_use()? {
+            let mut cursor = b"0".to_vec();
+            loop {
+                self.select(side, database)?;
+                let answer = self.call(side, &[b"SCAN", &cursor, b"COUNT", b"1000"])?;
+                let Some((next, keys)) = side::scanned(&answer) else {
+                    return Err(Halt::Stop(format!("{} refuses SCAN: {}", self.name(self.end(side).node), error_text(&answer))));
+                };
+                let keys: Vec<Key> = keys.into_iter().filter(|key| is_ours[slot_of(key).index()]).map(Key::from).collect();
+                if !keys.is_empty() {
+                    with(self, database, keys)?;
+                }
+                cursor = next;
+                if cursor == b"0" {
+                    break;
+                }
+                self.pump()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn unlink(&mut self, side: Side, keys: &[Key]) -> Result<(), Halt> {
+        let mut args: Vec<&[u8]> = vec![b"UNLINK"];
+        args.extend(keys.iter().map(|key| &key[..]));
+        let answer = self.call(side, &args)?;
+        if reply::is_error(&answer) {
+            return Err(Halt::Stop(format!("{} refuses to remove keys: {}", self.name(self.end(side).node), error_text(&answer))));
+        }
+        Ok(())
+    }
+
+    /// Sees to it that the target has no keys of the slots.
+    pub(super) fn clear_target(&mut self) -> Result<(), Halt> {
+        self.doing = "looking for leftovers at the target".to_owned();
+        let slots: Vec<Slot> = self.slots_left.iter().copied().collect();
+        let (mut removed, mut foreign) = (0_u64, 0_u64);
+        self.walk(Side::Target, slots, |mover, _, keys| {
+            let may_go = |key: &Key| mover.order.purge_target || mover.order.leftovers.binary_search(&slot_of(key)).is_ok();
+            let (stale, others): (Vec<Key>, Vec<Key>) = keys.into_iter().partition(may_go);
+            foreign += others.len() as u64;
+            removed += stale.len() as u64;
+            if stale.is_empty() { Ok(()) } else { mover.unlink(Side::Target, &stale) }
+        })?;
+        if removed > 0 {
+            info!(move_id = self.order.id.0, keys = removed, "removed what was left over at the target");
+        }
+        if foreign > 0 {
+            return Err(Halt::Stop(format!(
+                "{} has {foreign} keys of these slots, which it does not own, and which no move of ours has left there. Look at them, and remove them there or let the move do it (--purge-target)",
+                self.name(self.order.target)
+            )));
+        }
+        self.target_is_clean = true;
+        Ok(())
+    }
+
+    /// Functions, and the scripts that went through us, are at the target before it serves.
+    pub(super) fn give_functions(&mut self) -> Result<(), Halt> {
+        let bodies: Vec<Arc<[u8]>> = lock(&self.shared.scripts).bodies();
+        for body in bodies {
+            self.call(Side::Target, &[b"SCRIPT", b"LOAD", &body])?;
+            self.pump()?;
+        }
+        let theirs = self.call(Side::Source, &[b"FUNCTION", b"DUMP"])?;
+        if reply::is_error(&theirs) {
+            return Ok(()); // before 7.0 there were none
+        }
+        let ours = self.call(Side::Target, &[b"FUNCTION", b"DUMP"])?;
+        let (Some(theirs), Some(ours)) = (reply::text(&theirs), reply::text(&ours)) else { return Ok(()) };
+        if theirs == ours {
+            return Ok(());
+        }
+        let theirs = theirs.to_vec();
+        let answer = self.call(Side::Target, &[b"FUNCTION", b"RESTORE", &theirs, b"REPLACE"])?;
+        if reply::is_error(&answer) {
+            return Err(Halt::Stop(format!(
+                "{} does not take the functions of {}: {}",
+                self.name(self.order.target),
+                self.name(self.order.source),
+                error_text(&answer)
+            )));
+        }
+        Ok(())
+    }
+
+    /// Whether the target's memory is enough for these slots.
+    pub(super) fn has_room(&mut self, slots: &[Slot]) -> Result<(), Halt> {
+        let info = |mover: &mut Self, side| -> Result<String, Halt> {
+            let answer = mover.call(side, &[b"INFO", b"everything"])?;
+            Ok(String::from_utf8_lossy(reply::text(&answer).unwrap_or_default()).into_owned())
+        };
+        let target = info(self, Side::Target)?;
+        let number = |info: &str, name: &str| field(info, name).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
+        let (limit, used) = (number(&target, "maxmemory"), number(&target, "used_memory"));
+        if limit == 0 {
+            return Ok(());
+        }
+        let source = info(self, Side::Source)?;
+        let keys_there: u64 = source
+            .lines()
+            .filter(|line| line.starts_with("db"))
+            .filter_map(|line| line.split_once("keys=")?.1.split(',').next()?.parse::<u64>().ok())
+            .sum();
+        let keys: u64 = slots.iter().map(|slot| u64::from(self.spool.count(*slot))).sum();
+        let needed = number(&source, "used_memory_dataset").saturating_mul(keys.min(keys_there)) / keys_there.max(1);
+        if used.saturating_add(needed) > limit {
+            return Err(Halt::Stop(format!(
+                "{} has no room: {keys} keys need about {needed} bytes, it uses {used}, and its maxmemory is {limit}",
+                self.name(self.order.target)
+            )));
+        }
+        Ok(())
+    }
+
+    /// Looks whether the source still has keys of the slots that have left it, and does with them what can be known to be right.
+    pub(super) fn look_behind(&mut self) -> Result<(), Halt> {
+        self.doing = "looking for keys left behind".to_owned();
+        let process = self.source.connection.as_ref().map(|c| c.process.run_id.clone());
+        let unchanged = process == self.first_source;
+        let slots: Vec<Slot> = self.order.slots.clone();
+        self.walk(Side::Source, slots, |mover, database, keys| {
+            for key in keys {
+                match mover.was_moved(mover.order.fingerprints.of(&key)) {
+                    Some(true) => {
+                        mover.unlink(Side::Source, std::slice::from_ref(&key))?;
+                        mover.note_late(|late| late.removed += 1);
+                    }
+                    Some(false) if unchanged => {
+                        let moved = mover.move_late(database, &key)?;
+                        mover.note_late(|late| if moved { late.moved += 1 } else { late.left += 1 });
+                    }
+                    _ => mover.note_late(|late| late.left += 1),
+                }
+            }
+            Ok(())
+        })?;
+        let late = self.late();
+        if late != super::LateKeys::default() {
+            warn!(
+                move_id = self.order.id.0,
+                moved = late.moved,
+                removed = late.removed,
+                left = late.left,
+                "the source had keys of slots that had left it: somebody writes to it past the router"
+            );
+        }
+        Ok(())
+    }
+
+    /// Moves a key that was written past us, where nobody has it yet.
+    fn move_late(&mut self, database: u32, key: &Key) -> Result<bool, Halt> {
+        self.call(Side::Source, &[b"MULTI"])?;
+        self.call(Side::Source, &[b"PTTL", key])?;
+        self.call(Side::Source, &[b"DUMP", key])?;
+        let answer = self.call(Side::Source, &[b"EXEC"])?;
+        let mut parts = reply::elements(&answer);
+        let ttl = parts.next().and_then(reply::integer).unwrap_or(-2);
+        let Some(dump) = parts.next().filter(|d| !reply::is_null(d)).and_then(reply::text).map(<[u8]>::to_vec) else { return Ok(true) };
+        if ttl == -2 || !self.select(Side::Target, database)? {
+            return Ok(ttl == -2);
+        }
+        let ttl = if ttl < 0 { "0".to_owned() } else { ttl.max(1).to_string() };
+        let stored = self.call(Side::Target, &[b"RESTORE", key, ttl.as_bytes(), &dump])?;
+        if reply::is_error(&stored) {
+            return Ok(false); // there is one: clients use that
+        }
+        self.unlink(Side::Source, std::slice::from_ref(key))?;
+        Ok(true)
+    }
+}

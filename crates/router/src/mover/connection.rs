@@ -1,0 +1,253 @@
+//! A mover's connection to a node: plain or TLS, greeted, pipelined.
+//!
+//! Not a worker's link: nobody shares it, and whoever owns it waits for what it has asked. It is connected and greeted in one blocking step with a
+//! bound, because a mover has nothing to do before; afterwards it never blocks but in [`Connection::call`].
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use switchyard_policy::migration::Process;
+use switchyard_resp::reply::{ReplyScan, ReplyScanner};
+use switchyard_resp::{encode, reply};
+
+use crate::settings::NodeAccess;
+use crate::worker::transport::{self, Received, Tls};
+
+/// Bytes read at once.
+const READ_SIZE: usize = 128 << 10;
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) fd: OwnedFd,
+    tls: Option<Box<Tls>>,
+    out: Vec<u8>,
+    sent: usize,
+    input: Vec<u8>,
+    scanner: ReplyScanner,
+    buffer: Vec<u8>,
+    database: u32,
+    /// Commands whose replies have not come.
+    pub(super) unanswered: usize,
+    /// When something last came, or was first waited for.
+    pub(super) heard: Instant,
+    pub(super) process: Process,
+    /// Where it leads.
+    pub(super) address: SocketAddr,
+    /// It is not to be used any more.
+    abandoned: bool,
+    /// `redis_version`, comparable.
+    pub(super) version: (u32, u32),
+}
+
+/// The value of a field of INFO.
+pub(super) fn field<'i>(info: &'i str, name: &str) -> Option<&'i str> {
+    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+/// The text of an error reply.
+pub(super) fn error_text(answer: &[u8]) -> String {
+    String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).trim_end().to_owned()
+}
+
+impl Connection {
+    /// Connects to `address` and greets the node as `name`; all within `patience`.
+    pub(super) fn open(access: &NodeAccess, address: SocketAddr, name: &str, patience: Duration) -> Result<Self, String> {
+        let until = Instant::now() + patience;
+        let stream = TcpStream::connect_timeout(&address, patience).map_err(|e| e.to_string())?;
+        stream.set_nodelay(true).map_err(|e| e.to_string())?;
+        stream.set_nonblocking(true).map_err(|e| e.to_string())?;
+        let tls = access.tls.as_ref().map(|tls| Tls::connect(tls.config.clone(), tls.name.clone())).transpose();
+        let mut connection = Self {
+            fd: OwnedFd::from(stream),
+            tls: tls.map_err(|e| format!("TLS: {e}"))?,
+            out: Vec::new(),
+            sent: 0,
+            input: Vec::new(),
+            scanner: ReplyScanner::default(),
+            buffer: vec![0; READ_SIZE],
+            database: 0,
+            unanswered: 0,
+            heard: Instant::now(),
+            process: Process { run_id: String::new(), client_id: 0 },
+            version: (0, 0),
+            address,
+            abandoned: false,
+        };
+        let left = || until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        if let Some(password) = &access.password {
+            let answer = match &access.username {
+                Some(user) => connection.call(&[b"AUTH", user.as_bytes(), password.0.as_bytes()], left())?,
+                None => connection.call(&[b"AUTH", password.0.as_bytes()], left())?,
+            };
+            if reply::is_error(&answer) {
+                return Err(format!("it refuses our credentials: {}", error_text(&answer)));
+            }
+        }
+        // For people, and for a later router that looks for what an earlier one left. A node may refuse it.
+        connection.call(&[b"CLIENT", b"SETNAME", name.as_bytes()], left())?;
+        let answer = connection.call(&[b"CLIENT", b"ID"], left())?;
+        let client_id = reply::integer(&answer).and_then(|id| u64::try_from(id).ok());
+        let client_id = client_id.ok_or_else(|| format!("it does not answer CLIENT ID: {}", error_text(&answer)))?;
+        let info = connection.info("server", left())?;
+        let run_id = field(&info, "run_id").ok_or("INFO names no run_id")?.to_owned();
+        let mut numbers = field(&info, "redis_version").unwrap_or("0").split('.').map(|n| n.parse().unwrap_or(0));
+        connection.version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        connection.process = Process { run_id, client_id };
+        let role = connection.call(&[b"ROLE"], left())?;
+        if reply::elements(&role).next().and_then(reply::text).is_some_and(|role| role != b"master") {
+            return Err("the server at its address is a replica now".to_owned());
+        }
+        Ok(connection)
+    }
+
+    /// The server is no longer the node's primary: the connection counts as lost from now on.
+    pub(super) fn abandon(&mut self) {
+        self.abandoned = true;
+    }
+
+    /// Has the node end another connection, and waits until it has confirmed that.
+    pub(super) fn kill(&mut self, client_id: u64, patience: Duration) -> Result<(), String> {
+        let answer = self.call(&[b"CLIENT", b"KILL", b"ID", client_id.to_string().as_bytes()], patience)?;
+        if reply::is_error(&answer) && !answer.starts_with(b"-ERR No such") {
+            return Err(format!(
+                "it refuses CLIENT KILL ID, so what an earlier connection may still do is unknown: {}",
+                error_text(&answer)
+            ));
+        }
+        Ok(())
+    }
+
+    /// A SELECT was asked for and answered.
+    pub(super) fn is_in(&mut self, database: u32) {
+        self.database = database;
+    }
+
+    /// The database that commands concern.
+    pub(super) fn database(&self) -> u32 {
+        self.database
+    }
+
+    /// A section of INFO.
+    pub(super) fn info(&mut self, section: &str, patience: Duration) -> Result<String, String> {
+        let answer = self.call(&[b"INFO", section.as_bytes()], patience)?;
+        if reply::is_error(&answer) {
+            return Err(format!("INFO {section}: {}", error_text(&answer)));
+        }
+        Ok(String::from_utf8_lossy(reply::text(&answer).unwrap_or_default()).into_owned())
+    }
+
+    /// Asks, and waits for the answer. Nothing else may be under way.
+    pub(super) fn call(&mut self, args: &[&[u8]], patience: Duration) -> Result<Vec<u8>, String> {
+        debug_assert_eq!(self.unanswered, 0, "a call is alone");
+        self.push(args);
+        let until = Instant::now() + patience;
+        let mut answers = Vec::new();
+        loop {
+            self.exchange(&mut answers)?;
+            if let Some(answer) = answers.pop() {
+                return Ok(answer);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(format!("it did not answer within {patience:?}"));
+            }
+            let mut fds = [self.poll_fd()];
+            let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            match poll(&mut fds, Some(&timeout)) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(io::Error::from(error).to_string()),
+            }
+        }
+    }
+
+    /// What to wait for.
+    pub(super) fn poll_fd(&self) -> PollFd<'_> {
+        let writes = self.sent < self.out.len() || self.tls.as_ref().is_some_and(|tls| tls.has_unsent());
+        PollFd::new(&self.fd, if writes { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN })
+    }
+
+    /// Puts a command at the end of what is to be sent.
+    pub(super) fn push(&mut self, args: &[&[u8]]) {
+        if self.unanswered == 0 {
+            self.heard = Instant::now();
+        }
+        encode::command(&mut self.out, args.iter().copied());
+        self.unanswered += 1;
+    }
+
+    /// Has what follows concern this database. True where that is a command more.
+    pub(super) fn select(&mut self, database: u32) -> bool {
+        if self.database == database {
+            return false;
+        }
+        self.push(&[b"SELECT", database.to_string().as_bytes()]);
+        self.database = database;
+        true
+    }
+
+    /// Sends and receives what can be without waiting; whole replies are appended to `answers`.
+    pub(super) fn exchange(&mut self, answers: &mut Vec<Vec<u8>>) -> Result<(), String> {
+        if self.abandoned {
+            return Err("it is no longer the node's primary".to_owned());
+        }
+        let failed = |error: Errno, tls: &Option<Box<Tls>>| {
+            let why = tls.as_ref().and_then(|tls| tls.failure()).map(|why| format!("TLS: {why}"));
+            why.unwrap_or_else(|| io::Error::from(error).to_string())
+        };
+        while self.sent < self.out.len() || self.tls.as_ref().is_some_and(|tls| tls.has_unsent()) {
+            match transport::send(&self.fd, &mut self.tls, &self.out[self.sent..]) {
+                Ok(count) => self.sent += count,
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(failed(error, &self.tls)),
+            }
+        }
+        if self.sent == self.out.len() {
+            self.out.clear();
+            self.out.shrink_to(1 << 20);
+            self.sent = 0;
+        }
+        loop {
+            match transport::receive(&self.fd, &mut self.tls, &mut self.buffer) {
+                Ok(Received { count: 0, .. }) => return Err("the node closed the connection".to_owned()),
+                Ok(Received { count, more }) => {
+                    self.heard = Instant::now();
+                    self.input.extend_from_slice(&self.buffer[..count]);
+                    self.take_replies(answers)?;
+                    if !more {
+                        break;
+                    }
+                }
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(failed(error, &self.tls)),
+            }
+        }
+        Ok(())
+    }
+
+    fn take_replies(&mut self, answers: &mut Vec<Vec<u8>>) -> Result<(), String> {
+        let mut at = 0;
+        while at < self.input.len() {
+            match self.scanner.scan(&self.input[at..]) {
+                Ok(ReplyScan::Complete(len)) => {
+                    if self.unanswered == 0 {
+                        return Err("it sent a reply that nobody asked for".to_owned());
+                    }
+                    self.unanswered -= 1;
+                    answers.push(self.input[at..at + len].to_vec());
+                    at += len;
+                }
+                Ok(ReplyScan::Incomplete(_)) => break,
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        self.input.drain(..at);
+        Ok(())
+    }
+}

@@ -1,0 +1,618 @@
+//! A leg: steps its machine with what happened, and does what it says.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use switchyard_policy::migration::{Action, Event, Fingerprint, Key, Leg, Machine, Orders, Outcome, Phase, Side};
+use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot, Stage, Transit, slot_of};
+use switchyard_resp::reply;
+use tracing::{info, warn};
+
+use super::run::{Halt, Mover};
+use super::side::{self, Ask, Content, Use};
+use super::{LegView, SharedLeg, Told};
+use crate::shared::Message;
+
+/// The machine is told that time passes at least so often.
+const TICK: Duration = Duration::from_millis(2);
+
+/// After this long the workers have not drained, and the leg is withdrawn, microseconds: clients wait meanwhile.
+const DRAIN_PATIENCE_US: u64 = 40_000;
+
+/// Where the keys of the leg come from.
+#[derive(Debug)]
+enum Listing {
+    /// From the spool, once they are asked for.
+    Spooled,
+    /// They are in `listed`.
+    Whole,
+    /// From the node, as it is walked through.
+    Walked(Walk),
+}
+
+/// A walk through the keys of the leg at a node.
+#[derive(Debug)]
+struct Walk {
+    side: Side,
+    databases: Vec<u32>,
+    cursor: Vec<u8>,
+    /// A SCAN is under way.
+    asked: bool,
+    /// Removals under way.
+    removals: usize,
+}
+
+impl Walk {
+    fn is_over(&self) -> bool {
+        self.databases.is_empty() && !self.asked && self.removals == 0
+    }
+}
+
+/// A leg under way.
+pub(super) struct Run {
+    pub(super) number: u32,
+    pub(super) slots: Vec<Slot>,
+    is_ours: Vec<bool>,
+    machine: Leg,
+    events: VecDeque<Event>,
+    view: LegView,
+    /// The epoch that every worker has to know, and the node at which nothing older may be in flight.
+    drain: Option<(u64, NodeId)>,
+    /// The transits could not be published yet.
+    publish_again: Option<Instant>,
+    hand_over_again: Option<(Instant, NodeId)>,
+    contents: HashMap<Key, Vec<Content>>,
+    pub(super) databases: Vec<u32>,
+    lists: VecDeque<u32>,
+    listed: VecDeque<Key>,
+    listing: Listing,
+    purge: Option<(Walk, Arc<BTreeSet<Fingerprint>>)>,
+    /// Something was stored at the target, or what it has is not known.
+    target_touched: bool,
+    next_tick: Instant,
+    outcome: Option<Outcome>,
+}
+
+impl Mover {
+    /// Does a leg to its end. `fresh`: its keys are in the spool.
+    pub(super) fn run_leg(
+        &mut self,
+        number: u32,
+        slots: Vec<Slot>,
+        resume: Option<switchyard_policy::migration::record::OpenLeg>,
+        fresh: bool,
+    ) -> Result<Outcome, Halt> {
+        let databases = self.databases_in_use()?;
+        let order = &self.order;
+        let orders = Orders {
+            move_id: order.id,
+            leg: number,
+            source: order.source,
+            target: order.target,
+            slots: slots.clone(),
+            durability: order.durability,
+            drain_patience_us: DRAIN_PATIENCE_US,
+        };
+        let mut is_ours = vec![false; SLOT_COUNT];
+        slots.iter().for_each(|slot| is_ours[slot.index()] = true);
+        let whole = !fresh || slots.iter().any(|slot| self.anything.contains(slot));
+        let walk = Walk { side: Side::Source, databases: databases.clone(), cursor: b"0".to_vec(), asked: false, removals: 0 };
+        let mut run = Run {
+            number,
+            is_ours,
+            machine: Leg::new(orders, order.fingerprints, resume),
+            events: VecDeque::new(),
+            view: LegView { shared: Arc::default(), away: None },
+            drain: None,
+            publish_again: None,
+            hand_over_again: None,
+            contents: HashMap::new(),
+            databases,
+            lists: VecDeque::new(),
+            listed: VecDeque::new(),
+            // Only what is walked through after the drain is complete counts; the machine asks for nothing before.
+            listing: if whole { Listing::Walked(walk) } else { Listing::Spooled },
+            purge: None,
+            target_touched: !fresh || !self.target_is_clean,
+            next_tick: Instant::now(),
+            outcome: None,
+            slots,
+        };
+        let (Some(source), Some(target)) = (&self.source.connection, &self.target.connection) else {
+            return Err(Halt::Lost);
+        };
+        run.events.push_back(Event::Met { source: source.process.clone(), target: target.process.clone() });
+        run.events.push_back(Event::Pace(self.pace()));
+        if !self.tickets.is_empty() {
+            run.events.push_back(Event::Quiesce);
+        }
+        let outcome = loop {
+            if self.is_stopped() {
+                return Err(Halt::RouterStops);
+            }
+            let mut busy = self.hear(&mut run);
+            for side in [Side::Source, Side::Target] {
+                busy |= self.take_answers(&mut run, side);
+                self.restore(&mut run, side);
+            }
+            self.check_drain(&mut run);
+            self.go_on_walking(&mut run);
+            self.serve_lists(&mut run);
+            self.retry_publishing(&mut run);
+            if Instant::now() >= run.next_tick {
+                run.next_tick = Instant::now() + TICK;
+                run.events.push_back(Event::Tick);
+            }
+            busy |= !run.events.is_empty();
+            while let Some(event) = run.events.pop_front() {
+                self.step(&mut run, event);
+            }
+            if let Some(outcome) = run.outcome.take() {
+                break outcome;
+            }
+            self.show(Some(run.machine.progress()));
+            if let Some(pace) = self.new_pace(run.machine.progress()) {
+                run.events.push_back(Event::Pace(pace));
+            }
+            if !busy {
+                self.wait(Duration::from_millis(1));
+            }
+        };
+        let progress = run.machine.progress();
+        self.ended_legs(progress);
+        self.shared.change_moves(|moves| {
+            moves.legs.remove(&(self.order.id, number));
+        });
+        if !matches!(outcome, Outcome::Moved) {
+            self.target_is_clean = matches!(outcome, Outcome::NotBegun { .. }) && !run.target_touched;
+        }
+        info!(move_id = self.order.id.0, leg = number, slots = run.slots.len(), keys = progress.keys_moved, pulled = progress.pulled, repeated = progress.repeated, outcome = ?outcome, "a leg has ended");
+        Ok(outcome)
+    }
+
+    fn step(&mut self, run: &mut Run, event: Event) {
+        let mut actions = Vec::new();
+        run.machine.step(event, self.now_us(), &mut actions);
+        let mut records = Vec::new();
+        let mut last = 0;
+        for action in actions {
+            match action {
+                Action::Record { number, record } => {
+                    records.push(record);
+                    last = number;
+                }
+                other => self.act(run, other),
+            }
+        }
+        if !records.is_empty() {
+            let (own, leg) = (self.own.clone(), run.number);
+            self.records += records.len() as u64;
+            self.order.host.record(records, Box::new(move |outcome| own.tell(Told::Recorded { leg, number: last, outcome })));
+        }
+    }
+
+    fn act(&mut self, run: &mut Run, action: Action) {
+        match action {
+            Action::Record { .. } => {}
+            Action::Announce => self.announce(run),
+            Action::Withdraw => {
+                run.drain = None;
+                self.shared.change_moves(|moves| {
+                    moves.legs.remove(&(self.order.id, run.number));
+                });
+                self.publish_observed_or_retry();
+            }
+            Action::Purge { side, away } => {
+                let clean = side == Side::Target && away.is_empty() && !run.target_touched;
+                if clean {
+                    run.events.push_back(Event::Purged);
+                } else {
+                    let databases = self.all_databases();
+                    run.purge = Some((Walk { side, databases, cursor: b"0".to_vec(), asked: false, removals: 0 }, away));
+                }
+            }
+            Action::List { count } => run.lists.push_back(count),
+            Action::Relist { at } => {
+                run.listed.clear();
+                let databases = self.all_databases();
+                run.listing = Listing::Walked(Walk { side: at, databases, cursor: b"0".to_vec(), asked: false, removals: 0 });
+            }
+            Action::Copy { batch, from, keys } => {
+                for key in &keys {
+                    run.contents.remove(key);
+                }
+                let (databases, usage) = (run.databases.clone(), self.usage());
+                self.end_mut(from).copy(batch, keys, &databases, usage);
+            }
+            Action::Store { batch, to, keys } => {
+                run.target_touched = true;
+                let usage = self.usage();
+                let contents: Vec<(&Key, &[Content])> =
+                    keys.iter().map(|key| (key, run.contents.get(key).map(Vec::as_slice).unwrap_or_default())).collect();
+                self.end_mut(to).store(batch, &contents, usage);
+            }
+            Action::Secure { batch, at, durability } => {
+                if !self.end_mut(at).secure(batch, durability) {
+                    run.events.push_back(Event::Secured { batch, refused: None });
+                }
+            }
+            Action::Remove { batch, from, keys } => {
+                let databases = run.databases.clone();
+                self.end_mut(from).remove(batch, &keys, &databases);
+            }
+            Action::Migrate { batch, .. } => {
+                run.events.push_back(Event::Migrated { batch, refused: Some("this router's movers do not use MIGRATE".to_owned()) });
+            }
+            Action::Admit { keys } => {
+                let fingerprints: Vec<Fingerprint> = keys.iter().map(|key| self.order.fingerprints.of(key)).collect();
+                for key in &keys {
+                    run.contents.remove(key);
+                }
+                self.note_moved(&fingerprints, run.view.away.is_some());
+                run.view.shared.admit(fingerprints);
+                self.wake_workers(&run.view.shared);
+            }
+            Action::Refuse { keys, error } => {
+                let keys = keys.map(|keys| keys.iter().map(|key| self.order.fingerprints.of(key)).collect::<Arc<[Fingerprint]>>());
+                let error: Arc<str> = error.into();
+                for mailbox in self.shared.mailboxes.iter() {
+                    mailbox.send(Message::Refused { move_id: self.order.id, keys: keys.clone(), error: error.clone() });
+                }
+            }
+            Action::Restore { side } => self.end_mut(side).next_try = Some(Instant::now()),
+            Action::HandOver { to } => {
+                run.view.shared.admit_all();
+                self.wake_workers(&run.view.shared);
+                let owner = self.end(to).node;
+                self.hand_over(run, owner);
+            }
+            Action::Quiet => self.say_quiet(),
+            Action::Turn { why, away } => {
+                self.doing = format!("going back: {why}");
+                warn!(move_id = self.order.id.0, leg = run.number, why, "a leg goes back to its source");
+                run.view = LegView { shared: Arc::new(SharedLeg::default()), away: Some(away) };
+                self.announce(run);
+            }
+            Action::Report { text } => {
+                warn!(move_id = self.order.id.0, leg = run.number, "{text}");
+                self.doing = text;
+            }
+            Action::End(outcome) => run.outcome = Some(outcome),
+        }
+    }
+
+    /// Makes every worker know that the slots are moving, or going back.
+    fn announce(&mut self, run: &mut Run) {
+        let id = self.order.id;
+        let view = run.view.clone();
+        self.shared.change_moves(|moves| {
+            moves.legs.insert((id, run.number), view);
+        });
+        let transit = |stage| Transit { move_id: id, source: self.order.source, target: self.order.target, stage };
+        let mut transits = vec![(transit(Stage::Moving { leg: run.number }), run.slots.clone())];
+        let rest: Vec<Slot> = self.slots_left.iter().copied().filter(|slot| !run.is_ours[slot.index()]).collect();
+        if self.is_listed && !rest.is_empty() {
+            transits.push((transit(Stage::Observed), rest));
+        }
+        match self.order.host.set_transits(id, transits) {
+            Ok(epoch) => {
+                run.publish_again = None;
+                let node = if run.view.away.is_some() { self.order.target } else { self.order.source };
+                run.drain = Some((epoch, node));
+                self.shared.want_drained(epoch);
+            }
+            Err(why) => {
+                self.doing = format!("the topology cannot be changed now: {why}");
+                run.publish_again = Some(Instant::now() + Duration::from_millis(50));
+            }
+        }
+    }
+
+    fn retry_publishing(&mut self, run: &mut Run) {
+        if run.publish_again.is_some_and(|at| Instant::now() >= at) {
+            self.announce(run);
+        }
+        if let Some((at, owner)) = run.hand_over_again
+            && Instant::now() >= at
+        {
+            run.hand_over_again = None;
+            self.hand_over(run, owner);
+        }
+    }
+
+    fn hand_over(&mut self, run: &Run, owner: NodeId) {
+        let (own, leg) = (self.own.clone(), run.number);
+        let done = Box::new(move |outcome| own.tell(Told::HandedOver { leg, outcome }));
+        self.order.host.hand_over(self.order.id, &run.slots, owner, done);
+    }
+
+    fn wake_workers(&self, leg: &SharedLeg) {
+        let waiting = leg.take_waiting();
+        if waiting == 0 {
+            return;
+        }
+        for (worker, mailbox) in self.shared.mailboxes.iter().enumerate() {
+            if waiting & (1 << (worker % 64)) != 0 {
+                mailbox.send(Message::Admitted);
+            }
+        }
+    }
+
+    /// Takes what workers, the journal and the user say.
+    fn hear(&mut self, run: &mut Run) -> bool {
+        let told = self.own.take_told();
+        let any = !told.is_empty();
+        for what in told {
+            match what {
+                Told::Wanted { leg, keys } if leg == run.number => run.events.push_back(Event::Wanted { keys }),
+                Told::Recorded { leg, number, outcome } if leg == run.number => match outcome {
+                    Ok(()) => run.events.push_back(Event::Recorded(number)),
+                    Err(why) => {
+                        // Nothing of it takes effect. Clients are told after their time is over; a restart takes the leg up.
+                        tracing::error!(move_id = self.order.id.0, leg, why, "the journal of moves cannot be written: the leg waits");
+                        self.doing = format!("the journal cannot be written: {why}");
+                    }
+                },
+                Told::HandedOver { leg, outcome } if leg == run.number => match outcome {
+                    Ok(()) => run.events.push_back(Event::HandedOver),
+                    Err(why) => {
+                        self.doing = format!("the topology cannot be stored: {why}");
+                        let owner = if run.view.away.is_some() { self.order.source } else { self.order.target };
+                        run.hand_over_again = Some((Instant::now() + Duration::from_millis(500), owner));
+                    }
+                },
+                Told::Quiesce { from, ticket } => {
+                    self.tickets.insert(ticket, from);
+                    run.events.push_back(Event::Quiesce);
+                }
+                Told::Unquiesce { ticket } => {
+                    self.tickets.remove(&ticket);
+                    if self.tickets.is_empty() {
+                        run.events.push_back(Event::Resume);
+                    }
+                }
+                Told::Steer(steer) => {
+                    if self.steer(steer) && run.machine.progress().phase == Phase::Preparing {
+                        run.events.push_back(Event::TurnBack);
+                    }
+                    run.events.push_back(Event::Pace(self.pace()));
+                }
+                other => self.note(other),
+            }
+        }
+        any
+    }
+
+    /// Takes the answers of a side.
+    fn take_answers(&mut self, run: &mut Run, side: Side) -> bool {
+        let patience = self.patience();
+        let done = match self.end_mut(side).exchange(patience) {
+            Ok(done) => done,
+            Err(why) => {
+                self.lose(run, side, &why);
+                return true;
+            }
+        };
+        let any = !done.is_empty();
+        for (ask, answers) in done {
+            if let Err(why) = self.answered(run, side, ask, &answers) {
+                self.lose(run, side, &why);
+                break;
+            }
+        }
+        any
+    }
+
+    fn lose(&mut self, run: &mut Run, side: Side, why: &str) {
+        let name = self.name(self.end(side).node);
+        warn!(move_id = self.order.id.0, node = name, why, "a mover has lost its connection");
+        self.doing = format!("waiting for {name}: {why}");
+        self.end_mut(side).fail();
+        // What was walked through stays; what was asked is asked again.
+        if let Listing::Walked(walk) = &mut run.listing
+            && walk.side == side
+        {
+            walk.asked = false;
+        }
+        if run.purge.as_ref().is_some_and(|(walk, _)| walk.side == side) {
+            run.purge = None;
+        }
+        if side == Side::Target {
+            run.target_touched = true;
+            self.target_is_clean = false;
+        }
+        run.events.push_back(Event::Lost { side });
+    }
+
+    fn answered(&mut self, run: &mut Run, side: Side, ask: Ask, answers: &[Vec<u8>]) -> Result<(), String> {
+        let refused = || answers.iter().find(|a| reply::is_error(a)).map(|a| super::connection::error_text(a));
+        match ask {
+            Ask::Copy { batch, keys, databases, usage, absolute } => {
+                let (outcomes, contents) = side::copied(&keys, &databases, usage, absolute, answers)?;
+                run.contents.extend(keys.into_iter().zip(contents));
+                run.events.push_back(Event::Copied { batch, outcomes });
+            }
+            Ask::Store { batch, places, count } => {
+                let outcomes = side::stored(&places, count, answers)?;
+                run.events.push_back(Event::Stored { batch, outcomes });
+            }
+            Ask::Secure { batch, durability } => {
+                let refused = side::secured(durability, answers.last().map(Vec::as_slice).unwrap_or_default());
+                run.events.push_back(Event::Secured { batch, refused });
+            }
+            Ask::Remove { batch } => {
+                if let Some(why) = refused() {
+                    return Err(format!("it refuses to remove keys: {why}"));
+                }
+                run.events.push_back(Event::Removed { batch });
+            }
+            Ask::Scan { purges } => {
+                if let Some(why) = refused() {
+                    return Err(format!("it refuses SCAN: {why}"));
+                }
+                let answer = answers.last().map(Vec::as_slice).unwrap_or_default();
+                let (cursor, keys) = side::scanned(answer).ok_or("it answered SCAN with something else than a cursor and keys")?;
+                let keys = keys.into_iter().filter(|key| run.is_ours[slot_of(key).index()]).map(Key::from);
+                if purges {
+                    let Some((walk, away)) = &mut run.purge else { return Ok(()) };
+                    let wrong: Vec<Key> =
+                        keys.filter(|key| away.contains(&self.order.fingerprints.of(key)) == (side == Side::Source)).collect();
+                    let database = walk.databases.last().copied().unwrap_or(0);
+                    walk.take(cursor);
+                    if !wrong.is_empty() {
+                        walk.removals += 1;
+                        self.end_mut(side).purge(&wrong, database);
+                    }
+                } else if let Listing::Walked(walk) = &mut run.listing
+                    && walk.side == side
+                    && walk.asked
+                {
+                    run.listed.extend(keys);
+                    walk.take(cursor);
+                }
+            }
+            Ask::Purge => {
+                if let Some(why) = refused() {
+                    return Err(format!("it refuses to remove keys: {why}"));
+                }
+                if let Some((walk, _)) = &mut run.purge {
+                    walk.removals = walk.removals.saturating_sub(1);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reaches a side again that was lost.
+    fn restore(&mut self, run: &mut Run, side: Side) {
+        if self.end(side).connection.is_some() || self.end(side).next_try.is_none_or(|at| Instant::now() < at) {
+            return;
+        }
+        match self.reach(side) {
+            Ok(()) => {
+                if let Ok(databases) = self.databases_in_use() {
+                    run.databases = databases;
+                }
+                if let Some(connection) = &self.end(side).connection {
+                    run.events.push_back(Event::Restored { side, process: connection.process.clone() });
+                    self.doing = "moving".to_owned();
+                }
+            }
+            Err(why) => {
+                self.doing = format!("waiting for {}: {why}", self.name(self.end(side).node));
+                self.end_mut(side).try_later();
+            }
+        }
+    }
+
+    fn check_drain(&mut self, run: &mut Run) {
+        let Some((epoch, node)) = run.drain else { return };
+        if !self.shared.drained_source(epoch, node) {
+            return;
+        }
+        // Which databases have keys can be told now that nothing is written; a question alone on its connection.
+        if !self.source.is_idle() || !self.target.is_idle() {
+            return;
+        }
+        match self.databases_in_use() {
+            Ok(databases) => {
+                run.databases.clone_from(&databases);
+                if let Listing::Walked(walk) = &mut run.listing
+                    && !walk.asked
+                {
+                    walk.databases = databases;
+                }
+            }
+            // A side is lost: it is found out where its answers are taken.
+            Err(_) => return,
+        }
+        run.drain = None;
+        run.events.push_back(Event::Drained);
+    }
+
+    fn go_on_walking(&mut self, run: &mut Run) {
+        let purging = run.purge.is_some();
+        if let Some((walk, _)) = &mut run.purge {
+            if walk.is_over() {
+                run.purge = None;
+                run.events.push_back(Event::Purged);
+            } else if !walk.asked
+                && let Some(database) = walk.databases.last().copied()
+                && self.end(walk.side).connection.is_some()
+            {
+                walk.asked = true;
+                let (side, cursor) = (walk.side, walk.cursor.clone());
+                self.end_mut(side).scan(database, &cursor, true);
+            }
+        }
+        // As far as keys are asked for, and no faster.
+        let wanted = run.lists.front().is_some_and(|count| run.listed.len() < *count as usize);
+        if let Listing::Walked(walk) = &mut run.listing
+            && wanted
+            && !walk.asked
+            && !purging
+            && let Some(database) = walk.databases.last().copied()
+            && self.end(walk.side).connection.is_some()
+        {
+            walk.asked = true;
+            let (side, cursor) = (walk.side, walk.cursor.clone());
+            self.end_mut(side).scan(database, &cursor, false);
+        }
+    }
+
+    fn serve_lists(&mut self, run: &mut Run) {
+        while let Some(count) = run.lists.front().copied() {
+            if matches!(run.listing, Listing::Spooled) {
+                match self.spool.keys(&run.slots) {
+                    Ok(keys) => {
+                        run.listed.extend(keys);
+                        run.listing = Listing::Whole;
+                    }
+                    Err(error) => {
+                        // The node knows its keys as well.
+                        warn!(%error, "the list of keys cannot be read: the keys are listed again");
+                        let databases = run.databases.clone();
+                        run.listing =
+                            Listing::Walked(Walk { side: Side::Source, databases, cursor: b"0".to_vec(), asked: false, removals: 0 });
+                    }
+                }
+            }
+            let ended = match &run.listing {
+                Listing::Whole => true,
+                Listing::Walked(walk) => walk.is_over(),
+                Listing::Spooled => false,
+            };
+            if !ended && run.listed.len() < count as usize {
+                return;
+            }
+            run.lists.pop_front();
+            let take = run.listed.len().min(count as usize);
+            let keys: Vec<Key> = run.listed.drain(..take).collect();
+            run.events.push_back(Event::Listed { keys, end: ended && run.listed.is_empty() });
+        }
+    }
+
+    /// How keys were used is worth asking only where both nodes keep that.
+    fn usage(&self) -> Option<Use> {
+        let both = |what: &str| self.source.policy.contains(what) && self.target.policy.contains(what);
+        if both("lfu") {
+            Some(Use::Frequency)
+        } else if both("lru") {
+            Some(Use::Idle)
+        } else {
+            None
+        }
+    }
+}
+
+impl Walk {
+    /// A SCAN was answered with this cursor.
+    fn take(&mut self, cursor: Vec<u8>) {
+        self.asked = false;
+        if cursor == b"0" {
+            self.databases.pop();
+        }
+        self.cursor = cursor;
+    }
+}

@@ -1,0 +1,693 @@
+//! The thread of a move: reaches both nodes, looks whether the move can be, lists the keys, does leg after leg, and looks afterwards whether
+//! anything was left behind.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use switchyard_policy::migration::{Fingerprint, Goal, Outcome, Pace, Progress, Side};
+use switchyard_policy::topology::{Slot, Stage, Transit, slot_of};
+use tracing::{error, info, warn};
+
+use super::connection::Connection;
+use super::side::End;
+use super::spool::Spool;
+use super::{MoveEnd, MoveOrder, SharedMove, Steer, Told};
+use crate::shared::{Message, Shared, lock};
+
+/// Fingerprints of moved keys that are remembered until the end; beyond it what is found late can no longer be told apart.
+const REMEMBERED_MAX: usize = 20_000_000;
+
+/// Between two attempts of a leg that could not begin.
+const LEG_REST: Duration = Duration::from_millis(250);
+
+/// How often progress is published.
+const SHOW: Duration = Duration::from_millis(100);
+
+/// Why a mover does not go on.
+#[derive(Debug)]
+pub(super) enum Halt {
+    /// The router stops: the journal knows where the move is.
+    RouterStops,
+    /// A node is not connected where it has to be: reach it and try again.
+    Lost,
+    /// The move ends here, and why.
+    Stop(String),
+}
+
+/// A move under way.
+pub(super) struct Mover {
+    pub(super) shared: Arc<Shared>,
+    pub(super) own: Arc<SharedMove>,
+    pub(super) order: MoveOrder,
+    pub(super) source: End,
+    pub(super) target: End,
+    pub(super) spool: Spool,
+    /// Slots in which scripts may have written keys that they do not name.
+    pub(super) anything: BTreeSet<Slot>,
+    /// Slots that the source still owns.
+    pub(super) slots_left: BTreeSet<Slot>,
+    pub(super) is_listed: bool,
+    /// The target has no keys of the slots that are left.
+    pub(super) target_is_clean: bool,
+    /// Who asked for quiet: workers, by ticket.
+    pub(super) tickets: BTreeMap<u64, usize>,
+    pub(super) doing: String,
+    pub(super) records: u64,
+    databases: BTreeSet<u32>,
+    goal: Goal,
+    paused: bool,
+    aborted: bool,
+    moved: HashSet<Fingerprint>,
+    /// Whether `moved` has all of them.
+    remembers_all: bool,
+    /// Of legs that have ended.
+    before: Progress,
+    began: Instant,
+    shown: Instant,
+    /// Keys and bytes when the rate was last taken.
+    rate_from: (Instant, u64, u64),
+    rates: (f64, f64),
+    listed: u64,
+    late: super::LateKeys,
+    throttled: bool,
+    /// The process that the source was when the move began.
+    pub(super) first_source: Option<String>,
+}
+
+const NO_PROGRESS: Progress =
+    Progress { phase: switchyard_policy::migration::Phase::Preparing, keys_moved: 0, bytes_moved: 0, pulled: 0, repeated: 0 };
+
+/// The thread of a move.
+pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, order: MoveOrder) {
+    let id = order.id;
+    let host = order.host.clone();
+    let mut mover = Mover::new(shared.clone(), own.clone(), order);
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| mover.do_all()));
+    let end = match outcome {
+        Ok(Ok(end)) => end,
+        Ok(Err(Halt::Stop(why))) => MoveEnd::Stopped(why),
+        Ok(Err(Halt::Lost)) => MoveEnd::Stopped("a node is not connected".to_owned()),
+        Ok(Err(Halt::RouterStops)) => return,
+        Err(_) => {
+            error!(move_id = id.0, "a mover panicked. This is a bug, please report it; a restart of the router takes the move up again");
+            MoveEnd::Stopped("the mover panicked: a restart of the router takes the move up again".to_owned())
+        }
+    };
+    let is_moving = shared.plan().moves.legs.keys().any(|(of, _)| *of == id);
+    if !is_moving {
+        if let Err(why) = host.set_transits(id, Vec::new()) {
+            warn!(move_id = id.0, why, "the topology still has slots of a move that has ended");
+        }
+    }
+    info!(move_id = id.0, ?end, "a move has ended");
+    mover.finish(&end);
+    shared.change_moves(|moves| {
+        moves.by_id.remove(&id);
+    });
+    host.ended(id, &end);
+}
+
+impl Mover {
+    fn new(shared: Arc<Shared>, own: Arc<SharedMove>, order: MoveOrder) -> Self {
+        let done: BTreeSet<Slot> = order.resume.iter().flat_map(|r| r.handed_over.iter().copied()).collect();
+        let slots_left = order.slots.iter().copied().filter(|slot| !done.contains(slot)).collect();
+        let spool = Spool::new(order.host.spool_directory().join(format!("move-{}", order.id.0)));
+        let now = Instant::now();
+        Self {
+            source: End::new(order.source),
+            target: End::new(order.target),
+            spool,
+            anything: BTreeSet::new(),
+            slots_left,
+            is_listed: false,
+            target_is_clean: false,
+            tickets: BTreeMap::new(),
+            doing: "connecting".to_owned(),
+            records: 0,
+            databases: BTreeSet::new(),
+            goal: order.goal,
+            paused: false,
+            aborted: false,
+            moved: HashSet::new(),
+            remembers_all: order.resume.is_none(),
+            before: NO_PROGRESS,
+            began: now,
+            shown: now,
+            rate_from: (now, 0, 0),
+            rates: (0.0, 0.0),
+            listed: 0,
+            late: super::LateKeys::default(),
+            throttled: false,
+            first_source: None,
+            shared,
+            own,
+            order,
+        }
+    }
+
+    fn do_all(&mut self) -> Result<MoveEnd, Halt> {
+        let resume = self.order.resume.take();
+        let mut open = resume.as_ref().and_then(|r| r.leg.clone()).filter(|leg| leg.moving);
+        let mut next_leg = resume.as_ref().map_or(0, |r| r.next_leg);
+        if let Some(leg) = resume.as_ref().and_then(|r| r.leg.as_ref()) {
+            self.source.dead.push(leg.source.clone());
+            self.target.dead.push(leg.target.clone());
+        }
+        let resumed = resume.is_some();
+        self.reach_both(resumed)?;
+        self.first_source = self.source.connection.as_ref().map(|c| c.process.run_id.clone());
+        if let Some(leg) = open.take() {
+            // Its keys can be used by nobody until it is under way again: first of all.
+            self.doing = "going on with the leg that was under way".to_owned();
+            let number = leg.leg;
+            let slots = leg.slots.clone();
+            match self.run_leg(number, slots.clone(), Some(leg), false)? {
+                Outcome::Moved => self.slots_done(&slots),
+                Outcome::Returned { why } => return Ok(MoveEnd::Stopped(why)),
+                Outcome::NotBegun { why } => return Err(Halt::Stop(why)),
+            }
+        }
+        self.until_connected(Self::check)?;
+        self.until_connected(Self::clear_target)?;
+        self.until_connected(Self::give_functions)?;
+        self.until_connected(Self::list)?;
+        while !self.slots_left.is_empty() {
+            self.while_paused()?;
+            if self.aborted {
+                return Ok(MoveEnd::Stopped("stopped by the user between two legs".to_owned()));
+            }
+            let slots = self.next_leg();
+            self.until_connected(|mover| mover.has_room(&slots))?;
+            self.doing = "moving".to_owned();
+            let outcome = match self.run_leg(next_leg, slots.clone(), None, true) {
+                Err(Halt::Lost) => {
+                    self.reach_both(false)?;
+                    continue;
+                }
+                other => other?,
+            };
+            next_leg += 1;
+            match outcome {
+                Outcome::Moved => self.slots_done(&slots),
+                Outcome::Returned { why } => return Ok(MoveEnd::Stopped(why)),
+                Outcome::NotBegun { why } => {
+                    self.doing = format!("trying again: {why}");
+                    self.rest(LEG_REST)?;
+                }
+            }
+        }
+        self.until_connected(Self::look_behind)?;
+        Ok(MoveEnd::Done)
+    }
+
+    // ---- what the outside says ----
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.shared.stop.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn now_us(&self) -> u64 {
+        self.shared.uptime().as_micros() as u64
+    }
+
+    pub(super) fn patience(&self) -> Duration {
+        self.shared.plan().live.command_timeout
+    }
+
+    pub(super) fn name(&self, node: switchyard_policy::topology::NodeId) -> String {
+        self.shared.plan().topology.node(node).map_or_else(|| "a removed node".into(), |n| n.name.clone())
+    }
+
+    /// Takes what a user wants. True where a leg that has not begun should not begin.
+    pub(super) fn steer(&mut self, steer: Steer) -> bool {
+        match steer {
+            Steer::Pause => self.paused = true,
+            Steer::Resume => self.paused = false,
+            Steer::Goal(goal) => self.goal = goal,
+            Steer::Abort => self.aborted = true,
+        }
+        matches!(steer, Steer::Abort)
+    }
+
+    /// Takes what has nothing to do with the leg under way.
+    pub(super) fn note(&mut self, what: Told) {
+        match what {
+            Told::Written(keys) => {
+                for key in keys {
+                    self.spool_key(slot_of(&key), &key);
+                }
+            }
+            Told::WrittenAnything(slot) => {
+                self.anything.insert(slot);
+            }
+            Told::Quiesce { from, ticket } => {
+                self.tickets.insert(ticket, from);
+                self.say_quiet();
+            }
+            Told::Unquiesce { ticket } => {
+                self.tickets.remove(&ticket);
+            }
+            Told::Steer(steer) => {
+                self.steer(steer);
+            }
+            // Of a leg that has ended.
+            Told::Wanted { .. } | Told::Recorded { .. } | Told::HandedOver { .. } => {}
+        }
+    }
+
+    fn spool_key(&mut self, slot: Slot, key: &[u8]) {
+        if let Err(error) = self.spool.add(slot, key) {
+            // Without the list the leg asks the node itself.
+            warn!(%error, "the list of keys cannot be written");
+            self.anything.insert(slot);
+        }
+    }
+
+    /// Nothing is under way.
+    pub(super) fn say_quiet(&self) {
+        for (ticket, worker) in &self.tickets {
+            self.shared.mailboxes.send(*worker, Message::Quiet { move_id: self.order.id, ticket: *ticket });
+        }
+    }
+
+    /// Between two steps that take long: what was said meanwhile.
+    pub(super) fn pump(&mut self) -> Result<(), Halt> {
+        loop {
+            if self.is_stopped() {
+                return Err(Halt::RouterStops);
+            }
+            for what in self.own.take_told() {
+                self.note(what);
+            }
+            self.show(None);
+            if self.tickets.is_empty() {
+                return Ok(());
+            }
+            self.wait(Duration::from_millis(5));
+        }
+    }
+
+    fn while_paused(&mut self) -> Result<(), Halt> {
+        self.pump()?;
+        while self.paused && !self.aborted {
+            self.doing = "paused".to_owned();
+            self.wait(Duration::from_millis(50));
+            self.pump()?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn rest(&mut self, length: Duration) -> Result<(), Halt> {
+        let until = Instant::now() + length;
+        while Instant::now() < until && !self.aborted {
+            self.pump()?;
+            self.wait(until.saturating_duration_since(Instant::now()).min(Duration::from_millis(20)));
+        }
+        Ok(())
+    }
+
+    /// Waits until a node or anybody else says something.
+    pub(super) fn wait(&self, at_most: Duration) {
+        let mut fds = vec![PollFd::new(&self.own.wake, PollFlags::IN)];
+        fds.extend([&self.source, &self.target].into_iter().filter_map(|end| end.connection.as_ref()).map(Connection::poll_fd));
+        let timeout = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: at_most.subsec_nanos().into() };
+        // A failure shows where the sockets are used.
+        let _ = poll(&mut fds, Some(&timeout));
+    }
+
+    // ---- nodes ----
+
+    pub(super) fn end(&self, side: Side) -> &End {
+        match side {
+            Side::Source => &self.source,
+            Side::Target => &self.target,
+        }
+    }
+
+    pub(super) fn end_mut(&mut self, side: Side) -> &mut End {
+        match side {
+            Side::Source => &mut self.source,
+            Side::Target => &mut self.target,
+        }
+    }
+
+    /// Connects to a side, and has it confirm that earlier connections of the mover are dead.
+    pub(super) fn reach(&mut self, side: Side) -> Result<(), String> {
+        let plan = self.shared.plan();
+        let node = self.end(side).node;
+        let access = plan.live.nodes.get(&node).ok_or("no address is configured for it")?;
+        let address = plan.address_of(node, None).ok_or("no Sentinel has named its primary yet")?;
+        let patience = plan.live.connect_timeout;
+        let name = format!("switchyard-{}-mover-{}", self.shared.incarnation, self.order.id.0);
+        let mut connection = Connection::open(access, address, &name, patience)?;
+        for dead in &self.end(side).dead {
+            // Another process has none of the old one's connections.
+            if dead.run_id == connection.process.run_id {
+                connection.kill(dead.client_id, patience)?;
+            }
+        }
+        let end = self.end_mut(side);
+        end.dead.clear();
+        end.next_try = None;
+        end.connection = Some(connection);
+        end.learn(patience).inspect_err(|_| end.fail())
+    }
+
+    /// Reaches both sides, however long that takes. `resumed`: ends what an earlier router has left there first.
+    fn reach_both(&mut self, resumed: bool) -> Result<(), Halt> {
+        for side in [Side::Source, Side::Target] {
+            while self.end(side).connection.is_none() {
+                self.pump()?;
+                let reached = self.reach(side).and_then(|()| if resumed { self.end_strangers(side) } else { Ok(()) });
+                if let Err(why) = reached {
+                    self.end_mut(side).fail();
+                    self.doing = format!("waiting for {}: {why}", self.name(self.end(side).node));
+                    if self.aborted {
+                        return Err(Halt::Stop(self.doing.clone()));
+                    }
+                    self.rest(Duration::from_millis(300))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Does something that needs both nodes, again from its beginning whenever one was lost.
+    fn until_connected(&mut self, mut what: impl FnMut(&mut Self) -> Result<(), Halt>) -> Result<(), Halt> {
+        loop {
+            match what(self) {
+                Err(Halt::Lost) => self.reach_both(false)?,
+                other => return other,
+            }
+        }
+    }
+
+    /// Ends connections of an earlier router: what it sent may still be executed.
+    fn end_strangers(&mut self, side: Side) -> Result<(), String> {
+        let own = format!("switchyard-{}-", self.shared.incarnation);
+        let patience = self.patience();
+        let Some(connection) = &mut self.end_mut(side).connection else { return Err("not connected".to_owned()) };
+        let answer = connection.call(&[b"CLIENT", b"LIST"], patience)?;
+        let text = String::from_utf8_lossy(switchyard_resp::reply::text(&answer).unwrap_or_default()).into_owned();
+        let fields = |line: &str, name: &str| line.split(' ').find_map(|f| f.strip_prefix(name)).unwrap_or_default().to_owned();
+        for line in text.lines() {
+            let name = fields(line, "name=");
+            if name.starts_with("switchyard-")
+                && !name.starts_with(&own)
+                && let Ok(id) = fields(line, "id=").parse()
+            {
+                connection.kill(id, patience)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// All databases that have keys at either node, as far as a question can be asked now.
+    pub(super) fn databases_in_use(&mut self) -> Result<Vec<u32>, Halt> {
+        let patience = self.patience();
+        for side in [Side::Source, Side::Target] {
+            let end = self.end_mut(side);
+            if end.connection.is_none() || !end.is_idle() {
+                continue;
+            }
+            match end.databases(patience) {
+                Ok(found) => self.databases.extend(found),
+                Err(_) => return Err(Halt::Lost),
+            }
+        }
+        Ok(self.all_databases())
+    }
+
+    pub(super) fn all_databases(&self) -> Vec<u32> {
+        self.databases.iter().copied().collect()
+    }
+
+    /// Asks, alone.
+    pub(super) fn call(&mut self, side: Side, args: &[&[u8]]) -> Result<Vec<u8>, Halt> {
+        let patience = self.patience();
+        let end = self.end_mut(side);
+        let Some(connection) = &mut end.connection else { return Err(Halt::Lost) };
+        let why = match connection.call(args, patience) {
+            Ok(answer) => return Ok(answer),
+            Err(why) => why,
+        };
+        end.fail();
+        let name = self.name(self.end(side).node);
+        warn!(move_id = self.order.id.0, node = name, why, "a mover has lost its connection");
+        self.doing = format!("waiting for {name}: {why}");
+        Err(Halt::Lost)
+    }
+
+    /// Has what follows on this connection concern a database. Refused: it has none of that number.
+    pub(super) fn select(&mut self, side: Side, database: u32) -> Result<bool, Halt> {
+        if self.end(side).connection.as_ref().is_some_and(|c| c.database() == database) {
+            return Ok(true);
+        }
+        let number = database.to_string();
+        let answer = self.call(side, &[b"SELECT", number.as_bytes()])?;
+        let selected = !switchyard_resp::reply::is_error(&answer);
+        if selected && let Some(connection) = &mut self.end_mut(side).connection {
+            connection.is_in(database);
+        }
+        Ok(selected)
+    }
+
+    // ---- listing and legs ----
+
+    /// Lists the keys of the slots at the source, in one pass.
+    fn list(&mut self) -> Result<(), Halt> {
+        self.doing = "waiting for commands sent earlier, before listing keys".to_owned();
+        self.observe()?;
+        self.doing = "listing keys".to_owned();
+        self.listed = 0;
+        let mut is_ours = vec![false; switchyard_policy::topology::SLOT_COUNT];
+        self.slots_left.iter().for_each(|slot| is_ours[slot.index()] = true);
+        for database in self.databases_in_use()? {
+            self.select(Side::Source, database)?;
+            let mut cursor = b"0".to_vec();
+            loop {
+                let asked = Instant::now();
+                let answer = self.call(Side::Source, &[b"SCAN", &cursor, b"COUNT", b"1000"])?;
+                let Some((next, keys)) = super::side::scanned(&answer) else {
+                    return Err(Halt::Stop(format!("{} refuses SCAN", self.name(self.order.source))));
+                };
+                for key in keys {
+                    let slot = slot_of(key);
+                    if is_ours[slot.index()] {
+                        self.spool_key(slot, key);
+                        self.listed += 1;
+                    }
+                }
+                cursor = next;
+                if cursor == b"0" {
+                    break;
+                }
+                self.while_paused()?;
+                if self.aborted {
+                    return Err(Halt::Stop("stopped by the user while its keys were listed".to_owned()));
+                }
+                // A SCAN holds up everybody at the node for as long as it takes.
+                let taken = asked.elapsed();
+                match self.goal {
+                    Goal::Fast => {}
+                    Goal::Balanced => self.rest(taken)?,
+                    Goal::Gentle => self.rest(taken * 4)?,
+                }
+            }
+        }
+        self.is_listed = true;
+        Ok(())
+    }
+
+    /// Has the workers tell what they write from now on, and waits until what they sent before is answered.
+    fn observe(&mut self) -> Result<(), Halt> {
+        let epoch = loop {
+            match self.publish_observed() {
+                Ok(epoch) => break epoch,
+                Err(why) => {
+                    self.doing = format!("the topology cannot be changed now: {why}");
+                    self.rest(Duration::from_millis(200))?;
+                }
+            }
+        };
+        while !self.shared.drained_source(epoch, self.order.source) {
+            self.shared.want_drained(epoch);
+            self.pump()?;
+            if self.aborted {
+                return Err(Halt::Stop("stopped by the user before anything was moved".to_owned()));
+            }
+            self.wait(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    fn publish_observed(&self) -> Result<u64, String> {
+        let transit = Transit { move_id: self.order.id, source: self.order.source, target: self.order.target, stage: Stage::Observed };
+        self.order.host.set_transits(self.order.id, vec![(transit, self.slots_left.iter().copied().collect())])
+    }
+
+    /// After a leg that has not begun. If it cannot be now, clients wait until the next leg is published.
+    pub(super) fn publish_observed_or_retry(&mut self) {
+        for _ in 0..50 {
+            match self.publish_observed() {
+                Ok(_) => return,
+                Err(why) => {
+                    self.doing = format!("the topology cannot be changed now: {why}");
+                    self.wait(Duration::from_millis(20));
+                }
+            }
+        }
+    }
+
+    /// Whole slots, as many as have the keys of a leg.
+    fn next_leg(&self) -> Vec<Slot> {
+        let keys_max = match self.goal {
+            Goal::Fast => 16_384,
+            Goal::Balanced => 4096,
+            Goal::Gentle => 1024,
+        };
+        let mut slots = Vec::new();
+        let mut keys = 0;
+        // Those in which scripts write what they do not name come last and together: their keys have to be listed once more.
+        let (last, first): (Vec<Slot>, Vec<Slot>) = self.slots_left.iter().partition(|slot| self.anything.contains(slot));
+        for slot in if first.is_empty() { last } else { first } {
+            let of_slot = self.spool.count(slot);
+            if !slots.is_empty() && keys + of_slot > keys_max {
+                break;
+            }
+            keys += of_slot;
+            slots.push(slot);
+        }
+        slots
+    }
+
+    fn slots_done(&mut self, slots: &[Slot]) {
+        for slot in slots {
+            self.slots_left.remove(slot);
+        }
+        self.spool.forget(slots);
+    }
+
+    pub(super) fn note_moved(&mut self, keys: &[Fingerprint], back: bool) {
+        if back {
+            keys.iter().for_each(|key| {
+                self.moved.remove(key);
+            });
+        } else if self.moved.len() < REMEMBERED_MAX {
+            self.moved.extend(keys);
+        } else {
+            self.remembers_all = false;
+        }
+    }
+
+    /// Whether a key was moved by us; `None`: that cannot be told any more.
+    pub(super) fn was_moved(&self, key: Fingerprint) -> Option<bool> {
+        if self.moved.contains(&key) { Some(true) } else { self.remembers_all.then_some(false) }
+    }
+
+    pub(super) fn late(&self) -> super::LateKeys {
+        self.late
+    }
+
+    pub(super) fn note_late(&mut self, change: impl FnOnce(&mut super::LateKeys)) {
+        change(&mut self.late);
+    }
+
+    // ---- pace and progress ----
+
+    /// How fast, as the goal says.
+    pub(super) fn pace(&self) -> Pace {
+        let (batch_keys, batches, interval_us) = match self.goal {
+            Goal::Fast => (128, 4, 0),
+            Goal::Balanced => (32, 2, 500),
+            Goal::Gentle => (16, 1, 2000),
+        };
+        // Once it is to end, the leg under way ends.
+        let batches = if (self.paused || self.throttled) && !self.aborted { 0 } else { batches };
+        Pace { batch_keys, batches, interval_us }
+    }
+
+    /// Another pace, where it has to change: more bytes have been moved than may be.
+    pub(super) fn new_pace(&mut self, now: Progress) -> Option<Pace> {
+        let rate = self.order.bytes_per_second_max?;
+        let bytes = self.before.bytes_moved + now.bytes_moved;
+        let allowed = self.began.elapsed().as_secs_f64() * rate as f64;
+        let throttled = bytes as f64 > allowed;
+        (throttled != std::mem::replace(&mut self.throttled, throttled)).then(|| self.pace())
+    }
+
+    pub(super) fn ended_legs(&mut self, leg: Progress) {
+        self.before.keys_moved += leg.keys_moved;
+        self.before.bytes_moved += leg.bytes_moved;
+        self.before.pulled += leg.pulled;
+        self.before.repeated += leg.repeated;
+    }
+
+    /// Publishes progress, from time to time.
+    pub(super) fn show(&mut self, leg: Option<Progress>) {
+        if self.shown.elapsed() < SHOW {
+            return;
+        }
+        self.shown = Instant::now();
+        self.publish_progress(leg);
+        self.follow_primaries();
+    }
+
+    /// A node has another primary: the connection to the old one is worth nothing.
+    fn follow_primaries(&mut self) {
+        let plan = self.shared.plan();
+        for side in [Side::Source, Side::Target] {
+            let end = self.end_mut(side);
+            let address = plan.address_of(end.node, None);
+            if let Some(connection) = &mut end.connection
+                && address.is_some_and(|address| address != connection.address)
+            {
+                connection.abandon();
+            }
+        }
+    }
+
+    fn publish_progress(&mut self, leg: Option<Progress>) {
+        let now = leg.unwrap_or(NO_PROGRESS);
+        let keys = self.before.keys_moved + now.keys_moved;
+        let bytes = self.before.bytes_moved + now.bytes_moved;
+        let (from, keys_then, bytes_then) = self.rate_from;
+        let seconds = from.elapsed().as_secs_f64();
+        if seconds >= 1.0 {
+            self.rates = (keys.saturating_sub(keys_then) as f64 / seconds, bytes.saturating_sub(bytes_then) as f64 / seconds);
+            self.rate_from = (Instant::now(), keys, bytes);
+        }
+        let left = self.listed.saturating_sub(keys);
+        let mut progress = lock(&self.own.progress);
+        progress.doing.clone_from(&self.doing);
+        progress.phase = leg.map(|leg| leg.phase);
+        progress.paused = self.paused;
+        progress.slots_done = (self.order.slots.len() - self.slots_left.len()) as u32;
+        progress.keys_listed = self.listed;
+        progress.listed = self.is_listed;
+        progress.keys_moved = keys;
+        progress.bytes_moved = bytes;
+        progress.pulled = self.before.pulled + now.pulled;
+        progress.repeated = self.before.repeated + now.repeated;
+        progress.late = self.late;
+        progress.keys_per_second = self.rates.0;
+        progress.bytes_per_second = self.rates.1;
+        progress.seconds_left = (self.is_listed && self.rates.0 > 0.0).then(|| left as f64 / self.rates.0);
+        progress.seconds = self.began.elapsed().as_secs_f64();
+        progress.records = self.records;
+    }
+
+    fn finish(&mut self, end: &MoveEnd) {
+        self.doing = match end {
+            MoveEnd::Done => "done".to_owned(),
+            MoveEnd::Stopped(why) => why.clone(),
+        };
+        self.publish_progress(None);
+        lock(&self.own.progress).end = Some(end.clone());
+        // Who waited for quiet need not.
+        self.say_quiet();
+    }
+}

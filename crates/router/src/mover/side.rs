@@ -1,0 +1,414 @@
+//! One side of a move: the connection to its node, what is being asked there, and what a lost connection may still do.
+//!
+//! What was asked of a node is a *job*: some commands in one piece, and what their replies mean together. Jobs are answered in the order in which they
+//! were asked, because they travel on one connection.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use switchyard_policy::migration::{BatchId, Copied, Durability, Key, Process, Stored};
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::reply;
+
+use super::connection::{Connection, error_text, field};
+
+/// Between two attempts to reach a node.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// How long a node may take to make something safe, milliseconds.
+const SECURE_MS: &[u8] = b"2000";
+
+/// What is known of how lately or often a key was used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Use {
+    /// `OBJECT FREQ`
+    Frequency,
+    /// `OBJECT IDLETIME`
+    Idle,
+}
+
+/// A key in one database, as it was read.
+#[derive(Debug)]
+pub(super) struct Content {
+    pub(super) database: u32,
+    pub(super) payload: Vec<u8>,
+    /// Unix time in milliseconds; 0: never.
+    pub(super) expires_ms: i64,
+    pub(super) usage: Option<i64>,
+}
+
+/// Something asked of a node.
+#[derive(Debug)]
+pub(super) enum Ask {
+    /// Read keys, in these databases; for each whether a SELECT goes before it.
+    Copy {
+        batch: BatchId,
+        keys: Vec<Key>,
+        databases: Vec<(u32, bool)>,
+        usage: Option<Use>,
+        absolute: bool,
+    },
+    /// Store; per reply the key's place, `None` for a SELECT. `count` keys.
+    Store {
+        batch: BatchId,
+        places: Vec<Option<usize>>,
+        count: usize,
+    },
+    Secure {
+        batch: BatchId,
+        durability: Durability,
+    },
+    Remove {
+        batch: BatchId,
+    },
+    /// A SCAN of a walk, behind a SELECT or not.
+    Scan {
+        purges: bool,
+    },
+    /// UNLINK of a purge.
+    Purge,
+}
+
+#[derive(Debug)]
+struct Job {
+    ask: Ask,
+    replies: usize,
+}
+
+/// A side.
+#[derive(Debug)]
+pub(super) struct End {
+    pub(super) node: NodeId,
+    pub(super) connection: Option<Connection>,
+    jobs: VecDeque<Job>,
+    answers: Vec<Vec<u8>>,
+    /// Connections that broke and whose end is not confirmed.
+    pub(super) dead: Vec<Process>,
+    /// When to try to reach it again.
+    pub(super) next_try: Option<Instant>,
+    /// `appendfsync always`: what is answered is on disk.
+    pub(super) always_synced: bool,
+    pub(super) policy: String,
+}
+
+impl End {
+    pub(super) fn new(node: NodeId) -> Self {
+        Self {
+            node,
+            connection: None,
+            jobs: VecDeque::new(),
+            answers: Vec::new(),
+            dead: Vec::new(),
+            next_try: None,
+            always_synced: false,
+            policy: String::new(),
+        }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    /// The connection is given up: whatever was asked is not known.
+    pub(super) fn fail(&mut self) {
+        if let Some(connection) = self.connection.take() {
+            self.dead.push(connection.process);
+        }
+        self.jobs.clear();
+        self.answers.clear();
+        self.next_try = Some(Instant::now());
+    }
+
+    pub(super) fn try_later(&mut self) {
+        self.next_try = Some(Instant::now() + RETRY);
+    }
+
+    /// What was asked and is answered now.
+    pub(super) fn exchange(&mut self, patience: Duration) -> Result<Vec<(Ask, Vec<Vec<u8>>)>, String> {
+        let Some(connection) = &mut self.connection else { return Ok(Vec::new()) };
+        connection.exchange(&mut self.answers)?;
+        if connection.unanswered > 0 && connection.heard.elapsed() > patience {
+            return Err(format!("it did not answer within {patience:?}"));
+        }
+        let mut done = Vec::new();
+        while let Some(job) = self.jobs.front() {
+            if self.answers.len() < job.replies {
+                break;
+            }
+            let rest = self.answers.split_off(job.replies);
+            let answers = std::mem::replace(&mut self.answers, rest);
+            if let Some(job) = self.jobs.pop_front() {
+                done.push((job.ask, answers));
+            }
+        }
+        Ok(done)
+    }
+
+    fn ask(&mut self, ask: Ask, replies: usize) {
+        self.jobs.push_back(Job { ask, replies });
+    }
+
+    pub(super) fn copy(&mut self, batch: BatchId, keys: Vec<Key>, databases: &[u32], usage: Option<Use>) {
+        let Some(connection) = &mut self.connection else { return };
+        let absolute = connection.version >= (7, 0);
+        let before = connection.unanswered;
+        if !absolute {
+            connection.push(&[b"TIME"]);
+        }
+        let mut asked = Vec::new();
+        for database in databases {
+            asked.push((*database, connection.select(*database)));
+            for key in &keys {
+                // First how it was used, because DUMP is a use.
+                match usage {
+                    Some(Use::Frequency) => connection.push(&[b"OBJECT", b"FREQ", key]),
+                    Some(Use::Idle) => connection.push(&[b"OBJECT", b"IDLETIME", key]),
+                    None => {}
+                }
+                connection.push(&[if absolute { b"PEXPIRETIME" } else { b"PTTL" }, key]);
+                connection.push(&[b"DUMP", key]);
+            }
+        }
+        let replies = connection.unanswered - before;
+        self.ask(Ask::Copy { batch, keys, databases: asked, usage, absolute }, replies);
+    }
+
+    /// Stores what was read of each of the keys.
+    pub(super) fn store(&mut self, batch: BatchId, contents: &[(&Key, &[Content])], usage: Option<Use>) {
+        let Some(connection) = &mut self.connection else { return };
+        let mut databases: Vec<u32> = contents.iter().flat_map(|(_, c)| c.iter()).map(|c| c.database).collect();
+        databases.sort_unstable();
+        databases.dedup();
+        let mut places = Vec::new();
+        let mut scratch = (String::new(), String::new());
+        for database in databases {
+            if connection.select(database) {
+                places.push(None);
+            }
+            let all = contents.iter().enumerate().flat_map(|(place, (key, of_key))| of_key.iter().map(move |c| (place, *key, c)));
+            for (place, key, content) in all.filter(|(_, _, content)| content.database == database) {
+                scratch.0 = content.expires_ms.to_string();
+                let mut args: Vec<&[u8]> = vec![b"RESTORE", key, scratch.0.as_bytes(), &content.payload, b"ABSTTL"];
+                if let (Some(usage), Some(value)) = (usage, content.usage) {
+                    scratch.1 = value.to_string();
+                    args.push(if usage == Use::Frequency { b"FREQ" } else { b"IDLETIME" });
+                    args.push(scratch.1.as_bytes());
+                }
+                places.push(Some(place));
+                connection.push(&args);
+            }
+        }
+        let replies = places.len();
+        self.ask(Ask::Store { batch, places, count: contents.len() }, replies);
+    }
+
+    /// Makes what was stored on this connection safe. False where it is as safe as that already.
+    pub(super) fn secure(&mut self, batch: BatchId, durability: Durability) -> bool {
+        let Some(connection) = &mut self.connection else { return true };
+        match durability {
+            Durability::Memory => return false,
+            Durability::Aof if self.always_synced => return false,
+            Durability::Aof => connection.push(&[b"WAITAOF", b"1", b"0", SECURE_MS]),
+            Durability::Replica => connection.push(&[b"WAIT", b"1", SECURE_MS]),
+        }
+        self.ask(Ask::Secure { batch, durability }, 1);
+        true
+    }
+
+    fn unlink(&mut self, keys: &[Key], databases: &[u32]) -> usize {
+        let Some(connection) = &mut self.connection else { return 0 };
+        let before = connection.unanswered;
+        let mut args: Vec<&[u8]> = vec![b"UNLINK"];
+        args.extend(keys.iter().map(|key| &key[..]));
+        for database in databases {
+            connection.select(*database);
+            connection.push(&args);
+        }
+        connection.unanswered - before
+    }
+
+    /// Removes keys, of all these databases.
+    pub(super) fn remove(&mut self, batch: BatchId, keys: &[Key], databases: &[u32]) {
+        let replies = self.unlink(keys, databases);
+        self.ask(Ask::Remove { batch }, replies);
+    }
+
+    /// Removes keys of a database that should not be there.
+    pub(super) fn purge(&mut self, keys: &[Key], database: u32) {
+        let replies = self.unlink(keys, &[database]);
+        self.ask(Ask::Purge, replies);
+    }
+
+    pub(super) fn scan(&mut self, database: u32, cursor: &[u8], purges: bool) {
+        let Some(connection) = &mut self.connection else { return };
+        let selected = connection.select(database);
+        connection.push(&[b"SCAN", cursor, b"COUNT", b"1000"]);
+        self.ask(Ask::Scan { purges }, 1 + usize::from(selected));
+    }
+
+    /// The databases that have keys.
+    pub(super) fn databases(&mut self, patience: Duration) -> Result<Vec<u32>, String> {
+        let Some(connection) = &mut self.connection else { return Err("not connected".to_owned()) };
+        let info = connection.info("keyspace", patience)?;
+        Ok(info.lines().filter_map(|line| line.strip_prefix("db")?.split(':').next()?.parse().ok()).collect())
+    }
+
+    /// Learns how the node evicts and syncs.
+    pub(super) fn learn(&mut self, patience: Duration) -> Result<(), String> {
+        let Some(connection) = &mut self.connection else { return Err("not connected".to_owned()) };
+        let memory = connection.info("memory", patience)?;
+        self.policy = field(&memory, "maxmemory_policy").unwrap_or_default().to_owned();
+        let setting =
+            |answer: &[u8]| String::from_utf8_lossy(reply::elements(answer).nth(1).and_then(reply::text).unwrap_or_default()).into_owned();
+        // Where CONFIG is refused, WAITAOF decides.
+        let fsync = connection.call(&[b"CONFIG", b"GET", b"appendfsync"], patience)?;
+        let aof = connection.call(&[b"CONFIG", b"GET", b"appendonly"], patience)?;
+        self.always_synced = setting(&fsync) == "always" && setting(&aof) == "yes";
+        Ok(())
+    }
+}
+
+/// What came of a [`Ask::Copy`]: an outcome per key, and what was read.
+pub(super) fn copied(
+    keys: &[Key],
+    databases: &[(u32, bool)],
+    usage: Option<Use>,
+    absolute: bool,
+    answers: &[Vec<u8>],
+) -> Result<(Vec<Copied>, Vec<Vec<Content>>), String> {
+    let mut answers = answers.iter();
+    let mut next = || answers.next().map(Vec::as_slice).unwrap_or_default();
+    let now_ms = if absolute {
+        0
+    } else {
+        let time: Vec<i64> = reply::elements(next()).filter_map(|n| std::str::from_utf8(reply::text(n)?).ok()?.parse().ok()).collect();
+        let [seconds, micros] = time[..] else { return Err("it does not tell its TIME".to_owned()) };
+        seconds * 1000 + micros / 1000
+    };
+    let mut contents: Vec<Vec<Content>> = keys.iter().map(|_| Vec::new()).collect();
+    let mut refused: Vec<Option<String>> = vec![None; keys.len()];
+    for (database, selected) in databases {
+        if *selected {
+            let answer = next();
+            if reply::is_error(answer) {
+                return Err(format!("SELECT {database}: {}", error_text(answer)));
+            }
+        }
+        for (place, of_key) in contents.iter_mut().enumerate() {
+            let used = usage.and_then(|_| reply::integer(next()));
+            let expiry = next();
+            let dump = next();
+            if reply::is_error(dump) || reply::is_error(expiry) {
+                let error = if reply::is_error(dump) { dump } else { expiry };
+                refused[place] = Some(error_text(error));
+                continue;
+            }
+            let (Some(expiry), Some(payload)) = (reply::integer(expiry), reply::text(dump).filter(|_| !reply::is_null(dump))) else {
+                continue;
+            };
+            let expires_ms = match expiry {
+                // Gone in between, or so between two questions: then it is gone.
+                -2 => continue,
+                ..0 => 0,
+                at => now_ms + at,
+            };
+            // 0 would be for ever.
+            let expires_ms = if expiry >= 0 { expires_ms.max(1) } else { 0 };
+            of_key.push(Content { database: *database, payload: payload.to_vec(), expires_ms, usage: used });
+        }
+    }
+    let outcome = |(of_key, refused): (&Vec<Content>, Option<String>)| match refused {
+        Some(why) => Copied::Refused(why),
+        None if of_key.is_empty() => Copied::Absent,
+        None => Copied::Taken { bytes: of_key.iter().map(|c| c.payload.len() as u64).sum() },
+    };
+    let outcomes = contents.iter().zip(refused).map(outcome).collect();
+    Ok((outcomes, contents))
+}
+
+/// What came of a [`Ask::Store`]: an outcome per key.
+pub(super) fn stored(places: &[Option<usize>], count: usize, answers: &[Vec<u8>]) -> Result<Vec<Stored>, String> {
+    let mut outcomes = vec![Stored::Stored; count];
+    for (place, answer) in places.iter().zip(answers) {
+        let is_error = reply::is_error(answer);
+        match place {
+            None if is_error => return Err(format!("it refuses a database: {}", error_text(answer))),
+            Some(place) if is_error && answer.starts_with(b"-BUSYKEY") => {
+                if outcomes[*place] == Stored::Stored {
+                    outcomes[*place] = Stored::Exists;
+                }
+            }
+            Some(place) if is_error => outcomes[*place] = Stored::Refused(error_text(answer)),
+            _ => {}
+        }
+    }
+    Ok(outcomes)
+}
+
+/// What came of a [`Ask::Secure`]: why not, where not.
+pub(super) fn secured(durability: Durability, answer: &[u8]) -> Option<String> {
+    if reply::is_error(answer) {
+        return Some(error_text(answer));
+    }
+    let count = reply::integer(answer).or_else(|| reply::elements(answer).next().and_then(reply::integer)).unwrap_or(0);
+    let what = match durability {
+        Durability::Aof => "its append-only file was not synced within 2 s",
+        _ => "no replica acknowledged it within 2 s",
+    };
+    (count < 1).then(|| what.to_owned())
+}
+
+/// A node's answer to SCAN: the next cursor, and keys.
+pub(super) fn scanned(answer: &[u8]) -> Option<(Vec<u8>, Vec<&[u8]>)> {
+    let mut pair = reply::elements(answer);
+    let cursor = pair.next().and_then(reply::text)?.to_vec();
+    Some((cursor, reply::elements(pair.next()?).filter_map(reply::text).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answers(texts: &[&str]) -> Vec<Vec<u8>> {
+        texts.iter().map(|t| t.as_bytes().to_vec()).collect()
+    }
+
+    #[test]
+    fn a_key_is_what_it_is_in_all_databases() {
+        let keys: Vec<Key> = [&b"a"[..], b"b", b"c"].into_iter().map(Key::from).collect();
+        let replies = answers(&[
+            ":-1\r\n",
+            "$2\r\nxx\r\n",
+            ":-2\r\n",
+            "$-1\r\n",
+            ":5000\r\n",
+            "-OOM no\r\n",
+            "+OK\r\n",
+            ":-2\r\n",
+            "$-1\r\n",
+            ":-2\r\n",
+            "$-1\r\n",
+            ":7\r\n",
+            "$1\r\ny\r\n",
+        ]);
+        let (outcomes, contents) = copied(&keys, &[(0, false), (3, true)], None, true, &replies).expect("understood");
+        assert_eq!(outcomes, [Copied::Taken { bytes: 2 }, Copied::Absent, Copied::Refused("OOM no".into())]);
+        assert_eq!((contents[0].len(), contents[2][0].database, contents[2][0].expires_ms), (1, 3, 7));
+    }
+
+    #[test]
+    fn an_older_node_tells_how_long_and_what_time_it_is() {
+        let keys: Vec<Key> = vec![Key::from(&b"a"[..])];
+        let replies = answers(&["*2\r\n$2\r\n10\r\n$6\r\n500000\r\n", ":250\r\n", "$1\r\ny\r\n"]);
+        let (_, contents) = copied(&keys, &[(0, false)], None, false, &replies).expect("understood");
+        assert_eq!(contents[0][0].expires_ms, 10_750);
+    }
+
+    #[test]
+    fn a_refusal_counts_more_than_a_key_that_exists() {
+        let replies = answers(&["+OK\r\n", "-BUSYKEY Target key name already exists.\r\n", "+OK\r\n", "-OOM no\r\n"]);
+        let outcomes = stored(&[Some(0), Some(1), None, Some(1)], 2, &replies).expect("understood");
+        assert_eq!(outcomes, [Stored::Stored, Stored::Refused("OOM no".into())]);
+        assert!(stored(&[None], 1, &answers(&["-ERR DB index is out of range\r\n"])).is_err());
+    }
+}

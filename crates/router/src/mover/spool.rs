@@ -1,0 +1,153 @@
+//! The keys of a move, as they were listed, by slot: in memory as long as they are few, else in files.
+//!
+//! One pass over a node gives the keys of all slots in no order, and legs need them slot by slot. So keys are appended to the *part* that their
+//! slot belongs to, and a leg reads the parts of its slots. A key may be there twice; whoever reads is indifferent to that.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+
+use switchyard_policy::migration::Key;
+use switchyard_policy::topology::{SLOT_COUNT, Slot};
+
+/// Slots of a part.
+const PART_SLOTS: usize = 64;
+
+/// Bytes of all parts in memory; then the largest is written out.
+const MEMORY_MAX: usize = 64 << 20;
+
+/// The keys of a move.
+#[derive(Debug)]
+pub(super) struct Spool {
+    directory: PathBuf,
+    parts: Vec<Part>,
+    bytes: usize,
+    /// Keys listed, by slot.
+    counts: Vec<u32>,
+}
+
+#[derive(Debug, Default)]
+struct Part {
+    /// Slot, length, key; one after the other.
+    entries: Vec<u8>,
+    file: Option<PathBuf>,
+}
+
+impl Spool {
+    /// An empty one, whose files are in `directory`, which is made when it is needed.
+    pub(super) fn new(directory: PathBuf) -> Self {
+        let parts = (0..SLOT_COUNT / PART_SLOTS).map(|_| Part::default()).collect();
+        Self { directory, parts, bytes: 0, counts: vec![0; SLOT_COUNT] }
+    }
+
+    /// Adds a key of a slot.
+    pub(super) fn add(&mut self, slot: Slot, key: &[u8]) -> io::Result<()> {
+        let Ok(len) = u32::try_from(key.len()) else { return Err(io::Error::other("a key of more than 4 GiB")) };
+        let entries = &mut self.parts[slot.index() / PART_SLOTS].entries;
+        entries.extend_from_slice(&slot.number().to_le_bytes());
+        entries.extend_from_slice(&len.to_le_bytes());
+        entries.extend_from_slice(key);
+        self.bytes += key.len() + 6;
+        self.counts[slot.index()] += 1;
+        if self.bytes > MEMORY_MAX { self.write_out() } else { Ok(()) }
+    }
+
+    /// How many keys were added to a slot.
+    pub(super) fn count(&self, slot: Slot) -> u32 {
+        self.counts[slot.index()]
+    }
+
+    /// Writes parts out until half of the memory is free, the largest first.
+    fn write_out(&mut self) -> io::Result<()> {
+        std::fs::create_dir_all(&self.directory)?;
+        while self.bytes > MEMORY_MAX / 2 {
+            let Some((number, part)) = self.parts.iter_mut().enumerate().max_by_key(|(_, part)| part.entries.len()) else { break };
+            let path = self.directory.join(format!("{number}.keys"));
+            OpenOptions::new().create(true).append(true).open(&path)?.write_all(&part.entries)?;
+            part.file = Some(path);
+            self.bytes -= part.entries.len();
+            part.entries = Vec::new();
+        }
+        Ok(())
+    }
+
+    /// The keys of these slots. They stay until [`Spool::forget`].
+    pub(super) fn keys(&self, slots: &[Slot]) -> io::Result<Vec<Key>> {
+        let mut wanted = vec![false; SLOT_COUNT];
+        for slot in slots {
+            wanted[slot.index()] = true;
+        }
+        let mut keys = Vec::new();
+        let mut numbers: Vec<usize> = slots.iter().map(|slot| slot.index() / PART_SLOTS).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        for number in numbers {
+            let part = &self.parts[number];
+            if let Some(path) = &part.file {
+                let mut written = Vec::new();
+                File::open(path)?.read_to_end(&mut written)?;
+                take(&written, &wanted, &mut keys);
+            }
+            take(&part.entries, &wanted, &mut keys);
+        }
+        Ok(keys)
+    }
+
+    /// These slots have been handed over.
+    pub(super) fn forget(&mut self, slots: &[Slot]) {
+        for slot in slots {
+            self.counts[slot.index()] = 0;
+        }
+    }
+}
+
+fn take(mut entries: &[u8], wanted: &[bool], keys: &mut Vec<Key>) {
+    while let Some((slot, rest)) = entries.split_first_chunk::<2>()
+        && let Some((len, rest)) = rest.split_first_chunk::<4>()
+        && let Some((key, rest)) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)
+    {
+        if wanted.get(usize::from(u16::from_le_bytes(*slot))).is_some_and(|wanted| *wanted) {
+            keys.push(key.into());
+        }
+        entries = rest;
+    }
+}
+
+impl Drop for Spool {
+    fn drop(&mut self) {
+        if self.parts.iter().any(|part| part.file.is_some()) {
+            // What is left of it is removed at the next start.
+            let _ = std::fs::remove_dir_all(&self.directory);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use switchyard_policy::topology::slot_of;
+
+    use super::*;
+
+    #[test]
+    fn keys_come_back_by_slot_from_memory_and_from_files() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut spool = Spool::new(dir.path().join("move-1"));
+        let large = vec![b'x'; 1 << 20];
+        let mut slots = std::collections::BTreeSet::new();
+        for number in 0..100 {
+            let mut key = format!("{{{number}}}").into_bytes();
+            key.extend_from_slice(&large);
+            slots.insert(slot_of(&key));
+            spool.add(slot_of(&key), &key).expect("added");
+        }
+        assert!(dir.path().join("move-1").exists(), "100 MB do not stay in memory");
+        let slots: Vec<Slot> = slots.into_iter().collect();
+        assert_eq!(spool.keys(&slots).expect("read").len(), 100);
+        let one = slot_of(b"{7}");
+        let found = spool.keys(&[one]).expect("read");
+        assert!(found.iter().any(|k| k.starts_with(b"{7}")) && found.iter().all(|k| slot_of(k) == one));
+        assert_eq!(spool.count(one) as usize, found.len());
+        drop(spool);
+        assert!(!dir.path().join("move-1").exists());
+    }
+}
