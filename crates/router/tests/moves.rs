@@ -147,12 +147,14 @@ impl Client {
     }
 }
 
+type Transits = Vec<(Transit, Vec<Slot>)>;
+
 /// Keeps what a control plane would keep.
 #[derive(Debug)]
 struct Keeper {
     router: OnceLock<Weak<Router>>,
     topology: Mutex<Topology>,
-    transits: Mutex<BTreeMap<MoveId, Vec<(Transit, Vec<Slot>)>>>,
+    transits: Mutex<BTreeMap<MoveId, Transits>>,
     records: Mutex<Vec<Record>>,
     ended: Mutex<BTreeMap<MoveId, MoveEnd>>,
     spool: PathBuf,
@@ -191,7 +193,7 @@ impl Host for Keeper {
         done(Ok(()));
     }
 
-    fn set_transits(&self, move_id: MoveId, transits: Vec<(Transit, Vec<Slot>)>) -> Result<u64, String> {
+    fn set_transits(&self, move_id: MoveId, transits: Transits) -> Result<u64, String> {
         let mut all = self.transits.lock().expect("lock");
         all.insert(move_id, transits);
         let topology = self.topology.lock().expect("lock").clone();

@@ -84,7 +84,7 @@ const NO_PROGRESS: Progress =
 pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, order: MoveOrder) {
     let id = order.id;
     let host = order.host.clone();
-    let mut mover = Mover::new(shared.clone(), own.clone(), order);
+    let mut mover = Mover::new(shared.clone(), own, order);
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| mover.do_all()));
     let end = match outcome {
         Ok(Ok(end)) => end,
@@ -97,10 +97,8 @@ pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, order: MoveOrder) {
         }
     };
     let is_moving = shared.plan().moves.legs.keys().any(|(of, _)| *of == id);
-    if !is_moving {
-        if let Err(why) = host.set_transits(id, Vec::new()) {
-            warn!(move_id = id.0, why, "the topology still has slots of a move that has ended");
-        }
+    if !is_moving && let Err(why) = host.set_transits(id, Vec::new()) {
+        warn!(move_id = id.0, why, "the topology still has slots of a move that has ended");
     }
     info!(move_id = id.0, ?end, "a move has ended");
     mover.finish(&end);

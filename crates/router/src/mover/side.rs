@@ -69,6 +69,9 @@ pub(super) enum Ask {
     Purge,
 }
 
+/// A job that is done, and the replies.
+pub(super) type Answered = (Ask, Vec<Vec<u8>>);
+
 #[derive(Debug)]
 struct Job {
     ask: Ask,
@@ -124,7 +127,7 @@ impl End {
     }
 
     /// What was asked and is answered now.
-    pub(super) fn exchange(&mut self, patience: Duration) -> Result<Vec<(Ask, Vec<Vec<u8>>)>, String> {
+    pub(super) fn exchange(&mut self, patience: Duration) -> Result<Vec<Answered>, String> {
         let Some(connection) = &mut self.connection else { return Ok(Vec::new()) };
         connection.exchange(&mut self.answers)?;
         if connection.unanswered > 0 && connection.heard.elapsed() > patience {
@@ -334,8 +337,9 @@ pub(super) fn stored(places: &[Option<usize>], count: usize, answers: &[Vec<u8>]
         match place {
             None if is_error => return Err(format!("it refuses a database: {}", error_text(answer))),
             Some(place) if is_error && answer.starts_with(b"-BUSYKEY") => {
-                if outcomes[*place] == Stored::Stored {
-                    outcomes[*place] = Stored::Exists;
+                let so_far = std::mem::replace(&mut outcomes[*place], Stored::Exists);
+                if matches!(so_far, Stored::Refused(_)) {
+                    outcomes[*place] = so_far;
                 }
             }
             Some(place) if is_error => outcomes[*place] = Stored::Refused(error_text(answer)),
