@@ -74,6 +74,36 @@ impl Histogram {
     }
 }
 
+/// How long clients have waited for replies, so far: two of them give how long lately.
+#[derive(Clone, Debug)]
+pub(crate) struct Waits([u64; BUCKETS]);
+
+impl Waits {
+    /// Of all workers, over commands that one node answers.
+    pub(crate) fn so_far(workers: &[Arc<WorkerCounters>]) -> Self {
+        let classes = [CommandClass::Read, CommandClass::Write, CommandClass::Script];
+        let sum = Sum::of(workers.iter().flat_map(|w| classes.iter().map(|class| &w.total[*class as usize])));
+        Self(sum.buckets)
+    }
+
+    /// What 95 of 100 did not exceed since `before`, microseconds, to within a fifth; `None` where there were too few to tell.
+    pub(crate) fn p95_since(&self, before: &Self) -> Option<u64> {
+        let since: Vec<u64> = self.0.iter().zip(&before.0).map(|(now, then)| now.saturating_sub(*then)).collect();
+        let count: u64 = since.iter().sum();
+        let mut seen = 0;
+        let bucket = since.iter().position(|of_bucket| {
+            seen += of_bucket;
+            seen * 100 >= count * 95
+        })?;
+        (count >= 100).then(|| upper_bound(bucket))
+    }
+}
+
+/// The first value above a bucket, microseconds.
+fn upper_bound(bucket: usize) -> u64 {
+    if bucket < 4 { bucket as u64 + 1 } else { (5 + (bucket as u64 & 3)) << (bucket / 4 - 1) }
+}
+
 /// Histograms of several workers, added up.
 struct Sum {
     buckets: [u64; BUCKETS],
@@ -418,6 +448,15 @@ impl Collector for Scrape {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_value_is_below_the_bound_of_its_bucket_and_not_of_the_one_before() {
+        for us in (0..5000).chain([1 << 20, (1 << 20) + 7]) {
+            let bucket = bucket_of(us);
+            assert!(us < upper_bound(bucket), "{us}");
+            assert!(bucket == 0 || us >= upper_bound(bucket - 1), "{us}");
+        }
+    }
 
     #[test]
     fn buckets_are_in_order_and_exported_whole() {

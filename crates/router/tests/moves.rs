@@ -8,11 +8,12 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use switchyard_policy::migration::record::Replay;
 use switchyard_policy::migration::{Durability, Fingerprinter, Goal, Protocol, Record};
-use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Topology, Transit};
+use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Stage, Topology, Transit};
 use switchyard_router::{Done, Host, ListenerSettings, Live, MoveEnd, MoveOrder, MoveProgress, NodeAccess, Router, Settings};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -50,6 +51,22 @@ impl Server {
 
     fn client(&self) -> Client {
         Client::connect(self.address)
+    }
+}
+
+impl Server {
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).expect("it runs");
+    }
+
+    /// Ends it at once, and starts it again with what it had saved.
+    fn crash(&mut self, options: &[&str]) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let dir = std::mem::replace(&mut self._dir, tempfile::tempdir().expect("a directory"));
+        // The old value is dropped, and with it a process that is gone already.
+        *self = Server::start_at(self.address, dir, options);
     }
 }
 
@@ -152,7 +169,7 @@ type Transits = Vec<(Transit, Vec<Slot>)>;
 /// Keeps what a control plane would keep.
 #[derive(Debug)]
 struct Keeper {
-    router: OnceLock<Weak<Router>>,
+    router: Mutex<Option<Weak<Router>>>,
     topology: Mutex<Topology>,
     transits: Mutex<BTreeMap<MoveId, Transits>>,
     records: Mutex<Vec<Record>>,
@@ -166,7 +183,8 @@ impl Keeper {
     fn publish(&self, topology: Topology) -> u64 {
         let epoch = topology.epoch();
         *self.topology.lock().expect("lock") = topology.clone();
-        if let Some(router) = self.router.get().and_then(Weak::upgrade) {
+        let router = self.router.lock().expect("lock").as_ref().and_then(Weak::upgrade);
+        if let Some(router) = router {
             router.publish(Arc::new(topology));
         }
         epoch
@@ -211,6 +229,25 @@ impl Host for Keeper {
     }
 }
 
+fn settings(topology: &Topology) -> Settings {
+    let nodes = topology
+        .nodes()
+        .map(|node| {
+            let address = node.name.parse().expect("an address");
+            let access = NodeAccess { name: node.name.clone(), address: Some(address), username: None, password: None, tls: None };
+            (node.id, access)
+        })
+        .collect();
+    Settings {
+        listen: vec![ListenerSettings::tcp("127.0.0.1:0".parse().expect("address"))],
+        workers: 2,
+        pin: false,
+        batched_sends: true,
+        servers: BTreeMap::new(),
+        live: Live { nodes, ..Live::default() },
+    }
+}
+
 struct Fleet {
     router: Option<Arc<Router>>,
     keeper: Arc<Keeper>,
@@ -223,29 +260,58 @@ impl Fleet {
         Fleet::with((0..count).map(|_| Server::start(&[])).collect())
     }
 
+    /// Ends the router in the middle of what it does, and starts another one that goes on where the journal says.
+    fn restart(&mut self) {
+        let router = self.router.take().expect("running");
+        self.keeper.router.lock().expect("lock").take();
+        drop(Arc::into_inner(router).expect("nobody else has it"));
+        let replay = Replay::of(self.keeper.records.lock().expect("lock").iter()).expect("a journal");
+        self.keeper.transits.lock().expect("lock").clear();
+        let mut topology = self.keeper.topology.lock().expect("lock").with_transits([]).expect("none");
+        for (id, open) in &replay.open {
+            let Some(leg) = open.leg.as_ref().filter(|leg| leg.moving) else { continue };
+            let stage = Stage::Moving { leg: leg.leg };
+            let transit = Transit { move_id: *id, source: open.source, target: open.target, stage };
+            self.keeper.transits.lock().expect("lock").insert(*id, vec![(transit, leg.slots.clone())]);
+            topology = topology.with_transits([(transit, &leg.slots[..])]).expect("few");
+        }
+        *self.keeper.topology.lock().expect("lock") = topology.clone();
+        let router = Arc::new(Router::start(settings(&topology), Arc::new(topology)).expect("starts"));
+        *self.keeper.router.lock().expect("lock") = Some(Arc::downgrade(&router));
+        self.router = Some(router);
+        for (id, open) in replay.open {
+            let order = MoveOrder {
+                id,
+                source: open.source,
+                target: open.target,
+                slots: open.slots.clone(),
+                resume: Some(open),
+                ..self.order(id.0, 0, 1)
+            };
+            self.begin(order);
+        }
+    }
+
+    /// Puts a move on record, as a control plane does before it begins it.
+    fn begin_on_record(&self, order: MoveOrder) {
+        self.keeper.records.lock().expect("lock").push(Record::Begun {
+            move_id: order.id,
+            source: order.source,
+            target: order.target,
+            slots: order.slots.clone(),
+            protocol: order.protocol,
+            durability: order.durability,
+        });
+        self.begin(order);
+    }
+
     fn with(servers: Vec<Server>) -> Fleet {
         let names: Vec<String> = servers.iter().map(|s| s.address.to_string()).collect();
         let topology = Topology::even(&names).expect("nodes");
-        let nodes = topology
-            .nodes()
-            .map(|node| {
-                let address = node.name.parse().expect("an address");
-                let access = NodeAccess { name: node.name.clone(), address: Some(address), username: None, password: None, tls: None };
-                (node.id, access)
-            })
-            .collect();
-        let settings = Settings {
-            listen: vec![ListenerSettings::tcp("127.0.0.1:0".parse().expect("address"))],
-            workers: 2,
-            pin: false,
-            batched_sends: true,
-            servers: BTreeMap::new(),
-            live: Live { nodes, ..Live::default() },
-        };
-        let router = Arc::new(Router::start(settings, Arc::new(topology.clone())).expect("starts"));
+        let router = Arc::new(Router::start(settings(&topology), Arc::new(topology.clone())).expect("starts"));
         let dir = tempfile::tempdir().expect("a directory");
         let keeper = Arc::new(Keeper {
-            router: OnceLock::new(),
+            router: Mutex::default(),
             topology: Mutex::new(topology),
             transits: Mutex::default(),
             records: Mutex::default(),
@@ -253,7 +319,7 @@ impl Fleet {
             spool: dir.path().to_owned(),
             stuck: AtomicBool::new(false),
         });
-        keeper.router.set(Arc::downgrade(&router)).expect("once");
+        *keeper.router.lock().expect("lock") = Some(Arc::downgrade(&router));
         Fleet { router: Some(router), keeper, servers, _dir: dir }
     }
 
@@ -546,4 +612,199 @@ fn a_target_without_room_is_not_filled() {
     let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("it has no room") };
     assert!(why.contains("room") || why.contains("OOM"), "{why}");
     assert_eq!(client.cmd("GET {1}").len() + client.cmd("GET {2}").len() + client.cmd("GET {3}").len(), before);
+}
+
+/// Keys of several slots with their values, `count` of them.
+fn fill(client: &mut Client, count: usize) {
+    for n in 0..count {
+        assert_eq!(client.cmd(&format!("SET {{{n}}} value{n}")), "OK");
+    }
+}
+
+#[track_caller]
+fn all_there(client: &mut Client, count: usize) {
+    for n in 0..count {
+        assert_eq!(client.cmd(&format!("GET {{{n}}}")), format!("value{n}"));
+    }
+}
+
+#[test]
+fn a_scan_misses_no_key_that_was_there_all_the_time() {
+    let fleet = Fleet::new(3);
+    let mut client = fleet.client();
+    fill(&mut client, 3000);
+    for (id, (from, to)) in (1..).zip([(2, 0), (0, 1), (1, 2), (2, 1), (1, 0)]) {
+        let mut seen = std::collections::BTreeSet::new();
+        let mut cursor = "0".to_owned();
+        let mut steps = 0;
+        loop {
+            let reply = client.cmd(&format!("SCAN {cursor} COUNT 50"));
+            let (next, keys) = reply.trim_matches(['[', ']']).split_once(", [").map_or((reply.as_str(), ""), |(next, keys)| (next, keys));
+            seen.extend(keys.trim_end_matches(']').split(", ").filter(|k| !k.is_empty()).map(str::to_owned));
+            cursor = next.trim_matches(['[', ',', ' ']).to_owned();
+            steps += 1;
+            if steps == 20 {
+                fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(id, from, to) });
+            }
+            if cursor == "0" {
+                break;
+            }
+            assert!(steps < 100_000, "it ends");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let missed: Vec<usize> = (0..3000).filter(|n| !seen.contains(&format!("{{{n}}}"))).collect();
+        assert_eq!(missed, [] as [usize; 0], "move {id} from {from} to {to}");
+        fleet.router().steer_move(MoveId(id), switchyard_router::Steer::Goal(Goal::Fast));
+        assert_eq!(fleet.wait_for(id), MoveEnd::Done);
+    }
+}
+
+#[test]
+fn a_target_that_is_killed_and_keeps_its_data_gets_the_rest() {
+    let durable = ["--appendonly", "yes", "--appendfsync", "always"];
+    let mut fleet = Fleet::with(vec![Server::start(&[]), Server::start(&durable)]);
+    let mut client = fleet.client();
+    fill(&mut client, 4000);
+    fleet.begin(MoveOrder { durability: Durability::Aof, goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+    until("some keys have moved", || fleet.progress(1).keys_moved > 200);
+    fleet.servers[1].crash(&durable);
+    fleet.router().steer_move(MoveId(1), switchyard_router::Steer::Goal(Goal::Fast));
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    all_there(&mut fleet.client(), 4000);
+}
+
+#[test]
+fn a_source_that_is_killed_and_shows_old_keys_again_brings_nothing_back() {
+    let mut fleet = Fleet::with(vec![Server::start(&[]), Server::start(&[])]);
+    let mut client = fleet.client();
+    fill(&mut client, 4000);
+    // The state that it comes back with.
+    assert_eq!(fleet.servers[0].client().cmd("SAVE"), "OK");
+    fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+    until("some keys have moved", || fleet.progress(1).keys_moved > 200);
+    // Keys that have moved are changed and deleted where they are now.
+    let mut direct = fleet.servers[1].client();
+    let owned = fleet.slots_of(fleet.node(0));
+    let moved: Vec<usize> =
+        (0..4000).filter(|n| owned.contains(&switchyard_policy::topology::slot_of(format!("{{{n}}}").as_bytes()))).collect();
+    let moved: Vec<usize> = moved.into_iter().filter(|n| direct.cmd(&format!("EXISTS {{{n}}}")) == "1").take(50).collect();
+    assert!(moved.len() > 10);
+    for (place, n) in moved.iter().enumerate() {
+        let line = if place % 2 == 0 { format!("DEL {{{n}}}") } else { format!("SET {{{n}}} changed") };
+        assert!(!client.cmd(&line).starts_with('-'));
+    }
+    fleet.servers[0].crash(&[]);
+    fleet.router().steer_move(MoveId(1), switchyard_router::Steer::Goal(Goal::Fast));
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    let mut client = fleet.client();
+    for n in 0..4000 {
+        let expected = match moved.iter().position(|m| *m == n) {
+            Some(place) if place % 2 == 0 => "(nil)".to_owned(),
+            Some(_) => "changed".to_owned(),
+            None => format!("value{n}"),
+        };
+        assert_eq!(client.cmd(&format!("GET {{{n}}}")), expected, "key {n}");
+    }
+}
+
+#[test]
+fn a_node_that_stands_still_for_a_while_costs_time_and_nothing_else() {
+    let fleet = Fleet::new(2);
+    let mut client = fleet.client();
+    fill(&mut client, 4000);
+    for (id, place) in [(1, 1), (2, 1)] {
+        let (from, to) = if id == 1 { (0, 1) } else { (1, 0) };
+        fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(id, from, to) });
+        until("some keys have moved", || fleet.progress(id).keys_moved > 100);
+        fleet.servers[place].signal(rustix::process::Signal::STOP);
+        // Longer than the router waits for an answer.
+        std::thread::sleep(Duration::from_millis(6500));
+        fleet.servers[place].signal(rustix::process::Signal::CONT);
+        fleet.router().steer_move(MoveId(id), switchyard_router::Steer::Goal(Goal::Fast));
+        assert_eq!(fleet.wait_for(id), MoveEnd::Done);
+        all_there(&mut fleet.client(), 4000);
+    }
+}
+
+#[test]
+fn a_router_that_ends_in_the_middle_is_followed_by_one_that_goes_on() {
+    let mut fleet = Fleet::new(2);
+    fill(&mut fleet.client(), 4000);
+    fleet.begin_on_record(MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+    for _ in 0..3 {
+        let before = fleet.progress(1).keys_moved;
+        until("some keys have moved", || {
+            let progress = fleet.progress(1);
+            progress.keys_moved > before + 100 || progress.end.is_some()
+        });
+        fleet.restart();
+        all_there(&mut fleet.client(), 4000);
+    }
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    all_there(&mut fleet.client(), 4000);
+    assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
+}
+
+#[test]
+fn a_flush_in_the_middle_leaves_nothing() {
+    let fleet = Fleet::new(2);
+    let mut client = fleet.client();
+    for id in 1..=3 {
+        fill(&mut client, 2000);
+        let (from, to) = if id % 2 == 1 { (0, 1) } else { (1, 0) };
+        fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(id, from, to) });
+        until("some keys have moved", || fleet.progress(id).keys_moved > 50);
+        assert_eq!(client.cmd("FLUSHALL"), "OK");
+        assert_eq!(client.cmd("DBSIZE"), "0");
+        fleet.router().steer_move(MoveId(id), switchyard_router::Steer::Goal(Goal::Fast));
+        assert_eq!(fleet.wait_for(id), MoveEnd::Done);
+        assert_eq!(client.cmd("DBSIZE"), "0");
+    }
+}
+
+#[test]
+fn the_servers_own_way_moves_the_same_keys() {
+    let fleet = Fleet::new(2);
+    let mut client = fleet.client();
+    fill(&mut client, 1000);
+    fleet.begin(MoveOrder { protocol: Protocol::StopAndCopy, ..fleet.order(1, 0, 1) });
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    all_there(&mut client, 1000);
+    assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
+}
+
+#[test]
+fn nothing_published_on_a_shard_channel_is_missed() {
+    let fleet = Fleet::new(2);
+    let mut subscribers: Vec<Client> = (0..8).map(|_| fleet.client()).collect();
+    for (n, subscriber) in subscribers.iter_mut().enumerate() {
+        assert!(subscriber.cmd(&format!("SSUBSCRIBE {{c{n}}}")).starts_with("[ssubscribe"));
+    }
+    let stop = AtomicBool::new(false);
+    let published = std::thread::scope(|scope| {
+        let publisher = scope.spawn(|| {
+            let mut client = fleet.client();
+            let mut count = 0_u64;
+            while !stop.load(Ordering::Relaxed) {
+                count += 1;
+                for n in 0..8 {
+                    assert_eq!(client.cmd(&format!("SPUBLISH {{c{n}}} {count}")), "1");
+                }
+            }
+            count
+        });
+        fill(&mut fleet.client(), 500);
+        for id in 1..=4 {
+            let (from, to) = if id % 2 == 1 { (0, 1) } else { (1, 0) };
+            fleet.begin(fleet.order(id, from, to));
+            assert_eq!(fleet.wait_for(id), MoveEnd::Done);
+        }
+        stop.store(true, Ordering::Relaxed);
+        publisher.join().expect("published")
+    });
+    for (n, subscriber) in subscribers.iter_mut().enumerate() {
+        for count in 1..=published {
+            assert_eq!(subscriber.reply(), format!("[smessage, {{c{n}}}, {count}]"));
+        }
+    }
 }

@@ -4,7 +4,9 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use switchyard_policy::migration::{Action, Event, Fingerprint, Key, Leg, Machine, Orders, Outcome, Phase, Side};
+use switchyard_policy::migration::{
+    Action, BatchId, Event, Fingerprint, Key, Leg, Machine, Orders, Outcome, Phase, Protocol, Side, StopAndCopy,
+};
 use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot, Stage, Transit, slot_of};
 use switchyard_resp::reply;
 use tracing::{info, warn};
@@ -15,7 +17,7 @@ use super::{LegView, SharedLeg, Told};
 use crate::shared::Message;
 
 /// The machine is told that time passes at least so often.
-const TICK: Duration = Duration::from_millis(2);
+const TICK: Duration = Duration::from_millis(1);
 
 /// After this long the workers have not drained, and the leg is withdrawn, microseconds: clients wait meanwhile.
 const DRAIN_PATIENCE_US: u64 = 40_000;
@@ -54,7 +56,9 @@ pub(super) struct Run {
     pub(super) number: u32,
     pub(super) slots: Vec<Slot>,
     is_ours: Vec<bool>,
-    machine: Leg,
+    machine: Box<dyn Machine>,
+    /// When batches were begun, and of how many keys they are.
+    begun: HashMap<BatchId, (Instant, usize)>,
     events: VecDeque<Event>,
     view: LegView,
     /// The epoch that every worker has to know, and the node at which nothing older may be in flight.
@@ -101,7 +105,11 @@ impl Mover {
         let mut run = Run {
             number,
             is_ours,
-            machine: Leg::new(orders, order.fingerprints, resume),
+            machine: match order.protocol {
+                Protocol::Switchyard => Box::new(Leg::new(orders, order.fingerprints, resume)),
+                Protocol::StopAndCopy => Box::new(StopAndCopy::new(orders, order.fingerprints, resume)),
+            },
+            begun: HashMap::new(),
             events: VecDeque::new(),
             view: LegView { shared: Arc::default(), away: None },
             drain: None,
@@ -222,6 +230,7 @@ impl Mover {
                 for key in &keys {
                     run.contents.remove(key);
                 }
+                run.begun.insert(batch, (Instant::now(), keys.len()));
                 let (databases, usage) = (run.databases.clone(), self.usage());
                 self.end_mut(from).copy(batch, keys, &databases, usage);
             }
@@ -241,8 +250,16 @@ impl Mover {
                 let databases = run.databases.clone();
                 self.end_mut(from).remove(batch, &keys, &databases);
             }
-            Action::Migrate { batch, .. } => {
-                run.events.push_back(Event::Migrated { batch, refused: Some("this router's movers do not use MIGRATE".to_owned()) });
+            Action::Migrate { batch, from, keys } => {
+                run.target_touched = true;
+                let plan = self.shared.plan();
+                let to = self.end(from.other()).node;
+                let Some((address, access)) = plan.address_of(to, None).zip(plan.live.nodes.get(&to)) else {
+                    run.events.push_back(Event::Migrated { batch, refused: Some("the other node has no address".to_owned()) });
+                    return;
+                };
+                let databases = run.databases.clone();
+                self.end_mut(from).migrate(batch, &keys, &databases, address, access);
             }
             Action::Admit { keys } => {
                 let fingerprints: Vec<Fingerprint> = keys.iter().map(|key| self.order.fingerprints.of(key)).collect();
@@ -445,7 +462,15 @@ impl Mover {
                 if let Some(why) = refused() {
                     return Err(format!("it refuses to remove keys: {why}"));
                 }
+                if let Some((began, keys)) = run.begun.remove(&batch) {
+                    self.note_batch(began.elapsed(), keys);
+                }
                 run.events.push_back(Event::Removed { batch });
+            }
+            Ask::Migrate { batch } => {
+                // The target's own error is in the middle of the source's.
+                let refused = refused().map(|why| why.find("BUSYKEY").map_or(why.clone(), |at| why[at..].to_owned()));
+                run.events.push_back(Event::Migrated { batch, refused });
             }
             Ask::Scan { purges } => {
                 if let Some(why) = refused() {

@@ -221,9 +221,6 @@ pub(crate) fn begin(shared: &Arc<Shared>, order: MoveOrder) -> std::io::Result<(
     if order.source == order.target {
         return invalid("the source and the target are the same node".to_owned());
     }
-    if order.protocol != Protocol::Switchyard {
-        return invalid("this router moves by the protocol switchyard only".to_owned());
-    }
     let handed_over = order.resume.as_ref().map(|r| r.handed_over.as_slice()).unwrap_or_default();
     if let Some(slot) = order.slots.iter().find(|s| plan.topology.owner(**s) != order.source && handed_over.binary_search(s).is_err()) {
         return invalid(format!("slot {} does not belong to the source", slot.number()));

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use switchyard_policy::migration::pace::{Observation, Pacer};
 use switchyard_policy::migration::{Fingerprint, Goal, Outcome, Pace, Progress, Side};
 use switchyard_policy::topology::{Slot, Stage, Transit, slot_of};
 use tracing::{error, info, warn};
@@ -15,6 +16,7 @@ use super::connection::Connection;
 use super::side::End;
 use super::spool::Spool;
 use super::{MoveEnd, MoveOrder, SharedMove, Steer, Told};
+use crate::metrics::Waits;
 use crate::shared::{Message, Shared, lock};
 
 /// Fingerprints of moved keys that are remembered until the end; beyond it what is found late can no longer be told apart.
@@ -22,6 +24,9 @@ const REMEMBERED_MAX: usize = 20_000_000;
 
 /// Between two attempts of a leg that could not begin.
 const LEG_REST: Duration = Duration::from_millis(250);
+
+/// How often the pace is looked at.
+const PACE: Duration = Duration::from_millis(100);
 
 /// How often progress is published.
 const SHOW: Duration = Duration::from_millis(100);
@@ -72,7 +77,14 @@ pub(super) struct Mover {
     rates: (f64, f64),
     listed: u64,
     late: super::LateKeys,
-    throttled: bool,
+    pacer: Pacer,
+    /// The last batch, and when and with what the pace was last changed.
+    batch: Option<(u64, u32)>,
+    paced: Instant,
+    paced_keys: u64,
+    paced_bytes: u64,
+    waits: Waits,
+    waited_before: Option<u64>,
     /// The process that the source was when the move began.
     pub(super) first_source: Option<String>,
 }
@@ -138,7 +150,13 @@ impl Mover {
             rates: (0.0, 0.0),
             listed: 0,
             late: super::LateKeys::default(),
-            throttled: false,
+            pacer: Pacer::new(order.goal, order.bytes_per_second_max),
+            batch: None,
+            paced: now,
+            paced_keys: 0,
+            paced_bytes: 0,
+            waits: Waits::so_far(&shared.counters),
+            waited_before: None,
             first_source: None,
             shared,
             own,
@@ -171,6 +189,7 @@ impl Mover {
         self.until_connected(Self::check)?;
         self.until_connected(Self::clear_target)?;
         self.until_connected(Self::give_functions)?;
+        self.learn_waits();
         self.until_connected(Self::list)?;
         while !self.slots_left.is_empty() {
             self.while_paused()?;
@@ -224,7 +243,10 @@ impl Mover {
         match steer {
             Steer::Pause => self.paused = true,
             Steer::Resume => self.paused = false,
-            Steer::Goal(goal) => self.goal = goal,
+            Steer::Goal(goal) => {
+                self.goal = goal;
+                self.pacer.set_goal(goal);
+            }
             Steer::Abort => self.aborted = true,
         }
         matches!(steer, Steer::Abort)
@@ -596,25 +618,52 @@ impl Mover {
 
     // ---- pace and progress ----
 
-    /// How fast, as the goal says.
+    /// How fast.
     pub(super) fn pace(&self) -> Pace {
-        let (batch_keys, batches, interval_us) = match self.goal {
-            Goal::Fast => (128, 4, 0),
-            Goal::Balanced => (32, 2, 500),
-            Goal::Gentle => (16, 1, 2000),
-        };
+        let pace = self.pacer.pace();
         // Once it is to end, the leg under way ends.
-        let batches = if (self.paused || self.throttled) && !self.aborted { 0 } else { batches };
-        Pace { batch_keys, batches, interval_us }
+        if self.paused && !self.aborted { Pace { batches: 0, ..pace } } else { pace }
     }
 
-    /// Another pace, where it has to change: more bytes have been moved than may be.
+    /// A batch took so long from its copy to its end.
+    pub(super) fn note_batch(&mut self, length: Duration, keys: usize) {
+        self.batch = Some((length.as_micros() as u64, keys as u32));
+    }
+
+    /// Another pace, from time to time: as what was seen since the last one suggests.
     pub(super) fn new_pace(&mut self, now: Progress) -> Option<Pace> {
-        let rate = self.order.bytes_per_second_max?;
+        let interval = self.paced.elapsed();
+        if interval < PACE {
+            return None;
+        }
+        let waits = Waits::so_far(&self.shared.counters);
+        let keys = self.before.keys_moved + now.keys_moved;
         let bytes = self.before.bytes_moved + now.bytes_moved;
-        let allowed = self.began.elapsed().as_secs_f64() * rate as f64;
-        let throttled = bytes as f64 > allowed;
-        (throttled != std::mem::replace(&mut self.throttled, throttled)).then(|| self.pace())
+        let (batch_us, batch_keys) = self.batch.take().map_or((None, 0), |(us, keys)| (Some(us), keys));
+        let seen = Observation {
+            clients_us: waits.p95_since(&self.waits),
+            before_us: self.waited_before,
+            node_cpu: None,
+            node_us: None,
+            batch_us,
+            batch_keys,
+            keys: keys.saturating_sub(self.paced_keys),
+            bytes: bytes.saturating_sub(self.paced_bytes),
+            interval_us: interval.as_micros() as u64,
+        };
+        self.waits = waits;
+        self.paced = Instant::now();
+        (self.paced_keys, self.paced_bytes) = (keys, bytes);
+        let _ = self.pacer.observe(&seen);
+        Some(self.pace())
+    }
+
+    /// Clients have felt nothing of the move so far: how long they wait without it.
+    fn learn_waits(&mut self) {
+        let waits = Waits::so_far(&self.shared.counters);
+        self.waited_before = waits.p95_since(&self.waits);
+        self.waits = waits;
+        self.paced = Instant::now();
     }
 
     pub(super) fn ended_legs(&mut self, leg: Progress) {

@@ -4,6 +4,7 @@
 //! were asked, because they travel on one connection.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::{BatchId, Copied, Durability, Key, Process, Stored};
@@ -11,12 +12,16 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply;
 
 use super::connection::{Connection, error_text, field};
+use crate::settings::NodeAccess;
 
 /// Between two attempts to reach a node.
 const RETRY: Duration = Duration::from_millis(200);
 
 /// How long a node may take to make something safe, milliseconds.
 const SECURE_MS: &[u8] = b"2000";
+
+/// How long the target may take in a MIGRATE, milliseconds.
+const MIGRATE_MS: &[u8] = b"1000";
 
 /// What is known of how lately or often a key was used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,6 +64,9 @@ pub(super) enum Ask {
         durability: Durability,
     },
     Remove {
+        batch: BatchId,
+    },
+    Migrate {
         batch: BatchId,
     },
     /// A SCAN of a walk, behind a SELECT or not.
@@ -234,6 +242,28 @@ impl End {
     pub(super) fn remove(&mut self, batch: BatchId, keys: &[Key], databases: &[u32]) {
         let replies = self.unlink(keys, databases);
         self.ask(Ask::Remove { batch }, replies);
+    }
+
+    /// Has the node migrate keys itself to where `access` leads.
+    pub(super) fn migrate(&mut self, batch: BatchId, keys: &[Key], databases: &[u32], address: SocketAddr, access: &NodeAccess) {
+        let Some(connection) = &mut self.connection else { return };
+        let (host, port) = (address.ip().to_string(), address.port().to_string());
+        let before = connection.unanswered;
+        for database in databases {
+            connection.select(*database);
+            let number = database.to_string();
+            let mut args: Vec<&[u8]> = vec![b"MIGRATE", host.as_bytes(), port.as_bytes(), b"", number.as_bytes(), MIGRATE_MS];
+            match (&access.username, &access.password) {
+                (Some(user), Some(password)) => args.extend([&b"AUTH2"[..], user.as_bytes(), password.0.as_bytes()]),
+                (None, Some(password)) => args.extend([&b"AUTH"[..], password.0.as_bytes()]),
+                _ => {}
+            }
+            args.push(b"KEYS");
+            args.extend(keys.iter().map(|key| &key[..]));
+            connection.push(&args);
+        }
+        let replies = connection.unanswered - before;
+        self.ask(Ask::Migrate { batch }, replies);
     }
 
     /// Removes keys of a database that should not be there.

@@ -199,6 +199,13 @@ impl Worker {
                 encode::integer(&mut out, sum);
             }
             (Whole::Merged(Merge::Same), None) => return parts.into_iter().next().unwrap_or_default(),
+            // KEYS: while it moves a key may be at two nodes.
+            (Whole::Merged(Merge::Concat), None) if !self.plan.topology.is_settled() => {
+                let mut seen = std::collections::HashSet::new();
+                let all: Vec<&[u8]> = parts.iter().flat_map(|p| reply::elements(p)).filter(|e| e[0] != b'$' || seen.insert(*e)).collect();
+                encode::header(&mut out, b'*', all.len());
+                all.into_iter().for_each(|element| out.extend_from_slice(element));
+            }
             (Whole::Merged(Merge::Concat), None) => {
                 let count: u64 = parts.iter().map(|p| reply::elements(p).remaining()).sum();
                 // KEYS answers an array in RESP2 and in RESP3; keep what the nodes chose.

@@ -88,6 +88,9 @@ const OUTPUT_HIGH: usize = 1 << 20;
 /// its commands go on, up to its output limit.
 const OUTPUT_PATIENCE_US: u64 = 200_000;
 
+/// Keyspace events caused by a move arrive so long after it at most, as far as they are told from others.
+const LATE_EVENTS_US: u64 = 1_000_000;
+
 /// The main connections to a node, by protocol, and the others.
 #[derive(Debug, Default)]
 struct NodeLinks {
@@ -169,6 +172,8 @@ pub(crate) struct Worker {
     slow_us: u32,
     /// The plan by which commands are executed whose keys have moved already; `None` where no slot is moving.
     moved_plan: Option<Arc<Plan>>,
+    /// The one before, where slots were in transit in it: until when what its moves caused may still arrive, us.
+    plan_before: Option<(Arc<Plan>, u64)>,
     /// The command under way is one of these.
     detour: bool,
     /// Clients that wait for keys.
@@ -248,6 +253,7 @@ impl Worker {
             scripts_met: scripts::ScriptsMet::default(),
             slow_us,
             moved_plan: None,
+            plan_before: None,
             detour: false,
             moving_clients: Vec::new(),
             written: Vec::new(),
@@ -379,6 +385,9 @@ impl Worker {
             self.mark_stale(&before.live);
         }
         self.connect_main();
+        if !before.topology.is_settled() {
+            self.plan_before = Some((before.clone(), self.now_us + LATE_EVENTS_US));
+        }
         self.place_moving_anew();
         if self.plan.topology.epoch() != before.topology.epoch() {
             self.restamp_waiting();
@@ -405,6 +414,8 @@ impl Worker {
         self.tick_pause();
         self.tick_moving();
         self.tick_quieting();
+        self.tick_topics();
+        self.plan_before.take_if(|(_, until_us)| *until_us < self.now_us);
         self.publish_drained();
         if self.now_us >= self.next_client_tick_us {
             self.next_client_tick_us = self.now_us + CLIENT_TICK_US;

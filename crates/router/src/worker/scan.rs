@@ -3,7 +3,10 @@
 //! Where a node's keys end before the client has as many as it asked for, the next node is asked in the same call: a small keyspace
 //! comes in one reply, as from one server, and nodes without keys cost the client no round trips.
 
-use switchyard_policy::routing::ScanCursor;
+use std::sync::Arc;
+
+use switchyard_policy::routing::{Movement, ScanCursor};
+use switchyard_policy::topology::{MoveId, NodeId, slot_of};
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
@@ -12,7 +15,8 @@ use super::local::parse;
 use super::rounds::{Ask, Next, Procedure};
 use super::upstream::Lane;
 use super::{Stall, Worker};
-use crate::shared::Plan;
+use crate::mover::SharedMove;
+use crate::shared::{Plan, lock};
 use crate::slab::Handle;
 
 /// Keys that a call without COUNT asks for.
@@ -56,23 +60,35 @@ impl Procedure for Scan {
         let Some((inner, found)) = inner.zip(pair.next()) else {
             return fail("ERR switchyard: a node answered SCAN with something else than a cursor and keys");
         };
+        let plan = worker.plan.clone();
+        let nodes: Vec<NodeId> = plan.topology.nodes().map(|n| n.id).collect();
+        let moves = worker.movements();
+        let asked = nodes.get(usize::from(self.at.place)).copied();
         for key in reply::elements(found) {
+            // What lies at a node that has nothing to do with its slot cannot be used.
+            let is_astray = || asked.is_some_and(|node| reply::text(key).is_some_and(|key| !belongs(&plan, node, key)));
+            if !moves.is_empty() && is_astray() {
+                continue;
+            }
             self.keys.extend_from_slice(key);
             self.found += 1;
         }
         if self.keys.len() > worker.plan.live.client_output_limit {
             return fail(super::gather::TOO_LARGE);
         }
-        let plan = worker.plan.clone();
-        let Some(next) = self.at.next(inner, plan.topology.nodes().len()) else {
-            return fail("ERR switchyard: a node's SCAN cursor is too large to be carried");
-        };
-        if inner == 0 && next != 0 && self.found < self.wanted {
-            self.at = ScanCursor { place: self.at.place + 1, inner: 0 };
+        let next = self.at.next(inner, &nodes, &moves);
+        if inner == 0
+            && self.found < self.wanted
+            && let Some(next) = next
+        {
+            self.at = next;
             if let Some(ask) = self.ask(&plan) {
                 return Next::Round(vec![ask]);
             }
         }
+        let Some(next) = next.map_or(Some(0), ScanCursor::encode) else {
+            return fail("ERR switchyard: a node's SCAN cursor is too large to be carried");
+        };
         let mut out = b"*2\r\n".to_vec();
         encode::bulk(&mut out, next.to_string().as_bytes());
         encode::header(&mut out, b'*', self.found);
@@ -81,7 +97,25 @@ impl Procedure for Scan {
     }
 }
 
+/// Whether a key of this name can be used at a node.
+pub(super) fn belongs(plan: &Plan, node: NodeId, key: &[u8]) -> bool {
+    let slot = slot_of(key);
+    plan.topology.owner(slot) == node || plan.topology.transit(slot).is_some_and(|t| t.source == node || t.target == node)
+}
+
 impl Worker {
+    /// The moves that scans have to know of.
+    fn movements(&self) -> Vec<Movement> {
+        let moves = lock(&self.shared.moves);
+        let movement = |(id, m): (&MoveId, &Arc<SharedMove>)| Movement {
+            number: id.0,
+            source: m.source,
+            target: m.target,
+            is_under_way: lock(&m.progress).end.is_none(),
+        };
+        moves.iter().map(movement).collect()
+    }
+
     pub(super) fn scan(&mut self, plan: &Plan, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         let Some(cursor) = args.get(1).and_then(parse::<u64>) else {
             return self.refuse(handle, class, "ERR invalid cursor");
@@ -92,13 +126,10 @@ impl Worker {
         }
         let count = args.iter().position(|a| a.eq_ignore_ascii_case(b"COUNT")).and_then(|at| args.get(at + 1)).and_then(parse::<usize>);
         let names: Vec<Vec<u8>> = args.iter().enumerate().filter(|(index, _)| *index != 1).map(|(_, a)| a.to_vec()).collect();
-        let scan = ScanCursor::decode(cursor, plan.topology.nodes().len()).map(|at| Scan {
-            at,
-            args: names,
-            wanted: count.unwrap_or(COUNT),
-            found: 0,
-            keys: Vec::new(),
-        });
+        let moves = self.movements();
+        let begun =
+            ScanCursor::decode(cursor, plan.topology.nodes().len()).map(|at| if cursor == 0 { ScanCursor::start(&moves) } else { at });
+        let scan = begun.map(|at| Scan { at, args: names, wanted: count.unwrap_or(COUNT), found: 0, keys: Vec::new() });
         match scan.and_then(|scan| scan.ask(plan).map(|ask| (scan, ask))) {
             // No barrier: a key that is there from the beginning of an iteration to its end is found whatever other commands do.
             Some((scan, ask)) => self.begin_rounds(handle, class, Box::new(scan), vec![ask]),

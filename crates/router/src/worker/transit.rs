@@ -434,6 +434,11 @@ impl Worker {
         for zombie in &self.zombies {
             count(zombie.node.index(), zombie.epoch);
         }
+        if !self.plan.topology.is_settled() && self.are_topics_settling() {
+            // What is published where a slot is going is to be heard: the barrier waits for that, too.
+            oldest = oldest.min(epoch.saturating_sub(1));
+            by_node.fill(epoch.saturating_sub(1));
+        }
         let rounds = self.gathers.iter().map(|(_, gather)| gather.epoch()).min().unwrap_or(epoch);
         let by_node = by_node.into_iter().map(|at| at.min(rounds)).collect();
         self.shared.publish_drained(self.index, oldest.min(rounds), by_node);

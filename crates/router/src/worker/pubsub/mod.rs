@@ -64,6 +64,8 @@ enum Standing {
 pub(super) struct Topics {
     topics: Slab<Topic>,
     by_name: [HashMap<Arc<[u8]>, Handle>; 3],
+    /// Some shard channels have places at nodes that their slots have left.
+    has_old_places: bool,
     /// Reused for the bytes of a message or a confirmation.
     scratch: Vec<u8>,
     /// Reused for the receivers of a message.
@@ -72,7 +74,7 @@ pub(super) struct Topics {
 
 impl Topics {
     pub(super) fn new() -> Self {
-        Self { topics: Slab::new(), by_name: Default::default(), scratch: Vec::new(), receivers: Vec::new() }
+        Self { topics: Slab::new(), by_name: Default::default(), has_old_places: false, scratch: Vec::new(), receivers: Vec::new() }
     }
 }
 

@@ -3,11 +3,12 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use switchyard_policy::topology::NodeId;
+use switchyard_policy::topology::{NodeId, Stage, Transit, slot_of};
 use switchyard_resp::reply;
 use tracing::{info, warn};
 
 use super::{Item, Kind, Place, Standing, Topic};
+use crate::shared::Plan;
 use crate::slab::Handle;
 use crate::worker::Worker;
 use crate::worker::upstream::{Lane, Pending, Phase, Purpose};
@@ -30,7 +31,7 @@ impl Worker {
         let name: Arc<[u8]> = name.into();
         let owner = self.plan.topology.owner_of(&name);
         let (nodes, owner): (Vec<NodeId>, _) = match kind {
-            Kind::Shard => (vec![owner], Some(owner)),
+            Kind::Shard => (self.shard_nodes(&name), Some(owner)),
             Kind::Channel => (self.plan.topology.nodes().map(|n| n.id).collect(), (!is_keyspace(&name)).then_some(owner)),
             Kind::Pattern => (self.plan.topology.nodes().map(|n| n.id).collect(), None),
         };
@@ -296,16 +297,23 @@ impl Worker {
     /// The list of nodes, or who owns what, has changed.
     pub(in crate::worker) fn place_topics_anew(&mut self) {
         let plan = self.plan.clone();
+        let all_know = self.all_workers_know();
+        self.pubsub.has_old_places = false;
         for handle in self.pubsub.topics.handles() {
             let Some(topic) = self.pubsub.topics.get_mut(handle) else { continue };
             let owner = plan.topology.owner_of(&topic.name);
             topic.owner = topic.owner.map(|_| owner);
             let (kind, name) = (topic.kind, topic.name.clone());
             let shard = kind == Kind::Shard;
-            let wanted = |node: NodeId| if shard { node == owner } else { plan.topology.node(node).is_some() };
-            let missing: Vec<NodeId> =
-                plan.topology.nodes().map(|n| n.id).filter(|n| wanted(*n) && !topic.places.iter().any(|(at, _)| at == n)).collect();
-            let left: Vec<(NodeId, Place)> = topic.places.extract_if(.., |(node, _)| !wanted(*node)).collect();
+            let nodes = if shard { self.shard_nodes(&name) } else { Vec::new() };
+            // Somebody may still publish where the slot was, until every worker knows better.
+            let kept = |node: NodeId| !all_know && plan.topology.node(node).is_some();
+            let Some(topic) = self.pubsub.topics.get_mut(handle) else { continue };
+            let has = |node: NodeId| topic.places.iter().any(|(at, _)| *at == node);
+            self.pubsub.has_old_places |= shard && topic.places.iter().any(|(at, _)| !nodes.contains(at) && kept(*at));
+            let wanted = |node: NodeId| if shard { nodes.contains(&node) } else { plan.topology.node(node).is_some() };
+            let missing: Vec<NodeId> = plan.topology.nodes().map(|n| n.id).filter(|n| wanted(*n) && !has(*n)).collect();
+            let left: Vec<(NodeId, Place)> = topic.places.extract_if(.., |(node, _)| !(wanted(*node) || shard && kept(*node))).collect();
             for node in missing {
                 self.ask_place(handle, node);
             }
@@ -314,6 +322,58 @@ impl Worker {
             }
             self.settle(handle);
         }
+    }
+
+    fn all_workers_know(&self) -> bool {
+        let epoch = self.plan.topology.epoch();
+        self.shared
+            .drained
+            .iter()
+            .enumerate()
+            .all(|(worker, d)| worker == self.index || d.load(std::sync::atomic::Ordering::Acquire) >= epoch)
+    }
+
+    /// Every tick: leaves nodes whose shard channels are elsewhere, once nobody publishes them there any more.
+    pub(in crate::worker) fn tick_topics(&mut self) {
+        if self.pubsub.has_old_places && self.all_workers_know() {
+            self.place_topics_anew();
+        }
+    }
+
+    /// Where a shard channel may be published: at the owner of its slot, and where the slot is going.
+    fn shard_nodes(&self, name: &[u8]) -> Vec<NodeId> {
+        let slot = slot_of(name);
+        let owner = self.plan.topology.owner(slot);
+        let mut nodes = vec![owner];
+        if let Some(transit) = self.plan.topology.transit(slot) {
+            nodes.extend([transit.source, transit.target].into_iter().filter(|node| *node != owner));
+        }
+        nodes
+    }
+
+    /// Whether shard channels of slots in transit are not yet in force at a node that could say so.
+    pub(in crate::worker) fn are_topics_settling(&self) -> bool {
+        let in_transit = |topic: &Topic| topic.kind == Kind::Shard && self.plan.topology.transit(slot_of(&topic.name)).is_some();
+        self.pubsub.topics.iter().any(|(_, topic)| topic.places.iter().any(|(_, place)| *place == Place::Asked) && in_transit(topic))
+    }
+
+    /// Whether a keyspace event comes from a mover's own commands: keys that it stores where they are going and removes where they were.
+    fn is_of_a_mover(&self, node: NodeId, channel: &[u8], payload: &[u8]) -> bool {
+        let (event, key) = match channel.iter().position(|b| *b == b':').map(|at| (&channel[..at], &channel[at + 1..])) {
+            Some((kind, key)) if kind.starts_with(b"__keyspace@") => (payload, key),
+            Some((kind, event)) if kind.starts_with(b"__keyevent@") => (event, payload),
+            _ => return false,
+        };
+        let slot = slot_of(key);
+        let of = |plan: &Plan| {
+            let Some(Transit { move_id, source, target, stage: Stage::Moving { leg } }) = plan.topology.transit(slot).copied() else {
+                return false;
+            };
+            let goes_back = plan.moves.legs.get(&(move_id, leg)).is_some_and(|view| view.away.is_some());
+            let (from, to) = if goes_back { (target, source) } else { (source, target) };
+            (event == b"del" && node == from) || (event == b"restore" && node == to)
+        };
+        of(&self.plan) || self.plan_before.as_ref().is_some_and(|(plan, until_us)| self.now_us < *until_us && of(plan))
     }
 
     // ---- what comes ----
@@ -336,6 +396,14 @@ impl Worker {
             };
             if let Some(kind) = kind {
                 let name = parts.next().and_then(reply::text).unwrap_or_default();
+                if self.plan_before.is_some() || self.moved_plan.is_some() {
+                    let channel = if kind == Kind::Pattern { parts.next().and_then(reply::text).unwrap_or_default() } else { name };
+                    let payload = parts.next().and_then(reply::text).unwrap_or_default();
+                    let node = self.links.get(link).map(|l| l.node);
+                    if node.is_some_and(|node| self.is_of_a_mover(node, channel, payload)) {
+                        return;
+                    }
+                }
                 if let Some(topic) = self.pubsub.by_name[kind as usize].get(name) {
                     self.deliver_message(*topic, answer);
                 }
