@@ -808,3 +808,59 @@ fn nothing_published_on_a_shard_channel_is_missed() {
         }
     }
 }
+
+#[test]
+fn who_waits_too_long_for_a_key_is_told_so_and_nothing_else_breaks() {
+    let fleet = Fleet::new(2);
+    fill(&mut fleet.client(), 4000);
+    fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+    until("some keys have moved", || fleet.progress(1).keys_moved > 20);
+    fleet.keeper.stuck.store(true, Ordering::SeqCst);
+    std::thread::sleep(Duration::from_millis(50));
+    let owned = fleet.slots_of(fleet.node(0));
+    let there: Vec<usize> =
+        (0..4000).filter(|n| owned.contains(&switchyard_policy::topology::slot_of(format!("{{{n}}}").as_bytes()))).take(90).collect();
+    let value = vec![b'x'; 2 << 20];
+    let told: usize = std::thread::scope(|scope| {
+        let clients: Vec<_> = there
+            .iter()
+            .enumerate()
+            .map(|(place, n)| {
+                let (fleet, value) = (&fleet, &value);
+                scope.spawn(move || {
+                    let mut client = fleet.client();
+                    let key = format!("{{{n}}}");
+                    let reply = match place % 3 {
+                        0 => {
+                            client.send(&[b"SET", format!("{{{n}}}large").as_bytes(), value]);
+                            client.reply()
+                        }
+                        1 => {
+                            client.post(&format!("WATCH {key}"));
+                            client.post("MULTI");
+                            client.post(&format!("SET {key}watched 1"));
+                            client.post("EXEC");
+                            let watched = client.reply();
+                            assert_eq!((client.reply(), client.reply()), ("OK".to_owned(), "QUEUED".to_owned()));
+                            let executed = client.reply();
+                            if watched.starts_with('-') {
+                                assert!(executed == "(nil)" || executed.starts_with('-'), "{executed} without the watch");
+                            }
+                            watched
+                        }
+                        _ => client.cmd(&format!("APPEND {key} x")),
+                    };
+                    assert_eq!(client.cmd("PING"), "PONG");
+                    assert!(!reply.starts_with('-') || reply.starts_with("-NODETIMEOUT"), "{reply}");
+                    usize::from(reply.starts_with('-'))
+                })
+            })
+            .collect();
+        clients.into_iter().map(|c| c.join().expect("answered")).sum()
+    });
+    assert!(told > 0, "some keys were not there");
+    fleet.keeper.stuck.store(false, Ordering::SeqCst);
+    fleet.router().steer_move(MoveId(1), switchyard_router::Steer::Goal(Goal::Fast));
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    assert!(fleet.progress(1).holds.max_us > 1_000_000);
+}

@@ -50,7 +50,13 @@ impl Worker {
             match self.in_transit(handle, command, args) {
                 Transit::Settled => {}
                 Transit::Moved(plan) => moved = Some(plan),
-                Transit::Instead(flow) => return flow,
+                Transit::Instead(flow) => {
+                    if let Some(client) = self.clients.get_mut(handle).filter(|_| flow == Flow::Next) {
+                        // It was answered with an error: what the client still sends of it is thrown away.
+                        client.upload = Some(Box::new(Upload { link: None, follower: Follower::new(len, after) }));
+                    }
+                    return flow;
+                }
             }
         }
         let plan = moved.as_deref().unwrap_or(plan);

@@ -397,6 +397,15 @@ impl Worker {
         }
     }
 
+    /// A WATCH is answered with an error before a node was asked.
+    pub(super) fn watch_refused(&mut self, handle: Handle, args: &Args<'_>) {
+        let plan = self.plan.clone();
+        if let Route::Owner(slot, node) = route(&plan.topology, args.iter().skip(1)) {
+            self.note_watch(handle, slot, node, None);
+            self.note_failed_watch(handle);
+        }
+    }
+
     /// A WATCH failed, and its client gets the error. If it was the first one, nothing is watched, and a transaction that the client begins
     /// in that knowledge may go on. But one that it has sent already, without waiting for the answer, relies on it.
     pub(super) fn note_failed_watch(&mut self, handle: Handle) {

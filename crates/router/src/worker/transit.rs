@@ -128,8 +128,10 @@ impl Worker {
         }
         if let Some(text) = client.moving.as_mut().and_then(|m| m.refusal.take()) {
             self.end_hold(handle);
-            if is_exec {
-                self.discard(handle);
+            match command.handling {
+                Handling::Local(Local::Exec) => self.discard(handle),
+                Handling::Local(Local::Watch) => self.watch_refused(handle, args),
+                _ => {}
             }
             return Transit::Instead(self.refuse(handle, class, &text));
         }
@@ -312,9 +314,13 @@ impl Worker {
         if client.is_parked() || client.repeat.is_some() {
             // Its command is owed already: nothing behind it may be looked at before.
             self.resumed.push(handle);
-        } else {
-            self.unstall(handle);
+            return;
         }
+        if self.plan.topology.is_settled() {
+            // Nothing is in transit any more: nobody will look at what it waited for.
+            self.end_hold(handle);
+        }
+        self.unstall(handle);
     }
 
     pub(super) fn wake_moving(&mut self) {
