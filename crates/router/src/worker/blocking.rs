@@ -71,7 +71,7 @@ impl Worker {
     ) -> Flow {
         // Also for XREAD, whose other calls do not wait.
         let class = CommandClass::Blocking as u8;
-        if self.clients.get(handle).is_some_and(Client::is_parked) {
+        if self.clients.get(handle).is_some_and(Client::is_recalled) {
             return Flow::Stall(Stall::Barrier); // behind one that is about to be issued again
         }
         let link = match self.take_exclusive(handle, node, Lane::Blocking) {
@@ -266,7 +266,7 @@ impl Worker {
             let Some(link) = self.links.get(handle).filter(|l| l.lane == Lane::Blocking && !l.pending.is_empty()) else { continue };
             let (slot, node, holder) = (link.slot, link.node, link.holder);
             if slot.is_some_and(|slot| self.place_of(slot) != node) {
-                self.begin_parking(handle);
+                self.recall_waiting(handle);
                 continue;
             }
             if slot.is_some_and(|slot| self.plan.topology.transit(slot).is_some()) {

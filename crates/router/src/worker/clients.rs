@@ -167,7 +167,7 @@ impl Worker {
         if client.stall != Stall::None || client.closing || client.half_closed {
             if client.closing {
                 self.discard_input(handle);
-            } else if (client.stall == Stall::Blocked || client.is_parked()) && client.hangup {
+            } else if (client.stall == Stall::Blocked || client.is_recalled()) && client.hangup {
                 // As Redis: nobody waits on behalf of a client that has gone, whatever it sent behind the command.
                 self.close_client(handle);
             }
@@ -265,7 +265,7 @@ impl Worker {
 
     pub(super) fn resume_client(&mut self, handle: Handle) {
         let Some(client) = self.clients.get_mut(handle) else { return };
-        if client.is_parked() && client.stall != Stall::Exclusive {
+        if client.is_recalled() && client.stall != Stall::Exclusive {
             self.issue_again(handle);
             return;
         }

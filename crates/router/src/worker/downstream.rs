@@ -16,9 +16,9 @@ use crate::settings::Reads;
 use crate::slab::Handle;
 use crate::users::User;
 use crate::worker::login::Verdict;
-use crate::worker::parked::Parked;
 use crate::worker::pubsub::{Kind, Subscriber};
 use crate::worker::quiet::Quieting;
+use crate::worker::recalled::Waiting;
 use crate::worker::tracking::{Tracked, shown_redirect};
 use crate::worker::transactions::Session;
 use crate::worker::transit::Moving;
@@ -170,7 +170,7 @@ pub(super) struct Client {
     /// Its command waits for keys that are being moved.
     pub(super) moving: Option<Box<Moving>>,
     /// A command that waits at a node, and may have to wait at another one.
-    pub(super) waiting: Option<Box<Parked>>,
+    pub(super) waiting: Option<Box<Waiting>>,
     /// A command of it waits until movers are quiet.
     pub(super) quieting: Option<Box<Quieting>>,
     /// The wait for an exclusive connection ended without one: what the client is told.

@@ -508,7 +508,7 @@ impl Worker {
             self.note_slow(handle);
         }
         let is_error = reply::is_error(answer);
-        if is_error && (answer.starts_with(b"-NOSCRIPT") && self.heal_script(handle) || self.park(handle, answer)) {
+        if is_error && (answer.starts_with(b"-NOSCRIPT") && self.heal_script(handle) || self.take_recalled(handle, answer)) {
             return;
         }
         let Some(link) = self.links.get_mut(handle) else { return };

@@ -311,7 +311,7 @@ impl Worker {
 
     fn go_on_moving(&mut self, handle: Handle) {
         let Some(client) = self.clients.get(handle) else { return };
-        if client.is_parked() || client.repeat.is_some() {
+        if client.is_recalled() || client.repeat.is_some() {
             // Its command is owed already: nothing behind it may be looked at before.
             self.resumed.push(handle);
             return;

@@ -29,7 +29,7 @@ enum State {
 
 /// A command that waits.
 #[derive(Debug)]
-pub(super) struct Parked {
+pub(super) struct Waiting {
     request: Vec<u8>,
     seq: u32,
     /// When its own time is over, us.
@@ -39,7 +39,7 @@ pub(super) struct Parked {
 
 impl Client {
     /// Whether a waiting command of it is with us.
-    pub(super) fn is_parked(&self) -> bool {
+    pub(super) fn is_recalled(&self) -> bool {
         self.waiting.as_ref().is_some_and(|p| p.state == State::Here)
     }
 }
@@ -72,7 +72,7 @@ impl Worker {
     pub(super) fn keep_waiting(&mut self, handle: Handle, request: &[u8], seq: u32, waits_us: Option<u64>) {
         let until_us = waits_us.map(|us| self.now_us.saturating_add(us));
         if let Some(client) = self.clients.get_mut(handle) {
-            client.waiting = Some(Box::new(Parked { request: request.to_vec(), seq, until_us, state: State::There }));
+            client.waiting = Some(Box::new(Waiting { request: request.to_vec(), seq, until_us, state: State::There }));
         }
     }
 
@@ -84,16 +84,16 @@ impl Worker {
     }
 
     /// Ends the wait of the command on this connection, so that it can be issued again elsewhere.
-    pub(super) fn begin_parking(&mut self, link: Handle) {
+    pub(super) fn recall_waiting(&mut self, link: Handle) {
         let Some(holder) = self.links.get(link).map(|l| l.holder) else { return };
-        if let Some(parked) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
-            parked.state = State::Ending;
+        if let Some(waiting) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
+            waiting.state = State::Ending;
         }
         self.unblock(link, true, None);
     }
 
     /// The reply at the head of a connection is an error. True where it only says that a wait has been ended because we asked for it.
-    pub(super) fn park(&mut self, link_handle: Handle, answer: &[u8]) -> bool {
+    pub(super) fn take_recalled(&mut self, link_handle: Handle, answer: &[u8]) -> bool {
         let Some(link) = self.links.get(link_handle).filter(|l| l.lane == Lane::Blocking && answer.starts_with(b"-UNBLOCKED")) else {
             return false;
         };
@@ -102,11 +102,11 @@ impl Worker {
         };
         let asked_by_a_client = link.unblock.as_ref().is_some_and(|u| u.is_asked_by_clients());
         let Some(client) = self.clients.get_mut(pending.who) else { return false };
-        let Some(parked) = client.waiting.as_mut().filter(|p| p.state == State::Ending && p.seq == pending.seq) else { return false };
+        let Some(waiting) = client.waiting.as_mut().filter(|p| p.state == State::Ending && p.seq == pending.seq) else { return false };
         if asked_by_a_client {
             return false;
         }
-        parked.state = State::Here;
+        waiting.state = State::Here;
         client.held = None;
         self.stall(pending.who, Stall::Moving);
         if let Some(link) = self.links.get_mut(link_handle) {
@@ -120,17 +120,17 @@ impl Worker {
 
     /// Issues a command again that is with us, if its keys can be waited for now.
     pub(super) fn issue_again(&mut self, handle: Handle) {
-        let Some(parked) = self.clients.get(handle).and_then(|c| c.waiting.as_ref()) else { return };
-        let (request, seq, until_us) = (parked.request.clone(), parked.seq, parked.until_us);
+        let Some(waiting) = self.clients.get(handle).and_then(|c| c.waiting.as_ref()) else { return };
+        let (request, seq, until_us) = (waiting.request.clone(), waiting.seq, waiting.until_us);
         let (node, slot) = match self.place_again(handle, &request) {
             Ok(Some(place)) => place,
             Ok(None) => return,
-            Err(text) => return self.end_parked(handle, seq, &text),
+            Err(text) => return self.end_recalled(handle, seq, &text),
         };
         let link = match self.acquire(handle, node, Lane::Blocking) {
             Acquired::Link(link) => link,
             Acquired::Wait => return,
-            Acquired::Refused(text) => return self.end_parked(handle, seq, &Arc::from(text)),
+            Acquired::Refused(text) => return self.end_recalled(handle, seq, &Arc::from(text)),
         };
         // 0 would be without end.
         let left_us = until_us.map(|until| until.saturating_sub(self.now_us).max(1000));
@@ -139,13 +139,13 @@ impl Worker {
         self.wait_at_node(handle, link, slot, left_us);
         if let Some(client) = self.clients.get_mut(handle) {
             client.note_write(node);
-            if let Some(parked) = client.waiting.as_mut() {
-                parked.state = State::There;
+            if let Some(waiting) = client.waiting.as_mut() {
+                waiting.state = State::There;
             }
         }
     }
 
-    fn end_parked(&mut self, handle: Handle, seq: u32, text: &Arc<str>) {
+    fn end_recalled(&mut self, handle: Handle, seq: u32, text: &Arc<str>) {
         let mut error = Vec::new();
         encode::error(&mut error, text);
         if let Some(client) = self.clients.get_mut(handle) {
