@@ -181,6 +181,8 @@ pub(crate) struct Worker {
     /// Keys that commands of this turn may write in slots whose keys are being listed.
     written: Vec<(MoveId, Vec<Key>)>,
     next_ticket: u64,
+    /// When the drain barrier was last published because somebody waits for it, us.
+    published_us: u64,
     /// Clients that wait until movers are quiet.
     quieting_clients: Vec<Handle>,
 }
@@ -258,6 +260,7 @@ impl Worker {
             moving_clients: Vec::new(),
             written: Vec::new(),
             next_ticket: 0,
+            published_us: 0,
             quieting_clients: Vec::new(),
         })
     }

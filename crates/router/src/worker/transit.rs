@@ -23,6 +23,10 @@ use crate::mover::{LegView, SharedLeg, Told};
 use crate::shared::Plan;
 use crate::slab::Handle;
 
+/// Commands in flight above which the drain barrier is looked at only every [`PUBLISH_US`].
+const MUCH: usize = 1000;
+const PUBLISH_US: u64 = 500;
+
 /// What a command is to do while slots are in transit.
 #[derive(Debug)]
 pub(super) enum Transit {
@@ -298,6 +302,8 @@ impl Worker {
         for handle in &self.moving_clients {
             let Some(client) = self.clients.get(*handle).filter(|c| c.stall == Stall::Moving) else { continue };
             let Some(moving) = &client.moving else { continue };
+            // Who has been told once is told again only if it says again that it waits; and then it must look.
+            moving.waits.iter().for_each(|(_, leg, _)| leg.shared.will_wait(self.index));
             if all || moving.is_over() {
                 due.push((moving.since_us, *handle));
             }
@@ -455,7 +461,12 @@ impl Worker {
     pub(super) fn publish_if_wanted(&mut self) {
         let wanted = self.shared.drain_wanted.load(Ordering::Relaxed);
         if wanted > self.shared.drained[self.index].load(Ordering::Relaxed) {
-            self.publish_drained();
+            // Looking at all that is in flight costs; where it is much there is another turn soon.
+            let is_much = self.links.iter().map(|(_, link)| link.pending.len()).sum::<usize>() > MUCH;
+            if !is_much || self.now_us >= self.published_us + PUBLISH_US {
+                self.published_us = self.now_us;
+                self.publish_drained();
+            }
         }
     }
 }
