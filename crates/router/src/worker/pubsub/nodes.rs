@@ -324,13 +324,11 @@ impl Worker {
         }
     }
 
+    /// Whether every worker has the present topology, and nothing that was published under an older one is unanswered: what a node then says of
+    /// its subscribers would be counted wrongly.
     fn all_workers_know(&self) -> bool {
         let epoch = self.plan.topology.epoch();
-        self.shared
-            .drained
-            .iter()
-            .enumerate()
-            .all(|(worker, d)| worker == self.index || d.load(std::sync::atomic::Ordering::Acquire) >= epoch)
+        self.shared.drained.iter().all(|d| d.load(std::sync::atomic::Ordering::Acquire) >= epoch)
     }
 
     /// Every tick: leaves nodes whose shard channels are elsewhere, once nobody publishes them there any more.
