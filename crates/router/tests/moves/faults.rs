@@ -1,0 +1,233 @@
+//! Something breaks, or a move cannot be.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use switchyard_policy::migration::{Durability, Goal};
+use switchyard_policy::topology::MoveId;
+use switchyard_router::{MoveEnd, MoveOrder};
+
+use super::fleet::{Fleet, Server, all_there, fill, until};
+
+#[test]
+fn leftovers_at_the_target_stop_a_move_unless_they_may_go() {
+    let fleet = Fleet::new(2);
+    let mut client = fleet.client();
+    for n in 0..100 {
+        assert_eq!(client.cmd(&format!("SET {{{n}}} value")), "OK");
+    }
+    // Somebody's data at the wrong node.
+    let mut direct = fleet.servers[1].client();
+    let theirs: Vec<usize> = (0..100).filter(|n| direct.cmd(&format!("EXISTS {{{n}}}")) == "0").collect();
+    for n in &theirs {
+        assert_eq!(direct.cmd(&format!("SET {{{n}}} stale")), "OK");
+    }
+    fleet.begin(fleet.order(1, 0, 1));
+    let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("it must not overwrite or keep them") };
+    assert!(why.contains(&format!("{} keys", theirs.len())), "{why}");
+    assert_eq!(client.cmd(&format!("GET {{{}}}", theirs[0])), "value");
+    fleet.begin(MoveOrder { purge_target: true, ..fleet.order(2, 0, 1) });
+    assert_eq!(fleet.wait_for(2), MoveEnd::Done);
+    for n in 0..100 {
+        assert_eq!(client.cmd(&format!("GET {{{n}}}")), "value");
+    }
+}
+
+#[test]
+fn a_target_without_room_is_not_filled() {
+    let fleet = Fleet::with(vec![Server::start(&[]), Server::start(&["--maxmemory", "3mb"])]);
+    let mut client = fleet.client();
+    let value = "x".repeat(20_000);
+    for n in 0..400 {
+        let _ = client.cmd(&format!("SET {{{n}}} {value}"));
+    }
+    let before = client.cmd("GET {1}").len() + client.cmd("GET {2}").len() + client.cmd("GET {3}").len();
+    fleet.begin(fleet.order(1, 0, 1));
+    let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("it has no room") };
+    assert!(why.contains("room") || why.contains("OOM"), "{why}");
+    assert_eq!(client.cmd("GET {1}").len() + client.cmd("GET {2}").len() + client.cmd("GET {3}").len(), before);
+}
+
+#[test]
+fn a_target_that_is_killed_and_keeps_its_data_gets_the_rest() {
+    let durable = ["--appendonly", "yes", "--appendfsync", "always"];
+    let mut fleet = Fleet::with(vec![Server::start(&[]), Server::start(&durable)]);
+    let mut client = fleet.client();
+    fill(&mut client, 4000);
+    fleet.begin(MoveOrder { durability: Durability::Aof, goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+    until("some keys have moved", || fleet.progress(1).keys_moved > 200);
+    fleet.servers[1].crash(&durable);
+    fleet.router().steer_move(MoveId(1), switchyard_router::Steer::Goal(Goal::Fast));
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    all_there(&mut fleet.client(), 4000);
+}
+
+#[test]
+fn a_source_that_is_killed_and_shows_old_keys_again_brings_nothing_back() {
+    let mut fleet = Fleet::with(vec![Server::start(&[]), Server::start(&[])]);
+    let mut client = fleet.client();
+    fill(&mut client, 4000);
+    // The state that it comes back with.
+    assert_eq!(fleet.servers[0].client().cmd("SAVE"), "OK");
+    fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+    until("some keys have moved", || fleet.progress(1).keys_moved > 200);
+    // Keys that have moved are changed and deleted where they are now.
+    let mut direct = fleet.servers[1].client();
+    let owned = fleet.slots_of(fleet.node(0));
+    let moved: Vec<usize> =
+        (0..4000).filter(|n| owned.contains(&switchyard_policy::topology::slot_of(format!("{{{n}}}").as_bytes()))).collect();
+    let moved: Vec<usize> = moved.into_iter().filter(|n| direct.cmd(&format!("EXISTS {{{n}}}")) == "1").take(50).collect();
+    assert!(moved.len() > 10);
+    for (place, n) in moved.iter().enumerate() {
+        let line = if place % 2 == 0 { format!("DEL {{{n}}}") } else { format!("SET {{{n}}} changed") };
+        assert!(!client.cmd(&line).starts_with('-'));
+    }
+    fleet.servers[0].crash(&[]);
+    fleet.router().steer_move(MoveId(1), switchyard_router::Steer::Goal(Goal::Fast));
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    let mut client = fleet.client();
+    for n in 0..4000 {
+        let expected = match moved.iter().position(|m| *m == n) {
+            Some(place) if place % 2 == 0 => "(nil)".to_owned(),
+            Some(_) => "changed".to_owned(),
+            None => format!("value{n}"),
+        };
+        assert_eq!(client.cmd(&format!("GET {{{n}}}")), expected, "key {n}");
+    }
+}
+
+#[test]
+fn a_node_that_stands_still_for_a_while_costs_time_and_nothing_else() {
+    let fleet = Fleet::new(2);
+    let mut client = fleet.client();
+    fill(&mut client, 4000);
+    for (id, place) in [(1, 1), (2, 1)] {
+        let (from, to) = if id == 1 { (0, 1) } else { (1, 0) };
+        fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(id, from, to) });
+        until("some keys have moved", || fleet.progress(id).keys_moved > 100);
+        fleet.servers[place].signal(rustix::process::Signal::STOP);
+        // Longer than the router waits for an answer.
+        std::thread::sleep(Duration::from_millis(6500));
+        fleet.servers[place].signal(rustix::process::Signal::CONT);
+        fleet.router().steer_move(MoveId(id), switchyard_router::Steer::Goal(Goal::Fast));
+        assert_eq!(fleet.wait_for(id), MoveEnd::Done);
+        all_there(&mut fleet.client(), 4000);
+    }
+}
+
+#[test]
+fn a_router_that_ends_in_the_middle_is_followed_by_one_that_goes_on() {
+    let mut fleet = Fleet::new(2);
+    fill(&mut fleet.client(), 4000);
+    fleet.begin_on_record(MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+    for _ in 0..3 {
+        let before = fleet.progress(1).keys_moved;
+        until("some keys have moved", || {
+            let progress = fleet.progress(1);
+            progress.keys_moved > before + 100 || progress.end.is_some()
+        });
+        fleet.restart();
+        all_there(&mut fleet.client(), 4000);
+    }
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    all_there(&mut fleet.client(), 4000);
+    assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
+}
+
+#[test]
+fn who_waits_too_long_for_a_key_is_told_so_and_nothing_else_breaks() {
+    let fleet = Fleet::new(2);
+    fill(&mut fleet.client(), 4000);
+    fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+    until("some keys have moved", || fleet.progress(1).keys_moved > 20);
+    fleet.keeper.stuck.store(true, Ordering::SeqCst);
+    std::thread::sleep(Duration::from_millis(50));
+    let owned = fleet.slots_of(fleet.node(0));
+    let there: Vec<usize> =
+        (0..4000).filter(|n| owned.contains(&switchyard_policy::topology::slot_of(format!("{{{n}}}").as_bytes()))).take(90).collect();
+    let value = vec![b'x'; 2 << 20];
+    let told: usize = std::thread::scope(|scope| {
+        let clients: Vec<_> = there
+            .iter()
+            .enumerate()
+            .map(|(place, n)| {
+                let (fleet, value) = (&fleet, &value);
+                scope.spawn(move || {
+                    let mut client = fleet.client();
+                    let key = format!("{{{n}}}");
+                    let reply = match place % 3 {
+                        0 => {
+                            client.send(&[b"SET", format!("{{{n}}}large").as_bytes(), value]);
+                            client.reply()
+                        }
+                        1 => {
+                            client.post(&format!("WATCH {key}"));
+                            client.post("MULTI");
+                            client.post(&format!("SET {key}watched 1"));
+                            client.post("EXEC");
+                            let watched = client.reply();
+                            assert_eq!((client.reply(), client.reply()), ("OK".to_owned(), "QUEUED".to_owned()));
+                            let executed = client.reply();
+                            if watched.starts_with('-') {
+                                assert!(executed == "(nil)" || executed.starts_with('-'), "{executed} without the watch");
+                            }
+                            watched
+                        }
+                        _ => client.cmd(&format!("APPEND {key} x")),
+                    };
+                    assert_eq!(client.cmd("PING"), "PONG");
+                    assert!(!reply.starts_with('-') || reply.starts_with("-NODETIMEOUT"), "{reply}");
+                    usize::from(reply.starts_with('-'))
+                })
+            })
+            .collect();
+        clients.into_iter().map(|c| c.join().expect("answered")).sum()
+    });
+    assert!(told > 0, "some keys were not there");
+    fleet.keeper.stuck.store(false, Ordering::SeqCst);
+    fleet.router().steer_move(MoveId(1), switchyard_router::Steer::Goal(Goal::Fast));
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    assert!(fleet.progress(1).holds.max_us > 1_000_000);
+}
+
+#[test]
+fn a_target_that_runs_full_gives_back_what_it_has() {
+    let fleet = Fleet::new(2);
+    fill(&mut fleet.client(), 4000);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..3)
+            .map(|offset| {
+                let (fleet, stop) = (&fleet, &stop);
+                scope.spawn(move || {
+                    let mut client = fleet.client();
+                    let mut n = offset * 1000;
+                    while !stop.load(Ordering::Relaxed) {
+                        n = (n + 7) % 4000;
+                        assert_eq!(client.cmd(&format!("GET {{{n}}}")), format!("value{n}"));
+                    }
+                })
+            })
+            .collect();
+        fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+        until("some keys have moved", || fleet.progress(1).keys_moved > 100);
+        assert_eq!(fleet.servers[1].client().cmd("CONFIG SET maxmemory 1mb"), "OK");
+        let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("it is full") };
+        assert!(why.contains("OOM") || why.contains("room"), "{why}");
+        stop.store(true, Ordering::Relaxed);
+        for reader in readers {
+            reader.join().expect("nobody saw anything wrong");
+        }
+    });
+    // What was handed over before stays; the leg under way is where it was.
+    assert_eq!(fleet.servers[1].client().cmd("CONFIG SET maxmemory 0"), "OK");
+    all_there(&mut fleet.client(), 4000);
+    let mut counts = [0, 0];
+    for (place, count) in counts.iter_mut().enumerate() {
+        *count = fleet.servers[place].client().cmd("DBSIZE").parse::<u64>().expect("a number");
+    }
+    assert_eq!(counts[0] + counts[1], 4000, "no key is at two nodes");
+    fleet.begin(fleet.order(2, 0, 1));
+    assert_eq!(fleet.wait_for(2), MoveEnd::Done);
+    all_there(&mut fleet.client(), 4000);
+}

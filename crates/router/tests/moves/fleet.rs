@@ -1,0 +1,401 @@
+//! Real servers, a router before them, a host that keeps everything in memory, and clients.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use switchyard_policy::migration::record::Replay;
+use switchyard_policy::migration::{Durability, Fingerprinter, Goal, Protocol, Record};
+use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Stage, Topology, Transit};
+use switchyard_router::{Done, Host, ListenerSettings, Live, MoveEnd, MoveOrder, MoveProgress, NodeAccess, Router, Settings};
+
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) struct Server {
+    pub(crate) child: Child,
+    pub(crate) address: SocketAddr,
+    /// Removed with it.
+    pub(crate) _dir: tempfile::TempDir,
+}
+
+impl Server {
+    pub(crate) fn start(options: &[&str]) -> Server {
+        let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its address");
+        Server::start_at(free, tempfile::tempdir().expect("a directory"), options)
+    }
+
+    pub(crate) fn start_at(address: SocketAddr, dir: tempfile::TempDir, options: &[&str]) -> Server {
+        let program = ["redis-server", "valkey-server"]
+            .into_iter()
+            .find(|p| Command::new(p).arg("--version").stdout(Stdio::null()).status().is_ok())
+            .expect("redis-server or valkey-server is installed");
+        let port = address.port().to_string();
+        let child = Command::new(program)
+            .args(["--port", &port, "--save", "", "--dir"])
+            .arg(dir.path())
+            .args(options)
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("it starts");
+        let server = Server { child, address, _dir: dir };
+        until("a server answers", || TcpStream::connect(address).is_ok());
+        server
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::connect(self.address)
+    }
+}
+
+impl Server {
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).expect("it runs");
+    }
+
+    /// Ends it at once, and starts it again with what it had saved.
+    pub(crate) fn crash(&mut self, options: &[&str]) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let dir = std::mem::replace(&mut self._dir, tempfile::tempdir().expect("a directory"));
+        // The old value is dropped, and with it a process that is gone already.
+        *self = Server::start_at(self.address, dir, options);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[track_caller]
+pub(crate) fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is() {
+        assert!(Instant::now() < end, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Sends commands as lines of words and gives replies as text: `OK`, `-ERR ...`, `(nil)`, `[a, b]`.
+pub(crate) struct Client {
+    stream: TcpStream,
+    input: Vec<u8>,
+}
+
+impl Client {
+    pub(crate) fn connect(address: SocketAddr) -> Client {
+        let stream = TcpStream::connect(address).expect("connects");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.set_nodelay(true).expect("no delay");
+        Client { stream, input: Vec::new() }
+    }
+
+    pub(crate) fn send(&mut self, args: &[&[u8]]) {
+        let mut out = format!("*{}\r\n", args.len()).into_bytes();
+        for arg in args {
+            out.extend_from_slice(format!("${}\r\n", arg.len()).as_bytes());
+            out.extend_from_slice(arg);
+            out.extend_from_slice(b"\r\n");
+        }
+        self.stream.write_all(&out).expect("sent");
+    }
+
+    pub(crate) fn post(&mut self, line: &str) {
+        let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
+        self.send(&words);
+    }
+
+    pub(crate) fn cmd(&mut self, line: &str) -> String {
+        self.post(line);
+        self.reply()
+    }
+
+    pub(crate) fn line(&mut self) -> String {
+        loop {
+            if let Some(at) = self.input.windows(2).position(|w| w == b"\r\n") {
+                let line = String::from_utf8_lossy(&self.input[..at]).into_owned();
+                self.input.drain(..at + 2);
+                return line;
+            }
+            self.fill();
+        }
+    }
+
+    pub(crate) fn fill(&mut self) {
+        let mut chunk = [0; 65536];
+        let count = self.stream.read(&mut chunk).expect("a reply in time");
+        assert!(count > 0, "the connection was closed");
+        self.input.extend_from_slice(&chunk[..count]);
+    }
+
+    pub(crate) fn reply(&mut self) -> String {
+        let line = self.line();
+        let (kind, rest) = line.split_at(1);
+        match kind {
+            "+" | ":" => rest.to_owned(),
+            "-" => line,
+            "$" | "*" if rest == "-1" => "(nil)".to_owned(),
+            "$" => {
+                let len: usize = rest.parse().expect("a length");
+                while self.input.len() < len + 2 {
+                    self.fill();
+                }
+                let text = self.input[..len].escape_ascii().to_string();
+                self.input.drain(..len + 2);
+                text
+            }
+            "*" => {
+                let count: usize = rest.parse().expect("a count");
+                let parts: Vec<String> = (0..count).map(|_| self.reply()).collect();
+                format!("[{}]", parts.join(", "))
+            }
+            _ => panic!("what is {line:?}?"),
+        }
+    }
+}
+
+pub(crate) type Transits = Vec<(Transit, Vec<Slot>)>;
+
+/// Keeps what a control plane would keep.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    pub(crate) router: Mutex<Option<Weak<Router>>>,
+    pub(crate) topology: Mutex<Topology>,
+    pub(crate) transits: Mutex<BTreeMap<MoveId, Transits>>,
+    pub(crate) records: Mutex<Vec<Record>>,
+    pub(crate) ended: Mutex<BTreeMap<MoveId, MoveEnd>>,
+    pub(crate) spool: PathBuf,
+    /// No record becomes durable while it is set.
+    pub(crate) stuck: AtomicBool,
+}
+
+impl Keeper {
+    pub(crate) fn publish(&self, topology: Topology) -> u64 {
+        let epoch = topology.epoch();
+        *self.topology.lock().expect("lock") = topology.clone();
+        let router = self.router.lock().expect("lock").as_ref().and_then(Weak::upgrade);
+        if let Some(router) = router {
+            router.publish(Arc::new(topology));
+        }
+        epoch
+    }
+}
+
+impl Host for Keeper {
+    fn record(&self, records: Vec<Record>, done: Done) {
+        while self.stuck.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.records.lock().expect("lock").extend(records);
+        done(Ok(()));
+    }
+
+    fn hand_over(&self, move_id: MoveId, slots: &[Slot], owner: NodeId, done: Done) {
+        if let Some(transits) = self.transits.lock().expect("lock").get_mut(&move_id) {
+            for (_, of) in transits {
+                of.retain(|slot| !slots.contains(slot));
+            }
+        }
+        let next = self.topology.lock().expect("lock").handed_over(slots, owner);
+        self.publish(next);
+        done(Ok(()));
+    }
+
+    fn set_transits(&self, move_id: MoveId, transits: Transits) -> Result<u64, String> {
+        let mut all = self.transits.lock().expect("lock");
+        all.insert(move_id, transits);
+        let topology = self.topology.lock().expect("lock").clone();
+        let next = topology.with_transits(all.values().flatten().map(|(t, s)| (*t, &s[..]))).map_err(|e| e.to_string())?;
+        drop(all);
+        Ok(self.publish(next))
+    }
+
+    fn spool_directory(&self) -> PathBuf {
+        self.spool.clone()
+    }
+
+    fn ended(&self, move_id: MoveId, end: &MoveEnd) {
+        self.ended.lock().expect("lock").insert(move_id, end.clone());
+    }
+}
+
+pub(crate) fn settings(topology: &Topology) -> Settings {
+    let nodes = topology
+        .nodes()
+        .map(|node| {
+            let address = node.name.parse().expect("an address");
+            let access = NodeAccess { name: node.name.clone(), address: Some(address), username: None, password: None, tls: None };
+            (node.id, access)
+        })
+        .collect();
+    Settings {
+        listen: vec![ListenerSettings::tcp("127.0.0.1:0".parse().expect("address"))],
+        workers: 2,
+        pin: false,
+        batched_sends: true,
+        servers: BTreeMap::new(),
+        live: Live { nodes, ..Live::default() },
+    }
+}
+
+pub(crate) struct Fleet {
+    pub(crate) router: Option<Arc<Router>>,
+    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) servers: Vec<Server>,
+    _dir: tempfile::TempDir,
+}
+
+impl Fleet {
+    pub(crate) fn new(count: usize) -> Fleet {
+        Fleet::with((0..count).map(|_| Server::start(&[])).collect())
+    }
+
+    /// Ends the router in the middle of what it does, and starts another one that goes on where the journal says.
+    pub(crate) fn restart(&mut self) {
+        let router = self.router.take().expect("running");
+        self.keeper.router.lock().expect("lock").take();
+        drop(Arc::into_inner(router).expect("nobody else has it"));
+        let replay = Replay::of(self.keeper.records.lock().expect("lock").iter()).expect("a journal");
+        self.keeper.transits.lock().expect("lock").clear();
+        let mut topology = self.keeper.topology.lock().expect("lock").with_transits([]).expect("none");
+        for (id, open) in &replay.open {
+            let Some(leg) = open.leg.as_ref().filter(|leg| leg.moving) else { continue };
+            let stage = Stage::Moving { leg: leg.leg };
+            let transit = Transit { move_id: *id, source: open.source, target: open.target, stage };
+            self.keeper.transits.lock().expect("lock").insert(*id, vec![(transit, leg.slots.clone())]);
+            topology = topology.with_transits([(transit, &leg.slots[..])]).expect("few");
+        }
+        *self.keeper.topology.lock().expect("lock") = topology.clone();
+        let router = Arc::new(Router::start(settings(&topology), Arc::new(topology)).expect("starts"));
+        *self.keeper.router.lock().expect("lock") = Some(Arc::downgrade(&router));
+        self.router = Some(router);
+        for (id, open) in replay.open {
+            let order = MoveOrder {
+                id,
+                source: open.source,
+                target: open.target,
+                slots: open.slots.clone(),
+                resume: Some(open),
+                ..self.order(id.0, 0, 1)
+            };
+            self.begin(order);
+        }
+    }
+
+    /// Puts a move on record, as a control plane does before it begins it.
+    pub(crate) fn begin_on_record(&self, order: MoveOrder) {
+        self.keeper.records.lock().expect("lock").push(Record::Begun {
+            move_id: order.id,
+            source: order.source,
+            target: order.target,
+            slots: order.slots.clone(),
+            protocol: order.protocol,
+            durability: order.durability,
+        });
+        self.begin(order);
+    }
+
+    pub(crate) fn with(servers: Vec<Server>) -> Fleet {
+        let names: Vec<String> = servers.iter().map(|s| s.address.to_string()).collect();
+        let topology = Topology::even(&names).expect("nodes");
+        let router = Arc::new(Router::start(settings(&topology), Arc::new(topology.clone())).expect("starts"));
+        let dir = tempfile::tempdir().expect("a directory");
+        let keeper = Arc::new(Keeper {
+            router: Mutex::default(),
+            topology: Mutex::new(topology),
+            transits: Mutex::default(),
+            records: Mutex::default(),
+            ended: Mutex::default(),
+            spool: dir.path().to_owned(),
+            stuck: AtomicBool::new(false),
+        });
+        *keeper.router.lock().expect("lock") = Some(Arc::downgrade(&router));
+        Fleet { router: Some(router), keeper, servers, _dir: dir }
+    }
+
+    pub(crate) fn router(&self) -> &Router {
+        self.router.as_ref().expect("running")
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::connect(self.router().addresses()[0])
+    }
+
+    pub(crate) fn node(&self, place: usize) -> NodeId {
+        let name = self.servers[place].address.to_string();
+        let topology = self.keeper.topology.lock().expect("lock");
+        topology.nodes().find(|n| n.name == name).expect("a node").id
+    }
+
+    pub(crate) fn slots_of(&self, node: NodeId) -> Vec<Slot> {
+        let topology = self.keeper.topology.lock().expect("lock");
+        (0..SLOT_COUNT as u16).filter_map(Slot::new).filter(|slot| topology.owner(*slot) == node).collect()
+    }
+
+    pub(crate) fn order(&self, id: u64, from: usize, to: usize) -> MoveOrder {
+        let (source, target) = (self.node(from), self.node(to));
+        MoveOrder {
+            id: MoveId(id),
+            source,
+            target,
+            slots: self.slots_of(source),
+            protocol: Protocol::Switchyard,
+            durability: Durability::Memory,
+            goal: Goal::Fast,
+            bytes_per_second_max: None,
+            purge_target: false,
+            leftovers: Vec::new(),
+            fingerprints: Fingerprinter::new(7),
+            resume: None,
+            host: self.keeper.clone(),
+        }
+    }
+
+    pub(crate) fn begin(&self, order: MoveOrder) {
+        self.router().begin_move(order).expect("begins");
+    }
+
+    pub(crate) fn progress(&self, id: u64) -> MoveProgress {
+        self.router().moves().into_iter().find(|m| m.id == MoveId(id)).expect("a move")
+    }
+
+    #[track_caller]
+    pub(crate) fn wait_for(&self, id: u64) -> MoveEnd {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(end) = self.keeper.ended.lock().expect("lock").get(&MoveId(id)) {
+                return end.clone();
+            }
+            assert!(Instant::now() < end, "the move does not end: {:?}", self.progress(id));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        drop(self.router.take());
+    }
+}
+
+/// Keys of several slots with their values, `count` of them.
+pub(crate) fn fill(client: &mut Client, count: usize) {
+    for n in 0..count {
+        assert_eq!(client.cmd(&format!("SET {{{n}}} value{n}")), "OK");
+    }
+}
+
+#[track_caller]
+pub(crate) fn all_there(client: &mut Client, count: usize) {
+    for n in 0..count {
+        assert_eq!(client.cmd(&format!("GET {{{n}}}")), format!("value{n}"));
+    }
+}

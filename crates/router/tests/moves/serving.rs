@@ -1,0 +1,296 @@
+//! Nothing breaks: commands of all kinds while keys move.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use switchyard_policy::migration::{Goal, Protocol};
+use switchyard_policy::topology::MoveId;
+use switchyard_router::{MoveEnd, MoveOrder};
+
+use super::fleet::{Client, Fleet, all_there, fill, until};
+
+#[test]
+fn every_type_time_to_live_and_database_arrives() {
+    let fleet = Fleet::new(2);
+    let mut client = fleet.client();
+    for n in 0..40 {
+        for line in [
+            format!("SET {{{n}}}string value{n}"),
+            format!("SET {{{n}}}mortal value EX 1000"),
+            format!("RPUSH {{{n}}}list a b c"),
+            format!("HSET {{{n}}}hash f v g w"),
+            format!("SADD {{{n}}}set 1 2 3"),
+            format!("ZADD {{{n}}}zset 1 a 2 b"),
+            format!("XADD {{{n}}}stream 1-1 f v"),
+            format!("PFADD {{{n}}}hll a b c"),
+            format!("SETBIT {{{n}}}bits 1000 1"),
+        ] {
+            assert!(!client.cmd(&line).starts_with('-'), "{line}");
+        }
+    }
+    assert_eq!(client.cmd("SELECT 3"), "OK");
+    for n in 0..40 {
+        assert_eq!(client.cmd(&format!("SET {{{n}}}string other{n}")), "OK");
+    }
+    assert_eq!(client.cmd("SELECT 0"), "OK");
+    let look = |client: &mut Client| -> Vec<String> {
+        let mut seen = Vec::new();
+        for n in 0..40 {
+            for line in [
+                format!("GET {{{n}}}string"),
+                format!("LRANGE {{{n}}}list 0 -1"),
+                format!("HGETALL {{{n}}}hash"),
+                format!("SCARD {{{n}}}set"),
+                format!("ZRANGE {{{n}}}zset 0 -1 WITHSCORES"),
+                format!("XRANGE {{{n}}}stream - +"),
+                format!("PFCOUNT {{{n}}}hll"),
+                format!("GETBIT {{{n}}}bits 1000"),
+                format!("PEXPIRETIME {{{n}}}mortal"),
+            ] {
+                seen.push(client.cmd(&line));
+            }
+        }
+        seen
+    };
+    let before = look(&mut client);
+    fleet.begin(fleet.order(1, 0, 1));
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    assert_eq!(look(&mut client), before);
+    assert_eq!(client.cmd("SELECT 3"), "OK");
+    for n in 0..40 {
+        assert_eq!(client.cmd(&format!("GET {{{n}}}string")), format!("other{n}"));
+    }
+    assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
+    assert!(fleet.slots_of(fleet.node(0)).is_empty());
+    assert!(fleet.progress(1).keys_moved > 0);
+    // And back again.
+    fleet.begin(fleet.order(2, 1, 0));
+    assert_eq!(fleet.wait_for(2), MoveEnd::Done);
+    assert_eq!(client.cmd("SELECT 0"), "OK");
+    assert_eq!(look(&mut client), before);
+}
+
+/// Counters, lists and transactions while everything moves to and fro: every acknowledged change is there once, and nobody sees an error.
+#[test]
+fn nobody_sees_a_move_but_by_its_speed() {
+    let fleet = Fleet::new(2);
+    let stop = AtomicBool::new(false);
+    let moves = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let mut workers = Vec::new();
+        for number in 0..6_u64 {
+            let (fleet, stop) = (&fleet, &stop);
+            workers.push(scope.spawn(move || {
+                let mut client = fleet.client();
+                let mut counts = vec![0_u64; 200];
+                let mut state = number * 7919 + 1;
+                let mut rounds = 0_u64;
+                while !stop.load(Ordering::Relaxed) || rounds < 200 {
+                    rounds += 1;
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    let place = (state >> 33) as usize % counts.len();
+                    let key = format!("{{w{number}:{place}}}");
+                    match (state >> 20) % 6 {
+                        0 | 1 => {
+                            counts[place] += 1;
+                            assert_eq!(client.cmd(&format!("INCR {key}")), counts[place].to_string());
+                        }
+                        2 => {
+                            let expected = if counts[place] == 0 { "(nil)".to_owned() } else { counts[place].to_string() };
+                            assert_eq!(client.cmd(&format!("GET {key}")), expected);
+                        }
+                        3 => {
+                            assert_eq!(client.cmd("MULTI"), "OK");
+                            assert_eq!(client.cmd(&format!("INCR {key}")), "QUEUED");
+                            assert_eq!(client.cmd(&format!("SET {key}copy x")), "QUEUED");
+                            counts[place] += 1;
+                            assert_eq!(client.cmd("EXEC"), format!("[{}, OK]", counts[place]));
+                        }
+                        4 => {
+                            counts[place] += 2;
+                            client.send(&[
+                                b"EVAL",
+                                b"redis.call('INCR', KEYS[1]) return redis.call('INCR', KEYS[1])",
+                                b"1",
+                                key.as_bytes(),
+                            ]);
+                            assert_eq!(client.reply(), counts[place].to_string());
+                        }
+                        _ => {
+                            // A pipeline: its replies are in order, and its writes are seen.
+                            client.post(&format!("INCR {key}"));
+                            client.post(&format!("GET {key}"));
+                            client.post(&format!("DEL {key}copy"));
+                            counts[place] += 1;
+                            assert_eq!(client.reply(), counts[place].to_string());
+                            assert_eq!(client.reply(), counts[place].to_string());
+                            assert!(["0", "1"].contains(&client.reply().as_str()));
+                        }
+                    }
+                }
+                for (place, count) in counts.iter().enumerate() {
+                    let expected = if *count == 0 { "(nil)".to_owned() } else { count.to_string() };
+                    assert_eq!(client.cmd(&format!("GET {{w{number}:{place}}}")), expected);
+                }
+            }));
+        }
+        for id in 1..=4 {
+            let (from, to) = if id % 2 == 1 { (0, 1) } else { (1, 0) };
+            fleet.begin(fleet.order(id, from, to));
+            assert_eq!(fleet.wait_for(id), MoveEnd::Done);
+            moves.fetch_add(fleet.progress(id).keys_moved, Ordering::Relaxed);
+        }
+        stop.store(true, Ordering::Relaxed);
+        for worker in workers {
+            worker.join().expect("no client saw anything wrong");
+        }
+    });
+    assert!(moves.load(Ordering::Relaxed) > 0);
+}
+
+#[test]
+fn who_waits_for_an_element_gets_it_wherever_the_list_is() {
+    let fleet = Fleet::new(2);
+    // One key per node, so that both directions are there.
+    let mut waiting: Vec<(String, Client)> = (0..20)
+        .map(|n| {
+            let mut client = fleet.client();
+            client.post(&format!("BLPOP {{q{n}}}list 30"));
+            (format!("{{q{n}}}list"), client)
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(100));
+    fleet.begin(fleet.order(1, 0, 1));
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    let mut pusher = fleet.client();
+    for (key, client) in &mut waiting {
+        assert_eq!(pusher.cmd(&format!("RPUSH {key} element")), "1");
+        assert_eq!(client.reply(), format!("[{key}, element]"));
+        assert_eq!(pusher.cmd(&format!("LLEN {key}")), "0");
+    }
+    // Its own time still ends a wait.
+    let mut impatient = fleet.client();
+    impatient.post("BLPOP {short}list 1");
+    fleet.begin(fleet.order(2, 1, 0));
+    assert_eq!(fleet.wait_for(2), MoveEnd::Done);
+    assert_eq!(impatient.reply(), "(nil)");
+}
+
+#[test]
+fn a_watch_does_not_survive_the_hand_over_of_its_slot() {
+    let fleet = Fleet::new(2);
+    let mut clients: Vec<Client> = (0..8).map(|_| fleet.client()).collect();
+    for (n, client) in clients.iter_mut().enumerate() {
+        assert_eq!(client.cmd(&format!("SET {{k{n}}} 1")), "OK");
+        assert_eq!(client.cmd(&format!("WATCH {{k{n}}}")), "OK");
+    }
+    fleet.begin(fleet.order(1, 0, 1));
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    let mut other = fleet.client();
+    for (n, client) in clients.iter_mut().enumerate() {
+        assert_eq!(other.cmd(&format!("SET {{k{n}}} 2")), "OK");
+        assert_eq!(client.cmd("MULTI"), "OK");
+        assert_eq!(client.cmd(&format!("SET {{k{n}}} 3")), "QUEUED");
+        assert_eq!(client.cmd("EXEC"), "(nil)");
+        assert_eq!(client.cmd(&format!("GET {{k{n}}}")), "2");
+    }
+}
+
+#[test]
+fn a_scan_misses_no_key_that_was_there_all_the_time() {
+    let fleet = Fleet::new(3);
+    let mut client = fleet.client();
+    fill(&mut client, 3000);
+    for (id, (from, to)) in (1..).zip([(2, 0), (0, 1), (1, 2), (2, 1), (1, 0)]) {
+        let mut seen = std::collections::BTreeSet::new();
+        let mut cursor = "0".to_owned();
+        let mut steps = 0;
+        loop {
+            let reply = client.cmd(&format!("SCAN {cursor} COUNT 50"));
+            let (next, keys) = reply.trim_matches(['[', ']']).split_once(", [").map_or((reply.as_str(), ""), |(next, keys)| (next, keys));
+            seen.extend(keys.trim_end_matches(']').split(", ").filter(|k| !k.is_empty()).map(str::to_owned));
+            cursor = next.trim_matches(['[', ',', ' ']).to_owned();
+            steps += 1;
+            if steps == 20 {
+                fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(id, from, to) });
+            }
+            if cursor == "0" {
+                break;
+            }
+            assert!(steps < 100_000, "it ends");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let missed: Vec<usize> = (0..3000).filter(|n| !seen.contains(&format!("{{{n}}}"))).collect();
+        assert_eq!(missed, [] as [usize; 0], "move {id} from {from} to {to}");
+        fleet.router().steer_move(MoveId(id), switchyard_router::Steer::Goal(Goal::Fast));
+        assert_eq!(fleet.wait_for(id), MoveEnd::Done);
+    }
+}
+
+#[test]
+fn a_flush_in_the_middle_leaves_nothing() {
+    let fleet = Fleet::new(2);
+    let mut client = fleet.client();
+    // Large enough that some are always read of one node and not yet stored at the other.
+    let value = vec![b'x'; 200_000];
+    for id in 1..=8 {
+        for n in 0..150 {
+            client.send(&[b"SET", format!("{{{n}}}").as_bytes(), &value]);
+            assert_eq!(client.reply(), "OK");
+        }
+        let (from, to) = if id % 2 == 1 { (0, 1) } else { (1, 0) };
+        fleet.begin(fleet.order(id, from, to));
+        until("some keys have moved", || fleet.progress(id).bytes_moved > 0);
+        assert_eq!(client.cmd("FLUSHALL"), "OK");
+        assert_eq!(client.cmd("DBSIZE"), "0");
+        assert_eq!(fleet.wait_for(id), MoveEnd::Done);
+        assert_eq!(client.cmd("DBSIZE"), "0");
+    }
+}
+
+#[test]
+fn the_servers_own_way_moves_the_same_keys() {
+    let fleet = Fleet::new(2);
+    let mut client = fleet.client();
+    fill(&mut client, 1000);
+    fleet.begin(MoveOrder { protocol: Protocol::StopAndCopy, ..fleet.order(1, 0, 1) });
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    all_there(&mut client, 1000);
+    assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
+}
+
+#[test]
+fn nothing_published_on_a_shard_channel_is_missed() {
+    let fleet = Fleet::new(2);
+    let mut subscribers: Vec<Client> = (0..8).map(|_| fleet.client()).collect();
+    for (n, subscriber) in subscribers.iter_mut().enumerate() {
+        assert!(subscriber.cmd(&format!("SSUBSCRIBE {{c{n}}}")).starts_with("[ssubscribe"));
+    }
+    let stop = AtomicBool::new(false);
+    let published = std::thread::scope(|scope| {
+        let publisher = scope.spawn(|| {
+            let mut client = fleet.client();
+            let mut count = 0_u64;
+            while !stop.load(Ordering::Relaxed) {
+                count += 1;
+                for n in 0..8 {
+                    assert_eq!(client.cmd(&format!("SPUBLISH {{c{n}}} {count}")), "1");
+                }
+            }
+            count
+        });
+        fill(&mut fleet.client(), 500);
+        for id in 1..=4 {
+            let (from, to) = if id % 2 == 1 { (0, 1) } else { (1, 0) };
+            fleet.begin(fleet.order(id, from, to));
+            assert_eq!(fleet.wait_for(id), MoveEnd::Done);
+        }
+        stop.store(true, Ordering::Relaxed);
+        publisher.join().expect("published")
+    });
+    for (n, subscriber) in subscribers.iter_mut().enumerate() {
+        for count in 1..=published {
+            assert_eq!(subscriber.reply(), format!("[smessage, {{c{n}}}, {count}]"));
+        }
+    }
+}
