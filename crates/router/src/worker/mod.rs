@@ -388,7 +388,7 @@ impl Worker {
             self.mark_stale(&before.live);
         }
         self.connect_main();
-        if !before.topology.is_settled() {
+        if !before.moves.by_id.is_empty() {
             self.plan_before = Some((before.clone(), self.now_us + LATE_EVENTS_US));
         }
         self.place_moving_anew();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use switchyard_policy::migration::record::Replay;
 use switchyard_policy::migration::{Durability, Fingerprinter, Goal, Protocol, Record};
 use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Stage, Topology, Transit};
-use switchyard_router::{Done, Host, ListenerSettings, Live, MoveEnd, MoveOrder, MoveProgress, NodeAccess, Router, Settings};
+use switchyard_router::{Done, Host, ListenerSettings, Live, MoveEnd, MoveOrder, MoveProgress, NodeAccess, Router, Secret, Settings};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -227,12 +227,18 @@ impl Host for Keeper {
     }
 }
 
-pub(crate) fn settings(topology: &Topology) -> Settings {
+pub(crate) fn settings(topology: &Topology, password: Option<&str>) -> Settings {
     let nodes = topology
         .nodes()
         .map(|node| {
             let address = node.name.parse().expect("an address");
-            let access = NodeAccess { name: node.name.clone(), address: Some(address), username: None, password: None, tls: None };
+            let access = NodeAccess {
+                name: node.name.clone(),
+                address: Some(address),
+                username: None,
+                password: password.map(|p| Secret(p.to_owned())),
+                tls: None,
+            };
             (node.id, access)
         })
         .collect();
@@ -250,6 +256,7 @@ pub(crate) struct Fleet {
     pub(crate) router: Option<Arc<Router>>,
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) servers: Vec<Server>,
+    password: Option<&'static str>,
     _dir: tempfile::TempDir,
 }
 
@@ -274,7 +281,7 @@ impl Fleet {
             topology = topology.with_transits([(transit, &leg.slots[..])]).expect("few");
         }
         *self.keeper.topology.lock().expect("lock") = topology.clone();
-        let router = Arc::new(Router::start(settings(&topology), Arc::new(topology)).expect("starts"));
+        let router = Arc::new(Router::start(settings(&topology, self.password), Arc::new(topology)).expect("starts"));
         *self.keeper.router.lock().expect("lock") = Some(Arc::downgrade(&router));
         self.router = Some(router);
         for (id, open) in replay.open {
@@ -304,9 +311,14 @@ impl Fleet {
     }
 
     pub(crate) fn with(servers: Vec<Server>) -> Fleet {
+        Fleet::with_password(servers, None)
+    }
+
+    /// Of servers that ask for it.
+    pub(crate) fn with_password(servers: Vec<Server>, password: Option<&'static str>) -> Fleet {
         let names: Vec<String> = servers.iter().map(|s| s.address.to_string()).collect();
         let topology = Topology::even(&names).expect("nodes");
-        let router = Arc::new(Router::start(settings(&topology), Arc::new(topology.clone())).expect("starts"));
+        let router = Arc::new(Router::start(settings(&topology, password), Arc::new(topology.clone())).expect("starts"));
         let dir = tempfile::tempdir().expect("a directory");
         let keeper = Arc::new(Keeper {
             router: Mutex::default(),
@@ -318,7 +330,7 @@ impl Fleet {
             stuck: AtomicBool::new(false),
         });
         *keeper.router.lock().expect("lock") = Some(Arc::downgrade(&router));
-        Fleet { router: Some(router), keeper, servers, _dir: dir }
+        Fleet { router: Some(router), keeper, servers, password, _dir: dir }
     }
 
     pub(crate) fn router(&self) -> &Router {

@@ -7,7 +7,7 @@ use switchyard_policy::migration::{Goal, Protocol};
 use switchyard_policy::topology::MoveId;
 use switchyard_router::{MoveEnd, MoveOrder};
 
-use super::fleet::{Client, Fleet, all_there, fill, until};
+use super::fleet::{Client, Fleet, Server, all_there, fill, until};
 
 #[test]
 fn every_type_time_to_live_and_database_arrives() {
@@ -293,4 +293,30 @@ fn nothing_published_on_a_shard_channel_is_missed() {
             assert_eq!(subscriber.reply(), format!("[smessage, {{c{n}}}, {count}]"));
         }
     }
+}
+
+#[test]
+fn subscribers_to_keyspace_events_do_not_see_a_move() {
+    let events = ["--notify-keyspace-events", "KEA"];
+    let fleet = Fleet::with(vec![Server::start(&events), Server::start(&events)]);
+    let mut client = fleet.client();
+    fill(&mut client, 500);
+    let mut subscriber = fleet.client();
+    assert!(subscriber.cmd("PSUBSCRIBE __key*__:*").starts_with("[psubscribe"));
+    fleet.begin(fleet.order(1, 0, 1));
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    assert_eq!(client.cmd("DEL {7}"), "1");
+    let seen = [subscriber.reply(), subscriber.reply()];
+    assert_eq!(seen, ["[pmessage, __key*__:*, __keyspace@0__:{7}, del]", "[pmessage, __key*__:*, __keyevent@0__:del, {7}]"]);
+}
+
+#[test]
+fn nodes_may_ask_for_a_password() {
+    let options = ["--requirepass", "secret"];
+    let fleet = Fleet::with_password(vec![Server::start(&options), Server::start(&options)], Some("secret"));
+    let mut client = fleet.client();
+    fill(&mut client, 300);
+    fleet.begin(fleet.order(1, 0, 1));
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    all_there(&mut client, 300);
 }

@@ -355,13 +355,17 @@ impl Worker {
         self.pubsub.topics.iter().any(|(_, topic)| topic.places.iter().any(|(_, place)| *place == Place::Asked) && in_transit(topic))
     }
 
-    /// Whether a keyspace event comes from a mover's own commands: keys that it stores where they are going and removes where they were.
+    /// Whether a keyspace event comes from a mover's own commands: keys that it stores where they are going and removes where they were, and
+    /// the one by which it finds out what nodes can.
     fn is_of_a_mover(&self, node: NodeId, channel: &[u8], payload: &[u8]) -> bool {
         let (event, key) = match channel.iter().position(|b| *b == b':').map(|at| (&channel[..at], &channel[at + 1..])) {
             Some((kind, key)) if kind.starts_with(b"__keyspace@") => (payload, key),
             Some((kind, event)) if kind.starts_with(b"__keyevent@") => (event, payload),
             _ => return false,
         };
+        if key.starts_with(b"switchyard:temporary:") {
+            return true;
+        }
         let slot = slot_of(key);
         let of = |plan: &Plan| {
             let Some(Transit { move_id, source, target, stage: Stage::Moving { leg } }) = plan.topology.transit(slot).copied() else {
@@ -394,7 +398,7 @@ impl Worker {
             };
             if let Some(kind) = kind {
                 let name = parts.next().and_then(reply::text).unwrap_or_default();
-                if self.plan_before.is_some() || self.moved_plan.is_some() {
+                if self.plan_before.is_some() || !self.plan.moves.by_id.is_empty() {
                     let channel = if kind == Kind::Pattern { parts.next().and_then(reply::text).unwrap_or_default() } else { name };
                     let payload = parts.next().and_then(reply::text).unwrap_or_default();
                     let node = self.links.get(link).map(|l| l.node);
