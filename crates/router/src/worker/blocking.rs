@@ -172,7 +172,20 @@ impl Worker {
         let Some(unblock) = &mut link.unblock else { return };
         unblock.asked = true;
         let reason: &[u8] = if unblock.error { b"ERROR" } else { b"TIMEOUT" };
-        self.push_own(main, &[b"CLIENT", b"UNBLOCK", client_id.as_bytes(), reason], Purpose::Unblock, 0);
+        let request = [&b"CLIENT"[..], b"UNBLOCK", client_id.as_bytes(), reason];
+        let holder = link.holder;
+        match self.streams_to_look_at(holder) {
+            None => self.push_own(main, &request, Purpose::Unblock, 0),
+            Some((database, streams)) => {
+                // At one instant: the end of the wait, and what each stream has had by then.
+                self.push_own_in(main, database, &[b"MULTI"]);
+                self.push_own(main, &request, Purpose::Nobody, 0);
+                for stream in &streams {
+                    self.push_own(main, &[b"XINFO", b"STREAM", stream], Purpose::Nobody, 0);
+                }
+                self.push_own(main, &[b"EXEC"], Purpose::Unblock, 0);
+            }
+        }
         if let Some(pending) = self.links.get_mut(main).and_then(|l| l.pending.back_mut()) {
             pending.who = link_handle;
         }
@@ -180,6 +193,14 @@ impl Worker {
 
     /// The node's answer to CLIENT UNBLOCK for a connection, or an error where there is none.
     pub(super) fn on_unblock(&mut self, link_handle: Handle, answer: &[u8]) {
+        let holder = self.links.get(link_handle).map(|l| l.holder);
+        let answer = match holder.filter(|_| answer.starts_with(b"*")) {
+            Some(holder) => self.streams_seen(holder, answer),
+            None => {
+                self.streams_unseen(holder.filter(|_| reply::is_error(answer)));
+                answer
+            }
+        };
         let Some(link) = self.links.get_mut(link_handle) else { return };
         let Some(unblock) = &mut link.unblock else { return };
         unblock.asked = false;

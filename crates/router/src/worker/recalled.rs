@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use switchyard_resp::command::CommandClass;
-use switchyard_resp::encode;
 use switchyard_resp::request::{Limits, Scan, Scanner};
+use switchyard_resp::{encode, reply};
 
 use super::downstream::Client;
 use super::pool::Acquired;
@@ -35,6 +35,8 @@ pub(super) struct Waiting {
     /// When its own time is over, us.
     until_us: Option<u64>,
     state: State,
+    /// Streams that it reads from their ends on (`$`), by the place of that argument, and where they ended when its wait was ended.
+    ends: Vec<(usize, Option<Vec<u8>>)>,
 }
 
 impl Client {
@@ -42,6 +44,46 @@ impl Client {
     pub(super) fn is_recalled(&self) -> bool {
         self.waiting.as_ref().is_some_and(|p| p.state == State::Here)
     }
+}
+
+/// The places of `$` in an XREAD, each with its stream's.
+fn open_ends(request: &[u8]) -> Vec<(usize, usize)> {
+    let mut scanner = Scanner::default();
+    let limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
+    if !matches!(scanner.scan(request, &limits), Ok(Scan::Complete { .. })) {
+        return Vec::new();
+    }
+    let args = scanner.args(request);
+    if !args.get(0).is_some_and(|name| name.eq_ignore_ascii_case(b"XREAD")) {
+        return Vec::new();
+    }
+    let Some(first) = args.iter().position(|a| a.eq_ignore_ascii_case(b"STREAMS")).map(|at| at + 1) else { return Vec::new() };
+    let count = (args.len() - first) / 2;
+    (0..count).map(|n| (first + count + n, first + n)).filter(|(id, _)| args.get(*id) == Some(b"$")).collect()
+}
+
+/// The argument of a request at this place.
+fn argument(request: &[u8], place: usize) -> Option<Vec<u8>> {
+    let mut scanner = Scanner::default();
+    let limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
+    matches!(scanner.scan(request, &limits), Ok(Scan::Complete { .. })).then(|| scanner.args(request).get(place).map(<[u8]>::to_vec))?
+}
+
+/// The same command with other arguments at some places.
+fn with_arguments(request: &[u8], others: &[(usize, Option<Vec<u8>>)]) -> Option<Vec<u8>> {
+    let mut scanner = Scanner::default();
+    let limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
+    if !matches!(scanner.scan(request, &limits), Ok(Scan::Complete { .. })) {
+        return None;
+    }
+    let args = scanner.args(request);
+    let mut out = Vec::with_capacity(request.len() + 64);
+    encode::header(&mut out, b'*', args.len());
+    for (index, arg) in args.iter().enumerate() {
+        let other = others.iter().find(|(place, _)| *place == index).and_then(|(_, other)| other.as_deref());
+        encode::bulk(&mut out, other.unwrap_or(arg));
+    }
+    Some(out)
 }
 
 /// The same command with less time, milliseconds.
@@ -72,7 +114,7 @@ impl Worker {
     pub(super) fn keep_waiting(&mut self, handle: Handle, request: &[u8], seq: u32, waits_us: Option<u64>) {
         let until_us = waits_us.map(|us| self.now_us.saturating_add(us));
         if let Some(client) = self.clients.get_mut(handle) {
-            client.waiting = Some(Box::new(Waiting { request: request.to_vec(), seq, until_us, state: State::There }));
+            client.waiting = Some(Box::new(Waiting { request: request.to_vec(), seq, until_us, state: State::There, ends: Vec::new() }));
         }
     }
 
@@ -88,8 +130,55 @@ impl Worker {
         let Some(holder) = self.links.get(link).map(|l| l.holder) else { return };
         if let Some(waiting) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
             waiting.state = State::Ending;
+            waiting.ends = open_ends(&waiting.request).into_iter().map(|(id, _)| (id, None)).collect();
         }
         self.unblock(link, true, None);
+    }
+
+    /// A recalled XREAD that begins at the ends of streams: what was added while it waits nowhere would be missed. So it is found out where the
+    /// streams end when its wait ends. The database and the streams.
+    pub(super) fn streams_to_look_at(&self, holder: Handle) -> Option<(u32, Vec<Vec<u8>>)> {
+        let client = self.clients.get(holder)?;
+        let waiting = client.waiting.as_ref().filter(|w| w.state == State::Ending && !w.ends.is_empty())?;
+        let streams = open_ends(&waiting.request).into_iter().filter_map(|(_, stream)| argument(&waiting.request, stream)).collect();
+        Some((client.database, streams))
+    }
+
+    /// The answer to the transaction that ends such a wait; gives that to CLIENT UNBLOCK.
+    pub(super) fn streams_seen<'a>(&mut self, holder: Handle, answer: &'a [u8]) -> &'a [u8] {
+        let mut parts = reply::elements(answer);
+        let Some(unblocked) = parts.next() else { return b":0\r\n" };
+        let ended = reply::integer(unblocked) == Some(1);
+        if let Some(waiting) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()).filter(|_| ended) {
+            for ((_, end), stream) in waiting.ends.iter_mut().zip(parts) {
+                let fields: Vec<&[u8]> = reply::elements(stream).map(|field| reply::text(field).unwrap_or_default()).collect();
+                let at = fields.iter().position(|field| *field == b"last-generated-id");
+                // Where there is no stream, everything is new.
+                *end = Some(at.and_then(|at| fields.get(at + 1)).map_or_else(|| b"0-0".to_vec(), |id| id.to_vec()));
+            }
+            self.resumed.push(holder);
+        }
+        unblocked
+    }
+
+    /// The node does not say where streams end: the command is issued again as it was.
+    pub(super) fn streams_unseen(&mut self, holder: Option<Handle>) {
+        let Some(holder) = holder else { return };
+        if let Some(waiting) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()).filter(|w| !w.ends.is_empty()) {
+            waiting.ends = Vec::new();
+            self.resumed.push(holder);
+        }
+    }
+
+    /// The same as [`Worker::push_own`] in a database.
+    pub(super) fn push_own_in(&mut self, link: Handle, database: u32, args: &[&[u8]]) {
+        if self.links.get(link).is_some_and(|l| l.database != database) {
+            self.push_own(link, &[b"SELECT", database.to_string().as_bytes()], Purpose::Nobody, 0);
+            if let Some(link) = self.links.get_mut(link) {
+                link.database = database;
+            }
+        }
+        self.push_own(link, args, Purpose::Nobody, 0);
     }
 
     /// The reply at the head of a connection is an error. True where it only says that a wait has been ended because we asked for it.
@@ -121,7 +210,11 @@ impl Worker {
     /// Issues a command again that is with us, if its keys can be waited for now.
     pub(super) fn issue_again(&mut self, handle: Handle) {
         let Some(waiting) = self.clients.get(handle).and_then(|c| c.waiting.as_ref()) else { return };
+        if waiting.ends.iter().any(|(_, end)| end.is_none()) {
+            return; // until it is known where its streams ended
+        }
         let (request, seq, until_us) = (waiting.request.clone(), waiting.seq, waiting.until_us);
+        let request = if waiting.ends.is_empty() { request } else { with_arguments(&request, &waiting.ends).unwrap_or(request) };
         let (node, slot) = match self.place_again(handle, &request) {
             Ok(Some(place)) => place,
             Ok(None) => return,
@@ -141,6 +234,11 @@ impl Worker {
             client.note_write(node);
             if let Some(waiting) = client.waiting.as_mut() {
                 waiting.state = State::There;
+                // From here on it begins where it began here.
+                if !waiting.ends.is_empty() {
+                    waiting.request = request;
+                    waiting.ends = Vec::new();
+                }
             }
         }
     }

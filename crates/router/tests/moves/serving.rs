@@ -320,3 +320,33 @@ fn nodes_may_ask_for_a_password() {
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     all_there(&mut client, 300);
 }
+
+#[test]
+fn who_waits_at_the_end_of_a_stream_gets_what_is_added_next() {
+    let fleet = Fleet::new(2);
+    for id in 1..=4 {
+        let mut readers: Vec<Client> = (0..60)
+            .map(|n| {
+                let mut client = fleet.client();
+                client.post(&format!("XREAD BLOCK 20000 STREAMS {{x{n}}} $"));
+                client
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(100));
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                let mut client = fleet.client();
+                for n in 0..60 {
+                    assert_eq!(client.cmd(&format!("XADD {{x{n}}} {id}-1 f v")), format!("{id}-1"));
+                }
+            });
+            let (from, to) = if id % 2 == 1 { (0, 1) } else { (1, 0) };
+            fleet.begin(fleet.order(id, from, to));
+            assert_eq!(fleet.wait_for(id), MoveEnd::Done);
+            writer.join().expect("added");
+        });
+        for (n, reader) in readers.iter_mut().enumerate() {
+            assert_eq!(reader.reply(), format!("[[{{x{n}}}, [[{id}-1, [f, v]]]]]"));
+        }
+    }
+}
