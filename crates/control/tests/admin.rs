@@ -7,7 +7,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use switchyard_control::admin::{Admin, AdminError, AdminOptions, LinkReport, NodeReport, NodesReport, Source, StatusReport, Token};
+use switchyard_control::admin::{
+    Admin, AdminError, AdminOptions, LinkReport, NodeReport, NodesReport, Operation, Refused, Source, StatusReport, Token,
+};
 use tokio::sync::oneshot;
 
 /// A source whose answers the test sets.
@@ -31,6 +33,15 @@ impl Source for Fake {
         let text = self.0.lock().expect("not poisoned").1.clone();
         assert_ne!(text, "panic", "as the test asked");
         text
+    }
+
+    /// Repeats what it was asked.
+    fn operate(&self, operation: Operation, who: &str) -> Result<Value, Refused> {
+        assert!(who.contains("127.0.0.1:"), "{who}");
+        match operation {
+            Operation::RemoveNode(request) => Err(Refused::Conflict(format!("{} still owns slots", request.address))),
+            operation => Ok(json!({ "asked": format!("{operation:?}") })),
+        }
     }
 }
 
@@ -141,6 +152,20 @@ impl Running {
 
     fn get(&self, path: &str) -> Answer {
         self.ask(&[&format!("GET {path} HTTP/1.1"), &format!("Host: {}", self.address)])
+    }
+
+    fn post(&self, path: &str, more: &[&str], body: &str) -> Answer {
+        let mut lines = vec![format!("POST {path} HTTP/1.1"), format!("Host: {}", self.address)];
+        lines.push(format!("Content-Length: {}", body.len()));
+        lines.extend(more.iter().map(|line| (*line).to_owned()));
+        let mut stream = self.connect();
+        let request = format!("{}\r\nConnection: close\r\n\r\n{body}", lines.join("\r\n"));
+        stream.write_all(request.as_bytes()).expect("sent");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("an answer");
+        let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
+        let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
+        Answer { status, head: format!("{}\r\n", head.to_lowercase()), body: body.to_owned() }
     }
 
     fn change(&self, change: impl FnOnce(&mut (StatusReport, String))) {
@@ -274,12 +299,50 @@ fn other_paths_and_methods() {
     assert_eq!(answer.status, 404);
     assert!(answer.json()["error"].as_str().is_some_and(|text| text.contains("/api/v1/nodes")));
     for method in ["POST", "PUT", "DELETE", "PATCH"] {
-        let answer = running.ask(&[&format!("{method} /api/v1/nodes HTTP/1.1"), "Host: localhost"]);
+        let answer = running.ask(&[&format!("{method} /api/v1/status HTTP/1.1"), "Host: localhost"]);
         assert_eq!(answer.status, 405, "{method}");
         assert!(answer.head.contains("\r\nallow: get,head\r\n"), "{}", answer.head);
     }
     let answer = running.ask(&["HEAD /healthz HTTP/1.1", "Host: localhost"]);
     assert_eq!((answer.status, answer.body.as_str()), (200, ""));
+}
+
+#[test]
+fn what_changes_something_is_asked_by_post() {
+    let running = start(options(None, &[]));
+    let json_type = &["Content-Type: application/json"][..];
+    let asked = |answer: &Answer| answer.json()["asked"].as_str().expect("a text").to_owned();
+    let begun = running.post("/api/v1/moves", json_type, r#"{"from":"a:1","to":"b:1","slots":"0-5","goal":"fast","max_rate":1000}"#);
+    assert_eq!(begun.status, 200, "{}", begun.body);
+    let text = asked(&begun);
+    assert!(
+        text.contains(r#"slots: Some("0-5")"#) && text.contains(r#"goal: Some("fast")"#) && text.contains("max_rate: Some(1000)"),
+        "{text}"
+    );
+    for wrong in [r#"{"from":"a:1"}"#, r#"{"from":"a:1","to":"b:1","slot":"0-5"}"#, "{", r#"{"from":1,"to":"b:1"}"#] {
+        let answer = running.post("/api/v1/moves", json_type, wrong);
+        assert!(matches!(answer.status, 400 | 422), "{wrong}: {}", answer.status);
+        assert!(answer.json()["error"].is_string(), "{wrong}");
+    }
+    assert_eq!(running.post("/api/v1/moves", &[], r#"{"from":"a:1","to":"b:1"}"#).status, 415, "pages of others can send forms, not JSON");
+    for (verb, what) in [("pause", "Pause"), ("resume", "Resume"), ("abort", "Abort")] {
+        assert_eq!(asked(&running.post(&format!("/api/v1/moves/7/{verb}"), &[], "")), format!("Steer {{ id: 7, what: {what} }}"));
+    }
+    assert_eq!(running.post("/api/v1/moves/x/pause", &[], "").status, 400);
+    let drained = running.post("/api/v1/nodes/10.0.0.1:6379/drain", json_type, r#"{"goal":"gentle"}"#);
+    assert!(asked(&drained).contains(r#"address: "10.0.0.1:6379""#) && asked(&drained).contains("gentle"), "{}", drained.body);
+    let refused = running.post("/api/v1/nodes/10.0.0.1:6379/remove", &[], "");
+    assert_eq!((refused.status, refused.json()["error"].as_str()), (409, Some("10.0.0.1:6379 still owns slots")));
+    assert!(asked(&running.post("/api/v1/balance", &[], "")).contains("dry_run: false"));
+    assert!(asked(&running.post("/api/v1/balance", json_type, r#"{"dry_run":true}"#)).contains("dry_run: true"));
+    assert!(asked(&running.post("/api/v1/nodes", json_type, r#"{"address":"c:1","rebalance":true}"#)).contains("rebalance: true"));
+
+    let foreign = running.post("/api/v1/moves/7/abort", &["Origin: http://evil.example"], "");
+    assert_eq!(foreign.status, 403);
+    assert_eq!(running.get("/api/v1/moves/7/abort").status, 405, "nothing changes by GET");
+    let guarded = start(options(Some("s3cret"), &[]));
+    assert_eq!(guarded.post("/api/v1/moves/7/abort", &[], "").status, 401);
+    assert_eq!(guarded.post("/api/v1/moves/7/abort", &["Authorization: Bearer s3cret"], "").status, 200);
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod listener;
 mod lua;
 mod metrics;
 mod mover;
+mod operator;
 mod poll;
 mod pubsub;
 mod settings;
@@ -24,6 +25,7 @@ mod worker;
 
 pub use limits::{KEY_RATE_MAX, KeyLimit};
 pub use mover::{Done, Holds, Host, LateKeys, MoveEnd, MoveOrder, MoveProgress, Steer};
+pub use operator::{OperatorCommand, OperatorPort};
 pub use settings::{Cluster, EmptyReturn, ListenAddress, ListenerSettings, Live, NodeAccess, Reads, Secret, Servers, Settings};
 pub use tls::{NodeTls, ServerTls};
 pub use users::{Bounds, RuleError, User, Users};
@@ -210,6 +212,12 @@ impl Router {
         let Some(id) = plan.topology.nodes().find(|known| known.name == node).map(|known| known.id) else { return false };
         self.shared.with_facts(id, |facts| facts.accepted = true);
         true
+    }
+
+    /// Says who executes `SWITCHYARD MOVE` and its relatives. Once; without it they are refused.
+    pub fn set_operator(&self, operator: Arc<dyn OperatorPort>) {
+        // A second one is a mistake of the caller that changes nothing.
+        let _ = self.shared.operator.set(operator);
     }
 
     /// Makes every worker adopt new settings. Connections to nodes whose credentials have changed are made anew; a changed address counts for new ones.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use switchyard_resp::command::CommandTable;
 use crate::limits::Limits;
 use crate::metrics::WorkerCounters;
 use crate::mover::{Moves, SharedMove};
+use crate::operator::OperatorPort;
 use crate::pubsub::Subscriptions;
 use crate::settings::{Live, Servers};
 use crate::slab::Handle;
@@ -264,6 +265,8 @@ pub(crate) struct Shared {
     pub(crate) port: u16,
     /// Workers may use io_uring to send.
     pub(crate) batched_sends: bool,
+    /// Who executes what is asked of the operator.
+    pub(crate) operator: OnceLock<Arc<dyn OperatorPort>>,
 }
 
 /// A poisoned lock means that a worker panicked while it held it; what it protects is a cache or a queue whose worst state is
@@ -311,6 +314,7 @@ impl Shared {
             cut: AtomicU64::new(0),
             port,
             batched_sends,
+            operator: OnceLock::new(),
         })
     }
 

@@ -1,4 +1,4 @@
-//! The admin port: metrics, health and status over HTTP or HTTPS.
+//! The admin port: metrics, health, status, and what changes nodes and moves, over HTTP or HTTPS.
 //!
 //! It answers whoever can reach it, so it listens on loopback unless told otherwise, and elsewhere only with a token. Loopback
 //! alone does not keep web pages out (a page can point a name of its own at 127.0.0.1), hence the check of the `Host` header.
@@ -9,6 +9,7 @@
 
 mod guard;
 mod listener;
+mod moves;
 mod report;
 mod routes;
 mod tls;
@@ -21,6 +22,10 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 
+pub use moves::{
+    AddNodeRequest, BalanceRequest, HowRequest, JournalReport, MoveReport, MoveRequest, MoveState, MovesReport, NodeRequest, Operation,
+    PlanReport, PlannedReport, Refused, SteerRequest,
+};
 pub use report::{LinkReport, NodeReport, NodesReport, NotReady, Readiness, Source, StatusReport};
 
 pub use tls::AdminTls;

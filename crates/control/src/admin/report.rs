@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::moves::{Operation, Refused};
+
 /// Where the admin API gets what it serves. The binary implements it over the router, which this crate does not see.
 ///
 /// It is called on threads where blocking is allowed, and by several requests at once.
@@ -17,6 +19,15 @@ pub trait Source: Send + Sync + 'static {
     /// An operator accepts a node as it is: one that came back empty is served, and a server that claims without proof to be its primary is
     /// followed. False where there is no node of that name.
     fn accept(&self, node: &str) -> bool;
+
+    /// Does what is asked, and says what came of it as JSON. `who` asked, for the log.
+    ///
+    /// # Errors
+    /// If it was not done, with the reason.
+    fn operate(&self, operation: Operation, who: &str) -> Result<serde_json::Value, Refused> {
+        let _ = (operation, who);
+        Err(Refused::Unavailable("this router has no moves".to_owned()))
+    }
 
     /// Whether traffic should be sent here.
     fn ready(&self) -> Readiness {

@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{Path, State};
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{ConnectInfo, Path, State};
 use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use axum::http::{HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::{from_fn_with_state, map_response};
@@ -14,6 +15,8 @@ use axum::{Extension, Json};
 use serde::Serialize;
 
 use super::guard::{Guard, Trusted, check};
+use super::listener::Peer;
+use super::moves::{AddNodeRequest, BalanceRequest, HowRequest, MoveRequest, NodeRequest, Operation, Refused, SteerRequest};
 use super::report::{NodesReport, Source, StatusReport};
 
 type Shared = Arc<dyn Source>;
@@ -23,15 +26,22 @@ const READY: &str = "/readyz";
 const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
 
 /// Path, what it is for, and its handler.
-fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 7] {
+fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 14] {
     [
         ("/", "this page", get(index)),
         ("/metrics", "all metrics, for Prometheus", get(metrics)),
         (HEALTH, "200 while the process is alive", get(health)),
         (READY, "200 while every slot's owner can be reached, else 503", get(ready)),
         ("/api/v1/status", "state of the router and its nodes, as JSON", get(status)),
-        ("/api/v1/nodes", "the nodes, as JSON", get(nodes)),
+        ("/api/v1/nodes", "the nodes, as JSON; POST {\"address\"} adds one", get(nodes).post(add_node)),
         (ACCEPT, "POST: serve a node that came back empty, or follow the server that claims to be its primary", post(accept)),
+        ("/api/v1/nodes/{node}/drain", "POST: move everything away from a node", post(drain_node)),
+        ("/api/v1/nodes/{node}/remove", "POST: let a node go that owns no slots", post(remove_node)),
+        ("/api/v1/balance", "POST {\"dry_run\"}: even the slots by weight", post(balance)),
+        ("/api/v1/moves", "moves, as JSON; POST {\"from\", \"to\", \"slots\" or \"all\"} begins one", get(moves).post(begin_move)),
+        ("/api/v1/moves/{id}/pause", "POST: stop a move where it is", post(pause)),
+        ("/api/v1/moves/{id}/resume", "POST: let it go on", post(resume)),
+        ("/api/v1/moves/{id}/abort", "POST: end what is under way of it, and no more", post(abort)),
     ]
 }
 
@@ -67,7 +77,7 @@ pub(super) fn refuse(path: &str, status: StatusCode, message: &str) -> Response 
 async fn index() -> Response {
     let mut rows = String::new();
     for (path, purpose, _) in table() {
-        let shown = if path.contains('{') { path.to_owned() } else { format!("<a href=\"{path}\">{path}</a>") };
+        let shown = if purpose.starts_with("POST") { path.to_owned() } else { format!("<a href=\"{path}\">{path}</a>") };
         let _ = writeln!(rows, "<tr><td>{shown}</td><td>{purpose}</td></tr>");
     }
     let page = format!(
@@ -138,6 +148,95 @@ async fn accept(State(source): State<Shared>, Path(node): Path<String>) -> Resul
     }
     let message = format!("this router serves no node \"{node}\"; /api/v1/nodes lists them");
     Err(refuse(ACCEPT, StatusCode::NOT_FOUND, &message))
+}
+
+type Given<T> = Result<Json<T>, JsonRejection>;
+type GivenOrNot<T> = Result<Option<Json<T>>, JsonRejection>;
+type From = ConnectInfo<Peer>;
+
+async fn moves(State(source): State<Shared>, from: From) -> Result<Response, Response> {
+    operate("/api/v1/moves", source, from, Operation::Moves).await
+}
+
+async fn begin_move(State(source): State<Shared>, from: From, given: Given<MoveRequest>) -> Result<Response, Response> {
+    let path = "/api/v1/moves";
+    operate(path, source, from, Operation::Move(body(path, given)?)).await
+}
+
+async fn add_node(State(source): State<Shared>, from: From, given: Given<AddNodeRequest>) -> Result<Response, Response> {
+    let path = "/api/v1/nodes";
+    operate(path, source, from, Operation::AddNode(body(path, given)?)).await
+}
+
+async fn drain_node(
+    State(source): State<Shared>,
+    from: From,
+    node: Path<String>,
+    given: GivenOrNot<HowRequest>,
+) -> Result<Response, Response> {
+    let path = "/api/v1/nodes/{node}/drain";
+    operate(path, source, from, Operation::DrainNode(NodeRequest { address: node.0, how: body_or_default(path, given)? })).await
+}
+
+async fn remove_node(State(source): State<Shared>, from: From, node: Path<String>) -> Result<Response, Response> {
+    let path = "/api/v1/nodes/{node}/remove";
+    operate(path, source, from, Operation::RemoveNode(NodeRequest { address: node.0, ..NodeRequest::default() })).await
+}
+
+async fn balance(State(source): State<Shared>, from: From, given: GivenOrNot<BalanceRequest>) -> Result<Response, Response> {
+    let path = "/api/v1/balance";
+    operate(path, source, from, Operation::Balance(body_or_default(path, given)?)).await
+}
+
+async fn pause(State(source): State<Shared>, from: From, id: Path<String>) -> Result<Response, Response> {
+    steer(source, from, &id, SteerRequest::Pause).await
+}
+
+async fn resume(State(source): State<Shared>, from: From, id: Path<String>) -> Result<Response, Response> {
+    steer(source, from, &id, SteerRequest::Resume).await
+}
+
+async fn abort(State(source): State<Shared>, from: From, id: Path<String>) -> Result<Response, Response> {
+    steer(source, from, &id, SteerRequest::Abort).await
+}
+
+async fn steer(source: Shared, from: From, id: &str, what: SteerRequest) -> Result<Response, Response> {
+    let path = "/api/v1/moves";
+    let id = id
+        .parse()
+        .map_err(|_| refuse(path, StatusCode::BAD_REQUEST, "the number of a move is a whole number; GET /api/v1/moves lists them"))?;
+    operate(path, source, from, Operation::Steer { id, what }).await
+}
+
+/// What was sent, or what is wrong with it.
+#[allow(clippy::result_large_err)] // as the handlers, which are async
+fn body<T>(path: &str, given: Given<T>) -> Result<T, Response> {
+    given.map(|Json(value)| value).map_err(|rejection| refuse(path, rejection.status(), &rejection.body_text()))
+}
+
+/// The same where nothing need be sent.
+#[allow(clippy::result_large_err)]
+fn body_or_default<T: Default>(path: &str, given: GivenOrNot<T>) -> Result<T, Response> {
+    match given {
+        Ok(given) => Ok(given.map(|Json(value)| value).unwrap_or_default()),
+        Err(rejection) => Err(refuse(path, rejection.status(), &rejection.body_text())),
+    }
+}
+
+async fn operate(path: &str, source: Shared, ConnectInfo(Peer(peer)): From, operation: Operation) -> Result<Response, Response> {
+    let who = format!("the admin API, from {peer}");
+    match ask(path, source, move |source| source.operate(operation, &who)).await? {
+        Ok(value) => Ok(Json(value).into_response()),
+        Err(refused) => {
+            let status = match refused {
+                Refused::Wrong(_) => StatusCode::BAD_REQUEST,
+                Refused::Conflict(_) => StatusCode::CONFLICT,
+                Refused::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+                Refused::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            };
+            Err(refuse(path, status, refused.text()))
+        }
+    }
 }
 
 /// Asks the source on a thread where blocking is allowed: it may wait for a lock that a worker holds.

@@ -49,6 +49,21 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// If the store cannot be written.
     fn save_primary(&self, node: &str, record: &Record<SocketAddr>) -> Result<(), StoreError>;
+
+    /// The document of that name, as it was saved last; `None` if it never was.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    fn load_document(&self, name: &str) -> Result<Option<Vec<u8>>, StoreError>;
+
+    /// Saves a document of that name in the place of the one before.
+    ///
+    /// # Errors
+    /// If the store cannot be written.
+    fn save_document(&self, name: &str, document: &[u8]) -> Result<(), StoreError>;
+
+    /// What is wrong with a document, as an error that names where it is.
+    fn damaged_document(&self, name: &str, what: &str) -> StoreError;
 }
 
 /// What can go wrong with the store.
@@ -123,4 +138,24 @@ pub enum StoreError {
         /// The epoch of what was to be saved.
         given: u64,
     },
+}
+
+/// Reads a document as what it says; what it says by default if there is none.
+///
+/// # Errors
+/// If it cannot be read, or says something else.
+pub fn load_as<T: serde::de::DeserializeOwned + Default>(store: &dyn Store, name: &str) -> Result<T, StoreError> {
+    match store.load_document(name)? {
+        None => Ok(T::default()),
+        Some(bytes) => serde_json::from_slice(&bytes).map_err(|error| store.damaged_document(name, &error.to_string())),
+    }
+}
+
+/// Saves a document.
+///
+/// # Errors
+/// If the store cannot be written.
+pub fn save_as<T: serde::Serialize>(store: &dyn Store, name: &str, value: &T) -> Result<(), StoreError> {
+    let bytes = serde_json::to_vec(value).map_err(|error| store.damaged_document(name, &error.to_string()))?;
+    store.save_document(name, &bytes)
 }

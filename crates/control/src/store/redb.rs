@@ -11,6 +11,7 @@ use std::ops::RangeInclusive;
 use std::os::unix::fs::OpenOptionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::{PoisonError, RwLock};
 
 use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition, TableHandle};
 use serde::{Deserialize, Serialize};
@@ -30,7 +31,7 @@ const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 const FORMAT_KEY: &str = "format";
 const INCARNATION_KEY: &str = "incarnation";
 
-/// Documents (JSON) by name: [`TOPOLOGY_KEY`], and `primary:` with the name of a node.
+/// Documents (JSON) by name: [`TOPOLOGY_KEY`], `primary:` with the name of a node, and `document:` with the name of one that others keep.
 const DOCUMENTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("documents");
 const TOPOLOGY_KEY: &str = "topology";
 
@@ -39,7 +40,8 @@ const CACHE_BYTES: usize = 4 << 20;
 
 /// The store in a directory of this machine. While it lives, no other process can open it.
 pub struct RedbStore {
-    database: Database,
+    /// `None` after a failure, until it could be opened again.
+    database: RwLock<Option<Database>>,
     file: PathBuf,
     /// Released last: fields are dropped in order.
     _lock: DirectoryLock,
@@ -60,11 +62,11 @@ impl RedbStore {
         let lock = DirectoryLock::acquire(directory)?;
         let path = directory.join(FILE_NAME);
         let access = |source| StoreError::Access { action: "open", file: path.clone(), source };
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(access)?;
+        let file = open_file(&path).map_err(access)?;
         // A power cut must not take the file itself away after something in it was promised to be durable.
         File::open(directory).and_then(|directory| directory.sync_all()).map_err(access)?;
         let database = open_database(file).map_err(|error| error.at("open", &path))?;
-        let store = Self { database, file: path, _lock: lock };
+        let store = Self { database: RwLock::new(Some(database)), file: path, _lock: lock };
         store.check_format()?;
         Ok(store)
     }
@@ -97,22 +99,44 @@ impl RedbStore {
     }
 
     fn read<T>(&self, work: impl FnOnce(&redb::ReadTransaction) -> Result<T, Failure>) -> Result<T, StoreError> {
-        self.database
-            .begin_read()
-            .map_err(Failure::from)
-            .and_then(|transaction| work(&transaction))
+        self.with(|database| database.begin_read().map_err(Failure::from).and_then(|transaction| work(&transaction)))
             .map_err(|failure| failure.at("read", &self.file))
     }
 
     /// Runs `work` in a transaction, and makes its changes durable if it succeeds; otherwise nothing changes.
     fn write<T>(&self, work: impl FnOnce(&redb::WriteTransaction) -> Result<T, Failure>) -> Result<T, StoreError> {
-        let run = || {
-            let transaction = self.database.begin_write()?;
+        let run = |database: &Database| {
+            let transaction = database.begin_write()?;
             let result = work(&transaction)?;
             transaction.commit()?;
             Ok(result)
         };
-        run().map_err(|failure: Failure| failure.at("write", &self.file))
+        self.with(run).map_err(|failure: Failure| failure.at("write", &self.file))
+    }
+
+    /// Gives the database to `work`. After a failure of the disk, as when it is full, redb refuses everything until it is opened again; that is
+    /// done with the next use.
+    fn with<T>(&self, work: impl FnOnce(&Database) -> Result<T, Failure>) -> Result<T, Failure> {
+        {
+            let open = self.database.read().unwrap_or_else(PoisonError::into_inner);
+            if let Some(database) = &*open {
+                let result = work(database);
+                let failed = matches!(&result, Err(Failure::Database(redb::Error::Io(_) | redb::Error::PreviousIo)));
+                drop(open);
+                if failed {
+                    *self.database.write().unwrap_or_else(PoisonError::into_inner) = None;
+                }
+                return result;
+            }
+        }
+        let mut open = self.database.write().unwrap_or_else(PoisonError::into_inner);
+        if open.is_none() {
+            *open = Some(open_database(open_file(&self.file).map_err(|error| Failure::Database(redb::Error::Io(error)))?)?);
+        }
+        match &*open {
+            Some(database) => work(database),
+            None => Err(Failure::Damaged("it cannot be opened again".into())),
+        }
     }
 
     fn damaged(&self, what: String) -> StoreError {
@@ -176,10 +200,36 @@ impl Store for RedbStore {
             Ok(())
         })
     }
+
+    fn load_document(&self, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        self.read(|transaction| {
+            let table = transaction.open_table(DOCUMENTS)?;
+            Ok(table.get(document_key(name).as_str())?.map(|row| row.value().to_vec()))
+        })
+    }
+
+    fn save_document(&self, name: &str, document: &[u8]) -> Result<(), StoreError> {
+        self.write(|transaction| {
+            transaction.open_table(DOCUMENTS)?.insert(document_key(name).as_str(), document)?;
+            Ok(())
+        })
+    }
+
+    fn damaged_document(&self, name: &str, what: &str) -> StoreError {
+        self.damaged(format!("its document \"{name}\" cannot be read: {what}"))
+    }
+}
+
+fn document_key(name: &str) -> String {
+    format!("document:{name}")
 }
 
 fn primary_key(node: &str) -> String {
     format!("primary:{node}")
+}
+
+fn open_file(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
 }
 
 /// Opens the file and checks all of it.

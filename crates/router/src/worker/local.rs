@@ -1,6 +1,6 @@
 //! Commands that the router answers itself, as one large server would.
 
-use switchyard_resp::command::{Command, Local};
+use switchyard_resp::command::{Command, Local, Merge};
 use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
@@ -10,6 +10,7 @@ use super::gather::Whole;
 use super::login::Login;
 use super::upstream::{Lane, Phase};
 use super::{Stall, Worker};
+use crate::operator::OperatorCommand;
 use crate::shared::Plan;
 use crate::slab::Handle;
 
@@ -330,6 +331,8 @@ impl Worker {
         let mut out = Vec::new();
         let subcommand = args.get(1).map(|s| String::from_utf8_lossy(s).to_ascii_uppercase());
         match subcommand.as_deref() {
+            Some("MOVE" | "MOVES" | "BALANCE") => return self.ask_operator(handle, class, args),
+            Some("NODES") if args.len() > 2 => return self.ask_operator(handle, class, args),
             Some("NODES") => {
                 encode::header(&mut out, b'*', plan.topology.nodes().len());
                 for node in plan.topology.nodes() {
@@ -385,6 +388,15 @@ impl Worker {
                     "    Epoch of the topology, nodes, workers, clients, uptime.",
                     "NODES",
                     "    Every node: link, version, run_id, slots.",
+                    "NODES ADD <address> [REBALANCE] | NODES DRAIN <address> | NODES REMOVE <address>",
+                    "    Let a node join, move everything away from one, let one go that owns no slots.",
+                    "MOVE FROM <node> TO <node> (SLOTS <ranges> | ALL) [GOAL fast|balanced|gentle] [MAX-RATE <bytes>]",
+                    "     [DURABILITY memory|aof|replica] [PROTOCOL switchyard|stop-and-copy] [PURGE-TARGET] [ALLOW-DIRECT-CLIENTS]",
+                    "    Move slots while they are used.",
+                    "MOVES | MOVES PAUSE|RESUME|ABORT <id>",
+                    "    Moves under way and ended; stop one, let it go on, end it.",
+                    "BALANCE [DRY-RUN]",
+                    "    Even the slots by weight.",
                     "ACCEPT <node>",
                     "    Serve a node that came back empty and is held for that.",
                     "SLOWLOG [<count>]",
@@ -402,6 +414,22 @@ impl Worker {
             }
         }
         self.answer(handle, class, &out);
+        Flow::Next
+    }
+}
+
+impl Worker {
+    /// Gives a command away to the operator; the answer comes through the mailbox.
+    fn ask_operator(&mut self, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+        let Some(operator) = self.shared.operator.get().cloned() else {
+            return self.refuse(handle, class, "ERR this router has no moves");
+        };
+        let Some(client) = self.clients.get(handle) else { return Flow::Close };
+        let address = client.details.peer.map_or_else(|| "a Unix socket".to_owned(), |peer| peer.to_string());
+        let (who, resp3) = (format!("the user {} from {address}", client.user.name()), client.resp3);
+        let words = args.iter().skip(1).map(<[u8]>::to_vec).collect();
+        let Some(gather) = self.begin_gather(handle, class, 1, Whole::Merged(Merge::Same)) else { return Flow::Close };
+        operator.take(OperatorCommand::new(words, who, resp3, self.shared.mailboxes.clone(), self.index, gather));
         Flow::Next
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
 use super::Failure;
@@ -168,6 +168,13 @@ impl AdminClient {
             bail!("{said}; give it with --admin-token-file FILE, with {TOKEN_VARIABLE}, or with -c FILE");
         }
         bail!("{base} answered {status}: {}", said.trim_end());
+    }
+
+    /// Sends JSON to a path of the API, and gives the JSON that came back.
+    pub(super) fn post_json(&self, path: &str, body: &impl Serialize) -> anyhow::Result<String> {
+        // Longer than a question: nodes are asked meanwhile.
+        let request = self.agent.post(format!("{}{path}", self.base)).config().timeout_global(Some(Duration::from_secs(60))).build();
+        self.outcome(self.with_token(request).send_json(body))
     }
 
     /// What the JSON says; an answer that is none comes from something else than a router.

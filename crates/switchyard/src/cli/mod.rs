@@ -1,6 +1,7 @@
 //! The command line: one module for each subcommand, each with its arguments, its help and what it does.
 
 mod admin_client;
+mod balance;
 mod bench;
 mod check_config;
 mod demo;
@@ -9,7 +10,10 @@ mod flags;
 mod hash_password;
 mod interrupt;
 mod live;
+mod move_slots;
+mod moves;
 mod nodes;
+mod recover;
 mod serve;
 mod status;
 mod table;
@@ -34,6 +38,7 @@ use crate::config::Problems;
         switchyard serve --node 127.0.0.1:7001 --node 127.0.0.1:7002    route to two local servers\n  \
         redis-cli -p 6380 set greeting hello                            and use them as one\n  \
         switchyard status                                               what a running router sees\n  \
+        switchyard nodes add 127.0.0.1:7003 --rebalance                 another server, with its share of the keys\n  \
         switchyard check-config -c /etc/switchyard.toml                 find mistakes before a reload does\n\n\
         Exit codes:\n  \
         0  it worked; for serve: it was asked to stop, and did\n  \
@@ -52,7 +57,11 @@ enum Command {
     HashPassword(hash_password::Arguments),
     Status(status::Arguments),
     Nodes(nodes::Arguments),
+    Move(move_slots::Arguments),
+    Moves(moves::Arguments),
+    Balance(balance::Arguments),
     Doctor(doctor::Arguments),
+    Recover(recover::Arguments),
     Demo(demo::Arguments),
     Bench(bench::Arguments),
 }
@@ -96,7 +105,11 @@ pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
         Command::CheckConfig(arguments) => check_config::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
         Command::Nodes(arguments) => nodes::run(&arguments),
+        Command::Move(arguments) => move_slots::run(&arguments),
+        Command::Moves(arguments) => moves::run(&arguments),
+        Command::Balance(arguments) => balance::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Recover(arguments) => recover::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
     }

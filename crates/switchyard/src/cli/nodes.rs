@@ -1,10 +1,11 @@
-//! `switchyard nodes`: the nodes behind a running router.
+//! `switchyard nodes`: the nodes behind a running router, and how one joins and goes.
 
 use clap::{Args, Subcommand};
-use switchyard_control::admin::{LinkReport, NodeReport, NodesReport};
+use switchyard_control::admin::{AddNodeRequest, LinkReport, NodeReport, NodesReport};
 
 use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags, encoded};
+use super::move_slots::{HowFlags, finish};
 use super::table::{Column, count, table};
 
 /// The nodes behind a running router
@@ -18,6 +19,9 @@ pub(crate) struct Arguments {
 enum Command {
     List(ListArguments),
     Accept(AcceptArguments),
+    Add(AddArguments),
+    Drain(DrainArguments),
+    Remove(RemoveArguments),
 }
 
 /// Serve a node as it is: one that came back empty, or whose primary is claimed by a server without proof
@@ -35,6 +39,69 @@ enum Command {
 struct AcceptArguments {
     /// The node's name, as `switchyard nodes list` shows it
     node: String,
+
+    #[command(flatten)]
+    flags: AdminFlags,
+}
+
+/// Let a server join as a node
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Let a server join as a node. It is remembered in the state directory, so that no file has to be edited; user, password and TLS for it \
+        are those of [nodes]. It owns no slots until some are moved to it.",
+    after_long_help = "Examples:\n  \
+        switchyard nodes add 127.0.0.1:7003\n  \
+        switchyard nodes add 127.0.0.1:7003 --rebalance --wait      and give it its share of the slots\n\n\
+        Exit codes: 0 it has joined (with --wait: it has its share); 1 it was refused"
+)]
+struct AddArguments {
+    /// Its address
+    address: String,
+
+    /// Give it its share of the slots at once
+    #[arg(long)]
+    rebalance: bool,
+
+    #[command(flatten)]
+    how: HowFlags,
+
+    /// Wait until it has its share, and show how far that is
+    #[arg(long, requires = "rebalance")]
+    wait: bool,
+
+    #[command(flatten)]
+    flags: AdminFlags,
+}
+
+/// Move everything away from a node
+#[derive(Debug, Args)]
+#[command(after_long_help = "Examples:\n  \
+    switchyard nodes drain 127.0.0.1:7001 --wait && switchyard nodes remove 127.0.0.1:7001\n\n\
+    Exit codes: 0 it is on record (with --wait: the node owns nothing any more); 1 it was refused, or a move ended before its end")]
+struct DrainArguments {
+    /// The node, as `switchyard nodes list` shows it
+    address: String,
+
+    #[command(flatten)]
+    how: HowFlags,
+
+    /// Wait until it owns nothing, and show how far that is
+    #[arg(long)]
+    wait: bool,
+
+    #[command(flatten)]
+    flags: AdminFlags,
+}
+
+/// Let a node go that owns no slots
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Let a node go that owns no slots. This is remembered also where the configuration still lists it.",
+    after_long_help = "Exit codes: 0 it is gone; 1 it was refused"
+)]
+struct RemoveArguments {
+    /// The node, as `switchyard nodes list` shows it
+    address: String,
 
     #[command(flatten)]
     flags: AdminFlags,
@@ -64,6 +131,29 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
             return Ok(());
         }
+        Command::Add(given) => {
+            let client = AdminClient::new(&given.flags)?;
+            let request = AddNodeRequest { address: given.address.clone(), rebalance: given.rebalance, how: given.how.request() };
+            let body = client.post_json("/api/v1/nodes", &request)?;
+            if given.rebalance {
+                return finish(&client, &body, given.wait, given.flags.json);
+            }
+            return said(
+                &given.flags,
+                &body,
+                &format!("{} has joined; it owns no slots until `switchyard balance` or `switchyard move`", given.address),
+            );
+        }
+        Command::Drain(given) => {
+            let client = AdminClient::new(&given.flags)?;
+            let body = client.post_json(&format!("/api/v1/nodes/{}/drain", encoded(&given.address)), &given.how.request())?;
+            return finish(&client, &body, given.wait, given.flags.json);
+        }
+        Command::Remove(given) => {
+            let client = AdminClient::new(&given.flags)?;
+            let body = client.post_json(&format!("/api/v1/nodes/{}/remove", encoded(&given.address)), &serde_json::json!({}))?;
+            return said(&given.flags, &body, &format!("{} is gone", given.address));
+        }
     };
     let client = AdminClient::new(flags)?;
     let body = client.get("/api/v1/nodes")?;
@@ -73,6 +163,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let report: NodesReport = client.read(&body)?;
     print!("{}", render(&report.nodes));
+    Ok(())
+}
+
+fn said(flags: &AdminFlags, body: &str, text: &str) -> Result<(), Failure> {
+    println!("{}", if flags.json { body.trim_end() } else { text });
     Ok(())
 }
 

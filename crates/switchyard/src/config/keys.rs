@@ -27,6 +27,7 @@ pub(crate) enum Section {
     Tls,
     Cluster,
     Scripts,
+    Moves,
     /// One of the `[[node]]` tables.
     Node,
     /// One of the `[[listener]]` tables.
@@ -47,6 +48,7 @@ impl Section {
             Section::Tls => "tls",
             Section::Cluster => "cluster",
             Section::Scripts => "scripts",
+            Section::Moves => "moves",
             Section::Node => "node",
             Section::Listener => "listener",
             Section::Limit => "limit",
@@ -65,8 +67,8 @@ impl Section {
     }
 
     /// The sections that are plain tables, in the order in which they are shown.
-    pub(crate) const TABLES: [Section; 7] =
-        [Section::Clients, Section::Tls, Section::Nodes, Section::Scripts, Section::Cluster, Section::Admin, Section::Log];
+    pub(crate) const TABLES: [Section; 8] =
+        [Section::Clients, Section::Tls, Section::Nodes, Section::Scripts, Section::Moves, Section::Cluster, Section::Admin, Section::Log];
 }
 
 /// When a changed value takes effect.
@@ -536,6 +538,7 @@ const NODES: &[Key<Config>] = &[
 
 // Below the macros that they use.
 mod admin;
+pub(crate) mod moves;
 mod replication;
 
 /// The keys of everything but `[[node]]`, in the order in which they are shown.
@@ -554,6 +557,7 @@ static GROUPS: &[&[Key<Config>]] = &[
     replication::SENTINEL,
     &replication::SENTINEL_PASSWORD,
     SCRIPTS,
+    moves::MOVES,
     CLUSTER,
     admin::ADMIN,
     &admin::ADMIN_TOKEN,
@@ -634,6 +638,6 @@ pub(crate) fn limit_keys() -> impl Iterator<Item = &'static Key<LimitConfig>> {
 
 /// The keys of one `[[node]]` table.
 pub(crate) fn node_keys() -> impl Iterator<Item = &'static Key<NodeConfig>> {
-    static GROUPS: &[&[Key<NodeConfig>]] = &[NODE, &NODE_PASSWORD, replication::NODE_REPLICAS];
+    static GROUPS: &[&[Key<NodeConfig>]] = &[NODE, &NODE_PASSWORD, replication::NODE_REPLICAS, moves::NODE_WEIGHT];
     GROUPS.iter().copied().flatten()
 }

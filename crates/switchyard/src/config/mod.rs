@@ -22,11 +22,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use switchyard_policy::migration::{Durability, Goal};
 use switchyard_router::{Cluster, ListenAddress, ListenerSettings, Live, NodeAccess, NodeTls, Secret, ServerTls, Users};
 use tracing_subscriber::EnvFilter;
 
 pub(crate) use endpoint::Endpoint;
 pub(crate) use keys::Takes;
+pub(crate) use keys::moves::{DURABILITIES, name_of, named};
 pub(crate) use listener::ListenPlace;
 use listener::{LimitConfig, ListenerConfig};
 pub(crate) use raw::Raw;
@@ -34,7 +36,12 @@ pub(crate) use secret::SecretSource;
 pub(crate) use show::{example, render};
 use tls::{NodeFiles, ServerFiles};
 pub(crate) use tls::{certificates_in, provider, trusted_certificates};
-pub(crate) use units::{TIME_FORM, describe_time, parse_time};
+pub(crate) use units::{TIME_FORM, describe_time, format_rate, parse_size, parse_time};
+
+/// The address of a node as its name: with its port.
+pub(crate) fn parse_endpoint(text: &str) -> Result<String, String> {
+    Endpoint::parse(text, Some(NODE_PORT)).map(|endpoint| endpoint.to_string())
+}
 
 /// Port of a node whose address names none: that of Redis.
 pub(crate) const NODE_PORT: u16 = 6379;
@@ -101,7 +108,25 @@ pub(crate) struct NodeConfig {
     replicas: Vec<Endpoint>,
     sentinel_master: Option<String>,
     sentinels: Vec<Endpoint>,
+    weight: Option<u32>,
     origin: Option<Origin>,
+}
+
+/// How data moves, where a move does not say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MovesConfig {
+    pub(crate) goal: Goal,
+    /// Bytes per second.
+    pub(crate) max_rate: Option<u64>,
+    pub(crate) durability: Durability,
+    /// Moves in which a node takes part at once.
+    pub(crate) per_node_max: usize,
+}
+
+impl Default for MovesConfig {
+    fn default() -> Self {
+        Self { goal: Goal::default(), max_rate: None, durability: Durability::default(), per_node_max: 1 }
+    }
 }
 
 impl NodeConfig {
@@ -153,6 +178,7 @@ pub(crate) struct Config {
     nodes_password: Option<SecretSource>,
     nodes_tls: NodeFiles,
     nodes: Vec<NodeConfig>,
+    pub(crate) moves: MovesConfig,
     /// Limits and times for the router. Its password and nodes are filled in by [`Config::resolve`].
     live: Live,
     /// By key path; what is missing has its default.
@@ -190,6 +216,7 @@ impl Default for Config {
             nodes_password: None,
             nodes_tls: NodeFiles::default(),
             nodes: Vec::new(),
+            moves: MovesConfig::default(),
             live: Live::default(),
             origins: BTreeMap::new(),
         }
@@ -381,6 +408,31 @@ impl Config {
         Problem { place: self.origin(path).map(ToString::to_string), text: text.into() }
     }
 
+    /// Adds and takes out the nodes that were added and removed while the router ran: they are remembered in the state directory, not in the
+    /// file. Returns those that are both in the configuration and removed.
+    ///
+    /// # Errors
+    /// If an address that was added then is none.
+    pub(crate) fn apply_membership(&mut self, added: &[String], removed: &[String]) -> Result<Vec<String>, Problems> {
+        let mut ignored = Vec::new();
+        self.nodes.retain(|node| {
+            let name = node.name().filter(|name| removed.contains(name));
+            ignored.extend(name.clone());
+            name.is_none()
+        });
+        for name in added {
+            if self.nodes.iter().any(|node| node.name().as_ref() == Some(name)) {
+                continue;
+            }
+            let address = Endpoint::parse(name, Some(NODE_PORT)).map_err(|why| {
+                Problems(vec![Problem::new(format!("the node {name}, which was added by `switchyard nodes add`: {why}"))])
+            })?;
+            let origin = Some(Origin::Flag("switchyard nodes add".to_owned()));
+            self.nodes.push(NodeConfig { address: Some(address), origin, ..NodeConfig::default() });
+        }
+        Ok(ignored)
+    }
+
     /// The names of the nodes, in the order given.
     pub(crate) fn node_names(&self) -> Vec<String> {
         self.nodes.iter().filter_map(NodeConfig::name).collect()
@@ -536,6 +588,7 @@ impl Config {
                     username: self.sentinel_username.clone(),
                     password: sentinel_password.clone(),
                 }),
+                weight: node.weight.unwrap_or(1),
             });
         }
         let users = self.resolve_users(password.as_ref(), &mut tls_warnings, &mut problems);
@@ -684,6 +737,8 @@ pub(crate) struct NodeAddress {
     pub(crate) tls: Option<NodeTls>,
     pub(crate) replicas: Vec<SocketAddr>,
     pub(crate) sentinel: Option<SentinelAddress>,
+    /// Share of the slots, beside those of the others.
+    pub(crate) weight: u32,
 }
 
 /// Who knows where a node's primary is.

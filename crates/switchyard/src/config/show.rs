@@ -172,6 +172,7 @@ impl Config {
                 (Some(old), Some(new)) if old.username != new.username || old.password != new.password => {
                     format!("node {name}: its user or password")
                 }
+                (Some(old), Some(new)) if old.weight != new.weight => format!("node {name}: its weight"),
                 _ => continue,
             };
             changes.push(Change { what, takes: Takes::Reload });

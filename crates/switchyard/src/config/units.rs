@@ -64,6 +64,16 @@ pub(crate) fn format_time(time: Duration) -> String {
     }
 }
 
+/// A rate for people to read, in decimal units as networks have them: `2.5 MB/s`.
+pub(crate) fn format_rate(bytes_per_second: f64) -> String {
+    match bytes_per_second {
+        rate if rate >= 1e9 => format!("{:.1} GB/s", rate / 1e9),
+        rate if rate >= 1e6 => format!("{:.1} MB/s", rate / 1e6),
+        rate if rate >= 1e3 => format!("{:.1} kB/s", rate / 1e3),
+        rate => format!("{:.0} B/s", rate.max(0.0)),
+    }
+}
+
 /// A time for people to read in a table: two units at most (`2d 3h`, `41s`).
 pub(crate) fn describe_time(time: Duration) -> String {
     let seconds = time.as_secs();
@@ -131,5 +141,6 @@ mod tests {
         assert_eq!(format_size(1_000_000), "1m");
         assert_eq!(format_time(Duration::from_millis(1500)), "1500ms");
         assert_eq!(describe_time(Duration::from_secs(93_700)), "1d 2h");
+        assert_eq!([12.0, 1234.0, 2.5e6, 3e9].map(format_rate), ["12 B/s", "1.2 kB/s", "2.5 MB/s", "3.0 GB/s"]);
     }
 }

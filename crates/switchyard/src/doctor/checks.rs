@@ -41,6 +41,7 @@ pub(crate) fn examine(nodes: &[Seen], needs: &Needs) -> Vec<Finding> {
             ),
             None => {
                 server(node, &mut notes);
+                clients(node, &mut notes);
                 storage(node, &mut notes);
                 limits(node, needs, &mut notes);
                 rights(node, needs, &mut notes);
@@ -158,6 +159,22 @@ fn replica(node: &Seen, primary: SocketAddr, notes: &mut Notes<'_>) {
             "fine for a copy to back up from",
         );
     }
+}
+
+/// Who goes past the router. That is nothing wrong while a fleet is taken over; it is once keys move.
+fn clients(node: &Seen, notes: &mut Notes<'_>) {
+    let Some(first) = node.direct.iter().find(|client| client.writes).or(node.direct.first()) else { return };
+    let writers = node.direct.iter().filter(|client| client.writes).count();
+    let of = match writers {
+        0 => "all of them read only".to_owned(),
+        writers => format!("{writers} of them write"),
+    };
+    notes.add(
+        Level::Warning,
+        "direct clients",
+        format!("{} clients use its keys past the router, {of}; one is {first}", node.direct.len()),
+        "let them use the router before keys move, or fence them off (docs/moving-data.md): they would not find what has moved",
+    );
 }
 
 fn storage(node: &Seen, notes: &mut Notes<'_>) {

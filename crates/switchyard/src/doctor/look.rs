@@ -10,6 +10,7 @@ use crate::config::{NodeAddress, SentinelAddress, SentinelPlace};
 
 use super::Seen;
 use super::connection::{Answer, NodeConnection};
+use super::direct::direct_clients;
 
 /// How long one question may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -79,7 +80,7 @@ const SETTINGS: &[&str] = &[
 /// A server to look at.
 #[derive(Clone, Debug)]
 pub(crate) struct Server {
-    access: NodeAccess,
+    pub(crate) access: NodeAccess,
     /// For a replica: the primary that it should follow.
     replica_of: Option<SocketAddr>,
 }
@@ -228,5 +229,9 @@ fn ask_all(connection: &mut NodeConnection, seen: &mut Seen) -> std::io::Result<
         seen.modules.extend(name.map(Answer::text));
     }
     seen.modules.sort();
+    let clients = connection.ask(&["CLIENT", "LIST"])?;
+    if clients.error().is_none() {
+        seen.direct = direct_clients(&clients.text());
+    }
     Ok(())
 }

@@ -4,9 +4,11 @@
 
 mod checks;
 pub(crate) mod connection;
+mod direct;
 mod look;
 
 pub(crate) use checks::examine;
+pub(crate) use direct::{DirectClient, direct_clients, redis_version};
 pub(crate) use look::{Functions, functions, look, servers};
 
 use serde::Serialize;
@@ -71,4 +73,6 @@ pub(crate) struct Seen {
     /// Libraries of functions, by name; `None`: it does not say.
     pub(crate) functions: Option<Functions>,
     pub(crate) modules: Vec<String>,
+    /// Clients that use its keys past the router.
+    pub(crate) direct: Vec<DirectClient>,
 }

@@ -1,12 +1,12 @@
 //! The admin port: a thread with a runtime of its own, and the router as the source of what it serves.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, anyhow};
 use switchyard_control::admin::{
-    Admin, AdminError, AdminOptions, AdminTls, LinkReport, NodeReport, NotReady, Readiness, Source, StatusReport, Token,
+    Admin, AdminError, AdminOptions, AdminTls, LinkReport, NodeReport, NotReady, Operation, Readiness, Refused, Source, StatusReport, Token,
 };
 use switchyard_policy::topology::Topology;
 use switchyard_router::{Link, Status};
@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 use tracing::error;
 
 use super::explain_listen;
+use super::moves::Moves;
 use super::running::{Phase, Running};
 
 /// Threads for answering requests; a scrape is rare, and more than a few at once is somebody's mistake.
@@ -22,6 +23,8 @@ const ANSWERING_THREADS: usize = 4;
 /// The running admin port.
 pub(super) struct AdminThread {
     pub(super) address: SocketAddr,
+    /// There once the router serves.
+    moves: Arc<OnceLock<Arc<Moves>>>,
     /// Answered with once the router serves.
     go: Option<oneshot::Sender<()>>,
     stop: oneshot::Sender<()>,
@@ -41,7 +44,8 @@ impl AdminThread {
         let (bound, outcome) = mpsc::sync_channel(1);
         let (go, ready) = oneshot::channel::<()>();
         let (stop, stopped) = oneshot::channel::<()>();
-        let source = Arc::new(RouterSource { running, incarnation });
+        let moves = Arc::<OnceLock<Arc<Moves>>>::default();
+        let source = Arc::new(RouterSource { running, incarnation, moves: Arc::clone(&moves) });
         let thread = std::thread::Builder::new()
             .name("admin".to_owned())
             .spawn(move || {
@@ -67,11 +71,12 @@ impl AdminThread {
             AdminError::Listen { address, source } => explain_listen(address, "the admin API", "--admin", source),
             exposed @ AdminError::Exposed { .. } => anyhow!(exposed),
         })?;
-        Ok(Self { address, go: Some(go), stop, thread })
+        Ok(Self { address, moves, go: Some(go), stop, thread })
     }
 
     /// Starts answering.
-    pub(super) fn serve(&mut self) {
+    pub(super) fn serve(&mut self, moves: Arc<Moves>) {
+        let _ = self.moves.set(moves); // once
         if let Some(go) = self.go.take() {
             let _ = go.send(());
         }
@@ -95,6 +100,7 @@ pub(super) fn options(token: Option<&str>, host_names: Vec<String>, tls: Option<
 struct RouterSource {
     running: Arc<Running>,
     incarnation: u64,
+    moves: Arc<OnceLock<Arc<Moves>>>,
 }
 
 impl RouterSource {
@@ -152,12 +158,24 @@ impl Source for RouterSource {
         })
     }
 
+    fn operate(&self, operation: Operation, who: &str) -> Result<serde_json::Value, Refused> {
+        match self.moves.get() {
+            Some(moves) => moves.operate(operation, who),
+            None => Err(Refused::Unavailable("the router is starting".to_owned())),
+        }
+    }
+
     fn metrics(&self) -> String {
-        self.running.look(|phase| match phase {
+        let moves = self.moves.get().map(|moves| moves.metrics()).unwrap_or_default();
+        let router = self.running.look(|phase| match phase {
             Phase::Serving { router, .. } => router.metrics(),
             Phase::Draining { metrics, .. } => metrics.clone(),
             Phase::Starting => String::new(),
-        })
+        });
+        match router.rfind("# EOF") {
+            Some(end) => format!("{}{moves}{}", &router[..end], &router[end..]),
+            None => router + &moves,
+        }
     }
 
     fn accept(&self, node: &str) -> bool {

@@ -10,6 +10,7 @@ mod failover;
 mod holder;
 mod limits;
 mod logs;
+mod moves;
 mod placement;
 mod reload;
 mod running;
@@ -17,8 +18,9 @@ mod running;
 use std::fmt::Write;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use sd_notify::NotifyState;
@@ -32,6 +34,7 @@ use crate::config::{Config, Sources};
 use admin::AdminThread;
 use failover::{Observer, Watched};
 use logs::Logs;
+use moves::{Members, Moves, MovesThread, ReloadAsk, RespOperator};
 use placement::Placement;
 use reload::Reloader;
 use running::Running;
@@ -40,27 +43,37 @@ use running::Running;
 pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
     let mut config = sources.read()?;
     config.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
-    let resolved = config.resolve(|_| None)?;
+    let mut resolved = config.resolve(|_| None)?;
     let logs = Logs::start(config.log_format, &config.log_level)?;
+    // The state directory first: whoever has it, has the right to route to these nodes. The ports next, so that a start that
+    // is refused anyway leaves no slot map behind.
+    let running = Arc::new(Running::default());
+    let placement = Arc::new(Placement::open(&config, Arc::clone(&running))?);
+    let read = config.clone();
+    let remembered = moves::remember(placement.store(), &read.node_names(), None)?;
+    if remembered != moves::Remembered::default() {
+        reload::tell_ignored(&config.apply_membership(&remembered.added, &remembered.removed)?);
+        resolved = config.resolve(|_| None)?;
+    }
     for warning in &resolved.warnings {
         warn!("{warning}");
     }
-
-    // The state directory first: whoever has it, has the right to route to these nodes. The ports next, so that a start that
-    // is refused anyway leaves no slot map behind.
-    let mut placement = Placement::open(&config)?;
     for listener in &resolved.listen {
         if let ListenAddress::Tcp(address) = listener.address {
             std::net::TcpListener::bind(address).map_err(|source| explain_listen(address, "clients", "--listen", source))?;
         }
     }
     let start = placement.next_incarnation()?;
-    let running = Arc::new(Running::default());
     let admin_tls = resolved.admin_tls.as_ref().map(|tls| AdminTls::new(tls.config.clone()));
     let token = resolved.admin_token.as_ref().map(|token| token.0.as_str());
     let options = admin::options(token, config.admin_host_names.clone(), admin_tls.clone());
     let mut admin = AdminThread::bind(resolved.admin, options, Arc::clone(&running), start)?;
-    let settled = placement.settle(&config.node_names())?;
+    let (asks, asked) = mpsc::sync_channel(4);
+    // From here on the map says what the journal says: what is open is in transit before the first worker sees it, and nodes that take part stay.
+    let moves = Moves::open(&config.state_dir, Arc::clone(&placement), Arc::clone(&running), Members(asks.clone()))?;
+    moves.tune(&config, &resolved.nodes);
+    let settled = placement.settle(&config.node_names(), |_| {})?;
+    let topology = settled.topology;
     for name in &settled.joined {
         info!("node {name} has joined; it owns no slots yet, so no keys are on it");
     }
@@ -69,7 +82,7 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
     }
 
     let mut live = resolved.live;
-    live.nodes = placement::access(&settled.topology, &resolved.nodes);
+    live.nodes = placement::access(&topology, &resolved.nodes);
     let listeners = resolved.listen.len();
     let nodes = live.nodes.len();
     match limits::make_room(&mut live, nodes, config.workers, listeners) {
@@ -84,7 +97,7 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
         Signals::new().context("cannot wait for signals")?
     };
     let tls: Vec<bool> = resolved.listen.iter().map(|listener| listener.tls).collect();
-    let watched = failover::watched(&settled.topology, &resolved.nodes, placement.store())?;
+    let watched = failover::watched(&topology, &resolved.nodes, placement.store())?;
     let settings = Settings {
         listen: resolved.listen,
         workers: config.workers,
@@ -93,19 +106,21 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
         servers: watched.iter().map(Watched::servers).collect(),
         live: live.clone(),
     };
-    let router = Router::start(settings, Arc::clone(&settled.topology)).map_err(explain_start)?;
+    let router = Router::start(settings, Arc::clone(&topology)).map_err(explain_start)?;
+    router.set_operator(RespOperator::start(Arc::clone(&moves))?);
     let addresses: Vec<String> = router
         .listeners()
         .iter()
         .zip(tls)
         .map(|(address, tls)| if tls { format!("tls://{address}") } else { address.to_string() })
         .collect();
-    running.set(router, Arc::clone(&settled.topology));
-    admin.serve();
+    running.set(router, Arc::clone(&topology));
+    admin.serve(Arc::clone(&moves));
+    let executor = moves.start()?;
 
     info!(
         start,
-        epoch = settled.topology.epoch(),
+        epoch = topology.epoch(),
         state_dir = %config.state_dir.display(),
         "{}",
         ready_line(&addresses, &config, admin.address)
@@ -114,12 +129,13 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
 
     let observer = Observer::start(watched, Arc::clone(placement.store()), Arc::clone(&running))?;
     let nodes = resolved.nodes;
-    let reloader = Reloader { sources, live, nodes, observer, placement, logs, config: config.clone(), admin_tls };
-    let reloads = start_reloads(reloader, Arc::clone(&running))?;
+    let reloader =
+        Reloader { sources, live, nodes, observer, placement, logs, read, config: config.clone(), admin_tls, moves: Arc::clone(&moves) };
+    let reloads = start_reloads(reloader, Arc::clone(&running), asks, asked)?;
     let care = care::Care::start(Arc::clone(&running))?;
     runtime.block_on(signals.wait_for_stop(&running, &reloads));
     notify(&[NotifyState::Stopping]);
-    stop(&runtime, &mut signals, &running, reloads.shutdown_timeout())?;
+    stop(&runtime, &mut signals, &running, (&moves, executor), reloads.shutdown_timeout())?;
     care.stop();
     admin.stop();
     reloads.stop();
@@ -190,7 +206,9 @@ const STORE_CLOSE_BOUND: Duration = Duration::from_secs(1);
 
 /// The thread that reloads, one after another.
 struct Reloads {
-    requests: mpsc::SyncSender<()>,
+    requests: mpsc::SyncSender<ReloadAsk>,
+    /// Ends the thread, which others may ask as well.
+    stopping: Arc<AtomicBool>,
     /// Closed when the thread has ended, and with it the store.
     ended: mpsc::Receiver<()>,
     /// The bound for draining may change with a reload.
@@ -200,9 +218,9 @@ struct Reloads {
 impl Reloads {
     /// Asks for a reload. One that is waiting already will read the newest file, so more need not wait.
     fn ask(&self) {
-        match self.requests.try_send(()) {
-            Ok(()) | Err(mpsc::TrySendError::Full(())) => {}
-            Err(mpsc::TrySendError::Disconnected(())) => {
+        match self.requests.try_send(ReloadAsk::Reload) {
+            Ok(()) | Err(mpsc::TrySendError::Full(_)) => {}
+            Err(mpsc::TrySendError::Disconnected(_)) => {
                 error!("the reload thread has ended; restart to change the configuration")
             }
         }
@@ -210,7 +228,9 @@ impl Reloads {
 
     /// Lets the thread close the store. A reload that hangs on a name server is left behind: what it saved is durable anyway.
     fn stop(self) {
-        drop(self.requests);
+        self.stopping.store(true, Ordering::Release);
+        // Only to wake it; if it is busy it will see.
+        let _ = self.requests.try_send(ReloadAsk::Reload);
         let _ = self.ended.recv_timeout(STORE_CLOSE_BOUND);
     }
 
@@ -219,8 +239,14 @@ impl Reloads {
     }
 }
 
-fn start_reloads(reloader: Reloader, running: Arc<Running>) -> anyhow::Result<Reloads> {
-    let (requests, asked) = mpsc::sync_channel(1);
+fn start_reloads(
+    reloader: Reloader,
+    running: Arc<Running>,
+    requests: mpsc::SyncSender<ReloadAsk>,
+    asked: mpsc::Receiver<ReloadAsk>,
+) -> anyhow::Result<Reloads> {
+    let stopping = Arc::new(AtomicBool::new(false));
+    let stopped = Arc::clone(&stopping);
     let (open, ended) = mpsc::channel();
     let shutdown_timeout = Arc::new(std::sync::Mutex::new(reloader.config.shutdown_timeout));
     let told = Arc::clone(&shutdown_timeout);
@@ -229,7 +255,15 @@ fn start_reloads(reloader: Reloader, running: Arc<Running>) -> anyhow::Result<Re
         .spawn(move || {
             let _open: mpsc::Sender<()> = open; // dropped after what is declared below
             let mut reloader = reloader;
-            while asked.recv().is_ok() {
+            while let Ok(ask) = asked.recv() {
+                if stopped.load(Ordering::Acquire) {
+                    return;
+                }
+                if let ReloadAsk::Change(change, done) = ask {
+                    // If nobody waits for it any more, it is done all the same.
+                    let _ = done.send(reloader.change_members(&change, &running));
+                    continue;
+                }
                 match NotifyState::monotonic_usec_now() {
                     Ok(now) => notify(&[NotifyState::Reloading, now]),
                     Err(_) => notify(&[NotifyState::Reloading]),
@@ -240,7 +274,7 @@ fn start_reloads(reloader: Reloader, running: Arc<Running>) -> anyhow::Result<Re
             }
         })
         .context("cannot start a thread")?;
-    Ok(Reloads { requests, ended, shutdown_timeout })
+    Ok(Reloads { requests, stopping, ended, shutdown_timeout })
 }
 
 /// The signals that mean something to us.
@@ -313,23 +347,34 @@ fn tell_systemd(running: &Running, watchdog: bool, last: &mut String) {
 }
 
 /// Drains the router within `bound`; a second signal ends the process at once, also with exit code 0: it was asked for.
-fn stop(runtime: &tokio::runtime::Runtime, signals: &mut Signals, running: &Running, bound: Duration) -> anyhow::Result<()> {
-    let router = running.take().context("the router is gone already")?;
+fn stop(
+    runtime: &tokio::runtime::Runtime,
+    signals: &mut Signals,
+    running: &Arc<Running>,
+    (moves, executor): (&Arc<Moves>, MovesThread),
+    bound: Duration,
+) -> anyhow::Result<()> {
+    let (running, moves) = (Arc::clone(running), Arc::clone(moves));
     let (done, drained) = tokio::sync::oneshot::channel();
     std::thread::Builder::new()
         .name("drain".to_owned())
         .spawn(move || {
+            let end = Instant::now() + bound;
+            // While the router serves: a leg under way is ended with its help. Half of the time at most, the rest is for clients.
+            moves.stop(executor, bound / 2);
+            let drained = running.take().map(|router| router.drain(end.saturating_duration_since(Instant::now())));
             // Nobody listens any more only after a second signal.
-            let _ = done.send(router.drain(bound));
+            let _ = done.send(drained);
         })
         .context("cannot start a thread")?;
     runtime.block_on(async {
         tokio::select! {
             drained = drained => match drained {
-                Ok(outcome) if outcome.cut > 0 => {
+                Ok(Some(outcome)) if outcome.cut > 0 => {
                     warn!("stopped; {} clients were cut with commands in flight after {bound:?}", outcome.cut);
                 }
-                Ok(_) => info!("stopped; no client was cut"),
+                Ok(None) => return Err(anyhow!("the router is gone already")),
+                Ok(Some(_)) => info!("stopped; no client was cut"),
                 Err(_) => return Err(anyhow!("draining failed, see above")),
             },
             name = asked_to_stop(&mut signals.terminate, &mut signals.interrupt) => warn!("{name} again: stopped at once"),

@@ -2,19 +2,33 @@
 //! it, and how each is reached.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use switchyard_control::store::{RedbStore, Store};
-use switchyard_policy::topology::{NodeId, Topology};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit};
 use switchyard_router::NodeAccess;
 
+use super::running::Running;
 use crate::config::{Config, NodeAddress};
 
-/// The slot map in force, and where it is kept.
+/// The slot map in force: the one place where it changes. A change is stored before anybody sees it.
+///
+/// What is in transit is not stored: the journal of the moves is the authority on that, and it is named anew by whoever moves it.
+#[derive(Debug)]
 pub(super) struct Placement {
     store: Arc<RedbStore>,
+    running: Arc<Running>,
+    map: Mutex<Map>,
+}
+
+#[derive(Debug, Default)]
+struct Map {
     topology: Option<Arc<Topology>>,
+    /// What moves have in transit.
+    transits: BTreeMap<MoveId, Vec<(Transit, Vec<Slot>)>>,
+    /// Source and target of moves that are open: they stay.
+    taking_part: BTreeMap<MoveId, [NodeId; 2]>,
 }
 
 /// What became of the list of nodes.
@@ -29,11 +43,11 @@ pub(super) struct Settled {
 }
 
 impl Placement {
-    /// Opens the state directory, which no other process may have open.
-    pub(super) fn open(config: &Config) -> anyhow::Result<Self> {
+    /// Opens the state directory, which no other process may have open. Changes are published to the router in `running`, once it is there.
+    pub(super) fn open(config: &Config, running: Arc<Running>) -> anyhow::Result<Self> {
         let store = Arc::new(RedbStore::open(&config.state_dir)?);
         let topology = store.load_topology()?.map(Arc::new);
-        Ok(Self { store, topology })
+        Ok(Self { store, running, map: Mutex::new(Map { topology, ..Map::default() }) })
     }
 
     /// The store, for those who keep other things in it.
@@ -46,24 +60,105 @@ impl Placement {
         Ok(self.store.next_incarnation()?)
     }
 
-    /// Reconciles the map with the nodes wanted, and makes the outcome durable before anybody sees it.
-    pub(super) fn settle(&mut self, wanted: &[String]) -> anyhow::Result<Settled> {
-        let placed = Topology::place(self.topology.as_deref(), wanted)?;
-        let topology = match &self.topology {
+    fn map(&self) -> MutexGuard<'_, Map> {
+        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The map in force; `None` before the first placement.
+    pub(super) fn topology(&self) -> Option<Arc<Topology>> {
+        self.map().topology.clone()
+    }
+
+    /// Reconciles the map with the nodes wanted, and makes the outcome durable. `before` is called before anybody sees it: nodes that join
+    /// must be reachable by then.
+    pub(super) fn settle(&self, wanted: &[String], before: impl FnOnce(&Settled)) -> anyhow::Result<Settled> {
+        let mut map = self.map();
+        let placed = Topology::place(map.topology.as_deref(), wanted)?;
+        for node in &placed.removed {
+            if let Some(id) = map.taking_part.iter().find(|(_, nodes)| nodes.contains(&node.id)).map(|(id, _)| id.0) {
+                bail!("node {} takes part in move {id}, so it must stay in the list; see `switchyard moves`", node.name);
+            }
+        }
+        let topology = match &map.topology {
             Some(stored) if !placed.changed => Arc::clone(stored),
             _ => {
                 self.store.save_topology(&placed.topology).context("cannot keep the slot map")?;
                 Arc::new(placed.topology)
             }
         };
-        self.topology = Some(Arc::clone(&topology));
+        map.topology = Some(Arc::clone(&topology));
         let name = |id| topology.node(id).map(|node| node.name.clone());
-        Ok(Settled {
+        let settled = Settled {
             joined: placed.joined.iter().filter_map(|id| name(*id)).collect(),
             removed: placed.removed.into_iter().map(|node| (node.id, node.name)).collect(),
             changed: placed.changed,
-            topology,
-        })
+            topology: Arc::clone(&topology),
+        };
+        before(&settled);
+        if settled.changed {
+            self.running.publish(topology);
+        }
+        Ok(settled)
+    }
+
+    /// Source and target stay nodes until the move is over.
+    pub(super) fn take_part(&self, id: MoveId, nodes: [NodeId; 2]) {
+        self.map().taking_part.insert(id, nodes);
+    }
+
+    /// The move is over.
+    pub(super) fn part(&self, id: MoveId) {
+        self.map().taking_part.remove(&id);
+    }
+
+    /// Whether keys of the move may be anywhere else than the map says.
+    pub(super) fn is_in_transit(&self, id: MoveId) -> bool {
+        self.map().transits.get(&id).is_some_and(|transits| transits.iter().any(|(t, _)| matches!(t.stage, Stage::Moving { .. })))
+    }
+
+    /// These slots are in transit for this move, instead of those named before. Returns the epoch of the map that says so.
+    pub(super) fn set_transits(&self, id: MoveId, transits: Vec<(Transit, Vec<Slot>)>) -> Result<u64, String> {
+        let mut map = self.map();
+        let Some(topology) = map.topology.clone() else { return Err("there is no slot map yet".to_owned()) };
+        let before = map.transits.insert(id, transits);
+        let all = map.transits.values().flatten().map(|(transit, slots)| (*transit, slots.as_slice()));
+        match topology.with_transits(all) {
+            Ok(next) => {
+                let next = Arc::new(next);
+                map.transits.retain(|_, transits| !transits.is_empty());
+                map.topology = Some(Arc::clone(&next));
+                self.running.publish(Arc::clone(&next));
+                Ok(next.epoch())
+            }
+            Err(error) => {
+                match before {
+                    Some(before) => map.transits.insert(id, before),
+                    None => map.transits.remove(&id),
+                };
+                Err(error.to_string())
+            }
+        }
+    }
+
+    /// `owner` owns these slots, which are in transit no more.
+    pub(super) fn hand_over(&self, id: MoveId, slots: &[Slot], owner: NodeId) -> Result<(), String> {
+        let mut map = self.map();
+        let Some(topology) = map.topology.clone().filter(|topology| topology.node(owner).is_some()) else {
+            return Err(format!("there is no node number {}", owner.0));
+        };
+        let next = topology.handed_over(slots, owner);
+        self.store.save_topology(&next).map_err(|error| format!("cannot keep the slot map: {error}"))?;
+        let next = Arc::new(next);
+        if let Some(transits) = map.transits.get_mut(&id) {
+            for (_, of_leg) in transits.iter_mut() {
+                of_leg.retain(|slot| slots.binary_search(slot).is_err());
+            }
+            transits.retain(|(_, of_leg)| !of_leg.is_empty());
+        }
+        map.transits.retain(|_, transits| !transits.is_empty());
+        map.topology = Some(Arc::clone(&next));
+        self.running.publish(next);
+        Ok(())
     }
 }
 
@@ -103,19 +198,19 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let first = config(dir.path(), &["127.0.0.1:7001", "127.0.0.1:7002"]);
         let before = {
-            let mut placement = Placement::open(&first).expect("opens");
+            let placement = Placement::open(&first, Arc::default()).expect("opens");
             assert_eq!(placement.next_incarnation().expect("counts"), 1);
-            let settled = placement.settle(&first.node_names()).expect("places");
+            let settled = placement.settle(&first.node_names(), |_| {}).expect("places");
             assert!(settled.changed && settled.joined.is_empty() && settled.removed.is_empty());
-            let refused = Placement::open(&first).map(|_| ()).expect_err("locked").to_string();
+            let refused = Placement::open(&first, Arc::default()).map(|_| ()).expect_err("locked").to_string();
             assert!(refused.contains("in use"), "{refused}");
             settled.topology
         };
 
         let second = config(dir.path(), &["127.0.0.1:7003", "127.0.0.1:7002", "127.0.0.1:7001"]);
-        let mut placement = Placement::open(&second).expect("opens again");
+        let placement = Placement::open(&second, Arc::default()).expect("opens again");
         assert_eq!(placement.next_incarnation().expect("counts"), 2);
-        let settled = placement.settle(&second.node_names()).expect("places");
+        let settled = placement.settle(&second.node_names(), |_| {}).expect("places");
         assert_eq!(settled.joined, ["127.0.0.1:7003"]);
         assert_eq!(settled.topology.epoch(), before.epoch() + 1);
         assert_eq!(settled.topology.ranges().collect::<Vec<_>>(), before.ranges().collect::<Vec<_>>(), "nothing moved");
@@ -126,11 +221,51 @@ mod tests {
             assert_eq!(access[&NodeId(number)].address.map(|a| a.port()), Some(port));
         }
 
-        let error = placement.settle(&["127.0.0.1:7003".to_owned()]).expect_err("owners are missing").to_string();
+        let error = placement.settle(&["127.0.0.1:7003".to_owned()], |_| {}).expect_err("owners are missing").to_string();
         assert!(error.contains("127.0.0.1:7001") && error.contains("slots"), "{error}");
-        let settled = placement.settle(&first.node_names()).expect("the node without slots may go");
+        let settled = placement.settle(&first.node_names(), |_| {}).expect("the node without slots may go");
         assert_eq!(settled.removed, [(NodeId(2), "127.0.0.1:7003".to_owned())]);
-        let unchanged = placement.settle(&first.node_names()).expect("places");
+        let unchanged = placement.settle(&first.node_names(), |_| {}).expect("places");
         assert!(!unchanged.changed && Arc::ptr_eq(&unchanged.topology, &settled.topology));
+    }
+
+    #[test]
+    fn what_moves_is_published_and_stored_only_when_it_has_arrived() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let config = config(dir.path(), &["127.0.0.1:7001", "127.0.0.1:7002"]);
+        let placement = Placement::open(&config, Arc::default()).expect("opens");
+        let before = placement.settle(&config.node_names(), |_| {}).expect("places").topology;
+        let slots: Vec<Slot> = (0..10).filter_map(Slot::new).collect();
+        let (id, source, target) = (MoveId(1), NodeId(0), NodeId(1));
+        placement.take_part(id, [source, target]);
+        let transit = Transit { move_id: id, source, target, stage: Stage::Moving { leg: 0 } };
+        let epoch = placement.set_transits(id, vec![(transit, slots.clone())]).expect("few");
+        assert_eq!(epoch, before.epoch() + 1);
+        assert!(placement.is_in_transit(id));
+        let other = Transit { move_id: MoveId(2), ..transit };
+        placement.set_transits(MoveId(2), vec![(other, vec![Slot::new(20).expect("a slot")])]).expect("few");
+        assert_eq!(placement.topology().expect("a map").transit(slots[3]), Some(&transit), "others' transits stay");
+        let stored = || placement.store().load_topology().expect("readable").expect("there");
+        assert_eq!(stored().owner(slots[0]), source);
+        placement.hand_over(id, &slots, target).expect("stored");
+        let now = placement.topology().expect("a map");
+        assert_eq!((now.owner(slots[0]), now.transit(slots[0])), (target, None));
+        assert_eq!(now.transit(Slot::new(20).expect("a slot")), Some(&other));
+        assert_eq!(stored().owner(slots[9]), target);
+        assert!(!placement.is_in_transit(id));
+    }
+
+    #[test]
+    fn a_node_that_takes_part_in_a_move_stays() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let config = config(dir.path(), &["127.0.0.1:7001"]);
+        let placement = Placement::open(&config, Arc::default()).expect("opens");
+        placement.settle(&config.node_names(), |_| {}).expect("places");
+        placement.settle(&["127.0.0.1:7001".to_owned(), "127.0.0.1:7002".to_owned()], |_| {}).expect("joins");
+        placement.take_part(MoveId(4), [NodeId(0), NodeId(1)]);
+        let error = placement.settle(&config.node_names(), |_| {}).expect_err("the target of a move").to_string();
+        assert!(error.contains("takes part in move 4"), "{error}");
+        placement.part(MoveId(4));
+        placement.settle(&config.node_names(), |_| {}).expect("it may go now");
     }
 }

@@ -16,6 +16,7 @@ use tracing::{error, info, warn};
 use super::failover::{self, Observer, Watched};
 use super::limits;
 use super::logs::Logs;
+use super::moves::{MemberChange, Moves, remember};
 use super::placement::{self, Placement};
 use super::running::Running;
 use crate::config::{Config, NodeAddress, Sources, Takes};
@@ -24,15 +25,18 @@ use crate::doctor::connection::NodeConnection;
 /// What a reload needs to know of the present.
 pub(super) struct Reloader {
     pub(super) sources: Sources,
+    /// The configuration as it was read, without what was changed by `switchyard nodes`.
+    pub(super) read: Config,
     pub(super) config: Config,
     pub(super) live: Live,
-    pub(super) placement: Placement,
+    pub(super) placement: Arc<Placement>,
     pub(super) logs: Logs,
     /// The nodes as they are configured, with their replicas.
     pub(super) nodes: Vec<NodeAddress>,
     pub(super) observer: Observer,
     /// The admin port's certificates, to renew.
     pub(super) admin_tls: Option<AdminTls>,
+    pub(super) moves: Arc<Moves>,
 }
 
 /// How often the drain barrier is looked at.
@@ -54,11 +58,35 @@ impl Reloader {
         }
     }
 
+    /// Lets a node join or go. What else has changed in the file waits for a reload.
+    pub(super) fn change_members(&mut self, change: &MemberChange, running: &Arc<Running>) -> Result<(), String> {
+        let listed = self.read.node_names();
+        let store = Arc::clone(self.placement.store());
+        let said = |error: anyhow::Error| format!("{error:#}");
+        remember(&store, &listed, Some(change)).map_err(said)?;
+        self.apply_read(self.read.clone(), running).map(drop).map_err(|problems| {
+            // What was refused is not to come back with the next reload.
+            let back = match change {
+                MemberChange::Add(name) => MemberChange::Remove(name.clone()),
+                MemberChange::Remove(name) => MemberChange::Add(name.clone()),
+            };
+            let undone = remember(&store, &listed, Some(&back)).map(drop).map_err(said);
+            problems.into_iter().chain(undone.err()).collect::<Vec<_>>().join("; ")
+        })
+    }
+
     /// Returns how many changes were applied, or what is wrong.
     fn apply(&mut self, running: &Arc<Running>) -> Result<usize, Vec<String>> {
-        let told = |problems: crate::config::Problems| problems.0.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let mut config = self.sources.read().map_err(told)?;
-        config.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
+        let mut read = self.sources.read().map_err(told)?;
+        read.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
+        let applied = self.apply_read(read.clone(), running)?;
+        self.read = read;
+        Ok(applied)
+    }
+
+    fn apply_read(&mut self, mut config: Config, running: &Arc<Running>) -> Result<usize, Vec<String>> {
+        let remembered = remember(self.placement.store(), &config.node_names(), None).map_err(|error| vec![format!("{error:#}")])?;
+        tell_ignored(&config.apply_membership(&remembered.added, &remembered.removed).map_err(told)?);
         let changes = config.changes_since(&self.config);
         config.keep_until_restart(&self.config);
         let known: BTreeMap<&str, SocketAddr> =
@@ -71,8 +99,21 @@ impl Reloader {
         let nodes = resolved.nodes.len();
         let lowered = limits::make_room(&mut live, nodes, config.workers, resolved.listen.len()).map_err(|why| vec![why])?;
 
-        // From here on nothing can be wrong but the store.
-        let settled = self.placement.settle(&config.node_names()).map_err(|error| vec![format!("{error:#}")])?;
+        // From here on nothing can be wrong but the store. Nodes that leave stay reachable until the last command to them is answered,
+        // nodes that join are reachable before the first is sent.
+        let mut both = live.clone();
+        let settled = self.placement.settle(&config.node_names(), |settled| {
+            live.nodes = placement::access(&settled.topology, &resolved.nodes);
+            self.keep_what_works(&mut live);
+            both = live.clone();
+            let leaving = self.live.nodes.iter().filter(|(id, _)| !live.nodes.contains_key(id));
+            both.nodes.extend(leaving.map(|(id, access)| (*id, access.clone())));
+            if both != self.live {
+                running.with(|router| router.reconfigure(both.clone()));
+            }
+        });
+        let settled = settled.map_err(|error| vec![format!("{error:#}")])?;
+        self.moves.tune(&config, &resolved.nodes);
         for warning in resolved.warnings.iter().chain(&lowered) {
             warn!("{warning}");
         }
@@ -86,25 +127,13 @@ impl Reloader {
                 }
             }
         }
-        live.nodes = placement::access(&settled.topology, &resolved.nodes);
-        self.keep_what_works(&mut live);
         applied += told_by_content(&self.live, &live, &changes.iter().map(|c| c.what.as_str()).collect::<Vec<_>>());
         for name in &settled.joined {
             info!("node {name} has joined; it owns no slots yet, so no keys are on it");
         }
 
-        // Nodes that leave stay reachable until the last command to them is answered, nodes that join are reachable before
-        // the first is sent.
-        let leaving: BTreeMap<NodeId, NodeAccess> =
-            self.live.nodes.iter().filter(|(id, _)| !live.nodes.contains_key(id)).map(|(id, access)| (*id, access.clone())).collect();
-        let mut both = live.clone();
-        both.nodes.extend(leaving.clone());
-        if both != self.live {
-            running.with(|router| router.reconfigure(both.clone()));
-        }
-        if settled.changed {
-            running.publish(settled.topology.clone());
-        }
+        let leaving: Vec<NodeAccess> =
+            both.nodes.iter().filter(|(id, _)| !live.nodes.contains_key(id)).map(|(_, access)| access.clone()).collect();
         if leaving.is_empty() {
             self.live = both;
         } else {
@@ -115,7 +144,7 @@ impl Reloader {
                 self.live = live;
             } else {
                 // The next reload tries again, because these are still among `self.live.nodes` then.
-                for node in leaving.values() {
+                for node in &leaving {
                     warn!("node {} is still busy with commands sent before it was removed; reload again later to forget it", node.name);
                 }
                 self.live = both;
@@ -165,6 +194,19 @@ impl Reloader {
         self.observer = Observer::start(watched, store, Arc::clone(running))?;
         self.nodes = nodes;
         Ok(())
+    }
+}
+
+fn told(problems: crate::config::Problems) -> Vec<String> {
+    problems.0.iter().map(ToString::to_string).collect()
+}
+
+/// Nodes of the configuration that were removed while the router ran.
+pub(super) fn tell_ignored(names: &[String]) {
+    for name in names {
+        warn!(
+            "node {name} is in the configuration, but was removed by `switchyard nodes remove`: it is left out. Take it out of the configuration, or              add it again with `switchyard nodes add {name}`"
+        );
     }
 }
 

@@ -71,10 +71,12 @@ impl Running {
         self.accepted.subscribe()
     }
 
-    /// Makes the router adopt a newer topology.
+    /// Makes the router adopt a newer topology. One that is not newer is ignored, as the router does.
     pub(super) fn publish(&self, newer: Arc<Topology>) {
         let mut phase = self.phase.write().unwrap_or_else(PoisonError::into_inner);
-        if let Phase::Serving { router, topology } = &mut *phase {
+        if let Phase::Serving { router, topology } = &mut *phase
+            && newer.epoch() > topology.epoch()
+        {
             router.publish(Arc::clone(&newer));
             *topology = newer;
         }

@@ -22,6 +22,8 @@ mod load;
 mod metrics;
 mod modules;
 mod monitor;
+mod movectl;
+mod movectl_moves;
 mod multikey;
 mod operators;
 mod pipelines;

@@ -62,8 +62,14 @@ struct CrateRule {
 }
 
 /// What each module of policy may use of the others. A new module gets a row, with as little as it needs.
-const POLICY_MODULES: &[(&str, &[&str])] =
-    &[("topology", &[]), ("routing", &["topology"]), ("failover", &[]), ("limits", &[]), ("migration", &["topology"])];
+const POLICY_MODULES: &[(&str, &[&str])] = &[
+    ("topology", &[]),
+    ("routing", &["topology"]),
+    ("failover", &[]),
+    ("limits", &[]),
+    ("migration", &["topology"]),
+    ("balance", &["topology"]),
+];
 
 /// Paths into the standard library that pure code has no use for. Clippy bans the types it can name (policy/clippy.toml); this
 /// bans the rest of those modules.

@@ -142,6 +142,11 @@ impl Router {
         self.process.signal(Signal::TERM);
         let status = self.process.wait(Duration::from_secs(30));
         assert!(status.success(), "SIGTERM must end with exit code 0, not {status}:\n{}", self.process.log());
+        self.start_again(nodes);
+    }
+
+    /// Starts it again, after its end, with the same state directory.
+    pub(crate) fn start_again(&mut self, nodes: &[SocketAddr]) {
         self.nodes = nodes.to_vec();
         self.process = launch(nodes, &self.options, self.listen, self.admin, self.dir.path());
         self.wait_until_serving();

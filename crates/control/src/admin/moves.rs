@@ -1,0 +1,278 @@
+//! Moves and nodes in the admin API: what may be asked, and what is told. As in `report`, names of fields are only ever added to.
+
+use serde::{Deserialize, Serialize};
+
+/// What changes something, or asks about moves. The command line, the admin API and `SWITCHYARD` over RESP all come to one of these.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Operation {
+    /// Move slots.
+    Move(MoveRequest),
+    /// What is under way, waits, and has ended.
+    Moves,
+    /// Do something to a move.
+    Steer {
+        /// The move's number.
+        id: u64,
+        /// What.
+        what: SteerRequest,
+    },
+    /// Let a node join.
+    AddNode(AddNodeRequest),
+    /// Move everything away from a node.
+    DrainNode(NodeRequest),
+    /// Let a node go that owns nothing.
+    RemoveNode(NodeRequest),
+    /// Even the slots.
+    Balance(BalanceRequest),
+}
+
+/// Slots to move. What is not said is as the configuration has it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MoveRequest {
+    /// Name of the source.
+    pub from: String,
+    /// Name of the target.
+    pub to: String,
+    /// Which: `0-100,200`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slots: Option<String>,
+    /// All that the source owns.
+    #[serde(default)]
+    pub all: bool,
+    /// How.
+    #[serde(flatten)]
+    pub how: HowRequest,
+    /// Remove what is found at the target in these slots, whoever put it there.
+    #[serde(default)]
+    pub purge_target: bool,
+}
+
+/// How data is to move.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HowRequest {
+    /// fast, balanced or gentle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub goal: Option<String>,
+    /// Bytes per second at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_rate: Option<u64>,
+    /// memory, aof or replica.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub durability: Option<String>,
+    /// switchyard or stop-and-copy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<String>,
+    /// Go on although clients use the nodes directly.
+    #[serde(default)]
+    pub allow_direct_clients: bool,
+}
+
+/// What may be done to a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SteerRequest {
+    /// Stop where it is, until it is resumed.
+    Pause,
+    /// Go on.
+    Resume,
+    /// End what is under way, and no more.
+    Abort,
+}
+
+/// A node that joins.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddNodeRequest {
+    /// Its address.
+    pub address: String,
+    /// Give it its share of the slots at once.
+    #[serde(default)]
+    pub rebalance: bool,
+    /// How, where it gets some.
+    #[serde(flatten)]
+    pub how: HowRequest,
+}
+
+/// A node.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NodeRequest {
+    /// Its address.
+    pub address: String,
+    /// How, where data moves.
+    pub how: HowRequest,
+}
+
+/// Even slots.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BalanceRequest {
+    /// Only say what would be done.
+    #[serde(default)]
+    pub dry_run: bool,
+    /// How.
+    #[serde(flatten)]
+    pub how: HowRequest,
+}
+
+/// Why something was not done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// What was asked makes no sense.
+    Wrong(String),
+    /// It does not fit the present state.
+    Conflict(String),
+    /// It failed.
+    Failed(String),
+    /// The router does not serve (yet, or any more).
+    Unavailable(String),
+}
+
+impl Refused {
+    /// Why.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Wrong(text) | Self::Conflict(text) | Self::Failed(text) | Self::Unavailable(text) => text,
+        }
+    }
+}
+
+/// Moves that were begun, or would be.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PlanReport {
+    /// They were only planned.
+    pub dry_run: bool,
+    /// The moves; without numbers where they were only planned.
+    pub moves: Vec<PlannedReport>,
+}
+
+/// A move that was begun, or would be.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PlannedReport {
+    /// Its number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<u64>,
+    /// Name of the source.
+    pub from: String,
+    /// Name of the target.
+    pub to: String,
+    /// How many slots.
+    pub slots: u64,
+    /// Which, as ranges.
+    pub ranges: String,
+}
+
+/// All moves.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MovesReport {
+    /// Under way, or waiting: by number.
+    pub moves: Vec<MoveReport>,
+    /// Ended, the latest last; the last hundred.
+    pub ended: Vec<MoveReport>,
+    /// What their records cost.
+    pub journal: JournalReport,
+}
+
+/// The journal of the moves, since the router's start.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct JournalReport {
+    /// Bytes written.
+    pub bytes: u64,
+    /// Records made durable.
+    pub records: u64,
+    /// Times that the disk was waited for.
+    pub syncs: u64,
+    /// Length of the file, bytes.
+    pub length: u64,
+    /// What keeps it from writing now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+}
+
+/// How a move is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MoveState {
+    /// Waits until its nodes are free.
+    #[default]
+    Queued,
+    /// Under way.
+    Running,
+    /// Stopped by the user, until it is resumed.
+    Paused,
+    /// Over: the target owns all slots.
+    Done,
+    /// Over before the end.
+    Stopped,
+}
+
+impl MoveState {
+    /// Whether it is over.
+    #[must_use]
+    pub fn is_over(self) -> bool {
+        matches!(self, Self::Done | Self::Stopped)
+    }
+}
+
+/// A move.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MoveReport {
+    /// Its number.
+    pub id: u64,
+    /// Name of the source.
+    pub from: String,
+    /// Name of the target.
+    pub to: String,
+    /// How it is.
+    pub state: MoveState,
+    /// What it does now, or why it ended.
+    pub doing: String,
+    /// How: `switchyard`, `stop-and-copy`.
+    pub protocol: String,
+    /// How safe: `memory`, `aof`, `replica`.
+    pub durability: String,
+    /// What matters most: `fast`, `balanced`, `gentle`.
+    pub goal: String,
+    /// Bytes per second at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_rate: Option<u64>,
+    /// Slots.
+    pub slots: u64,
+    /// Slots that the target owns.
+    pub slots_done: u64,
+    /// Keys found at the source so far.
+    pub keys_listed: u64,
+    /// Whether all were found.
+    pub listed: bool,
+    /// Keys moved.
+    pub keys_moved: u64,
+    /// Bytes of their serialised values.
+    pub bytes_moved: u64,
+    /// Keys moved because a command wanted them.
+    pub pulled: u64,
+    /// Batches done again because their end was unknown.
+    pub repeated: u64,
+    /// Keys that were found at the source afterwards: moved late.
+    pub late_moved: u64,
+    /// The same: removed as stale.
+    pub late_removed: u64,
+    /// The same: left where they are.
+    pub late_left: u64,
+    /// Commands held back.
+    pub holds: u64,
+    /// How long, microseconds: the median.
+    pub hold_p50_us: u64,
+    /// The same: the 99th percentile.
+    pub hold_p99_us: u64,
+    /// The same: the longest.
+    pub hold_max_us: u64,
+    /// Keys per second, lately.
+    pub keys_per_second: f64,
+    /// Bytes per second, lately.
+    pub bytes_per_second: f64,
+    /// Seconds that it will probably still take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds_left: Option<f64>,
+    /// Seconds since it began, or was resumed after a restart.
+    pub seconds: f64,
+}

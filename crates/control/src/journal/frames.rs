@@ -1,0 +1,194 @@
+//! The journal's bytes: a header, then one frame for each group of entries that was made durable together.
+//!
+//! One checksum for a whole group, because a group is what a power cut tears: the next is written only when this one is on disk. So what
+//! does not fit its checksum and has nothing valid behind it is a torn end, which nobody was promised; with something valid behind it, it
+//! is damage. The checksum is keyed by the journal's identity: frames of another journal, or of an earlier file in the same blocks, do not fit.
+
+use switchyard_policy::migration::Fingerprinter;
+
+/// The format that this program writes.
+pub(super) const FORMAT: u32 = 1;
+
+const MAGIC: [u8; 8] = *b"SWYMOVES";
+const FRAME: [u8; 4] = *b"SYf1";
+
+/// Bytes before the first frame.
+pub(super) const HEADER: usize = 8 + 4 + 16 + 8;
+
+/// Bytes of a frame before its entries: mark, length, number, checksum.
+const FRAME_HEADER: usize = 4 + 4 + 8 + 8;
+
+/// Why a file is not this journal.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Unfit {
+    /// Not a journal at all, or a damaged one.
+    Damaged(String),
+    /// Of a later format.
+    Newer(u32),
+    /// It belongs to another state directory.
+    Foreign,
+}
+
+/// What a file holds.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Scanned {
+    pub(super) entries: Vec<Vec<u8>>,
+    /// The number of the next frame.
+    pub(super) next: u64,
+    /// Up to where it is valid.
+    pub(super) valid: usize,
+}
+
+fn checksum(identity: u128, parts: [&[u8]; 2]) -> u64 {
+    Fingerprinter::new(identity).of(&parts.concat()).0 as u64
+}
+
+/// The first bytes of a journal.
+pub(super) fn header(identity: u128) -> Vec<u8> {
+    let mut out = MAGIC.to_vec();
+    out.extend_from_slice(&FORMAT.to_le_bytes());
+    out.extend_from_slice(&identity.to_le_bytes());
+    let sum = checksum(identity, [&out, &[]]);
+    out.extend_from_slice(&sum.to_le_bytes());
+    out
+}
+
+/// Appends a frame with these entries.
+pub(super) fn frame<'e>(identity: u128, number: u64, entries: impl IntoIterator<Item = &'e [u8]>, out: &mut Vec<u8>) {
+    let start = out.len();
+    out.extend_from_slice(&FRAME);
+    out.extend_from_slice(&[0; FRAME_HEADER - 4]);
+    for entry in entries {
+        out.extend_from_slice(&(entry.len() as u32).to_le_bytes());
+        out.extend_from_slice(entry);
+    }
+    let length = (out.len() - start - FRAME_HEADER) as u32;
+    out[start + 4..start + 8].copy_from_slice(&length.to_le_bytes());
+    out[start + 8..start + 16].copy_from_slice(&number.to_le_bytes());
+    let sum = checksum(identity, [&out[start + 4..start + 16], &out[start + FRAME_HEADER..]]);
+    out[start + 16..start + 24].copy_from_slice(&sum.to_le_bytes());
+}
+
+fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at + N)?.try_into().ok()
+}
+
+/// The frame at `at`: its number, its entries' bytes, and where it ends.
+fn frame_at(bytes: &[u8], at: usize, identity: u128) -> Option<(u64, &[u8], usize)> {
+    if number::<4>(bytes, at)? != FRAME {
+        return None;
+    }
+    let length = u32::from_le_bytes(number(bytes, at + 4)?) as usize;
+    let end = at + FRAME_HEADER + length;
+    let body = bytes.get(at + FRAME_HEADER..end)?;
+    let sum = u64::from_le_bytes(number(bytes, at + 16)?);
+    (checksum(identity, [&bytes[at + 4..at + 16], body]) == sum).then_some(())?;
+    Some((u64::from_le_bytes(number(bytes, at + 8)?), body, end))
+}
+
+/// Reads a journal.
+pub(super) fn scan(bytes: &[u8], identity: u128) -> Result<Scanned, Unfit> {
+    if bytes.len() < HEADER || bytes[..8] != MAGIC {
+        return Err(Unfit::Damaged("it does not begin as a journal".into()));
+    }
+    let format = number(bytes, 8).map_or(0, u32::from_le_bytes);
+    if format > FORMAT {
+        return Err(Unfit::Newer(format));
+    }
+    let found = number(bytes, 12).map_or(0, u128::from_le_bytes);
+    if bytes[..HEADER] != header(found) {
+        return Err(Unfit::Damaged("its first bytes do not fit their checksum".into()));
+    }
+    if found != identity {
+        return Err(Unfit::Foreign);
+    }
+    let mut scanned = Scanned { entries: Vec::new(), next: 0, valid: HEADER };
+    while let Some((number, body, end)) = frame_at(bytes, scanned.valid, identity) {
+        if number != scanned.next {
+            return Err(Unfit::Damaged(format!("at byte {} is group {number} instead of {}", scanned.valid, scanned.next)));
+        }
+        entries(body, &mut scanned.entries)
+            .ok_or_else(|| Unfit::Damaged(format!("the group at byte {} is no list of entries", scanned.valid)))?;
+        scanned.next += 1;
+        scanned.valid = end;
+    }
+    let behind = (scanned.valid + 1..bytes.len()).find(|at| frame_at(bytes, *at, identity).is_some());
+    match behind {
+        None => Ok(scanned),
+        Some(next) => Err(Unfit::Damaged(format!(
+            "bytes {} to {next} do not fit their checksum, and what comes after them does: something was lost in the middle",
+            scanned.valid
+        ))),
+    }
+}
+
+fn entries(mut body: &[u8], into: &mut Vec<Vec<u8>>) -> Option<()> {
+    while !body.is_empty() {
+        let length = u32::from_le_bytes(number(body, 0)?) as usize;
+        into.push(body.get(4..4 + length)?.to_vec());
+        body = &body[4 + length..];
+    }
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: u128 = 0x1234_5678_9abc_def0_0fed_cba9_8765_4321;
+
+    fn journal(groups: &[&[&str]]) -> (Vec<u8>, Vec<usize>) {
+        let mut bytes = header(ID);
+        let mut ends = vec![bytes.len()];
+        for (i, group) in groups.iter().enumerate() {
+            frame(ID, i as u64, group.iter().map(|e| e.as_bytes()), &mut bytes);
+            ends.push(bytes.len());
+        }
+        (bytes, ends)
+    }
+
+    fn words(scanned: &Scanned) -> Vec<String> {
+        scanned.entries.iter().map(|e| String::from_utf8_lossy(e).into_owned()).collect()
+    }
+
+    #[test]
+    fn a_journal_cut_anywhere_keeps_the_groups_before_the_cut() {
+        let (bytes, ends) = journal(&[&["a", "bc"], &[""], &["d"]]);
+        for cut in HEADER..=bytes.len() {
+            let scanned = scan(&bytes[..cut], ID).expect("a torn end is no damage");
+            let whole = ends.iter().filter(|end| **end <= cut).count() - 1;
+            assert_eq!(scanned.valid, ends[whole], "cut at {cut}");
+            assert_eq!(words(&scanned), ["a", "bc", "", "d"][..[0, 2, 3, 4][whole]], "cut at {cut}");
+        }
+        let mut zeros = bytes.clone();
+        zeros.resize(bytes.len() + 4096, 0);
+        assert_eq!(scan(&zeros, ID).expect("space that was never written").valid, bytes.len());
+    }
+
+    #[test]
+    fn a_changed_byte_before_the_last_group_is_damage() {
+        let (bytes, ends) = journal(&[&["first", "second"], &["third"], &["last"]]);
+        for at in 0..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[at] ^= 0x20;
+            match scan(&changed, ID) {
+                Err(Unfit::Damaged(_)) => assert!(at < ends[2], "byte {at}"),
+                Err(Unfit::Newer(_)) => assert!((8..12).contains(&at), "byte {at}"),
+                Ok(scanned) => {
+                    assert!(at >= ends[2], "byte {at} was changed and nobody noticed");
+                    assert_eq!(words(&scanned), ["first", "second", "third"]);
+                }
+                Err(Unfit::Foreign) => panic!("byte {at}: a damaged header is not another's"),
+            }
+        }
+        assert_eq!(scan(&bytes, ID + 1), Err(Unfit::Foreign));
+        assert!(matches!(scan(b"", ID), Err(Unfit::Damaged(_))));
+    }
+
+    #[test]
+    fn a_group_left_out_is_damage() {
+        let (bytes, ends) = journal(&[&["first"], &["second"], &["third"]]);
+        let gap = [&bytes[..ends[1]], &bytes[ends[2]..]].concat();
+        assert!(matches!(scan(&gap, ID), Err(Unfit::Damaged(_))));
+    }
+}

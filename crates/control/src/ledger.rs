@@ -1,0 +1,412 @@
+//! What the journal of the moves says: which moves are open, which numbers were given, and what moves have left behind at nodes.
+//!
+//! Between policy, whose records these are, and [`crate::journal`], which knows bytes. It keeps in memory what a shorter journal would
+//! have to say, so that the file is rewritten without what no restart will ask for: the keys of legs that have ended.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use switchyard_policy::migration::record::Replay;
+use switchyard_policy::migration::{Fingerprinter, Record, Side};
+use switchyard_policy::topology::{MoveId, NodeId, Slot};
+
+use crate::journal::{Done, Journal, JournalError, JournalStatus, Kind, Sync};
+use crate::store::{Store, StoreError, load_as, save_as};
+
+/// The document of the store with what belongs to the journal and must not be in it.
+const IDENTITY: &str = "moves";
+
+/// First byte of an entry: a record of policy, or what was kept of earlier ones.
+const RECORD: u8 = 0;
+const KEPT: u8 = 1;
+
+/// A journal shorter than this is left as it is while moves are open.
+const LENGTH_MIN: u64 = 4 << 20;
+
+/// Why the ledger cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum LedgerError {
+    /// The journal cannot be used.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The store cannot be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The journal's entries contradict each other.
+    #[error(
+        "the journal of moves in {directory} says what cannot be: {what}. It says which keys have moved, so nothing is guessed: put a copy of the \
+         whole state directory from a backup in its place, or see `switchyard recover --help`"
+    )]
+    Contradiction {
+        /// The state directory.
+        directory: String,
+        /// What contradicts what.
+        what: String,
+    },
+    /// The system has no random numbers.
+    #[error("cannot read random numbers from the system: {0}")]
+    Random(std::io::Error),
+}
+
+/// Made once for a state directory.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Identity {
+    /// The journal's, in hexadecimal.
+    journal: String,
+    /// The secret of the fingerprints, in hexadecimal.
+    secret: String,
+}
+
+/// What is kept of a journal that was made shorter.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Kept {
+    /// The highest number of a move given.
+    last: u64,
+    /// By node: slots of which moves of ours have taken the keys away, as ranges.
+    left: BTreeMap<u16, Vec<(u16, u16)>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    last: u64,
+    left: BTreeMap<NodeId, BTreeSet<Slot>>,
+    open: BTreeMap<MoveId, OpenEntries>,
+}
+
+/// An open move: its entries as a shorter journal would have them.
+#[derive(Debug)]
+struct OpenEntries {
+    source: NodeId,
+    target: NodeId,
+    entries: Vec<Entry>,
+    /// Legs under way: their slots, and whether keys of them may have moved.
+    legs: BTreeMap<u32, (Vec<Slot>, bool)>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// The leg that it is about, where nobody asks for it once the leg has ended.
+    until_end_of: Option<u32>,
+    bytes: Vec<u8>,
+}
+
+/// The ledger, open.
+#[derive(Debug)]
+pub struct Ledger {
+    journal: Journal,
+    fingerprints: Fingerprinter,
+    state: Arc<Mutex<State>>,
+}
+
+/// A ledger that was opened, with what was under way.
+#[derive(Debug)]
+pub struct OpenedLedger {
+    /// The ledger.
+    pub ledger: Ledger,
+    /// What was under way when it was closed.
+    pub replay: Replay,
+    /// Bytes of a last group that was torn, and cut off.
+    pub torn: u64,
+}
+
+impl Ledger {
+    /// Opens the journal in `directory`, whose store is `store`.
+    ///
+    /// # Errors
+    /// If journal or store cannot be used, or the journal contradicts itself.
+    pub fn open(directory: &Path, store: &dyn Store, sync: Sync) -> Result<OpenedLedger, LedgerError> {
+        let mut identity: Identity = load_as(store, IDENTITY)?;
+        let known = !identity.journal.is_empty();
+        if !known {
+            let word = || random().map(|number| format!("{number:032x}")).map_err(LedgerError::Random);
+            identity = Identity { journal: word()?, secret: word()? };
+        }
+        let number = |text: &str| {
+            u128::from_str_radix(text, 16).map_err(|error| store.damaged_document(IDENTITY, &format!("{text:?} is no number: {error}")))
+        };
+        let opened = Journal::open(directory, number(&identity.journal)?, known, sync)?;
+        if !known {
+            save_as(store, IDENTITY, &identity)?;
+        }
+        let contradiction = |what: String| LedgerError::Contradiction { directory: directory.display().to_string(), what };
+        let mut state = State::default();
+        let mut replay = Replay::default();
+        for entry in &opened.entries {
+            match entry.split_first() {
+                Some((&KEPT, kept)) => {
+                    let kept: Kept = serde_json::from_slice(kept).map_err(|error| contradiction(error.to_string()))?;
+                    replay.last = replay.last.max(kept.last);
+                    state.take_over(kept);
+                }
+                Some((&RECORD, bytes)) => {
+                    let record = Record::decode(bytes).map_err(|error| contradiction(error.to_string()))?;
+                    replay.apply(&record).map_err(|error| contradiction(error.to_string()))?;
+                    state.note(&record, entry);
+                }
+                _ => return Err(contradiction("an entry of no known kind".into())),
+            }
+        }
+        let ledger = Self {
+            journal: opened.journal,
+            fingerprints: Fingerprinter::new(number(&identity.secret)?),
+            state: Arc::new(Mutex::new(state)),
+        };
+        Ok(OpenedLedger { ledger, replay, torn: opened.torn })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes fingerprints, under the secret of this state directory.
+    #[must_use]
+    pub fn fingerprints(&self) -> Fingerprinter {
+        self.fingerprints
+    }
+
+    /// A number that no move has had.
+    pub fn next_move(&self) -> MoveId {
+        let mut state = self.state();
+        state.last += 1;
+        MoveId(state.last)
+    }
+
+    /// Slots of which keys may be at the node although it does not own them, because moves of ours took them away from it.
+    #[must_use]
+    pub fn left_at(&self, node: NodeId) -> Vec<Slot> {
+        self.state().left.get(&node).map(|slots| slots.iter().copied().collect()).unwrap_or_default()
+    }
+
+    /// Makes records durable, after all that were given before; then calls `done`, from the thread of the journal.
+    ///
+    /// A move is refused where there is no room to end it, and a leg waits until there is. The rest waits for room.
+    pub fn record(&self, records: Vec<Record>, done: Done) {
+        let kind = match () {
+            () if records.iter().any(|record| matches!(record, Record::Begun { .. })) => Kind::Begins,
+            () if records.iter().any(|record| matches!(record, Record::LegBegun { .. })) => Kind::Waits,
+            () => Kind::Goes,
+        };
+        let entry = |record: &Record| {
+            let mut entry = vec![RECORD];
+            record.encode(&mut entry);
+            entry
+        };
+        let entries: Vec<Vec<u8>> = records.iter().map(entry).collect();
+        let shorter = records.iter().any(|record| matches!(record, Record::LegEnded { .. } | Record::Ended { .. }));
+        let state = Arc::clone(&self.state);
+        let noted = entries.clone();
+        // Noted when it is durable, on the thread of the journal: what is in memory is what the file says.
+        let durable = move |outcome: Result<(), String>| {
+            if outcome.is_ok() {
+                let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+                records.iter().zip(&noted).for_each(|(record, entry)| state.note(record, entry));
+            }
+            done(outcome);
+        };
+        self.journal.append(entries, kind, Box::new(durable));
+        if shorter {
+            let state = Arc::clone(&self.state);
+            self.journal.replace(Box::new(move |length| {
+                let state = state.lock().unwrap_or_else(PoisonError::into_inner);
+                state.is_worth_it(length).then(|| state.entries())
+            }));
+        }
+    }
+
+    /// How the journal is, and what it has cost.
+    #[must_use]
+    pub fn status(&self) -> JournalStatus {
+        self.journal.status()
+    }
+}
+
+fn random() -> std::io::Result<u128> {
+    use std::io::Read;
+    let mut bytes = [0; 16];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(u128::from_le_bytes(bytes))
+}
+
+impl State {
+    fn take_over(&mut self, kept: Kept) {
+        self.last = self.last.max(kept.last);
+        for (node, ranges) in kept.left {
+            let slots = ranges.into_iter().flat_map(|(first, last)| first..=last).filter_map(Slot::new);
+            self.left.entry(NodeId(node)).or_default().extend(slots);
+        }
+    }
+
+    fn note(&mut self, record: &Record, bytes: &[u8]) {
+        let add = |state: &mut Self, move_id: &MoveId, until_end_of| {
+            if let Some(open) = state.open.get_mut(move_id) {
+                open.entries.push(Entry { until_end_of, bytes: bytes.to_vec() });
+            }
+        };
+        match record {
+            Record::Begun { move_id, source, target, .. } => {
+                self.last = self.last.max(move_id.0);
+                let open = OpenEntries { source: *source, target: *target, entries: Vec::new(), legs: BTreeMap::new() };
+                self.open.insert(*move_id, open);
+                add(self, move_id, None);
+            }
+            Record::LegBegun { move_id, leg, slots, .. } => {
+                if let Some(open) = self.open.get_mut(move_id) {
+                    open.legs.insert(*leg, (slots.clone(), false));
+                }
+                add(self, move_id, None);
+            }
+            Record::LegMoving { move_id, leg } => {
+                if let Some((_, moving)) = self.open.get_mut(move_id).and_then(|open| open.legs.get_mut(leg)) {
+                    *moving = true;
+                }
+                add(self, move_id, None);
+            }
+            Record::Met { move_id, leg, .. }
+            | Record::Moved { move_id, leg, .. }
+            | Record::TurnedBack { move_id, leg, .. }
+            | Record::Returned { move_id, leg, .. } => add(self, move_id, Some(*leg)),
+            Record::LegEnded { move_id, leg, owner } => {
+                add(self, move_id, None);
+                let Some(open) = self.open.get_mut(move_id) else { return };
+                open.entries.retain(|entry| entry.until_end_of != Some(*leg));
+                let Some((slots, moving)) = open.legs.remove(leg) else { return };
+                let (owner, other) = match owner {
+                    Side::Source => (open.source, open.target),
+                    Side::Target => (open.target, open.source),
+                };
+                if moving {
+                    self.left.entry(other).or_default().extend(slots.iter().copied());
+                }
+                if let Some(left) = self.left.get_mut(&owner) {
+                    left.retain(|slot| slots.binary_search(slot).is_err());
+                }
+            }
+            Record::Ended { move_id } => drop(self.open.remove(move_id)),
+        }
+    }
+
+    fn is_worth_it(&self, length: u64) -> bool {
+        let needed: usize = self.open.values().flat_map(|open| &open.entries).map(|entry| entry.bytes.len()).sum();
+        self.open.is_empty() || length > LENGTH_MIN.max(4 * needed as u64)
+    }
+
+    /// A journal that says no more than is needed.
+    fn entries(&self) -> Vec<Vec<u8>> {
+        let left = self.left.iter().filter(|(_, slots)| !slots.is_empty()).map(|(node, slots)| (node.0, ranges(slots))).collect();
+        let mut kept = vec![KEPT];
+        let document = serde_json::to_vec(&Kept { last: self.last, left }).expect("numbers are always JSON");
+        kept.extend_from_slice(&document);
+        let open = self.open.values().flat_map(|open| &open.entries).map(|entry| entry.bytes.clone());
+        std::iter::once(kept).chain(open).collect()
+    }
+}
+
+fn ranges(slots: &BTreeSet<Slot>) -> Vec<(u16, u16)> {
+    let numbers: Vec<u16> = slots.iter().map(|slot| slot.number()).collect();
+    numbers.chunk_by(|a, b| a + 1 == *b).map(|run| (run[0], run[run.len() - 1])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use switchyard_policy::migration::{Durability, Fingerprint, Process, Protocol};
+
+    use super::*;
+    use crate::store::RedbStore;
+
+    const MOVE: MoveId = MoveId(1);
+
+    fn slots(range: std::ops::Range<u16>) -> Vec<Slot> {
+        range.filter_map(Slot::new).collect()
+    }
+
+    fn begun(id: MoveId) -> Record {
+        Record::Begun {
+            move_id: id,
+            source: NodeId(0),
+            target: NodeId(1),
+            slots: slots(0..20),
+            protocol: Protocol::Switchyard,
+            durability: Durability::Memory,
+        }
+    }
+
+    fn process(name: &str) -> Process {
+        Process { run_id: name.to_owned(), client_id: 7 }
+    }
+
+    fn leg(number: u32, range: std::ops::Range<u16>) -> [Record; 2] {
+        [
+            Record::LegBegun { move_id: MOVE, leg: number, slots: slots(range), source: process("a"), target: process("b") },
+            Record::LegMoving { move_id: MOVE, leg: number },
+        ]
+    }
+
+    fn moved(leg: u32, keys: u128) -> Record {
+        Record::Moved { move_id: MOVE, leg, keys: (0..keys).map(Fingerprint).collect() }
+    }
+
+    fn record(ledger: &Ledger, records: &[Record]) {
+        let (told, outcome) = channel();
+        ledger.record(records.to_vec(), Box::new(move |result| told.send(result).expect("waited for")));
+        outcome.recv().expect("an outcome").expect("written");
+    }
+
+    fn open(directory: &Path) -> (OpenedLedger, RedbStore) {
+        let store = RedbStore::open(directory).expect("a store");
+        (Ledger::open(directory, &store, Sync::Always).expect("a ledger"), store)
+    }
+
+    #[test]
+    fn what_was_under_way_is_told_after_a_restart_and_what_was_left_behind_remembered() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (opened, store) = open(dir.path());
+        assert_eq!(opened.replay, Replay::default());
+        let ledger = opened.ledger;
+        assert_eq!(ledger.next_move(), MOVE);
+        let secret = ledger.fingerprints().of(b"key");
+        record(&ledger, &[begun(MOVE)]);
+        record(&ledger, &leg(0, 0..10));
+        record(&ledger, &[moved(0, 3), Record::LegEnded { move_id: MOVE, leg: 0, owner: Side::Target }]);
+        record(&ledger, &leg(1, 10..20));
+        record(&ledger, &[moved(1, 5)]);
+        drop((ledger, store));
+
+        let (opened, store) = open(dir.path());
+        let open_move = &opened.replay.open[&MOVE];
+        assert_eq!((open_move.handed_over.len(), open_move.leg.as_ref().map(|l| l.slots.len())), (10, Some(10)));
+        assert_eq!(opened.ledger.left_at(NodeId(0)), slots(0..10));
+        assert_eq!(opened.ledger.fingerprints().of(b"key"), secret, "the secret is made once");
+        let before = opened.replay.clone();
+        // A journal that says only what is needed says the same.
+        let shorter = opened.ledger.state().entries();
+        opened.ledger.journal.replace(Box::new(|_| Some(shorter)));
+        drop((opened, store));
+        let (opened, store) = open(dir.path());
+        assert_eq!(opened.replay, before);
+        record(&opened.ledger, &[Record::LegEnded { move_id: MOVE, leg: 1, owner: Side::Source }, Record::Ended { move_id: MOVE }]);
+        drop((opened, store));
+
+        let (opened, _store) = open(dir.path());
+        assert!(opened.replay.open.is_empty());
+        assert_eq!(opened.ledger.next_move(), MoveId(2), "numbers are never given twice");
+        assert_eq!(opened.ledger.left_at(NodeId(0)), slots(0..10));
+        assert_eq!(opened.ledger.left_at(NodeId(1)), slots(10..20), "what a leg that went back has left");
+        assert!(opened.ledger.status().length < 300, "nothing else is kept: {:?}", opened.ledger.status());
+    }
+
+    #[test]
+    fn a_journal_that_contradicts_itself_is_refused() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (opened, store) = open(dir.path());
+        record(&opened.ledger, &[moved(0, 1)]);
+        drop(opened);
+        let error = Ledger::open(dir.path(), &store, Sync::Always).expect_err("no such move").to_string();
+        assert!(error.contains("says what cannot be"), "{error}");
+    }
+}

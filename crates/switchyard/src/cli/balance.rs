@@ -1,0 +1,41 @@
+//! `switchyard balance`: gives every node its share of the slots.
+
+use clap::Args;
+use switchyard_control::admin::BalanceRequest;
+
+use super::Failure;
+use super::admin_client::{AdminClient, AdminFlags};
+use super::move_slots::{HowFlags, finish};
+
+/// Give every node its share of the slots
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Give every node slots in proportion to its weight (weight of [[node]]; 1 where none is given), with as few slots moved as can be.\n\n\
+        Slots are counted, not keys, bytes or load.",
+    after_long_help = "Examples:\n  \
+        switchyard balance --dry-run\n  \
+        switchyard balance --goal gentle --wait\n\n\
+        Exit codes: 0 it is on record (with --wait: it is done); 1 it was refused, or a move ended before its end"
+)]
+pub(crate) struct Arguments {
+    /// Only say what would be moved
+    #[arg(long)]
+    dry_run: bool,
+
+    #[command(flatten)]
+    how: HowFlags,
+
+    /// Wait until it is done, and show how far it is
+    #[arg(long, conflicts_with = "dry_run")]
+    wait: bool,
+
+    #[command(flatten)]
+    flags: AdminFlags,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let client = AdminClient::new(&arguments.flags)?;
+    let request = BalanceRequest { dry_run: arguments.dry_run, how: arguments.how.request() };
+    let body = client.post_json("/api/v1/balance", &request)?;
+    finish(&client, &body, arguments.wait, arguments.flags.json)
+}

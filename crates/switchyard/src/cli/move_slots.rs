@@ -1,0 +1,182 @@
+//! `switchyard move`: takes slots from one node to another while they are used.
+
+use clap::Args;
+use switchyard_control::admin::{HowRequest, MoveRequest, PlanReport};
+
+use super::Failure;
+use super::admin_client::{AdminClient, AdminFlags};
+use super::moves::watch;
+use super::table::{Column, count, table};
+use crate::config::parse_size;
+
+/// How data is to move; what is not given is as the configuration of the router says.
+#[derive(Clone, Debug, Default, Args)]
+pub(super) struct HowFlags {
+    /// What matters most: fast, balanced or gentle
+    #[arg(long, value_name = "GOAL", value_parser = ["fast", "balanced", "gentle"])]
+    goal: Option<String>,
+
+    /// Bytes per second at most, such as 20mb
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    max_rate: Option<u64>,
+
+    /// What must be safe at the target before a key leaves its source
+    #[arg(long, value_name = "WHAT", value_parser = ["memory", "aof", "replica"])]
+    durability: Option<String>,
+
+    /// How keys move
+    #[arg(long, value_name = "NAME", value_parser = ["switchyard", "stop-and-copy"])]
+    protocol: Option<String>,
+
+    /// Go on although clients use the nodes past the router; they will not find what has moved
+    #[arg(long)]
+    allow_direct_clients: bool,
+}
+
+impl HowFlags {
+    pub(super) fn request(&self) -> HowRequest {
+        HowRequest {
+            goal: self.goal.clone(),
+            max_rate: self.max_rate,
+            durability: self.durability.clone(),
+            protocol: self.protocol.clone(),
+            allow_direct_clients: self.allow_direct_clients,
+        }
+    }
+}
+
+fn rate(text: &str) -> Result<u64, String> {
+    parse_size(text).ok_or_else(|| "must be a number of bytes, such as 500kb or 20mb".to_owned())
+}
+
+/// Move slots from one node to another while they are used
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Move slots, with all keys in them, from one node to another. Clients go on reading and writing: a command waits only while its \
+        own key is on its way.\n\n\
+        The move is on record before this command returns, and goes on whatever happens to the router. It refuses to begin while clients use the \
+        nodes past the router.",
+    after_long_help = "Examples:\n  \
+        switchyard move --from 127.0.0.1:7001 --to 127.0.0.1:7002 --slots 0-999 --wait\n  \
+        switchyard move --from 127.0.0.1:7001 --to 127.0.0.1:7002 --all --goal gentle --max-rate 10mb\n  \
+        switchyard moves watch\n\n\
+        Exit codes: 0 it is on record (with --wait: it is done); 1 it was refused, or ended before its end"
+)]
+pub(crate) struct Arguments {
+    /// The node that has the slots, as `switchyard nodes list` shows it
+    #[arg(long, value_name = "NODE")]
+    from: String,
+
+    /// The node that is to have them
+    #[arg(long, value_name = "NODE")]
+    to: String,
+
+    /// Which slots, such as 0-100,200
+    #[arg(long, value_name = "RANGES", required_unless_present = "all", conflicts_with = "all")]
+    slots: Option<String>,
+
+    /// All slots that the source owns
+    #[arg(long)]
+    all: bool,
+
+    #[command(flatten)]
+    how: HowFlags,
+
+    /// Remove what is found at the target in these slots, whoever put it there
+    #[arg(long)]
+    purge_target: bool,
+
+    /// Wait until it is done, and show how far it is
+    #[arg(long)]
+    wait: bool,
+
+    #[command(flatten)]
+    flags: AdminFlags,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let client = AdminClient::new(&arguments.flags)?;
+    let request = MoveRequest {
+        from: arguments.from.clone(),
+        to: arguments.to.clone(),
+        slots: arguments.slots.clone(),
+        all: arguments.all,
+        how: arguments.how.request(),
+        purge_target: arguments.purge_target,
+    };
+    let body = client.post_json("/api/v1/moves", &request)?;
+    finish(&client, &body, arguments.wait, arguments.flags.json)
+}
+
+/// Shows what was begun, and waits for it if that is wanted.
+pub(super) fn finish(client: &AdminClient, body: &str, wait: bool, json: bool) -> Result<(), Failure> {
+    let plan: PlanReport = client.read(body)?;
+    if json && !wait {
+        println!("{}", body.trim_end());
+        return Ok(());
+    }
+    if !json {
+        print!("{}", render(&plan));
+    }
+    if wait {
+        let ids: Vec<u64> = plan.moves.iter().filter_map(|planned| planned.id).collect();
+        return watch(client, Some(&ids), json);
+    }
+    Ok(())
+}
+
+/// The moves that were begun, or would be.
+fn render(plan: &PlanReport) -> String {
+    if plan.moves.is_empty() {
+        return "nothing is to be moved\n".to_owned();
+    }
+    let text = |title| Column { title, number: false };
+    let number = |title| Column { title, number: true };
+    let columns = [number("MOVE"), text("FROM"), text("TO"), number("SLOTS"), text("WHICH")];
+    let rows: Vec<Vec<String>> = plan
+        .moves
+        .iter()
+        .map(|planned| {
+            vec![
+                planned.id.map_or_else(|| "-".to_owned(), |id| id.to_string()),
+                planned.from.clone(),
+                planned.to.clone(),
+                count(planned.slots),
+                shortened(&planned.ranges),
+            ]
+        })
+        .collect();
+    let mut out = table(&columns, &rows);
+    out.push_str(if plan.dry_run {
+        "only planned: without --dry-run it is done\n"
+    } else {
+        "on record; `switchyard moves watch` shows how far they are\n"
+    });
+    out
+}
+
+/// Many ranges say nothing to anybody.
+fn shortened(ranges: &str) -> String {
+    match ranges.char_indices().nth(40) {
+        None => ranges.to_owned(),
+        Some((at, _)) => format!("{}...", ranges[..at].rsplit_once(',').map_or(&ranges[..at], |(whole, _)| whole)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use switchyard_control::admin::PlannedReport;
+
+    use super::*;
+
+    #[test]
+    fn a_plan_is_a_table() {
+        let planned = |id, ranges: &str| PlannedReport { id, from: "a:1".into(), to: "b:1".into(), slots: 1234, ranges: ranges.into() };
+        let shown = render(&PlanReport { dry_run: false, moves: vec![planned(Some(7), "0-1233")] });
+        assert!(shown.contains("   7  a:1   b:1  1 234  0-1233\n"), "{shown}");
+        let many = (0..100).map(|i| (i * 2).to_string()).collect::<Vec<_>>().join(",");
+        let shown = render(&PlanReport { dry_run: true, moves: vec![planned(None, &many)] });
+        assert!(shown.contains("0,2,4,6,8,10,12,14,16,18,20,22,24,26,28...\n") && shown.contains("only planned"), "{shown}");
+        assert_eq!(render(&PlanReport::default()), "nothing is to be moved\n");
+    }
+}

@@ -1,0 +1,346 @@
+//! `switchyard moves`: what moves, how far it is, and what to do about it.
+
+use std::collections::BTreeMap;
+use std::io::{IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use anyhow::anyhow;
+use clap::{Args, Subcommand};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
+use switchyard_control::admin::{MoveReport, MoveState, MovesReport};
+
+use super::Failure;
+use super::admin_client::{AdminClient, AdminFlags};
+use super::live::millis;
+use super::table::{Column, count, table};
+use crate::config::{describe_time, format_rate};
+
+/// Moves under way: list, watch, pause, resume, abort
+#[derive(Debug, Args)]
+#[command(after_long_help = "Examples:\n  \
+    switchyard moves\n  \
+    switchyard moves watch\n  \
+    switchyard moves pause 7\n  \
+    switchyard moves list --json | jq '.moves[] | {id, keys_moved, seconds_left}'\n\n\
+    Exit codes: 0 it worked; 1 it did not (watch: a move ended before its end)")]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+
+    #[command(flatten)]
+    flags: AdminFlags,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// List moves under way, waiting, and ended
+    List(ListArguments),
+    /// Show how far they are until they are done
+    Watch(ListArguments),
+    /// Stop a move where it is; its keys are served as ever
+    Pause(IdArguments),
+    /// Let a move go on
+    Resume(IdArguments),
+    /// End what is under way of a move, and no more: what was moved stays moved
+    Abort(IdArguments),
+}
+
+#[derive(Debug, Args)]
+struct ListArguments {
+    #[command(flatten)]
+    flags: AdminFlags,
+}
+
+#[derive(Debug, Args)]
+struct IdArguments {
+    /// Number of the move, as `switchyard moves` shows it
+    id: u64,
+
+    #[command(flatten)]
+    flags: AdminFlags,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    match &arguments.command {
+        None => list(&arguments.flags),
+        Some(Command::List(ListArguments { flags })) => list(flags),
+        Some(Command::Watch(ListArguments { flags })) => watch(&AdminClient::new(flags)?, None, flags.json),
+        Some(Command::Pause(id)) => steer(id, "pause", "pauses where it is"),
+        Some(Command::Resume(id)) => steer(id, "resume", "goes on"),
+        Some(Command::Abort(id)) => steer(id, "abort", "ends what is under way, and no more"),
+    }
+}
+
+fn list(flags: &AdminFlags) -> Result<(), Failure> {
+    let client = AdminClient::new(flags)?;
+    let body = client.get("/api/v1/moves")?;
+    if flags.json {
+        println!("{}", body.trim_end());
+        return Ok(());
+    }
+    print!("{}", render(&client.read(&body)?));
+    Ok(())
+}
+
+fn steer(IdArguments { id, flags }: &IdArguments, verb: &str, done: &str) -> Result<(), Failure> {
+    let client = AdminClient::new(flags)?;
+    let body = client.post_json(&format!("/api/v1/moves/{id}/{verb}"), &json!({}))?;
+    match flags.json {
+        true => println!("{}", body.trim_end()),
+        false => println!("move {id} {done}"),
+    }
+    Ok(())
+}
+
+fn state(report: &MoveReport) -> &'static str {
+    match report.state {
+        MoveState::Queued => "queued",
+        MoveState::Running => "running",
+        MoveState::Paused => "PAUSED",
+        MoveState::Done => "done",
+        MoveState::Stopped => "STOPPED",
+    }
+}
+
+fn seconds(seconds: f64) -> String {
+    describe_time(Duration::try_from_secs_f64(seconds).unwrap_or_default())
+}
+
+fn render(report: &MovesReport) -> String {
+    let text = |title| Column { title, number: false };
+    let number = |title| Column { title, number: true };
+    let columns = [
+        number("MOVE"),
+        text("FROM"),
+        text("TO"),
+        text("STATE"),
+        number("SLOTS"),
+        number("KEYS"),
+        number("PULLED"),
+        text("RATE"),
+        text("LEFT"),
+        text("HELD p50/p99/max"),
+        text("DOES"),
+    ];
+    let row = |report: &MoveReport| {
+        let held = |us| millis(Duration::from_micros(us));
+        vec![
+            report.id.to_string(),
+            report.from.clone(),
+            report.to.clone(),
+            state(report).to_owned(),
+            format!("{}/{}", count(report.slots_done), count(report.slots)),
+            count(report.keys_moved),
+            count(report.pulled),
+            if report.state.is_over() { String::new() } else { format_rate(report.bytes_per_second) },
+            report.seconds_left.filter(|_| !report.state.is_over()).map(seconds).unwrap_or_default(),
+            match report.holds {
+                0 => "none".to_owned(),
+                _ => format!("{}/{}/{}", held(report.hold_p50_us), held(report.hold_p99_us), held(report.hold_max_us)),
+            },
+            report.doing.clone(),
+        ]
+    };
+    let mut out = String::new();
+    if report.moves.is_empty() {
+        out.push_str("no moves are under way\n");
+    } else {
+        out.push_str(&table(&columns, &report.moves.iter().map(row).collect::<Vec<_>>()));
+    }
+    let latest: Vec<Vec<String>> = report.ended.iter().rev().take(10).map(row).collect();
+    if !latest.is_empty() {
+        out.push_str("\nended, the latest first:\n");
+        out.push_str(&table(&columns, &latest));
+    }
+    if let Some(trouble) = &report.journal.trouble {
+        out.push_str(&format!("\n{trouble}\n"));
+    }
+    out
+}
+
+/// How often it looks.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Shows how far moves are until they are over: these, or all that are under way.
+pub(super) fn watch(client: &AdminClient, ids: Option<&[u64]>, json: bool) -> Result<(), Failure> {
+    let mut bars = (!json && std::io::stdout().is_terminal()).then(Bars::default);
+    let mut watched: Option<Vec<u64>> = ids.map(<[u64]>::to_vec);
+    let mut said = BTreeMap::new();
+    loop {
+        let body = client.get("/api/v1/moves")?;
+        let report: MovesReport = client.read(&body)?;
+        let watched = watched.get_or_insert_with(|| report.moves.iter().map(|m| m.id).collect());
+        let all = report.moves.iter().chain(&report.ended);
+        let shown: Vec<&MoveReport> = all.filter(|m| watched.contains(&m.id)).collect();
+        match &mut bars {
+            Some(bars) => bars.show(&shown),
+            None if json => {}
+            None => lines(&shown, &mut said),
+        }
+        if report.moves.iter().all(|m| !watched.contains(&m.id)) {
+            if let Some(bars) = bars {
+                bars.finish();
+            }
+            if json {
+                println!("{}", body.trim_end());
+            }
+            return outcome(watched, &shown, json);
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+fn outcome(watched: &[u64], shown: &[&MoveReport], json: bool) -> Result<(), Failure> {
+    let mut failed = Vec::new();
+    for id in watched {
+        match shown.iter().find(|report| report.id == *id) {
+            Some(report) if report.state == MoveState::Done => {
+                if !json {
+                    println!(
+                        "move {id} is done: {} slots, {} keys, {} bytes in {}",
+                        count(report.slots),
+                        count(report.keys_moved),
+                        count(report.bytes_moved),
+                        seconds(report.seconds)
+                    );
+                }
+            }
+            Some(report) => failed.push(format!("move {id} stopped: {}", report.doing)),
+            None => failed.push(format!("move {id} is not known any more")),
+        }
+    }
+    if watched.is_empty() && !json {
+        println!("no moves are under way");
+    }
+    if failed.is_empty() { Ok(()) } else { Err(Failure::Failed(anyhow!(failed.join("; ")))) }
+}
+
+/// How far a move is, of a thousand: by slots, and within the present leg by keys, as far as they are known.
+fn share(report: &MoveReport) -> u64 {
+    let part = |done: u64, all: u64| (done.min(all) * 1000).checked_div(all).unwrap_or(0);
+    let slots = part(report.slots_done, report.slots);
+    if report.listed && report.keys_listed > 0 { slots.max(part(report.keys_moved, report.keys_listed)).min(1000) } else { slots }
+}
+
+fn numbers(report: &MoveReport) -> String {
+    let held = |us| millis(Duration::from_micros(us));
+    let left = report.seconds_left.map(|left| format!(", {} left", seconds(left))).unwrap_or_default();
+    let holds = match report.holds {
+        0 => "nothing held".to_owned(),
+        _ => format!("held p50 {} p99 {} max {}", held(report.hold_p50_us), held(report.hold_p99_us), held(report.hold_max_us)),
+    };
+    format!(
+        "{}/{} slots, {} keys, {}, {} keys/s{left}, {} pulled, {holds}: {}",
+        count(report.slots_done),
+        count(report.slots),
+        count(report.keys_moved),
+        format_rate(report.bytes_per_second),
+        count(report.keys_per_second.max(0.0) as u64),
+        count(report.pulled),
+        report.doing
+    )
+}
+
+/// Where there is no terminal: a line for each that has changed.
+fn lines(shown: &[&MoveReport], said: &mut BTreeMap<u64, String>) {
+    for report in shown {
+        let line = format!("move {} {} -> {} {}: {}", report.id, report.from, report.to, state(report), numbers(report));
+        if said.get(&report.id) != Some(&line) {
+            // A pipe that nobody reads any more is no reason to stop waiting.
+            let _ = writeln!(std::io::stdout(), "{line}");
+            said.insert(report.id, line);
+        }
+    }
+}
+
+/// Two lines for each move: a bar, and numbers.
+#[derive(Default)]
+struct Bars {
+    all: Option<MultiProgress>,
+    by_move: BTreeMap<u64, (ProgressBar, ProgressBar)>,
+}
+
+impl Bars {
+    fn show(&mut self, shown: &[&MoveReport]) {
+        let all = self.all.get_or_insert_with(|| MultiProgress::with_draw_target(ProgressDrawTarget::stdout()));
+        for report in shown {
+            let (bar, line) = self.by_move.entry(report.id).or_insert_with(|| {
+                let style = |template: &str| {
+                    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ")
+                };
+                let bar = all.add(ProgressBar::new(1000));
+                bar.set_style(style("{prefix} [{bar:40}] {percent}% {msg}"));
+                bar.set_prefix(format!("move {} {} -> {}", report.id, report.from, report.to));
+                let line = all.add(ProgressBar::new_spinner());
+                line.set_style(style("  {msg}"));
+                (bar, line)
+            });
+            bar.set_position(if report.state == MoveState::Done { 1000 } else { share(report) });
+            bar.set_message(state(report));
+            line.set_message(numbers(report));
+        }
+    }
+
+    fn finish(self) {
+        for (bar, line) in self.by_move.values() {
+            bar.abandon();
+            line.abandon();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn running() -> MoveReport {
+        MoveReport {
+            id: 7,
+            from: "a:1".into(),
+            to: "b:1".into(),
+            state: MoveState::Running,
+            doing: "moving".into(),
+            slots: 100,
+            slots_done: 25,
+            keys_moved: 1500,
+            bytes_per_second: 2_500_000.0,
+            keys_per_second: 1234.5,
+            seconds_left: Some(75.0),
+            holds: 3,
+            hold_p50_us: 400,
+            hold_p99_us: 2_000,
+            hold_max_us: 12_000,
+            ..MoveReport::default()
+        }
+    }
+
+    #[test]
+    fn what_moves_is_seen_at_a_glance() {
+        let stopped = MoveReport { id: 6, state: MoveState::Stopped, doing: "the target is full".into(), ..running() };
+        let journal = switchyard_control::admin::JournalReport { trouble: Some("no room".into()), ..Default::default() };
+        let shown = render(&MovesReport { moves: vec![running()], ended: vec![stopped], journal });
+        let lines: Vec<&str> = shown.lines().collect();
+        assert!(lines[1].contains("a:1   b:1  running  25/100  1 500"), "{shown}");
+        assert!(lines[1].contains("2.5 MB/s") && lines[1].contains("1m 15s") && lines[1].contains("0.400 ms/2.00 ms/12.0 ms"), "{shown}");
+        assert!(shown.contains("STOPPED") && shown.contains("the target is full") && shown.ends_with("no room\n"), "{shown}");
+        assert_eq!(render(&MovesReport::default()), "no moves are under way\n");
+    }
+
+    #[test]
+    fn the_share_goes_by_slots_until_all_keys_are_known() {
+        assert_eq!(share(&running()), 250);
+        assert_eq!(share(&MoveReport { listed: true, keys_listed: 3000, ..running() }), 500);
+        assert_eq!(share(&MoveReport::default()), 0);
+    }
+
+    #[test]
+    fn what_stopped_is_a_failure() {
+        let stopped = MoveReport { state: MoveState::Stopped, doing: "no room".into(), ..running() };
+        let error = outcome(&[7], &[&stopped], true).expect_err("it stopped").to_string();
+        assert!(error.contains("move 7 stopped: no room"), "{error}");
+        let done = MoveReport { state: MoveState::Done, ..running() };
+        assert!(outcome(&[7], &[&done], true).is_ok());
+        assert!(outcome(&[7, 8], &[&done], true).is_err());
+    }
+}

@@ -1,0 +1,87 @@
+//! Keys of moves, and a node's weight.
+
+use switchyard_policy::migration::{Durability, Goal};
+
+use super::{GB, Key, Section, Takes, quoted, size};
+use crate::config::{Config, NodeConfig};
+
+/// The words for what must be safe before a key leaves its source.
+pub(crate) const DURABILITIES: [(Durability, &str); 3] =
+    [(Durability::Memory, "memory"), (Durability::Aof, "aof"), (Durability::Replica, "replica")];
+
+/// The value that a word stands for; the error lists the words.
+pub(crate) fn named<T: Copy>(all: &[(T, &str)], word: &str) -> Result<T, String> {
+    let found = all.iter().find(|(_, name)| *name == word).map(|(value, _)| *value);
+    found.ok_or_else(|| format!("{word:?} is not {}", all.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", ")))
+}
+
+/// The word for a value.
+pub(crate) fn name_of<T: PartialEq>(all: &[(T, &'static str)], value: T) -> &'static str {
+    all.iter().find(|(v, _)| *v == value).map_or("", |(_, name)| *name)
+}
+
+pub(super) const MOVES: &[Key<Config>] = &[
+    key!(
+        Section::Moves,
+        "goal",
+        Takes::Reload,
+        &["speed", "priority"],
+        "What matters most while data moves, where a move does not say: fast, balanced or gentle.",
+        |config, raw, _| {
+            config.moves.goal = named(&Goal::ALL, raw.text()?)?;
+            Ok(())
+        },
+        |config| quoted(name_of(&Goal::ALL, config.moves.goal))
+    ),
+    key!(
+        Section::Moves,
+        "max-rate",
+        Takes::Reload,
+        &["bandwidth", "rate-limit"],
+        "Bytes per second that a move copies at most. 0: as fast as the goal allows.",
+        |config, raw, _| {
+            config.moves.max_rate = Some(raw.size(0..=64 * GB)? as u64).filter(|rate| *rate > 0);
+            Ok(())
+        },
+        |config| size(config.moves.max_rate.unwrap_or(0) as usize)
+    ),
+    key!(
+        Section::Moves,
+        "durability",
+        Takes::Reload,
+        &[],
+        "What must be safe at the target before a key leaves its source: memory (the target has answered), aof (its append-only file is on \
+         disk), replica (a replica has it).",
+        |config, raw, _| {
+            config.moves.durability = named(&DURABILITIES, raw.text()?)?;
+            Ok(())
+        },
+        |config| quoted(name_of(&DURABILITIES, config.moves.durability))
+    ),
+    key!(
+        Section::Moves,
+        "per-node-max",
+        Takes::Reload,
+        &[],
+        "Moves in which a node takes part at the same time, as source or as target; more wait.",
+        |config, raw, _| {
+            config.moves.per_node_max = raw.count(1..=16)? as usize;
+            Ok(())
+        },
+        |config| Some(config.moves.per_node_max.to_string())
+    ),
+];
+
+pub(super) const NODE_WEIGHT: &[Key<NodeConfig>] = &[key!(
+    Section::Node,
+    "weight",
+    Takes::Reload,
+    &["slots", "capacity"],
+    "Share of the slots that `switchyard balance` gives this node, beside those of the others (1 where none is given; 0: none).",
+    |node, raw, _| {
+        node.weight = Some(raw.count(0..=10_000)? as u32);
+        Ok(())
+    },
+    |node| node.weight.map(|weight| weight.to_string()),
+    "2"
+)];

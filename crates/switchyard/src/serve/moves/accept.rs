@@ -1,0 +1,453 @@
+//! What people ask of moves and nodes: checked against what is, refused with what to do, or put on record and done.
+//!
+//! The command line, the admin API and RESP come here; none of them decides anything.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, PoisonError, mpsc};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::Value;
+use switchyard_control::admin::{
+    AddNodeRequest, BalanceRequest, HowRequest, MoveRequest, MoveState, NodeRequest, Operation, PlanReport, PlannedReport, Refused,
+    SteerRequest,
+};
+use switchyard_policy::balance::{self, Shift};
+use switchyard_policy::migration::{Durability, Goal, Protocol, Record};
+use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Topology};
+use switchyard_router::{Link, Steer};
+use tracing::info;
+
+use super::direct::check_node;
+use super::{MemberChange, Moves, Options, Planned, save_as};
+use crate::config::{DURABILITIES, name_of, named, parse_endpoint};
+
+/// How long the journal may take to put a move on record.
+const RECORD_BOUND: Duration = Duration::from_secs(10);
+
+/// How a move is to be done, with what the configuration says where the user did not.
+struct How {
+    goal: Goal,
+    max_rate: Option<u64>,
+    durability: Durability,
+    protocol: Protocol,
+    allow_direct_clients: bool,
+}
+
+fn wrong(text: impl Into<String>) -> Refused {
+    Refused::Wrong(text.into())
+}
+
+fn conflict(text: impl Into<String>) -> Refused {
+    Refused::Conflict(text.into())
+}
+
+fn json(value: &impl Serialize) -> Result<Value, Refused> {
+    serde_json::to_value(value).map_err(|error| Refused::Failed(error.to_string()))
+}
+
+impl Moves {
+    /// Does what is asked.
+    pub(in super::super) fn operate(self: &Arc<Self>, operation: Operation, who: &str) -> Result<Value, Refused> {
+        if !matches!(operation, Operation::Moves | Operation::Balance(BalanceRequest { dry_run: true, .. })) {
+            info!(target: "audit", who, "asked: {}", told(&operation));
+        }
+        match operation {
+            Operation::Moves => json(&self.report()),
+            Operation::Move(request) => self.begin_one(&request),
+            Operation::Steer { id, what } => self.steer(MoveId(id), what),
+            Operation::AddNode(request) => self.add_node(&request),
+            Operation::DrainNode(request) => self.drain_node(&request),
+            Operation::RemoveNode(request) => self.remove_node(&request),
+            Operation::Balance(request) => self.balance(&request),
+        }
+    }
+
+    fn topology_now(&self) -> Result<Arc<Topology>, Refused> {
+        let serving = self.running.with(|_| ()).is_some() && !self.stopping.load(std::sync::atomic::Ordering::Acquire);
+        let topology = self.placement.topology().filter(|_| serving);
+        topology.ok_or_else(|| Refused::Unavailable("the router is not serving: it is starting, or was told to stop".to_owned()))
+    }
+
+    fn how(&self, request: &HowRequest) -> Result<How, Refused> {
+        let tuning = self.tuning.read().unwrap_or_else(PoisonError::into_inner);
+        let config = &tuning.config;
+        let of = |what: &str, error: String| wrong(format!("{what}: {error}"));
+        Ok(How {
+            goal: request.goal.as_ref().map_or(Ok(config.goal), |word| named(&Goal::ALL, word)).map_err(|e| of("goal", e))?,
+            max_rate: request.max_rate.filter(|rate| *rate > 0).or(config.max_rate),
+            durability: match &request.durability {
+                Some(word) => named(&DURABILITIES, word).map_err(|e| of("durability", e))?,
+                None => config.durability,
+            },
+            protocol: match &request.protocol {
+                Some(word) => named(&Protocol::ALL, word).map_err(|e| of("protocol", e))?,
+                None => Protocol::default(),
+            },
+            allow_direct_clients: request.allow_direct_clients,
+        })
+    }
+
+    fn begin_one(self: &Arc<Self>, request: &MoveRequest) -> Result<Value, Refused> {
+        let how = self.how(&request.how)?;
+        let _one = self.planning.lock().unwrap_or_else(PoisonError::into_inner);
+        let topology = self.topology_now()?;
+        let (source, target) = (node_named(&topology, &request.from)?, node_named(&topology, &request.to)?);
+        if source == target {
+            return Err(wrong(format!("source and target are the same node, {}", request.from)));
+        }
+        let owned: Vec<Slot> = Slot::all().filter(|slot| topology.owner(*slot) == source).collect();
+        let slots = match (&request.slots, request.all) {
+            (Some(_), true) => return Err(wrong("give slots, or all, not both")),
+            (None, false) => return Err(wrong("which slots? Give slots, such as 0-100,200, or all")),
+            (None, true) => owned,
+            (Some(text), false) => parse_slots(text).map_err(wrong)?,
+        };
+        let foreign: Vec<Slot> = slots.iter().copied().filter(|slot| topology.owner(*slot) != source).collect();
+        if let Some(first) = foreign.first() {
+            return Err(conflict(format!(
+                "{} of these {} slots do not belong to {}: slot {} is owned by {}. It owns {}",
+                foreign.len(),
+                slots.len(),
+                request.from,
+                first.number(),
+                self.name(topology.owner(*first)),
+                ranges_text(&topology, source),
+            )));
+        }
+        if slots.is_empty() {
+            return Err(conflict(format!("{} owns no slots, so there is nothing to move", request.from)));
+        }
+        let shifts = vec![Shift { source, target, slots }];
+        let purge = request.purge_target;
+        json(&self.accept(&topology, shifts, &how, purge)?)
+    }
+
+    fn balance(self: &Arc<Self>, request: &BalanceRequest) -> Result<Value, Refused> {
+        let how = self.how(&request.how)?;
+        let _one = self.planning.lock().unwrap_or_else(PoisonError::into_inner);
+        let topology = self.topology_now()?;
+        self.nothing_under_way("the slots are evened")?;
+        let shifts = balance::even(&topology, &self.weights(&topology)).map_err(|error| conflict(error.to_string()))?;
+        if request.dry_run {
+            let moves = shifts.iter().map(|shift| self.planned(None, shift)).collect();
+            return json(&PlanReport { dry_run: true, moves });
+        }
+        json(&self.accept(&topology, shifts, &how, false)?)
+    }
+
+    fn drain_node(self: &Arc<Self>, request: &NodeRequest) -> Result<Value, Refused> {
+        let how = self.how(&request.how)?;
+        let _one = self.planning.lock().unwrap_or_else(PoisonError::into_inner);
+        let topology = self.topology_now()?;
+        let node = node_named(&topology, &request.address)?;
+        self.nothing_under_way("a node is drained")?;
+        let shifts = balance::drain(&topology, node, &self.weights(&topology)).map_err(|error| conflict(error.to_string()))?;
+        json(&self.accept(&topology, shifts, &how, false)?)
+    }
+
+    fn add_node(self: &Arc<Self>, request: &AddNodeRequest) -> Result<Value, Refused> {
+        let how = self.how(&request.how)?;
+        let name = parse_endpoint(&request.address).map_err(|why| wrong(format!("{:?}: {why}", request.address)))?;
+        let _one = self.planning.lock().unwrap_or_else(PoisonError::into_inner);
+        let topology = self.topology_now()?;
+        let known = topology.nodes().any(|node| node.name == name);
+        if known && !request.rebalance {
+            return Err(conflict(format!("{name} is a node already; `switchyard balance` gives it its share of the slots")));
+        }
+        if !known {
+            self.members.change(MemberChange::Add(name.clone())).map_err(Refused::Failed)?;
+        }
+        if !request.rebalance {
+            return json(&PlanReport::default());
+        }
+        let topology = self.topology_now()?;
+        self.nothing_under_way("it gets its share of the slots")
+            .map_err(|refused| conflict(format!("{name} has joined. But {}", refused.text())))?;
+        let shifts = balance::even(&topology, &self.weights(&topology)).map_err(|error| conflict(error.to_string()))?;
+        self.wait_for_link(&topology, &name)?;
+        json(&self.accept(&topology, shifts, &how, false)?)
+    }
+
+    fn remove_node(self: &Arc<Self>, request: &NodeRequest) -> Result<Value, Refused> {
+        let _one = self.planning.lock().unwrap_or_else(PoisonError::into_inner);
+        let topology = self.topology_now()?;
+        let node = node_named(&topology, &request.address)?;
+        if let Some((id, _)) = self.state().open.iter().find(|(_, planned)| [planned.source, planned.target].contains(&node)) {
+            return Err(conflict(format!(
+                "{} takes part in move {}; let that end, or end it with `switchyard moves abort {0}`",
+                request.address, id.0
+            )));
+        }
+        let slots = topology.slots_of(node);
+        if slots > 0 {
+            return Err(conflict(format!("{0} still owns {slots} slots; first: switchyard nodes drain {0}", request.address)));
+        }
+        if topology.nodes().len() == 1 {
+            return Err(conflict("it is the only node"));
+        }
+        self.members.change(MemberChange::Remove(self.name(node))).map_err(Refused::Failed)?;
+        json(&PlanReport::default())
+    }
+
+    fn steer(self: &Arc<Self>, id: MoveId, what: SteerRequest) -> Result<Value, Refused> {
+        let begun = {
+            let mut state = self.state();
+            let known: Vec<String> = state.open.keys().map(|id| id.0.to_string()).collect();
+            let over = state.ended.iter().any(|report| report.id == id.0);
+            let Some(planned) = state.open.get_mut(&id) else {
+                let known = if known.is_empty() { "none is".to_owned() } else { format!("under way: {}", known.join(", ")) };
+                return Err(match over {
+                    true => conflict(format!("move {} is over", id.0)),
+                    false => conflict(format!("there is no move {}; {known}", id.0)),
+                });
+            };
+            match what {
+                SteerRequest::Pause => planned.options.paused = true,
+                SteerRequest::Resume => planned.options.paused = false,
+                SteerRequest::Abort => {}
+            }
+            planned.begun
+        };
+        if begun {
+            let steer = match what {
+                SteerRequest::Pause => Steer::Pause,
+                SteerRequest::Resume => Steer::Resume,
+                SteerRequest::Abort => Steer::Abort,
+            };
+            self.running.with(|router| router.steer_move(id, steer));
+        } else if what == SteerRequest::Abort {
+            let planned = {
+                let mut state = self.state();
+                match state.open.remove(&id) {
+                    Some(planned) if planned.resume.as_ref().is_some_and(|resume| resume.leg.is_some()) => {
+                        state.open.insert(id, planned);
+                        return Err(conflict(format!(
+                            "a leg of move {} is open and must be ended first; it is taken up as soon as its nodes answer",
+                            id.0
+                        )));
+                    }
+                    Some(planned) if planned.begun => {
+                        state.open.insert(id, planned);
+                        return Err(conflict(format!("move {} has just begun; ask again", id.0)));
+                    }
+                    Some(planned) => planned,
+                    None => return Err(conflict(format!("move {} is over", id.0))),
+                }
+            };
+            let mut report = self.report_of(id, &planned);
+            report.state = MoveState::Stopped;
+            report.doing = "aborted before it began".to_owned();
+            self.close(id, report);
+        }
+        self.save_options();
+        self.wake();
+        json(&self.report())
+    }
+
+    fn nothing_under_way(&self, before: &str) -> Result<(), Refused> {
+        let open: Vec<String> = self.state().open.keys().map(|id| id.0.to_string()).collect();
+        if open.is_empty() {
+            return Ok(());
+        }
+        Err(conflict(format!(
+            "moves are under way ({}): let them end before {before} (`switchyard moves watch`), or end them with `switchyard moves abort ID`",
+            open.join(", ")
+        )))
+    }
+
+    fn weights(&self, topology: &Topology) -> BTreeMap<NodeId, u32> {
+        let tuning = self.tuning.read().unwrap_or_else(PoisonError::into_inner);
+        topology.nodes().map(|node| (node.id, tuning.weights.get(&node.name).copied().unwrap_or(1))).collect()
+    }
+
+    /// A node that has just joined is connected in a moment, or says why not.
+    fn wait_for_link(&self, topology: &Topology, name: &str) -> Result<(), Refused> {
+        let Some(node) = topology.nodes().find(|node| node.name == name) else { return Ok(()) };
+        let mut why = "it does not answer yet".to_owned();
+        for _ in 0..100 {
+            let link = self.running.with(|router| router.status().nodes.into_iter().find(|n| n.id == node.id).map(|n| n.link));
+            match link.flatten() {
+                Some(Link::Up) => return Ok(()),
+                Some(Link::Down(reason)) => why = reason,
+                _ => {}
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Err(Refused::Failed(format!("{name} has joined, but {why}; when it answers: switchyard balance")))
+    }
+
+    fn planned(&self, id: Option<MoveId>, shift: &Shift) -> PlannedReport {
+        PlannedReport {
+            id: id.map(|id| id.0),
+            from: self.name(shift.source),
+            to: self.name(shift.target),
+            slots: shift.slots.len() as u64,
+            ranges: text_of(&shift.slots),
+        }
+    }
+
+    /// Checks what can be checked before anything is done, and puts moves on record.
+    fn accept(self: &Arc<Self>, topology: &Topology, shifts: Vec<Shift>, how: &How, purge_target: bool) -> Result<PlanReport, Refused> {
+        {
+            let state = self.state();
+            for (id, planned) in &state.open {
+                let taken: BTreeSet<Slot> = planned.slots.iter().copied().collect();
+                if let Some(slot) = shifts.iter().flat_map(|shift| &shift.slots).find(|slot| taken.contains(slot)) {
+                    return Err(conflict(format!(
+                        "slot {} is part of move {}, which is under way; see `switchyard moves`",
+                        slot.number(),
+                        id.0
+                    )));
+                }
+            }
+        }
+        let trouble = self.ledger.status().trouble;
+        if let Some(trouble) = trouble {
+            return Err(Refused::Failed(trouble));
+        }
+        let nodes: BTreeSet<NodeId> = shifts.iter().flat_map(|shift| [shift.source, shift.target]).collect();
+        let targets: BTreeSet<NodeId> = shifts.iter().map(|shift| shift.target).collect();
+        self.check_nodes(topology, &nodes, &targets, how)?;
+
+        let mut records = Vec::new();
+        let mut planned = Vec::new();
+        for shift in &shifts {
+            let id = self.ledger.next_move();
+            records.push(Record::Begun {
+                move_id: id,
+                source: shift.source,
+                target: shift.target,
+                slots: shift.slots.clone(),
+                protocol: how.protocol,
+                durability: how.durability,
+            });
+            let options = Options { goal: name_of(&Goal::ALL, how.goal).to_owned(), max_rate: how.max_rate, purge_target, paused: false };
+            planned.push((id, options));
+        }
+        // The options first: a move on record without them would go on after a crash as the configuration says.
+        let mut options: BTreeMap<u64, Options> = self.state().open.iter().map(|(id, planned)| (id.0, planned.options.clone())).collect();
+        options.extend(planned.iter().map(|(id, options)| (id.0, options.clone())));
+        save_as(&*self.store, super::OPTIONS, &options).map_err(|error| Refused::Failed(error.to_string()))?;
+        for (shift, (id, _)) in shifts.iter().zip(&planned) {
+            self.placement.take_part(*id, [shift.source, shift.target]);
+        }
+        let (told, outcome) = mpsc::sync_channel(1);
+        self.ledger.record(records, Box::new(move |outcome| drop(told.send(outcome))));
+        let recorded = outcome
+            .recv_timeout(RECORD_BOUND)
+            .unwrap_or_else(|_| Err("the journal of moves does not answer; it goes on when it does, see `switchyard moves`".into()));
+        if let Err(why) = recorded {
+            for (id, _) in &planned {
+                self.placement.part(*id);
+            }
+            return Err(Refused::Failed(why));
+        }
+        let moves = shifts.iter().zip(&planned).map(|(shift, (id, _))| self.planned(Some(*id), shift)).collect();
+        {
+            let mut state = self.state();
+            for (shift, (id, options)) in shifts.into_iter().zip(planned) {
+                let planned = Planned {
+                    source: shift.source,
+                    target: shift.target,
+                    slots: shift.slots,
+                    protocol: how.protocol,
+                    durability: how.durability,
+                    options,
+                    begun: false,
+                    resume: None,
+                    progress: None,
+                    end: None,
+                    trouble: None,
+                };
+                state.open.insert(id, planned);
+            }
+        }
+        self.wake();
+        Ok(PlanReport { dry_run: false, moves })
+    }
+
+    fn check_nodes(&self, topology: &Topology, nodes: &BTreeSet<NodeId>, targets: &BTreeSet<NodeId>, how: &How) -> Result<(), Refused> {
+        let access = self.running.with(switchyard_router::Router::node_access).unwrap_or_default();
+        for id in nodes {
+            let Some(access) = access.get(id) else {
+                return Err(Refused::Failed(format!("it is not known how {} is reached", self.name(*id))));
+            };
+            let needs = targets.contains(id).then_some(how.durability);
+            check_node(access, needs, how.allow_direct_clients).map_err(conflict)?;
+        }
+        debug_assert!(nodes.iter().all(|id| topology.node(*id).is_some()));
+        Ok(())
+    }
+}
+
+/// What was asked, for the audit log.
+fn told(operation: &Operation) -> String {
+    match operation {
+        Operation::Move(request) => {
+            let slots = if request.all { "all slots".to_owned() } else { format!("slots {}", request.slots.as_deref().unwrap_or("?")) };
+            format!("move {slots} from {} to {}", request.from, request.to)
+        }
+        Operation::Moves => "moves".to_owned(),
+        Operation::Steer { id, what } => format!("{what:?} move {id}"),
+        Operation::AddNode(request) => format!("add node {}{}", request.address, if request.rebalance { " and rebalance" } else { "" }),
+        Operation::DrainNode(request) => format!("drain node {}", request.address),
+        Operation::RemoveNode(request) => format!("remove node {}", request.address),
+        Operation::Balance(request) => format!("balance{}", if request.dry_run { ", only planned" } else { "" }),
+    }
+}
+
+fn node_named(topology: &Topology, name: &str) -> Result<NodeId, Refused> {
+    // The port may be left out where the configuration may leave it out.
+    let full = parse_endpoint(name).unwrap_or_else(|_| name.to_owned());
+    let found = topology.nodes().find(|node| node.name == name || node.name == full);
+    found.map(|node| node.id).ok_or_else(|| {
+        let known: Vec<&str> = topology.nodes().map(|node| node.name.as_str()).collect();
+        wrong(format!("there is no node {name:?}; there are: {}", known.join(", ")))
+    })
+}
+
+/// Slots from `0-100,200`, ascending.
+fn parse_slots(text: &str) -> Result<Vec<Slot>, String> {
+    let mut slots = BTreeSet::new();
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let form = || format!("{part:?} is no range of slots: write numbers from 0 to {}, such as 0-100,200", SLOT_COUNT - 1);
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let number = |text: &str| text.trim().parse().ok().and_then(Slot::new).ok_or_else(form);
+        let (first, last) = (number(first)?, number(last)?);
+        if first > last {
+            return Err(form());
+        }
+        slots.extend((first.number()..=last.number()).filter_map(Slot::new));
+    }
+    if slots.is_empty() { Err(format!("{text:?} names no slots")) } else { Ok(slots.into_iter().collect()) }
+}
+
+fn text_of(slots: &[Slot]) -> String {
+    let numbers: Vec<u16> = slots.iter().map(|slot| slot.number()).collect();
+    let runs = numbers.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+        [one] => one.to_string(),
+        run => format!("{}-{}", run[0], run[run.len() - 1]),
+    });
+    runs.collect::<Vec<_>>().join(",")
+}
+
+fn ranges_text(topology: &Topology, node: NodeId) -> String {
+    let owned: Vec<Slot> = Slot::all().filter(|slot| topology.owner(*slot) == node).collect();
+    if owned.is_empty() { "none".to_owned() } else { text_of(&owned) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_read_as_they_are_shown() {
+        for (text, shown) in [("5", "5"), ("0-3,7", "0-3,7"), ("7,0-3,2-5", "0-5,7"), (" 1 , 2 ", "1-2"), ("0-16383", "0-16383")] {
+            assert_eq!(parse_slots(text).map(|slots| text_of(&slots)), Ok(shown.to_owned()), "{text}");
+        }
+        for text in ["", ",", "16384", "5-3", "-1", "a", "1-2-3", "1..3"] {
+            assert!(parse_slots(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! What is asked of a node before keys move to or from it: who else uses it, whether it is new enough, and whether it can promise what is asked.
+
+use std::time::Duration;
+
+use switchyard_policy::migration::Durability;
+use switchyard_router::NodeAccess;
+
+use crate::doctor::connection::NodeConnection;
+use crate::doctor::{direct_clients, redis_version};
+
+/// How long a node may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The oldest versions that moves work on.
+const REDIS_MIN: (u32, u32) = (6, 2);
+
+/// Checks a node. `durability`: what it must be able to promise, if it is a target.
+pub(super) fn check_node(access: &NodeAccess, durability: Option<Durability>, allow_direct_clients: bool) -> Result<(), String> {
+    let name = &access.name;
+    let mut node = NodeConnection::open(access, PATIENCE).map_err(|why| format!("node {name} {why}"))?;
+    let mut ask = |args: &[&str]| node.ask(args).map_err(|error| format!("node {name} does not answer: {error}"));
+    let info = ask(&["INFO", "server"])?.text();
+    let version = redis_version(&info);
+    if version.is_some_and(|version| version < REDIS_MIN) {
+        return Err(format!("node {name} is too old for moves: they need Redis 6.2 or later, or Valkey"));
+    }
+    let newer = version.is_some_and(|version| version >= (7, 2));
+    match durability {
+        Some(Durability::Aof) => {
+            let setting = |answer: crate::doctor::connection::Answer| answer.items().get(1).map(|value| value.text()).unwrap_or_default();
+            let on = setting(ask(&["CONFIG", "GET", "appendonly"])?);
+            let always = setting(ask(&["CONFIG", "GET", "appendfsync"])?) == "always";
+            if on == "no" {
+                return Err(format!(
+                    "node {name} keeps no append-only file, so durability aof cannot be had there: set appendonly yes, or choose memory"
+                ));
+            }
+            if !newer && !always {
+                return Err(format!(
+                    "node {name} cannot say when its append-only file is on disk (WAITAOF needs Redis 7.2); set appendfsync always there, or choose \
+                     durability memory"
+                ));
+            }
+        }
+        Some(Durability::Replica) => {
+            let info = ask(&["INFO", "replication"])?.text();
+            let connected = info.lines().find_map(|line| line.trim().strip_prefix("connected_slaves:")).and_then(|n| n.parse::<u32>().ok());
+            if connected == Some(0) {
+                return Err(format!("node {name} has no replica, so durability replica cannot be had there"));
+            }
+        }
+        Some(Durability::Memory) | None => {}
+    }
+    if allow_direct_clients {
+        return Ok(());
+    }
+    let list = ask(&["CLIENT", "LIST"])?;
+    if let Some(error) = list.error() {
+        return Err(format!(
+            "node {name} does not say who its clients are ({error}), so it is not known whether somebody writes to it past this router; allow CLIENT \
+             LIST to Switchyard's user there, or go on with --allow-direct-clients"
+        ));
+    }
+    match direct_clients(&list.text()).as_slice() {
+        [] => Ok(()),
+        [first, rest @ ..] => Err(format!(
+            "node {name} is used past this router by {} clients (one is {first}): they would read and write keys that are elsewhere. Let them use the router, \
+             or fence them off (docs/moving-data.md), or go on with --allow-direct-clients",
+            rest.len() + 1
+        )),
+    }
+}

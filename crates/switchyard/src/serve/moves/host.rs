@@ -1,0 +1,47 @@
+//! What a mover needs of those who keep things: the journal, and the one owner of the slot map.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+use switchyard_policy::migration::Record;
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit};
+use switchyard_router::{Done, Host, MoveEnd};
+use tracing::error;
+
+use super::Moves;
+
+impl Host for Moves {
+    fn record(&self, records: Vec<Record>, done: Done) {
+        self.ledger.record(records, done);
+    }
+
+    fn hand_over(&self, move_id: MoveId, slots: &[Slot], owner: NodeId, done: Done) {
+        done(self.placement.hand_over(move_id, slots, owner));
+    }
+
+    fn set_transits(&self, move_id: MoveId, transits: Vec<(Transit, Vec<Slot>)>) -> Result<u64, String> {
+        self.placement.set_transits(move_id, transits)
+    }
+
+    fn spool_directory(&self) -> PathBuf {
+        self.spool.clone()
+    }
+
+    fn ended(&self, move_id: MoveId, end: &MoveEnd) {
+        let open_leg = self.placement.is_in_transit(move_id);
+        if open_leg {
+            error!("move {} has ended with a leg open: its keys cannot be used until a restart takes the leg up again", move_id.0);
+        }
+        {
+            let mut state = self.state();
+            let Some(planned) = state.open.get_mut(&move_id) else { return };
+            if self.stopping.load(Ordering::Acquire) || open_leg {
+                // Not over: it goes on after the next start.
+                planned.begun = false;
+                return;
+            }
+            planned.end = Some(end.clone());
+        }
+        self.wake();
+    }
+}

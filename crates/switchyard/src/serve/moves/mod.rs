@@ -1,0 +1,346 @@
+//! The executor of moves: who is to move what, which of them may go at the same time, and what became of them.
+//!
+//! A move is on record from the moment it is accepted, also while it waits: what was asked for is done, whatever happens to this process.
+//! The router's mover does a move; here is decided when it begins. It is a thread of its own, because movers end on threads of
+//! theirs, and none of them should have to begin another.
+
+mod accept;
+mod direct;
+mod host;
+mod members;
+mod report;
+mod resp;
+mod resume;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use switchyard_control::admin::{MoveReport, MoveState};
+use switchyard_control::ledger::Ledger;
+use switchyard_control::store::{RedbStore, save_as};
+use switchyard_policy::migration::record::OpenMove;
+use switchyard_policy::migration::{Durability, Goal, Protocol, Record};
+use switchyard_policy::topology::{MoveId, NodeId, Slot};
+use switchyard_router::{MoveEnd, MoveOrder, MoveProgress, Router, Steer};
+use tracing::{error, info, warn};
+
+use super::placement::Placement;
+use super::running::Running;
+use crate::config::{Config, DURABILITIES, MovesConfig, NodeAddress, name_of};
+
+pub(super) use members::{MemberChange, Members, ReloadAsk, Remembered, remember};
+pub(super) use resp::RespOperator;
+
+/// The documents of the store.
+const OPTIONS: &str = "moves-options";
+const ENDED: &str = "moves-ended";
+
+/// How many moves that ended are remembered.
+const ENDED_MAX: usize = 100;
+
+/// How often progress is looked at.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// What of an order is not in the journal.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Options {
+    goal: String,
+    max_rate: Option<u64>,
+    purge_target: bool,
+    paused: bool,
+}
+
+/// A move that is not over.
+#[derive(Debug)]
+struct Planned {
+    source: NodeId,
+    target: NodeId,
+    slots: Vec<Slot>,
+    protocol: Protocol,
+    durability: Durability,
+    options: Options,
+    /// A mover has it.
+    begun: bool,
+    /// Where it stood when the router ended.
+    resume: Option<OpenMove>,
+    progress: Option<MoveProgress>,
+    end: Option<MoveEnd>,
+    /// Why it could not be begun the last time.
+    trouble: Option<String>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    open: BTreeMap<MoveId, Planned>,
+    ended: VecDeque<MoveReport>,
+}
+
+/// What a reload may change.
+#[derive(Debug, Default)]
+struct Tuning {
+    config: MovesConfig,
+    /// By name of the node.
+    weights: BTreeMap<String, u32>,
+}
+
+#[derive(Debug)]
+pub(super) struct Moves {
+    placement: Arc<Placement>,
+    running: Arc<Running>,
+    store: Arc<RedbStore>,
+    ledger: Ledger,
+    spool: PathBuf,
+    tuning: RwLock<Tuning>,
+    state: Mutex<State>,
+    wake: mpsc::Sender<()>,
+    woken: Mutex<Option<mpsc::Receiver<()>>>,
+    /// The router is told to stop: what ends now goes on after the next start.
+    stopping: AtomicBool,
+    members: Members,
+    /// One plan at a time: what is planned is true until it is on record.
+    planning: Mutex<()>,
+}
+
+/// The thread of the executor.
+pub(super) struct MovesThread {
+    thread: JoinHandle<()>,
+}
+
+impl Moves {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes over what a reload may change.
+    pub(super) fn tune(&self, config: &Config, nodes: &[NodeAddress]) {
+        let weights = nodes.iter().map(|node| (node.name.clone(), node.weight)).collect();
+        *self.tuning.write().unwrap_or_else(PoisonError::into_inner) = Tuning { config: config.moves.clone(), weights };
+        self.wake();
+    }
+
+    fn wake(&self) {
+        // If the thread has ended, the router is about to.
+        let _ = self.wake.send(());
+    }
+
+    fn per_node_max(&self) -> usize {
+        self.tuning.read().unwrap_or_else(PoisonError::into_inner).config.per_node_max
+    }
+
+    /// Starts the thread. The router must serve.
+    pub(super) fn start(self: &Arc<Self>) -> anyhow::Result<MovesThread> {
+        let woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner).take().context("the executor of moves runs already")?;
+        let moves = Arc::clone(self);
+        let thread = std::thread::Builder::new()
+            .name("moves".to_owned())
+            .spawn(move || {
+                while !moves.stopping.load(Ordering::Acquire) {
+                    moves.look();
+                    match woken.recv_timeout(LOOK) {
+                        Ok(()) | Err(RecvTimeoutError::Timeout) => while woken.try_recv().is_ok() {},
+                        Err(RecvTimeoutError::Disconnected) => return,
+                    }
+                }
+            })
+            .context("cannot start a thread")?;
+        Ok(MovesThread { thread })
+    }
+
+    /// Looks at progress, notes what has ended, and begins what may begin.
+    fn look(self: &Arc<Self>) {
+        let Some(progress) = self.running.with(Router::moves) else { return };
+        let mut ended = Vec::new();
+        let mut next = Vec::new();
+        {
+            let mut state = self.state();
+            for told in progress {
+                if let Some(planned) = state.open.get_mut(&told.id) {
+                    planned.progress = Some(told);
+                }
+            }
+            ended.extend(state.open.extract_if(.., |_, planned| planned.end.is_some()));
+            let mut busy: BTreeMap<NodeId, usize> = BTreeMap::new();
+            for planned in state.open.values().filter(|planned| planned.begun) {
+                for node in [planned.source, planned.target] {
+                    *busy.entry(node).or_default() += 1;
+                }
+            }
+            let max = self.per_node_max();
+            for (id, planned) in &mut state.open {
+                // A move of which a leg is open goes on whatever the bound says: clients wait for its keys.
+                let must = planned.resume.as_ref().is_some_and(|resume| resume.leg.is_some());
+                let free = [planned.source, planned.target].iter().all(|node| busy.get(node).copied().unwrap_or(0) < max);
+                if planned.begun || !(must || (free && !planned.options.paused)) {
+                    continue;
+                }
+                for node in [planned.source, planned.target] {
+                    *busy.entry(node).or_default() += 1;
+                }
+                planned.begun = true;
+                next.push(*id);
+            }
+        }
+        for (id, planned) in ended {
+            self.finish(id, &planned);
+        }
+        for id in next {
+            self.begin(id);
+        }
+    }
+
+    fn begin(self: &Arc<Self>, id: MoveId) {
+        let (order, paused) = {
+            let mut state = self.state();
+            let Some(planned) = state.open.get_mut(&id) else { return };
+            let order = MoveOrder {
+                id,
+                source: planned.source,
+                target: planned.target,
+                slots: planned.slots.clone(),
+                protocol: planned.protocol,
+                durability: planned.durability,
+                goal: Goal::ALL.iter().find(|(_, name)| *name == planned.options.goal).map_or(Goal::default(), |(goal, _)| *goal),
+                bytes_per_second_max: planned.options.max_rate,
+                purge_target: planned.options.purge_target,
+                leftovers: self.ledger.left_at(planned.target),
+                fingerprints: self.ledger.fingerprints(),
+                resume: planned.resume.take(),
+                host: Arc::clone(self) as Arc<dyn switchyard_router::Host>,
+            };
+            (order, planned.options.paused)
+        };
+        let resume = order.resume.clone();
+        let outcome = self.running.with(|router| {
+            router.begin_move(order)?;
+            if paused {
+                router.steer_move(id, Steer::Pause);
+            }
+            Ok::<(), io::Error>(())
+        });
+        match outcome {
+            Some(Ok(())) => info!("move {} has begun: {}", id.0, self.describe(id)),
+            None => {}
+            Some(Err(error)) => {
+                let why = error.to_string();
+                let open_leg = resume.as_ref().is_some_and(|resume| resume.leg.is_some());
+                let mut state = self.state();
+                let Some(planned) = state.open.get_mut(&id) else { return };
+                if error.kind() == io::ErrorKind::InvalidInput && !open_leg {
+                    // It will not be right the next time.
+                    planned.end = Some(MoveEnd::Stopped(why));
+                    drop(state);
+                    return self.wake();
+                }
+                planned.begun = false;
+                planned.resume = resume;
+                if planned.trouble.as_ref() != Some(&why) {
+                    warn!("move {} cannot be begun now, and is tried again: {why}", id.0);
+                    planned.trouble = Some(why);
+                }
+            }
+        }
+    }
+
+    /// A mover has said that a move is over.
+    fn finish(&self, id: MoveId, planned: &Planned) {
+        let Some(end) = &planned.end else { return };
+        let mut report = self.report_of(id, planned);
+        match end {
+            MoveEnd::Done => {
+                report.state = MoveState::Done;
+                report.doing = "done".to_owned();
+                info!("move {} is done: {} keys, {} bytes", id.0, report.keys_moved, report.bytes_moved);
+            }
+            MoveEnd::Stopped(why) => {
+                report.state = MoveState::Stopped;
+                report.doing.clone_from(why);
+                warn!("move {} has stopped: {why}. What was moved stays moved, the rest stays where it was", id.0);
+            }
+        }
+        self.close(id, report);
+    }
+
+    /// Puts a move among those that have ended.
+    fn close(&self, id: MoveId, report: MoveReport) {
+        self.placement.part(id);
+        self.ledger.record(
+            vec![Record::Ended { move_id: id }],
+            Box::new(move |outcome| {
+                if let Err(why) = outcome {
+                    error!("the end of move {} is not on record ({why}): after a restart it is taken up again", id.0);
+                }
+            }),
+        );
+        let ended: Vec<MoveReport> = {
+            let mut state = self.state();
+            state.ended.push_back(report);
+            while state.ended.len() > ENDED_MAX {
+                state.ended.pop_front();
+            }
+            state.ended.iter().cloned().collect()
+        };
+        if let Err(error) = save_as(&*self.store, ENDED, &ended) {
+            warn!("the list of moves that have ended cannot be kept: {error}");
+        }
+        self.save_options();
+    }
+
+    fn save_options(&self) {
+        let options: BTreeMap<u64, Options> = self.state().open.iter().map(|(id, planned)| (id.0, planned.options.clone())).collect();
+        if let Err(error) = save_as(&*self.store, OPTIONS, &options) {
+            warn!("the options of moves cannot be kept: {error}");
+        }
+    }
+
+    /// Stops what is under way between two legs, within `bound`: it goes on after the next start. The router must still serve.
+    pub(super) fn stop(&self, thread: MovesThread, bound: Duration) {
+        self.stopping.store(true, Ordering::Release);
+        self.wake();
+        if thread.thread.join().is_err() {
+            error!("the executor of moves has panicked");
+        }
+        let begun: Vec<MoveId> = self.state().open.iter().filter(|(_, p)| p.begun && p.end.is_none()).map(|(id, _)| *id).collect();
+        if begun.is_empty() {
+            return;
+        }
+        info!("{} moves are under way: each ends its present leg, and goes on after the next start", begun.len());
+        self.running.with(|router| {
+            for id in &begun {
+                router.steer_move(*id, Steer::Abort);
+            }
+        });
+        let deadline = Instant::now() + bound;
+        while Instant::now() < deadline {
+            if self.state().open.values().all(|planned| !planned.begun || planned.end.is_some()) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        warn!(
+            "moves are still under way after {bound:?}: their legs are taken up after the next start, and their keys cannot be used until then"
+        );
+    }
+
+    fn name(&self, node: NodeId) -> String {
+        let topology = self.placement.topology();
+        let name = topology.as_ref().and_then(|t| t.node(node)).map(|node| node.name.clone());
+        name.unwrap_or_else(|| format!("node number {}", node.0))
+    }
+
+    fn describe(&self, id: MoveId) -> String {
+        let state = self.state();
+        let Some(planned) = state.open.get(&id) else { return String::new() };
+        let (source, target, slots) = (planned.source, planned.target, planned.slots.len());
+        let durability = name_of(&DURABILITIES, planned.durability);
+        drop(state);
+        format!("{slots} slots from {} to {}, durability {durability}", self.name(source), self.name(target))
+    }
+}

@@ -1,0 +1,132 @@
+//! Moves as people and their tools see them: the report of the API, and metrics.
+
+use std::fmt::Write as _;
+
+use switchyard_control::admin::{JournalReport, MoveReport, MoveState, MovesReport};
+use switchyard_policy::migration::{Phase, Protocol};
+use switchyard_policy::topology::MoveId;
+use switchyard_router::Router;
+
+use super::{Moves, Planned};
+use crate::config::{DURABILITIES, name_of};
+
+impl Moves {
+    /// All moves, as they are now.
+    pub(super) fn report(&self) -> MovesReport {
+        let fresh = self.running.with(Router::moves).unwrap_or_default();
+        let mut state = self.state();
+        for told in fresh {
+            if let Some(planned) = state.open.get_mut(&told.id) {
+                planned.progress = Some(told);
+            }
+        }
+        let moves = state.open.iter().map(|(id, planned)| self.report_of(*id, planned)).collect();
+        let ended = state.ended.iter().cloned().collect();
+        drop(state);
+        let journal = self.ledger.status();
+        let journal = JournalReport {
+            bytes: journal.bytes,
+            records: journal.entries,
+            syncs: journal.syncs,
+            length: journal.length,
+            trouble: journal.trouble,
+        };
+        MovesReport { moves, ended, journal }
+    }
+
+    pub(super) fn report_of(&self, id: MoveId, planned: &Planned) -> MoveReport {
+        let progress = planned.progress.as_ref();
+        let waits = match (&planned.trouble, planned.options.paused) {
+            (Some(trouble), _) if !planned.begun => format!("cannot begin: {trouble}"),
+            (_, true) if !planned.begun => "paused before it began".to_owned(),
+            _ if !planned.begun => "waits until its nodes are free".to_owned(),
+            _ => "begins".to_owned(),
+        };
+        let doing = match progress {
+            Some(progress) => match progress.phase {
+                Some(Phase::Returning) => format!("{}, going back", progress.doing),
+                _ => progress.doing.clone(),
+            },
+            None => waits,
+        };
+        let state = match planned.begun {
+            _ if planned.options.paused => MoveState::Paused,
+            true => MoveState::Running,
+            false => MoveState::Queued,
+        };
+        let mut report = MoveReport {
+            id: id.0,
+            from: self.name(planned.source),
+            to: self.name(planned.target),
+            state,
+            doing,
+            protocol: name_of(&Protocol::ALL, planned.protocol).to_owned(),
+            durability: name_of(&DURABILITIES, planned.durability).to_owned(),
+            goal: planned.options.goal.clone(),
+            max_rate: planned.options.max_rate,
+            slots: planned.slots.len() as u64,
+            slots_done: planned.resume.as_ref().map_or(0, |resume| resume.handed_over.len() as u64),
+            ..MoveReport::default()
+        };
+        if let Some(progress) = progress {
+            report.slots_done = u64::from(progress.slots_done);
+            report.keys_listed = progress.keys_listed;
+            report.listed = progress.listed;
+            report.keys_moved = progress.keys_moved;
+            report.bytes_moved = progress.bytes_moved;
+            report.pulled = progress.pulled;
+            report.repeated = progress.repeated;
+            report.late_moved = progress.late.moved;
+            report.late_removed = progress.late.removed;
+            report.late_left = progress.late.left;
+            report.holds = progress.holds.count;
+            report.hold_p50_us = progress.holds.p50_us;
+            report.hold_p99_us = progress.holds.p99_us;
+            report.hold_max_us = progress.holds.max_us;
+            report.keys_per_second = progress.keys_per_second;
+            report.bytes_per_second = progress.bytes_per_second;
+            report.seconds_left = progress.seconds_left;
+            report.seconds = progress.seconds;
+        }
+        report
+    }
+
+    /// Metrics in the text format, to stand with the router's.
+    pub(in super::super) fn metrics(&self) -> String {
+        let report = self.report();
+        let mut out = String::new();
+        let mut metric = |name: &str, kind: &str, help: &str, value: f64| {
+            let suffix = if kind == "counter" { "_total" } else { "" };
+            let _ = writeln!(out, "# HELP switchyard_{name} {help}.\n# TYPE switchyard_{name} {kind}\nswitchyard_{name}{suffix} {value}");
+        };
+        let open = |state| report.moves.iter().filter(|m| m.state == state).count() as f64;
+        let over = |state| report.ended.iter().filter(|m| m.state == state).count() as f64;
+        let sum = |field: fn(&MoveReport) -> u64| report.moves.iter().map(field).sum::<u64>() as f64;
+        let most = |field: fn(&MoveReport) -> u64| report.moves.iter().map(field).max().unwrap_or(0) as f64;
+        metric("moves_running", "gauge", "Moves under way", open(MoveState::Running));
+        metric("moves_paused", "gauge", "Moves that somebody has paused", open(MoveState::Paused));
+        metric("moves_queued", "gauge", "Moves that wait until their nodes are free", open(MoveState::Queued));
+        metric("moves_done", "gauge", "Moves that are done, of the last hundred", over(MoveState::Done));
+        metric("moves_stopped", "gauge", "Moves that ended before their end, of the last hundred", over(MoveState::Stopped));
+        metric("moves_slots_left", "gauge", "Slots that moves have still to hand over", sum(|m| m.slots - m.slots_done.min(m.slots)));
+        metric("moves_keys_moved", "gauge", "Keys that moves under way have moved", sum(|m| m.keys_moved));
+        metric("moves_bytes_moved", "gauge", "Bytes of values that moves under way have moved", sum(|m| m.bytes_moved));
+        metric("moves_keys_pulled", "gauge", "Keys of moves under way that moved because a command wanted them", sum(|m| m.pulled));
+        metric("moves_batches_repeated", "gauge", "Batches of moves under way that were done again", sum(|m| m.repeated));
+        metric(
+            "moves_hold_max_seconds",
+            "gauge",
+            "Longest time that a command was held by a move under way",
+            most(|m| m.hold_max_us) / 1e6,
+        );
+        metric("moves_hold_p99_seconds", "gauge", "The same, the 99th percentile of the worst move", most(|m| m.hold_p99_us) / 1e6);
+        let journal = &report.journal;
+        metric("moves_journal_bytes", "counter", "Bytes written to the journal of moves", journal.bytes as f64);
+        metric("moves_journal_records", "counter", "Records made durable in the journal of moves", journal.records as f64);
+        metric("moves_journal_syncs", "counter", "Times that the journal of moves has waited for the disk", journal.syncs as f64);
+        metric("moves_journal_length_bytes", "gauge", "Length of the journal of moves", journal.length as f64);
+        let trouble = u8::from(journal.trouble.is_some());
+        metric("moves_journal_trouble", "gauge", "1 while the journal of moves cannot be written", f64::from(trouble));
+        out
+    }
+}

@@ -1,0 +1,225 @@
+//! `SWITCHYARD MOVE ...` and its relatives over RESP: words in, the answer of the admin API out, as maps and arrays.
+//!
+//! A worker hands the words over and goes on; a thread of its own does what they say, because that may ask nodes and wait.
+
+use std::sync::{Arc, mpsc};
+
+use anyhow::Context;
+use serde_json::Value;
+use switchyard_control::admin::{AddNodeRequest, BalanceRequest, HowRequest, MoveRequest, NodeRequest, Operation, SteerRequest};
+use switchyard_resp::encode;
+use switchyard_router::{OperatorCommand, OperatorPort};
+
+use super::Moves;
+use crate::config::parse_size;
+
+/// Commands that may wait; beyond it somebody is asking in a loop.
+const WAITING_MAX: usize = 64;
+
+/// Takes commands from the workers.
+#[derive(Debug)]
+pub(in super::super) struct RespOperator {
+    commands: mpsc::SyncSender<OperatorCommand>,
+}
+
+impl RespOperator {
+    /// Starts the thread.
+    pub(in super::super) fn start(moves: Arc<Moves>) -> anyhow::Result<Arc<Self>> {
+        let (commands, given) = mpsc::sync_channel::<OperatorCommand>(WAITING_MAX);
+        std::thread::Builder::new()
+            .name("operator".to_owned())
+            .spawn(move || {
+                for command in given {
+                    let answer = answer(&moves, &command);
+                    command.answer(&answer);
+                }
+            })
+            .context("cannot start a thread")?;
+        Ok(Arc::new(Self { commands }))
+    }
+}
+
+impl OperatorPort for RespOperator {
+    fn take(&self, command: OperatorCommand) {
+        if let Err(mpsc::TrySendError::Full(command) | mpsc::TrySendError::Disconnected(command)) = self.commands.try_send(command) {
+            let mut out = Vec::new();
+            encode::error(&mut out, "ERR too many commands of this kind wait; try again");
+            command.answer(&out);
+        }
+    }
+}
+
+fn answer(moves: &Arc<Moves>, command: &OperatorCommand) -> Vec<u8> {
+    let mut out = Vec::new();
+    let words: Vec<String> = command.words().iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let done = parse(&words).map_err(|why| format!("{why}. Try SWITCHYARD HELP."));
+    let done = done.and_then(|operation| moves.operate(operation, command.who()).map_err(|refused| refused.text().to_owned()));
+    match done {
+        Ok(value) => encode_json(&value, command.resp3(), &mut out),
+        Err(why) => encode::error(&mut out, &format!("ERR {}", why.replace(['\r', '\n'], " "))),
+    }
+    out
+}
+
+/// What the words ask. They are those of the command line.
+fn parse(words: &[&str]) -> Result<Operation, String> {
+    let name = words.iter().take(2).map(|word| word.to_ascii_uppercase()).collect::<Vec<_>>();
+    let name: Vec<&str> = name.iter().map(String::as_str).collect();
+    match (name.as_slice(), words) {
+        (["MOVE", ..], [_, rest @ ..]) => {
+            let mut request = MoveRequest::default();
+            read(rest, &mut request.how, |option, value| {
+                match option {
+                    "FROM" => value?.clone_into(&mut request.from),
+                    "TO" => value?.clone_into(&mut request.to),
+                    "SLOTS" => request.slots = Some(value?.to_owned()),
+                    "ALL" => {
+                        request.all = true;
+                        return Ok(false);
+                    }
+                    "PURGE-TARGET" => {
+                        request.purge_target = true;
+                        return Ok(false);
+                    }
+                    _ => return Err(format!("unknown option {option}")),
+                }
+                Ok(true)
+            })?;
+            if request.from.is_empty() || request.to.is_empty() {
+                return Err("MOVE needs FROM node and TO node".to_owned());
+            }
+            Ok(Operation::Move(request))
+        }
+        (["MOVES"], _) => Ok(Operation::Moves),
+        (["MOVES", verb @ ("PAUSE" | "RESUME" | "ABORT")], [_, _, id]) => {
+            let id = id.parse().map_err(|_| format!("{id:?} is no number of a move"))?;
+            let what = match *verb {
+                "PAUSE" => SteerRequest::Pause,
+                "RESUME" => SteerRequest::Resume,
+                _ => SteerRequest::Abort,
+            };
+            Ok(Operation::Steer { id, what })
+        }
+        (["MOVES", ..], _) => Err("wrong arguments: MOVES, or MOVES PAUSE|RESUME|ABORT id".to_owned()),
+        (["NODES", "ADD"], [_, _, address, rest @ ..]) => {
+            let mut request = AddNodeRequest { address: (*address).to_owned(), ..AddNodeRequest::default() };
+            read(rest, &mut request.how, |option, _| match option {
+                "REBALANCE" => {
+                    request.rebalance = true;
+                    Ok(false)
+                }
+                _ => Err(format!("unknown option {option}")),
+            })?;
+            Ok(Operation::AddNode(request))
+        }
+        (["NODES", verb @ ("DRAIN" | "REMOVE")], [_, _, address, rest @ ..]) => {
+            let mut request = NodeRequest { address: (*address).to_owned(), ..NodeRequest::default() };
+            read(rest, &mut request.how, |option, _| Err(format!("unknown option {option}")))?;
+            Ok(if *verb == "DRAIN" { Operation::DrainNode(request) } else { Operation::RemoveNode(request) })
+        }
+        (["NODES", ..], _) => Err("wrong arguments: NODES, or NODES ADD|DRAIN|REMOVE address".to_owned()),
+        (["BALANCE", ..], [_, rest @ ..]) => {
+            let mut request = BalanceRequest::default();
+            read(rest, &mut request.how, |option, _| match option {
+                "DRY-RUN" => {
+                    request.dry_run = true;
+                    Ok(false)
+                }
+                _ => Err(format!("unknown option {option}")),
+            })?;
+            Ok(Operation::Balance(request))
+        }
+        _ => Err("unknown subcommand".to_owned()),
+    }
+}
+
+/// Reads options: those that say how, and those that `own` knows, which says whether it took the value.
+fn read<'w>(
+    words: &[&'w str],
+    how: &mut HowRequest,
+    mut own: impl FnMut(&str, Result<&'w str, String>) -> Result<bool, String>,
+) -> Result<(), String> {
+    let mut at = 0;
+    while let Some(word) = words.get(at) {
+        let option = word.trim_start_matches('-').to_ascii_uppercase();
+        let value = words.get(at + 1).copied().ok_or_else(|| format!("{option} needs a value"));
+        let text = |value: &Result<&str, String>| value.clone().map(|value| Some(value.to_ascii_lowercase()));
+        at += 2;
+        match option.as_str() {
+            "GOAL" => how.goal = text(&value)?,
+            "DURABILITY" => how.durability = text(&value)?,
+            "PROTOCOL" => how.protocol = text(&value)?,
+            "MAX-RATE" => {
+                let value = value?;
+                how.max_rate = Some(parse_size(value).ok_or_else(|| format!("{value:?} is no number of bytes"))?);
+            }
+            "ALLOW-DIRECT-CLIENTS" => {
+                how.allow_direct_clients = true;
+                at -= 1;
+            }
+            other => {
+                if !own(other, value)? {
+                    at -= 1;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// JSON as RESP: objects as maps, numbers with a fraction as text, as Redis does.
+fn encode_json(value: &Value, resp3: bool, out: &mut Vec<u8>) {
+    match value {
+        Value::Null => encode::null(out, resp3),
+        Value::Bool(flag) => encode::integer(out, i64::from(*flag)),
+        Value::Number(number) => match number.as_i64() {
+            Some(whole) => encode::integer(out, whole),
+            None => encode::bulk(out, number.to_string().as_bytes()),
+        },
+        Value::String(text) => encode::bulk(out, text.as_bytes()),
+        Value::Array(items) => {
+            encode::header(out, b'*', items.len());
+            items.iter().for_each(|item| encode_json(item, resp3, out));
+        }
+        Value::Object(fields) => {
+            encode::map(out, fields.len(), resp3);
+            for (name, value) in fields {
+                encode::bulk(out, name.as_bytes());
+                encode_json(value, resp3, out);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_those_of_the_command_line() {
+        let words = ["move", "--from", "a:1", "TO", "b:1", "slots", "0-5", "--goal", "Fast", "MAX-RATE", "10mb", "--purge-target"];
+        let Ok(Operation::Move(request)) = parse(&words) else { panic!("a move") };
+        assert_eq!((request.from.as_str(), request.to.as_str(), request.slots.as_deref()), ("a:1", "b:1", Some("0-5")));
+        assert_eq!((request.how.goal.as_deref(), request.how.max_rate), (Some("fast"), Some(10 << 20)));
+        assert!(request.purge_target && !request.all);
+        assert_eq!(parse(&["MOVES", "pause", "7"]), Ok(Operation::Steer { id: 7, what: SteerRequest::Pause }));
+        let added = AddNodeRequest { address: "c:1".into(), rebalance: true, ..AddNodeRequest::default() };
+        assert_eq!(parse(&["NODES", "ADD", "c:1", "REBALANCE"]), Ok(Operation::AddNode(added)));
+        let balance = BalanceRequest { dry_run: true, ..BalanceRequest::default() };
+        assert_eq!(parse(&["balance", "dry-run"]), Ok(Operation::Balance(balance)));
+        for wrong in [
+            &["MOVE"][..],
+            &["MOVE", "FROM", "a:1"],
+            &["MOVE", "FROM", "a:1", "TO"],
+            &["MOVE", "FROM", "a:1", "TO", "b:1", "SIDEWAYS"],
+            &["MOVES", "PAUSE"],
+            &["MOVES", "PAUSE", "x"],
+            &["NODES", "ADD"],
+            &["NODES", "EXPLODE", "a"],
+            &["BALANCE", "MAX-RATE", "much"],
+        ] {
+            assert!(parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The start: what was under way when the router ended, before the router serves anybody.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, RwLock, mpsc};
+
+use anyhow::{Context, bail};
+use switchyard_control::admin::MoveReport;
+use switchyard_control::journal::Sync;
+use switchyard_control::ledger::Ledger;
+use switchyard_control::store::load_as;
+use switchyard_policy::migration::record::Replay;
+use switchyard_policy::topology::{MoveId, Slot, Stage, Transit};
+use tracing::{info, warn};
+
+use super::super::placement::Placement;
+use super::super::running::Running;
+use super::{ENDED, Members, Moves, OPTIONS, Options, Planned, State};
+
+/// Set by benchmarks that measure what waiting for the disk costs. Not a key of the configuration: nobody should find it there.
+const UNSAFE_JOURNAL: &str = "SWITCHYARD_BENCH_UNSAFE_JOURNAL";
+
+impl Moves {
+    /// Opens the journal. What legs have ended is in the slot map when this returns, and what is open is in transit: the router must be started
+    /// with that map, so that no worker serves a key of an open leg.
+    pub(in super::super) fn open(
+        directory: &Path,
+        placement: Arc<Placement>,
+        running: Arc<Running>,
+        members: Members,
+    ) -> anyhow::Result<Arc<Self>> {
+        let store = Arc::clone(placement.store());
+        let sync = if std::env::var_os(UNSAFE_JOURNAL).is_some() {
+            warn!("{UNSAFE_JOURNAL} is set: moves do not wait for the disk, and a power cut while one is under way loses keys");
+            Sync::Never
+        } else {
+            Sync::Always
+        };
+        let opened = Ledger::open(directory, &*store, sync)?;
+        if opened.torn > 0 {
+            warn!("the journal of moves ended in the middle of a record, as after a power cut: {} bytes were cut off", opened.torn);
+        }
+        let spool = directory.join("spool");
+        empty(&spool).with_context(|| format!("cannot empty {}", spool.display()))?;
+        let mut options: BTreeMap<u64, Options> = load_as(&*store, OPTIONS)?;
+        let ended: Vec<MoveReport> = load_as(&*store, ENDED)?;
+        let state = State { open: open_moves(&placement, opened.replay, &mut options)?, ended: ended.into() };
+        let (wake, woken) = mpsc::channel();
+        Ok(Arc::new(Self {
+            placement,
+            running,
+            store,
+            ledger: opened.ledger,
+            spool,
+            tuning: RwLock::default(),
+            state: Mutex::new(state),
+            wake,
+            woken: Mutex::new(Some(woken)),
+            stopping: AtomicBool::new(false),
+            members,
+            planning: Mutex::default(),
+        }))
+    }
+}
+
+/// Lists of keys of an earlier run are of no use.
+fn empty(directory: &Path) -> std::io::Result<()> {
+    match std::fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    std::fs::DirBuilder::new().create(directory)
+}
+
+/// Makes the slot map say what the journal says.
+fn open_moves(placement: &Placement, replay: Replay, options: &mut BTreeMap<u64, Options>) -> anyhow::Result<BTreeMap<MoveId, Planned>> {
+    let mut open = BTreeMap::new();
+    for (id, found) in replay.open {
+        let Some(topology) = placement.topology() else { bail!("the journal has moves, and there is no slot map") };
+        for node in [found.source, found.target] {
+            if topology.node(node).is_none() {
+                bail!("move {} is under way with the node number {}, which is not in the list of nodes; add it again", id.0, node.0);
+            }
+        }
+        placement.take_part(id, [found.source, found.target]);
+        let late: Vec<Slot> = found.handed_over.iter().copied().filter(|slot| topology.owner(*slot) == found.source).collect();
+        if !late.is_empty() {
+            placement.hand_over(id, &late, found.target).map_err(anyhow::Error::msg)?;
+        }
+        if let Some(leg) = found.leg.as_ref().filter(|leg| leg.moving) {
+            let transit = Transit { move_id: id, source: found.source, target: found.target, stage: Stage::Moving { leg: leg.leg } };
+            placement.set_transits(id, vec![(transit, leg.slots.clone())]).map_err(anyhow::Error::msg)?;
+        }
+        let name = |node| topology.node(node).map_or("?", |node| node.name.as_str());
+        info!(
+            "move {} goes on: from {} to {}, {} of {} slots are there{}",
+            id.0,
+            name(found.source),
+            name(found.target),
+            found.handed_over.len(),
+            found.slots.len(),
+            if found.leg.is_some() { ", and a leg is open" } else { "" },
+        );
+        let planned = Planned {
+            source: found.source,
+            target: found.target,
+            slots: found.slots.clone(),
+            protocol: found.protocol,
+            durability: found.durability,
+            options: options.remove(&id.0).unwrap_or_default(),
+            begun: false,
+            resume: Some(found),
+            progress: None,
+            end: None,
+            trouble: None,
+        };
+        open.insert(id, planned);
+    }
+    Ok(open)
+}

@@ -1,0 +1,261 @@
+//! Moves as people and scripts ask for them: the command line, the admin API, RESP, and what survives a restart. That no key is lost or
+//! wrong meanwhile is the matter of `moves`.
+
+use std::net::SocketAddr;
+use std::process::Command;
+
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, ok, ports, until};
+
+/// What a subcommand said.
+pub(crate) struct Said {
+    pub(crate) code: i32,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+/// Runs `switchyard ARGS --admin ...` against a router.
+pub(crate) fn ask(router: &Router, line: &str) -> Said {
+    ask_at(router.admin(), line)
+}
+
+/// The same by the address of the admin port.
+pub(crate) fn ask_at(admin: SocketAddr, line: &str) -> Said {
+    let admin = admin.to_string();
+    run(line.split(' ').chain(["--admin", &admin]))
+}
+
+fn run<'a>(args: impl IntoIterator<Item = &'a str>) -> Said {
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_switchyard")).args(args).env_remove("SWITCHYARD_ADMIN_TOKEN").output().expect("the binary runs");
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    Said { code: output.status.code().unwrap_or(-1), out: text(output.stdout), err: text(output.stderr) }
+}
+
+#[track_caller]
+pub(crate) fn done(router: &Router, line: &str) -> String {
+    let said = ask(router, line);
+    assert_eq!(said.code, 0, "switchyard {line}:\n{}{}", said.out, said.err);
+    said.out
+}
+
+#[track_caller]
+pub(crate) fn refused(router: &Router, line: &str) -> String {
+    let said = ask(router, line);
+    assert_eq!(said.code, 1, "switchyard {line} was not refused:\n{}{}", said.out, said.err);
+    said.err
+}
+
+#[track_caller]
+pub(crate) fn json(router: &Router, line: &str) -> serde_json::Value {
+    serde_json::from_str(&done(router, &format!("{line} --json"))).expect("JSON")
+}
+
+pub(crate) fn names(site: &Site) -> Vec<String> {
+    site.nodes().iter().map(|node| node.address().to_string()).collect()
+}
+
+/// How many slots each node owns, as RESP tells it.
+pub(crate) fn slots(router: &Router) -> Vec<(String, i64)> {
+    let nodes = Client::connect(router.address()).cmd("SWITCHYARD NODES");
+    nodes.items().iter().map(|node| (node.field("node").text(), node.field("slots").int())).collect()
+}
+
+pub(crate) fn owns(router: &Router, node: SocketAddr) -> Option<i64> {
+    slots(router).into_iter().find(|(name, _)| *name == node.to_string()).map(|(_, slots)| slots)
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_what_to_do() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let names = names(&site);
+    let (a, b) = (&names[0], &names[1]);
+    let router = site.router();
+    let text = refused(router, &format!("move --from {a} --to 127.0.0.1:1 --all"));
+    assert!(text.contains("there is no node \"127.0.0.1:1\"") && text.contains(a) && text.contains(b), "{text}");
+    let text = refused(router, &format!("move --from {a} --to {a} --all"));
+    assert!(text.contains("the same node"), "{text}");
+    let (owner, other) = if owns_first(&site, site.nodes()[0].address()) { (a, b) } else { (b, a) };
+    let text = refused(router, &format!("move --from {other} --to {owner} --slots 0-9,16383"));
+    assert!(text.contains("of these 11 slots do not belong to") && text.contains("It owns"), "{text}");
+    let text = refused(router, &format!("move --from {owner} --to {other} --slots 5-2"));
+    assert!(text.contains("no range of slots") && text.contains("0-100,200"), "{text}");
+    let text = refused(router, "moves pause 7");
+    assert!(text.contains("there is no move 7"), "{text}");
+    let text = refused(router, &format!("nodes remove {a}"));
+    assert!(text.contains("still owns 8192 slots") && text.contains(&format!("switchyard nodes drain {a}")), "{text}");
+    let text = refused(router, &format!("nodes add {a}"));
+    assert!(text.contains("is a node already"), "{text}");
+    let text = refused(router, "nodes add redis://x");
+    assert!(text.contains("URLs are not understood"), "{text}");
+    assert_eq!(run(["move", "--from", a, "--to", b]).code, 2, "which slots?");
+    assert_eq!(run(["move", "--from", a, "--to", b, "--all", "--goal", "quick"]).code, 2);
+    let help = run(["move", "--help"]).out;
+    assert!(help.contains("--slots") && !help.contains("--keys"), "{help}");
+    assert!(done(router, "moves").contains("no moves are under way"));
+}
+
+#[test]
+fn durability_that_a_node_cannot_give_is_refused() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let names = names(&site);
+    let (a, b) = (&names[0], &names[1]);
+    let text = refused(site.router(), &format!("move --from {a} --to {b} --all --durability aof"));
+    assert!(text.contains("keeps no append-only file"), "{text}");
+    let text = refused(site.router(), &format!("move --from {a} --to {b} --all --durability replica"));
+    assert!(text.contains("has no replica"), "{text}");
+}
+
+#[test]
+fn clients_that_go_past_the_router_are_told() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let names = names(&site);
+    let mut direct = site.nodes()[0].client();
+    direct.cmd("CLIENT SETNAME billing");
+    assert_eq!(direct.cmd("SET past-the-router 1"), ok());
+    let line = format!("move --from {} --to {} --slots ", names[0], names[1]);
+    let owned = site.nodes()[0].address();
+    let first = if owns_first(&site, owned) { "0" } else { "16383" };
+    let text = refused(site.router(), &format!("{line}{first}"));
+    assert!(text.contains("is used past this router by 1 clients") && text.contains("named billing"), "{text}");
+    assert!(text.contains("--allow-direct-clients"), "{text}");
+    let doctor = run(["doctor", "--node", &names[0], "--node", &names[1]]);
+    assert!(doctor.out.contains("direct clients") && doctor.out.contains("1 of them write"), "{}", doctor.out);
+}
+
+fn owns_first(site: &Site, node: SocketAddr) -> bool {
+    // The first placement goes by the order of names.
+    let mut sorted = names(site);
+    sorted.sort();
+    sorted[0] == node.to_string()
+}
+
+#[test]
+fn nodes_that_join_and_go_survive_a_restart() {
+    let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let third = Node::start(&NodeOptions::default());
+    let listed: Vec<SocketAddr> = site.nodes().iter().map(Node::address).collect();
+    done(site.router(), &format!("nodes add {}", third.address()));
+    assert_eq!(owns(site.router(), third.address()), Some(0));
+    let plan = json(site.router(), "balance --dry-run");
+    let moves = plan["moves"].as_array().expect("moves");
+    assert!(moves.iter().all(|m| m["to"] == third.address().to_string() && m["id"].is_null()), "{plan}");
+    assert_eq!(moves.iter().map(|m| m["slots"].as_u64().unwrap_or(0)).sum::<u64>(), 5461, "{plan}");
+    assert_eq!(owns(site.router(), third.address()), Some(0), "only planned");
+
+    site.router_mut().restart(&listed);
+    assert_eq!(owns(site.router(), third.address()), Some(0), "remembered, though no flag names it");
+    done(site.router(), &format!("nodes remove {}", third.address()));
+    assert_eq!(owns(site.router(), third.address()), None);
+
+    // One that the command line lists, and that has no slots: it is gone also after a restart, which says so.
+    let all: Vec<SocketAddr> = listed.iter().copied().chain([third.address()]).collect();
+    site.router_mut().restart(&all);
+    assert_eq!(owns(site.router(), third.address()), Some(0));
+    done(site.router(), &format!("nodes remove {}", third.address()));
+    site.router_mut().restart(&all);
+    assert_eq!(owns(site.router(), third.address()), None);
+    let log = site.router().process().log();
+    assert!(log.contains("was removed by `switchyard nodes remove`"), "{log}");
+    done(site.router(), &format!("nodes add {}", third.address()));
+    assert_eq!(owns(site.router(), third.address()), Some(0), "and back");
+    assert_eq!(site.client().cmd("SET k v"), ok());
+}
+
+#[test]
+fn over_resp_the_words_are_the_same() {
+    let users = "user default on nopass ~* &* +@all\nuser app on nopass ~* &* +@all -@admin\n";
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("users");
+    std::fs::write(&file, users).expect("written");
+    let args = vec!["--set".to_owned(), format!("clients.users-file={}", file.display())];
+    let router = RouterOptions { args, ..RouterOptions::default() };
+    let Some(site) = Site::router_only(2, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    let names = names(&site);
+    let mut client = site.client();
+    let report = client.cmd("SWITCHYARD MOVES");
+    assert_eq!((report.field("moves"), report.field("ended")), (Value::Array(vec![]), Value::Array(vec![])));
+    client.cmd("HELLO 3");
+    assert!(matches!(client.cmd("SWITCHYARD MOVES"), Value::Map(_)));
+    let plan = client.cmd("SWITCHYARD BALANCE DRY-RUN");
+    assert_eq!(plan.field("moves"), Value::Array(vec![]), "they are even");
+    for (line, expected) in [
+        (format!("SWITCHYARD MOVE FROM {} TO {} ALL SLOTS 1", names[0], names[1]), "not both"),
+        (format!("SWITCHYARD MOVE FROM {} TO nowhere:1 ALL", names[0]), "there is no node"),
+        ("SWITCHYARD MOVE".to_owned(), "needs FROM node and TO node"),
+        ("SWITCHYARD MOVES ABORT 3".to_owned(), "there is no move 3"),
+        ("SWITCHYARD NODES ADD".to_owned(), "NODES ADD|DRAIN|REMOVE"),
+    ] {
+        let text = client.cmd(&line).expect_error().to_owned();
+        assert!(text.starts_with("ERR ") && text.contains(expected), "{line}: {text}");
+    }
+    // In a pipeline the answers stay in order.
+    client.post("SET a 1");
+    client.post("SWITCHYARD MOVES");
+    client.post("GET a");
+    assert_eq!(client.reply(), ok());
+    assert!(matches!(client.reply(), Value::Map(_)));
+    assert_eq!(client.reply(), bulk("1"));
+    client.cmd("AUTH app secret");
+    let text = client.cmd("SWITCHYARD MOVES").expect_error().to_owned();
+    assert!(text.starts_with("NOPERM"), "{text}");
+}
+
+#[test]
+fn a_lost_state_directory_is_made_anew_from_the_keys() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let mut client = site.client();
+    for i in 0..500 {
+        client.cmd(&format!("SET key:{i} {i}"));
+    }
+    client.cmd("SELECT 2");
+    client.cmd("SET other 1");
+    let names = names(&site);
+    let dir = tempfile::tempdir().expect("a directory");
+    let state = dir.path().join("state").display().to_string();
+    // In the other order: numbers differ, places do not.
+    let nodes = ["--node", &names[1], "--node", &names[0], "--state-dir", &state];
+    let planned = run(["recover", "--dry-run"].into_iter().chain(nodes));
+    assert_eq!(planned.code, 0, "{}{}", planned.out, planned.err);
+    assert!(planned.out.contains("only planned"), "{}", planned.out);
+    let recovered = run(["recover"].into_iter().chain(nodes));
+    assert_eq!(recovered.code, 0, "{}{}", recovered.out, recovered.err);
+    let again = run(["recover"].into_iter().chain(nodes));
+    assert!(again.code == 1 && again.err.contains("has a slot map"), "{}", again.err);
+    let [listen, admin] = [ports::free(), ports::free()].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+    let rival = site.router().start_rival(listen, admin, dir.path().join("state").as_path());
+    let mut client = until("the recovered router serves", || Client::try_connect(listen).ok());
+    for i in 0..500 {
+        assert_eq!(client.cmd(&format!("GET key:{i}")), bulk(i.to_string()), "{}", rival.log());
+    }
+    drop(rival);
+
+    // The same key at both nodes: nobody can tell which one counts.
+    for node in site.nodes() {
+        node.cmd("SET key:1 x");
+    }
+    let elsewhere = dir.path().join("elsewhere").display().to_string();
+    let nodes = ["--node", &names[0], "--node", &names[1], "--state-dir", &elsewhere];
+    let conflict = run(["recover"].into_iter().chain(nodes));
+    assert_eq!(conflict.code, 1);
+    assert!(conflict.err.contains("keys of 1 slots are at several nodes") && conflict.err.contains("--take-most"), "{}", conflict.err);
+    let told = run(["recover", "--take-most"].into_iter().chain(nodes));
+    assert_eq!(told.code, 0, "{}", told.err);
+    assert!(told.out.contains("1 keys are at nodes that do not get their slots"), "{}", told.out);
+}
+
+#[test]
+fn a_damaged_journal_stops_the_start() {
+    let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let journal = site.router().state_dir().join("moves.journal");
+    until("the journal is there", || journal.exists().then_some(()));
+    site.router_mut().process_mut().kill();
+    let mut bytes = std::fs::read(&journal).expect("the journal");
+    bytes[20] ^= 0x40;
+    std::fs::write(&journal, &bytes).expect("written");
+    let state = site.router().state_dir();
+    let mut rival = site.router().start_rival(site.router().address(), site.router().admin(), &state);
+    let status = rival.wait(std::time::Duration::from_secs(30));
+    assert_eq!(status.code(), Some(1));
+    let log = rival.log();
+    assert!(log.contains("moves.journal") && log.contains("switchyard recover"), "{log}");
+}

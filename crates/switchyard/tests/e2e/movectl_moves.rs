@@ -1,0 +1,288 @@
+//! Moves under way, as people and scripts steer them: progress, pause and abort, a restart in the middle, nodes that join and go, a full disk.
+
+use std::net::SocketAddr;
+
+use rustix::process::Signal;
+use serde_json::Value as Json;
+
+use crate::movectl::{done, json, names, owns, refused, slots};
+use crate::support::{Client, Node, NodeOptions, Router, Site, SiteOptions, ok, until};
+
+/// So many keys make a move that is still under way when somebody looks.
+const KEYS: usize = 12_000;
+
+/// A move that takes seconds, in several legs.
+const SLOWLY: &str = "--goal gentle --max-rate 200k";
+
+fn value(i: usize) -> String {
+    format!("value {i} {}", "x".repeat(100))
+}
+
+fn fill(client: &mut Client) {
+    let mut bytes = Vec::new();
+    for i in 0..KEYS {
+        bytes.extend(crate::support::encode(&["SET", &format!("key:{i}"), &value(i)]));
+    }
+    for reply in client.pipeline(&bytes, KEYS) {
+        assert_eq!(reply, b"+OK\r\n");
+    }
+}
+
+#[track_caller]
+fn all_there(client: &mut Client) {
+    let mut bytes = Vec::new();
+    (0..KEYS).for_each(|i| bytes.extend(crate::support::encode(&["GET", &format!("key:{i}")])));
+    for (i, reply) in client.pipeline(&bytes, KEYS).into_iter().enumerate() {
+        let expected = value(i);
+        assert_eq!(String::from_utf8_lossy(&reply), format!("${}\r\n{expected}\r\n", expected.len()), "key:{i}");
+    }
+}
+
+fn report(router: &Router) -> Json {
+    json(router, "moves")
+}
+
+/// The move of that number, wherever it is listed.
+fn the_move(router: &Router, id: u64) -> Json {
+    let report = report(router);
+    let all = ["moves", "ended"].map(|list| report[list].as_array().cloned().unwrap_or_default()).concat();
+    all.into_iter().find(|m| m["id"] == id).unwrap_or_else(|| panic!("move {id} is not in {report}"))
+}
+
+#[track_caller]
+fn wait_for(router: &Router, id: u64, state: &str) -> Json {
+    until(&format!("move {id} is {state}"), || Some(the_move(router, id)).filter(|m| m["state"] == state))
+}
+
+/// Waits for the end of a move that takes its time: on a busy machine it goes slowly on purpose.
+#[track_caller]
+fn finished(router: &Router, id: u64) {
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(240);
+    while the_move(router, id)["state"] != "done" {
+        assert!(std::time::Instant::now() < end, "{}", the_move(router, id));
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+}
+
+fn total(node: &Node) -> i64 {
+    node.cmd("DBSIZE").int()
+}
+
+#[test]
+fn a_move_is_asked_for_and_watched_and_done() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let names = names(&site);
+    let mut client = site.client();
+    fill(&mut client);
+    let out = done(site.router(), &format!("move --from {} --to {} --all --goal fast --wait", names[0], names[1]));
+    assert!(out.contains("is done: 8 192 slots"), "{out}");
+    assert_eq!(total(&site.nodes()[0]), 0);
+    assert_eq!(total(&site.nodes()[1]), KEYS as i64);
+    all_there(&mut client);
+    let ended = the_move(site.router(), 1);
+    assert_eq!((&ended["state"], &ended["slots_done"]), (&Json::from("done"), &Json::from(8192)), "{ended}");
+    let report = report(site.router());
+    assert!(report["journal"]["records"].as_u64() > Some(0) && report["journal"]["syncs"].as_u64() > Some(0), "{report}");
+    assert!(report["journal"]["length"].as_u64() < Some(4096), "what is over is not kept: {report}");
+    let metrics = site.router().metrics();
+    assert!(metrics.contains("switchyard_moves_done 1\n") && metrics.contains("switchyard_moves_journal_syncs_total"), "{metrics}");
+    assert!(metrics.trim_end().ends_with("# EOF"));
+    let text = done(site.router(), "moves");
+    assert!(text.contains("no moves are under way") && text.contains("ended, the latest first"), "{text}");
+    let text = refused(site.router(), "moves abort 1");
+    assert!(text.contains("move 1 is over"), "{text}");
+    // And back: what the move left behind is known to be ours.
+    done(site.router(), &format!("move --from {} --to {} --all --wait", names[1], names[0]));
+    all_there(&mut client);
+    assert_eq!(total(&site.nodes()[1]), 0);
+}
+
+#[test]
+fn a_move_that_is_paused_stands_still_and_one_that_is_aborted_ends() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let names = names(&site);
+    let mut client = site.client();
+    fill(&mut client);
+    let router = site.router();
+    done(router, &format!("move --from {} --to {} --all {SLOWLY}", names[0], names[1]));
+    until("keys move", || the_move(router, 1)["keys_moved"].as_u64().filter(|keys| *keys > 0));
+    let text = refused(router, "balance");
+    assert!(text.contains("moves are under way (1)"), "{text}");
+    let text = refused(router, &format!("nodes remove {}", names[1]));
+    assert!(text.contains("takes part in move 1"), "{text}");
+    let text = refused(router, &format!("move --from {} --to {} --all", names[0], names[1]));
+    assert!(text.contains("is part of move 1") || text.contains("do not belong"), "{text}");
+    done(router, "moves pause 1");
+    assert_eq!(the_move(router, 1)["state"], "paused");
+    // What is under way at that moment ends; then nothing moves but what clients want.
+    let mut last = u64::MAX;
+    until("it stands still", || {
+        let keys = the_move(router, 1)["keys_moved"].as_u64().unwrap_or(0);
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        (std::mem::replace(&mut last, keys) == keys).then_some(())
+    });
+    all_there(&mut client);
+    done(router, "moves resume 1");
+    assert_eq!(the_move(router, 1)["state"], "running");
+    assert_eq!(client.cmd("SWITCHYARD MOVES ABORT 1").error(), None);
+    let ended = wait_for(router, 1, "stopped");
+    assert!(ended["slots_done"].as_u64() < Some(8192), "{ended}");
+    all_there(&mut client);
+    let (source, target) = (owns(router, site.nodes()[0].address()), owns(router, site.nodes()[1].address()));
+    assert_eq!(source.zip(target).map(|(a, b)| a + b), Some(16384));
+    // What waits can be ended too.
+    assert!(report(router)["moves"].as_array().is_some_and(Vec::is_empty));
+}
+
+#[test]
+fn a_move_goes_on_after_a_restart_in_the_middle() {
+    for signal in [Signal::TERM, Signal::KILL] {
+        let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
+        let names = names(&site);
+        let mut client = site.client();
+        fill(&mut client);
+        done(site.router(), &format!("move --from {} --to {} --all --goal balanced --max-rate 300k", names[0], names[1]));
+        until("keys move", || the_move(site.router(), 1)["keys_moved"].as_u64().filter(|keys| *keys > 100));
+        let nodes: Vec<SocketAddr> = site.nodes().iter().map(Node::address).collect();
+        if signal == Signal::KILL {
+            site.router_mut().process_mut().kill();
+            // A list without a node that takes part is refused, and nothing of it remembered.
+            let output = std::process::Command::new(env!("CARGO_BIN_EXE_switchyard"))
+                .args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--node", &names[0], "--state-dir"])
+                .arg(site.router().state_dir())
+                .output()
+                .expect("the binary runs");
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.code() == Some(1) && (text.contains("takes part in move 1") || text.contains("still own")), "{text}");
+            site.router_mut().start_again(&nodes);
+        } else {
+            site.router_mut().restart(&nodes);
+        }
+        let resumed = the_move(site.router(), 1);
+        assert_eq!((&resumed["goal"], &resumed["max_rate"]), (&Json::from("balanced"), &Json::from(300_000)), "as it was asked for");
+        let mut client = site.client();
+        all_there(&mut client);
+        let log = site.router().process().log();
+        assert!(log.contains("move 1 goes on"), "{log}");
+        finished(site.router(), 1);
+        all_there(&mut client);
+        assert_eq!((total(&site.nodes()[0]), total(&site.nodes()[1])), (0, KEYS as i64));
+    }
+}
+
+#[test]
+fn a_fleet_grows_and_shrinks() {
+    let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let third = Node::start(&NodeOptions::default());
+    let mut client = site.client();
+    fill(&mut client);
+    done(site.router(), &format!("nodes add {} --rebalance --wait", third.address()));
+    let owned: Vec<i64> = slots(site.router()).into_iter().map(|(_, slots)| slots).collect();
+    assert!(owned.iter().all(|slots| (5461..=5462).contains(slots)), "{owned:?}");
+    assert!(total(&third) > 1000);
+    all_there(&mut client);
+    assert!(done(site.router(), "balance").contains("nothing is to be moved"));
+    // It has keys, and no flag names it.
+    let listed: Vec<SocketAddr> = site.nodes().iter().map(Node::address).collect();
+    site.router_mut().restart(&listed);
+    let mut client = site.client();
+    all_there(&mut client);
+    done(site.router(), &format!("nodes drain {} --wait", third.address()));
+    assert_eq!(owns(site.router(), third.address()), Some(0));
+    assert_eq!(total(&third), 0);
+    done(site.router(), &format!("nodes remove {}", third.address()));
+    assert_eq!(owns(site.router(), third.address()), None);
+    all_there(&mut client);
+}
+
+#[test]
+fn two_moves_of_one_node_wait_for_each_other() {
+    let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
+    let names = names(&site);
+    let mut client = site.client();
+    fill(&mut client);
+    let router = site.router();
+    done(router, &format!("move --from {} --to {} --all {SLOWLY}", names[0], names[1]));
+    wait_for(router, 1, "running");
+    done(router, &format!("move --from {} --to {} --all", names[2], names[1]));
+    let waits = the_move(router, 2);
+    assert_eq!(waits["state"], "queued", "{waits}");
+    done(router, "moves pause 2");
+    assert_eq!(the_move(router, 2)["state"], "paused");
+    done(router, "moves abort 2");
+    assert_eq!(the_move(router, 2)["doing"], "aborted before it began");
+    done(router, "moves abort 1");
+    wait_for(router, 1, "stopped");
+    all_there(&mut client);
+}
+
+/// A small disk of its own for the state directory, where this process may mount one.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn mount() -> Option<Self> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mounted = std::process::Command::new("mount").args(["-t", "tmpfs", "-o", "size=12m", "tmpfs"]).arg(dir.path()).output();
+        mounted.is_ok_and(|output| output.status.success()).then(|| Self(dir))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg(self.0.path()).output();
+    }
+}
+
+#[test]
+fn a_full_disk_delays_moves_and_nobody_else() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let Some(disk) = SmallDisk::mount() else {
+        eprintln!("skipped: nothing may be mounted here");
+        return;
+    };
+    let [listen, admin] = [(); 2].map(|()| SocketAddr::from(([127, 0, 0, 1], crate::support::ports::free())));
+    let rival = site.router().start_rival(listen, admin, &disk.0.path().join("state"));
+    let mut client = until("it serves", || Client::try_connect(listen).ok());
+    until("its nodes are up", || client.cmd("DBSIZE").error().is_none().then_some(()));
+    fill(&mut client);
+    let names = names(&site);
+    let move_to = |from: usize, to: usize, wait: &str| {
+        let line = format!("move --from {} --to {} --all{wait}", names[from], names[to]);
+        crate::movectl::ask_at(admin, &line)
+    };
+    let filler = disk.0.path().join("filler");
+    // Nothing begins for which there is no room to end.
+    let _ = std::fs::write(&filler, vec![0; 16 << 20]);
+    let said = move_to(0, 1, "");
+    assert_eq!(said.code, 1, "{}", said.out);
+    assert!(said.err.contains("room") || said.err.contains("No space"), "{}", said.err);
+    assert_eq!(client.cmd("SET during 1"), ok());
+    std::fs::remove_file(&filler).expect("removed");
+    let said = until("it is taken once there is room", || Some(move_to(0, 1, " --wait")).filter(|said| said.code == 0));
+    assert!(said.out.contains("is done"), "{}{}", said.out, rival.log());
+    all_there(&mut client);
+
+    // In the middle of a move: the leg under way ends in the room that was kept for it, or waits; nobody's command fails.
+    let said = move_to(1, 0, " --goal balanced --max-rate 300k");
+    assert_eq!(said.code, 0, "{}", said.err);
+    let report = || -> Json { serde_json::from_str(&crate::movectl::ask_at(admin, "moves --json").out).expect("JSON") };
+    until("keys move", || report()["moves"][0]["keys_moved"].as_u64().filter(|keys| *keys > 0));
+    let _ = std::fs::write(&filler, vec![0; 16 << 20]);
+    until("it says what it waits for", || {
+        let report = report();
+        let doing = report["moves"][0]["doing"].as_str().unwrap_or_default().to_owned();
+        (report["journal"]["trouble"].is_string() || doing.contains("cannot be")).then_some(())
+    });
+    all_there(&mut client);
+    assert_eq!(client.cmd("SET during 2"), ok());
+    std::fs::remove_file(&filler).expect("removed");
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(240);
+    while report()["moves"].as_array().is_some_and(|moves| !moves.is_empty()) {
+        assert!(std::time::Instant::now() < end, "it does not go on by itself: {}", report());
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    let ended = report()["ended"].as_array().and_then(|ended| ended.last().cloned()).expect("it has ended");
+    assert_eq!(ended["state"], "done", "{ended}");
+    assert!(report()["journal"]["trouble"].is_null());
+    all_there(&mut client);
+}
