@@ -1,11 +1,12 @@
-//! Replies of one protocol in the form of the other.
+//! RESP2 replies in the form of RESP3.
 //!
-//! Down, from RESP3 to RESP2, is mechanical: every RESP3 type has a form that RESP2 clients know ([`to_resp2`]). Up is not: a flat array may
-//! be an array, a map, a set or pairs, and a string may be a number. What it is follows from the command and its options: [`Shape::of`]
-//! knows the commands of the servers whose RESP3 replies differ, and [`to_resp3`] writes them. What it does not know (modules, scripts,
-//! `COMMAND DOCS`, `FUNCTION LIST`) keeps its RESP2 form, with nulls made RESP3's, which every RESP3 client can read too.
+//! That is not mechanical: a flat array may be an array, a map, a set or pairs, and a string may be a number. What it is follows from the
+//! command and its options: [`Shape::of`] knows the commands of the servers whose RESP3 replies differ, and [`to_resp3`] writes them. What it
+//! does not know (modules, scripts, `COMMAND DOCS`, `FUNCTION LIST`) keeps its RESP2 form, with nulls made RESP3's, which every RESP3
+//! client can read too.
 //!
-//! The router asks nodes in the client's own protocol where it can; this is for nodes that do not speak RESP3.
+//! The router asks nodes in the client's own protocol where it can; this is for nodes that do not speak RESP3. Never the other way: every
+//! node speaks RESP2.
 
 use crate::encode;
 use crate::reply::{self, ReplyScan, ReplyScanner, elements, is_null, text};
@@ -220,42 +221,6 @@ fn plain(item: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Appends a whole RESP3 reply as RESP2 has it: maps, sets and pushes are arrays, doubles, big numbers and verbatim texts are strings,
-/// booleans 1 and 0, nulls `$-1`, blob errors errors. Attributes are left out: RESP2 has no place for them.
-pub fn to_resp2(answer: &[u8], out: &mut Vec<u8>) {
-    // Values of attributes still to be left out.
-    let mut skipped: u64 = 0;
-    for token in Tokens(answer) {
-        let members = match token[0] {
-            b'*' | b'~' | b'>' => count(token),
-            b'%' | b'|' => count(token) * 2,
-            _ => 0,
-        };
-        // `|-1` is a null, and nothing follows it.
-        let attribute = token[0] == b'|' && token[1] != b'-';
-        if skipped > 0 {
-            // An attribute within an attribute belongs to a value that is still to come.
-            skipped = skipped - u64::from(!attribute) + members;
-            continue;
-        }
-        match token[0] {
-            b'|' if attribute => skipped = members,
-            b'|' => out.extend_from_slice(b"$-1\r\n"),
-            b'%' | b'~' | b'>' => encode::header(out, b'*', members as usize),
-            b'_' => out.extend_from_slice(b"$-1\r\n"),
-            b'#' => encode::integer(out, i64::from(token.get(1) == Some(&b't'))),
-            b',' | b'(' | b'=' => encode::bulk(out, text(token).unwrap_or_default()),
-            b'!' => encode::line(out, b'-', text(token).unwrap_or_default()),
-            _ => out.extend_from_slice(token),
-        }
-    }
-}
-
-/// The number in a header.
-fn count(header: &[u8]) -> u64 {
-    header.get(1..header.len().saturating_sub(2)).and_then(|n| std::str::from_utf8(n).ok()?.parse().ok()).unwrap_or(0)
-}
-
 /// The tokens of a whole reply, in their order: headers of aggregates, and everything else whole. So nothing recurses.
 struct Tokens<'a>(&'a [u8]);
 
@@ -281,12 +246,6 @@ mod tests {
     use super::*;
     use crate::request::{Limits, Scanner};
 
-    fn down(answer: &str) -> String {
-        let mut out = Vec::new();
-        to_resp2(answer.as_bytes(), &mut out);
-        String::from_utf8(out).expect("text")
-    }
-
     fn up(answer: &str, shape: Shape) -> String {
         let mut out = Vec::new();
         to_resp3(answer.as_bytes(), shape, &mut out);
@@ -303,33 +262,6 @@ mod tests {
         let name = line.split(' ').next().expect("a name").to_ascii_uppercase();
         let name = if name == "XINFO" { format!("XINFO|{}", line.split(' ').nth(1).expect("a subcommand")) } else { name };
         Shape::of(&name, &scanner.args(&bytes))
-    }
-
-    #[test]
-    fn every_type_has_a_form_in_resp2() {
-        for (three, two) in [
-            ("+OK\r\n", "+OK\r\n"),
-            ("-ERR x\r\n", "-ERR x\r\n"),
-            (":1\r\n", ":1\r\n"),
-            ("$1\r\na\r\n", "$1\r\na\r\n"),
-            ("_\r\n", "$-1\r\n"),
-            ("#t\r\n", ":1\r\n"),
-            ("#f\r\n", ":0\r\n"),
-            (",1.5\r\n", "$3\r\n1.5\r\n"),
-            (",-inf\r\n", "$4\r\n-inf\r\n"),
-            ("(12345678901234567890\r\n", "$20\r\n12345678901234567890\r\n"),
-            ("=7\r\ntxt:a\nb\r\n", "$3\r\na\nb\r\n"),
-            ("!5\r\nERR x\r\n", "-ERR x\r\n"),
-            ("!6\r\nE a\r\nb\r\n", "-E a  b\r\n"),
-            ("~2\r\n+a\r\n_\r\n", "*2\r\n+a\r\n$-1\r\n"),
-            ("%2\r\n+a\r\n%1\r\n#t\r\n,1\r\n+b\r\n*0\r\n", "*4\r\n+a\r\n*2\r\n:1\r\n$1\r\n1\r\n+b\r\n*0\r\n"),
-            (">2\r\n+a\r\n+b\r\n", "*2\r\n+a\r\n+b\r\n"),
-            ("|1\r\n+ttl\r\n:3\r\n$1\r\nx\r\n", "$1\r\nx\r\n"),
-            ("|1\r\n+a\r\n%1\r\n+b\r\n|1\r\n+c\r\n+d\r\n~1\r\n+e\r\n*2\r\n:1\r\n|0\r\n:2\r\n", "*2\r\n:1\r\n:2\r\n"),
-            ("*2\r\n|1\r\n+k\r\n+v\r\n:1\r\n:2\r\n", "*2\r\n:1\r\n:2\r\n"),
-        ] {
-            assert_eq!(down(three), two, "{three:?}");
-        }
     }
 
     #[test]
@@ -360,15 +292,6 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_up_comes_down_again() {
-        for two in ["*2\r\n$1\r\na\r\n$1\r\n1\r\n", "*0\r\n", "$1\r\n1\r\n", ":1\r\n", "-E\r\n"] {
-            for shape in [Shape::Plain, Shape::Map, Shape::Set, Shape::Double, Shape::Doubles, Shape::ScoredFlat, Shape::LastScore] {
-                assert_eq!(down(&up(two, shape)), two, "{shape:?}");
-            }
-        }
-    }
-
-    #[test]
     fn options_decide_and_keys_do_not() {
         for (line, expected) in [
             ("HGETALL k", Shape::Map),
@@ -395,12 +318,8 @@ mod tests {
 
     #[test]
     fn deep_replies_cost_no_stack() {
-        let deep = [&b"%1\r\n+k\r\n".repeat(200_000)[..], b"_\r\n"].concat();
         let mut out = Vec::new();
-        to_resp2(&deep, &mut out);
-        assert!(out.ends_with(b"$-1\r\n"));
         let deep = [&b"*1\r\n".repeat(200_000)[..], b"$-1\r\n"].concat();
-        out.clear();
         to_resp3(&deep, Shape::Plain, &mut out);
         assert!(out.ends_with(b"_\r\n"));
     }
