@@ -186,6 +186,10 @@ pub(crate) struct WorkerCounters {
     pub(crate) messages: Counter,
     /// Clients with CLIENT TRACKING.
     pub(crate) tracking: Counter,
+    /// Keys that such clients have read, and how many clients have read each, added up; prefixes of those with BCAST.
+    pub(crate) tracked_keys: Counter,
+    pub(crate) tracked_reads: Counter,
+    pub(crate) tracked_prefixes: Counter,
     pub(crate) invalidations: Counter,
     pub(crate) cut_push: Counter,
     pub(crate) bytes_received: Counter,
@@ -310,6 +314,7 @@ const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
 const CLIENT_GAUGES: &[(&str, &str, WorkerCounter)] = &[
     ("subscriptions", "Channels and patterns that clients are subscribed to", |w| &w.subscriptions),
     ("clients_tracking", "Clients with CLIENT TRACKING", |w| &w.tracking),
+    ("tracked_keys", "Keys that clients with CLIENT TRACKING have read", |w| &w.tracked_keys),
     ("node_subscriptions", "Subscriptions of the workers in force at nodes", |w| &w.upstream_subscriptions),
 ];
 

@@ -480,6 +480,7 @@ impl Worker {
     /// Gives a client the reply to command `seq`, and lets it go on where it waited for that.
     pub(super) fn deliver(&mut self, handle: Handle, seq: u32, reply: &[u8]) {
         let Some(client) = self.clients.get_mut(handle) else { return };
+        let whole = reply;
         let mut reply = reply;
         if reply.len() >= DIRECT_MIN
             && client.takes_directly(seq)
@@ -495,6 +496,9 @@ impl Worker {
             client.dirty = true;
             self.dirty_clients.push(handle);
         }
+        if client.gated {
+            self.settle_own_write(handle, seq, whole);
+        }
         self.after_delivery(handle);
     }
 
@@ -509,6 +513,7 @@ impl Worker {
         };
         if gated {
             self.release_invalidations(handle);
+            self.release_messages(handle);
         }
         if go_on {
             self.unstall(handle);

@@ -87,6 +87,7 @@ impl Worker {
             if special && matches!(flow, Flow::Next | Flow::Close) {
                 self.feed_monitors(handle, command, args);
                 self.note_tracked_read(handle, command, args);
+                self.note_own_publish(handle, command);
             }
             return flow;
         }
@@ -104,6 +105,7 @@ impl Worker {
         if special && matches!(flow, Flow::Next | Flow::Close) {
             self.feed_monitors(handle, command, args);
             self.note_tracked_read(handle, command, args);
+            self.note_own_publish(handle, command);
         }
         if flow == Flow::Next {
             self.counters.commands[usize::from(class)].add(1);

@@ -367,9 +367,12 @@ impl Client {
         self.pubsub.as_deref().map_or(0, Subscriber::total)
     }
 
-    /// Where messages wait that come in the middle of a large reply.
-    pub(super) fn deferred(&mut self) -> &mut Vec<u8> {
-        &mut self.pubsub.get_or_insert_default().deferred
+    /// The command whose reply goes before a message that comes now.
+    pub(super) fn holds_messages(&self) -> Option<u32> {
+        match self.pubsub.as_deref() {
+            Some(subscriber) => subscriber.holds(self.first, self.streaming),
+            None => self.streaming.then_some(self.first),
+        }
     }
 
     /// Takes the reply to command `seq`: behind the earlier replies, which may still be missing.
@@ -454,9 +457,6 @@ impl Client {
     pub(super) fn end_stream(&mut self, now_us: u64, counters: &WorkerCounters) {
         self.streaming = false;
         self.complete(self.first, b"", now_us, counters);
-        if let Some(subscriber) = self.pubsub.as_deref_mut() {
-            self.out.append(&mut subscriber.deferred);
-        }
     }
 
     /// Whether the commands in flight leave room for a command on `lane`.

@@ -35,6 +35,8 @@ pub(super) enum Whole {
     Monitor,
     /// PUBLISH, SPUBLISH: the node's count, with our clients in the place of our own subscriptions.
     Publish { kind: Kind, channel: Box<[u8]>, node: NodeId },
+    /// SCRIPT EXISTS: 1 also where the router itself knows the script, because it gives it to a node that lacks it.
+    ScriptExists { known: Vec<bool> },
     /// SELECT: the client's database changes if every node has it.
     Select { database: u32 },
     /// Several rounds.
@@ -215,15 +217,8 @@ impl Worker {
                     out.extend_from_slice(element);
                 }
             }
-            (Whole::Merged(Merge::AllOnes), None) => {
-                let count = parts.first().map_or(0, |p| reply::elements(p).remaining() as usize);
-                encode::header(&mut out, b'*', count);
-                let mut columns: Vec<_> = parts.iter().map(|p| reply::elements(p)).collect();
-                for _ in 0..count {
-                    let all = columns.iter_mut().all(|c| c.next().and_then(reply::integer) == Some(1));
-                    encode::integer(&mut out, i64::from(all));
-                }
-            }
+            (Whole::Merged(Merge::AllOnes), None) => all_ones(&mut out, &parts, &[]),
+            (Whole::ScriptExists { known }, None) => all_ones(&mut out, &parts, &known),
             (Whole::Values { layout }, None) => {
                 encode::header(&mut out, b'*', layout.len());
                 let mut columns: Vec<_> = parts.iter().map(|p| reply::elements(p)).collect();
@@ -285,6 +280,18 @@ impl Worker {
 fn any_ok(parts: Vec<Vec<u8>>) -> Vec<u8> {
     let chosen = parts.iter().position(|p| !reply::is_error(p)).unwrap_or(0);
     parts.into_iter().nth(chosen).unwrap_or_default()
+}
+
+/// 1 where every part says 1, or `known` says so.
+fn all_ones(out: &mut Vec<u8>, parts: &[Vec<u8>], known: &[bool]) {
+    let count = parts.first().map_or(0, |p| reply::elements(p).remaining() as usize);
+    encode::header(out, b'*', count);
+    let mut columns: Vec<_> = parts.iter().map(|p| reply::elements(p)).collect();
+    for place in 0..count {
+        // Every column goes on by one.
+        let ones = columns.iter_mut().filter_map(|c| c.next().and_then(reply::integer)).filter(|n| *n == 1).count();
+        encode::integer(out, i64::from(ones == columns.len() || known.get(place) == Some(&true)));
+    }
 }
 
 fn protocol_error(what: &str) -> Vec<u8> {

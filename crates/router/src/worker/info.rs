@@ -13,11 +13,27 @@ use crate::metrics::Counter;
 
 /// Sections that INFO shows when none is named.
 const DEFAULT: &[&str] =
-    &["server", "clients", "memory", "persistence", "stats", "replication", "cpu", "cluster", "keyspace", "switchyard"];
+    &["server", "clients", "memory", "persistence", "stats", "replication", "cpu", "errorstats", "cluster", "keyspace", "switchyard"];
 
 /// Fields of the nodes that add up to a figure of the fleet, by section.
 const SUMMED: &[(&str, &[&str])] = &[
-    ("memory", &["used_memory", "used_memory_rss", "used_memory_peak", "used_memory_dataset", "total_system_memory", "maxmemory"]),
+    (
+        "memory",
+        &[
+            "used_memory",
+            "used_memory_rss",
+            "used_memory_peak",
+            "used_memory_overhead",
+            "used_memory_startup",
+            "used_memory_dataset",
+            "used_memory_scripts",
+            "total_system_memory",
+            "maxmemory",
+            "mem_not_counted_for_evict",
+            "lazyfree_pending_objects",
+            "lazyfreed_objects",
+        ],
+    ),
     ("persistence", &["loading", "rdb_changes_since_last_save", "rdb_bgsave_in_progress", "aof_enabled", "aof_rewrite_in_progress"]),
     (
         "stats",
@@ -33,6 +49,9 @@ const SUMMED: &[(&str, &[&str])] = &[
     ),
     ("cpu", &["used_cpu_sys", "used_cpu_user"]),
 ];
+
+/// Fields of the section `memory` about what every node has alike: the largest figure is the fleet's.
+const LARGEST: [&str; 3] = ["number_of_cached_scripts", "number_of_functions", "number_of_libraries"];
 
 fn human(bytes: f64) -> String {
     let units = ["B", "K", "M", "G", "T"];
@@ -116,7 +135,12 @@ impl Worker {
             let mut list: Vec<(&str, String)> =
                 fields.iter().filter(|f| !values(f).is_empty()).map(|f| (*f, format_number(sum(f)))).collect();
             match *section {
-                "memory" => list.push(("used_memory_human", human(sum("used_memory")))),
+                "memory" => {
+                    list.push(("used_memory_human", human(sum("used_memory"))));
+                    for field in LARGEST {
+                        list.extend(values(field).into_iter().reduce(f64::max).map(|value| (field, format_number(value))));
+                    }
+                }
                 "stats" => {
                     list.push(("total_connections_received", total(|w| &w.accepted).to_string()));
                     list.push(("rejected_connections", total(|w| &w.rejected).to_string()));
@@ -124,11 +148,19 @@ impl Worker {
                     list.push(("total_net_input_bytes", total(|w| &w.bytes_received).to_string()));
                     list.push(("total_net_output_bytes", total(|w| &w.bytes_sent).to_string()));
                     list.push(("client_output_buffer_limit_disconnections", total(|w| &w.cut_output).to_string()));
+                    list.push(("tracking_total_keys", total(|w| &w.tracked_keys).to_string()));
+                    list.push(("tracking_total_items", total(|w| &w.tracked_reads).to_string()));
+                    list.push(("tracking_total_prefixes", total(|w| &w.tracked_prefixes).to_string()));
                 }
                 _ => {}
             }
             add(section, list);
         }
+        sections.push(("commandstats", merged(&texts, "cmdstat_")));
+        sections.push(("errorstats", merged(&texts, "errorstat_")));
+        let mut add = |section: &'static str, fields: Vec<(&str, String)>| {
+            sections.push((section, fields.into_iter().map(|(k, v)| (k.to_string(), v)).collect()));
+        };
         add("replication", vec![("role", "master".into()), ("connected_slaves", "0".into())]);
         add("cluster", vec![("cluster_enabled", u8::from(plan.live.cluster.is_some()).to_string())]);
         let keyspace = keyspace(&texts);
@@ -192,9 +224,50 @@ fn keyspace(texts: &[String]) -> Vec<(String, String)> {
     databases.into_iter().map(line).collect()
 }
 
+/// Lines `PREFIXname:a=1,b=2` of every node, their figures added up by name; `usec_per_call` is computed anew.
+fn merged(texts: &[String], prefix: &str) -> Vec<(String, String)> {
+    let mut lines: BTreeMap<&str, Vec<(&str, f64)>> = BTreeMap::new();
+    for line in texts.iter().flat_map(|t| t.lines()).filter(|l| l.starts_with(prefix)) {
+        let Some((name, figures)) = line.split_once(':') else { continue };
+        let line = lines.entry(name).or_default();
+        for (figure, value) in figures.split(',').filter_map(|f| f.split_once('=')) {
+            let Ok(value) = value.trim().parse::<f64>() else { continue };
+            match line.iter_mut().find(|(known, _)| *known == figure) {
+                Some((_, sum)) => *sum += value,
+                None => line.push((figure, value)),
+            }
+        }
+    }
+    let show = |(name, figures): (&str, Vec<(&str, f64)>)| {
+        let of = |wanted: &str| figures.iter().find(|(figure, _)| *figure == wanted).map_or(0.0, |(_, value)| *value);
+        let shown = figures.iter().map(|(figure, value)| match *figure {
+            "usec_per_call" => format!("usec_per_call={:.2}", of("usec") / of("calls").max(1.0)),
+            _ => format!("{figure}={}", format_number(*value)),
+        });
+        (name.to_string(), shown.collect::<Vec<_>>().join(","))
+    };
+    lines.into_iter().map(show).collect()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{human, keyspace};
+    use super::{human, keyspace, merged};
+
+    #[test]
+    fn statistics_of_commands_and_errors_add_up() {
+        let texts = [
+            "# Commandstats\r\ncmdstat_get:calls=3,usec=3,usec_per_call=1.00,rejected_calls=0,failed_calls=1\r\nerrorstat_ERR:count=2\r\n".to_string(),
+            "cmdstat_get:calls=1,usec=7,usec_per_call=7.00,rejected_calls=2,failed_calls=0\r\ncmdstat_set:calls=1,usec=1,usec_per_call=1.00\r\nerrorstat_ERR:count=3\r\nerrorstat_OOM:count=1\r\n"
+                .to_string(),
+        ];
+        let pair = |name: &str, figures: &str| (name.to_string(), figures.to_string());
+        let commands = [
+            pair("cmdstat_get", "calls=4,usec=10,usec_per_call=2.50,rejected_calls=2,failed_calls=1"),
+            pair("cmdstat_set", "calls=1,usec=1,usec_per_call=1.00"),
+        ];
+        assert_eq!(merged(&texts, "cmdstat_"), commands);
+        assert_eq!(merged(&texts, "errorstat_"), [pair("errorstat_ERR", "count=5"), pair("errorstat_OOM", "count=1")]);
+    }
 
     #[test]
     fn keys_of_all_nodes_add_up() {

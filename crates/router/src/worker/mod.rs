@@ -470,6 +470,7 @@ impl Worker {
         self.tick_large();
         self.tick_pools();
         self.tick_blocked();
+        self.tell_blocked_clients();
     }
 
     /// During a drain: closes clients that are owed nothing, and says whether all are gone.

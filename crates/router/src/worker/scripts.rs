@@ -212,6 +212,16 @@ impl Worker {
                 self.answer(handle, class, &out);
                 Some(Flow::Next)
             }
+            "SCRIPT|EXISTS" => {
+                // The router gives a node what it knows; and what every node has runs, whether or not it went through the router.
+                let scripts = lock(&self.shared.scripts);
+                let known = args.iter().skip(2).map(|sha| scripts.body(sha).is_some()).collect();
+                drop(scripts);
+                let mut request = Vec::new();
+                encode::command(&mut request, args.iter().collect::<Vec<_>>());
+                self.gather_every(handle, lane, &request, class, Whole::ScriptExists { known });
+                Some(Flow::Next)
+            }
             "SCRIPT|FLUSH" => {
                 lock(&self.shared.scripts).clear();
                 self.scripts_met = ScriptsMet::default();

@@ -13,16 +13,19 @@
 //! Not a connection from MULTI on with each command sent at once: it would cost a round trip for each command and a connection for each
 //! client in the middle of a transaction.
 
+use std::collections::VecDeque;
+
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{NodeId, Slot};
 use switchyard_resp::command::{Command, Flags, Handling, KeyError, Local, errors};
-use switchyard_resp::encode;
 use switchyard_resp::request::Args;
+use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
 use super::downstream::Client;
 use super::local::parse;
 use super::pool::Acquired;
+use super::pubsub::Kind;
 use super::upstream::{Lane, Link, Pending, Phase, Purpose};
 use super::wait::Wait;
 use super::{Stall, Worker};
@@ -45,10 +48,21 @@ const RECALL_US: u64 = 60_000_000;
 #[derive(Debug, Default)]
 pub(super) struct Session {
     pub(super) multi: Multi,
+    /// Transactions under way that publish: numbers of their EXEC.
+    published: VecDeque<(u32, Vec<Published>)>,
     pub(super) watch: Option<Watch>,
     /// The database that the transaction under way selects.
     select: Option<u32>,
     pub(super) wait: Option<Wait>,
+}
+
+/// A PUBLISH or SPUBLISH in a transaction: the node's count is made ours when EXEC is answered.
+#[derive(Debug)]
+struct Published {
+    /// Its place among the commands.
+    place: usize,
+    kind: Kind,
+    channel: Box<[u8]>,
 }
 
 /// The commands since MULTI.
@@ -68,6 +82,7 @@ pub(super) struct Multi {
     select: Option<u32>,
     /// Scripts called by their SHA-1.
     scripts: Vec<[u8; 40]>,
+    published: Vec<Published>,
 }
 
 impl Multi {
@@ -100,6 +115,14 @@ impl Multi {
             self.queue = queue;
             self.commands = commands;
         }
+    }
+}
+
+impl Session {
+    /// What the transaction publishes whose EXEC has this number. Of those before it none will be answered any more.
+    fn take_published(&mut self, seq: u32) -> Option<Vec<Published>> {
+        let place = self.published.iter().position(|(exec, _)| *exec == seq)?;
+        self.published.drain(..=place).next_back().map(|(_, published)| published)
     }
 }
 
@@ -191,6 +214,13 @@ impl Worker {
             multi.select = select.or(multi.select);
             multi.slow |= command.flags.has(Flags::SLOW);
             multi.writes |= !command.flags.has(Flags::READONLY);
+            let kind = match command.handling {
+                Handling::Local(Local::Publish) => Some(Kind::Channel),
+                Handling::Local(Local::Spublish) => Some(Kind::Shard),
+                _ => None,
+            };
+            let channel = args.get(1).unwrap_or_default().into();
+            multi.published.extend(kind.map(|kind| Published { place: multi.commands.len(), kind, channel }));
             multi.queue.extend_from_slice(raw);
             multi.commands.push((raw.len() as u32, class));
             if let Some(sha) = sha
@@ -433,7 +463,7 @@ impl Worker {
 
     /// The node's answer to WATCH.
     pub(super) fn on_watch(&mut self, pending: Pending, answer: &[u8]) {
-        if switchyard_resp::reply::is_error(answer) {
+        if reply::is_error(answer) {
             self.note_failed_watch(pending.who);
         }
         self.deliver(pending.who, pending.seq, answer);
@@ -570,6 +600,9 @@ impl Worker {
         let database = client.database;
         let mut multi = std::mem::take(&mut client.session().multi);
         client.session().select = multi.select;
+        if !multi.published.is_empty() {
+            client.session().published.push_back((seq, std::mem::take(&mut multi.published)));
+        }
         client.in_multi = false;
         self.note_transaction(link_handle, &multi.queue, multi.commands.iter().map(|(len, _)| *len as usize));
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
@@ -617,7 +650,7 @@ impl Worker {
             link.refused = None;
         }
         if refused {
-            let text = switchyard_resp::reply::text(answer).unwrap_or_default();
+            let text = reply::text(answer).unwrap_or_default();
             link.refused.get_or_insert(text.into());
             if pending.seq == 0 {
                 link.no_multi = Some(String::from_utf8_lossy(text).into());
@@ -627,13 +660,17 @@ impl Worker {
 
     /// The node's answer to EXEC.
     pub(super) fn on_exec(&mut self, link: Handle, pending: Pending, answer: &[u8]) {
-        let link = self.links.get_mut(link);
-        let (refused, no_multi) = link.map(|l| (l.refused.take(), l.no_multi.clone())).unwrap_or_default();
-        let executed = answer.starts_with(b"*") && !switchyard_resp::reply::is_null(answer);
+        let Some(link) = self.links.get_mut(link) else { return };
+        let (refused, no_multi, node) = (link.refused.take(), link.no_multi.clone(), link.node);
+        let executed = answer.starts_with(b"*") && !reply::is_null(answer);
+        let mut text = Vec::new();
         if let Some(client) = self.clients.get_mut(pending.who) {
             client.after_exec(executed);
+            let published = client.session.as_mut().and_then(|s| s.take_published(pending.seq)).filter(|_| executed);
+            if let Some(published) = published {
+                text = self.with_counts(node, &published, answer);
+            }
         }
-        let mut text = Vec::new();
         match (refused, no_multi) {
             (Some(_), Some(why)) if !answer.starts_with(b"-EXECABORT") => encode::error(
                 &mut text,
@@ -647,6 +684,21 @@ impl Worker {
             _ => {}
         }
         self.deliver(pending.who, pending.seq, if text.is_empty() { answer } else { &text });
+    }
+
+    /// A reply to EXEC with our clients counted in the place of our workers, as PUBLISH outside of a transaction has it.
+    fn with_counts(&self, node: NodeId, published: &[Published], answer: &[u8]) -> Vec<u8> {
+        let elements = reply::elements(answer);
+        let mut out = Vec::with_capacity(answer.len() + 16);
+        encode::header(&mut out, b'*', elements.remaining() as usize);
+        for (place, element) in elements.enumerate() {
+            let message = published.iter().find(|p| p.place == place);
+            match message.and_then(|p| Some((p, reply::integer(element)?))) {
+                Some((p, count)) => encode::integer(&mut out, self.published(p.kind, &p.channel, node, count)),
+                None => out.extend_from_slice(element),
+            }
+        }
+        out
     }
 
     /// Others wait for a connection: takes back those of clients that watch and have been quiet for long. Their EXEC will answer nil.

@@ -172,3 +172,30 @@ fn a_select_behind_another_one_wins() {
         assert_eq!(client.cmd(&format!("GET where{round}")), bulk("0"), "round {round}");
     }
 }
+
+#[test]
+fn info_adds_up_what_nodes_count_of_commands_and_errors() {
+    let Some(site) = site(2, &[]) else { return };
+    let mut client = site.client();
+    assert_eq!(client.cmd("CONFIG RESETSTAT"), ok());
+    let tags = site.tags();
+    for (node, times) in [(0, 3), (1, 2)] {
+        let key = format!("{{{}}}k", tags[node][0]);
+        client.cmd(&format!("SET {key} text"));
+        for _ in 0..times {
+            client.cmd(&format!("STRLEN {key}"));
+            assert!(client.cmd(&format!("LPUSH {key} x")).error().is_some());
+        }
+        client.cmd(&format!("EVAL \"return redis.error_reply('MINE no')\" 1 {key}"));
+    }
+    let commands = client.cmd("INFO commandstats").text();
+    let of = |name: &str| commands.lines().find_map(|l| l.strip_prefix(name)).map(str::to_owned).unwrap_or_default();
+    assert!(of("cmdstat_strlen:").starts_with("calls=5,"), "{commands}");
+    assert!(of("cmdstat_lpush:").ends_with(",rejected_calls=0,failed_calls=5"), "{commands}");
+    let errors = client.cmd("INFO errorstats").text();
+    for line in ["# Errorstats", "errorstat_MINE:count=2", "errorstat_WRONGTYPE:count=5"] {
+        assert!(errors.lines().any(|l| l == line), "{errors}");
+    }
+    assert!(client.cmd("INFO").text().contains("# Errorstats"), "shown when no section is named");
+    assert!(!client.cmd("INFO").text().contains("# Commandstats"), "not shown, as in Redis");
+}

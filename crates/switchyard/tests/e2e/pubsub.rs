@@ -625,14 +625,65 @@ fn subscribers_are_not_idle() {
 #[test]
 fn transactions_publish_where_they_are() {
     let site = Site::new(3);
-    let mut subscriber = site.client();
-    subscriber.cmd("SUBSCRIBE events");
+    let mut subscribers: Vec<Client> = (0..3).map(|_| site.client()).collect();
+    for subscriber in &mut subscribers {
+        subscriber.cmd("SUBSCRIBE events");
+    }
     let mut client = site.client();
     for i in 0..12 {
         client.cmd("MULTI");
         assert_eq!(client.cmd(&format!("SET key{i} v")), simple("QUEUED"));
         assert_eq!(client.cmd(&format!("PUBLISH events {i}")), simple("QUEUED"));
-        assert_eq!(client.cmd("EXEC").items()[0], ok());
-        assert_eq!(subscriber.reply(), Value::Array(message("events", &i.to_string())));
+        assert_eq!(client.cmd("PUBLISH nobody x"), simple("QUEUED"));
+        assert_eq!(client.cmd(&format!("GET key{i}")), simple("QUEUED"));
+        // Its clients are counted, not the router's workers.
+        assert_eq!(client.cmd("EXEC"), Value::Array(vec![ok(), int(3), int(0), bulk("v")]));
+        for subscriber in &mut subscribers {
+            assert_eq!(subscriber.reply(), Value::Array(message("events", &i.to_string())));
+        }
     }
+    // A transaction that is not executed leaves nothing for the next.
+    client.cmd("MULTI");
+    client.cmd("PUBLISH events x");
+    client.cmd("DISCARD");
+    client.cmd("MULTI");
+    client.cmd("APPEND number 7");
+    assert_eq!(client.cmd("EXEC"), Value::Array(vec![int(1)]));
+}
+
+#[test]
+fn own_messages_come_behind_the_reply_to_what_published_them() {
+    // Redis 7.0 has it the other way round, and in EXEC in the middle of the reply.
+    let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
+    let mut client = three(&site);
+    client.cmd("SUBSCRIBE foo");
+    let publishes = "EVAL \"redis.call('PUBLISH', 'foo', 'a') redis.call('PUBLISH', 'foo', 'b') return 'done'\" 0";
+    for round in 0..200 {
+        match round % 3 {
+            0 => {
+                client.cmd("MULTI");
+                for command in ["PUBLISH foo a", "INCR x", "PUBLISH foo b"] {
+                    assert_eq!(client.cmd(command), simple("QUEUED"));
+                }
+                let reply = client.cmd("EXEC");
+                assert!(matches!(&reply, Value::Array(items) if items.len() == 3), "{reply:?}");
+            }
+            1 => assert_eq!(client.cmd(publishes), bulk("done")),
+            _ => {
+                assert_eq!(client.cmd("PUBLISH foo a"), int(1));
+                assert_eq!(client.reply(), Value::Push(message("foo", "a")));
+                assert_eq!(client.cmd("PUBLISH foo b"), int(1));
+                assert_eq!(client.reply(), Value::Push(message("foo", "b")));
+                continue;
+            }
+        }
+        assert_eq!(client.reply(), Value::Push(message("foo", "a")));
+        assert_eq!(client.reply(), Value::Push(message("foo", "b")));
+    }
+    // What others publish waits for nothing that publishes nothing.
+    let mut blocked = three(&site);
+    blocked.cmd("SUBSCRIBE foo");
+    blocked.post("BLPOP nothing 0");
+    assert_eq!(site.client().cmd("PUBLISH foo c"), int(2));
+    assert_eq!(blocked.reply(), Value::Push(message("foo", "c")));
 }

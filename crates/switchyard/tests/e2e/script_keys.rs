@@ -168,6 +168,19 @@ fn where_it_is_allowed_nothing_is_checked() {
         "the node of the first key has no such key"
     );
     assert_eq!(client.call(&["EVAL", "return _G.redis.call('GET', ARGV[1])", "1", &b, &b]), bulk("there"));
+    // One node has run it: any node would. What only one node has, and the router has not seen, it would not.
+    let run = "return 'run'";
+    assert_eq!(client.call(&["EVAL", run, "1", &a]), bulk("run"));
+    let sha = |script: &str| site.nodes()[0].client().call(&["SCRIPT", "LOAD", script]).text();
+    let (run, unseen) = (sha(run), sha("return 'unseen'"));
+    for node in site.nodes() {
+        node.client().call(&["SCRIPT", "LOAD", "return 'everywhere'"]);
+    }
+    let everywhere = sha("return 'everywhere'");
+    let none = "0".repeat(40);
+    let exists = client.call(&["SCRIPT", "EXISTS", &none, &run, &unseen, &everywhere]);
+    assert_eq!(exists, Value::Array([0, 1, 0, 1].map(int).to_vec()));
+    assert_eq!(client.call(&["EVALSHA", &run, "1", &b]), bulk("run"));
 }
 
 #[test]

@@ -252,8 +252,8 @@ fn invalidations_can_be_redirected() {
 struct Cache {
     client: Client,
     values: std::collections::HashMap<String, String>,
-    /// Keys of reads that have not been answered.
-    asked: std::collections::VecDeque<String>,
+    /// Keys of commands that have not been answered; whether they write.
+    asked: std::collections::VecDeque<(String, bool)>,
 }
 
 impl Cache {
@@ -265,14 +265,20 @@ impl Cache {
                     self.values.remove(&k.text());
                 }),
             },
-            Value::Bulk(value) => {
-                let key = self.asked.pop_front().expect("a read");
-                self.values.insert(key, String::from_utf8(value).expect("text"));
+            reply => {
+                let (key, writes) = self.asked.pop_front().expect("a command");
+                match reply {
+                    Value::Bulk(value) => {
+                        self.values.insert(key, String::from_utf8(value).expect("text"));
+                    }
+                    // With NOLOOP nobody else says so.
+                    Value::Simple(_) if writes => {
+                        self.values.remove(&key);
+                    }
+                    Value::Nil => {}
+                    other => panic!("{other:?}"),
+                }
             }
-            Value::Nil => {
-                self.asked.pop_front().expect("a read");
-            }
-            other => panic!("{other:?}"),
         }
     }
 
@@ -288,7 +294,7 @@ impl Cache {
 fn no_cache_keeps_an_old_value() {
     let site = Site::new(3);
     let mut random = Random::new(7);
-    for mode in ["", " BCAST", " OPTIN", " BCAST PREFIX k1 PREFIX k2"] {
+    for mode in ["", " NOLOOP", " BCAST", " OPTIN", " BCAST PREFIX k1 PREFIX k2"] {
         let mut writer = site.client();
         for i in 0..30 {
             writer.cmd(&format!("SET k{i} first"));
@@ -302,6 +308,12 @@ fn no_cache_keeps_an_old_value() {
                 // Not waited for: it races with reads on their way.
                 writer.post(&format!("SET {key} {step}"));
                 written += 1;
+            }
+            if mode == " NOLOOP" && random.below(4) == 0 {
+                // One that fails changes nothing: what others change is told as ever.
+                let only_new = if random.below(2) == 0 { " NX" } else { "" };
+                cache.client.post(&format!("SET {key} own{step}{only_new}"));
+                cache.asked.push_back((key.clone(), true));
             }
             if !cache.values.contains_key(&key) && (mode != " BCAST PREFIX k1 PREFIX k2" || key.starts_with("k1") || key.starts_with("k2"))
             {
@@ -317,7 +329,7 @@ fn no_cache_keeps_an_old_value() {
                         }
                     }
                 }
-                cache.asked.push_back(key);
+                cache.asked.push_back((key, false));
             }
             if random.below(4) == 0 {
                 cache.settle();
@@ -343,12 +355,143 @@ fn no_cache_keeps_an_old_value() {
         for i in 10..20 {
             if mode != " OPTIN" && !cache.values.contains_key(&format!("k{i}")) {
                 cache.client.post(&format!("GET k{i}"));
-                cache.asked.push_back(format!("k{i}"));
+                cache.asked.push_back((format!("k{i}"), false));
             }
         }
         cache.settle();
         assert!(mode == " OPTIN" || cache.values.len() >= 10, "{:?}", cache.values);
     }
+}
+
+#[test]
+fn noloop_leaves_out_what_the_client_has_replaced_itself() {
+    let site = Site::new(2);
+    let mut writer = site.client();
+    let mut target = site.client();
+    let id = target.cmd("CLIENT ID").int();
+    target.cmd("HELLO 3");
+    for redirect in [String::new(), format!(" REDIRECT {id}")] {
+        let mut client = three(&site);
+        assert_eq!(client.cmd(&format!("CLIENT TRACKING ON NOLOOP{redirect}")), ok());
+        let redirected = !redirect.is_empty();
+        for (own, untold) in [
+            ("SET {t}k 1", true),
+            ("SET {t}k 1 EX 100", true),
+            ("SETEX {t}k 100 1", true),
+            ("MSET {t}k 1 {t}other 2", true),
+            ("INCR {t}k", true),
+            ("GETDEL {t}k", true),
+            ("GETSET {t}k 1", true),
+            ("DEL {t}k", true),
+            // They leave some of the old value, or do not say what they have changed.
+            ("APPEND {t}k 1", false),
+            ("EXPIRE {t}k 100", false),
+            ("DEL {t}k {t}other", false),
+            ("EVAL \"return redis.call('SET', KEYS[1], '1')\" 1 {t}k", false),
+        ] {
+            writer.cmd("SET {t}k 7");
+            for _ in 0..5 {
+                client.cmd("GET {t}k");
+                client.cmd("GET {t}end");
+                client.post(own);
+                // The same node tells of it later.
+                let reply = client.reply();
+                assert!(reply.error().is_none(), "{own}: {reply:?}");
+                writer.cmd("SET {t}end x");
+                let hears = if redirected { &mut target } else { &mut client };
+                let mut told = hears.reply();
+                if !untold && !direct() {
+                    assert_eq!(told, invalidate(&["{t}k"]), "{own}{redirect}");
+                    told = hears.reply();
+                }
+                assert_eq!(told, invalidate(&["{t}end"]), "{own}{redirect}");
+                writer.cmd("SET {t}k 7");
+            }
+        }
+        // One that changes nothing takes nothing off the list, and what is read behind a write is on it.
+        for own in [&["SET {t}k 1 NX"][..], &["SET {t}k 1", "GET {t}k"], &["DEL {t}missing"], &["SET {t}k"]] {
+            client.cmd("GET {t}k");
+            own.iter().for_each(|command| client.post(command));
+            let mut left = own.len();
+            let mut told = 0;
+            while left > 0 {
+                match client.reply() {
+                    Value::Push(_) => told += 1,
+                    _ => left -= 1,
+                }
+            }
+            // The router may have told of the client's own write: it is to be read again.
+            if own.len() > 1 && !direct() {
+                let hears = if redirected { &mut target } else { &mut client };
+                if told == 0 {
+                    assert_eq!(hears.reply(), invalidate(&["{t}k"]));
+                }
+                client.cmd("GET {t}k");
+            }
+            writer.cmd("SET {t}k 8");
+            let hears = if redirected { &mut target } else { &mut client };
+            assert_eq!(hears.reply(), invalidate(&["{t}k"]), "{own:?}{redirect}");
+        }
+    }
+}
+
+#[test]
+fn a_client_that_waits_at_a_node_is_told() {
+    let site = Site::new(2);
+    let mut client = three(&site);
+    assert_eq!(client.cmd("CLIENT TRACKING ON"), ok());
+    for round in 0..3 {
+        client.cmd("GET k");
+        client.post("BLPOP nothing 0");
+        until("it waits", || site.client().cmd("CLIENT LIST").text().contains(" flags=bt ").then_some(()));
+        site.client().cmd(&format!("SET k {round}"));
+        assert_eq!(client.reply(), invalidate(&["k"]));
+        site.client().cmd("RPUSH nothing x");
+        assert_eq!(client.reply(), Value::Array(vec![bulk("nothing"), bulk("x")]));
+    }
+}
+
+#[test]
+fn info_says_how_much_is_tracked() {
+    let site = Site::new(2);
+    let mut reader = three(&site);
+    reader.cmd("CLIENT TRACKING ON");
+    let mut broadcast = three(&site);
+    broadcast.cmd("CLIENT TRACKING ON BCAST PREFIX a PREFIX b");
+    let shows = |line: &str| until(line, || site.client().cmd("INFO stats").text().lines().any(|l| l == line).then_some(()));
+    for key in ["x", "y", "z"] {
+        reader.cmd(&format!("GET {key}"));
+    }
+    shows("tracking_total_keys:3");
+    shows("tracking_total_items:3");
+    shows("tracking_total_prefixes:2");
+    site.client().cmd("SET y 1");
+    shows("tracking_total_keys:2");
+    site.client().cmd("FLUSHALL");
+    shows("tracking_total_keys:0");
+    broadcast.cmd("CLIENT TRACKING OFF");
+    shows("tracking_total_prefixes:0");
+}
+
+#[test]
+fn adding_a_prefix_makes_nobody_forget() {
+    let site = Site::new(2);
+    let mut client = three(&site);
+    let mut other = three(&site);
+    assert_eq!(client.cmd("CLIENT TRACKING ON BCAST PREFIX a"), ok());
+    for prefix in ["b", "c", "d"] {
+        assert_eq!(client.cmd(&format!("CLIENT TRACKING ON BCAST PREFIX {prefix}")), ok());
+        assert_eq!(other.cmd(&format!("CLIENT TRACKING ON BCAST PREFIX {prefix}{prefix}")), ok());
+        assert_eq!(other.cmd("CLIENT TRACKING OFF"), ok());
+    }
+    let mut writer = site.client();
+    for key in ["a1", "b1", "c1", "d1", "e1", "dd1"] {
+        writer.cmd(&format!("SET {key} x"));
+        if key != "e1" {
+            assert_eq!(client.reply(), invalidate(&[key]));
+        }
+    }
+    assert_eq!(client.cmd("PING"), simple("PONG"));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use switchyard_resp::command::{Command, Flags, Handling, Local};
 use switchyard_resp::encode;
 use tracing::warn;
 
@@ -150,12 +151,12 @@ impl Worker {
             b">" | b"*" => b"*",
             _ => first,
         };
-        if client.streaming {
-            // A large reply is on its way in pieces: nothing may come between them.
-            let deferred = client.deferred();
-            deferred.extend_from_slice(first);
-            deferred.extend_from_slice(rest);
-            if deferred.len() > limit {
+        if let Some(behind) = client.holds_messages() {
+            let subscriber = client.pubsub.get_or_insert_default();
+            subscriber.held_bytes += bytes.len();
+            subscriber.held.push_back((behind, [first, rest].concat()));
+            client.gated = true;
+            if subscriber.held_bytes > limit {
                 self.cut_subscriber(handle);
             }
             return;
@@ -172,6 +173,35 @@ impl Worker {
         }
         if over && self.clients.get(handle).is_some_and(|c| c.unsent() > limit) {
             self.cut_subscriber(handle);
+        }
+    }
+
+    /// Sends the messages that wait for replies which have now been given.
+    #[cold]
+    pub(in crate::worker) fn release_messages(&mut self, handle: Handle) {
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        let (streaming, first) = (client.streaming, client.first_owed());
+        let Some(subscriber) = client.pubsub.as_deref_mut() else { return };
+        let mut released = false;
+        while let Some((_, bytes)) = subscriber.held.pop_front_if(|(behind, _)| !streaming && (behind.wrapping_sub(first) as i32) < 0) {
+            subscriber.held_bytes -= bytes.len();
+            client.out.extend_from_slice(&bytes);
+            released = true;
+        }
+        if released {
+            self.tidy_subscriber(handle);
+        }
+    }
+
+    /// A command of a client that may be subscribed has taken its way.
+    pub(in crate::worker) fn note_own_publish(&mut self, handle: Handle, command: &Command) {
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        let publishes = matches!(command.handling, Handling::Local(Local::Publish | Local::Spublish | Local::Exec));
+        if client.in_flight() > 0 && (publishes || command.flags.has(Flags::SCRIPT)) {
+            let last = client.last_owed();
+            if let Some(subscriber) = client.pubsub.as_deref_mut() {
+                subscriber.published = Some(last);
+            }
         }
     }
 

@@ -10,6 +10,7 @@
 //! - A client's confirmation is sent when the subscription is in force at every node that can be reached, and at the owner in any case: from
 //!   then on nothing published is missed while the connections last.
 //! - Commands of one client (`SUBSCRIBE a`, `UNSUBSCRIBE`, ...) take effect in their order, also where an earlier one still waits for nodes.
+//! - A client hears its own messages (RESP3) behind the reply to what published them (`Subscriber::published`), as in Redis from 7.2 on.
 //!
 //! Not one upstream connection per client: thousands of subscribers would be thousands of connections at each node.
 
@@ -101,8 +102,11 @@ pub(super) struct Subscriber {
     /// Bytes of all these names.
     name_bytes: usize,
     items: VecDeque<Item>,
-    /// Messages that came in the middle of a large reply that is being passed on.
-    pub(super) deferred: Vec<u8>,
+    /// Messages, each behind the command of this number: one that may have published it, or whose large reply is being passed on.
+    held: VecDeque<(u32, Vec<u8>)>,
+    held_bytes: usize,
+    /// The last command of the client that may have published something.
+    published: Option<u32>,
 }
 
 impl Subscriber {
@@ -122,12 +126,21 @@ impl Subscriber {
         }
     }
 
+    /// The command that a message which comes now has to wait for. `first` is the number of the next reply, `streaming` says that some of
+    /// it has been sent.
+    pub(super) fn holds(&self, first: u32, streaming: bool) -> Option<u32> {
+        let publishing = self.published.filter(|seq| seq.wrapping_sub(first) as i32 >= 0);
+        // Messages keep their order.
+        let before = self.held.back().map(|(behind, _)| *behind);
+        publishing.or(streaming.then_some(first)).or(before)
+    }
+
     /// Whether a command of the client waits for nodes.
     pub(super) fn waits(&self) -> bool {
         !self.items.is_empty()
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.total() == 0 && !self.waits() && self.deferred.is_empty()
+        self.total() == 0 && !self.waits() && self.held.is_empty()
     }
 }

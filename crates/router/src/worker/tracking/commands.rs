@@ -210,11 +210,13 @@ impl Worker {
             prefixes = vec![Box::default()];
         }
         tracked.pending = Some(seq);
+        tracked.relies = known;
         tracked.caching = false;
         if !known {
             self.tracking.clients.push(handle);
             self.counters.tracking.add(1);
         }
+        self.count_prefixes();
         self.widen_tracking(&prefixes);
         self.settle_tracking();
     }
@@ -245,6 +247,7 @@ impl Worker {
         if let Some(place) = self.tracking.clients.iter().position(|c| *c == handle) {
             self.tracking.clients.swap_remove(place);
             self.counters.tracking.sub(1);
+            self.count_prefixes();
             if self.tracking.clients.is_empty() {
                 self.stop_tracking();
             }
@@ -265,6 +268,10 @@ impl Worker {
         if tracked.pending.is_some() || command.name.starts_with("CLIENT|") {
             return; // CLIENT does not use CACHING up
         }
+        if tracked.options.noloop && !tracked.options.bcast && !in_multi {
+            self.note_own_write(handle, command, args);
+        }
+        let Some(tracked) = self.clients.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) else { return };
         // CACHING before MULTI holds for the whole transaction.
         let caching = if in_multi { tracked.caching } else { std::mem::take(&mut tracked.caching) };
         if !in_multi && !tracked.queued.is_empty() {
@@ -296,17 +303,16 @@ impl Worker {
     }
 
     fn note_tracked_key(&mut self, handle: Handle, key: &[u8]) {
-        if let Some(readers) = self.tracking.keys.get_mut(key) {
-            if !readers.contains(&handle) {
-                readers.push(handle);
-            }
-            return;
+        if let Some(tracked) = self.clients.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) {
+            // What it reads behind a write of its own may be another's.
+            tracked.own.iter_mut().for_each(|write| write.forget(key));
         }
-        if self.tracking.keys.len() >= KEYS_MAX {
-            self.tracking.keys.clear();
+        if self.tracking.keys.len() >= KEYS_MAX && !self.tracking.keys.contains_key(key) {
+            self.tracking.forget_reads();
             self.invalidate_all();
         }
-        self.tracking.keys.insert(key.into(), vec![handle]);
+        self.tracking.note_read(key, handle);
+        self.count_tracked();
     }
 }
 

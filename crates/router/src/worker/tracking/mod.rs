@@ -11,6 +11,7 @@
 //! - **When.** A reply that is still owed may carry the old value. So an invalidation goes behind everything that its client is owed when it
 //!   comes (`Tracked::held`). With REDIRECT it does not: it concerns another connection, whose order to this one nothing defines in Redis
 //!   either.
+//! - **NOLOOP** ([`own`]): a key that its client replaces is taken out of the table when the reply says so, as Redis does.
 //! - **A lost connection** invalidates everything at once, and again when tracking is in force anew: what was cached in between was not watched.
 //!
 //! Not `CLIENT CACHING YES` before each read on the shared connections: a read that is asked again, split, in a transaction or in the slow lane
@@ -19,6 +20,7 @@
 
 mod commands;
 mod nodes;
+mod own;
 
 use std::collections::{HashMap, VecDeque};
 
@@ -26,6 +28,7 @@ pub(in crate::worker) use commands::shown_redirect;
 use switchyard_policy::topology::NodeId;
 
 use crate::slab::Handle;
+use crate::worker::Worker;
 
 /// Keys that default-mode clients of a worker have read; beyond it they are told to forget everything (Redis `tracking-table-max-keys`).
 const KEYS_MAX: usize = 1_000_000;
@@ -63,9 +66,15 @@ pub(in crate::worker) struct Tracked {
     looking: bool,
     /// Number of the TRACKING ON that waits for the nodes.
     pending: Option<u32>,
-    /// Invalidations, each behind the command of this number.
-    held: VecDeque<(u32, Vec<u8>)>,
+    /// It tracked before that TRACKING ON.
+    relies: bool,
+    /// Invalidations, each behind the command of this number: an array of keys, or `None` for all.
+    held: VecDeque<(u32, Option<Vec<u8>>)>,
     held_bytes: usize,
+    /// How many of them were held when clients that wait at a node were looked at last.
+    held_long: usize,
+    /// Writes of its own that are not answered (NOLOOP).
+    own: VecDeque<own::Write>,
 }
 
 impl Tracked {
@@ -76,12 +85,19 @@ impl Tracked {
     pub(in crate::worker) fn is_broadcast(&self) -> bool {
         self.options.bcast
     }
+
+    /// Whether a write of its own to this key is not answered.
+    fn is_changing(&self, key: &[u8]) -> bool {
+        self.own.iter().any(|write| write.changes(key))
+    }
 }
 
 /// The state of tracking at one node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Place {
     Asked,
+    /// In force, and asked for more prefixes.
+    Widening,
     InForce,
     Down,
     Refused(Box<str>),
@@ -98,9 +114,46 @@ pub(in crate::worker) struct Tracking {
     places: Vec<(NodeId, Place)>,
     /// Who has read what, in the default mode.
     keys: HashMap<Box<[u8]>, Vec<Handle>>,
+    /// The readers of all these keys.
+    reads: usize,
 }
 
 impl Tracking {
+    fn is_read_by(&self, key: &[u8], client: Handle) -> bool {
+        self.keys.get(key).is_some_and(|readers| readers.contains(&client))
+    }
+
+    fn note_read(&mut self, key: &[u8], client: Handle) {
+        match self.keys.get_mut(key) {
+            Some(readers) if readers.contains(&client) => return,
+            Some(readers) => readers.push(client),
+            None => drop(self.keys.insert(key.into(), vec![client])),
+        }
+        self.reads += 1;
+    }
+
+    /// The key has changed: who has read it, once.
+    fn take_readers(&mut self, key: &[u8]) -> Vec<Handle> {
+        let readers = self.keys.remove(key).unwrap_or_default();
+        self.reads -= readers.len();
+        readers
+    }
+
+    fn forget_read(&mut self, key: &[u8], client: Handle) {
+        let Some(readers) = self.keys.get_mut(key) else { return };
+        let before = readers.len();
+        readers.retain(|reader| *reader != client);
+        self.reads -= before - readers.len();
+        if readers.is_empty() {
+            self.keys.remove(key);
+        }
+    }
+
+    fn forget_reads(&mut self) {
+        self.keys = HashMap::new();
+        self.reads = 0;
+    }
+
     pub(in crate::worker) fn is_on(&self) -> bool {
         !self.cover.is_empty()
     }
@@ -119,9 +172,46 @@ impl Tracking {
     }
 }
 
+impl Worker {
+    /// Shows how much is tracked.
+    fn count_tracked(&self) {
+        self.counters.tracked_keys.set(self.tracking.keys.len() as u64);
+        self.counters.tracked_reads.set(self.tracking.reads as u64);
+    }
+
+    /// The same for prefixes, when clients have begun or ended to track.
+    fn count_prefixes(&self) {
+        let options = self.tracking.clients.iter().filter_map(|c| Some(&self.clients.get(*c)?.tracked.as_deref()?.options));
+        let mut prefixes: Vec<&[u8]> = options.filter(|o| o.bcast).flat_map(|o| o.prefixes.iter().map(|p| &**p)).collect();
+        prefixes.sort_unstable();
+        prefixes.dedup();
+        self.counters.tracked_prefixes.set(prefixes.len() as u64);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::Tracking;
+    use crate::slab::Handle;
+
+    #[test]
+    fn readers_are_counted() {
+        let mut tracking = Tracking::default();
+        let clients = [1, 2].map(|index| Handle { index, generation: 1 });
+        for client in clients {
+            tracking.note_read(b"a", client);
+            tracking.note_read(b"a", client);
+        }
+        tracking.note_read(b"b", clients[0]);
+        assert_eq!((tracking.keys.len(), tracking.reads), (2, 3));
+        tracking.forget_read(b"a", clients[0]);
+        assert!(!tracking.is_read_by(b"a", clients[0]) && tracking.is_read_by(b"a", clients[1]));
+        tracking.forget_read(b"b", clients[0]);
+        assert_eq!((tracking.keys.len(), tracking.reads), (1, 1));
+        assert_eq!(tracking.take_readers(b"a"), [clients[1]]);
+        assert_eq!(tracking.take_readers(b"a"), []);
+        assert_eq!((tracking.keys.len(), tracking.reads), (0, 0));
+    }
 
     #[test]
     fn prefixes_asked_of_nodes_never_overlap() {

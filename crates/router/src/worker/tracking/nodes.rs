@@ -8,11 +8,11 @@ use tracing::warn;
 use super::Place;
 use crate::shared::Message;
 use crate::slab::Handle;
-use crate::worker::Worker;
 use crate::worker::upstream::{Phase, Purpose};
+use crate::worker::{Stall, Worker};
 
 /// What goes before the keys, or the null, of an invalidation.
-const INVALIDATE: &[u8] = b">2\r\n$10\r\ninvalidate\r\n";
+pub(super) const INVALIDATE: &[u8] = b">2\r\n$10\r\ninvalidate\r\n";
 
 /// The same for a RESP2 client that other clients redirect to.
 const INVALIDATE_MESSAGE: &[u8] = b"*3\r\n$7\r\nmessage\r\n$20\r\n__redis__:invalidate\r\n";
@@ -28,16 +28,27 @@ impl Worker {
         }
         if self.tracking.cover != before {
             self.tracking.generation = self.tracking.generation.wrapping_add(1);
+            let cover = &self.tracking.cover;
+            // Prefixes can be added to those in force, as long as none of them becomes superfluous.
+            let adds = before.iter().all(|prefix| cover.contains(prefix));
+            let added: Vec<Box<[u8]>> = cover.iter().filter(|prefix| adds && !before.contains(prefix)).cloned().collect();
             let nodes: Vec<NodeId> = self.plan.topology.nodes().map(|n| n.id).collect();
             for node in nodes {
-                self.ask_tracking(node);
+                self.ask_tracking(node, &added);
             }
         }
     }
 
-    fn ask_tracking(&mut self, node: NodeId) {
+    /// Asks a node to track: only for the prefixes `added`, where it tracks the others already.
+    fn ask_tracking(&mut self, node: NodeId, added: &[Box<[u8]>]) {
         let link = self.hopeful_link(node);
         let (up, hopeful) = self.links.get(link).map_or((false, false), |l| (l.phase == Phase::Up, l.takes_commands()));
+        let in_force = self.tracking.places.iter().any(|(n, p)| *n == node && matches!(p, Place::InForce | Place::Widening));
+        if up && in_force && !added.is_empty() {
+            self.set_tracking_place(node, Place::Widening);
+            self.send_prefixes(link, added);
+            return;
+        }
         self.set_tracking_place(node, if hopeful { Place::Asked } else { Place::Down });
         if up {
             self.send_tracking(link, node);
@@ -57,11 +68,15 @@ impl Worker {
             self.set_tracking_place(node, Place::Refused(error.into()));
             return;
         }
-        // Prefixes can only be added to, and must not overlap: begin anew. What changes in between is made good by an invalidation of all.
+        // Prefixes must not overlap: begin anew. What changes in between is made good by an invalidation of all.
         self.push_own(link, &[b"CLIENT", b"TRACKING", b"OFF"], Purpose::Nobody, 0);
-        let mut args: Vec<&[u8]> = vec![b"CLIENT", b"TRACKING", b"ON", b"BCAST"];
         let cover = self.tracking.cover.clone();
-        for prefix in &cover {
+        self.send_prefixes(link, &cover);
+    }
+
+    fn send_prefixes(&mut self, link: Handle, prefixes: &[Box<[u8]>]) {
+        let mut args: Vec<&[u8]> = vec![b"CLIENT", b"TRACKING", b"ON", b"BCAST"];
+        for prefix in prefixes {
             args.push(b"PREFIX");
             args.push(prefix);
         }
@@ -71,7 +86,8 @@ impl Worker {
     /// Nobody tracks any more.
     pub(super) fn stop_tracking(&mut self) {
         self.tracking.cover.clear();
-        self.tracking.keys = std::collections::HashMap::new();
+        self.tracking.forget_reads();
+        self.count_tracked();
         self.tracking.generation = self.tracking.generation.wrapping_add(1);
         for (node, _) in std::mem::take(&mut self.tracking.places) {
             let link = self.routes.get(node.index()).and_then(|r| r.pubsub);
@@ -92,9 +108,12 @@ impl Worker {
             let error = String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned();
             self.set_tracking_place(node, Place::Refused(error.into()));
         } else {
+            let widened = self.tracking.places.iter().any(|(n, p)| *n == node && *p == Place::Widening);
             self.set_tracking_place(node, Place::InForce);
-            // Those that tracked before were not watched for a moment.
-            self.invalidate_all();
+            if !widened {
+                // Those that tracked before were not watched for a moment.
+                self.invalidate_all();
+            }
         }
         self.settle_tracking();
     }
@@ -102,7 +121,7 @@ impl Worker {
     /// Answers the TRACKING ON of clients, once all nodes have an outcome.
     pub(super) fn settle_tracking(&mut self) {
         let places = &self.tracking.places;
-        if places.iter().any(|(_, p)| *p == Place::Asked) {
+        if places.iter().any(|(_, p)| matches!(p, Place::Asked | Place::Widening)) {
             return;
         }
         let refused = places.iter().find_map(|(_, p)| if let Place::Refused(e) = p { Some(e.to_string()) } else { None });
@@ -150,7 +169,8 @@ impl Worker {
         if self.tracking.places.iter().any(|(n, _)| *n == node) {
             self.set_tracking_place(node, Place::Asked);
             warn!(node = %self.node_name(node), "lost the connection that tells of changed keys: clients are told to forget all of them");
-            self.tracking.keys.clear();
+            self.tracking.forget_reads();
+            self.count_tracked();
             self.invalidate_all();
         }
     }
@@ -163,7 +183,7 @@ impl Worker {
         self.tracking.places.retain(|(node, _)| plan.topology.node(*node).is_some());
         for node in plan.topology.nodes() {
             if !self.tracking.places.iter().any(|(n, _)| *n == node.id) {
-                self.ask_tracking(node.id);
+                self.ask_tracking(node.id, &[]);
             }
         }
         self.settle_tracking();
@@ -174,13 +194,17 @@ impl Worker {
     /// A node tells of changed keys (an array), or that any may have changed (null).
     pub(in crate::worker) fn on_invalidation(&mut self, what: &[u8]) {
         if reply::is_null(what) {
-            self.tracking.keys.clear();
+            self.tracking.forget_reads();
+            self.count_tracked();
             self.invalidate_all();
             return;
         }
         let mut payload = Vec::new();
         for element in reply::elements(what) {
-            let Some(readers) = reply::text(element).and_then(|key| self.tracking.keys.remove(key)) else { continue };
+            let readers = reply::text(element).map(|key| self.tracking.take_readers(key)).unwrap_or_default();
+            if readers.is_empty() {
+                continue;
+            }
             payload.clear();
             payload.extend_from_slice(b"*1\r\n");
             payload.extend_from_slice(element);
@@ -190,6 +214,7 @@ impl Worker {
                 }
             }
         }
+        self.count_tracked();
         for place in (0..self.tracking.clients.len()).rev() {
             let Some(&handle) = self.tracking.clients.get(place) else { continue };
             let Some(tracked) = self.clients.get(handle).and_then(|c| c.tracked.as_deref()) else { continue };
@@ -213,39 +238,45 @@ impl Worker {
     /// Tells every tracking client to forget everything.
     pub(super) fn invalidate_all(&mut self) {
         for handle in self.tracking.clients.clone() {
-            let ready = self.clients.get(handle).and_then(|c| c.tracked.as_deref()).is_some_and(|t| t.pending.is_none());
+            let ready = self.clients.get(handle).and_then(|c| c.tracked.as_deref()).is_some_and(|t| t.pending.is_none() || t.relies);
             if ready {
                 self.invalidate(handle, None);
             }
         }
     }
 
-    /// Tells a client, or whom it redirects to. `keys` is an array of keys; `None`: all.
+    /// Tells a client, or whom it redirects to, or holds it back for a while. `keys` is an array of keys; `None`: all.
     fn invalidate(&mut self, handle: Handle, keys: Option<&[u8]>) {
         let Some(client) = self.clients.get_mut(handle) else { return };
-        let resp3 = client.resp3;
         let ordered = client.in_flight() > 0 || client.streaming;
-        let last = client.last_owed();
+        let (resp3, last) = (client.resp3, client.last_owed());
         let Some(tracked) = client.tracked.as_deref_mut() else { return };
+        let redirects = tracked.options.redirect.is_some();
+        if !redirects && !resp3 {
+            return; // RESP2 has no place for it, and Redis does not send it either
+        }
         self.counters.invalidations.add(1);
+        let is_own = || keys.and_then(|k| reply::elements(k).next()).and_then(reply::text).is_some_and(|key| tracked.is_changing(key));
+        if !ordered || redirects && !is_own() {
+            self.tell_invalidation(handle, keys);
+            return;
+        }
+        tracked.held_bytes += keys.map_or(0, <[u8]>::len) + INVALIDATE.len();
+        tracked.held.push_back((last, keys.map(Into::into)));
+        if tracked.held_bytes > self.plan.live.push_limit {
+            self.cut_subscriber(handle);
+        }
+    }
+
+    fn tell_invalidation(&mut self, handle: Handle, keys: Option<&[u8]>) {
+        let Some(tracked) = self.clients.get(handle).and_then(|c| c.tracked.as_deref()) else { return };
         if let Some(redirect) = tracked.options.redirect {
             let message = Message::Invalidate { to: redirect.client, from: self.index, source: handle, keys: keys.map(Into::into) };
             self.shared.mailboxes[redirect.worker].send(message);
             return;
         }
-        if !resp3 {
-            return; // RESP2 has no place for it, and Redis does not send it either
-        }
         let bytes = [INVALIDATE, keys.unwrap_or(b"_\r\n")].concat();
-        if !ordered {
-            self.push(handle, &bytes);
-            return;
-        }
-        tracked.held_bytes += bytes.len();
-        tracked.held.push_back((last, bytes));
-        if tracked.held_bytes > self.plan.live.push_limit {
-            self.cut_subscriber(handle);
-        }
+        self.push(handle, &bytes);
     }
 
     /// Sends the invalidations that wait for replies which have now been given.
@@ -257,13 +288,35 @@ impl Worker {
             }
             let first = client.first_owed();
             let Some(tracked) = client.tracked.as_deref_mut() else { return };
+            while tracked.own.front().is_some_and(|write| write.is_answered(first)) {
+                tracked.own.pop_front(); // its reply said nothing
+            }
             let due = tracked.held.front().is_some_and(|(behind, _)| (behind.wrapping_sub(first) as i32) < 0);
             if !due {
                 return;
             }
-            let Some((_, bytes)) = tracked.held.pop_front() else { return };
-            tracked.held_bytes -= bytes.len();
-            self.push(handle, &bytes);
+            let Some((_, keys)) = tracked.held.pop_front() else { return };
+            tracked.held_bytes -= keys.as_ref().map_or(0, Vec::len) + INVALIDATE.len();
+            self.tell_invalidation(handle, keys.as_deref());
+        }
+    }
+
+    /// From time to time: a client that waits at a node may wait for ever, and what it waits for is no old value. It is told of what has been
+    /// held since the last time; what has just come may belong behind a reply that is on its way.
+    pub(in crate::worker) fn tell_blocked_clients(&mut self) {
+        for handle in self.tracking.clients.clone() {
+            let Some(client) = self.clients.get_mut(handle) else { continue };
+            let blocked = client.stall == Stall::Blocked;
+            let Some(tracked) = client.tracked.as_deref_mut() else { continue };
+            let due = if blocked { tracked.held_long.min(tracked.held.len()) } else { 0 };
+            let held: Vec<_> = tracked.held.drain(..due).collect();
+            tracked.held_long = tracked.held.len();
+            for (_, keys) in held {
+                if let Some(tracked) = self.clients.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) {
+                    tracked.held_bytes -= keys.as_ref().map_or(0, Vec::len) + INVALIDATE.len();
+                }
+                self.tell_invalidation(handle, keys.as_deref());
+            }
         }
     }
 

@@ -1,0 +1,131 @@
+//! NOLOOP in the default mode: a client is not told of keys that it has changed itself.
+//!
+//! A node's broadcast does not say whose write it tells of, and one broadcast may stand for several writes. So nothing is taken out of what
+//! nodes tell. Instead the router does what a Redis server does: a key that a client with NOLOOP has changed is no longer one that the
+//! client has read, until it reads it again. Whatever the nodes then tell of the key is not for this client.
+//!
+//! That is right only where the client knows the new value from its own command, whatever others did to the key before: so only for commands
+//! that replace or delete whole values, or whose reply is the value ([`Proof`]), and only when the reply says that it was done. A
+//! broadcast that comes before this reply waits for it. After any other write the client is told as if it had been another's: once too
+//! often, never too seldom.
+//!
+//! Not in BCAST mode: there a client is also told of keys that it has not read, so a change by somebody else in the same moment at the node,
+//! which has the same broadcast, would be lost.
+
+use switchyard_resp::command::{Command, Flags};
+use switchyard_resp::reply;
+use switchyard_resp::request::Args;
+
+use crate::slab::Handle;
+use crate::worker::Worker;
+
+/// A client's writes in flight that are looked at; beyond it the client is told of what it changes.
+const WRITES_MAX: usize = 1024;
+
+/// What a reply must be to say that the client knows the new value of every key that its command named.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Proof {
+    Ok,
+    One,
+    Integer,
+    Value,
+}
+
+impl Proof {
+    /// The proof for a command of this name and number of keys, where there is one.
+    fn of(name: &str, keys: usize) -> Option<Self> {
+        Some(match name {
+            "SET" | "SETEX" | "PSETEX" | "MSET" => Self::Ok,
+            "SETNX" => Self::One,
+            // The number of several keys does not say which of them were there.
+            "DEL" | "UNLINK" if keys == 1 => Self::One,
+            "INCR" | "DECR" | "INCRBY" | "DECRBY" => Self::Integer,
+            "INCRBYFLOAT" | "GETSET" | "GETDEL" => Self::Value,
+            _ => return None,
+        })
+    }
+
+    fn is_given_by(self, answer: &[u8]) -> bool {
+        match self {
+            Self::Ok => answer == b"+OK\r\n",
+            Self::One => reply::integer(answer) == Some(1),
+            Self::Integer => answer.starts_with(b":"),
+            Self::Value => answer.starts_with(b"$") && !reply::is_null(answer),
+        }
+    }
+}
+
+/// A command of a client with NOLOOP that is not answered.
+#[derive(Debug)]
+pub(super) struct Write {
+    seq: u32,
+    proof: Proof,
+    /// Keys that the client has read, and not read again since.
+    keys: Vec<Box<[u8]>>,
+}
+
+impl Write {
+    pub(super) fn changes(&self, key: &[u8]) -> bool {
+        self.keys.iter().any(|k| **k == *key)
+    }
+
+    /// Whether its reply has been given. `first`: the number of the command that is answered next.
+    pub(super) fn is_answered(&self, first: u32) -> bool {
+        (self.seq.wrapping_sub(first) as i32) < 0
+    }
+
+    /// The client has read the key again.
+    pub(super) fn forget(&mut self, key: &[u8]) {
+        self.keys.retain(|k| **k != *key);
+    }
+}
+
+impl Worker {
+    /// A command of a client with NOLOOP has taken its way.
+    pub(super) fn note_own_write(&mut self, handle: Handle, command: &Command, args: &Args<'_>) {
+        if !command.flags.has(Flags::WRITE) {
+            return;
+        }
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        if client.in_flight() == 0 {
+            return; // refused: nothing was sent
+        }
+        let seq = client.last_owed();
+        let mut places = std::mem::take(&mut self.keys);
+        places.clear();
+        let found = command.find_keys(args, &mut places).is_ok();
+        let proof = Proof::of(&command.name, places.len()).filter(|_| found);
+        let is_read = |key: &&[u8]| self.tracking.is_read_by(key, handle);
+        let keys: Vec<Box<[u8]>> = places.iter().filter_map(|place| args.get(*place as usize)).filter(is_read).map(Into::into).collect();
+        self.keys = places;
+        if let Some(proof) = proof
+            && !keys.is_empty()
+            && let Some(tracked) = client.tracked.as_deref_mut()
+            && tracked.own.len() < WRITES_MAX
+        {
+            tracked.own.push_back(Write { seq, proof, keys });
+        }
+    }
+
+    /// A client has been given the reply to its command `seq`. If that proves its write, the write's keys are not the client's business any
+    /// more, nor is what nodes have told of them meanwhile.
+    #[cold]
+    pub(in crate::worker) fn settle_own_write(&mut self, handle: Handle, seq: u32, answer: &[u8]) {
+        let Some(tracked) = self.clients.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) else { return };
+        let Some(place) = tracked.own.iter().position(|w| w.seq == seq) else { return };
+        let Some(write) = tracked.own.remove(place).filter(|w| w.proof.is_given_by(answer)) else { return };
+        let mut dropped = 0;
+        tracked.held.retain(|(_, payload)| {
+            let told = payload.as_deref().map(reply::elements).filter(|keys| keys.remaining() == 1);
+            let key = told.and_then(|mut keys| keys.next()).and_then(reply::text);
+            let own = key.is_some_and(|key| write.changes(key));
+            dropped += if own { payload.as_ref().map_or(0, Vec::len) + super::nodes::INVALIDATE.len() } else { 0 };
+            !own
+        });
+        tracked.held_bytes -= dropped;
+        for key in &write.keys {
+            self.tracking.forget_read(key, handle);
+        }
+        self.count_tracked();
+    }
+}
