@@ -11,6 +11,9 @@ router fails must be explained in reasons.txt, one line each: `UNIT or * | regul
 is 1 where one is not. Where the reason begins with `SKIP`, the test is left out and counts as failed: what it leaves behind would fail
 the tests after it.
 
+A whole run (both suites, all units) with `--out` writes the results between the markers of docs/compatibility.md; a part of one only
+prints them.
+
 Not a part of the Rust tests: the suites take minutes, and are other people's code that this repository does not contain.
 """
 
@@ -25,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import date
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -82,7 +86,7 @@ class Target:
         port = free_port()
         folder = os.path.join(self.dir, str(port))
         os.mkdir(folder)
-        self.start([program, "--port", str(port), "--save", "", "--dir", folder, "--enable-debug-command", "yes"], str(port))
+        self.start([program, "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", folder, "--enable-debug-command", "yes"], str(port))
         wait_for(port, program)
         return port
 
@@ -176,6 +180,32 @@ def reason_for(reasons, unit, name):
     return None
 
 
+def info_of(port):
+    """Gives the fields of INFO server."""
+    with socket.create_connection(("127.0.0.1", port), 5) as s:
+        file = s.makefile("rb")
+        s.sendall(b"INFO server\r\n")
+        text = file.read(int(file.readline()[1:]) + 2).decode()
+    return dict(line.split(":", 1) for line in text.split("\r\n") if ":" in line)
+
+
+def commit_of(checkout):
+    """Gives the commit of a checkout and its day, or says that it is unknown."""
+    command = ["git", "-C", checkout, "log", "-1", "--format=%h of %cs"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown commit"
+
+
+def together(rows):
+    """Puts what the suite repeats (`NAME`, `NAME #2`, ...) for one reason into one row."""
+    counts = collections.Counter((unit, re.sub(r" #\d+$", "", name), reason) for unit, name, reason in rows)
+    return [(unit, f"{name} (×{count})" if count > 1 else name, reason) for (unit, name, reason), count in counts.items()]
+
+
+def table_cell(text):
+    return re.sub(r"([|<>*_])", r"\\\1", text)
+
+
 def percent(part, whole):
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
@@ -191,20 +221,31 @@ def main():
     parser.add_argument("--out", help="file whose section between the markers is replaced by the results")
     parser.add_argument("--verbose", action="store_true", help="print what the TCL harness says of failures")
     args = parser.parse_args()
+    whole_run = bool(args.suite and args.tests and not args.units)
+    if args.out and not whole_run:
+        print(f"a part of the suites: {args.out} is left as it is", file=sys.stderr)
     reasons = read_reasons()
-    rows, explained, unexplained = [], [], []
+    rows, explained, unexplained, seen, used = [], [], [], [], set()
 
     def note(unit, name, why):
         reason = reason_for(reasons, unit, name)
+        used.add(reason)
         (explained if reason else unexplained).append((unit, name, (reason or why).removeprefix("SKIP ")))
+
+    def must_pass_some(what, wanted):
+        if not wanted:
+            raise SystemExit(f"{what}: the plain server passes nothing, so nothing was measured (does another run use this checkout?)")
 
     if args.suite:
         for set_name, same_slot in (("same-slot", True), ("standalone", False)):
             with Target(args.server) as plain:
+                if not seen:
+                    seen.append(f"the suite of commands ({commit_of(args.suite)}) before Redis {info_of(plain.port)['redis_version']}")
                 expected = run_command_suite(args.suite, plain.port, same_slot, "7.2.0")
             with Target(args.server, args.switchyard) as router:
                 got = run_command_suite(args.suite, router.port, same_slot, "7.2.0")
             wanted = [name for name, why in expected.items() if why is None]
+            must_pass_some(f"commands, {set_name} set", wanted)
             failed = [name for name in wanted if got.get(name, "not reached") is not None]
             rows.append((f"commands, {set_name} set", len(wanted), len(wanted) - len(failed)))
             for name in failed:
@@ -216,6 +257,7 @@ def main():
         if args.units:
             units = DATA_UNITS if args.units == "data" else args.units.split(",")
         totals = collections.Counter()
+        seen.append(f"Valkey's suite and server ({commit_of(args.tests)})")
         for unit in units:
             with Target(server) as plain:
                 expected, _ = run_unit(args.tests, unit, plain.port, args.unit_timeout)
@@ -223,6 +265,7 @@ def main():
                 skipped = [p.pattern for wanted, p, reason in reasons if wanted in ("*", unit) and reason.startswith("SKIP ")]
                 got, text = run_unit(args.tests, unit, router.port, args.unit_timeout, skipped)
             wanted = [name for name, passed in expected.items() if passed]
+            must_pass_some(f"unit {unit}", wanted)
             failed = [name for name in wanted if not got.get(name, False)]
             if args.verbose and failed:
                 print("\n".join(l for l in text.splitlines() if not re.match(r"\[(ok|ignore|skip)\]", l)), flush=True)
@@ -238,16 +281,21 @@ def main():
         if totals["data"]:
             rows.append(("Valkey TCL, the data units together", totals["data"], totals["data passed"]))
         rows.append(("Valkey TCL, together", totals["all"], totals["all passed"]))
+    version = subprocess.run([args.switchyard, "--version"], capture_output=True, text=True, check=False).stdout.strip()
     report = io.StringIO()
+    report.write(f"Measured on {date.today()}: {version or args.switchyard} ({commit_of(HERE)}); {'; '.join(seen)}.\n\n")
     report.write("| Suite | a plain server passes | of these Switchyard passes | |\n|---|---|---|---|\n")
     for name, whole, part in rows:
-        report.write(f"| {name} | {whole} | {part} | {percent(part, whole)} |\n")
+        report.write(f"| {name} | {whole:,} | {part:,} | {percent(part, whole)} |\n")
     report.write("\n| Where | Test that only the router fails | Why |\n|---|---|---|\n")
-    for unit, name, reason in explained + [(u, n, "**not explained:** " + r) for u, n, r in unexplained]:
-        shown = name.replace("|", "\\|")
-        report.write(f"| {unit} | {shown} | {reason.replace('|', chr(92) + '|')} |\n")
+    for unit, name, reason in together(explained) + [(u, n, "**not explained:** " + r) for u, n, r in unexplained]:
+        report.write(f"| {unit} | {table_cell(name)} | {reason.replace('|', chr(92) + '|')} |\n")
     print(report.getvalue())
-    if args.out:
+    if whole_run:
+        for unit, pattern, reason in reasons:
+            if reason not in used:
+                print(f"a reason that nothing needs: {unit} | {pattern.pattern}", file=sys.stderr)
+    if args.out and whole_run:
         begin, end = "<!-- results: made by make compat -->\n", "<!-- end of results -->\n"
         with open(args.out, encoding="utf-8") as file:
             text = file.read()
