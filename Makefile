@@ -87,3 +87,14 @@ fuzz: ## each fuzz target for TIME seconds (needs a nightly toolchain; builds ca
 	    $(CARGO) +nightly fuzz run --fuzz-dir . "$$target" "../target/fuzz-corpus/$$target" "corpus/$$target" -- \
 	        -max_total_time=$(TIME) -timeout=10 -rss_limit_mb=2048; \
 	done
+
+.PHONY: fuzz-corpus
+fuzz-corpus: ## of what `make fuzz` has found, the few inputs that reach all of its code: into fuzz/corpus, to be committed
+	@cd fuzz && set -e; for target in $$($(CARGO) +nightly fuzz list --fuzz-dir .); do \
+	    few=$$(mktemp -d); \
+	    $(CARGO) +nightly fuzz run --fuzz-dir . "$$target" "$$few" "../target/fuzz-corpus/$$target" "corpus/$$target" -- \
+	        -set_cover_merge=1 -use_counters=0; \
+	    rm -f "corpus/$$target"/found-*; \
+	    for input in "$$few"/*; do mv "$$input" "corpus/$$target/found-$$(basename "$$input" | cut -c1-12)"; done; \
+	    rmdir "$$few"; \
+	done
