@@ -284,7 +284,7 @@ def main():
         rows.append(("Valkey TCL, together", totals["all"], totals["all passed"]))
     version = subprocess.run([args.switchyard, "--version"], capture_output=True, text=True, check=False).stdout.strip()
     report = io.StringIO()
-    report.write(f"Measured on {date.today()}: {version or args.switchyard} ({commit_of(HERE)}); {'; '.join(seen)}.\n\n")
+    report.write(f"Measured on {date.today()}: {version or args.switchyard}; {'; '.join(seen)}.\n\n")
     report.write("| Suite | a plain server passes | of these Switchyard passes | |\n|---|---|---|---|\n")
     for name, whole, part in rows:
         report.write(f"| {name} | {whole:,} | {part:,} | {percent(part, whole)} |\n")
