@@ -136,7 +136,7 @@ def run_command_suite(suite, port, same_slot, version):
 def run_unit(tests, unit, port, timeout, skipped=()):
     """Gives {test name with its number: passed}, and what the harness said."""
     command = ["./runtest", "--host", "127.0.0.1", "--port", str(port), "--cluster-mode", "--ignore-encoding", "--ignore-digest"]
-    command += ["--no-latency", "--durable", "--timeout", "120", "--clients", "1", "--tags", TAGS, "--single", f"unit/{unit}"]
+    command += ["--no-latency", "--durable", "--timeout", "600", "--clients", "1", "--tags", TAGS, "--single", f"unit/{unit}"]
     for pattern in skipped:
         command += ["--skiptest", f"/^{pattern}$"]
     with subprocess.Popen(command, cwd=tests, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True) as process:
@@ -217,7 +217,7 @@ def main():
     parser.add_argument("--tests", default=os.environ.get("VALKEY_TESTS"), help="built checkout of Valkey")
     parser.add_argument("--server", default="redis-server", help="server for the suite of commands")
     parser.add_argument("--units", help="only these units of the TCL suite, separated by commas; `data`: the eleven data units")
-    parser.add_argument("--unit-timeout", type=int, default=300, help="seconds")
+    parser.add_argument("--unit-timeout", type=int, default=700, help="seconds")
     parser.add_argument("--out", help="file whose section between the markers is replaced by the results")
     parser.add_argument("--verbose", action="store_true", help="print what the TCL harness says of failures")
     args = parser.parse_args()
@@ -259,7 +259,9 @@ def main():
             with Target(server) as plain:
                 expected, said = run_unit(args.tests, unit, plain.port, args.unit_timeout)
             if "[1/1 done]" not in said:
-                raise SystemExit(f"unit {unit} did not come to its end at the plain server (does another run use this checkout?)\n{said}")
+                print(f"unit {unit} did not come to its end at the plain server (does another run use this checkout?)\n{said[-1000:]}")
+                unexplained.append((unit, "all", "the unit did not come to its end at the plain server"))
+                continue
             if not any(expected.values()):
                 print(f"unit {unit}: no test of it is run", flush=True)
                 continue
