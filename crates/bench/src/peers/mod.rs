@@ -30,6 +30,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+pub(crate) use self::report::today;
 pub use self::{
     find::Missing,
     goals::{Goal, Verdict},

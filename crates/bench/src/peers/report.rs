@@ -167,7 +167,8 @@ fn memory_table(results: &Results) -> Option<Table> {
     Some(table)
 }
 
-fn today() -> String {
+/// The date, in UTC.
+pub(crate) fn today() -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let (year, month, day) = civil_date((seconds / 86_400) as i64);
     format!("{year}-{month:02}-{day:02}")

@@ -1,4 +1,4 @@
-//! `switchyard bench`: the router beside its peers, and load against any server.
+//! `switchyard bench`: the router beside its peers, load against any server, histories of it, and moves.
 
 use std::{
     net::{SocketAddr, ToSocketAddrs as _},
@@ -16,7 +16,7 @@ use switchyard_bench::{
 };
 
 use super::{
-    Failure, interrupt,
+    Failure, bench_history, bench_moves, interrupt,
     live::{Live, millis, thousands, time_flag},
 };
 
@@ -31,6 +31,8 @@ pub(crate) struct Arguments {
 enum What {
     Peers(PeersArguments),
     Load(LoadArguments),
+    History(bench_history::Arguments),
+    Moves(bench_moves::Arguments),
 }
 
 /// The router beside predixy, twemproxy, Envoy and HAProxy, in one run
@@ -191,11 +193,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             peers::run(&settings)?;
         }
         What::Load(arguments) => load(arguments, &stop)?,
+        What::Moves(arguments) => bench_moves::run(arguments, typed(), stop)?,
+        What::History(arguments) => bench_history::run(arguments, &stop)?,
     }
     Ok(())
 }
 
-fn words(flags: &str) -> Vec<String> {
+pub(super) fn words(flags: &str) -> Vec<String> {
     flags.split_ascii_whitespace().map(str::to_owned).collect()
 }
 

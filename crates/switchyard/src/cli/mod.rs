@@ -3,6 +3,8 @@
 mod admin_client;
 mod balance;
 mod bench;
+mod bench_history;
+mod bench_moves;
 mod check_config;
 mod demo;
 mod doctor;

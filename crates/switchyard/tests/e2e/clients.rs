@@ -12,12 +12,12 @@ use std::time::Duration;
 use crate::support::process::{on_path, tied};
 use crate::support::{RouterOptions, Site, SiteOptions, encode, int, ok};
 
-fn programs() -> PathBuf {
+pub(crate) fn programs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-clients").canonicalize().expect("tests-clients")
 }
 
 /// Whether the test of a client is to run.
-fn wanted(tools: &[(&str, &str)]) -> bool {
+pub(crate) fn wanted(tools: &[(&str, &str)]) -> bool {
     let skip = std::env::var("SWITCHYARD_SKIP_CLIENTS").is_ok_and(|v| v == "1");
     for (tool, package) in tools {
         if !on_path(tool) {
@@ -37,7 +37,7 @@ fn wanted(tools: &[(&str, &str)]) -> bool {
 
 /// Runs a command to its end, within ten minutes (a first run downloads), and gives what it wrote.
 #[track_caller]
-fn run(what: &str, command: &mut Command) -> String {
+pub(crate) fn run(what: &str, command: &mut Command) -> String {
     let output = finish(what, command);
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{what} ended with {}:\n{text}", output.status);
@@ -62,7 +62,7 @@ fn finish(what: &str, command: &mut Command) -> Output {
 }
 
 /// A folder that is made once for the given content (a list of versions), and again when that changes.
-fn prepared(name: &str, content: &[u8], make: impl FnOnce(&Path)) -> PathBuf {
+pub(crate) fn prepared(name: &str, content: &[u8], make: impl FnOnce(&Path)) -> PathBuf {
     // FNV-1a: a name for the content, nothing more.
     let hash = content.iter().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3));
     let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("clients");

@@ -12,6 +12,7 @@ mod differential;
 mod doctor;
 mod empty_return;
 mod failure;
+mod histories;
 mod hostile;
 mod in_flight;
 mod keyspace;
