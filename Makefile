@@ -15,7 +15,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 help: ## list the tasks
 	@echo "Tasks:"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "Settings: HOLD=1 (demo), TIME=60 (fuzz: seconds for each target), ARGS=... (demo, bench-peers: more flags)"
+	@echo "Settings: HOLD=1 (demo), TIME=60 (fuzz: seconds for each target; soak: seconds in all), ARGS=... (demo, bench-peers, soak: more flags)"
 
 .PHONY: demo
 demo: ## three Redis servers, a router and a real load; HOLD=1 keeps it up to try with redis-cli
@@ -71,6 +71,14 @@ compat: ## public compatibility suites, from checkouts given by COMPAT_SUITE=DIR
 	    exec $$venv/bin/python scripts/compat/compat.py --switchyard "$$target_dir/fast/switchyard" --out docs/compatibility.md $(ARGS)
 
 TIME ?= 60
+.PHONY: soak
+soak: ## moves with faults for TIME seconds, under clients whose histories must be linearizable
+	@scripts/install-deps.sh test
+	$(CARGO) build --locked --profile fast -p switchyard
+	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
+	    (cd tests-clients/history-check && go build -buildvcs=false -o "$$target_dir/history-check" .) && \
+	    exec "$$target_dir/fast/switchyard" bench soak --checker "$$target_dir/history-check" --time $(TIME)s $(ARGS)
+
 .PHONY: fuzz
 .PHONY: sbom
 sbom: ## what the binary is made of: name, version, licence and source of every dependency

@@ -7,6 +7,7 @@
 //! - [`load`]: many connections, pipelines, a mix of commands over Zipfian keys, closed or open loop, every reply checked.
 //! - [`moves`]: what moving slots costs, beside `redis-cli --cluster reshard`.
 //! - [`peers`]: the router beside the proxies that a user could pick instead, in one run on one machine.
+//! - [`soak`]: moves with faults, again and again, under clients whose histories are checked.
 //! - [`process`], [`procfs`], [`client`]: starting real servers, reading what they cost, asking them things.
 
 pub mod client;
@@ -17,5 +18,6 @@ pub mod peers;
 pub mod process;
 pub mod procfs;
 pub mod random;
+pub mod soak;
 pub mod table;
 pub mod wire;

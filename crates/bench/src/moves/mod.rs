@@ -4,6 +4,7 @@
 //! Everything is measured from outside, over sockets and /proc. Both sides move the same slots between two servers of the same
 //! version, filled with the same keys; both are loaded by the same generator at the same rate.
 
+pub mod admin;
 mod generator;
 mod limit;
 mod report;
@@ -108,9 +109,10 @@ struct Speed {
 struct Cost {
     memory_before: u64,
     memory_peak: u64,
-    written: u64,
-    /// By how much the state directory has grown at most while it moved.
-    state: u64,
+    /// Bytes of the journal.
+    journal: u64,
+    /// Times that the disk was waited for.
+    syncs: u64,
 }
 
 impl Speed {
@@ -226,10 +228,7 @@ impl Bench<'_> {
     }
 
     fn stopped(&self) -> Result<()> {
-        if self.settings.stop.load(Ordering::Relaxed) {
-            bail!("interrupted");
-        }
-        Ok(())
+        stopped(&self.settings.stop)
     }
 
     /// Keeps what failed for the report; only an interruption ends the run.
@@ -294,17 +293,13 @@ impl Bench<'_> {
         self.fill(&data, |_| site.entry, &name)?;
         let before = keys_at(site.addresses[0])?;
         let router = site.router.id();
-        let mut cost = Cost { memory_before: resident_bytes(router)?, memory_peak: 0, written: written_bytes(router)?, state: 0 };
-        let state_before = folder_bytes(&site.state);
+        let mut cost = Cost { memory_before: resident_bytes(router)?, memory_peak: 0, journal: 0, syncs: 0 };
         self.say(format!("switchyard move, {size} B: {before} keys"));
-        let begun = Instant::now();
-        let mut mover = site.begin_move(&self.programs, goal, &slots_of(&layout), self.folder)?;
-        let took = wait_for(&mut mover, begun, PATIENCE, || {
+        let took = site.move_slots(&self.programs, (0, 1), goal, &slots_of(&layout), PATIENCE, || {
             cost.memory_peak = cost.memory_peak.max(resident_bytes(router)?);
-            cost.state = cost.state.max(folder_bytes(&site.state).saturating_sub(state_before));
             self.stopped()
         })?;
-        cost.written = written_bytes(router)?.saturating_sub(cost.written);
+        (cost.journal, cost.syncs) = site.journal()?;
         self.all_moved(before, keys, site.addresses[0], site.addresses[1])?;
         let wrong = data.count_wrong(|_| site.entry)?;
         ensure!(wrong == 0, "{wrong} of {keys} keys were lost or changed by the move");
@@ -401,9 +396,9 @@ impl Bench<'_> {
         let load = self.load(vec![site.entry], false, &data);
         let goal = self.settings.goal.clone();
         let way = format!("switchyard move --goal {goal}");
-        let (programs, folder) = (self.programs.clone(), self.folder.to_owned());
+        let (programs, stop) = (self.programs.clone(), self.settings.stop.clone());
         let mut noticed = self.under_load(way, load, None, unloaded, site.process_ids(), Some(site.router.id()), || {
-            site.begin_move(&programs, &goal, &slots_of(&layout), &folder)
+            site.move_slots(&programs, (0, 1), &goal, &slots_of(&layout), PATIENCE, || stopped(&stop))
         })?;
         self.all_moved(before, self.settings.keys, site.addresses[0], site.addresses[1])?;
         noticed.wrong_after = data.count_wrong(|_| site.entry)?;
@@ -420,9 +415,11 @@ impl Bench<'_> {
         let before = keys_at(cluster.addresses[0])?;
         let load = self.load(cluster.addresses.clone(), true, &data);
         let way = format!("redis-cli reshard, pipeline {pipeline}");
-        let (programs, folder) = (self.programs.clone(), self.folder.to_owned());
+        let (programs, folder, stop) = (self.programs.clone(), self.folder.to_owned(), self.settings.stop.clone());
         let noticed = self.under_load(way, load, rate, unloaded, cluster.process_ids(), None, || {
-            cluster.reshard(&programs, layout.each(), pipeline, &folder)
+            let begun = Instant::now();
+            let mut reshard = cluster.reshard(&programs, layout.each(), pipeline, &folder)?;
+            wait_for(&mut reshard, begun, PATIENCE, || stopped(&stop))
         })?;
         self.all_moved(before, self.settings.keys, cluster.addresses[0], cluster.addresses[1])?;
         Ok(noticed)
@@ -438,7 +435,7 @@ impl Bench<'_> {
         unloaded: Option<Duration>,
         servers: Vec<u32>,
         router: Option<u32>,
-        begin: impl FnOnce() -> Result<crate::process::Process>,
+        relocate: impl FnOnce() -> Result<Duration>,
     ) -> Result<Noticed> {
         self.say(format!("{way}: what can be had without a move"));
         let run = Run::start(&load)?;
@@ -468,8 +465,7 @@ impl Bench<'_> {
         self.results.foreign = Some(self.results.foreign.map_or(foreign, |f| f.max(foreign)));
         self.say(format!("{way}: {rate:.0} requests/s during the move"));
         let begun = Instant::now();
-        let mut mover = begin()?;
-        let outcome = wait_for(&mut mover, begun, PATIENCE, || self.stopped());
+        let outcome = relocate();
         let moving_time = begun.elapsed();
         let moving = run.take();
         let (_, complaints) = run.finish()?;
@@ -508,10 +504,9 @@ impl Bench<'_> {
             let run = Run::start(&settings)?;
             self.pause(Duration::from_millis(500))?;
             let (from, to) = if round % 2 == 0 { (0, 1) } else { (1, 0) };
-            let begun = Instant::now();
-            let slots = slots_of(&layout);
-            let mut mover = site.begin_move_between(&self.programs, (from, to), &self.settings.goal, &slots, self.folder)?;
-            let outcome = wait_for(&mut mover, begun, Duration::from_secs(120), || self.stopped());
+            let goal = &self.settings.goal;
+            let patience = Duration::from_secs(120);
+            let outcome = site.move_slots(&self.programs, (from, to), goal, &slots_of(&layout), patience, || self.stopped());
             let (counts, complaints) = run.finish()?;
             converged.tried += 1;
             converged.errors += counts.tally.errors + counts.tally.unanswered + counts.tally.disconnects;
@@ -547,21 +542,7 @@ fn slots_of(layout: &Layout) -> String {
     format!("0-{}", layout.each() - 1)
 }
 
-/// Bytes that a process has caused to be written to storage.
-fn written_bytes(pid: u32) -> Result<u64> {
-    let path = format!("/proc/{pid}/io");
-    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-    let field = text.lines().find_map(|l| l.strip_prefix("write_bytes:")?.trim().parse().ok());
-    field.with_context(|| format!("{path} has no write_bytes"))
-}
-
-/// Bytes of all files below a folder; one that vanishes meanwhile counts for nothing.
-fn folder_bytes(folder: &Path) -> u64 {
-    let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
-    let size = |entry: std::fs::DirEntry| match entry.metadata() {
-        Ok(data) if data.is_dir() => folder_bytes(&entry.path()),
-        Ok(data) => data.len(),
-        Err(_) => 0,
-    };
-    entries.filter_map(Result::ok).map(size).sum()
+fn stopped(stop: &AtomicBool) -> Result<()> {
+    ensure!(!stop.load(Ordering::Relaxed), "interrupted");
+    Ok(())
 }

@@ -134,8 +134,8 @@ fn costs(results: &Results) -> Table {
             mib(cost.memory_before as f64),
             mib(cost.memory_peak as f64),
             mib(cost.memory_peak.saturating_sub(cost.memory_before) as f64 * million),
-            mib(cost.state as f64),
-            mib(cost.written as f64 * million),
+            mib(cost.journal as f64 * million),
+            format!("{:.0}", cost.syncs as f64 * million),
         ]);
     }
     table
@@ -223,7 +223,7 @@ mod tests {
             took: Duration::from_secs(seconds),
             cost,
         };
-        let cost = Some(Cost { memory_before: 1 << 20, memory_peak: 3 << 20, written: 0, state: 0 });
+        let cost = Some(Cost { memory_before: 1 << 20, memory_peak: 3 << 20, journal: 0, syncs: 0 });
         let second = Duration::from_secs(1);
         let results = Results {
             speeds: vec![

@@ -9,7 +9,10 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use super::slot::SLOTS;
+use super::{
+    admin::{self, Order, Standing},
+    slot::SLOTS,
+};
 use crate::{
     client::Client,
     process::{self, Process},
@@ -18,6 +21,8 @@ use crate::{
 
 /// How long a cluster may take until both nodes know of each other.
 const CLUSTER_PATIENCE: Duration = Duration::from_secs(30);
+/// How often a move is looked at.
+const LOOK: Duration = Duration::from_millis(10);
 /// The first slot of the second node.
 pub(super) const HALF: u16 = SLOTS / 2;
 
@@ -118,8 +123,6 @@ pub(super) struct Routed {
     /// Where clients connect.
     pub(super) entry: SocketAddr,
     admin: SocketAddr,
-    /// Where the state is kept.
-    pub(super) state: PathBuf,
     nodes: Vec<Process>,
     /// Where the servers listen.
     pub(super) addresses: Vec<SocketAddr>,
@@ -144,27 +147,40 @@ impl Routed {
         command.args(serve_args);
         let mut router = Process::start(&format!("{name}-router"), &command, folder)?;
         router.wait_ready(entry)?;
-        Ok(Self { router, entry, admin, state, nodes, addresses })
+        Ok(Self { router, entry, admin, nodes, addresses })
     }
 
-    /// Begins to move slots of the first node to the second. The process ends with the move.
-    pub(super) fn begin_move(&self, programs: &Programs, goal: &str, slots: &str, folder: &Path) -> Result<Process> {
-        self.begin_move_between(programs, (0, 1), goal, slots, folder)
-    }
-
-    /// The same between any two nodes.
-    pub(super) fn begin_move_between(
+    /// Moves slots of one node to another, and waits until that is done. How long it took.
+    pub(super) fn move_slots(
         &self,
         programs: &Programs,
         (from, to): (usize, usize),
         goal: &str,
         slots: &str,
-        folder: &Path,
-    ) -> Result<Process> {
-        let mut command = Command::new(&programs.switchyard);
-        command.args(["move", "--from", &self.addresses[from].to_string(), "--to", &self.addresses[to].to_string()]);
-        command.args(["--slots", slots, "--goal", goal, "--admin", &self.admin.to_string()]);
-        Process::start("move", &command, folder)
+        patience: Duration,
+        mut tick: impl FnMut() -> Result<()>,
+    ) -> Result<Duration> {
+        let more = ["--goal".to_owned(), goal.to_owned()];
+        let order = Order { from: self.addresses[from], to: self.addresses[to], slots: Some(slots), more: &more };
+        let begun = Instant::now();
+        let id = admin::begin(&programs.switchyard, self.admin, &order)?;
+        loop {
+            match admin::standing(&admin::report(self.admin)?, id)? {
+                Standing::Done => return Ok(begun.elapsed()),
+                Standing::Stopped(why) => bail!("the move stopped: {why}"),
+                Standing::Open => {}
+            }
+            ensure!(begun.elapsed() < patience, "the move was not done within {patience:?}");
+            tick()?;
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Bytes of the journal and times that the disk was waited for, since the start of the router.
+    pub(super) fn journal(&self) -> Result<(u64, u64)> {
+        let report = admin::report(self.admin)?;
+        let number = |name: &str| report["journal"][name].as_u64().with_context(|| format!("the report names no journal.{name}"));
+        Ok((number("bytes")?, number("syncs")?))
     }
 
     pub(super) fn process_ids(&self) -> Vec<u32> {
@@ -183,7 +199,7 @@ pub(super) fn wait_for(mover: &mut Process, begun: Instant, patience: Duration, 
             bail!("{} was not done within {patience:?}; the end of its output:\n{}", mover.name(), mover.log_tail());
         }
         tick()?;
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(LOOK);
     }
 }
 

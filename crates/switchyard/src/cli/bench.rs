@@ -16,7 +16,7 @@ use switchyard_bench::{
 };
 
 use super::{
-    Failure, bench_history, bench_moves, interrupt,
+    Failure, bench_history, bench_moves, bench_soak, interrupt,
     live::{Live, millis, thousands, time_flag},
 };
 
@@ -33,6 +33,7 @@ enum What {
     Load(LoadArguments),
     History(bench_history::Arguments),
     Moves(bench_moves::Arguments),
+    Soak(bench_soak::Arguments),
 }
 
 /// The router beside predixy, twemproxy, Envoy and HAProxy, in one run
@@ -194,6 +195,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         What::Load(arguments) => load(arguments, &stop)?,
         What::Moves(arguments) => bench_moves::run(arguments, typed(), stop)?,
+        What::Soak(arguments) => bench_soak::run(arguments, stop)?,
         What::History(arguments) => bench_history::run(arguments, &stop)?,
     }
     Ok(())

@@ -5,6 +5,7 @@ mod balance;
 mod bench;
 mod bench_history;
 mod bench_moves;
+mod bench_soak;
 mod check_config;
 mod demo;
 mod doctor;
