@@ -69,6 +69,10 @@ func main() {
 	}
 	sort.Strings(names)
 
+	for name := range objects {
+		objects[name] = bound(objects[name])
+	}
+
 	// Two at a time: a search may take a gigabyte.
 	verdicts := make([]verdict, len(names))
 	var next int
@@ -160,6 +164,67 @@ func read(path string, slack int64, objects map[string][]porcupine.Operation) (u
 		objects[object] = append(objects[object], porcupine.Operation{ClientId: l.Client, Input: op, Call: l.Call, Output: nil, Return: end})
 	}
 	return unknown, scanner.Err()
+}
+
+// bound gives operations without an outcome an end where others' replies tell one, which keeps the search small. A value that only this
+// operation writes was written before whoever read it had its reply. And an append that is not in the last read of all of a list, which
+// began when everything else had returned, was not executed before it: it can be left out.
+func bound(ops []porcupine.Operation) []porcupine.Operation {
+	writers, seen := map[string]int{}, map[string]int64{}
+	last, quiet := ops[0], int64(0)
+	for _, op := range ops {
+		o := op.Input.(*operation)
+		for value := range o.writes() {
+			writers[value]++
+		}
+		var note func(reply any)
+		note = func(reply any) {
+			switch r := reply.(type) {
+			case string:
+				if end, is := seen[r]; !is || op.Return < end {
+					seen[r] = op.Return
+				}
+			case []any:
+				for _, item := range r {
+					note(item)
+				}
+			}
+		}
+		note(o.got)
+		if op.Call >= last.Call {
+			last = op
+		}
+	}
+	for _, op := range ops {
+		if op.Return != never && op.Input != last.Input && op.Return > quiet {
+			quiet = op.Return
+		}
+	}
+	final := last.Input.(*operation)
+	isFinal := final.known && len(final.do) == 1 && final.do[0][0] == "LRANGE" && last.Call > quiet
+	var bounded []porcupine.Operation
+	for _, op := range ops {
+		if o := op.Input.(*operation); !o.known {
+			end, observed := never, false
+			for value := range o.writes() {
+				if at, is := seen[value]; is && writers[value] == 1 {
+					observed = true
+					if at < end {
+						end = at
+					}
+				}
+			}
+			if isFinal && !observed && len(o.do) == 1 && o.do[0][0] == "RPUSH" && writers[o.do[0][2]] == 1 {
+				continue
+			}
+			// A reply that came before the call is for the search to refuse.
+			if end >= op.Call {
+				op.Return = end
+			}
+		}
+		bounded = append(bounded, op)
+	}
+	return bounded
 }
 
 func check(name string, ops []porcupine.Operation, timeout time.Duration) verdict {

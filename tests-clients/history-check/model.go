@@ -112,6 +112,30 @@ func (o *operation) resolve(names []string) ([]string, error) {
 	return names, nil
 }
 
+// writes is the set of the values that the operation would write.
+func (o *operation) writes() map[string]bool {
+	values := map[string]bool{}
+	for _, command := range o.do {
+		switch command[0] {
+		case "SET":
+			values[command[2]] = true
+		case "RPUSH":
+			for _, value := range command[2:] {
+				values[value] = true
+			}
+		case "HSET":
+			for i := 3; i < len(command); i += 2 {
+				values[command[i]] = true
+			}
+		case "MSET":
+			for i := 2; i < len(command); i += 2 {
+				values[command[i]] = true
+			}
+		}
+	}
+	return values
+}
+
 var model = porcupine.Model{
 	Init: func() interface{} { return state{} },
 	Step: func(s, input, _ interface{}) (bool, interface{}) {
