@@ -15,7 +15,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 help: ## list the tasks
 	@echo "Tasks:"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "Settings: HOLD=1 (demo), TIME=60 (fuzz: seconds for each target; soak: seconds in all), ARGS=... (demo, bench-peers, soak: more flags)"
+	@echo "Settings: HOLD=1 (demo), TIME=60 (fuzz: seconds for each target; soak: seconds in all), SEEDS=10000 (sim), ARGS=... (demo, bench-peers, soak: more flags)"
 
 .PHONY: demo
 demo: ## three Redis servers, a router and a real load; HOLD=1 keeps it up to try with redis-cli
@@ -29,6 +29,7 @@ demo: ## three Redis servers, a router and a real load; HOLD=1 keeps it up to tr
 test: ## every test: units, properties, and end to end against real servers and client libraries
 	@scripts/install-deps.sh test
 	$(CARGO) test --workspace --locked
+	$(CARGO) test --locked -p switchyard-sim --features planted-bugs --test planted
 
 .PHONY: test-large
 test-large: ## the tests with values of 512 MB, which need 2 GB of memory
@@ -69,6 +70,14 @@ compat: ## public compatibility suites, from checkouts given by COMPAT_SUITE=DIR
 	    venv=$$target_dir/compat-venv; \
 	    [ -x $$venv/bin/python ] || { python3 -m venv $$venv && $$venv/bin/pip install --quiet "redis>=4.3.4,<6" pyyaml; }; \
 	    exec $$venv/bin/python scripts/compat/compat.py --switchyard "$$target_dir/fast/switchyard" --out docs/compatibility.md $(ARGS)
+
+SEEDS ?= 10000
+.PHONY: sim
+sim: ## moves in a simulated world: SEEDS seeds in each scenario, and every planted bug must be found
+	$(CARGO) build --locked --profile fast -p switchyard
+	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
+	    "$$target_dir/fast/switchyard" sim sweep --seeds $(SEEDS) $(ARGS)
+	$(CARGO) test --locked -p switchyard-sim --features planted-bugs --test planted -- --nocapture
 
 TIME ?= 60
 .PHONY: soak

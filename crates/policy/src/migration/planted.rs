@@ -33,8 +33,6 @@ pub enum Bug {
     FlushWithoutQuiet,
     /// Keys come back before the workers know.
     TurnBackWithoutDrain,
-    /// A new connection is used before it is on record.
-    ConnectionNotOnRecord,
     /// Keys listed before the source restarted are taken for all that it has.
     NotListedAgain,
 }

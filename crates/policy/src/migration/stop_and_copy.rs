@@ -174,6 +174,10 @@ impl StopAndCopy {
     }
 
     fn restored(&mut self, side: Side, process: Process, actions: &mut Vec<Action>) {
+        if matches!(self.state, State::Ending { .. } | State::HandingOver) {
+            // The leg's last record is written.
+            return;
+        }
         let Orders { move_id, leg, .. } = self.orders;
         let record = self.record(Record::Met { move_id, leg, side, process: process.clone() }, actions);
         self.links[side as usize] = Link::Meeting { record };
@@ -408,9 +412,11 @@ impl Machine for StopAndCopy {
                 if matches!(self.link(side), Link::Up | Link::Meeting { .. }) {
                     self.links[side as usize] = Link::Down;
                     self.purging.take_if(|purging| *purging == side);
-                    // What the source did with the target is unknown. To migrate again is harmless: what is gone stays gone.
+                    let from = self.from();
+                    // What the node did with the other one is unknown. To migrate again is harmless: what is gone stays gone.
                     let unknown = |batch: &&mut Batch| batch.asked && !matches!(batch.step, Step::Record { .. });
-                    let redone = |batch: &&mut Batch| side == Side::Source || batch.step == Step::Clear;
+                    let asked_at = |step: Step| if step == Step::Clear { from.other() } else { from };
+                    let redone = |batch: &&mut Batch| asked_at(batch.step) == side;
                     if let Some(batch) = self.batch.as_mut().filter(unknown).filter(redone) {
                         batch.step = Step::Migrate;
                         batch.asked = false;

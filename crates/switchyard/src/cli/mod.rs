@@ -18,6 +18,7 @@ mod moves;
 mod nodes;
 mod recover;
 mod serve;
+mod sim;
 mod status;
 mod table;
 
@@ -67,6 +68,7 @@ enum Command {
     Recover(recover::Arguments),
     Demo(demo::Arguments),
     Bench(bench::Arguments),
+    Sim(sim::Arguments),
 }
 
 /// Why a subcommand did not succeed.
@@ -115,6 +117,7 @@ pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
         Command::Recover(arguments) => recover::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Sim(arguments) => sim::run(&arguments),
     }
 }
 

@@ -12,7 +12,7 @@ use crate::migration::{Action, BatchId, Copied, Durability, Fingerprint, Key, Or
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
     Copy,
-    /// Remove from where it goes what a node that restarted may show there of before.
+    /// Remove from where it goes what may be there of before.
     Clear,
     Store,
     Secure,
@@ -239,16 +239,23 @@ impl Leg {
         batch.had = outcomes.iter().map(|outcome| if let Copied::Taken { bytes } = outcome { Some(*bytes) } else { None }).collect();
         let keys = batch.keys.clone();
         let had = batch.had.clone();
-        // The source has it and is the process that it was at the key's record: it was never removed there, so never admitted, and
-        // what another process at the target shows of it may be from before the leg.
         let clear = keys
             .iter()
             .zip(had)
-            .filter(|(_, had)| had.is_some() && !turned)
-            .filter(|((fingerprint, _), _)| {
-                self.away
-                    .get(fingerprint)
-                    .is_some_and(|eras| eras.source == source_era && eras.target != target_era && eras.target != ADMITTED)
+            .filter(|((fingerprint, _), had)| {
+                let on_record = self.away.get(fingerprint);
+                match (had, on_record) {
+                    // The source has it and is the process that it was at the key's record: it was never removed there, so never admitted, and
+                    // what another process at the target shows of it may be from before the leg.
+                    (Some(_), Some(eras)) if !turned => eras.source == source_era && eras.target != target_era && eras.target != ADMITTED,
+                    // It comes back, and what the source shows after a restart is older.
+                    (Some(_), Some(eras)) => eras.source != source_era,
+                    (Some(_), None) => false,
+                    // Nowhere, then. To say so where it goes also shows that the process there is the one that we know: it may have been
+                    // replaced, and show a key of before, and nobody has noticed.
+                    (None, None) => !turned,
+                    (None, Some(eras)) => turned && (eras.target == ADMITTED || self.is_stale(eras)),
+                }
             })
             .map(|((_, key), _)| key.clone())
             .collect();

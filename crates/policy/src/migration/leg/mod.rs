@@ -262,15 +262,16 @@ impl Leg {
     }
 
     fn restored(&mut self, side: Side, process: Process, actions: &mut Vec<Action>) {
+        if matches!(self.state, State::Ending { .. } | State::HandingOver) {
+            // The leg's last record is written: what comes after it would belong to no leg. And nothing is asked of the nodes any more.
+            return;
+        }
         let Orders { move_id, leg, .. } = self.orders;
         let record = self.record(Record::Met { move_id, leg, side, process: process.clone() }, actions);
         let link = self.link_mut(side);
         let changed = link.process.as_ref().is_some_and(|before| before.run_id != process.run_id);
         link.process = Some(process);
         link.state = LinkState::Meeting { record };
-        if self.planted.is(Bug::ConnectionNotOnRecord) {
-            self.link_mut(side).state = LinkState::Up;
-        }
         if !changed {
             return;
         }

@@ -1,0 +1,200 @@
+//! Clients: each asks one command after the other and remembers what it was told.
+
+use crate::history::Marks;
+use crate::node::{KeyIx, Op, Reply};
+use crate::world::{Ev, World, say};
+
+#[derive(Debug)]
+pub(crate) struct Client {
+    number: usize,
+    left: u64,
+    pub(crate) current: Option<u64>,
+}
+
+impl Client {
+    pub(crate) const fn new(number: usize, commands: u64) -> Self {
+        Self { number, left: commands, current: None }
+    }
+}
+
+/// A command that is not answered.
+#[derive(Debug)]
+pub(crate) struct Command {
+    client: usize,
+    pub(crate) worker: usize,
+    pub(crate) op: Op,
+    /// Its bytes may have left the router.
+    pub(crate) sent: bool,
+    /// Its script goes before it.
+    pub(crate) load: bool,
+    /// Where it is asked again.
+    pub(crate) node: usize,
+    marks: Marks,
+    /// The client was told that it will not know.
+    untold: bool,
+}
+
+impl World {
+    pub(crate) fn client_goes_on(&mut self, ix: usize) {
+        let client = &self.clients[ix];
+        if client.current.is_some() || client.left == 0 || !self.router_up {
+            return;
+        }
+        self.clients[ix].left -= 1;
+        let op = self.draw(ix);
+        self.ask(ix, op);
+    }
+
+    fn ask(&mut self, ix: usize, op: Op) {
+        self.next_op += 1;
+        let number = self.next_op;
+        let mut marks = Marks::new();
+        let by = format!("client {ix}");
+        self.history.asked(&op, self.now, &by, &mut marks);
+        say!(self, "client {ix}: {op:?} is command {number}");
+        let worker = self.clients[ix].number % self.workers.len();
+        self.clients[ix].current = Some(number);
+        self.ops.insert(number, Command { client: ix, worker, op, sent: false, load: false, node: 0, marks, untold: false });
+        self.look(number);
+    }
+
+    fn draw(&mut self, ix: usize) -> Op {
+        let keys = self.keys.len() as u64;
+        let mut unique = self.next_op as u32 * 10;
+        let scenario = self.scenario.clone();
+        let random = &mut self.random;
+        let key = random.below(keys) as KeyIx;
+        if random.chance(scenario.flush / 10) {
+            return Op::Flush;
+        }
+        // One client only: somebody has to be left who adds elements.
+        if ix == 0 && random.chance(scenario.blocking / 3) {
+            return Op::Pop(key);
+        }
+        let mut one = |random: &mut crate::random::Random, key: KeyIx| {
+            unique += 1;
+            match random.below(100) {
+                0..=34 => Op::Get(key),
+                35..=54 => {
+                    let ttl = random.chance(scenario.ttl).then(|| random.between(1_000, 30_000));
+                    Op::Set(key, unique, ttl)
+                }
+                55..=69 => Op::Incr(key),
+                70..=84 => Op::Del(key),
+                _ => Op::Push(key, unique),
+            }
+        };
+        match random.below(100) {
+            0..=74 => one(random, key),
+            75..=89 => {
+                let count = random.between(2, 3.min(keys.max(2)));
+                let mut all: Vec<KeyIx> = (0..count).map(|_| random.below(keys) as KeyIx).collect();
+                all.sort_unstable();
+                all.dedup();
+                let reads = random.chance(500);
+                Op::Several(all.into_iter().map(|key| if reads { Op::Get(key) } else { one(random, key) }).collect())
+            }
+            _ => Op::Script(Box::new(one(random, key))),
+        }
+    }
+
+    fn client_free(&mut self, ix: usize, op: u64) {
+        if self.clients[ix].current == Some(op) {
+            self.clients[ix].current = None;
+            let when = self.random.between(10, 2_500);
+            self.after(when, Ev::Client { client: ix });
+        }
+    }
+
+    /// The answer to a command, or a part of it.
+    pub(crate) fn client_told(&mut self, op: u64, node: usize, reply: Reply) {
+        let now = self.now;
+        let Some(command) = self.ops.get_mut(&op) else { return };
+        if command.op == Op::Flush {
+            let _ = node;
+            self.flush_told(op);
+            return;
+        }
+        let Some(command) = self.ops.remove(&op) else { return };
+        say!(self, "command {op}: {reply:?}");
+        if reply == Reply::Oom || reply == Reply::Error && !matches!(command.op, Op::Incr(_)) {
+            self.history.forget(&command.marks);
+        } else if !command.untold {
+            self.history.told(&command.marks, &reply, now);
+        }
+        self.client_free(command.client, op);
+    }
+
+    /// A FLUSHALL is answered by all nodes.
+    pub(crate) fn flush_done(&mut self, op: u64) {
+        let now = self.now;
+        if let Some(command) = self.ops.remove(&op) {
+            if !command.untold {
+                self.history.told(&command.marks, &Reply::Ok, now);
+            }
+            self.client_free(command.client, op);
+        }
+    }
+
+    /// Its connection broke: nobody knows. The client is told so, and goes on.
+    pub(crate) fn client_untold(&mut self, op: u64) {
+        let faulty = self.faulty;
+        let Some(command) = self.ops.get_mut(&op) else { return };
+        if !faulty {
+            self.violated(format!("command {op} has no answer though nothing is broken"));
+            return;
+        }
+        command.untold = true;
+        let (client, flush) = (command.client, command.op == Op::Flush);
+        say!(self, "command {op}: nobody knows");
+        if !flush {
+            self.ops.remove(&op);
+        }
+        self.client_free(client, op);
+    }
+
+    /// It was not executed.
+    pub(crate) fn client_refused(&mut self, op: u64) {
+        let Some(command) = self.ops.remove(&op) else { return };
+        if !self.faulty {
+            self.violated(format!("command {op} is refused though nothing is broken"));
+        }
+        say!(self, "command {op}: refused");
+        self.history.forget(&command.marks);
+        self.client_free(command.client, op);
+    }
+
+    /// The router is gone, and with it everybody's connection.
+    pub(crate) fn clients_cut_off(&mut self) {
+        for (_, command) in std::mem::take(&mut self.ops) {
+            if !command.sent {
+                self.history.forget(&command.marks);
+            }
+        }
+        for client in &mut self.clients {
+            client.current = None;
+        }
+    }
+
+    /// All have asked what they wanted, and nobody waits but for elements.
+    pub(crate) fn clients_are_done(&self) -> bool {
+        self.clients.iter().all(|client| match client.current {
+            None => client.left == 0,
+            Some(op) => self.ops.get(&op).is_some_and(|command| matches!(command.op, Op::Pop(_))) && !self.pop_can_go(op),
+        }) && self.ops.values().all(|command| matches!(command.op, Op::Pop(_)))
+    }
+
+    fn pop_can_go(&self, op: u64) -> bool {
+        let Some(Command { op: Op::Pop(key), .. }) = self.ops.get(&op) else { return true };
+        self.nodes[self.owner()].keys.get(key).is_some_and(|entry| entry.expires_us.is_none_or(|end| end > self.now))
+    }
+
+    /// At the end every key is read once more.
+    pub(crate) fn read_everything(&mut self) {
+        for key in 0..self.keys.len() {
+            self.clients.push(Client::new(key, 0));
+            let client = self.clients.len() - 1;
+            self.ask(client, Op::Get(key));
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! What clients did and saw, for the checker.
+
+use crate::linear::{Act, OPERATIONS_MAX, Operation, UNKNOWN, Verdict, check};
+use crate::node::{Entry, KeyIx, Op, Reply};
+
+/// Where a key is when a node forgets, as far as the journal tells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    /// There, and nowhere else.
+    Here,
+    /// Not there.
+    Elsewhere,
+    /// It is just leaving, or just coming.
+    Doubtful,
+    /// Not there; but if nobody notices that the node is another process now, what it shows counts.
+    UntilNoticed,
+}
+
+/// Of one key.
+#[derive(Clone, Debug, Default)]
+struct KeyHistory {
+    initial: Option<Vec<u32>>,
+    operations: Vec<Operation>,
+}
+
+/// Of all keys.
+#[derive(Clone, Debug)]
+pub(crate) struct History {
+    keys: Vec<KeyHistory>,
+}
+
+/// The operations of one command: key and index.
+pub(crate) type Marks = Vec<(KeyIx, usize)>;
+
+impl History {
+    pub(crate) fn new(keys: usize) -> Self {
+        Self { keys: vec![KeyHistory::default(); keys] }
+    }
+
+    pub(crate) fn begins_with(&mut self, key: KeyIx, value: Vec<u32>) {
+        self.keys[key].initial = Some(value);
+    }
+
+    fn add(&mut self, key: KeyIx, act: Act, now_us: u64, by: &str) -> (KeyIx, usize) {
+        let operations = &mut self.keys[key].operations;
+        operations.push(Operation { invoked_us: now_us, returned_us: UNKNOWN, act, by: by.to_owned() });
+        (key, operations.len() - 1)
+    }
+
+    /// A command is asked: until something else is known, its outcome is unknown.
+    pub(crate) fn asked(&mut self, op: &Op, now_us: u64, by: &str, marks: &mut Marks) {
+        match op {
+            Op::Get(key) => marks.push(self.add(*key, Act::Read(None), now_us, by)),
+            Op::Set(key, value, ttl) => marks.push(self.add(*key, Act::Write(*value, *ttl), now_us, by)),
+            Op::Incr(key) => marks.push(self.add(*key, Act::Count(None), now_us, by)),
+            Op::Del(key) => marks.push(self.add(*key, Act::Remove(None), now_us, by)),
+            Op::Push(key, value) => marks.push(self.add(*key, Act::Push(*value, None), now_us, by)),
+            Op::Pop(key) => marks.push(self.add(*key, Act::Take(None), now_us, by)),
+            Op::Several(ops) => ops.iter().for_each(|op| self.asked(op, now_us, by, marks)),
+            Op::Script(op) => self.asked(op, now_us, by, marks),
+            Op::Flush => {
+                for key in 0..self.keys.len() {
+                    marks.push(self.add(key, Act::Remove(None), now_us, by));
+                }
+            }
+        }
+    }
+
+    /// It was answered.
+    pub(crate) fn told(&mut self, marks: &Marks, reply: &Reply, now_us: u64) {
+        let replies = match reply {
+            Reply::Several(replies) => replies.as_slice(),
+            one => std::slice::from_ref(one),
+        };
+        for (at, (key, index)) in marks.iter().enumerate() {
+            let reply = replies.get(at).or(replies.last());
+            let operation = &mut self.keys[*key].operations[*index];
+            operation.returned_us = now_us;
+            match (&mut operation.act, reply) {
+                (Act::Read(seen), Some(Reply::Value(value))) => seen.clone_from(value),
+                (Act::Count(told), Some(Reply::Number(number))) => *told = Some(Some(*number)),
+                (Act::Count(told), Some(Reply::Error)) => *told = Some(None),
+                (Act::Remove(told), Some(Reply::Number(number))) => *told = Some(*number),
+                (Act::Push(_, told), Some(Reply::Number(number))) => *told = Some(*number),
+                (Act::Take(told), Some(Reply::Value(Some(value)))) => *told = value.first().copied(),
+                _ => {}
+            }
+        }
+    }
+
+    /// It was not executed, or only read and the answer is not known: nothing follows from it.
+    pub(crate) fn forget(&mut self, marks: &Marks) {
+        for (key, index) in marks {
+            // A write to it that may be, of what it is already, at any time: nothing.
+            let operation = &mut self.keys[*key].operations[*index];
+            operation.act = Act::Read(None);
+            operation.returned_us = UNKNOWN;
+        }
+    }
+
+    /// Whether operations on it are under way.
+    pub(crate) fn may_change(&self, key: KeyIx) -> bool {
+        self.keys[key].operations.iter().any(|operation| operation.returned_us == UNKNOWN)
+    }
+
+    /// A node came back with an earlier state of the key.
+    pub(crate) fn reverts(&mut self, key: KeyIx, entry: Option<Entry>, now_us: u64, place: Place) -> Option<(KeyIx, usize)> {
+        let returned_us = match place {
+            Place::Here => now_us,
+            Place::Doubtful | Place::UntilNoticed => UNKNOWN,
+            Place::Elsewhere => return None,
+        };
+        let (value, ends) = entry.map(|entry| (entry.value, entry.expires_us)).unzip();
+        let act = Act::Become(value, ends.flatten());
+        let operations = &mut self.keys[key].operations;
+        operations.push(Operation { invoked_us: now_us, returned_us, act, by: "a node that forgets".into() });
+        Some((key, operations.len() - 1))
+    }
+
+    /// The first key whose history cannot be put in order; and how many had too many possibilities.
+    pub(crate) fn check(&self) -> (Option<String>, u64) {
+        let mut unknown = 0;
+        for (key, history) in self.keys.iter().enumerate() {
+            let operations: Vec<Operation> =
+                history.operations.iter().filter(|o| !(o.returned_us == UNKNOWN && matches!(o.act, Act::Read(_)))).cloned().collect();
+            match check(&operations, history.initial.clone()) {
+                Verdict::Fine => {}
+                Verdict::TooMany => unknown += 1,
+                Verdict::Broken(fitting) => {
+                    return (Some(describe(key, history, &operations, fitting)), unknown);
+                }
+            }
+        }
+        debug_assert!(self.keys.iter().all(|key| key.operations.len() <= 4 * OPERATIONS_MAX));
+        (None, unknown)
+    }
+}
+
+fn describe(key: KeyIx, history: &KeyHistory, operations: &[Operation], fitting: usize) -> String {
+    let mut text = format!(
+        "key {key} (at first {:?}): what clients saw fits no order; {fitting} of {} can be put in one\n",
+        history.initial,
+        operations.iter().filter(|operation| operation.returned_us != UNKNOWN).count()
+    );
+    for Operation { invoked_us, returned_us, act, by } in operations {
+        let returned = if *returned_us == UNKNOWN { "?".to_owned() } else { returned_us.to_string() };
+        text.push_str(&format!("    {invoked_us:>9} .. {returned:>9}  {by}: {act:?}\n"));
+    }
+    text
+}

@@ -1,0 +1,115 @@
+//! The simulator: the machines of `switchyard_policy::migration` in a world with a seed, where nodes are killed, connections break in the middle and
+//! the router comes back, and checkers that know nothing of the machines say whether clients could have noticed.
+//!
+//! Model workers, model nodes and a model of the mover instead of the real ones: those have sockets and clocks, so a run of theirs cannot be had
+//! twice. The decisions are the real ones. One seed and one scenario are one run, for ever.
+
+mod clients;
+mod history;
+pub mod linear;
+mod mover;
+pub mod node;
+mod planted;
+mod random;
+pub mod scenario;
+mod worker;
+mod world;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use planted::{Bug, Planted};
+pub use random::Random;
+pub use scenario::Scenario;
+
+use crate::node::Persistence;
+use crate::world::World;
+
+/// What came of a run.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// Its seed.
+    pub seed: u64,
+    /// What was wrong, if anything: several lines.
+    pub violation: Option<String>,
+    /// How long it was, microseconds of its own time.
+    pub took_us: u64,
+    /// How each leg ended.
+    pub outcomes: Vec<String>,
+    /// Keys whose history had too many possibilities to be checked.
+    pub unchecked: u64,
+    /// What the mover did, in numbers of actions.
+    pub actions: u64,
+    /// What happened, if it was asked for.
+    pub trace: Vec<String>,
+}
+
+/// One run.
+#[must_use]
+pub fn run(seed: u64, scenario: &Scenario, planted: Option<Planted>, trace: bool) -> Run {
+    let mut world = World::new(seed, scenario, planted, trace);
+    let panicked = catch_unwind(AssertUnwindSafe(|| world.run())).err();
+    if let Some(panic) = panicked {
+        let text = panic.downcast_ref::<String>().cloned().or(panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        world.violated(format!("panic: {}", text.unwrap_or_default()));
+    }
+    let mut unchecked = 0;
+    if world.violation.is_none() {
+        let (violation, unknown) = world.history.check();
+        unchecked = unknown;
+        world.violation = violation.or_else(|| left_behind(&world));
+    }
+    Run {
+        seed,
+        violation: world.violation,
+        took_us: world.now,
+        outcomes: world.mover.outcomes,
+        unchecked,
+        actions: world.actions,
+        trace: world.trace.unwrap_or_default(),
+    }
+}
+
+/// One owner: after a move nothing of the slots is left at the other node.
+fn left_behind(world: &World) -> Option<String> {
+    let other = &world.nodes[1 - world.owner()];
+    if !world.mover.last_moved || world.nodes.iter().any(|node| node.persistence != Persistence::Always) {
+        return None;
+    }
+    let left: Vec<_> = other.keys.iter().filter(|(_, entry)| entry.expires_us.is_none_or(|end| end > world.now)).collect();
+    (!left.is_empty()).then(|| format!("the node that the slots have left still has {left:?}"))
+}
+
+/// Runs with the seeds from `from` on, so many, on `threads` threads; `progress` is told after each. Returns the first that was wrong, by its seed,
+/// after the runs that had begun have ended.
+pub fn sweep(
+    scenario: &Scenario,
+    planted: Option<Planted>,
+    from: u64,
+    seeds: u64,
+    threads: usize,
+    progress: impl Fn(&Run) + Sync,
+) -> Option<Run> {
+    let next = AtomicU64::new(from);
+    let end = from.saturating_add(seeds);
+    let first_wrong = AtomicU64::new(u64::MAX);
+    let wrong = std::sync::Mutex::new(None::<Run>);
+    std::thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= end || seed > first_wrong.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let run = run(seed, scenario, planted, false);
+                    progress(&run);
+                    if run.violation.is_some() && first_wrong.fetch_min(seed, Ordering::Relaxed) > seed {
+                        *wrong.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(run);
+                    }
+                }
+            });
+        }
+    });
+    wrong.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,221 @@
+//! Whether what clients saw of one key can have happened in some order: linearizability, by the search of Wing, Gong and Lowe.
+//!
+//! Written for itself and knowing nothing of how the router or the nodes work: only what clients asked, when, and what they were told. An operation
+//! with unknown outcome may take effect at any time after it was asked, or never. A time to live ends somewhere between the earliest and the latest
+//! time at which its command can have been executed, plus its length.
+
+use std::collections::HashSet;
+
+/// What was done to a key and what was answered; `None` where the answer is not known.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Act {
+    /// A read saw this.
+    Read(Option<Vec<u32>>),
+    /// A write of this value, with a time to live.
+    Write(u32, Option<u64>),
+    /// A count; `Some(None)`: the value was no counter.
+    Count(Option<Option<i64>>),
+    /// A removal, of so many keys.
+    Remove(Option<i64>),
+    /// An element was added, and there were so many then.
+    Push(u32, Option<i64>),
+    /// The first element was taken.
+    Take(Option<u32>),
+    /// Something else made the key what it is here (a node came back with what its disk had), with the exact end of its life.
+    Become(Option<Vec<u32>>, Option<u64>),
+}
+
+/// One operation on a key.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Operation {
+    /// When it was asked.
+    pub invoked_us: u64,
+    /// When it was answered; [`UNKNOWN`] if never.
+    pub returned_us: u64,
+    /// What.
+    pub act: Act,
+    /// Who, for people.
+    pub by: String,
+}
+
+/// Instead of the time of an answer.
+pub const UNKNOWN: u64 = u64::MAX;
+
+/// A key's value, and between which times its life ends.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Value {
+    list: Vec<u32>,
+    ends: Option<(u64, u64)>,
+}
+
+type State = Option<Value>;
+
+/// At most so many operations of a key can be checked.
+pub const OPERATIONS_MAX: usize = 128;
+
+/// States looked at, at most: beyond, nothing is known.
+const STATES_MAX: usize = 2_000_000;
+
+/// What came of the search.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// There is an order.
+    Fine,
+    /// There is none. So many operations of the history can be put in order, at most.
+    Broken(usize),
+    /// There were too many possibilities.
+    TooMany,
+}
+
+/// Looks for an order in which the operations can have happened, beginning with `initial`.
+#[must_use]
+pub fn check(operations: &[Operation], initial: Option<Vec<u32>>) -> Verdict {
+    let mut ordered: Vec<&Operation> = operations.iter().collect();
+    ordered.sort_by_key(|operation| operation.invoked_us);
+    if ordered.len() > OPERATIONS_MAX {
+        return Verdict::TooMany;
+    }
+    let answered: u128 = ordered.iter().enumerate().filter(|(_, o)| o.returned_us != UNKNOWN).fold(0, |mask, (i, _)| mask | 1 << i);
+    let mut seen: HashSet<(u128, State)> = HashSet::new();
+    let mut stack: Vec<(u128, State)> = vec![(0, initial.map(|list| Value { list, ends: None }))];
+    let mut best = 0;
+    let mut next = Vec::new();
+    while let Some((done, state)) = stack.pop() {
+        if done & answered == answered {
+            return Verdict::Fine;
+        }
+        if !seen.insert((done, state.clone())) {
+            continue;
+        }
+        if seen.len() > STATES_MAX {
+            return Verdict::TooMany;
+        }
+        best = best.max((done & answered).count_ones() as usize);
+        // Whatever was asked after the first answer that is still to come cannot be before it.
+        let mut bound = UNKNOWN;
+        for (i, operation) in ordered.iter().enumerate() {
+            if done >> i & 1 == 0 {
+                bound = bound.min(operation.returned_us);
+            }
+        }
+        for (i, operation) in ordered.iter().enumerate() {
+            if operation.invoked_us > bound {
+                break;
+            }
+            if done >> i & 1 == 1 {
+                continue;
+            }
+            apply(&state, operation, &mut next);
+            stack.extend(next.drain(..).map(|state| (done | 1 << i, state)));
+        }
+    }
+    Verdict::Broken(best)
+}
+
+/// The states in which the operation can leave the key, if what it was told fits.
+fn apply(state: &State, operation: &Operation, out: &mut Vec<State>) {
+    let Operation { invoked_us, returned_us, ref act, .. } = *operation;
+    match state {
+        Some(value) => {
+            let ends = value.ends;
+            if ends.is_none_or(|(_, latest)| invoked_us < latest) {
+                apply_to(Some(value), act, invoked_us, returned_us, out);
+            }
+            if ends.is_some_and(|(earliest, _)| returned_us >= earliest) {
+                apply_to(None, act, invoked_us, returned_us, out);
+            }
+        }
+        None => apply_to(None, act, invoked_us, returned_us, out),
+    }
+}
+
+fn apply_to(value: Option<&Value>, act: &Act, invoked_us: u64, returned_us: u64, out: &mut Vec<State>) {
+    let fits = match act {
+        Act::Read(seen) => (seen.as_ref() == value.map(|value| &value.list)).then(|| value.cloned()),
+        Act::Write(new, ttl_us) => {
+            let ends = ttl_us.map(|ttl| (invoked_us.saturating_add(ttl), returned_us.saturating_add(ttl)));
+            Some(Some(Value { list: vec![*new], ends }))
+        }
+        Act::Count(told) => {
+            let list = value.map_or(&[0][..], |value| &value.list);
+            match list {
+                [count] => {
+                    let count = count + 1;
+                    let fits = told.is_none_or(|told| told == Some(count.into()));
+                    fits.then(|| Some(Value { list: vec![count], ends: value.and_then(|value| value.ends) }))
+                }
+                _ => told.is_none_or(|told| told.is_none()).then(|| value.cloned()),
+            }
+        }
+        Act::Remove(told) => told.is_none_or(|told| told == i64::from(value.is_some())).then_some(None),
+        Act::Push(new, told) => {
+            let mut list = value.map(|value| value.list.clone()).unwrap_or_default();
+            list.push(*new);
+            let fits = told.is_none_or(|told| told == list.len() as i64);
+            fits.then(|| Some(Value { list, ends: value.and_then(|value| value.ends) }))
+        }
+        Act::Take(told) => value.filter(|value| told.is_none_or(|told| Some(&told) == value.list.first())).map(|value| {
+            let list = value.list[1..].to_vec();
+            (!list.is_empty()).then_some(Value { list, ends: value.ends })
+        }),
+        Act::Become(list, ends) => Some(list.clone().map(|list| Value { list, ends: ends.map(|end| (end, end)) })),
+    };
+    out.extend(fits);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn op(invoked_us: u64, returned_us: u64, act: Act) -> Operation {
+        Operation { invoked_us, returned_us, act, by: String::new() }
+    }
+
+    #[test]
+    fn a_read_sees_the_last_write() {
+        let write = op(0, 10, Act::Write(1, None));
+        assert_eq!(check(&[write.clone(), op(11, 12, Act::Read(Some(vec![1])))], None), Verdict::Fine);
+        assert_eq!(check(&[write.clone(), op(11, 12, Act::Read(None))], None), Verdict::Broken(1));
+        assert_eq!(check(&[write, op(5, 12, Act::Read(None))], None), Verdict::Fine);
+    }
+
+    #[test]
+    fn what_is_unknown_happens_late_or_never_but_not_twice() {
+        let count = op(0, UNKNOWN, Act::Count(None));
+        let read = |at, value| op(at, at + 1, Act::Read(value));
+        assert_eq!(check(&[count.clone(), read(50, None)], None), Verdict::Fine);
+        assert_eq!(check(&[count.clone(), read(50, None), read(60, Some(vec![1]))], None), Verdict::Fine);
+        assert_ne!(check(&[count.clone(), read(50, Some(vec![1])), read(60, None)], None), Verdict::Fine);
+        assert_ne!(check(&[count, read(50, Some(vec![2]))], None), Verdict::Fine);
+    }
+
+    #[test]
+    fn a_life_ends_in_time() {
+        let write = op(100, 110, Act::Write(1, Some(50)));
+        let read = |at, value| op(at, at + 1, Act::Read(value));
+        assert_eq!(check(&[write.clone(), read(140, Some(vec![1]))], None), Verdict::Fine);
+        assert_ne!(check(&[write.clone(), read(140, None)], None), Verdict::Fine);
+        assert_eq!(check(&[write.clone(), read(155, None)], None), Verdict::Fine);
+        assert_ne!(check(&[write.clone(), read(160, Some(vec![1]))], None), Verdict::Fine);
+        assert_ne!(check(&[write, read(155, None), read(157, Some(vec![1]))], None), Verdict::Fine);
+    }
+
+    #[test]
+    fn a_resurrection_is_seen() {
+        let ops = [
+            op(0, 1, Act::Push(7, Some(1))),
+            op(2, 3, Act::Remove(Some(1))),
+            op(4, 5, Act::Read(None)),
+            op(6, 7, Act::Read(Some(vec![7]))),
+        ];
+        assert_eq!(check(&ops, None), Verdict::Broken(3));
+        assert_eq!(check(&ops[..3], None), Verdict::Fine);
+    }
+
+    #[test]
+    fn an_element_is_taken_once() {
+        let ops = [op(0, 1, Act::Push(7, Some(1))), op(2, 9, Act::Take(Some(7))), op(3, 8, Act::Take(Some(7)))];
+        assert_ne!(check(&ops, None), Verdict::Fine);
+        assert_eq!(check(&ops[..2], None), Verdict::Fine);
+    }
+}

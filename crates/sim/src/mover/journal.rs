@@ -1,0 +1,274 @@
+//! What outlives the mover: the journal, what follows from it after a crash of the router, and what the checker must know of it. And FLUSHALL, which
+//! stops the mover.
+
+use std::rc::Rc;
+
+use switchyard_policy::migration::record::{Record, Replay};
+use switchyard_policy::migration::{Durability, Event, Outcome};
+use switchyard_policy::topology::MoveId;
+
+use super::{Flush, Stage};
+use crate::history::Place;
+use crate::node::{Entry, KeyIx, Op};
+use crate::planted::Bug;
+use crate::worker::{Stage as ViewStage, View, Worker};
+use crate::world::{Ev, World};
+
+impl World {
+    // The journal.
+
+    pub(super) fn write(&mut self, number: Option<u64>, record: Record) {
+        self.mover.written.push_back((number, record));
+        self.sync();
+    }
+
+    fn sync(&mut self) {
+        if self.mover.syncing.is_none() && !self.mover.written.is_empty() {
+            self.mover.syncing = Some(self.mover.written.len());
+            let delay = self.random.between(100, 1_500);
+            self.after(delay, Ev::Synced);
+        }
+    }
+
+    pub(crate) fn synced(&mut self) {
+        let mut last = None;
+        for _ in 0..self.mover.syncing.take().unwrap_or_default() {
+            if let Some((number, record)) = self.mover.written.pop_front() {
+                self.keep(&record);
+                last = number.or(last);
+            }
+        }
+        self.sync();
+        if let Some(number) = last {
+            self.mover_event(Event::Recorded(number));
+        }
+    }
+
+    fn keep(&mut self, record: &Record) {
+        let mut bytes = Vec::new();
+        record.encode(&mut bytes);
+        self.mover.journal.push(bytes);
+        if let Err(error) = self.mover.durable.apply(record) {
+            self.violated(format!("the journal contradicts itself: {error}"));
+        }
+    }
+
+    // A crash of the router, and what comes after.
+
+    pub(crate) fn mover_killed(&mut self) {
+        // Some of what was written and not synced is on the disk all the same.
+        let kept = self.random.below(self.mover.written.len() as u64 + 1);
+        for _ in 0..kept {
+            if let Some((_, record)) = self.mover.written.pop_front() {
+                self.keep(&record);
+            }
+        }
+        let m = &mut self.mover;
+        m.written.clear();
+        m.syncing = None;
+        m.machine = None;
+        m.inbox.clear();
+        m.pumping = false;
+        m.batches.clear();
+        m.purge = None;
+        m.barrier = None;
+        m.flush = None;
+        m.flushes.clear();
+        m.links = Default::default();
+        m.stage = Stage::Idle;
+    }
+
+    pub(crate) fn recover(&mut self) {
+        let records: Result<Vec<Record>, _> = self.mover.journal.iter().map(|bytes| Record::decode(bytes)).collect();
+        let replay = match records {
+            Ok(records) => Replay::of(&records),
+            Err(error) => {
+                self.violated(error.to_string());
+                return;
+            }
+        };
+        let replay = match replay {
+            Ok(replay) => replay,
+            Err(error) => {
+                self.violated(error.to_string());
+                return;
+            }
+        };
+        self.mover.resume = None;
+        self.mover.begun = false;
+        let mut view = None;
+        if let Some((id, open)) = replay.open.into_iter().next().filter(|_| !self.bug(Bug::TopologyDecides)) {
+            let m = &mut self.mover;
+            m.begun = true;
+            m.move_id = id.0;
+            m.source = usize::from(open.source.0);
+            m.target = usize::from(open.target.0);
+            m.leg = open.next_leg;
+            if !open.handed_over.is_empty() {
+                m.owner = m.target;
+                m.begun = false;
+                self.write(None, Record::Ended { move_id: id });
+            } else if let Some(leg) = open.leg {
+                m.owner = m.source;
+                m.leg = leg.leg;
+                for (link, process) in m.links.iter_mut().zip([&leg.source, &leg.target]) {
+                    link.stale.extend(process.run_id.parse().ok().map(|process_number: u32| (process_number, process.client_id)));
+                }
+                if leg.moving {
+                    m.uid += 1;
+                    view = Some(ViewStage::Moving { uid: m.uid, target: m.target });
+                }
+                m.resume = Some(leg);
+            } else {
+                m.owner = m.source;
+            }
+        } else if self.bug(Bug::TopologyDecides) {
+            let open: Vec<MoveId> = self.mover.durable.open.keys().copied().collect();
+            for move_id in open {
+                self.write(None, Record::Ended { move_id });
+            }
+        }
+        self.mover.epoch += 1;
+        let stage = view.unwrap_or(ViewStage::Settled { owner: self.mover.owner });
+        let view = Rc::new(View { epoch: self.mover.epoch, stage });
+        self.workers = (0..self.workers.len()).map(|_| Worker::new(view.clone())).collect();
+        let when = self.random.between(100, 3_000);
+        self.after(when, Ev::NextLeg);
+    }
+
+    // FLUSHALL.
+
+    pub(crate) fn flush_asked(&mut self, op: u64) {
+        if self.mover.flush.is_some() {
+            self.mover.flushes.push_back(op);
+            return;
+        }
+        self.mover.flush = Some(Flush { op, sent: false, told: 0 });
+        self.mover_event(Event::Quiesce);
+    }
+
+    pub(super) fn flush_goes(&mut self) {
+        if let Some(flush) = self.mover.flush.as_mut().filter(|flush| !flush.sent) {
+            flush.sent = true;
+            let op = flush.op;
+            self.flush_everywhere(op);
+        }
+    }
+
+    pub(crate) fn flush_told(&mut self, op: u64) {
+        let both = match self.mover.flush.as_mut().filter(|flush| flush.op == op) {
+            Some(flush) => {
+                flush.told += 1;
+                flush.told == 2
+            }
+            None => true,
+        };
+        if both {
+            self.flush_done(op);
+        }
+    }
+
+    /// It is in flight nowhere any more.
+    pub(crate) fn flush_landed(&mut self, op: u64) {
+        if self.mover.flush.is_none_or(|flush| flush.op != op) {
+            if self.ops.get(&op).is_some_and(|command| command.op == Op::Flush) {
+                self.flush_done(op);
+            }
+            return;
+        }
+        self.mover.flush = None;
+        if !self.bug(Bug::FlushHalfAwaited) {
+            self.flush_done(op);
+        }
+        self.mover_event(Event::Resume);
+        if let Some(next) = self.mover.flushes.pop_front() {
+            self.flush_asked(next);
+        }
+    }
+
+    // For the checker.
+
+    /// One owner: when a leg ends nothing of its slots is left at the side that they leave, if the process there is still the one that
+    /// the machine knew when it said so.
+    pub(super) fn look_for_what_is_left(&mut self, outcome: &Outcome) {
+        let side = match outcome {
+            Outcome::Moved => 0,
+            Outcome::Returned { .. } => 1,
+            Outcome::NotBegun { .. } => return,
+        };
+        let node = &self.nodes[self.node_of(side)];
+        let known = self.mover.met_at_end[side] == Some(node.process);
+        let now = self.now;
+        let left: Vec<KeyIx> =
+            node.keys.iter().filter(|(_, entry)| entry.expires_us.is_none_or(|end| end > now)).map(|(key, _)| *key).collect();
+        if node.up && known && !left.is_empty() {
+            self.violated(format!("the leg has ended ({outcome:?}), and keys {left:?} are left at the side that the slots have left"));
+        }
+    }
+
+    /// Both nodes have been killed since the leg began: what is on record, the source still shows, and the target has not, may be moved again (the machine
+    /// reports it).
+    pub(crate) fn note_moved_again(&mut self, node: usize) {
+        self.mover.killed[node] = true;
+        let m = &self.mover;
+        if m.killed != [true; 2] || m.durability != Durability::Memory {
+            return;
+        }
+        let Some(leg) = m.durable.open.values().find_map(|open| open.leg.as_ref()).filter(|leg| leg.moving) else { return };
+        let has = |ix: usize, key: KeyIx| {
+            let node = &self.nodes[ix];
+            if node.up { node.keys.get(&key).cloned() } else { node.disk.get(&key).cloned() }
+        };
+        let again: Vec<(KeyIx, Entry)> = (0..self.keys.len())
+            .filter(|key| leg.away.contains_key(&m.fingerprints.of(&self.keys[*key])) && has(m.target, *key).is_none())
+            .filter_map(|key| Some((key, has(m.source, key)?)))
+            .collect();
+        for (key, entry) in again {
+            self.history.reverts(key, Some(entry), self.now, Place::Doubtful);
+        }
+    }
+
+    /// Where a key is, by the journal, when a node forgets.
+    pub(crate) fn place_of(&self, key: KeyIx, node: usize, had: bool) -> Place {
+        let m = &self.mover;
+        let fingerprint = m.fingerprints.of(&self.keys[key]);
+        let open = m.durable.open.values().find_map(|open| open.leg.as_ref()).filter(|leg| leg.moving);
+        let Some(leg) = open else {
+            // A leg that has ended, by the journal, whatever the topology says.
+            let ended = m.durable.open.values().any(|open| !open.handed_over.is_empty());
+            let owner = if ended { m.target } else { m.owner };
+            let pending = m.written.iter().any(|(_, record)| matches!(record, Record::LegMoving { .. }));
+            return if pending {
+                Place::Doubtful
+            } else if node == owner {
+                Place::Here
+            } else {
+                Place::Elsewhere
+            };
+        };
+        let pending = m.written.iter().any(|(_, record)| match record {
+            Record::Moved { keys, .. } | Record::Returned { keys, .. } => keys.contains(&fingerprint),
+            Record::LegEnded { .. } => true,
+            _ => false,
+        });
+        let there = |ix: usize| self.nodes[ix].keys.contains_key(&key) || self.nodes[ix].disk.contains_key(&key) && !self.nodes[ix].up;
+        if leg.away.contains_key(&fingerprint) {
+            if node == m.target {
+                // What was read of it may outlive the node.
+                let read = m.batches.values().any(|batch| batch.keys.contains(&key));
+                if pending || read || there(m.source) { Place::Doubtful } else { Place::Here }
+            } else if pending {
+                Place::Doubtful
+            } else if leg.turned_back.is_some() {
+                // Keys come back to it. A node that forgets, comes back, and is not noticed before the leg ends shows what it showed before.
+                Place::UntilNoticed
+            } else {
+                Place::Elsewhere
+            }
+        } else if node == m.source || pending || had {
+            Place::Doubtful
+        } else {
+            Place::UntilNoticed
+        }
+    }
+}

@@ -1,0 +1,796 @@
+//! What surrounds the machine of a leg in the router: connections, listing, batches, journal, the stored topology, and recovery after a crash. It does
+//! what the machine says and tells it what came of it; what it must get right itself is what the planted bugs of [`crate::planted`] break.
+
+mod journal;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use switchyard_policy::migration::record::{OpenLeg, Record, Replay};
+use switchyard_policy::migration::{
+    Action, BatchId, Copied, Durability, Event, Fingerprint, Fingerprinter, Key, Leg, Machine, Orders, Outcome, Process, Protocol, Side,
+    StopAndCopy, Stored,
+};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, slot_of};
+
+use crate::node::{Cmd, Entry, KeyIx, Reply};
+use crate::planted::{Bug, Planted};
+use crate::random::Random;
+use crate::scenario::Scenario;
+use crate::worker::{Stage as ViewStage, View};
+use crate::world::{Ev, Owner, What as Sent, World, say};
+
+/// Keys of a SCAN.
+const SCAN_KEYS: usize = 2;
+/// A leg that does not begin is tried again so often.
+const TRIES: u32 = 40;
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum What {
+    Hello,
+    Kill,
+    Batch(BatchId, usize),
+    Scan(u64),
+    PurgeScan,
+    PurgeRemove,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    Idle,
+    /// Workers adopt that the slots are observed.
+    Observing,
+    Connecting,
+    Running,
+    Over,
+}
+
+#[derive(Debug, Default)]
+struct Link {
+    conn: Option<u32>,
+    ready: bool,
+    process: Option<(u32, u64)>,
+    /// Confirmations that it waits for.
+    kills: u32,
+    /// Earlier connections that may still do something.
+    stale: Vec<(u32, u64)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Dump,
+    Restore,
+    Remove,
+    Secure,
+    Migrate,
+}
+
+#[derive(Debug)]
+struct Batch {
+    kind: Kind,
+    keys: Vec<KeyIx>,
+    replies: Vec<Option<Reply>>,
+    left: usize,
+    content: BTreeMap<KeyIx, (Entry, u64)>,
+}
+
+#[derive(Debug, Default)]
+struct Listing {
+    at: usize,
+    number: u64,
+    queue: VecDeque<KeyIx>,
+    next: Option<KeyIx>,
+    done: bool,
+    asked: bool,
+    /// Counts of keys wanted by the machine.
+    waiting: VecDeque<u32>,
+}
+
+#[derive(Debug)]
+struct Purge {
+    side: usize,
+    away: Arc<BTreeSet<Fingerprint>>,
+    /// What is asked and not answered.
+    left: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Flush {
+    op: u64,
+    sent: bool,
+    told: u32,
+}
+
+/// The mover, and what outlives it: journal and topology.
+pub(crate) struct Mover {
+    stage: Stage,
+    machine: Option<Box<dyn Machine>>,
+    fingerprints: Fingerprinter,
+    names: BTreeMap<Fingerprint, KeyIx>,
+    slot: Slot,
+    protocol: Protocol,
+    durability: Durability,
+    drain_patience_us: u64,
+    source: usize,
+    target: usize,
+    move_id: u64,
+    leg: u32,
+    tries: u32,
+    moves_left: u64,
+    /// Runs while the present move is open.
+    begun: bool,
+    resume: Option<OpenLeg>,
+    links: [Link; 2],
+    batches: BTreeMap<BatchId, Batch>,
+    listing: Listing,
+    noted: BTreeSet<KeyIx>,
+    purge: Option<Purge>,
+    inbox: VecDeque<Event>,
+    pumping: bool,
+    barrier: Option<u64>,
+    uid: u64,
+    epoch: u64,
+    flush: Option<Flush>,
+    flushes: VecDeque<u64>,
+    /// Durable.
+    owner: usize,
+    journal: Vec<Vec<u8>>,
+    durable: Replay,
+    /// Written, not durable; with the machine's number.
+    written: VecDeque<(Option<u64>, Record)>,
+    syncing: Option<usize>,
+    killed: [bool; 2],
+    /// The processes that the machine knew when it said that a leg is over.
+    met_at_end: [Option<u32>; 2],
+    /// States of keys that a node may come back with, as long as the machine does not know of it.
+    pub(crate) unnoticed: Vec<(usize, (KeyIx, usize))>,
+    pub(crate) outcomes: Vec<String>,
+    pub(crate) last_moved: bool,
+}
+
+impl Mover {
+    pub(crate) fn new(random: &mut Random, scenario: &Scenario, keys: &[Key], fingerprints: Fingerprinter) -> Self {
+        let protocol = if random.chance(scenario.stop_and_copy) { Protocol::StopAndCopy } else { Protocol::Switchyard };
+        let durability = if random.chance(scenario.aof) { Durability::Aof } else { Durability::Memory };
+        Self {
+            stage: Stage::Idle,
+            machine: None,
+            fingerprints,
+            names: keys.iter().enumerate().map(|(ix, key)| (fingerprints.of(key), ix)).collect(),
+            slot: slot_of(&keys[0]),
+            protocol,
+            durability,
+            drain_patience_us: random.between(5_000, 80_000),
+            source: 0,
+            target: 1,
+            move_id: 0,
+            leg: 0,
+            tries: 0,
+            moves_left: scenario.moves,
+            begun: false,
+            resume: None,
+            links: Default::default(),
+            batches: BTreeMap::new(),
+            listing: Listing::default(),
+            noted: BTreeSet::new(),
+            purge: None,
+            inbox: VecDeque::new(),
+            pumping: false,
+            barrier: None,
+            uid: 0,
+            epoch: 1,
+            flush: None,
+            flushes: VecDeque::new(),
+            owner: 0,
+            journal: Vec::new(),
+            durable: Replay::default(),
+            written: VecDeque::new(),
+            syncing: None,
+            killed: [false; 2],
+            met_at_end: [None; 2],
+            unnoticed: Vec::new(),
+            outcomes: Vec::new(),
+            last_moved: false,
+        }
+    }
+}
+
+const fn ix(side: Side) -> usize {
+    side as usize
+}
+
+impl World {
+    pub(crate) const fn owner(&self) -> usize {
+        self.mover.owner
+    }
+
+    pub(crate) fn mover_is_done(&self) -> bool {
+        self.mover.stage == Stage::Over && self.mover.written.is_empty() && self.mover.flush.is_none()
+    }
+
+    pub(crate) fn mover_state(&self) -> String {
+        let m = &self.mover;
+        format!(
+            "{:?}, leg {} of move {}, {:?}, flush {:?}, barrier {:?}, written {}",
+            m.stage,
+            m.leg,
+            m.move_id,
+            m.machine.as_ref().map(|machine| machine.progress()),
+            m.flush,
+            m.barrier,
+            m.written.len()
+        )
+    }
+
+    pub(super) const fn node_of(&self, side: usize) -> usize {
+        if side == 0 { self.mover.source } else { self.mover.target }
+    }
+
+    // Moves and legs.
+
+    fn publish(&mut self, stage: ViewStage) -> u64 {
+        self.mover.epoch += 1;
+        let epoch = self.mover.epoch;
+        let view = Rc::new(View { epoch, stage });
+        for worker in 0..self.workers.len() {
+            let delay = self.random.delay_us();
+            self.after(delay, Ev::Adopt { worker, view: view.clone() });
+        }
+        epoch
+    }
+
+    pub(crate) fn next_leg(&mut self) {
+        if self.mover.stage != Stage::Idle {
+            return;
+        }
+        let resumes = self.mover.resume.as_ref().is_some_and(|open| open.moving);
+        if !self.mover.begun {
+            if self.mover.moves_left == 0 {
+                self.mover.stage = Stage::Over;
+                return;
+            }
+            self.mover.moves_left -= 1;
+            self.mover.begun = true;
+            self.mover.move_id += 1;
+            (self.mover.leg, self.mover.tries) = (0, 0);
+            (self.mover.source, self.mover.target) = (self.mover.owner, 1 - self.mover.owner);
+            let m = &self.mover;
+            let record = Record::Begun {
+                move_id: MoveId(m.move_id),
+                source: NodeId(m.source as u16),
+                target: NodeId(m.target as u16),
+                slots: vec![m.slot],
+                protocol: m.protocol,
+                durability: m.durability,
+            };
+            self.write(None, record);
+        }
+        say!(self, "leg {} of move {}: {} to {}", self.mover.leg, self.mover.move_id, self.mover.source, self.mover.target);
+        self.mover.noted.clear();
+        if resumes {
+            self.mover.stage = Stage::Connecting;
+            self.connect_both();
+        } else {
+            self.mover.killed = [false; 2];
+            let epoch = self.publish(ViewStage::Observed { owner: self.mover.source });
+            self.mover.stage = Stage::Observing;
+            if self.bug(Bug::ListedTooEarly) {
+                self.observed();
+            } else {
+                self.mover.barrier = Some(epoch);
+            }
+        }
+    }
+
+    fn observed(&mut self) {
+        self.mover.stage = Stage::Connecting;
+        self.connect_both();
+    }
+
+    fn connect_both(&mut self) {
+        for side in 0..2 {
+            if self.mover.links[side].conn.is_none() {
+                self.dial_mover(side);
+            }
+        }
+    }
+
+    /// A barrier is reached: every worker has adopted the epoch, and nothing earlier is in flight.
+    pub(crate) fn look_at_barrier(&mut self) {
+        let Some(epoch) = self.mover.barrier else { return };
+        let observing = self.mover.stage == Stage::Observing;
+        if self.router_up && self.workers.iter().all(|worker| worker.has_drained(epoch, observing)) {
+            self.mover.barrier = None;
+            say!(self, "epoch {epoch} is drained");
+            match self.mover.stage {
+                Stage::Observing => self.observed(),
+                Stage::Running => self.mover_event(Event::Drained),
+                _ => {}
+            }
+        }
+    }
+
+    fn begin_machine(&mut self) {
+        let m = &mut self.mover;
+        m.stage = Stage::Running;
+        let orders = Orders {
+            move_id: MoveId(m.move_id),
+            leg: m.leg,
+            source: NodeId(m.source as u16),
+            target: NodeId(m.target as u16),
+            slots: vec![m.slot],
+            durability: m.durability,
+            drain_patience_us: m.drain_patience_us,
+        };
+        let resume = m.resume.take();
+        let machine: Box<dyn Machine> = match m.protocol {
+            Protocol::StopAndCopy => Box::new(StopAndCopy::new(orders, m.fingerprints, resume)),
+            Protocol::Switchyard => Box::new(planted(Leg::new(orders, m.fingerprints, resume), self.planted)),
+        };
+        let m = &mut self.mover;
+        m.machine = Some(machine);
+        m.batches.clear();
+        m.purge = None;
+        m.inbox.clear();
+        let met = |link: &Link| {
+            let (process, client_id) = link.process.unwrap_or_default();
+            Process { run_id: process.to_string(), client_id }
+        };
+        let (source, target) = (met(&m.links[0]), met(&m.links[1]));
+        self.noticed(self.mover.source);
+        self.noticed(self.mover.target);
+        let m = &mut self.mover;
+        let number = m.listing.number + 1;
+        m.listing = Listing { number, next: Some(0), ..Listing::default() };
+        self.scan();
+        self.mover_event(Event::Met { source, target });
+        if self.mover.flush.is_some() {
+            self.mover_event(Event::Quiesce);
+        }
+    }
+
+    fn leg_ended(&mut self, outcome: &Outcome) {
+        self.look_for_what_is_left(outcome);
+        self.mover.unnoticed.clear();
+        say!(self, "leg {} of move {} ends: {outcome:?}", self.mover.leg, self.mover.move_id);
+        self.mover.machine = None;
+        self.mover.inbox.clear();
+        self.mover.barrier = None;
+        for side in 0..2 {
+            self.let_go(side);
+        }
+        if self.mover.flush.is_some_and(|flush| !flush.sent) {
+            self.flush_goes();
+        }
+        let again = matches!(outcome, Outcome::NotBegun { .. });
+        self.mover.last_moved = *outcome == Outcome::Moved;
+        self.mover.outcomes.push(format!("{outcome:?}"));
+        if again {
+            self.publish(ViewStage::Settled { owner: self.mover.owner });
+            self.mover.tries += 1;
+        }
+        self.mover.leg += 1;
+        if !again || self.mover.tries >= TRIES {
+            let move_id = MoveId(self.mover.move_id);
+            self.write(None, Record::Ended { move_id });
+            self.mover.begun = false;
+        }
+        self.mover.stage = Stage::Idle;
+        let when = self.random.between(500, 10_000);
+        self.after(when, Ev::NextLeg);
+    }
+
+    // Connections.
+
+    fn let_go(&mut self, side: usize) {
+        let link = &mut self.mover.links[side];
+        if let Some(conn) = link.conn.take() {
+            link.ready = false;
+            link.stale.extend(link.process.take());
+            self.close(conn);
+        }
+        // Another leg may have the sides the other way round.
+        self.mover.links[side].kills = 0;
+    }
+
+    pub(crate) fn dial_mover(&mut self, side: usize) {
+        if self.mover.links[side].conn.is_some() || !matches!(self.mover.stage, Stage::Connecting | Stage::Running) {
+            return;
+        }
+        let node = self.node_of(side);
+        let conn = self.connect(node, Owner::Mover);
+        self.mover.links[side].conn = Some(conn);
+        self.mover.links[side].ready = false;
+        // The mover's requests are its own kind.
+        if let Some(pending) = self.conns[conn as usize].pending.front_mut() {
+            pending.what = Sent::Mover(What::Hello);
+        }
+    }
+
+    fn side_of(&self, conn: u32) -> Option<usize> {
+        self.mover.links.iter().position(|link| link.conn == Some(conn))
+    }
+
+    fn demand(&mut self, side: usize, cmd: Cmd, what: What) {
+        if let Some(conn) = self.mover.links[side].conn {
+            self.send(conn, cmd, Sent::Mover(what));
+        }
+    }
+
+    fn said_hello(&mut self, side: usize, process: u32, number: u64) {
+        let link = &mut self.mover.links[side];
+        link.process = Some((process, number));
+        let ids: Vec<u64> = link.stale.iter().filter(|(at, _)| *at == process).map(|(_, id)| *id).collect();
+        link.kills = 0;
+        if !ids.is_empty() && !self.bug(Bug::ReplacedWithoutKill) {
+            self.mover.links[side].kills += 1;
+            self.demand(side, Cmd::Kill(ids), What::Kill);
+        }
+        // A worker of a router that is gone may have left something, too.
+        if !self.bug(Bug::ResumedWithoutKill) {
+            self.mover.links[side].kills += 1;
+            let incarnation = self.incarnation;
+            self.demand(side, Cmd::KillOlder(incarnation), What::Kill);
+        }
+        if self.mover.links[side].kills == 0 {
+            self.link_ready(side);
+        }
+    }
+
+    fn link_ready(&mut self, side: usize) {
+        let link = &mut self.mover.links[side];
+        link.ready = true;
+        link.stale.clear();
+        let (process, client_id) = link.process.unwrap_or_default();
+        if self.mover.machine.is_some() {
+            let node = self.node_of(side);
+            self.noticed(node);
+            let side_of = if side == 0 { Side::Source } else { Side::Target };
+            self.mover_event(Event::Restored { side: side_of, process: Process { run_id: process.to_string(), client_id } });
+            if self.mover.listing.at == side && !self.mover.listing.done && !self.mover.listing.asked {
+                self.mover.listing.next = Some(0);
+                self.scan();
+            }
+        } else if self.mover.links.iter().all(|link| link.ready) && self.mover.stage == Stage::Connecting {
+            self.begin_machine();
+        }
+    }
+
+    /// The machine knows which process is there: what that shows of keys that are not on record must not count.
+    fn noticed(&mut self, node: usize) {
+        for (at, mark) in std::mem::take(&mut self.mover.unnoticed) {
+            let fingerprint = self.mover.fingerprints.of(&self.keys[mark.0]);
+            let on_record = self
+                .mover
+                .durable
+                .open
+                .values()
+                .any(|open| open.leg.as_ref().is_some_and(|leg| leg.away.contains_key(&fingerprint)))
+                || self.mover.written.iter().any(|(_, record)| matches!(record, Record::Moved { keys, .. } if keys.contains(&fingerprint)));
+            let stays = on_record && node == self.mover.target;
+            if at == node && !stays && self.nodes[node].up {
+                self.history.forget(&vec![mark]);
+            } else if at != node {
+                self.mover.unnoticed.push((at, mark));
+            }
+        }
+    }
+
+    pub(crate) fn mover_broke(&mut self, conn: u32) {
+        let side = self.side_of(conn);
+        self.close(conn);
+        let Some(side) = side else { return };
+        let link = &mut self.mover.links[side];
+        let ready = link.ready;
+        link.conn = None;
+        link.ready = false;
+        link.stale.extend(link.process.take());
+        if self.mover.listing.at == side {
+            self.mover.listing.asked = false;
+        }
+        self.mover.purge.take_if(|purge| purge.side == side);
+        if ready && self.mover.machine.is_some() {
+            say!(self, "the mover loses side {side}");
+            self.mover_event(Event::Lost { side: if side == 0 { Side::Source } else { Side::Target } });
+        } else {
+            let delay = self.random.between(300, 3_000);
+            self.after(delay, Ev::DialMover { side });
+        }
+    }
+
+    pub(crate) fn mover_answered(&mut self, conn: u32, what: Sent, reply: Reply) {
+        let Some(side) = self.side_of(conn) else { return };
+        let Sent::Mover(what) = what else { return };
+        match (what, reply) {
+            (What::Hello, Reply::Hello(process, number)) => self.said_hello(side, process, number),
+            (What::Kill, _) => {
+                self.mover.links[side].kills -= 1;
+                if self.mover.links[side].kills == 0 {
+                    self.link_ready(side);
+                }
+            }
+            (What::Batch(batch, at), reply) => self.batch_answered(batch, at, reply),
+            (What::Scan(number), Reply::Scanned(keys, next)) => {
+                let listing = &mut self.mover.listing;
+                if listing.number == number {
+                    listing.asked = false;
+                    listing.queue.extend(keys);
+                    listing.next = next;
+                    listing.done = next.is_none();
+                    self.scan();
+                    self.tell_listed();
+                }
+            }
+            (What::PurgeScan, Reply::Scanned(keys, next)) => {
+                let Some(purge) = &mut self.mover.purge else { return };
+                let stays = |key: &KeyIx| {
+                    let on_record = purge.away.contains(&self.mover.fingerprints.of(&self.keys[*key]));
+                    (side == ix(Side::Target)) == on_record
+                };
+                let gone: Vec<KeyIx> = keys.into_iter().filter(|key| !stays(key)).collect();
+                purge.left += gone.len();
+                purge.left -= usize::from(next.is_none());
+                for key in gone {
+                    self.demand(side, Cmd::Unlink(key), What::PurgeRemove);
+                }
+                if let Some(next) = next {
+                    self.demand(side, Cmd::Scan(next, SCAN_KEYS), What::PurgeScan);
+                }
+                self.purge_goes_on();
+            }
+            (What::PurgeRemove, _) => {
+                if let Some(purge) = &mut self.mover.purge {
+                    purge.left -= 1;
+                }
+                self.purge_goes_on();
+            }
+            (what, reply) => self.violated(format!("the mover: {reply:?} in answer to {what:?}")),
+        }
+    }
+
+    fn purge_goes_on(&mut self) {
+        if self.mover.purge.as_ref().is_some_and(|purge| purge.left == 0) {
+            self.mover.purge = None;
+            self.mover_event(Event::Purged);
+        }
+    }
+
+    // Listing.
+
+    fn scan(&mut self) {
+        let listing = &mut self.mover.listing;
+        let (side, number) = (listing.at, listing.number);
+        if listing.done || listing.asked || !self.mover.links[side].ready {
+            return;
+        }
+        if let Some(next) = listing.next {
+            listing.asked = true;
+            self.demand(side, Cmd::Scan(next, SCAN_KEYS), What::Scan(number));
+        }
+    }
+
+    pub(crate) fn mover_notes(&mut self, keys: &[KeyIx]) {
+        self.mover.noted.extend(keys);
+    }
+
+    fn tell_listed(&mut self) {
+        loop {
+            let listing = &mut self.mover.listing;
+            if listing.done {
+                let noted = std::mem::take(&mut self.mover.noted);
+                listing.queue.extend(noted);
+            }
+            let Some(count) = listing.waiting.front().copied().filter(|_| listing.done || !listing.queue.is_empty()) else { return };
+            listing.waiting.pop_front();
+            let count = listing.queue.len().min(count as usize);
+            let keys: Vec<Key> = listing.queue.drain(..count).map(|key| self.keys[key].clone()).collect();
+            let end = listing.done && listing.queue.is_empty();
+            self.mover_event(Event::Listed { keys, end });
+        }
+    }
+
+    // What the machine says.
+
+    pub(crate) fn mover_event(&mut self, event: Event) {
+        if self.mover.machine.is_none() {
+            if event == Event::Quiesce {
+                self.flush_goes();
+            }
+            return;
+        }
+        self.mover.inbox.push_back(event);
+        if std::mem::replace(&mut self.mover.pumping, true) {
+            return;
+        }
+        let mut actions = Vec::new();
+        while let Some(event) = self.mover.inbox.pop_front() {
+            if event != Event::Tick {
+                say!(self, "machine <- {event:?}");
+            }
+            let Some(machine) = &mut self.mover.machine else { break };
+            machine.step(event, self.now, &mut actions);
+            for action in actions.drain(..) {
+                say!(self, "machine -> {action:?}");
+                self.count_action();
+                self.perform(action);
+            }
+        }
+        self.mover.pumping = false;
+    }
+
+    fn begin_batch(&mut self, id: BatchId, side: Side, keys: &[Key], kind: Kind) {
+        let keys: Vec<KeyIx> = keys.iter().map(|key| self.key_ix(key)).collect();
+        let content = self.mover.batches.remove(&id).map(|batch| batch.content).filter(|_| kind != Kind::Dump).unwrap_or_default();
+        let mut cmds = Vec::new();
+        for key in &keys {
+            cmds.push(match kind {
+                Kind::Dump => Cmd::Dump(*key),
+                Kind::Remove => Cmd::Unlink(*key),
+                Kind::Restore => {
+                    let Some((entry, read_us)) = content.get(key) else {
+                        self.violated(format!("{id:?}: key {key} is to be stored and was not read"));
+                        return;
+                    };
+                    let mut entry = entry.clone();
+                    if self.bug(Bug::RelativeTtl) {
+                        entry.expires_us = entry.expires_us.map(|end| self.now + end.saturating_sub(*read_us));
+                    }
+                    if self.bug(Bug::RestoreReplace) { Cmd::Replace(*key, entry) } else { Cmd::Restore(*key, entry) }
+                }
+                Kind::Secure | Kind::Migrate => continue,
+            });
+        }
+        match kind {
+            Kind::Secure => cmds.push(Cmd::WaitAof),
+            Kind::Migrate => cmds.push(Cmd::Migrate(keys.clone())),
+            _ => {}
+        }
+        let left = cmds.len();
+        self.mover.batches.insert(id, Batch { kind, keys, replies: vec![None; left], left, content });
+        for (at, cmd) in cmds.into_iter().enumerate() {
+            self.demand(ix(side), cmd, What::Batch(id, at));
+        }
+    }
+
+    fn batch_answered(&mut self, id: BatchId, at: usize, reply: Reply) {
+        let now = self.now;
+        let Some(batch) = self.mover.batches.get_mut(&id) else { return };
+        if let (Kind::Dump, Reply::Dumped(Some(entry))) = (batch.kind, &reply) {
+            batch.content.insert(batch.keys[at], (entry.clone(), now));
+        }
+        batch.replies[at] = Some(reply);
+        batch.left -= 1;
+        if batch.left > 0 {
+            return;
+        }
+        let refused = |reply: &Reply| matches!(reply, Reply::Oom | Reply::Error).then(|| format!("{reply:?}"));
+        let replies: Vec<Reply> = batch.replies.drain(..).flatten().collect();
+        let event = match batch.kind {
+            Kind::Dump => {
+                let outcome = |reply| match reply {
+                    Reply::Dumped(Some(_)) => Copied::Taken { bytes: 1 },
+                    _ => Copied::Absent,
+                };
+                Event::Copied { batch: id, outcomes: replies.into_iter().map(outcome).collect() }
+            }
+            Kind::Restore => {
+                let outcome = |reply| match reply {
+                    Reply::Ok => Stored::Stored,
+                    Reply::BusyKey => Stored::Exists,
+                    other => Stored::Refused(format!("{other:?}")),
+                };
+                Event::Stored { batch: id, outcomes: replies.into_iter().map(outcome).collect() }
+            }
+            Kind::Remove => Event::Removed { batch: id },
+            Kind::Secure => Event::Secured { batch: id, refused: replies.first().and_then(refused) },
+            Kind::Migrate => {
+                let refused = match replies.first() {
+                    Some(Reply::BusyKey) => Some("BUSYKEY Target key name already exists.".to_owned()),
+                    other => other.and_then(refused),
+                };
+                Event::Migrated { batch: id, refused }
+            }
+        };
+        self.mover_event(event);
+    }
+
+    fn tell_workers(&mut self, keys: &[Key]) {
+        let uid = self.mover.uid;
+        let keys: Rc<Vec<KeyIx>> = Rc::new(keys.iter().map(|key| self.key_ix(key)).collect());
+        for worker in 0..self.workers.len() {
+            let delay = self.random.delay_us();
+            self.after(delay, Ev::Admitted { worker, uid, keys: keys.clone() });
+        }
+    }
+
+    fn perform(&mut self, action: Action) {
+        match action {
+            Action::Record { number, record } => {
+                if matches!(record, Record::LegEnded { .. }) {
+                    self.mover.met_at_end = std::array::from_fn(|side| self.mover.links[side].process.map(|(process, _)| process));
+                }
+                self.write(Some(number), record);
+                if self.bug(Bug::JournalNotSynced) {
+                    self.after(20, Ev::Mover(Event::Recorded(number)));
+                }
+            }
+            Action::Announce => {
+                self.mover.uid += 1;
+                let stage = ViewStage::Moving { uid: self.mover.uid, target: self.mover.target };
+                self.mover.barrier = Some(self.publish(stage));
+            }
+            Action::Withdraw => {
+                self.mover.barrier = None;
+                self.publish(ViewStage::Settled { owner: self.mover.source });
+            }
+            Action::Turn { away, .. } => {
+                self.mover.uid += 1;
+                let away = away.iter().filter_map(|key| self.mover.names.get(key).copied()).collect();
+                let stage = ViewStage::Turned { uid: self.mover.uid, source: self.mover.source, away };
+                self.mover.barrier = Some(self.publish(stage));
+            }
+            Action::Purge { side, away } => {
+                self.mover.purge = Some(Purge { side: ix(side), away, left: 1 });
+                self.demand(ix(side), Cmd::Scan(0, SCAN_KEYS), What::PurgeScan);
+            }
+            Action::List { count } => {
+                self.mover.listing.waiting.push_back(count);
+                self.tell_listed();
+            }
+            Action::Relist { at } => {
+                let before = std::mem::take(&mut self.mover.listing);
+                self.mover.listing = Listing { at: ix(at), number: before.number + 1, next: Some(0), ..Listing::default() };
+                for _ in before.waiting {
+                    self.mover_event(Event::Listed { keys: Vec::new(), end: false });
+                }
+                self.scan();
+            }
+            Action::Copy { batch, from, keys } => self.begin_batch(batch, from, &keys, Kind::Dump),
+            Action::Store { batch, to, keys } => self.begin_batch(batch, to, &keys, Kind::Restore),
+            Action::Secure { batch, at, .. } => self.begin_batch(batch, at, &[], Kind::Secure),
+            Action::Remove { batch, from, keys } => self.begin_batch(batch, from, &keys, Kind::Remove),
+            Action::Migrate { batch, from, keys } => self.begin_batch(batch, from, &keys, Kind::Migrate),
+            Action::Admit { keys } => self.tell_workers(&keys),
+            Action::Refuse { keys, .. } => {
+                let keys = keys.map(|keys| Rc::new(keys.iter().map(|key| self.key_ix(key)).collect()));
+                for worker in 0..self.workers.len() {
+                    let delay = self.random.delay_us();
+                    self.after(delay, Ev::Refused { worker, keys: keys.clone() });
+                }
+            }
+            Action::Restore { side } => {
+                let delay = self.random.between(300, 3_000);
+                self.after(delay, Ev::DialMover { side: ix(side) });
+            }
+            Action::HandOver { to } => {
+                let owner = self.node_of(ix(to));
+                let delay = self.random.between(100, 1_500);
+                self.after(delay, Ev::Stored { owner });
+            }
+            Action::Quiet => self.flush_goes(),
+            Action::Report { .. } => {}
+            Action::End(outcome) => self.leg_ended(&outcome),
+        }
+    }
+
+    /// The topology is stored.
+    pub(crate) fn stored(&mut self, owner: usize) {
+        self.mover.owner = owner;
+        self.publish(ViewStage::Settled { owner });
+        self.mover_event(Event::HandedOver);
+    }
+}
+
+#[cfg(feature = "planted-bugs")]
+fn planted(leg: Leg, planted: Option<Planted>) -> Leg {
+    match planted {
+        Some(Planted::Machine(bug)) => leg.with(Some(bug)),
+        _ => leg,
+    }
+}
+
+#[cfg(not(feature = "planted-bugs"))]
+fn planted(leg: Leg, _planted: Option<Planted>) -> Leg {
+    leg
+}

@@ -1,0 +1,98 @@
+//! All bugs that can be planted: those of the machine (policy) and those of what surrounds it in the router, which the model repeats.
+
+#[cfg(feature = "planted-bugs")]
+use switchyard_policy::migration::Bug as MachineBug;
+
+/// A bug of workers, mover, or journal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bug {
+    /// A command on a connection that broke no longer counts as in flight, though the node may still execute it.
+    ClosedCountsAsDrained,
+    /// A command that waits for a connection does not count as in flight.
+    WaitingIsNotInFlight,
+    /// A command that is asked again at the same node does not count as in flight meanwhile.
+    AskedAgainIsNotInFlight,
+    /// Commands are sent before the node has told the connection's number, so that nobody can end it later.
+    SentBeforeHandshake,
+    /// The mover's connection is replaced without ending the old one.
+    ReplacedWithoutKill,
+    /// After a crash the connections of the router before are left alone.
+    ResumedWithoutKill,
+    /// A copy is stored over what is there.
+    RestoreReplace,
+    /// The time to live travels as a duration.
+    RelativeTtl,
+    /// Keys written while others are listed are not noted.
+    WritesNotNoted,
+    /// The listing begins before all workers note what they write.
+    ListedTooEarly,
+    /// Commands that wait at the source stay there.
+    BlockedNotParked,
+    /// A command of several keys goes as soon as one is admitted.
+    OneKeyIsEnough,
+    /// A worker keeps what was admitted when a leg turns back.
+    AdmittedKept,
+    /// The journal says that a record is durable before it is.
+    JournalNotSynced,
+    /// After a crash the stored topology decides, and not the journal.
+    TopologyDecides,
+    /// Only one of the nodes that a FLUSHALL changes is waited for before the mover goes on.
+    FlushHalfAwaited,
+}
+
+/// One bug, of either kind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Planted {
+    /// In the model of the router.
+    Around(Bug),
+    /// In the machine.
+    #[cfg(feature = "planted-bugs")]
+    Machine(MachineBug),
+}
+
+impl Planted {
+    /// All of them.
+    #[cfg(feature = "planted-bugs")]
+    pub const ALL: &[Self] = &[
+        Self::Around(Bug::ClosedCountsAsDrained),
+        Self::Around(Bug::WaitingIsNotInFlight),
+        Self::Around(Bug::AskedAgainIsNotInFlight),
+        Self::Around(Bug::SentBeforeHandshake),
+        Self::Around(Bug::ReplacedWithoutKill),
+        Self::Around(Bug::ResumedWithoutKill),
+        Self::Around(Bug::RestoreReplace),
+        Self::Around(Bug::RelativeTtl),
+        Self::Around(Bug::WritesNotNoted),
+        Self::Around(Bug::ListedTooEarly),
+        Self::Around(Bug::BlockedNotParked),
+        Self::Around(Bug::OneKeyIsEnough),
+        Self::Around(Bug::AdmittedKept),
+        Self::Around(Bug::JournalNotSynced),
+        Self::Around(Bug::TopologyDecides),
+        Self::Around(Bug::FlushHalfAwaited),
+        Self::Machine(MachineBug::UnlinkBeforeRecord),
+        Self::Machine(MachineBug::AdmitBeforeUnlink),
+        Self::Machine(MachineBug::AdmitBeforeRecord),
+        Self::Machine(MachineBug::NoDrain),
+        Self::Machine(MachineBug::PresenceIsHistory),
+        Self::Machine(MachineBug::NoPurge),
+        Self::Machine(MachineBug::NoPurgeAfterRestart),
+        Self::Machine(MachineBug::HandOverWithKeysLeft),
+        Self::Machine(MachineBug::HandOverBeforeRecord),
+        Self::Machine(MachineBug::NotRedone),
+        Self::Machine(MachineBug::AbsentNotRecorded),
+        Self::Machine(MachineBug::FlushWithoutQuiet),
+        Self::Machine(MachineBug::TurnBackWithoutDrain),
+    ];
+}
+
+/// What a run asks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Garden(pub(crate) Option<Planted>);
+
+impl Garden {
+    #[inline]
+    pub(crate) fn is(self, bug: Bug) -> bool {
+        cfg!(feature = "planted-bugs") && self.0 == Some(Planted::Around(bug))
+    }
+}

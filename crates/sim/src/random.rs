@@ -1,0 +1,48 @@
+//! The one source of chance of a run: the same seed gives the same numbers for ever, on every machine (SplitMix64).
+
+/// A generator.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// From a seed. Seeds next to each other give unrelated numbers.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        let mut random = Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5eed);
+        random.number();
+        random
+    }
+
+    /// The next number.
+    pub fn number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `bound`, which is at least 1.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.number() % bound.max(1)
+    }
+
+    /// A number from `low` to `high`, both included.
+    pub fn between(&mut self, low: u64, high: u64) -> u64 {
+        low + self.below(high - low + 1)
+    }
+
+    /// True in `per_mille` of a thousand cases.
+    pub fn chance(&mut self, per_mille: u64) -> bool {
+        self.below(1000) < per_mille
+    }
+
+    /// How long something on a network or in a kernel takes, microseconds: mostly little, sometimes much.
+    pub fn delay_us(&mut self) -> u64 {
+        match self.below(100) {
+            0 => self.between(1_000, 8_000),
+            1..=9 => self.between(200, 1_500),
+            _ => self.between(20, 150),
+        }
+    }
+}

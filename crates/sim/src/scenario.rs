@@ -1,0 +1,176 @@
+//! What may happen in a run, as text: one `name = value` per line, `#` begins a comment. Each seed draws from it.
+//!
+//! Text and not code, so that a scenario is one file, and a new one needs no build.
+
+/// Probabilities are per mille of the runs; each run that has a fault has it once to three times.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Scenario {
+    /// Its name.
+    pub name: String,
+    /// Clients, half of them at each worker.
+    pub clients: u64,
+    /// Commands of each.
+    pub commands: u64,
+    /// Keys.
+    pub keys: u64,
+    /// Moves, there and back.
+    pub moves: u64,
+    /// A node keeps everything answered when it is killed.
+    pub durable: u64,
+    /// The move is ordered with `durability = aof`.
+    pub aof: u64,
+    /// The target has keys of the slots from an earlier life.
+    pub leftovers: u64,
+    /// The legs stop and copy.
+    pub stop_and_copy: u64,
+    /// kill -9 of a node.
+    pub kill_node: u64,
+    /// kill -9 of the router.
+    pub kill_router: u64,
+    /// SIGSTOP of a node.
+    pub stop: u64,
+    /// A connection breaks.
+    pub cut: u64,
+    /// All connections to a node break.
+    pub cut_all: u64,
+    /// What a node answers does not arrive.
+    pub mute: u64,
+    /// What is sent to a node arrives late.
+    pub deaf: u64,
+    /// A node is out of memory.
+    pub full: u64,
+    /// The user goes back.
+    pub turn_back: u64,
+    /// FLUSHALL by a client.
+    pub flush: u64,
+    /// Commands that wait.
+    pub blocking: u64,
+    /// Times to live.
+    pub ttl: u64,
+}
+
+/// A line of a scenario that is not understood.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ScenarioError {
+    /// Which line, from 1.
+    pub line: usize,
+    /// What is wrong with it.
+    pub what: String,
+}
+
+impl std::fmt::Display for ScenarioError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "line {} of the scenario: {}", self.line, self.what)
+    }
+}
+
+impl std::error::Error for ScenarioError {}
+
+/// Those that come with the simulator: name and text.
+pub const BUILT_IN: &[(&str, &str)] = &[
+    ("calm", include_str!("../scenarios/calm.txt")),
+    ("rough", include_str!("../scenarios/rough.txt")),
+    ("forgetful", include_str!("../scenarios/forgetful.txt")),
+    ("stop-and-copy", include_str!("../scenarios/stop-and-copy.txt")),
+];
+
+impl Scenario {
+    /// One that comes with the simulator.
+    #[must_use]
+    pub fn built_in(name: &str) -> Option<Self> {
+        let (name, text) = BUILT_IN.iter().find(|(known, _)| *known == name)?;
+        Self::parse(name, text).ok()
+    }
+
+    /// From text.
+    ///
+    /// # Errors
+    /// If a line is no `name = number`, or its name is not known.
+    pub fn parse(name: &str, text: &str) -> Result<Self, ScenarioError> {
+        let mut scenario = Self {
+            name: name.to_owned(),
+            clients: 4,
+            commands: 20,
+            keys: 5,
+            moves: 2,
+            durable: 1000,
+            aof: 0,
+            leftovers: 0,
+            stop_and_copy: 0,
+            kill_node: 0,
+            kill_router: 0,
+            stop: 0,
+            cut: 0,
+            cut_all: 0,
+            mute: 0,
+            deaf: 0,
+            full: 0,
+            turn_back: 0,
+            flush: 0,
+            blocking: 0,
+            ttl: 0,
+        };
+        for (at, line) in text.lines().enumerate() {
+            let line = line.split('#').next().unwrap_or_default().trim();
+            if line.is_empty() {
+                continue;
+            }
+            let error = |what: String| ScenarioError { line: at + 1, what };
+            let (name, value) = line.split_once('=').ok_or_else(|| error(format!("`{line}` is no `name = number`")))?;
+            let name = name.trim();
+            let value: u64 = value.trim().parse().map_err(|_| error(format!("`{}` is no number", value.trim())))?;
+            let (field, most) = match name {
+                "clients" => (&mut scenario.clients, 8),
+                "commands" => (&mut scenario.commands, 60),
+                "keys" => (&mut scenario.keys, 16),
+                "moves" => (&mut scenario.moves, 8),
+                "durable" => (&mut scenario.durable, 1000),
+                "aof" => (&mut scenario.aof, 1000),
+                "leftovers" => (&mut scenario.leftovers, 1000),
+                "stop-and-copy" => (&mut scenario.stop_and_copy, 1000),
+                "kill-node" => (&mut scenario.kill_node, 1000),
+                "kill-router" => (&mut scenario.kill_router, 1000),
+                "stop" => (&mut scenario.stop, 1000),
+                "cut" => (&mut scenario.cut, 1000),
+                "cut-all" => (&mut scenario.cut_all, 1000),
+                "mute" => (&mut scenario.mute, 1000),
+                "deaf" => (&mut scenario.deaf, 1000),
+                "full" => (&mut scenario.full, 1000),
+                "turn-back" => (&mut scenario.turn_back, 1000),
+                "flush" => (&mut scenario.flush, 1000),
+                "blocking" => (&mut scenario.blocking, 1000),
+                "ttl" => (&mut scenario.ttl, 1000),
+                _ => return Err(error(format!("there is nothing called `{name}`"))),
+            };
+            if value > most {
+                return Err(error(format!("{name} is {most} at most")));
+            }
+            *field = value;
+        }
+        for (name, value) in [("clients", scenario.clients), ("keys", scenario.keys)] {
+            if value == 0 {
+                return Err(ScenarioError { line: 0, what: format!("{name} is at least 1") });
+            }
+        }
+        Ok(scenario)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_built_in_are_understood() {
+        for (name, text) in BUILT_IN {
+            Scenario::parse(name, text).expect(name);
+        }
+    }
+
+    #[test]
+    fn a_wrong_line_is_named() {
+        for (text, line) in [("keys = 3\ntides = 4", 2), ("# x\n\nkeys 3", 3), ("keys = many", 1), ("keys = 17", 1), ("keys = 0", 0)] {
+            assert_eq!(Scenario::parse("x", text).map_err(|error| error.line), Err(line), "{text}");
+        }
+    }
+}

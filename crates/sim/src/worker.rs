@@ -1,0 +1,443 @@
+//! Workers as decision 0011 has them: each works by the view that it has adopted, knows of admitted keys what it has been told, and counts what is
+//! in flight by the epoch in which its place was chosen. What they do with bytes is left out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use switchyard_policy::migration::Event;
+
+use crate::node::{Cmd, KeyIx, Op, Reply};
+use crate::planted::Bug;
+use crate::world::{Ev, Owner, What, World, say};
+
+/// What the router has published about the slots, under its epoch.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct View {
+    pub(crate) epoch: u64,
+    pub(crate) stage: Stage,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Stage {
+    /// One node has all keys.
+    Settled { owner: usize },
+    /// The same, and writes are told to the mover.
+    Observed { owner: usize },
+    /// Keys are at the target once they are admitted.
+    Moving { uid: u64, target: usize },
+    /// Keys of `away` are at the source once they are admitted, all others at once.
+    Turned { uid: u64, source: usize, away: BTreeSet<KeyIx> },
+}
+
+impl View {
+    pub(crate) const fn settled(epoch: u64, owner: usize) -> Self {
+        Self { epoch, stage: Stage::Settled { owner } }
+    }
+}
+
+/// A connection that broke with commands on it: until the node has confirmed its end, they are in flight.
+#[derive(Debug)]
+struct Zombie {
+    accepted: (u32, u64),
+    ops: Vec<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Link {
+    conn: Option<u32>,
+    ready: bool,
+    dialing: bool,
+    /// Commands whose place is chosen and that wait for the connection.
+    queue: Vec<u64>,
+    zombies: Vec<Zombie>,
+}
+
+/// A command whose place is chosen.
+#[derive(Debug)]
+pub(crate) struct Flying {
+    pub(crate) epoch: u64,
+    /// Nodes that have not answered.
+    parts: u32,
+    /// Its own connection, if it waits.
+    blocking: Option<u32>,
+}
+
+/// A worker.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) view: Rc<View>,
+    links: [Link; 2],
+    admitted: BTreeSet<KeyIx>,
+    admitted_uid: u64,
+    pub(crate) flying: BTreeMap<u64, Flying>,
+    /// Commands that wait for keys.
+    waiting: BTreeSet<u64>,
+}
+
+enum Choice {
+    Node(usize),
+    Wait(Vec<KeyIx>),
+}
+
+impl Worker {
+    pub(crate) fn new(view: Rc<View>) -> Self {
+        Self {
+            view,
+            links: Default::default(),
+            admitted: BTreeSet::new(),
+            admitted_uid: 0,
+            flying: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+        }
+    }
+
+    /// Nothing chosen under an epoch before this one is in flight, and the epoch is adopted. Whether the workers only begin to note what they write:
+    /// then commands that wait for an element do no harm, they make no key.
+    pub(crate) fn has_drained(&self, epoch: u64, observing: bool) -> bool {
+        let harmless = |flying: &Flying| observing && flying.blocking.is_some();
+        self.view.epoch >= epoch && self.flying.values().all(|flying| flying.epoch >= epoch || harmless(flying))
+    }
+
+    fn choose(&self, op: &Op, one_is_enough: bool) -> Choice {
+        let mut keys = Vec::new();
+        op.keys(&mut keys);
+        match &self.view.stage {
+            Stage::Settled { owner } | Stage::Observed { owner } => Choice::Node(*owner),
+            Stage::Moving { uid, target } => {
+                let known = *uid == self.admitted_uid;
+                let missing: Vec<KeyIx> = keys.iter().copied().filter(|key| !known || !self.admitted.contains(key)).collect();
+                let enough = missing.is_empty() || one_is_enough && missing.len() < keys.len();
+                if enough { Choice::Node(*target) } else { Choice::Wait(missing) }
+            }
+            Stage::Turned { uid, source, away } => {
+                let known = *uid == self.admitted_uid;
+                let missing: Vec<KeyIx> =
+                    keys.iter().copied().filter(|key| away.contains(key) && (!known || !self.admitted.contains(key))).collect();
+                if missing.is_empty() { Choice::Node(*source) } else { Choice::Wait(missing) }
+            }
+        }
+    }
+}
+
+impl World {
+    /// A command is looked at, from its beginning.
+    pub(crate) fn look(&mut self, op: u64) {
+        let Some(command) = self.ops.get(&op) else { return };
+        let ix = command.worker;
+        if command.op == Op::Flush {
+            self.flush_asked(op);
+            return;
+        }
+        let one_is_enough = self.bug(Bug::OneKeyIsEnough);
+        let choice = self.workers[ix].choose(&command.op, one_is_enough);
+        let mut keys = Vec::new();
+        command.op.keys(&mut keys);
+        let writes = !command.op.is_read();
+        match choice {
+            Choice::Node(node) => {
+                self.workers[ix].waiting.remove(&op);
+                if writes && matches!(self.workers[ix].view.stage, Stage::Observed { .. }) && !self.bug(Bug::WritesNotNoted) {
+                    self.mover_notes(&keys);
+                }
+                self.choose(ix, op, node);
+            }
+            Choice::Wait(keys) => {
+                say!(self, "worker {ix}: command {op} waits for {keys:?}");
+                self.workers[ix].waiting.insert(op);
+                let keys = keys.iter().map(|key| self.keys[*key].clone()).collect();
+                self.after(5, Ev::Mover(Event::Wanted { keys }));
+            }
+        }
+    }
+
+    fn choose(&mut self, ix: usize, op: u64, node: usize) {
+        let epoch = self.workers[ix].view.epoch;
+        self.workers[ix].flying.insert(op, Flying { epoch, parts: 1, blocking: None });
+        if matches!(self.ops[&op].op, Op::Pop(_)) {
+            let conn = self.connect(node, Owner::Blocking(ix, op));
+            if let Some(flying) = self.workers[ix].flying.get_mut(&op) {
+                flying.blocking = Some(conn);
+            }
+            return;
+        }
+        self.transmit_or_queue(ix, op, node);
+    }
+
+    fn transmit_or_queue(&mut self, ix: usize, op: u64, node: usize) {
+        let link = &self.workers[ix].links[node];
+        if let Some(conn) = link.conn.filter(|_| link.ready || self.garden.is(Bug::SentBeforeHandshake)) {
+            self.transmit(op, conn);
+            return;
+        }
+        if self.bug(Bug::WaitingIsNotInFlight) {
+            self.workers[ix].flying.remove(&op);
+        }
+        self.workers[ix].links[node].queue.push(op);
+        self.dial(ix, node);
+    }
+
+    fn transmit(&mut self, op: u64, conn: u32) {
+        let Some(command) = self.ops.get_mut(&op) else { return };
+        command.sent = true;
+        let cmd = if command.load { Cmd::Loaded(command.op.clone()) } else { Cmd::Client(command.op.clone()) };
+        self.send(conn, cmd, What::Command(op));
+    }
+
+    pub(crate) fn dial(&mut self, ix: usize, node: usize) {
+        let link = &mut self.workers[ix].links[node];
+        link.dialing = false;
+        if link.conn.is_none() {
+            let conn = self.connect(node, Owner::Worker(ix));
+            let link = &mut self.workers[ix].links[node];
+            link.conn = Some(conn);
+            link.ready = false;
+            if self.garden.is(Bug::SentBeforeHandshake) {
+                for op in std::mem::take(&mut self.workers[ix].links[node].queue) {
+                    self.transmit(op, conn);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn worker_answered(&mut self, ix: usize, conn: u32, what: What, reply: Reply) {
+        let node = self.conns[conn as usize].node;
+        match (what, reply) {
+            (What::Hello, Reply::Hello(process, _)) => match self.conns[conn as usize].owner {
+                Owner::Blocking(_, op) => self.transmit(op, conn),
+                _ => self.link_is_up(ix, node, conn, process),
+            },
+            (What::Kill(ops), _) => {
+                // Asked twice, it is confirmed twice: what is done is not done again.
+                let zombies = &mut self.workers[ix].links[node].zombies;
+                let ended: Vec<u64> =
+                    zombies.extract_if(.., |zombie| zombie.ops.iter().any(|op| ops.contains(op))).flat_map(|zombie| zombie.ops).collect();
+                for op in ended {
+                    self.landed(ix, op);
+                }
+            }
+            (What::Unblock, _) => {}
+            (What::Command(op), reply) => {
+                let blocking = matches!(self.conns[conn as usize].owner, Owner::Blocking(..));
+                if blocking {
+                    self.close(conn);
+                }
+                match reply {
+                    Reply::Unblocked => {
+                        self.workers[ix].flying.remove(&op);
+                        self.look(op);
+                    }
+                    Reply::NoScript => {
+                        if let Some(command) = self.ops.get_mut(&op) {
+                            command.load = true;
+                            if let Op::Script(inner) = &command.op {
+                                command.op = (**inner).clone();
+                            }
+                            command.node = node;
+                        }
+                        if self.bug(Bug::AskedAgainIsNotInFlight) {
+                            self.workers[ix].flying.remove(&op);
+                        }
+                        let delay = self.random.delay_us();
+                        self.after(delay, Ev::AskAgain { op });
+                    }
+                    reply => {
+                        self.client_told(op, node, reply);
+                        self.landed(ix, op);
+                    }
+                }
+            }
+            (what, reply) => self.violated(format!("worker {ix}: {reply:?} in answer to {what:?}")),
+        }
+    }
+
+    /// The node had no script: it is told, and asked again. The place stays chosen.
+    pub(crate) fn ask_again(&mut self, op: u64) {
+        let Some(command) = self.ops.get(&op) else { return };
+        let (ix, node) = (command.worker, command.node);
+        let epoch = self.workers[ix].view.epoch;
+        self.workers[ix].flying.entry(op).or_insert(Flying { epoch, parts: 1, blocking: None });
+        self.transmit_or_queue(ix, op, node);
+    }
+
+    fn link_is_up(&mut self, ix: usize, node: usize, conn: u32, process: u32) {
+        let bug = self.bug(Bug::SentBeforeHandshake);
+        let link = &mut self.workers[ix].links[node];
+        link.ready = true;
+        let queue = std::mem::take(&mut link.queue);
+        let (here, gone): (Vec<Zombie>, Vec<Zombie>) =
+            std::mem::take(&mut link.zombies).into_iter().partition(|zombie| zombie.accepted.0 == process);
+        if !here.is_empty() {
+            let ids = here.iter().map(|zombie| zombie.accepted.1).collect();
+            let ops = here.iter().flat_map(|zombie| zombie.ops.iter().copied()).collect();
+            self.workers[ix].links[node].zombies = here;
+            self.send(conn, Cmd::Kill(ids), What::Kill(ops));
+        }
+        // A process that is gone executes nothing.
+        for op in gone.into_iter().flat_map(|zombie| zombie.ops) {
+            self.landed(ix, op);
+        }
+        for op in queue {
+            let epoch = self.workers[ix].view.epoch;
+            self.workers[ix].flying.entry(op).or_insert(Flying { epoch, parts: 1, blocking: None });
+            if !bug || self.ops.get(&op).is_some_and(|command| !command.sent) {
+                self.transmit(op, conn);
+            }
+        }
+    }
+
+    /// A command is in flight no more at one node.
+    fn landed(&mut self, ix: usize, op: u64) {
+        let Some(flying) = self.workers[ix].flying.get_mut(&op) else { return };
+        flying.parts -= 1;
+        if flying.parts == 0 {
+            self.workers[ix].flying.remove(&op);
+            self.flush_landed(op);
+        } else if self.bug(Bug::FlushHalfAwaited) {
+            self.flush_landed(op);
+        }
+    }
+
+    pub(crate) fn worker_broke(&mut self, ix: usize, conn: u32) {
+        let (node, owner, accepted) = {
+            let c = &self.conns[conn as usize];
+            (c.node, c.owner, c.accepted)
+        };
+        let hello = self.conns[conn as usize].pending.front().is_some_and(|pending| pending.what == What::Hello);
+        let lost = self.close(conn);
+        let mut ops = Vec::new();
+        for pending in lost {
+            match pending.what {
+                What::Command(op) => {
+                    self.client_untold(op);
+                    ops.push(op);
+                }
+                // Not confirmed: the next connection asks again.
+                What::Kill(_) | What::Hello | What::Unblock | What::Mover(_) => {}
+            }
+        }
+        // What was never sent looks for another place.
+        let unsent = match owner {
+            Owner::Blocking(_, op) if hello => Some(op),
+            _ => None,
+        };
+        let zombie = accepted.filter(|_| !hello && !ops.is_empty() && !self.bug(Bug::ClosedCountsAsDrained));
+        match zombie {
+            Some(accepted) => self.workers[ix].links[node].zombies.push(Zombie { accepted, ops }),
+            None => ops.into_iter().for_each(|op| self.landed(ix, op)),
+        }
+        if let Owner::Worker(_) = owner {
+            let link = &mut self.workers[ix].links[node];
+            link.conn = None;
+            link.ready = false;
+        } else if let Some((conn, process)) = self.live_link(ix, node) {
+            // The link is up already: it confirms at once.
+            self.link_is_up(ix, node, conn, process);
+        }
+        if let Some(op) = unsent {
+            self.workers[ix].flying.remove(&op);
+            self.look(op);
+        }
+        let link = &mut self.workers[ix].links[node];
+        let needed = !link.queue.is_empty() || !link.zombies.is_empty();
+        if needed && link.conn.is_none() && !link.dialing {
+            link.dialing = true;
+            let delay = self.random.between(300, 4_000);
+            self.after(delay, Ev::Dial { worker: ix, node });
+        }
+    }
+
+    fn live_link(&self, ix: usize, node: usize) -> Option<(u32, u32)> {
+        let link = &self.workers[ix].links[node];
+        let conn = link.conn.filter(|_| link.ready)?;
+        self.conns[conn as usize].accepted.map(|(process, _)| (conn, process))
+    }
+
+    /// The worker takes over what was published.
+    pub(crate) fn adopt(&mut self, ix: usize, view: Rc<View>) {
+        let worker = &mut self.workers[ix];
+        if view.epoch <= worker.view.epoch {
+            return;
+        }
+        let uid = match view.stage {
+            Stage::Moving { uid, .. } | Stage::Turned { uid, .. } => uid,
+            _ => 0,
+        };
+        if uid != worker.admitted_uid && !(self.garden.is(Bug::AdmittedKept) && uid != 0) {
+            worker.admitted.clear();
+        }
+        worker.admitted_uid = uid;
+        worker.view = view;
+        say!(self, "worker {ix} adopts {:?}", self.workers[ix].view);
+        self.unblock_again(ix);
+        self.look_at_waiting(ix);
+    }
+
+    fn look_at_waiting(&mut self, ix: usize) {
+        let waiting: Vec<u64> = self.workers[ix].waiting.iter().copied().collect();
+        for op in waiting {
+            self.look(op);
+        }
+    }
+
+    pub(crate) fn admitted(&mut self, ix: usize, uid: u64, keys: &[KeyIx]) {
+        if self.workers[ix].admitted_uid == uid {
+            self.workers[ix].admitted.extend(keys);
+            self.look_at_waiting(ix);
+        }
+    }
+
+    pub(crate) fn refused(&mut self, ix: usize, keys: Option<&Vec<KeyIx>>) {
+        let waiting: Vec<u64> = self.workers[ix].waiting.iter().copied().collect();
+        for op in waiting {
+            let mut its = Vec::new();
+            if let Some(command) = self.ops.get(&op) {
+                command.op.keys(&mut its);
+            }
+            if keys.is_none_or(|keys| its.iter().any(|key| keys.contains(key))) {
+                self.workers[ix].waiting.remove(&op);
+                self.client_refused(op);
+            }
+        }
+    }
+
+    /// Commands that wait at a node since an earlier epoch are ended there, and looked at again.
+    pub(crate) fn unblock_again(&mut self, ix: usize) {
+        let worker = &self.workers[ix];
+        if matches!(worker.view.stage, Stage::Settled { .. } | Stage::Observed { .. }) || self.bug(Bug::BlockedNotParked) {
+            return;
+        }
+        let epoch = worker.view.epoch;
+        let blocked: Vec<(u64, u32)> =
+            worker.flying.iter().filter(|(_, f)| f.epoch < epoch).filter_map(|(op, f)| Some((*op, f.blocking?))).collect();
+        for (op, conn) in blocked {
+            let c = &self.conns[conn as usize];
+            if !c.owner_alive {
+                continue;
+            }
+            let node = c.node;
+            let sent = self.ops.get(&op).is_some_and(|command| command.sent);
+            match c.accepted {
+                Some((_, id)) if sent => match self.live_link(ix, node) {
+                    Some((link, _)) => self.send(link, Cmd::Unblock(id), What::Unblock),
+                    None => self.dial(ix, node),
+                },
+                _ => {
+                    self.close(conn);
+                    self.workers[ix].flying.remove(&op);
+                    self.look(op);
+                }
+            }
+        }
+    }
+
+    /// FLUSHALL goes to both nodes.
+    pub(crate) fn flush_everywhere(&mut self, op: u64) {
+        let Some(command) = self.ops.get(&op) else { return };
+        let ix = command.worker;
+        let epoch = self.workers[ix].view.epoch;
+        self.workers[ix].flying.insert(op, Flying { epoch, parts: 2, blocking: None });
+        for node in 0..2 {
+            self.transmit_or_queue(ix, op, node);
+        }
+    }
+}

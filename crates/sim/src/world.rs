@@ -1,0 +1,899 @@
+//! The world of a run: the queue of what happens when, the network, the nodes, and the faults.
+//!
+//! Everything that takes time is an entry of one queue, in order of time; entries of one instant are in the order in which they were put there. A
+//! connection is a pair of pipes that keep their order. It may break in the middle: what was sent up to some byte still arrives, maybe much
+//! later, and is executed, although nobody is there any more to take the answer.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::rc::Rc;
+
+use switchyard_policy::migration::{Event, Fingerprinter, Key};
+
+use crate::clients::Client;
+use crate::history::History;
+use crate::mover::{Mover, What as MoverWhat};
+use crate::node::{Cmd, KeyIx, Node, Op, Persistence, Reply};
+use crate::planted::{Bug, Garden, Planted};
+use crate::random::Random;
+use crate::scenario::Scenario;
+use crate::worker::{View, Worker};
+
+/// Nobody waits for an answer longer than this before the connection is given up.
+const TIMEOUT_US: u64 = 25_000;
+/// Between two looks at the clock.
+const SWEEP_US: u64 = 5_000;
+/// A run that is not over by then has got stuck.
+const END_US: u64 = 60_000_000;
+
+/// Who has a connection to a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Owner {
+    /// A worker, for all its clients.
+    Worker(usize),
+    /// A worker, for one command that waits.
+    Blocking(usize, u64),
+    /// The mover.
+    Mover,
+}
+
+/// Why something was sent.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum What {
+    Hello,
+    /// To end broken connections of a worker, with the commands that were on them.
+    Kill(Vec<u64>),
+    Unblock,
+    /// A command of a client.
+    Command(u64),
+    Mover(MoverWhat),
+}
+
+/// What is sent and not answered.
+#[derive(Clone, Debug)]
+pub(crate) struct Pending {
+    pub(crate) request: u64,
+    pub(crate) what: What,
+    pub(crate) sent_us: u64,
+}
+
+pub(crate) struct Conn {
+    pub(crate) node: usize,
+    pub(crate) owner: Owner,
+    pub(crate) incarnation: u32,
+    /// The process at the node that accepted it, and the number that it gave.
+    pub(crate) accepted: Option<(u32, u64)>,
+    pub(crate) node_alive: bool,
+    pub(crate) owner_alive: bool,
+    pub(crate) pending: VecDeque<Pending>,
+    sent: u64,
+    arrived: u64,
+    /// What was sent later than this is lost.
+    cut_after: u64,
+    /// Nothing arrives at the node before.
+    held_until_us: u64,
+    /// What has arrived and cannot be executed yet.
+    inbox: VecDeque<(u64, Cmd)>,
+    last_to_node_us: u64,
+    last_to_owner_us: u64,
+    /// An answer was lost, so none after it arrives.
+    mute: bool,
+}
+
+/// What may go wrong, or be wished.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fault {
+    KillNode(usize),
+    KillRouter,
+    Stop(usize),
+    Cut,
+    CutAll(usize),
+    Mute(usize),
+    Deaf(usize),
+    Full(usize),
+    TurnBack,
+    Snapshot(usize),
+}
+
+#[derive(Debug)]
+pub(crate) enum Ev {
+    ToNode { conn: u32, number: u64, request: u64, cmd: Cmd },
+    ToOwner { conn: u32, request: u64, reply: Reply },
+    Broke { conn: u32 },
+    Release { conn: u32 },
+    Adopt { worker: usize, view: Rc<View> },
+    Admitted { worker: usize, uid: u64, keys: Rc<Vec<KeyIx>> },
+    Refused { worker: usize, keys: Option<Rc<Vec<KeyIx>>> },
+    Mover(Event),
+    Synced,
+    Stored { owner: usize },
+    Dial { worker: usize, node: usize },
+    DialMover { side: usize },
+    NextLeg,
+    AskAgain { op: u64 },
+    Client { client: usize },
+    Fault(Fault),
+    StartNode(usize),
+    StartRouter,
+    Continue(usize),
+    Hear(usize),
+    Fit(usize),
+    Sweep,
+}
+
+struct At {
+    time: u64,
+    order: u64,
+    incarnation: u32,
+    ev: Ev,
+}
+
+impl PartialEq for At {
+    fn eq(&self, other: &Self) -> bool {
+        (self.time, self.order) == (other.time, other.order)
+    }
+}
+impl Eq for At {}
+impl PartialOrd for At {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for At {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.time, self.order).cmp(&(other.time, other.order))
+    }
+}
+
+/// The world.
+pub(crate) struct World {
+    pub(crate) now: u64,
+    queue: BinaryHeap<Reverse<At>>,
+    order: u64,
+    pub(crate) random: Random,
+    pub(crate) scenario: Scenario,
+    pub(crate) garden: Garden,
+    pub(crate) planted: Option<Planted>,
+    pub(crate) nodes: [Node; 2],
+    mute_until: [u64; 2],
+    deaf_until: [u64; 2],
+    processes: u32,
+    pub(crate) conns: Vec<Conn>,
+    requests: u64,
+    pub(crate) router_up: bool,
+    pub(crate) incarnation: u32,
+    pub(crate) workers: Vec<Worker>,
+    pub(crate) mover: Mover,
+    pub(crate) clients: Vec<Client>,
+    pub(crate) ops: BTreeMap<u64, crate::clients::Command>,
+    pub(crate) next_op: u64,
+    pub(crate) history: History,
+    pub(crate) keys: Vec<Key>,
+    /// Faults that follow on the mover's nth action.
+    at_action: Vec<(u64, Fault)>,
+    pub(crate) actions: u64,
+    pub(crate) faults_left: u64,
+    pub(crate) faulty: bool,
+    pub(crate) trace: Option<Vec<String>>,
+    pub(crate) violation: Option<String>,
+    pub(crate) finishing: bool,
+}
+
+macro_rules! say {
+    ($world:expr, $($text:tt)*) => {
+        if $world.trace.is_some() {
+            let text = format!($($text)*);
+            $world.note(text);
+        }
+    };
+}
+pub(crate) use say;
+
+impl World {
+    pub(crate) fn new(seed: u64, scenario: &Scenario, planted: Option<Planted>, trace: bool) -> Self {
+        let mut random = Random::new(seed);
+        let mut persistence = || if random.chance(scenario.durable) { Persistence::Always } else { Persistence::Snapshots };
+        let nodes = [Node::new(persistence(), 1), Node::new(persistence(), 2)];
+        let keys: Vec<Key> = (0..scenario.keys).map(|number| Key::from(format!("{{t}}{number}").into_bytes())).collect();
+        let fingerprints = Fingerprinter::new(7);
+        let mover = Mover::new(&mut random, scenario, &keys, fingerprints);
+        let mut world = Self {
+            now: 0,
+            queue: BinaryHeap::new(),
+            order: 0,
+            random,
+            scenario: scenario.clone(),
+            garden: Garden(planted),
+            planted,
+            nodes,
+            mute_until: [0; 2],
+            deaf_until: [0; 2],
+            processes: 2,
+            conns: Vec::new(),
+            requests: 0,
+            router_up: true,
+            incarnation: 1,
+            workers: Vec::new(),
+            mover,
+            clients: Vec::new(),
+            ops: BTreeMap::new(),
+            next_op: 0,
+            history: History::new(keys.len()),
+            keys,
+            at_action: Vec::new(),
+            actions: 0,
+            faults_left: 0,
+            faulty: false,
+            trace: trace.then(Vec::new),
+            violation: None,
+            finishing: false,
+        };
+        world.begin();
+        world
+    }
+
+    fn begin(&mut self) {
+        let view = Rc::new(View::settled(1, 0));
+        self.workers = (0..2).map(|_| Worker::new(view.clone())).collect();
+        // What is there before anything begins.
+        for key in 0..self.keys.len() {
+            if self.random.chance(500) {
+                let value = vec![1_000 + key as u32];
+                self.nodes[0].keys.insert(key, crate::node::Entry { value: value.clone(), expires_us: None });
+                self.nodes[0].disk = self.nodes[0].keys.clone();
+                self.history.begins_with(key, value);
+            }
+        }
+        if self.random.chance(self.scenario.leftovers) {
+            for key in 0..self.keys.len() {
+                if self.random.chance(400) {
+                    let entry = crate::node::Entry { value: vec![9_000 + key as u32], expires_us: None };
+                    self.nodes[1].keys.insert(key, entry);
+                }
+            }
+            self.nodes[1].disk = self.nodes[1].keys.clone();
+        }
+        self.clients = (0..self.scenario.clients).map(|number| Client::new(number as usize, self.scenario.commands)).collect();
+        for client in 0..self.clients.len() {
+            let when = self.random.below(3_000);
+            self.after(when, Ev::Client { client });
+        }
+        self.draw_faults();
+        let when = self.random.below(4_000);
+        self.after(when, Ev::NextLeg);
+        self.after(SWEEP_US, Ev::Sweep);
+    }
+
+    fn draw_faults(&mut self) {
+        let s = self.scenario.clone();
+        let mut faults = Vec::new();
+        type Make = fn(usize) -> Fault;
+        let kinds: [(u64, Make); 9] = [
+            (s.kill_node, Fault::KillNode),
+            (s.kill_router, |_| Fault::KillRouter),
+            (s.stop, Fault::Stop),
+            (s.cut, |_| Fault::Cut),
+            (s.cut_all, Fault::CutAll),
+            (s.mute, Fault::Mute),
+            (s.deaf, Fault::Deaf),
+            (s.full, Fault::Full),
+            (s.turn_back, |_| Fault::TurnBack),
+        ];
+        for (chance, make) in kinds {
+            if self.random.chance(chance) {
+                for _ in 0..self.random.between(1, 3) {
+                    let node = self.random.below(2) as usize;
+                    faults.push(make(node));
+                }
+            }
+        }
+        self.faulty = faults.iter().any(|fault| *fault != Fault::TurnBack);
+        for node in 0..2 {
+            if self.nodes[node].persistence == Persistence::Snapshots {
+                for _ in 0..self.random.below(3) {
+                    faults.push(Fault::Snapshot(node));
+                }
+            }
+        }
+        self.faults_left = faults.len() as u64;
+        for fault in faults {
+            if self.random.chance(600) {
+                let action = self.random.between(1, 60);
+                self.at_action.push((action, fault));
+            } else {
+                let when = self.random.below(60_000);
+                self.after(when, Ev::Fault(fault));
+            }
+        }
+    }
+
+    /// The mover did another action: a fault may follow on it.
+    pub(crate) fn count_action(&mut self) {
+        self.actions += 1;
+        let actions = self.actions;
+        let now: Vec<Fault> = self.at_action.extract_if(.., |(at, _)| *at <= actions).map(|(_, fault)| fault).collect();
+        for fault in now {
+            let when = self.random.below(300);
+            self.after(when, Ev::Fault(fault));
+        }
+    }
+
+    pub(crate) fn note(&mut self, text: String) {
+        let now = self.now;
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{now:>9} {text}"));
+        }
+    }
+
+    pub(crate) fn violated(&mut self, text: String) {
+        say!(self, "VIOLATION {text}");
+        self.violation.get_or_insert(text);
+    }
+
+    pub(crate) fn after(&mut self, delay_us: u64, ev: Ev) {
+        self.at(self.now + delay_us, ev);
+    }
+
+    fn at(&mut self, time: u64, ev: Ev) {
+        self.order += 1;
+        let incarnation = self.incarnation;
+        self.queue.push(Reverse(At { time, order: self.order, incarnation, ev }));
+    }
+
+    pub(crate) fn key_ix(&self, key: &Key) -> KeyIx {
+        std::str::from_utf8(&key[3..]).ok().and_then(|digits| digits.parse().ok()).unwrap_or_default()
+    }
+
+    // The network.
+
+    pub(crate) fn connect(&mut self, node: usize, owner: Owner) -> u32 {
+        let conn = self.conns.len() as u32;
+        self.conns.push(Conn {
+            node,
+            owner,
+            incarnation: self.incarnation,
+            accepted: None,
+            node_alive: true,
+            owner_alive: true,
+            pending: VecDeque::new(),
+            sent: 0,
+            arrived: 0,
+            cut_after: u64::MAX,
+            held_until_us: self.deaf_until[node],
+            inbox: VecDeque::new(),
+            last_to_node_us: 0,
+            last_to_owner_us: 0,
+            mute: false,
+        });
+        self.send(conn, Cmd::Hello, What::Hello);
+        conn
+    }
+
+    pub(crate) fn send(&mut self, conn: u32, cmd: Cmd, what: What) {
+        self.requests += 1;
+        let request = self.requests;
+        let (now, delay) = (self.now, self.random.delay_us());
+        let c = &mut self.conns[conn as usize];
+        c.pending.push_back(Pending { request, what, sent_us: now });
+        c.sent += 1;
+        let time = (now + delay).max(c.last_to_node_us);
+        c.last_to_node_us = time;
+        let number = c.sent;
+        self.at(time, Ev::ToNode { conn, number, request, cmd });
+    }
+
+    fn reply(&mut self, conn: u32, request: u64, reply: Reply) {
+        let delay = self.random.delay_us();
+        let c = &mut self.conns[conn as usize];
+        let time = (self.now + delay).max(c.last_to_owner_us);
+        c.last_to_owner_us = time;
+        let until = self.mute_until[c.node];
+        if !c.mute && self.now < until {
+            c.mute = true;
+            // What was lost was sent again in vain.
+            self.at(until + delay, Ev::Broke { conn });
+        }
+        if self.conns[conn as usize].mute {
+            return;
+        }
+        self.at(time, Ev::ToOwner { conn, request, reply });
+    }
+
+    /// The owner lets go of a connection, or learns that it is broken. What has been sent may still arrive.
+    pub(crate) fn close(&mut self, conn: u32) -> Vec<Pending> {
+        let c = &mut self.conns[conn as usize];
+        c.owner_alive = false;
+        c.pending.drain(..).collect()
+    }
+
+    /// A connection breaks in the middle.
+    fn cut(&mut self, conn: u32) {
+        let (now, lost, late) = (self.now, self.random.chance(500), self.random.chance(500));
+        let hold = self.random.below(60_000);
+        let c = &mut self.conns[conn as usize];
+        if !c.owner_alive {
+            return;
+        }
+        if lost && c.sent > c.arrived {
+            c.cut_after = c.arrived + self.random.below(c.sent - c.arrived);
+        }
+        if late {
+            c.held_until_us = c.held_until_us.max(now + hold);
+        }
+        say!(self, "connection {conn} breaks");
+        self.broke(conn);
+    }
+
+    fn arrive(&mut self, conn: u32, number: u64, request: u64, cmd: Cmd) {
+        let node = self.conns[conn as usize].node;
+        let c = &mut self.conns[conn as usize];
+        if !c.node_alive || number > c.cut_after {
+            return;
+        }
+        c.arrived = number;
+        let process = self.nodes[node].process;
+        match c.accepted {
+            None if !self.nodes[node].up => {
+                c.node_alive = false;
+                let delay = self.random.delay_us();
+                self.after(delay, Ev::Broke { conn });
+                return;
+            }
+            Some((accepted, _)) if !self.nodes[node].up || accepted != process => {
+                c.node_alive = false;
+                return;
+            }
+            _ => {}
+        }
+        let c = &mut self.conns[conn as usize];
+        if self.nodes[node].stopped || self.now < c.held_until_us || !c.inbox.is_empty() {
+            c.inbox.push_back((request, cmd));
+            if self.now < c.held_until_us && c.inbox.len() == 1 {
+                let until = c.held_until_us;
+                self.at(until, Ev::Release { conn });
+            }
+            return;
+        }
+        self.execute(conn, request, cmd);
+    }
+
+    fn release(&mut self, conn: u32) {
+        let c = &self.conns[conn as usize];
+        if self.nodes[c.node].stopped || self.now < c.held_until_us {
+            if self.now < c.held_until_us {
+                let until = c.held_until_us;
+                self.at(until, Ev::Release { conn });
+            }
+            return;
+        }
+        while let Some((request, cmd)) = self.conns[conn as usize].inbox.pop_front() {
+            if !self.conns[conn as usize].node_alive {
+                break;
+            }
+            self.execute(conn, request, cmd);
+        }
+    }
+
+    // The nodes.
+
+    fn execute(&mut self, conn: u32, request: u64, cmd: Cmd) {
+        let ix = self.conns[conn as usize].node;
+        let now = self.now;
+        if !self.nodes[ix].up {
+            self.conns[conn as usize].node_alive = false;
+            return;
+        }
+        self.nodes[ix].expire(now);
+        say!(self, "node {ix}: {cmd:?} (connection {conn})");
+        let node = &mut self.nodes[ix];
+        let mut grown = Vec::new();
+        let reply = match cmd {
+            Cmd::Hello => {
+                let number = node.next_client;
+                node.next_client += 1;
+                let process = node.process;
+                self.conns[conn as usize].accepted = Some((process, number));
+                Reply::Hello(process, number)
+            }
+            Cmd::Kill(ids) => {
+                let process = node.process;
+                for c in &mut self.conns {
+                    if c.node == ix && c.accepted.is_some_and(|(at, id)| at == process && ids.contains(&id)) {
+                        c.node_alive = false;
+                        c.inbox.clear();
+                    }
+                }
+                self.forget_blocked(ix);
+                Reply::Ok
+            }
+            Cmd::KillOlder(incarnation) => {
+                for c in &mut self.conns {
+                    if c.node == ix && c.incarnation < incarnation && c.owner != Owner::Mover {
+                        c.node_alive = false;
+                        c.inbox.clear();
+                    }
+                }
+                self.forget_blocked(ix);
+                Reply::Ok
+            }
+            Cmd::Unblock(id) => {
+                let process = node.process;
+                let at = node.blocked.iter().position(|(conn, ..)| self.conns[*conn as usize].accepted == Some((process, id)));
+                if let Some(at) = at {
+                    let (conn, request, _) = node.blocked.remove(at);
+                    self.reply(conn, request, Reply::Unblocked);
+                }
+                Reply::Ok
+            }
+            Cmd::Client(op) => {
+                if let Op::Pop(key) = op {
+                    match node.execute(&op, now) {
+                        Some(reply) => reply,
+                        None => {
+                            node.blocked.push((conn, request, key));
+                            return;
+                        }
+                    }
+                } else {
+                    op.keys(&mut grown);
+                    match node.execute(&op, now) {
+                        Some(reply) => reply,
+                        None => Reply::Error,
+                    }
+                }
+            }
+            Cmd::Loaded(op) => {
+                node.script = true;
+                op.keys(&mut grown);
+                node.execute(&op, now).unwrap_or(Reply::Error)
+            }
+            Cmd::Scan(from, count) => node.scan(from, count),
+            Cmd::Dump(key) => Reply::Dumped(node.keys.get(&key).cloned()),
+            Cmd::Restore(key, entry) => {
+                grown.push(key);
+                node.restore(key, entry, false, now)
+            }
+            Cmd::Replace(key, entry) => {
+                grown.push(key);
+                node.restore(key, entry, true, now)
+            }
+            Cmd::Unlink(key) => Reply::Number(node.keys.remove(&key).is_some().into()),
+            Cmd::WaitAof => {
+                node.disk = node.keys.clone();
+                Reply::Ok
+            }
+            Cmd::Migrate(keys) => self.migrate(ix, &keys),
+        };
+        self.reply(conn, request, reply);
+        for key in grown {
+            while let Some((waiter, request, reply)) = self.nodes[ix].wake(key, now) {
+                say!(self, "node {ix}: key {key} wakes connection {waiter}");
+                self.reply(waiter, request, reply);
+            }
+        }
+    }
+
+    fn forget_blocked(&mut self, ix: usize) {
+        let conns = &self.conns;
+        self.nodes[ix].blocked.retain(|(conn, ..)| conns[*conn as usize].node_alive);
+    }
+
+    /// One key after the other, as the node does it: what is done stays done when one is refused.
+    fn migrate(&mut self, ix: usize, keys: &[KeyIx]) -> Reply {
+        let now = self.now;
+        for key in keys {
+            let Some(entry) = self.nodes[ix].keys.get(key).cloned() else { continue };
+            let target = &mut self.nodes[1 - ix];
+            if !target.up || target.stopped || now < self.deaf_until[1 - ix] {
+                return Reply::Error;
+            }
+            target.expire(now);
+            match target.restore(*key, entry, false, now) {
+                Reply::Ok => self.nodes[ix].keys.remove(key),
+                refused => return refused,
+            };
+        }
+        Reply::Ok
+    }
+
+    // Faults.
+
+    fn fault(&mut self, fault: Fault) {
+        say!(self, "FAULT {fault:?}");
+        self.faults_left -= 1;
+        match fault {
+            Fault::KillNode(ix) => {
+                if self.nodes[ix].up {
+                    self.kill_node(ix);
+                }
+            }
+            Fault::KillRouter => {
+                if self.router_up {
+                    self.kill_router();
+                    let when = self.random.between(1_000, 20_000);
+                    self.after(when, Ev::StartRouter);
+                }
+            }
+            Fault::Stop(ix) => {
+                if self.nodes[ix].up {
+                    self.nodes[ix].stopped = true;
+                    let when = self.random.between(5_000, 90_000);
+                    self.after(when, Ev::Continue(ix));
+                }
+            }
+            Fault::Cut => {
+                let open: Vec<u32> = (0..self.conns.len()).filter(|conn| self.conns[*conn].owner_alive).map(|conn| conn as u32).collect();
+                let movers: Vec<u32> = open.iter().copied().filter(|conn| self.conns[*conn as usize].owner == Owner::Mover).collect();
+                let choice = if self.random.chance(500) && !movers.is_empty() { movers } else { open };
+                if !choice.is_empty() {
+                    let conn = choice[self.random.below(choice.len() as u64) as usize];
+                    self.cut(conn);
+                }
+            }
+            Fault::CutAll(ix) => {
+                let open = (0..self.conns.len()).filter(|conn| self.conns[*conn].owner_alive && self.conns[*conn].node == ix);
+                for conn in open.collect::<Vec<_>>() {
+                    self.cut(conn as u32);
+                }
+            }
+            Fault::Mute(ix) => self.mute_until[ix] = self.now + self.random.between(5_000, 60_000),
+            Fault::Deaf(ix) => {
+                let until = self.now + self.random.between(5_000, 60_000);
+                self.deaf_until[ix] = until;
+                for conn in 0..self.conns.len() {
+                    let c = &mut self.conns[conn];
+                    if c.node == ix && c.node_alive {
+                        c.held_until_us = c.held_until_us.max(until);
+                    }
+                }
+                self.at(until, Ev::Hear(ix));
+            }
+            Fault::Full(ix) => {
+                self.nodes[ix].full = true;
+                let long = self.random.chance(300);
+                let when = self.random.between(5_000, if long { 3_000_000 } else { 60_000 });
+                self.after(when, Ev::Fit(ix));
+            }
+            Fault::TurnBack => self.mover_event(Event::TurnBack),
+            Fault::Snapshot(ix) => {
+                if self.nodes[ix].up {
+                    let now = self.now;
+                    self.nodes[ix].expire(now);
+                    self.nodes[ix].disk = self.nodes[ix].keys.clone();
+                }
+            }
+        }
+    }
+
+    fn kill_node(&mut self, ix: usize) {
+        let before = std::mem::take(&mut self.nodes[ix].keys);
+        self.nodes[ix].keys = before.clone();
+        self.nodes[ix].kill();
+        self.note_reverted(ix, &before);
+        self.note_moved_again(ix);
+        for conn in 0..self.conns.len() {
+            let c = &mut self.conns[conn];
+            if c.node == ix && c.node_alive && c.accepted.is_some() {
+                c.node_alive = false;
+                c.inbox.clear();
+                if c.owner_alive && self.random.chance(800) {
+                    let delay = self.random.delay_us();
+                    self.after(delay, Ev::Broke { conn: conn as u32 });
+                }
+            }
+        }
+        let when = self.random.between(1_000, 40_000);
+        self.after(when, Ev::StartNode(ix));
+    }
+
+    /// For the checker: a node that forgets makes keys that only it has what its disk says.
+    fn note_reverted(&mut self, ix: usize, before: &crate::node::Keys) {
+        if self.nodes[ix].persistence == Persistence::Always {
+            return;
+        }
+        for key in 0..self.keys.len() {
+            let disk = self.nodes[ix].disk.get(&key).cloned();
+            if disk.as_ref() == before.get(&key) && !self.history.may_change(key) {
+                continue;
+            }
+            let place = self.place_of(key, ix, before.contains_key(&key));
+            let mark = self.history.reverts(key, disk, self.now, place);
+            if place == crate::history::Place::UntilNoticed {
+                self.mover.unnoticed.extend(mark.map(|mark| (ix, mark)));
+            }
+        }
+    }
+
+    fn kill_router(&mut self) {
+        say!(self, "the router is killed");
+        self.router_up = false;
+        for conn in 0..self.conns.len() {
+            if self.conns[conn].owner_alive {
+                self.conns[conn].pending.clear();
+                self.conns[conn].owner_alive = false;
+                if self.random.chance(300) {
+                    let until = self.now + self.random.below(60_000);
+                    let c = &mut self.conns[conn];
+                    c.held_until_us = c.held_until_us.max(until);
+                }
+            }
+        }
+        self.mover_killed();
+        self.clients_cut_off();
+        self.incarnation += 1;
+    }
+
+    fn start_router(&mut self) {
+        say!(self, "the router starts");
+        self.router_up = true;
+        self.recover();
+        for client in 0..self.clients.len() {
+            let when = self.random.below(2_000);
+            self.after(when, Ev::Client { client });
+        }
+        self.after(SWEEP_US, Ev::Sweep);
+    }
+
+    // The loop.
+
+    fn handle(&mut self, ev: Ev) {
+        match ev {
+            Ev::ToNode { conn, number, request, cmd } => self.arrive(conn, number, request, cmd),
+            Ev::ToOwner { conn, request, reply } => {
+                if self.conns[conn as usize].owner_alive {
+                    self.answered(conn, request, reply);
+                }
+            }
+            Ev::Broke { conn } => {
+                if self.conns[conn as usize].owner_alive {
+                    self.broke(conn);
+                }
+            }
+            Ev::Release { conn } => self.release(conn),
+            Ev::Adopt { worker, view } => self.adopt(worker, view),
+            Ev::Admitted { worker, uid, keys } => self.admitted(worker, uid, &keys),
+            Ev::Refused { worker, keys } => self.refused(worker, keys.as_deref()),
+            Ev::Mover(event) => self.mover_event(event),
+            Ev::Synced => self.synced(),
+            Ev::Stored { owner } => self.stored(owner),
+            Ev::Dial { worker, node } => self.dial(worker, node),
+            Ev::DialMover { side } => self.dial_mover(side),
+            Ev::NextLeg => self.next_leg(),
+            Ev::AskAgain { op } => self.ask_again(op),
+            Ev::Client { client } => self.client_goes_on(client),
+            Ev::Fault(fault) => self.fault(fault),
+            Ev::StartNode(ix) => {
+                self.processes += 1;
+                let (process, now) = (self.processes, self.now);
+                self.nodes[ix].start(process, now);
+                say!(self, "node {ix} starts as process {process}: {:?}", self.nodes[ix].keys);
+            }
+            Ev::StartRouter => self.start_router(),
+            Ev::Continue(ix) => {
+                self.nodes[ix].stopped = false;
+                self.release_all(ix);
+            }
+            Ev::Hear(ix) => self.release_all(ix),
+            Ev::Fit(ix) => self.nodes[ix].full = false,
+            Ev::Sweep => self.sweep(),
+        }
+    }
+
+    fn release_all(&mut self, ix: usize) {
+        for conn in 0..self.conns.len() {
+            if self.conns[conn].node == ix && self.conns[conn].node_alive && !self.conns[conn].inbox.is_empty() {
+                self.release(conn as u32);
+            }
+        }
+    }
+
+    fn answered(&mut self, conn: u32, request: u64, reply: Reply) {
+        let c = &mut self.conns[conn as usize];
+        let Some(pending) = c.pending.pop_front() else {
+            self.violated(format!("connection {conn}: a reply that nobody waits for"));
+            return;
+        };
+        if pending.request != request {
+            self.violated(format!("connection {conn}: the reply to request {request} came for {}", pending.request));
+            return;
+        }
+        match c.owner {
+            Owner::Mover => self.mover_answered(conn, pending.what, reply),
+            Owner::Worker(worker) | Owner::Blocking(worker, _) => self.worker_answered(worker, conn, pending.what, reply),
+        }
+    }
+
+    fn broke(&mut self, conn: u32) {
+        match self.conns[conn as usize].owner {
+            Owner::Mover => self.mover_broke(conn),
+            Owner::Worker(worker) | Owner::Blocking(worker, _) => self.worker_broke(worker, conn),
+        }
+    }
+
+    fn sweep(&mut self) {
+        let late: Vec<u32> = (0..self.conns.len())
+            .filter(|conn| {
+                let c = &self.conns[*conn];
+                let waits = matches!(c.owner, Owner::Blocking(..));
+                c.owner_alive
+                    && c.pending.front().is_some_and(|pending| {
+                        let forever = waits && matches!(pending.what, What::Command(_)) && c.node_alive;
+                        !forever && self.now - pending.sent_us > TIMEOUT_US
+                    })
+            })
+            .map(|conn| conn as u32)
+            .collect();
+        for conn in late {
+            say!(self, "connection {conn} is silent and is given up");
+            self.broke(conn);
+        }
+        for worker in 0..self.workers.len() {
+            self.unblock_again(worker);
+        }
+        self.mover_event(Event::Tick);
+        let every = if self.now > 300_000 { 10 * SWEEP_US } else { SWEEP_US };
+        self.after(every, Ev::Sweep);
+    }
+
+    /// Runs to the end. Events of a router that was killed are dropped; those of nodes and network are not.
+    pub(crate) fn run(&mut self) {
+        while let Some(Reverse(At { time, incarnation, ev, .. })) = self.queue.pop() {
+            self.now = time;
+            let of_router = !matches!(
+                ev,
+                Ev::ToNode { .. }
+                    | Ev::ToOwner { .. }
+                    | Ev::Release { .. }
+                    | Ev::Fault(_)
+                    | Ev::StartNode(_)
+                    | Ev::StartRouter
+                    | Ev::Continue(_)
+                    | Ev::Hear(_)
+                    | Ev::Fit(_)
+            );
+            if of_router && incarnation != self.incarnation {
+                continue;
+            }
+            self.handle(ev);
+            self.look_at_barrier();
+            if self.violation.is_some() {
+                return;
+            }
+            if self.is_over() {
+                if self.finishing {
+                    return;
+                }
+                self.finishing = true;
+                self.read_everything();
+            }
+            if self.now > END_US {
+                let text = self.what_is_stuck();
+                self.violated(format!("the run does not end: {text}"));
+            }
+        }
+        let text = self.what_is_stuck();
+        self.violated(format!("nothing happens any more: {text}"));
+    }
+
+    fn is_over(&mut self) -> bool {
+        if self.faults_left > 0 && self.now > 200_000 {
+            // Faults that were to follow on actions that never came.
+            self.faults_left -= self.at_action.len() as u64;
+            self.at_action.clear();
+        }
+        self.faults_left == 0
+            && self.router_up
+            && self.nodes.iter().all(|node| node.up && !node.stopped)
+            && self.mover_is_done()
+            && self.clients_are_done()
+    }
+
+    fn what_is_stuck(&self) -> String {
+        let clients: Vec<String> = self.ops.values().map(|command| format!("{:?}", command.op)).collect();
+        format!("mover: {}; commands: {}", self.mover_state(), clients.join(", "))
+    }
+
+    pub(crate) fn bug(&self, bug: Bug) -> bool {
+        self.garden.is(bug)
+    }
+}
