@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use serde_json::Value as Json;
 
 use crate::movectl::{done, json, names, owns, refused, slots};
-use crate::support::{Client, Node, NodeOptions, Router, Site, SiteOptions, ok, until};
+use crate::support::{Client, Node, NodeOptions, Router, Site, SiteOptions, ok};
 
 /// So many keys make a move that is still under way when somebody looks.
 const KEYS: usize = 12_000;
@@ -51,16 +51,19 @@ fn the_move(router: &Router, id: u64) -> Json {
 
 #[track_caller]
 fn wait_for(router: &Router, id: u64, state: &str) -> Json {
-    until(&format!("move {id} is {state}"), || Some(the_move(router, id)).filter(|m| m["state"] == state))
+    eventually(&format!("move {id} is {state}"), || Some(the_move(router, id)).filter(|m| m["state"] == state))
 }
 
-/// Waits for the end of a move that takes its time: on a busy machine it goes slowly on purpose.
+/// Waits as `until` does, but longer: on a busy machine a move goes slowly on purpose.
 #[track_caller]
-fn finished(router: &Router, id: u64) {
+fn eventually<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
     let end = std::time::Instant::now() + std::time::Duration::from_secs(240);
-    while the_move(router, id)["state"] != "done" {
-        assert!(std::time::Instant::now() < end, "{}", the_move(router, id));
-        std::thread::sleep(std::time::Duration::from_millis(100));
+    loop {
+        if let Some(value) = probe() {
+            return value;
+        }
+        assert!(std::time::Instant::now() < end, "waited in vain until {what}");
+        std::thread::sleep(std::time::Duration::from_millis(50));
     }
 }
 
@@ -105,7 +108,7 @@ fn a_move_that_is_paused_stands_still_and_one_that_is_aborted_ends() {
     fill(&mut client);
     let router = site.router();
     done(router, &format!("move --from {} --to {} --all {SLOWLY}", names[0], names[1]));
-    until("keys move", || the_move(router, 1)["keys_moved"].as_u64().filter(|keys| *keys > 0));
+    eventually("keys move", || the_move(router, 1)["keys_moved"].as_u64().filter(|keys| *keys > 0));
     let text = refused(router, "balance");
     assert!(text.contains("moves are under way (1)"), "{text}");
     let text = refused(router, &format!("nodes remove {}", names[1]));
@@ -116,7 +119,7 @@ fn a_move_that_is_paused_stands_still_and_one_that_is_aborted_ends() {
     assert_eq!(the_move(router, 1)["state"], "paused");
     // What is under way at that moment ends; then nothing moves but what clients want.
     let mut last = u64::MAX;
-    until("it stands still", || {
+    eventually("it stands still", || {
         let keys = the_move(router, 1)["keys_moved"].as_u64().unwrap_or(0);
         std::thread::sleep(std::time::Duration::from_millis(300));
         (std::mem::replace(&mut last, keys) == keys).then_some(())
@@ -142,7 +145,7 @@ fn a_move_goes_on_after_a_restart_in_the_middle() {
         let mut client = site.client();
         fill(&mut client);
         done(site.router(), &format!("move --from {} --to {} --all --goal balanced --max-rate 300k", names[0], names[1]));
-        until("keys move", || the_move(site.router(), 1)["keys_moved"].as_u64().filter(|keys| *keys > 100));
+        eventually("keys move", || the_move(site.router(), 1)["keys_moved"].as_u64().filter(|keys| *keys > 100));
         let nodes: Vec<SocketAddr> = site.nodes().iter().map(Node::address).collect();
         if signal == Signal::KILL {
             site.router_mut().process_mut().kill();
@@ -164,7 +167,7 @@ fn a_move_goes_on_after_a_restart_in_the_middle() {
         all_there(&mut client);
         let log = site.router().process().log();
         assert!(log.contains("move 1 goes on"), "{log}");
-        finished(site.router(), 1);
+        wait_for(site.router(), 1, "done");
         all_there(&mut client);
         assert_eq!((total(&site.nodes()[0]), total(&site.nodes()[1])), (0, KEYS as i64));
     }
@@ -242,8 +245,8 @@ fn a_full_disk_delays_moves_and_nobody_else() {
     };
     let [listen, admin] = [(); 2].map(|()| SocketAddr::from(([127, 0, 0, 1], crate::support::ports::free())));
     let rival = site.router().start_rival(listen, admin, &disk.0.path().join("state"));
-    let mut client = until("it serves", || Client::try_connect(listen).ok());
-    until("its nodes are up", || client.cmd("DBSIZE").error().is_none().then_some(()));
+    let mut client = eventually("it serves", || Client::try_connect(listen).ok());
+    eventually("its nodes are up", || client.cmd("DBSIZE").error().is_none().then_some(()));
     fill(&mut client);
     let names = names(&site);
     let move_to = |from: usize, to: usize, wait: &str| {
@@ -258,7 +261,7 @@ fn a_full_disk_delays_moves_and_nobody_else() {
     assert!(said.err.contains("room") || said.err.contains("No space"), "{}", said.err);
     assert_eq!(client.cmd("SET during 1"), ok());
     std::fs::remove_file(&filler).expect("removed");
-    let said = until("it is taken once there is room", || Some(move_to(0, 1, " --wait")).filter(|said| said.code == 0));
+    let said = eventually("it is taken once there is room", || Some(move_to(0, 1, " --wait")).filter(|said| said.code == 0));
     assert!(said.out.contains("is done"), "{}{}", said.out, rival.log());
     all_there(&mut client);
 
@@ -266,9 +269,9 @@ fn a_full_disk_delays_moves_and_nobody_else() {
     let said = move_to(1, 0, " --goal balanced --max-rate 300k");
     assert_eq!(said.code, 0, "{}", said.err);
     let report = || -> Json { serde_json::from_str(&crate::movectl::ask_at(admin, "moves --json").out).expect("JSON") };
-    until("keys move", || report()["moves"][0]["keys_moved"].as_u64().filter(|keys| *keys > 0));
+    eventually("keys move", || report()["moves"][0]["keys_moved"].as_u64().filter(|keys| *keys > 0));
     let _ = std::fs::write(&filler, vec![0; 16 << 20]);
-    until("it says what it waits for", || {
+    eventually("it says what it waits for", || {
         let report = report();
         let doing = report["moves"][0]["doing"].as_str().unwrap_or_default().to_owned();
         (report["journal"]["trouble"].is_string() || doing.contains("cannot be")).then_some(())
@@ -276,11 +279,7 @@ fn a_full_disk_delays_moves_and_nobody_else() {
     all_there(&mut client);
     assert_eq!(client.cmd("SET during 2"), ok());
     std::fs::remove_file(&filler).expect("removed");
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(240);
-    while report()["moves"].as_array().is_some_and(|moves| !moves.is_empty()) {
-        assert!(std::time::Instant::now() < end, "it does not go on by itself: {}", report());
-        std::thread::sleep(std::time::Duration::from_millis(100));
-    }
+    eventually("it goes on by itself", || report()["moves"].as_array().is_some_and(Vec::is_empty).then_some(()));
     let ended = report()["ended"].as_array().and_then(|ended| ended.last().cloned()).expect("it has ended");
     assert_eq!(ended["state"], "done", "{ended}");
     assert!(report()["journal"]["trouble"].is_null());
