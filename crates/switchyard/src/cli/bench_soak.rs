@@ -63,11 +63,11 @@ pub(super) struct Arguments {
     clients: u16,
 
     /// Further flags of `serve`
-    #[arg(long, value_name = "FLAGS", default_value = "", hide_default_value = true)]
+    #[arg(long, value_name = "FLAGS", default_value = "", hide_default_value = true, allow_hyphen_values = true)]
     serve_args: String,
 
-    /// Further flags of `move`, e.g. '--goal gentle'
-    #[arg(long, value_name = "FLAGS", default_value = "", hide_default_value = true)]
+    /// Further flags of `move`
+    #[arg(long, value_name = "FLAGS", default_value = "--goal fast", allow_hyphen_values = true)]
     move_args: String,
 
     /// Seed of the first cycle; each next one has one more
