@@ -10,6 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::{
+    Layout,
     admin::{self, Order, Standing},
     slot::SLOTS,
 };
@@ -147,6 +148,15 @@ impl Routed {
         command.args(serve_args);
         let mut router = Process::start(&format!("{name}-router"), &command, folder)?;
         router.wait_ready(entry)?;
+        // Which node gets which half is the router's decision: where a key of slot 0 arrives is the first.
+        let probe = Layout::new(1).name(0);
+        let mut client = Client::connect(entry)?;
+        client.ok(&[b"SET", probe.as_bytes(), b"probe"])?;
+        if Client::connect(addresses[0])?.integer(&[b"EXISTS", probe.as_bytes()])? == 0 {
+            addresses.swap(0, 1);
+            nodes.swap(0, 1);
+        }
+        client.integer(&[b"DEL", probe.as_bytes()])?;
         Ok(Self { router, entry, admin, nodes, addresses })
     }
 
