@@ -180,6 +180,8 @@ pub(crate) struct WorkerCounters {
     pub(crate) limited_connections: Counter,
     /// Channels and patterns of clients, each client's counted.
     pub(crate) subscriptions: Counter,
+    /// Clients that are subscribed to something.
+    pub(crate) subscribers: Counter,
     /// The worker's own subscriptions in force at nodes.
     pub(crate) upstream_subscriptions: Counter,
     pub(crate) subscriptions_lost: Counter,
@@ -313,6 +315,7 @@ const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
 /// Gauges over all clients.
 const CLIENT_GAUGES: &[(&str, &str, WorkerCounter)] = &[
     ("subscriptions", "Channels and patterns that clients are subscribed to", |w| &w.subscriptions),
+    ("clients_subscribed", "Clients that are subscribed to a channel or pattern", |w| &w.subscribers),
     ("clients_tracking", "Clients with CLIENT TRACKING", |w| &w.tracking),
     ("tracked_keys", "Keys that clients with CLIENT TRACKING have read", |w| &w.tracked_keys),
     ("node_subscriptions", "Subscriptions of the workers in force at nodes", |w| &w.upstream_subscriptions),

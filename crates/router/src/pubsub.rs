@@ -140,6 +140,11 @@ impl Subscriptions {
         })
     }
 
+    /// How many channels (patterns) some client is subscribed to.
+    pub(crate) fn count(&self, kind: Kind) -> usize {
+        self.read(|names| names[kind as usize].values().filter(|entry| entry.clients() > 0).count())
+    }
+
     /// Clients subscribed to this very name.
     pub(crate) fn subscribers(&self, kind: Kind, name: &[u8]) -> usize {
         self.read(|names| names[kind as usize].get(name).map_or(0, Entry::clients))

@@ -100,6 +100,10 @@ pub struct Live {
     pub client_output_limit: usize,
     /// Bytes of messages that may wait for one subscriber before it is cut (Redis `client-output-buffer-limit pubsub`).
     pub push_limit: usize,
+    /// One for which more bytes than these wait for longer than `push_soft_time` is cut as well.
+    pub push_soft_limit: usize,
+    /// See `push_soft_limit`.
+    pub push_soft_time: Duration,
     /// Channels and patterns that one client may be subscribed to.
     pub subscriptions_max: usize,
     /// Commands of one client that may be in flight; more wait in its socket.
@@ -182,6 +186,23 @@ pub enum Reads {
     Nearest,
 }
 
+impl Reads {
+    /// The policy of that name.
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::Primary, Self::PreferReplica, Self::Replica, Self::Nearest].into_iter().find(|reads| reads.name() == text)
+    }
+
+    /// Its name in configurations.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Primary => "primary",
+            Self::PreferReplica => "prefer-replica",
+            Self::Replica => "replica",
+            Self::Nearest => "nearest",
+        }
+    }
+}
+
 /// The servers of a node that has replicas, as they are now ([`crate::Router::set_servers`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Servers {
@@ -217,6 +238,8 @@ impl Default for Live {
             client_idle_timeout: None,
             client_output_limit: 256 << 20,
             push_limit: 32 << 20,
+            push_soft_limit: 8 << 20,
+            push_soft_time: Duration::from_secs(60),
             subscriptions_max: 100_000,
             client_pipeline_max: 4096,
             argument_max: 512 << 20,

@@ -384,6 +384,7 @@ impl Shared {
         counters.clients.set(0);
         counters.blocked.set(0);
         counters.subscriptions.set(0);
+        counters.subscribers.set(0);
         counters.upstream_subscriptions.set(0);
         counters.tracking.set(0);
         self.subscriptions.forget_worker(worker);

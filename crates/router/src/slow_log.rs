@@ -78,6 +78,38 @@ pub(crate) fn shortened<'a>(args: impl ExactSizeIterator<Item = &'a [u8]>) -> Ve
     kept
 }
 
+/// The same of a command of which only the beginning is there, as clients send it (`*2\r\n$3\r\n...`).
+pub(crate) fn shortened_beginning(request: &[u8]) -> Vec<Vec<u8>> {
+    let mut rest = request;
+    let Some(count) = take_length(&mut rest, b'*') else { return Vec::new() };
+    let mut kept: Vec<Vec<u8>> = Vec::new();
+    while kept.len() < count {
+        let left = count - kept.len();
+        let full = count > ARGUMENTS_MAX && kept.len() == ARGUMENTS_MAX - 1;
+        let Some(len) = (if full { None } else { take_length(&mut rest, b'$') }) else {
+            kept.push(format!("... ({left} more arguments)").into_bytes());
+            break;
+        };
+        let shown = len.min(ARGUMENT_MAX).min(rest.len());
+        let mut text = rest[..shown].to_vec();
+        if shown < len {
+            text.extend_from_slice(format!("... ({} more bytes)", len - shown).as_bytes());
+        }
+        kept.push(text);
+        rest = rest.get(len.saturating_add(2)..).unwrap_or_default();
+    }
+    kept
+}
+
+/// Takes `$12\r\n` off the front, where it is whole.
+fn take_length(rest: &mut &[u8], kind: u8) -> Option<usize> {
+    let line = rest.strip_prefix(&[kind])?;
+    let end = line.iter().position(|byte| *byte == b'\r')?;
+    let length = std::str::from_utf8(&line[..end]).ok()?.parse().ok()?;
+    *rest = line.get(end + 2..)?;
+    Some(length)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -91,6 +123,23 @@ mod tests {
         assert_eq!(kept[0], [&long[..128], b"... (2 more bytes)"].concat());
         assert_eq!(kept[31], b"... (9 more arguments)");
         assert_eq!(shortened([&b"GET"[..], b"k"].into_iter()), [b"GET".to_vec(), b"k".to_vec()]);
+    }
+
+    #[test]
+    fn of_a_beginning_what_is_there_is_shown() {
+        let shown = |request: &str| -> Vec<String> {
+            shortened_beginning(request.as_bytes()).into_iter().map(|arg| String::from_utf8(arg).unwrap()).collect()
+        };
+        assert_eq!(shown("*3\r\n$5\r\nBLPOP\r\n$1\r\nq\r\n$1\r\n0\r\n"), ["BLPOP", "q", "0"]);
+        assert_eq!(shown("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$2000000\r\n"), ["SET", "k", "... (2000000 more bytes)"]);
+        assert_eq!(shown("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n"), ["SET", "k", "... (1 more arguments)"]);
+        assert_eq!(shown("*3\r\n$3\r\nSE"), ["SE... (1 more bytes)", "... (2 more arguments)"]);
+        assert_eq!(shown("*18446744073709551615\r\n$18446744073709551615\r\n").len(), 2);
+        for nonsense in ["", "*", "*x\r\n", "PING\r\n", "*0\r\n"] {
+            assert_eq!(shown(nonsense), [""; 0], "{nonsense:?}");
+        }
+        let many = "*40\r\n".to_owned() + &"$1\r\nx\r\n".repeat(40);
+        assert_eq!(shown(&many)[30..], ["x", "... (9 more arguments)"]);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use switchyard_resp::command::{Access, Categories, Command, CommandTable};
 
-use crate::settings::Secret;
+use crate::settings::{Reads, Secret};
 
 pub(crate) use login::{Attempt, Logins};
 pub use rules::RuleError;
@@ -95,6 +95,8 @@ pub struct User {
     all_channels: bool,
     all_scripts: bool,
     bounds: Bounds,
+    /// Who answers its reads, where it is not as its listener says.
+    reads: Option<Reads>,
     /// By the ids of the builtin commands.
     allowed: Vec<u64>,
     builtin: usize,
@@ -116,6 +118,7 @@ impl User {
             all_channels: false,
             all_scripts: false,
             bounds: Bounds::default(),
+            reads: None,
             allowed: Vec::new(),
             builtin: 0,
             all_commands: false,
@@ -175,6 +178,11 @@ impl User {
     /// The name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Who answers its reads, where it is not as its listener says.
+    pub(crate) fn reads(&self) -> Option<Reads> {
+        self.reads
     }
 
     /// Whether anybody can log in as this user.

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The words are Redis's, without those that make no sense here: passwords are Argon2id hashes only (a list of fast hashes that leaks is a
-//! list of passwords), there are no selectors, and no `+select|0`. Ours are `allscripts` and the bounds. Every mistake is reported with
+//! list of passwords), there are no selectors, and no `+select|0`. Ours are `allscripts`, the bounds and `reads`. Every mistake is reported with
 //! its line; a file with one is not taken at all.
 
 use std::collections::BTreeMap;
@@ -20,6 +20,7 @@ use argon2::{Algorithm, Params, PasswordHash};
 use switchyard_resp::command::{Access, Categories, CommandTable};
 
 use super::{CommandRule, KeyRule, Proof, Subject, User};
+use crate::settings::Reads;
 
 /// Users in one file, and words about one user: more is a mistake.
 const USERS_MAX: usize = 10_000;
@@ -213,7 +214,14 @@ impl User {
             "connections" => self.bounds.connections = Some(number(10_000_000)? as u32),
             "requests-per-second" => self.bounds.requests_per_second = Some(number(100_000_000)? as u32),
             "bytes-in-flight" => self.bounds.bytes_in_flight = Some(number(1 << 50)?),
-            _ => return Err(format!("{} is not understood; bounds are connections=, requests-per-second=, bytes-in-flight=", shown(name))),
+            "reads" => {
+                let reads = Reads::parse(value).ok_or_else(|| "reads is primary, prefer-replica, replica or nearest".to_owned())?;
+                self.reads = Some(reads);
+            }
+            _ => {
+                let there_are = "connections=, requests-per-second=, bytes-in-flight= and reads=";
+                return Err(format!("{} is not understood; there are {there_are}", shown(name)));
+            }
         }
         Ok(())
     }
@@ -303,6 +311,9 @@ impl User {
             if let Some(value) = value {
                 let _ = write!(text, " {name}={value}");
             }
+        }
+        if let Some(reads) = self.reads {
+            let _ = write!(text, " reads={}", reads.name());
         }
         text
     }
@@ -398,6 +409,7 @@ mod tests {
             ("on $nonsense", "another algorithm"),
             ("off +gett", "there is no command \"gett\""),
             ("off +@reads", "there is no category"),
+            ("off reads=slave", "prefer-replica"),
             ("off +config|gett", "no such subcommand"),
             ("off +select|0", "first arguments"),
             ("off (+get ~a)", "selectors"),

@@ -140,8 +140,7 @@ impl Worker {
             no_evict: false,
             no_touch: false,
         });
-        let mut client = Client::new(fd, tls, live.users.default_user().clone(), settings.clone(), live.database, self.now_us, details);
-        client.reads = settings.reads.unwrap_or(live.reads);
+        let mut client = Client::new(fd, tls, live.users.default_user().clone(), settings, live.database, self.now_us, details);
         client.listener_share = share;
         let handle = self.clients.insert(client);
         let user = self.plan.live.users.default_user().clone();

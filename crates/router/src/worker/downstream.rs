@@ -132,6 +132,8 @@ pub(super) struct Client {
     pub(super) database: u32,
     /// Who answers its reads.
     pub(super) reads: Reads,
+    /// Since when more messages wait for it than `push_soft_limit`; 0: they do not.
+    pub(super) behind_since_us: u64,
     /// Bytes read and not yet understood, from `input_at` on.
     pub(super) input: Vec<u8>,
     pub(super) input_at: usize,
@@ -226,6 +228,7 @@ impl Client {
             reply_mode: ReplyMode::On,
             database,
             reads: Reads::Primary,
+            behind_since_us: 0,
             input: Vec::new(),
             input_at: 0,
             scanner: None,

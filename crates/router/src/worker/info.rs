@@ -10,6 +10,7 @@ use switchyard_resp::reply;
 use super::Worker;
 use super::local::oldest;
 use crate::metrics::Counter;
+use crate::pubsub::Kind;
 
 /// Sections that INFO shows when none is named.
 const DEFAULT: &[&str] =
@@ -124,6 +125,7 @@ impl Worker {
             ("maxclients", plan.live.max_clients.to_string()),
             ("blocked_clients", total(|w| &w.blocked).to_string()),
             ("tracking_clients", total(|w| &w.tracking).to_string()),
+            ("pubsub_clients", total(|w| &w.subscribers).to_string()),
         ];
         for field in ["total_blocking_keys", "total_blocking_keys_on_nokey"] {
             if !values(field).is_empty() {
@@ -147,7 +149,13 @@ impl Worker {
                     list.push(("total_commands_processed", commands.to_string()));
                     list.push(("total_net_input_bytes", total(|w| &w.bytes_received).to_string()));
                     list.push(("total_net_output_bytes", total(|w| &w.bytes_sent).to_string()));
-                    list.push(("client_output_buffer_limit_disconnections", total(|w| &w.cut_output).to_string()));
+                    let cut = total(|w| &w.cut_output) + total(|w| &w.cut_push);
+                    list.push(("client_output_buffer_limit_disconnections", cut.to_string()));
+                    for (field, kind) in
+                        [("pubsub_channels", Kind::Channel), ("pubsub_patterns", Kind::Pattern), ("pubsubshard_channels", Kind::Shard)]
+                    {
+                        list.push((field, self.shared.subscriptions.count(kind).to_string()));
+                    }
                     list.push(("tracking_total_keys", total(|w| &w.tracked_keys).to_string()));
                     list.push(("tracking_total_items", total(|w| &w.tracked_reads).to_string()));
                     list.push(("tracking_total_prefixes", total(|w| &w.tracked_prefixes).to_string()));

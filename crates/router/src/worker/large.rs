@@ -11,13 +11,15 @@ use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, Flags, Handling, Lookup};
 use switchyard_resp::encode;
+use switchyard_resp::reply::ReplyFollower;
 use switchyard_resp::request::{Args, Follower, Limits, ProtocolError, Scan, Scanner};
+use tracing::warn;
 
 use super::dispatch::Flow;
 use super::downstream::{Repeat, Upload};
 use super::pool::Acquired;
 use super::transit::Transit;
-use super::upstream::{Lane, Pending};
+use super::upstream::{Body, Lane, Pending, Purpose};
 use super::{OUTPUT_HIGH, Stall, Worker};
 use crate::shared::Plan;
 use crate::slab::Handle;
@@ -264,6 +266,73 @@ impl Worker {
         if self.large_keys_known > 0 && self.now_us % MEMORY_US < super::TICK.as_micros() as u64 {
             self.large_keys.fill(0);
             self.large_keys_known = 0;
+        }
+    }
+
+    /// Starts to take a reply of at least `bytes` that is too large to be collected. False where it must be collected all the same.
+    pub(super) fn take_large(&mut self, handle: Handle, bytes: usize, first: u8) -> bool {
+        let Some(link) = self.links.get_mut(handle) else { return false };
+        let Some(pending) = link.pending.front().copied() else { return false };
+        if link.lane == Lane::Pubsub {
+            return false; // a message: its receivers are found when it is whole
+        }
+        let too_large = bytes > self.plan.live.client_output_limit;
+        let whole = link.downgraded && first == b'*';
+        if link.expired > 0 {
+            link.body = Body::Skip(ReplyFollower::default());
+            return true;
+        }
+        match pending.purpose {
+            Purpose::Client | Purpose::ClientHealed | Purpose::Exec if self.clients.get(pending.who).is_none() => {}
+            Purpose::Client | Purpose::ClientHealed | Purpose::Exec if whole => {
+                let mut error = Vec::new();
+                encode::error(&mut error, super::gather::TOO_LARGE);
+                self.deliver(pending.who, pending.seq, &error);
+            }
+            Purpose::Client | Purpose::ClientHealed | Purpose::Exec => {
+                if matches!(link.lane, Lane::Main | Lane::Replica) && pending.repeatable && self.repeat_on_large(handle, pending) {
+                    self.skip_head(handle);
+                    return true;
+                }
+                // It cannot be asked again: pass it on as it comes, if it is its turn.
+                let Some(client) = self.clients.get_mut(pending.who) else { return false };
+                if client.is_first(pending.seq) {
+                    client.streaming = true;
+                    if pending.purpose == Purpose::Exec {
+                        // So large a reply is no error: the transaction is being executed.
+                        client.after_exec(true);
+                    }
+                    if let Some(link) = self.links.get_mut(handle) {
+                        link.body = Body::Through(ReplyFollower::default());
+                    }
+                    return true;
+                }
+                if !too_large {
+                    return false;
+                }
+                warn!(client = client.details.id, bytes, "cutting a client whose replies are more than may wait for it (output-limit)");
+                self.counters.cut_output.add(1);
+                self.close_client(pending.who);
+            }
+            Purpose::Gather if too_large => {
+                let mut error = Vec::new();
+                encode::error(&mut error, super::gather::TOO_LARGE);
+                self.gather_part(pending.who, pending.seq, &error);
+            }
+            Purpose::Gather | Purpose::Learn | Purpose::Subscribe | Purpose::Sync | Purpose::Track => return false,
+            _ => {}
+        }
+        self.skip_head(handle);
+        true
+    }
+
+    /// Throws the reply at the head of the connection away as it comes: whoever waited for it has been answered, or will be in another way.
+    fn skip_head(&mut self, handle: Handle) {
+        if let Some(link) = self.links.get_mut(handle) {
+            link.body = Body::Skip(ReplyFollower::default());
+            if let Some(pending) = link.pending.front_mut() {
+                pending.purpose = Purpose::Nobody;
+            }
         }
     }
 }

@@ -78,6 +78,7 @@ impl Worker {
         if counts_keys || bounds.per_command() || client.listener.bounds.per_command() {
             client.guard |= guard::COUNTED;
         }
+        client.reads = user.reads().or(client.listener.reads).unwrap_or(self.plan.live.reads);
         client.user = user;
         Ok(())
     }

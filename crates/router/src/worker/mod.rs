@@ -11,6 +11,7 @@
 mod acl;
 mod batching;
 mod blocking;
+mod breaking;
 mod client_commands;
 mod clients;
 mod cluster;
@@ -430,8 +431,12 @@ impl Worker {
     fn tick_clients(&mut self) {
         let idle_us = self.plan.live.client_idle_timeout.map(|t| t.as_micros() as u64);
         let handshake_us = self.plan.live.handshake_timeout.as_micros() as u64;
-        let mut late = Vec::new();
+        let (soft, soft_us) = (self.plan.live.push_soft_limit, self.plan.live.push_soft_time.as_micros() as u64);
+        let (mut late, mut behind) = (Vec::new(), Vec::new());
         for (handle, client) in self.clients.iter() {
+            if client.behind_since_us > 0 && (client.unsent() <= soft || self.now_us.saturating_sub(client.behind_since_us) > soft_us) {
+                behind.push((handle, client.unsent() > soft));
+            }
             let stalled = self.now_us.saturating_sub(client.stalled_at_us);
             let quiet_us = self.now_us.saturating_sub(client.last_used_us);
             let overdue = if client.stall == Stall::Blocked {
@@ -454,6 +459,13 @@ impl Worker {
                 || (client.stall == Stall::Output && stalled > OUTPUT_PATIENCE_US)
             {
                 late.push((handle, false));
+            }
+        }
+        for (handle, still) in behind {
+            if still {
+                self.cut_subscriber(handle, "push-soft-limit");
+            } else if let Some(client) = self.clients.get_mut(handle) {
+                client.behind_since_us = 0;
             }
         }
         for (handle, close) in late {

@@ -1,15 +1,15 @@
-//! The worker's connections to the nodes: connecting, greeting, sending, receiving, timing out, and what is left behind when one breaks.
+//! The worker's connections to the nodes: connecting, sending, receiving. What happens when one breaks or is silent is in `breaking`.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use switchyard_policy::topology::NodeId;
-use switchyard_resp::reply::{ReplyFollower, ReplyScan, ReplyScanner};
+use switchyard_resp::reply::{ReplyScan, ReplyScanner};
 use switchyard_resp::{encode, reply};
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 use super::transport::{self, Received, Tls};
-use super::upstream::{Body, Lane, Link, Pending, Phase, Purpose, Zombie};
+use super::upstream::{Body, Lane, Link, Pending, Phase, Purpose};
 use super::{Stall, Worker};
 use crate::poll::{Ready, Token};
 use crate::slab::Handle;
@@ -20,13 +20,7 @@ const UNSENT_HIGH: usize = 8 << 20;
 /// A link that took commands again below this.
 const UNSENT_LOW: usize = UNSENT_HIGH / 2;
 
-/// Why a connection is given up whose node has been silent for too long.
-const SILENT: &str = "the node does not answer";
-
 const BACKOFF_FIRST_US: u64 = 50_000;
-
-/// Connections for the slow lane and large values that nobody used for this long are closed.
-const IDLE_US: u64 = 30_000_000;
 
 impl Worker {
     /// Connects to nodes that there is no connection to yet, so that the first command finds it.
@@ -231,7 +225,7 @@ impl Worker {
         self.count_zombies(node);
     }
 
-    fn count_zombies(&self, node: NodeId) {
+    pub(super) fn count_zombies(&self, node: NodeId) {
         self.counters.node(node).unconfirmed.set(self.zombies.iter().filter(|z| z.node == node).count() as u64);
     }
 
@@ -470,6 +464,9 @@ impl Worker {
         let expired = link.expired > 0;
         link.expired = link.expired.saturating_sub(1);
         link.counters.classes[pending.class as usize].upstream.record(u64::from((self.now_us as u32).wrapping_sub(pending.sent_us)));
+        if !expired && link.lane.is_exclusive() {
+            self.note_slow_exclusive(handle, pending);
+        }
         if through && !expired {
             let counters = self.counters.clone();
             if let Some(client) = self.clients.get_mut(pending.who) {
@@ -523,6 +520,9 @@ impl Worker {
         if link.expired > 0 {
             link.expired -= 1;
         } else {
+            if lane.is_exclusive() {
+                self.note_slow_exclusive(handle, pending);
+            }
             match pending.purpose {
                 Purpose::Client | Purpose::ClientHealed if is_error && pending.by_sha => {
                     let shown = self.with_own_sha(answer);
@@ -545,335 +545,6 @@ impl Worker {
         }
         if lane.is_exclusive() {
             self.after_exclusive_reply(handle);
-        }
-    }
-
-    // ---- breaking and timing out ----
-
-    /// Gives everybody who waits for a reply of this link an error instead. What was sent may still be executed: see [`Zombie`].
-    pub(super) fn fail_all(&mut self, handle: Handle, error: &str) {
-        let Some(link) = self.links.get_mut(handle) else { return };
-        let expired = std::mem::take(&mut link.expired);
-        let pending = std::mem::take(&mut link.pending);
-        link.counters.in_flight.sub(pending.len() as u64);
-        link.out.clear();
-        link.acked = 0;
-        link.sent = 0;
-        link.start_database = self.plan.live.database;
-        link.database = link.start_database;
-        link.input.clear();
-        link.greeting.clear();
-        link.body = Body::Whole(ReplyScanner::default());
-        let waiters = std::mem::take(&mut link.waiters);
-        let mut bytes = Vec::new();
-        encode::error(&mut bytes, error);
-        for (place, pending) in pending.into_iter().enumerate() {
-            if let Some(link) = self.links.get(handle) {
-                link.counters.classes[pending.class as usize].errors.add(1);
-            }
-            if place >= expired {
-                self.fail_pending(handle, pending, &bytes);
-            }
-        }
-        for waiter in waiters {
-            self.unstall(waiter);
-        }
-    }
-
-    fn fail_pending(&mut self, handle: Handle, pending: Pending, error: &[u8]) {
-        match pending.purpose {
-            Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::Watch | Purpose::Wait => {
-                let holds = self.clients.get(pending.who).is_some_and(|c| c.held == Some(handle));
-                let streamed = self.clients.get(pending.who).is_some_and(|c| c.streaming && c.is_first(pending.seq));
-                if holds && let Some(client) = self.clients.get_mut(pending.who) {
-                    client.held = None;
-                    if let Some(upload) = client.upload.as_deref_mut() {
-                        upload.link = None;
-                    }
-                }
-                if pending.purpose == Purpose::Watch {
-                    self.note_failed_watch(pending.who);
-                } else if pending.purpose == Purpose::Wait {
-                    self.forget_waiting(pending.who);
-                }
-                if streamed {
-                    // Half a reply has been sent: nothing can follow it but the end.
-                    self.close_client(pending.who);
-                } else {
-                    self.deliver(pending.who, pending.seq, error);
-                }
-            }
-            Purpose::Gather => self.gather_part(pending.who, pending.seq, error),
-            Purpose::Unblock => self.on_unblock(pending.who, error),
-            // Where the connection is lost, its topics are told together.
-            Purpose::Subscribe if self.links.get(handle).is_some_and(|l| l.phase == Phase::Up) => {
-                self.subscribe_timed_out(pending.who, error);
-            }
-            Purpose::Track if self.links.get(handle).is_some_and(|l| l.phase == Phase::Up) => {
-                let node = self.links.get(handle).map_or(NodeId(0), |l| l.node);
-                self.on_tracking_answer(node, pending.seq, error);
-            }
-            Purpose::Sync => self.unsubscribe_synced(pending.who, pending.seq),
-            Purpose::Nobody | Purpose::Learn | Purpose::Confirm | Purpose::Queued | Purpose::Subscribe | Purpose::Track => {}
-        }
-    }
-
-    /// The connection is lost or given up.
-    pub(super) fn break_link(&mut self, handle: Handle, why: &str) {
-        let Some(link) = self.links.get_mut(handle) else { return };
-        if link.phase != Phase::Up {
-            self.attempt_failed(handle, why);
-            return;
-        }
-        link.downgraded = false;
-        link.counters.failures.add(1);
-        link.counters.connections.sub(1);
-        let in_flight = if link.lane.is_exclusive() { !link.pending.is_empty() && !link.uploading } else { link.sent > link.acked };
-        let node = link.node;
-        let (client_id, run_id, lane) = (link.client_id, link.run_id.clone(), link.lane);
-        let oldest = link.oldest_epoch();
-        if let Some(fd) = link.fd.take() {
-            if let Some(tls) = &mut link.tls {
-                tls.notify_close(&fd);
-            }
-            self.poll.remove(&fd);
-        }
-        link.tls = None;
-        link.stale = false;
-        link.retiring = false;
-        if lane != Lane::Replica {
-            self.shared.connection_ended(self.index, node, client_id);
-        }
-        link.phase = Phase::Waiting { until_us: self.now_us };
-        let name = self.node_name(node);
-        info!(node = %name, why, in_flight, "lost a connection to node");
-        if let (true, Some(low)) = (in_flight && lane != Lane::Replica, oldest) {
-            let epoch = self.plan.topology.epoch();
-            let epoch = epoch - u64::from((epoch as u32).wrapping_sub(low));
-            self.next_zombie += 1;
-            self.zombies.push(Zombie { number: self.next_zombie, node, client_id, run_id, epoch, asked: Handle::NONE });
-            self.count_zombies(node);
-        }
-        let fate = if in_flight { "; the command may have been executed" } else { "" };
-        self.fail_all(handle, &format!("NODELOST connection to {name} was lost: {why}{fate}"));
-        self.forget_asked(handle);
-        let known = self.plan.topology.node(node).is_some();
-        if lane == Lane::Main && known {
-            // A module may have been loaded since, or the node's place be taken by another server.
-            self.shared.with_facts(node, |f| f.commands = crate::shared::Commands::Unknown);
-            self.connect(handle);
-        } else {
-            self.drop_link(handle);
-        }
-        // Zombies wait for a newer connection: the main one is newer only if it is made anew.
-        self.ensure_killer(node);
-        if lane == Lane::Pubsub {
-            self.pubsub_link_lost(node);
-        }
-        if lane.is_exclusive() {
-            self.wake(node, lane);
-        }
-    }
-
-    /// A link that was to confirm kills is gone without having done so.
-    fn forget_asked(&mut self, handle: Handle) {
-        for zombie in self.zombies.iter_mut().filter(|z| z.asked == handle) {
-            zombie.asked = Handle::NONE;
-        }
-    }
-
-    /// Sees to it that somebody is asked to kill every zombie. The main connection may be older than the zombie: the node has greeted both,
-    /// so it knows the zombie as a client, and a KILL that it answers has ended it.
-    fn ensure_killer(&mut self, node: NodeId) {
-        let main = self.routes.get(node.index()).and_then(|r| r.main[0]);
-        let Some(main) = main.filter(|h| self.links.get(*h).is_some_and(|l| l.phase == Phase::Up)) else { return };
-        let run_id = self.links.get(main).and_then(|l| l.run_id.clone());
-        if self.zombies.iter().any(|z| z.node == node && z.asked == Handle::NONE) {
-            self.kill_zombies(node, main, run_id.as_deref());
-        }
-    }
-
-    /// Removes a link from the tables.
-    pub(super) fn drop_link(&mut self, handle: Handle) {
-        let Some(link) = self.links.remove(handle) else { return };
-        link.counters.in_flight.sub(link.pending.len() as u64);
-        if let Some(fd) = &link.fd {
-            self.poll.remove(fd);
-            if link.phase == Phase::Up {
-                link.counters.connections.sub(1);
-                if link.lane != Lane::Replica {
-                    self.shared.connection_ended(self.index, link.node, link.client_id);
-                }
-            }
-        }
-        if let Some(route) = self.routes.get_mut(link.node.index()) {
-            for place in route.main.iter_mut().chain(&mut route.slow).chain([&mut route.pubsub]) {
-                if *place == Some(handle) {
-                    *place = None;
-                }
-            }
-            for (_, places) in &mut route.replicas {
-                for place in places.iter_mut().filter(|p| **p == Some(handle)) {
-                    *place = None;
-                }
-            }
-        }
-        if link.lane.is_exclusive() {
-            self.exclusive_gone(handle, link.node, link.lane);
-        }
-        if let Some(unblock) = link.unblock {
-            self.answer_unblock(&unblock, 0);
-        }
-    }
-
-    pub(super) fn tick_links(&mut self) {
-        let live = self.plan.live.clone();
-        for handle in self.links.handles() {
-            let Some(link) = self.links.get_mut(handle) else { continue };
-            let age_us = self.now_us.saturating_sub(link.since_us);
-            match link.phase {
-                Phase::Waiting { until_us } if until_us <= self.now_us => self.connect(handle),
-                Phase::Waiting { .. } => {}
-                Phase::Connecting | Phase::Securing | Phase::Greeting => {
-                    if age_us > live.connect_timeout.as_micros() as u64 {
-                        let doing = match link.phase {
-                            Phase::Connecting => "take the connection",
-                            Phase::Securing => "finish the TLS handshake",
-                            _ => "answer our greeting",
-                        };
-                        self.attempt_failed(handle, &format!("it did not {doing} within {:?} (connect-timeout)", live.connect_timeout));
-                    }
-                }
-                Phase::Up => {
-                    let stale = link.stale;
-                    self.tick_up(handle, &live);
-                    if stale {
-                        self.tick_stale(handle);
-                    }
-                }
-            }
-        }
-    }
-
-    fn tick_up(&mut self, handle: Handle, live: &crate::settings::Live) {
-        let Some(link) = self.links.get_mut(handle) else { return };
-        let timeout = if link.lane == Lane::Slow { live.slow_command_timeout } else { live.command_timeout };
-        let timeout_us = timeout.as_micros() as u32;
-        // A node that is in the middle of a reply answers, however long the reply takes on its way.
-        let mid_reply = !link.input.is_empty() || !matches!(link.body, Body::Whole(_));
-        let is_answering = mid_reply && self.now_us.saturating_sub(link.received_us) < u64::from(timeout_us);
-        let busy = link.uploading || link.paused || is_answering || self.now_us < link.waits_until_us;
-        let mut late = Vec::new();
-        while let Some(pending) = link.pending.get(link.expired)
-            && (self.now_us as u32).wrapping_sub(pending.sent_us) > timeout_us
-            && !busy
-        {
-            if link.expired == 0 {
-                link.first_expiry_us = self.now_us;
-            }
-            late.push(*pending);
-            link.expired += 1;
-            link.counters.timeouts.add(1);
-        }
-        let silent = link.expired > 0 && !busy && self.now_us.saturating_sub(link.first_expiry_us) > u64::from(timeout_us);
-        let lane = link.lane;
-        let unused = lane != Lane::Main
-            && link.pending.is_empty()
-            && link.holder == Handle::NONE
-            && link.unsent() == 0
-            && self.now_us.saturating_sub(link.idle_since_us) > IDLE_US;
-        if !link.pending.is_empty() {
-            link.idle_since_us = self.now_us;
-        }
-        if !late.is_empty() {
-            let name = self.node_name(self.links.get(handle).map_or(NodeId(0), |l| l.node));
-            warn!(node = %name, commands = late.len(), ?timeout, "node does not answer in time");
-            let mut error = Vec::new();
-            encode::error(&mut error, &format!("NODETIMEOUT {name} did not answer within {timeout:?}; the command may have been executed"));
-            for pending in late {
-                self.fail_pending(handle, pending, &error);
-            }
-        }
-        if silent {
-            // Still nothing: give the connection up. What it carried is in flight until its kill is confirmed.
-            let frozen = self.links.get(handle).map(|l| (l.node, l.lane));
-            self.break_link(handle, SILENT);
-            if let Some((node, Lane::Main)) = frozen {
-                self.break_waiting(node, SILENT);
-            }
-        } else if lane == Lane::Pubsub && self.tick_pubsub_link(handle) {
-            if let Some(link) = self.links.get_mut(handle) {
-                link.idle_since_us = self.now_us;
-            }
-        } else if unused {
-            self.drop_link(handle);
-        }
-    }
-
-    /// Starts to take a reply of at least `bytes` that is too large to be collected. False where it must be collected all the same.
-    fn take_large(&mut self, handle: Handle, bytes: usize, first: u8) -> bool {
-        let Some(link) = self.links.get_mut(handle) else { return false };
-        let Some(pending) = link.pending.front().copied() else { return false };
-        if link.lane == Lane::Pubsub {
-            return false; // a message: its receivers are found when it is whole
-        }
-        let too_large = bytes > self.plan.live.client_output_limit;
-        let whole = link.downgraded && first == b'*';
-        if link.expired > 0 {
-            link.body = Body::Skip(ReplyFollower::default());
-            return true;
-        }
-        match pending.purpose {
-            Purpose::Client | Purpose::ClientHealed | Purpose::Exec if self.clients.get(pending.who).is_none() => {}
-            Purpose::Client | Purpose::ClientHealed | Purpose::Exec if whole => {
-                let mut error = Vec::new();
-                encode::error(&mut error, super::gather::TOO_LARGE);
-                self.deliver(pending.who, pending.seq, &error);
-            }
-            Purpose::Client | Purpose::ClientHealed | Purpose::Exec => {
-                if matches!(link.lane, Lane::Main | Lane::Replica) && pending.repeatable && self.repeat_on_large(handle, pending) {
-                    self.skip_head(handle);
-                    return true;
-                }
-                // It cannot be asked again: pass it on as it comes, if it is its turn.
-                let Some(client) = self.clients.get_mut(pending.who) else { return false };
-                if client.is_first(pending.seq) {
-                    client.streaming = true;
-                    if pending.purpose == Purpose::Exec {
-                        // So large a reply is no error: the transaction is being executed.
-                        client.after_exec(true);
-                    }
-                    if let Some(link) = self.links.get_mut(handle) {
-                        link.body = Body::Through(ReplyFollower::default());
-                    }
-                    return true;
-                }
-                if !too_large {
-                    return false;
-                }
-                warn!(client = client.details.id, bytes, "cutting a client whose replies are more than may wait for it (output-limit)");
-                self.counters.cut_output.add(1);
-                self.close_client(pending.who);
-            }
-            Purpose::Gather if too_large => {
-                let mut error = Vec::new();
-                encode::error(&mut error, super::gather::TOO_LARGE);
-                self.gather_part(pending.who, pending.seq, &error);
-            }
-            Purpose::Gather | Purpose::Learn | Purpose::Subscribe | Purpose::Sync | Purpose::Track => return false,
-            _ => {}
-        }
-        self.skip_head(handle);
-        true
-    }
-
-    /// Throws the reply at the head of the connection away as it comes: whoever waited for it has been answered, or will be in another way.
-    fn skip_head(&mut self, handle: Handle) {
-        if let Some(link) = self.links.get_mut(handle) {
-            link.body = Body::Skip(ReplyFollower::default());
-            if let Some(pending) = link.pending.front_mut() {
-                pending.purpose = Purpose::Nobody;
-            }
         }
     }
 }

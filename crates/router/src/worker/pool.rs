@@ -153,6 +153,10 @@ impl Worker {
         link.holder = handle;
         link.waits_until_us = 0;
         link.refused = None;
+        link.began_with.clear();
+        if self.slow_us < u32::MAX {
+            link.began_with.extend_from_slice(&request[..request.len().min(super::slowlog::KEPT)]);
+        }
         let pending = Pending {
             who: handle,
             seq,

@@ -10,21 +10,63 @@ use switchyard_resp::request::{Args, Limits, Scanner};
 use super::Worker;
 use super::dispatch::Flow;
 use super::local::parse;
-use super::upstream::{Lane, Purpose};
+use super::upstream::{Lane, Pending, Purpose};
 use crate::shared::lock;
 use crate::slab::Handle;
-use crate::slow_log::{SlowEntry, shortened};
+use crate::slow_log::{SlowEntry, shortened, shortened_beginning};
 
 /// Entries that SLOWLOG GET shows without a count.
 const SHOWN: usize = 10;
 
+/// Bytes of a command on an exclusive connection that are kept for the log: 32 arguments of 128 bytes.
+pub(super) const KEPT: usize = 4096;
+
 impl Worker {
-    /// The command at the head of a connection took long, and its reply is there: enters it into the log.
+    /// The command at the head of a shared connection took long, and its reply is there: enters it into the log.
     #[cold]
     pub(super) fn note_slow(&mut self, link_handle: Handle) {
-        let live = self.plan.live.clone();
-        let Some(link) = self.links.get(link_handle).filter(|l| matches!(l.lane, Lane::Main | Lane::Slow)) else { return };
+        let Some(link) = self.links.get(link_handle).filter(|l| matches!(l.lane, Lane::Main | Lane::Slow | Lane::Replica)) else { return };
         let Some(pending) = link.pending.front().copied() else { return };
+        let took = (self.now_us as u32).wrapping_sub(pending.sent_us);
+        let request = link.head_request();
+        let mut scanner = Scanner::default();
+        let limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
+        if scanner.scan(request, &limits).is_err() {
+            return;
+        }
+        let args = shortened(scanner.args(request).iter().collect::<Vec<_>>().into_iter());
+        self.enter(link_handle, pending, took, args);
+    }
+
+    /// A command on an exclusive connection has been answered: enters it into the log if it took long. What a command waits at the node
+    /// because it was asked to (BLPOP) does not count, as in Redis; what it waited in line for a connection does.
+    pub(super) fn note_slow_exclusive(&mut self, link_handle: Handle, pending: Pending) {
+        let Some(link) = self.links.get(link_handle).filter(|_| self.slow_us < u32::MAX) else { return };
+        let mut took = (self.now_us as u32).wrapping_sub(pending.sent_us);
+        if link.lane == Lane::Blocking {
+            let grace_us = self.plan.live.command_timeout.as_micros() as u64;
+            let asked_until_us = link.waits_until_us.saturating_sub(grace_us);
+            took = took.min(u32::try_from(self.now_us.saturating_sub(asked_until_us)).unwrap_or(u32::MAX));
+        }
+        if took.saturating_add(self.held_us(pending)) < self.slow_us {
+            return;
+        }
+        let args = match pending.purpose {
+            Purpose::Exec => vec![b"EXEC".to_vec()],
+            _ => shortened_beginning(&link.began_with),
+        };
+        self.enter(link_handle, pending, took, args);
+    }
+
+    /// How long a command was kept back before it was looked at.
+    fn held_us(&self, pending: Pending) -> u32 {
+        let client = self.clients.get(pending.who).filter(|_| pending.purpose == Purpose::Client);
+        client.filter(|c| c.waited.0 == pending.seq).map_or(0, |c| c.waited.1)
+    }
+
+    fn enter(&mut self, link_handle: Handle, pending: Pending, took: u32, mut args: Vec<Vec<u8>>) {
+        let live = self.plan.live.clone();
+        let Some(link) = self.links.get(link_handle) else { return };
         let handle = match pending.purpose {
             Purpose::Client | Purpose::ClientHealed | Purpose::Exec => pending.who,
             Purpose::Gather => self.gathers.get(pending.who).map_or(Handle::NONE, |g| g.client()),
@@ -32,18 +74,13 @@ impl Worker {
         };
         // A client that has gone is not waited for by anybody, but its command was slow all the same.
         let client = self.clients.get(handle);
-        let took = (self.now_us as u32).wrapping_sub(pending.sent_us);
         let flowed = (link.flowed_us as u32).wrapping_sub(pending.sent_us);
         let queue = if link.flowed_us > 0 && flowed <= took { flowed } else { 0 };
-        let held = client.filter(|c| pending.purpose == Purpose::Client && c.waited.0 == pending.seq).map_or(0, |c| c.waited.1);
-        let request = link.head_request();
-        let mut scanner = Scanner::default();
-        let limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
-        if scanner.scan(request, &limits).is_err() {
-            return;
+        let held = self.held_us(pending);
+        if !live.slowlog_arguments {
+            args.truncate(1);
         }
-        let args = scanner.args(request);
-        let shown: Vec<&[u8]> = if live.slowlog_arguments { args.iter().collect() } else { args.iter().take(1).collect() };
+        let node = self.node_name(link.node);
         let entry = SlowEntry {
             id: 0,
             at_s: std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs(),
@@ -51,11 +88,11 @@ impl Worker {
             held_us: u64::from(held),
             queue_us: u64::from(queue),
             node_us: u64::from(took - queue),
-            args: shortened(shown.into_iter()),
+            args,
             address: client.and_then(|c| c.details.peer).map_or_else(|| "?:0".into(), |a| a.to_string()),
             name: client.map(|c| c.details.name.clone()).unwrap_or_default(),
             user: client.map_or("default", |c| c.user.name()).into(),
-            node: self.node_name(link.node),
+            node: link.replica.map_or(node.clone(), |replica| format!("{node} replica {replica}")),
         };
         lock(&self.shared.slow_log).add(entry, live.slowlog_max_len);
     }

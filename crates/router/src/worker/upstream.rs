@@ -218,6 +218,8 @@ pub(super) struct Link {
     pub(super) no_multi: Option<Box<str>>,
     /// A request is still being uploaded: its time at the node has not begun.
     pub(super) uploading: bool,
+    /// The beginning of the command that an exclusive connection carries, for the slow log: the command itself is not kept.
+    pub(super) began_with: Vec<u8>,
     pub(super) idle_since_us: u64,
     pub(super) counters: Arc<NodeCounters>,
 }
@@ -303,6 +305,7 @@ impl Link {
             refused: None,
             no_multi: None,
             uploading: false,
+            began_with: Vec::new(),
             idle_since_us: now_us,
             counters,
         }

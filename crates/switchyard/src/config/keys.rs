@@ -388,6 +388,30 @@ const CLIENTS: &[Key<Config>] = &[
     ),
     key!(
         Section::Clients,
+        "push-soft-limit",
+        Takes::Reload,
+        &["pubsub-output-soft-limit"],
+        "A subscriber for which more bytes of messages than these wait for longer than push-soft-time is cut as well.",
+        |config, raw, _| {
+            config.live.push_soft_limit = raw.size(KB..=64 * GB)?;
+            Ok(())
+        },
+        |config| size(config.live.push_soft_limit)
+    ),
+    key!(
+        Section::Clients,
+        "push-soft-time",
+        Takes::Reload,
+        &["pubsub-output-soft-time"],
+        "How long a subscriber may be over push-soft-limit.",
+        |config, raw, _| {
+            config.live.push_soft_time = raw.time(MS * 200..=DAY)?;
+            Ok(())
+        },
+        |config| time(config.live.push_soft_time)
+    ),
+    key!(
+        Section::Clients,
         "subscriptions-max",
         Takes::Reload,
         &["max-subscriptions"],

@@ -1,5 +1,7 @@
 //! Commands that read keys of several slots: the same answers and the same data as with one server; and what must not be served.
 
+use std::time::Duration;
+
 use crate::support::slots::slot;
 use crate::support::{Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, int, ok};
 
@@ -188,6 +190,134 @@ fn what_is_too_large_is_not_brought_together() {
     assert_eq!(client.reply(), int(2));
     assert_eq!(client.reply(), int(2), "the read behind the command sees what it wrote");
     assert_eq!(client.reply(), crate::support::simple("PONG"));
+}
+
+/// Keys of the router's own at the nodes, asked for again and again while `work` is done.
+fn temporary_keys_seen(site: &Site, work: impl FnOnce()) -> usize {
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let look = |node: &Node| {
+        let mut client = node.client();
+        // The node's default user may be restricted by the test.
+        client.cmd("AUTH looker x");
+        client.cmd("KEYS *switchyard*").items().len()
+    };
+    std::thread::scope(|scope| {
+        let looker = scope.spawn(|| {
+            let mut seen = 0;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                seen += site.nodes().iter().map(look).sum::<usize>();
+            }
+            seen + site.nodes().iter().map(look).sum::<usize>()
+        });
+        work();
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        looker.join().expect("the looker")
+    })
+}
+
+fn with_looker(site: &Site) {
+    for node in site.nodes() {
+        assert_eq!(node.cmd("ACL SETUSER looker on nopass ~* &* +@all"), ok());
+    }
+}
+
+#[test]
+fn a_pause_holds_the_whole_command_and_shows_no_temporary_key() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    with_looker(&site);
+    let tags = site.tags();
+    let (a, b) = (format!("{{{}}}k", tags[0][0]), format!("{{{}}}k", tags[1][0]));
+    let (mut client, mut operator) = (site.client(), site.client());
+    client.cmd(&format!("SADD {a} 1 2"));
+    client.cmd(&format!("SADD {b} 2 3"));
+    let seen = temporary_keys_seen(&site, || {
+        for mode in ["WRITE", "ALL"] {
+            client.cmd(&format!("DEL {b}dst"));
+            assert_eq!(operator.cmd(&format!("CLIENT PAUSE 60000 {mode}")), ok());
+            client.post(&format!("SUNIONSTORE {b}dst {a} {b}"));
+            client.post(&format!("SINTER {a} {b}"));
+            std::thread::sleep(Duration::from_millis(300));
+            assert_eq!(site.nodes()[1].cmd(&format!("EXISTS {b}dst")), int(0), "written during a pause ({mode})");
+            assert_eq!(operator.cmd("CLIENT UNPAUSE"), ok());
+            assert_eq!(client.reply(), int(3));
+            assert_eq!(client.reply().items(), [bulk("2")]);
+        }
+        // Pauses that begin in the middle of such commands.
+        for round in 0..30 {
+            client.post(&format!("SUNIONSTORE {b}dst {a} {b}"));
+            operator.cmd(&format!("CLIENT PAUSE 20 {}", if round % 2 == 0 { "WRITE" } else { "ALL" }));
+            assert_eq!(client.reply(), int(3));
+        }
+    });
+    assert_eq!(seen, 0, "a temporary key was seen");
+}
+
+/// What the router's user may not do at a node fails the whole command: nothing is written, and nothing is left.
+#[test]
+fn a_node_that_refuses_a_step_is_left_as_it_was() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    with_looker(&site);
+    let tags = site.tags();
+    let (a, b) = (format!("{{{}}}k", tags[0][0]), format!("{{{}}}k", tags[1][0]));
+    let mut client = site.client();
+    client.cmd(&format!("SADD {a} 1 2"));
+    client.cmd(&format!("SADD {b} 2 3"));
+    client.cmd(&format!("SADD {b}dst old"));
+    let rules = ["-restore", "-unlink", "-sunionstore", "-exec", "-dump", "resetkeys ~{*}k*", "resetkeys %R~* %W~{*}kdst"];
+    for rule in rules {
+        let set = |words: &str| {
+            for node in site.nodes() {
+                let mut looker = node.client();
+                looker.cmd("AUTH looker x");
+                assert_eq!(looker.cmd(&format!("ACL SETUSER default reset on nopass ~* &* +@all {words}")), ok());
+            }
+        };
+        set(rule);
+        let seen = temporary_keys_seen(&site, || {
+            for _ in 0..5 {
+                let reply = client.cmd(&format!("SUNIONSTORE {b}dst {a} {b}"));
+                assert!(reply.error().is_some(), "{rule}: {reply:?}");
+            }
+        });
+        assert_eq!(seen, 0, "{rule}: a temporary key was seen or left");
+        set("");
+        assert_eq!(client.cmd(&format!("SMEMBERS {b}dst")).items(), [bulk("old")], "{rule}");
+    }
+}
+
+#[test]
+fn a_restricted_user_gets_what_it_may_read_and_never_a_temporary_key() {
+    use std::os::unix::fs::PermissionsExt;
+    let users = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(users.path(), "user default on nopass ~* &* +@all\nuser app on nopass ~app:* %R~shared:* &* +@all\n").expect("written");
+    std::fs::set_permissions(users.path(), std::fs::Permissions::from_mode(0o600)).expect("mode");
+    let config = format!("[clients]\nusers-file = {:?}\n", users.path());
+    let router = RouterOptions { config, ..RouterOptions::default() };
+    let Some(site) = Site::router_only(2, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    with_looker(&site);
+    let tags = site.tags();
+    let (mine, shared) = (format!("app:{{{}}}", tags[0][0]), format!("shared:{{{}}}", tags[1][0]));
+    let (mut owner, mut app) = (site.client(), site.client());
+    owner.cmd(&format!("SADD {mine} 1 2"));
+    owner.cmd(&format!("SADD {shared} 2 3"));
+    owner.cmd("SADD secret 9");
+    assert_eq!(app.cmd("AUTH app x"), ok());
+    let seen = temporary_keys_seen(&site, || {
+        for _ in 0..20 {
+            assert_eq!(app.cmd(&format!("SUNIONSTORE {mine}dst {mine} {shared}")), int(3));
+            assert_eq!(app.cmd(&format!("SINTER {mine} {shared}")).items(), [bulk("2")]);
+            for refused in [
+                format!("SUNIONSTORE {shared}dst {mine} {shared}"),
+                format!("SUNIONSTORE {mine}dst {mine} secret"),
+                format!("SINTER {mine} secret"),
+                format!("COPY {mine} {shared}"),
+            ] {
+                assert!(app.cmd(&refused).expect_error().starts_with("NOPERM"), "{refused}");
+            }
+        }
+    });
+    assert_eq!(seen, 0, "a temporary key was seen");
+    assert_eq!(app.cmd(&format!("SCARD {mine}dst")), int(3));
 }
 
 #[test]

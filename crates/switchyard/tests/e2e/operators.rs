@@ -60,6 +60,49 @@ fn the_slow_log_names_the_client_and_says_where_the_time_went() {
 }
 
 #[test]
+fn the_slow_log_has_what_travels_on_connections_of_its_own() {
+    let Some(site) = site(1, &["--set", "log.slowlog-log-slower-than=200ms"]) else { return };
+    let mut client = site.client();
+    let freeze = |milliseconds| {
+        site.nodes()[0].freeze();
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        site.nodes()[0].thaw();
+    };
+    let entries = |name: &str| -> Vec<Vec<Value>> {
+        let log = site.client().cmd("SLOWLOG GET -1");
+        let entries = log.items().iter().map(|entry| entry.items().to_vec());
+        entries.filter(|entry| entry[3].items()[0] == bulk(name)).collect()
+    };
+    // A large value, of which nothing is kept once it is sent.
+    let large = "y".repeat(2_000_000);
+    client.send(&["SET", "big", &large]);
+    freeze(500);
+    assert_eq!(client.reply(), ok());
+    let found = entries("SET");
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0][2].int() >= 200_000 && found[0][3].items()[1] == bulk("big"), "{found:?}");
+    assert_eq!(found[0][3].items().len(), 3, "{found:?}");
+    assert_eq!(found[0][4], bulk(client.stream().local_addr().expect("an address").to_string()));
+    // A transaction that watches.
+    assert_eq!(client.cmd("WATCH k"), ok());
+    client.cmd("MULTI");
+    client.cmd("SET k v");
+    client.post("EXEC");
+    freeze(500);
+    assert_eq!(client.reply(), Value::Array(vec![ok()]));
+    assert_eq!(entries("EXEC").len(), 1);
+    // What a command waits because it was asked to is not slow; what it waits beyond that is.
+    assert_eq!(client.cmd("BLPOP q 0.5"), Value::Nil);
+    assert_eq!(entries("BLPOP"), Vec::<Vec<Value>>::new());
+    client.post("BLPOP q 0.1");
+    freeze(700);
+    assert_eq!(client.reply(), Value::Nil);
+    let found = entries("BLPOP");
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0][3], Value::Array(vec![bulk("BLPOP"), bulk("q"), bulk("0.1")]));
+}
+
+#[test]
 fn the_slow_log_keeps_no_arguments_where_told_so() {
     let Some(site) =
         site(2, &["--set", "log.slowlog-log-slower-than=0s", "--set", "log.slowlog-arguments=false", "--set", "log.slowlog-max-len=3"])

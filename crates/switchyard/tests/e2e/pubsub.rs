@@ -467,6 +467,67 @@ fn a_slow_subscriber_is_cut_and_hurts_nobody() {
     }
 }
 
+/// Redis's soft limit: far below the hard one, for too long.
+#[test]
+fn a_subscriber_that_stays_behind_is_cut_in_the_end() {
+    let config = "[clients]\npush-limit = \"256mb\"\npush-soft-limit = \"64kb\"\npush-soft-time = \"500ms\"\n";
+    let router = RouterOptions { config: config.into(), ..RouterOptions::default() };
+    let Some(site) = Site::router_only(1, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    let (mut slow, mut good, mut late) = (site.client(), site.client(), site.client());
+    for client in [&mut slow, &mut good] {
+        client.cmd("SUBSCRIBE firehose");
+    }
+    let payload = "x".repeat(100_000);
+    let mut publisher = site.client();
+    for _ in 0..200 {
+        assert_eq!(publisher.call(&["PUBLISH", "firehose", &payload]), int(2));
+        assert_eq!(good.reply().items()[2].bytes().len(), payload.len());
+    }
+    until("the one that does not read is cut", || (metric(&site, "clients_cut_push_total") == 1.0).then_some(()));
+    assert!(slow.closed_within(PATIENCE));
+    assert!(site.router().process().log().contains("clients.push-soft-limit"));
+    // Who was behind for a moment only is not: not when it happens, and not when it happens again.
+    late.cmd("SUBSCRIBE firehose");
+    for _ in 0..3 {
+        for _ in 0..100 {
+            assert_eq!(publisher.call(&["PUBLISH", "firehose", &payload]), int(2));
+            good.reply();
+        }
+        for _ in 0..100 {
+            assert_eq!(late.reply().items()[2].bytes().len(), payload.len());
+        }
+        std::thread::sleep(Duration::from_millis(400));
+    }
+    assert_eq!(metric(&site, "clients_cut_push_total"), 1.0);
+}
+
+#[test]
+fn info_counts_what_is_subscribed_to() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let fields = || -> Vec<String> {
+        let info = site.client().cmd("INFO everything").text();
+        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::to_owned);
+        let names = ["pubsub_clients", "pubsub_channels", "pubsub_patterns", "pubsubshard_channels"];
+        names.map(|name| field(name).unwrap_or_else(|| panic!("no {name} in {info}"))).to_vec()
+    };
+    assert_eq!(fields(), ["0", "0", "0", "0"]);
+    // Over both workers, and each channel once.
+    let mut clients: Vec<Client> = (0..6).map(|_| site.client()).collect();
+    for client in &mut clients {
+        client.cmd("SUBSCRIBE news");
+    }
+    clients[0].cmd("PSUBSCRIBE n*");
+    clients[1].cmd("SSUBSCRIBE shard");
+    clients[2].cmd("SUBSCRIBE other");
+    assert_eq!(fields(), ["6", "2", "1", "1"]);
+    clients[0].cmd("UNSUBSCRIBE news");
+    clients[0].cmd("PUNSUBSCRIBE n*");
+    assert_eq!(fields(), ["5", "2", "0", "1"]);
+    clients[1].cmd("RESET");
+    clients.truncate(2);
+    until("they have gone", || (fields() == ["0", "0", "0", "0"]).then_some(()));
+}
+
 #[test]
 fn large_messages_pass_and_never_break_a_reply() {
     let site = Site::new(2);

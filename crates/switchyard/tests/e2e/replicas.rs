@@ -131,6 +131,33 @@ fn a_listener_has_its_own_policy_and_replica_means_replica() {
 }
 
 #[test]
+fn a_user_has_its_own_policy() {
+    use std::os::unix::fs::PermissionsExt;
+    if direct() {
+        return;
+    }
+    let nodes = group(1);
+    let users = tempfile::NamedTempFile::new().expect("a file");
+    let lines = "user default on nopass ~* &* +@all\nuser reports on nopass ~* &* +@all reads=replica\n";
+    std::fs::write(users.path(), lines).expect("written");
+    std::fs::set_permissions(users.path(), std::fs::Permissions::from_mode(0o600)).expect("mode");
+    let router = router(&nodes, &format!("[clients]\nusers-file = {:?}\n", users.path()));
+    let mut client = Client::connect(router.address());
+    assert_eq!(client.cmd("SET k v"), ok());
+    until("the replica has it", || (nodes[1].cmd("GET k") == bulk("v")).then_some(()));
+    let counts = || (calls(&nodes[0], "strlen"), calls(&nodes[1], "strlen"));
+    assert_eq!(client.cmd("STRLEN k").int(), 1);
+    assert_eq!(counts(), (1, 0));
+    assert_eq!(client.cmd("AUTH reports x"), ok());
+    until("the replica is read", || (client.cmd("STRLEN k").error().is_none()).then_some(()));
+    assert_eq!(counts(), (1, 1));
+    assert!(client.cmd("ACL LIST").items().iter().any(|line| line.text().ends_with(" reads=replica")));
+    assert_eq!(client.cmd("AUTH default x"), ok());
+    assert_eq!(client.cmd("STRLEN k").int(), 1);
+    assert_eq!(counts(), (2, 1), "the listener's policy again");
+}
+
+#[test]
 fn a_promotion_by_hand_is_followed_and_the_old_primary_gets_no_more_writes() {
     if direct() {
         return;

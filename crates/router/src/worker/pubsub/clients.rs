@@ -91,6 +91,7 @@ impl Worker {
             subscriber.name_bytes += topic.name.len();
             self.shared.subscriptions.joined(self.index, topic.kind, &topic.name);
             self.counters.subscriptions.add(1);
+            self.counters.subscribers.add(u64::from(subscriber.total() == 1));
         }
     }
 
@@ -98,6 +99,7 @@ impl Worker {
         let Some(subscriber) = self.clients.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) else { return };
         let Some(topic) = subscriber.names[kind as usize].remove(name) else { return };
         subscriber.name_bytes -= name.len();
+        self.counters.subscribers.sub(u64::from(subscriber.total() == 0));
         self.leave_topic(handle, topic);
     }
 
@@ -112,6 +114,7 @@ impl Worker {
 
     /// The client is gone, or has said RESET: none of its subscriptions stays.
     pub(in crate::worker) fn forget_subscriber(&mut self, handle: Handle, subscriber: &Subscriber) {
+        self.counters.subscribers.sub(u64::from(subscriber.total() > 0));
         for topic in subscriber.names.iter().flat_map(|n| n.values()) {
             self.leave_topic(handle, *topic);
         }
@@ -157,7 +160,7 @@ impl Worker {
             subscriber.held.push_back((behind, [first, rest].concat()));
             client.gated = true;
             if subscriber.held_bytes > limit {
-                self.cut_subscriber(handle);
+                self.cut_subscriber(handle, "push-limit");
             }
             return;
         }
@@ -167,12 +170,17 @@ impl Worker {
             client.dirty = true;
             self.dirty_clients.push(handle);
         }
-        let over = client.unsent() > limit;
+        let unsent = client.unsent();
+        if unsent > self.plan.live.push_soft_limit && client.behind_since_us == 0 {
+            // Whether it stays so is looked at now and then (`tick_clients`).
+            client.behind_since_us = self.now_us.max(1);
+        }
+        let over = unsent > limit;
         if over || bytes.len() >= AT_ONCE_MIN {
             self.flush_client(handle);
         }
         if over && self.clients.get(handle).is_some_and(|c| c.unsent() > limit) {
-            self.cut_subscriber(handle);
+            self.cut_subscriber(handle, "push-limit");
         }
     }
 
@@ -205,12 +213,13 @@ impl Worker {
         }
     }
 
-    pub(in crate::worker) fn cut_subscriber(&mut self, handle: Handle) {
+    /// Gives up a client that does not read what is pushed to it. `limit` is the key of `[clients]` that it is over.
+    pub(in crate::worker) fn cut_subscriber(&mut self, handle: Handle, limit: &str) {
         let Some(client) = self.clients.get(handle) else { return };
         warn!(
             client = client.details.id,
             bytes = client.unsent(),
-            "cutting a subscriber that does not read its messages (clients.push-limit)"
+            "cutting a subscriber that does not read its messages (clients.{limit})"
         );
         self.counters.cut_push.add(1);
         self.close_client(handle);

@@ -264,7 +264,7 @@ impl Worker {
         tracked.held_bytes += keys.map_or(0, <[u8]>::len) + INVALIDATE.len();
         tracked.held.push_back((last, keys.map(Into::into)));
         if tracked.held_bytes > self.plan.live.push_limit {
-            self.cut_subscriber(handle);
+            self.cut_subscriber(handle, "push-limit");
         }
     }
 

@@ -11,22 +11,7 @@ use crate::config::{Config, NodeConfig};
 const SENTINEL_PORT: u16 = 26379;
 
 fn parse_reads(text: &str) -> Result<Reads, String> {
-    match text {
-        "primary" => Ok(Reads::Primary),
-        "prefer-replica" => Ok(Reads::PreferReplica),
-        "replica" => Ok(Reads::Replica),
-        "nearest" => Ok(Reads::Nearest),
-        other => Err(format!("{other:?} is not primary, prefer-replica, replica or nearest")),
-    }
-}
-
-fn reads_name(reads: Reads) -> &'static str {
-    match reads {
-        Reads::Primary => "primary",
-        Reads::PreferReplica => "prefer-replica",
-        Reads::Replica => "replica",
-        Reads::Nearest => "nearest",
-    }
+    Reads::parse(text).ok_or_else(|| format!("{text:?} is not primary, prefer-replica, replica or nearest"))
 }
 
 pub(super) const READS: &[Key<Config>] = &[key!(
@@ -40,7 +25,7 @@ pub(super) const READS: &[Key<Config>] = &[key!(
         config.live.reads = parse_reads(raw.text()?)?;
         Ok(())
     },
-    |config| quoted(reads_name(config.live.reads))
+    |config| quoted(config.live.reads.name())
 )];
 
 pub(super) const LISTENER_READS: &[Key<ListenerConfig>] = &[key!(
@@ -53,7 +38,7 @@ pub(super) const LISTENER_READS: &[Key<ListenerConfig>] = &[key!(
         listener.reads = Some(parse_reads(raw.text()?)?);
         Ok(())
     },
-    |listener| listener.reads.map(reads_name).and_then(quoted),
+    |listener| listener.reads.map(Reads::name).and_then(quoted),
     "\"prefer-replica\""
 )];
 
