@@ -279,7 +279,9 @@ impl Worker {
         self.connect_main();
         self.place_moving_anew();
         loop {
-            let pending_work = !self.unread.is_empty() || !self.resumed.is_empty();
+            // The bell of a new plan may have been heard in the turn that had already looked for one.
+            let is_outdated = self.shared.generation.load(Ordering::Acquire) != self.generation;
+            let pending_work = is_outdated || !self.unread.is_empty() || !self.resumed.is_empty();
             if pending_work {
                 self.poll.wait(Some(Duration::ZERO), &mut events, &mut ready)?;
             } else {
