@@ -3,9 +3,41 @@
 //! SipHash-2-4 with 128 bits of output under a secret of the state directory: two keys with one fingerprint would be a lost key, so it must
 //! not be possible to look for such a pair. The standard library's hasher gives 64 bits, and its algorithm is not promised.
 
+#[expect(clippy::disallowed_types, reason = "with a hasher of our own their order is the same in every run")]
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasherDefault, Hasher};
+
 /// What stands for a key.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Fingerprint(pub u128);
+
+/// Fingerprints are hashes under a secret already: their own bits say where they go. And the same ones go to the same place in every run.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct FingerprintHasher(u64);
+
+impl Hasher for FingerprintHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u128(&mut self, fingerprint: u128) {
+        self.0 = fingerprint as u64;
+    }
+}
+
+/// Something about each of many keys. Its order means nothing, and nothing may depend on it.
+#[expect(clippy::disallowed_types, reason = "a tree of a leg's keys took a quarter of the mover's time")]
+pub type FingerprintMap<V> = HashMap<Fingerprint, V, BuildHasherDefault<FingerprintHasher>>;
+
+/// Many keys. Its order means nothing, and nothing may depend on it.
+#[expect(clippy::disallowed_types, reason = "as above")]
+pub type FingerprintSet = HashSet<Fingerprint, BuildHasherDefault<FingerprintHasher>>;
 
 /// Makes fingerprints. The same secret gives the same fingerprints, for as long as a journal is read.
 #[derive(Clone, Copy)]

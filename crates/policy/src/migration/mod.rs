@@ -34,7 +34,7 @@ use std::sync::Arc;
 
 use crate::topology::{MoveId, NodeId, Slot};
 
-pub use fingerprint::{Fingerprint, Fingerprinter};
+pub use fingerprint::{Fingerprint, FingerprintHasher, FingerprintMap, FingerprintSet, Fingerprinter};
 pub use leg::Leg;
 pub use pace::Pacer;
 #[cfg(feature = "planted-bugs")]

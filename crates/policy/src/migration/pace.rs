@@ -47,7 +47,7 @@ struct Limits {
 const fn limits(goal: Goal) -> Limits {
     match goal {
         Goal::Fast => {
-            Limits { factor: 4.0, slack_us: 5_000.0, node_cpu: 1.1, node_us: 50_000.0, batch_us: 20_000.0, batches: 4, start: 20_000.0 }
+            Limits { factor: 4.0, slack_us: 5_000.0, node_cpu: 1.1, node_us: 50_000.0, batch_us: 20_000.0, batches: 4, start: 200_000.0 }
         }
         Goal::Balanced => {
             Limits { factor: 1.4, slack_us: 500.0, node_cpu: 0.9, node_us: 10_000.0, batch_us: 5_000.0, batches: 2, start: 2_000.0 }
@@ -64,6 +64,8 @@ const RATE_MIN: f64 = 50.0;
 const RATE_MAX: f64 = 2_000_000.0;
 const BATCH_MIN: f64 = 1.0;
 const BATCH_MAX: f64 = 1_000.0;
+/// Bytes of a batch, about: what the mover has in memory of it, and what a node has in its buffers.
+const BATCH_BYTES: f64 = 4_194_304.0;
 
 /// Steers the pace of a move. One for a whole move: what it has found out outlives its legs.
 #[derive(Clone, Debug)]
@@ -91,6 +93,15 @@ impl Pacer {
         if goal != self.goal {
             self.goal = goal;
             self.searching = true;
+        }
+    }
+
+    /// A batch of so many keys took so long from its copy to its admission. Until somebody has felt something, batches grow as fast as
+    /// they end: the first ones are small only because nothing is known.
+    pub fn batch_ended(&mut self, batch_us: u64, keys: u32) {
+        let room = batch_us as f64 * 2.0 < limits(self.goal).batch_us;
+        if self.searching && room && f64::from(keys) >= self.batch_keys.floor() {
+            self.batch_keys = (self.batch_keys * 1.5).clamp(BATCH_MIN, BATCH_MAX);
         }
     }
 
@@ -138,7 +149,7 @@ impl Pacer {
         }
         let rate = rate.max(0.1);
         // A slow rate is kept with small batches instead of rare large ones.
-        let batch_keys = self.batch_keys.min((rate / 20.0).max(1.0)).floor().max(1.0);
+        let batch_keys = self.batch_keys.min(BATCH_BYTES / self.bytes_per_key.max(1.0)).min((rate / 20.0).max(1.0)).floor().max(1.0);
         let interval_us = batch_keys * 1e6 / rate;
         Pace { batch_keys: batch_keys as u32, batches: limits(self.goal).batches, interval_us: interval_us as u64 }
     }

@@ -4,15 +4,14 @@
 //! not know yet costs it a question. A leg that turns back is another [`LegView`] with a set of its own, in another plan: workers never see
 //! half of a turn.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use hdrhistogram::Histogram;
 use rustix::event::{EventfdFlags, eventfd};
-use switchyard_policy::migration::{Fingerprint, Fingerprinter, Key};
+use switchyard_policy::migration::{Fingerprint, FingerprintSet, Fingerprinter, Key};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 
 use super::{Holds, MoveProgress, Steer};
@@ -21,27 +20,7 @@ use crate::shared::lock;
 /// Parts of a set of admitted keys, each behind a lock of its own.
 const SHARDS: usize = 64;
 
-/// A fingerprint is a hash already.
-#[derive(Default)]
-struct AsItIs(u64);
-
-impl Hasher for AsItIs {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
-    }
-
-    fn write_u128(&mut self, value: u128) {
-        self.0 = value as u64;
-    }
-}
-
-type Shard = RwLock<HashSet<Fingerprint, BuildHasherDefault<AsItIs>>>;
+type Shard = RwLock<FingerprintSet>;
 
 /// The keys of a leg that may be used where they are going.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use switchyard_resp::reply;
 use tracing::{info, warn};
 
 use super::run::{Halt, Mover};
-use super::side::{self, Ask, Content, Use};
+use super::side::{self, Ask, Content, Form, Use};
 use super::{LegView, SharedLeg, Told};
 use crate::shared::Message;
 
@@ -66,8 +66,13 @@ pub(super) struct Run {
     /// The transits could not be published yet.
     publish_again: Option<Instant>,
     hand_over_again: Option<(Instant, NodeId)>,
-    contents: HashMap<Key, Vec<Content>>,
+    /// What was read and is not stored yet, of the keys that are there.
+    contents: HashMap<BatchId, Vec<(Key, Vec<Content>)>>,
     pub(super) databases: Vec<u32>,
+    /// Those of the source in which no key expires. Nobody else writes the leg's keys there once it has drained.
+    lasting: Vec<u32>,
+    /// What was read last were strings.
+    strings: bool,
     lists: VecDeque<u32>,
     listed: VecDeque<Key>,
     listing: Listing,
@@ -76,6 +81,13 @@ pub(super) struct Run {
     target_touched: bool,
     next_tick: Instant,
     outcome: Option<Outcome>,
+}
+
+impl Run {
+    /// The databases of a side in which no key of the leg expires.
+    fn lasting(&self, side: Side) -> &[u32] {
+        if side == Side::Source { &self.lasting } else { &[] }
+    }
 }
 
 impl Mover {
@@ -117,6 +129,8 @@ impl Mover {
             hand_over_again: None,
             contents: HashMap::new(),
             databases,
+            lasting: Vec::new(),
+            strings: self.strings,
             lists: VecDeque::new(),
             listed: VecDeque::new(),
             // Only what is walked through after the drain is complete counts; the machine asks for nothing before.
@@ -227,18 +241,17 @@ impl Mover {
                 run.listing = Listing::Walked(Walk { side: at, databases, cursor: b"0".to_vec(), asked: false, removals: 0 });
             }
             Action::Copy { batch, from, keys } => {
-                for key in &keys {
-                    run.contents.remove(key);
-                }
+                run.contents.remove(&batch);
                 run.begun.insert(batch, (Instant::now(), keys.len()));
-                let (databases, usage) = (run.databases.clone(), self.usage());
-                self.end_mut(from).copy(batch, keys, &databases, usage);
+                let (form, usage) = (self.form(run), self.usage());
+                self.end_mut(from).copy(batch, keys, &run.databases, run.lasting(from), form, usage);
             }
             Action::Store { batch, to, keys } => {
                 run.target_touched = true;
                 let usage = self.usage();
-                let contents: Vec<(&Key, &[Content])> =
-                    keys.iter().map(|key| (key, run.contents.get(key).map(Vec::as_slice).unwrap_or_default())).collect();
+                let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
+                assert!(read.iter().map(|(key, _)| key).eq(&keys), "what is stored is what was read");
+                let contents: Vec<(&Key, &[Content])> = read.iter().map(|(key, contents)| (key, contents.as_slice())).collect();
                 self.end_mut(to).store(batch, &contents, usage);
             }
             Action::Secure { batch, at, durability } => {
@@ -247,8 +260,7 @@ impl Mover {
                 }
             }
             Action::Remove { batch, from, keys } => {
-                let databases = run.databases.clone();
-                self.end_mut(from).remove(batch, &keys, &databases);
+                self.end_mut(from).remove(batch, &keys, &run.databases);
             }
             Action::Migrate { batch, from, keys } => {
                 run.target_touched = true;
@@ -263,9 +275,6 @@ impl Mover {
             }
             Action::Admit { keys } => {
                 let fingerprints: Vec<Fingerprint> = keys.iter().map(|key| self.order.fingerprints.of(key)).collect();
-                for key in &keys {
-                    run.contents.remove(key);
-                }
                 self.note_moved(&fingerprints, run.view.away.is_some());
                 run.view.shared.admit(fingerprints);
                 self.wake_workers(&run.view.shared);
@@ -289,6 +298,7 @@ impl Mover {
                 self.doing = format!("going back: {why}");
                 warn!(move_id = self.order.id.0, leg = run.number, why, "a leg goes back to its source");
                 run.view = LegView { shared: Arc::new(SharedLeg::default()), away: Some(away) };
+                run.contents.clear();
                 self.announce(run);
             }
             Action::Report { text } => {
@@ -413,7 +423,7 @@ impl Mover {
         };
         let any = !done.is_empty();
         for (ask, answers) in done {
-            if let Err(why) = self.answered(run, side, ask, &answers) {
+            if let Err(why) = self.answered(run, side, ask, answers) {
                 self.lose(run, side, &why);
                 break;
             }
@@ -442,16 +452,21 @@ impl Mover {
         run.events.push_back(Event::Lost { side });
     }
 
-    fn answered(&mut self, run: &mut Run, side: Side, ask: Ask, answers: &[Vec<u8>]) -> Result<(), String> {
-        let refused = || answers.iter().find(|a| reply::is_error(a)).map(|a| super::connection::error_text(a));
+    fn answered(&mut self, run: &mut Run, side: Side, ask: Ask, answers: Vec<Vec<u8>>) -> Result<(), String> {
+        let refused = |answers: &[Vec<u8>]| answers.iter().find(|a| reply::is_error(a)).map(|a| super::connection::error_text(a));
         match ask {
-            Ask::Copy { batch, keys, databases, usage, absolute } => {
-                let (outcomes, contents) = side::copied(&keys, &databases, usage, absolute, answers)?;
-                run.contents.extend(keys.into_iter().zip(contents));
-                run.events.push_back(Event::Copied { batch, outcomes });
+            Ask::Copy { batch, reading } => {
+                let read = side::copied(reading, answers)?;
+                let Some(read) = self.end_mut(side).copy_others(batch, read, &run.databases, run.lasting(side)) else { return Ok(()) };
+                run.strings = read.are_strings();
+                self.strings = run.strings;
+                let there = read.keys.into_iter().zip(read.contents).filter(|(_, contents)| !contents.is_empty()).collect();
+                run.contents.insert(batch, there);
+                run.events.push_back(Event::Copied { batch, outcomes: read.outcomes });
             }
             Ask::Store { batch, places, count } => {
-                let outcomes = side::stored(&places, count, answers)?;
+                let outcomes = side::stored(&places, count, &answers)?;
+                run.contents.remove(&batch);
                 run.events.push_back(Event::Stored { batch, outcomes });
             }
             Ask::Secure { batch, durability } => {
@@ -459,21 +474,22 @@ impl Mover {
                 run.events.push_back(Event::Secured { batch, refused });
             }
             Ask::Remove { batch } => {
-                if let Some(why) = refused() {
+                if let Some(why) = refused(&answers) {
                     return Err(format!("it refuses to remove keys: {why}"));
                 }
                 if let Some((began, keys)) = run.begun.remove(&batch) {
                     self.note_batch(began.elapsed(), keys);
+                    run.events.push_back(Event::Pace(self.pace()));
                 }
                 run.events.push_back(Event::Removed { batch });
             }
             Ask::Migrate { batch } => {
                 // The target's own error is in the middle of the source's.
-                let refused = refused().map(|why| why.find("BUSYKEY").map_or(why.clone(), |at| why[at..].to_owned()));
+                let refused = refused(&answers).map(|why| why.find("BUSYKEY").map_or(why.clone(), |at| why[at..].to_owned()));
                 run.events.push_back(Event::Migrated { batch, refused });
             }
             Ask::Scan { purges } => {
-                if let Some(why) = refused() {
+                if let Some(why) = refused(&answers) {
                     return Err(format!("it refuses SCAN: {why}"));
                 }
                 let answer = answers.last().map(Vec::as_slice).unwrap_or_default();
@@ -498,7 +514,7 @@ impl Mover {
                 }
             }
             Ask::Purge => {
-                if let Some(why) = refused() {
+                if let Some(why) = refused(&answers) {
                     return Err(format!("it refuses to remove keys: {why}"));
                 }
                 if let Some((walk, _)) = &mut run.purge {
@@ -519,6 +535,8 @@ impl Mover {
                 if let Ok(databases) = self.databases_in_use() {
                     run.databases = databases;
                 }
+                // Another process may have other keys than were asked about.
+                run.lasting.clear();
                 if let Some(connection) = &self.end(side).connection {
                     run.events.push_back(Event::Restored { side, process: connection.process.clone() });
                     self.doing = "moving".to_owned();
@@ -543,6 +561,9 @@ impl Mover {
         match self.databases_in_use() {
             Ok(databases) => {
                 run.databases.clone_from(&databases);
+                if run.view.away.is_none() {
+                    run.lasting.clone_from(&self.lasting);
+                }
                 if let Listing::Walked(walk) = &mut run.listing
                     && !walk.asked
                 {
@@ -616,6 +637,12 @@ impl Mover {
             let keys: Vec<Key> = run.listed.drain(..take).collect();
             run.events.push_back(Event::Listed { keys, end: ended && run.listed.is_empty() });
         }
+    }
+
+    /// Strings are read and stored as such, where nothing is lost by it.
+    fn form(&self, run: &Run) -> Form {
+        let plain = run.strings && self.usage().is_none() && !self.source.tells_changes && !self.target.tells_changes;
+        if plain { Form::Plain } else { Form::Serialised }
     }
 
     /// How keys were used is worth asking only where both nodes keep that.

@@ -1,14 +1,14 @@
 //! The thread of a move: reaches both nodes, looks whether the move can be, lists the keys, does leg after leg, and looks afterwards whether
 //! anything was left behind.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use switchyard_policy::migration::pace::{Observation, Pacer};
-use switchyard_policy::migration::{Fingerprint, Goal, Outcome, Pace, Progress, Side};
+use switchyard_policy::migration::{Fingerprint, FingerprintSet, Goal, Outcome, Pace, Progress, Side};
 use switchyard_policy::topology::{Slot, Stage, Transit, slot_of};
 use tracing::{error, info, warn};
 
@@ -62,10 +62,14 @@ pub(super) struct Mover {
     pub(super) doing: String,
     pub(super) records: u64,
     databases: BTreeSet<u32>,
+    /// Databases of the source in which no key expired when it was asked last.
+    pub(super) lasting: Vec<u32>,
+    /// What was read last were strings.
+    pub(super) strings: bool,
     goal: Goal,
     paused: bool,
     aborted: bool,
-    moved: HashSet<Fingerprint>,
+    moved: FingerprintSet,
     /// Whether `moved` has all of them.
     remembers_all: bool,
     /// Of legs that have ended.
@@ -138,10 +142,12 @@ impl Mover {
             doing: "connecting".to_owned(),
             records: 0,
             databases: BTreeSet::new(),
+            lasting: Vec::new(),
+            strings: false,
             goal: order.goal,
             paused: false,
             aborted: false,
-            moved: HashSet::new(),
+            moved: FingerprintSet::default(),
             remembers_all: order.resume.is_none(),
             before: NO_PROGRESS,
             began: now,
@@ -433,9 +439,10 @@ impl Mover {
             if end.connection.is_none() || !end.is_idle() {
                 continue;
             }
-            match end.databases(patience) {
-                Ok(found) => self.databases.extend(found),
-                Err(_) => return Err(Halt::Lost),
+            let Ok(found) = end.databases(patience) else { return Err(Halt::Lost) };
+            self.databases.extend(found.iter().map(|(database, _)| *database));
+            if side == Side::Source {
+                self.lasting = found.into_iter().filter_map(|(database, expires)| (!expires).then_some(database)).collect();
             }
         }
         Ok(self.all_databases())
@@ -565,7 +572,7 @@ impl Mover {
     /// Whole slots, as many as have the keys of a leg.
     fn next_leg(&self) -> Vec<Slot> {
         let keys_max = match self.goal {
-            Goal::Fast => 16_384,
+            Goal::Fast => 65_536,
             Goal::Balanced => 4096,
             Goal::Gentle => 1024,
         };
@@ -628,6 +635,7 @@ impl Mover {
     /// A batch took so long from its copy to its end.
     pub(super) fn note_batch(&mut self, length: Duration, keys: usize) {
         self.batch = Some((length.as_micros() as u64, keys as u32));
+        self.pacer.batch_ended(length.as_micros() as u64, keys as u32);
     }
 
     /// Another pace, from time to time: as what was seen since the last one suggests.

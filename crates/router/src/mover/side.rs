@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::{BatchId, Copied, Durability, Key, Process, Stored};
@@ -32,10 +33,21 @@ pub(super) enum Use {
     Idle,
 }
 
+/// How a batch is read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Form {
+    /// `DUMP`, and stored by `RESTORE`: whatever it is.
+    Serialised,
+    /// `GET`, and stored by `SET NX`: nothing is serialised, compressed or summed up, and it costs a third. What is no string answers
+    /// WRONGTYPE, and is read once more.
+    Plain,
+}
+
 /// A key in one database, as it was read.
 #[derive(Debug)]
 pub(super) struct Content {
     pub(super) database: u32,
+    pub(super) form: Form,
     pub(super) payload: Vec<u8>,
     /// Unix time in milliseconds; 0: never.
     pub(super) expires_ms: i64,
@@ -45,13 +57,10 @@ pub(super) struct Content {
 /// Something asked of a node.
 #[derive(Debug)]
 pub(super) enum Ask {
-    /// Read keys, in these databases; for each whether a SELECT goes before it.
+    /// Read keys.
     Copy {
         batch: BatchId,
-        keys: Vec<Key>,
-        databases: Vec<(u32, bool)>,
-        usage: Option<Use>,
-        absolute: bool,
+        reading: Reading,
     },
     /// Store; per reply the key's place, `None` for a SELECT. `count` keys.
     Store {
@@ -77,6 +86,52 @@ pub(super) enum Ask {
     Purge,
 }
 
+/// What is read of which keys.
+#[derive(Debug)]
+pub(super) struct Reading {
+    keys: Vec<Key>,
+    databases: Vec<AskedOf>,
+    usage: Option<Use>,
+    /// The node tells when a key expires, not only in how long.
+    absolute: bool,
+    form: Form,
+    /// What was read before, where this is about those of its keys that are no strings.
+    first: Option<Box<Read>>,
+}
+
+/// A database, and what was asked there.
+#[derive(Clone, Copy, Debug)]
+struct AskedOf {
+    database: u32,
+    /// A SELECT goes before it.
+    selected: bool,
+    /// When keys expire.
+    expiry: bool,
+}
+
+/// What was read: per key an outcome and its content.
+#[derive(Debug, Default)]
+pub(super) struct Read {
+    pub(super) keys: Vec<Key>,
+    pub(super) outcomes: Vec<Copied>,
+    pub(super) contents: Vec<Vec<Content>>,
+    /// Those that are no strings, and were asked for as such.
+    others: Vec<usize>,
+}
+
+impl Read {
+    /// Whether nearly all that is there are strings.
+    pub(super) fn are_strings(&self) -> bool {
+        let all = self.contents.iter().flatten();
+        // A serialised value begins with its type, and strings are type 0.
+        let strings = all.clone().filter(|c| c.form == Form::Plain || c.payload.first() == Some(&0)).count();
+        strings > 0 && strings * 10 >= all.count() * 9
+    }
+}
+
+/// The databases that have keys, and whether some of them expire.
+pub(super) type Databases = Vec<(u32, bool)>;
+
 /// A job that is done, and the replies.
 pub(super) type Answered = (Ask, Vec<Vec<u8>>);
 
@@ -100,6 +155,8 @@ pub(super) struct End {
     /// `appendfsync always`: what is answered is on disk.
     pub(super) always_synced: bool,
     pub(super) policy: String,
+    /// Subscribers may hear of what is stored here: a RESTORE is ours, a SET could be anybody's.
+    pub(super) tells_changes: bool,
 }
 
 impl End {
@@ -113,6 +170,7 @@ impl End {
             next_try: None,
             always_synced: false,
             policy: String::new(),
+            tells_changes: true,
         }
     }
 
@@ -159,7 +217,32 @@ impl End {
         self.jobs.push_back(Job { ask, replies });
     }
 
-    pub(super) fn copy(&mut self, batch: BatchId, keys: Vec<Key>, databases: &[u32], usage: Option<Use>) {
+    /// Reads keys. In the databases of `lasting` no key expires.
+    pub(super) fn copy(&mut self, batch: BatchId, keys: Vec<Key>, databases: &[u32], lasting: &[u32], form: Form, usage: Option<Use>) {
+        self.read(batch, keys, databases, lasting, form, usage, None);
+    }
+
+    /// Reads what turned out to be no string. Without such keys what was read is given back.
+    pub(super) fn copy_others(&mut self, batch: BatchId, mut read: Read, databases: &[u32], lasting: &[u32]) -> Option<Read> {
+        if read.others.is_empty() {
+            return Some(read);
+        }
+        let keys = std::mem::take(&mut read.others).iter().filter_map(|place| read.keys.get(*place).cloned()).collect();
+        self.read(batch, keys, databases, lasting, Form::Serialised, None, Some(Box::new(read)));
+        None
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one question has so many sides")]
+    fn read(
+        &mut self,
+        batch: BatchId,
+        keys: Vec<Key>,
+        databases: &[u32],
+        lasting: &[u32],
+        form: Form,
+        usage: Option<Use>,
+        first: Option<Box<Read>>,
+    ) {
         let Some(connection) = &mut self.connection else { return };
         let absolute = connection.version >= (7, 0);
         let before = connection.unanswered;
@@ -167,21 +250,24 @@ impl End {
             connection.push(&[b"TIME"]);
         }
         let mut asked = Vec::new();
-        for database in databases {
-            asked.push((*database, connection.select(*database)));
+        for database in databases.iter().copied() {
+            let of = AskedOf { database, selected: connection.select(database), expiry: !lasting.contains(&database) };
+            asked.push(of);
             for key in &keys {
-                // First how it was used, because DUMP is a use.
+                // First how it was used, because reading it is a use.
                 match usage {
                     Some(Use::Frequency) => connection.push(&[b"OBJECT", b"FREQ", key]),
                     Some(Use::Idle) => connection.push(&[b"OBJECT", b"IDLETIME", key]),
                     None => {}
                 }
-                connection.push(&[if absolute { b"PEXPIRETIME" } else { b"PTTL" }, key]);
-                connection.push(&[b"DUMP", key]);
+                if of.expiry {
+                    connection.push(&[if absolute { b"PEXPIRETIME" } else { b"PTTL" }, key]);
+                }
+                connection.push(&[if form == Form::Plain { b"GET" } else { b"DUMP" }, key]);
             }
         }
         let replies = connection.unanswered - before;
-        self.ask(Ask::Copy { batch, keys, databases: asked, usage, absolute }, replies);
+        self.ask(Ask::Copy { batch, reading: Reading { keys, databases: asked, usage, absolute, form, first } }, replies);
     }
 
     /// Stores what was read of each of the keys.
@@ -199,13 +285,19 @@ impl End {
             let all = contents.iter().enumerate().flat_map(|(place, (key, of_key))| of_key.iter().map(move |c| (place, *key, c)));
             for (place, key, content) in all.filter(|(_, _, content)| content.database == database) {
                 scratch.0 = content.expires_ms.to_string();
+                places.push(Some(place));
+                if content.form == Form::Plain {
+                    let until: &[&[u8]] = if content.expires_ms == 0 { &[] } else { &[b"PXAT", scratch.0.as_bytes()] };
+                    let args = [&[b"SET", &key[..], &content.payload, b"NX"], until].concat();
+                    connection.push(&args);
+                    continue;
+                }
                 let mut args: Vec<&[u8]> = vec![b"RESTORE", key, scratch.0.as_bytes(), &content.payload, b"ABSTTL"];
                 if let (Some(usage), Some(value)) = (usage, content.usage) {
                     scratch.1 = value.to_string();
                     args.push(if usage == Use::Frequency { b"FREQ" } else { b"IDLETIME" });
                     args.push(scratch.1.as_bytes());
                 }
-                places.push(Some(place));
                 connection.push(&args);
             }
         }
@@ -280,13 +372,19 @@ impl End {
     }
 
     /// The databases that have keys.
-    pub(super) fn databases(&mut self, patience: Duration) -> Result<Vec<u32>, String> {
+    pub(super) fn databases(&mut self, patience: Duration) -> Result<Databases, String> {
         let Some(connection) = &mut self.connection else { return Err("not connected".to_owned()) };
         let info = connection.info("keyspace", patience)?;
-        Ok(info.lines().filter_map(|line| line.strip_prefix("db")?.split(':').next()?.parse().ok()).collect())
+        let database = |line: &str| {
+            let (number, counts) = line.strip_prefix("db")?.split_once(':')?;
+            // Not told is not none.
+            let expires = counts.split(',').find_map(|count| count.strip_prefix("expires=")).is_none_or(|count| count.trim() != "0");
+            Some((number.parse().ok()?, expires))
+        };
+        Ok(info.lines().filter_map(database).collect())
     }
 
-    /// Learns how the node evicts and syncs.
+    /// Learns how the node evicts, syncs, and whether it tells of changes.
     pub(super) fn learn(&mut self, patience: Duration) -> Result<(), String> {
         let Some(connection) = &mut self.connection else { return Err("not connected".to_owned()) };
         let memory = connection.info("memory", patience)?;
@@ -296,49 +394,51 @@ impl End {
         // Where CONFIG is refused, WAITAOF decides.
         let fsync = connection.call(&[b"CONFIG", b"GET", b"appendfsync"], patience)?;
         let aof = connection.call(&[b"CONFIG", b"GET", b"appendonly"], patience)?;
+        let events = connection.call(&[b"CONFIG", b"GET", b"notify-keyspace-events"], patience)?;
+        self.tells_changes = reply::is_error(&events) || !setting(&events).is_empty();
         self.always_synced = setting(&fsync) == "always" && setting(&aof) == "yes";
         Ok(())
     }
 }
 
-/// What came of a [`Ask::Copy`]: an outcome per key, and what was read.
-pub(super) fn copied(
-    keys: &[Key],
-    databases: &[(u32, bool)],
-    usage: Option<Use>,
-    absolute: bool,
-    answers: &[Vec<u8>],
-) -> Result<(Vec<Copied>, Vec<Vec<Content>>), String> {
-    let mut answers = answers.iter();
-    let mut next = || answers.next().map(Vec::as_slice).unwrap_or_default();
+/// What came of a [`Ask::Copy`].
+pub(super) fn copied(reading: Reading, answers: Vec<Vec<u8>>) -> Result<Read, String> {
+    let Reading { keys, databases, usage, absolute, form, first } = reading;
+    let mut answers = answers.into_iter();
+    let mut next = || answers.next().unwrap_or_default();
     let now_ms = if absolute {
         0
     } else {
-        let time: Vec<i64> = reply::elements(next()).filter_map(|n| std::str::from_utf8(reply::text(n)?).ok()?.parse().ok()).collect();
+        let time = next();
+        let time: Vec<i64> = reply::elements(&time).filter_map(|n| std::str::from_utf8(reply::text(n)?).ok()?.parse().ok()).collect();
         let [seconds, micros] = time[..] else { return Err("it does not tell its TIME".to_owned()) };
         seconds * 1000 + micros / 1000
     };
     let mut contents: Vec<Vec<Content>> = keys.iter().map(|_| Vec::new()).collect();
     let mut refused: Vec<Option<String>> = vec![None; keys.len()];
-    for (database, selected) in databases {
-        if *selected {
+    let mut others = Vec::new();
+    for AskedOf { database, selected, expiry } in databases {
+        if selected {
             let answer = next();
-            if reply::is_error(answer) {
-                return Err(format!("SELECT {database}: {}", error_text(answer)));
+            if reply::is_error(&answer) {
+                return Err(format!("SELECT {database}: {}", error_text(&answer)));
             }
         }
         for (place, of_key) in contents.iter_mut().enumerate() {
-            let used = usage.and_then(|_| reply::integer(next()));
-            let expiry = next();
-            let dump = next();
-            if reply::is_error(dump) || reply::is_error(expiry) {
-                let error = if reply::is_error(dump) { dump } else { expiry };
+            let used = usage.and_then(|_| reply::integer(&next()));
+            let expiry = expiry.then(&mut next);
+            let mut value = next();
+            if form == Form::Plain && value.starts_with(b"-WRONGTYPE") {
+                others.push(place);
+                continue;
+            }
+            if let Some(error) = [Some(&value), expiry.as_ref()].into_iter().flatten().find(|answer| reply::is_error(answer)) {
                 refused[place] = Some(error_text(error));
                 continue;
             }
-            let (Some(expiry), Some(payload)) = (reply::integer(expiry), reply::text(dump).filter(|_| !reply::is_null(dump))) else {
-                continue;
-            };
+            let expiry = expiry.map_or(Some(-1), |answer| reply::integer(&answer));
+            let length = reply::text(&value).filter(|_| !reply::is_null(&value)).map(<[u8]>::len);
+            let (Some(expiry), Some(length)) = (expiry, length) else { continue };
             let expires_ms = match expiry {
                 // Gone in between, or so between two questions: then it is gone.
                 -2 => continue,
@@ -347,7 +447,10 @@ pub(super) fn copied(
             };
             // 0 would be for ever.
             let expires_ms = if expiry >= 0 { expires_ms.max(1) } else { 0 };
-            of_key.push(Content { database: *database, payload: payload.to_vec(), expires_ms, usage: used });
+            // `$<length>CRLF<payload>CRLF`
+            value.truncate(value.len().saturating_sub(2));
+            value.drain(..value.len() - length);
+            of_key.push(Content { database, form, payload: value, expires_ms, usage: used });
         }
     }
     let outcome = |(of_key, refused): (&Vec<Content>, Option<String>)| match refused {
@@ -356,7 +459,25 @@ pub(super) fn copied(
         None => Copied::Taken { bytes: of_key.iter().map(|c| c.payload.len() as u64).sum() },
     };
     let outcomes = contents.iter().zip(refused).map(outcome).collect();
-    Ok((outcomes, contents))
+    others.sort_unstable();
+    others.dedup();
+    let read = Read { keys, outcomes, contents, others };
+    Ok(match first {
+        Some(first) => together(*first, read),
+        None => read,
+    })
+}
+
+/// What was read first, and of those that are no strings what was read then: of all databases, in the same order.
+fn together(mut first: Read, then: Read) -> Read {
+    let mut at = 0;
+    for ((key, outcome), content) in then.keys.into_iter().zip(then.outcomes).zip(then.contents) {
+        let Some(place) = first.keys[at..].iter().position(|k| Arc::ptr_eq(k, &key)).map(|found| at + found) else { break };
+        first.outcomes[place] = outcome;
+        first.contents[place] = content;
+        at = place + 1;
+    }
+    first
 }
 
 /// What came of a [`Ask::Store`]: an outcome per key.
@@ -366,7 +487,8 @@ pub(super) fn stored(places: &[Option<usize>], count: usize, answers: &[Vec<u8>]
         let is_error = reply::is_error(answer);
         match place {
             None if is_error => return Err(format!("it refuses a database: {}", error_text(answer))),
-            Some(place) if is_error && answer.starts_with(b"-BUSYKEY") => {
+            // RESTORE says so, and SET NX that it did nothing.
+            Some(place) if answer.starts_with(b"-BUSYKEY") || reply::is_null(answer) => {
                 let so_far = std::mem::replace(&mut outcomes[*place], Stored::Exists);
                 if matches!(so_far, Stored::Refused(_)) {
                     outcomes[*place] = so_far;
@@ -407,9 +529,14 @@ mod tests {
         texts.iter().map(|t| t.as_bytes().to_vec()).collect()
     }
 
+    fn reading(keys: &[&str], databases: &[(u32, bool)], absolute: bool, form: Form) -> Reading {
+        let databases = databases.iter().map(|(database, selected)| AskedOf { database: *database, selected: *selected, expiry: true });
+        let keys = keys.iter().map(|key| Key::from(key.as_bytes())).collect();
+        Reading { keys, databases: databases.collect(), usage: None, absolute, form, first: None }
+    }
+
     #[test]
     fn a_key_is_what_it_is_in_all_databases() {
-        let keys: Vec<Key> = [&b"a"[..], b"b", b"c"].into_iter().map(Key::from).collect();
         let replies = answers(&[
             ":-1\r\n",
             "$2\r\nxx\r\n",
@@ -425,17 +552,42 @@ mod tests {
             ":7\r\n",
             "$1\r\ny\r\n",
         ]);
-        let (outcomes, contents) = copied(&keys, &[(0, false), (3, true)], None, true, &replies).expect("understood");
+        let of = reading(&["a", "b", "c"], &[(0, false), (3, true)], true, Form::Serialised);
+        let Read { outcomes, contents, .. } = copied(of, replies).expect("understood");
         assert_eq!(outcomes, [Copied::Taken { bytes: 2 }, Copied::Absent, Copied::Refused("OOM no".into())]);
         assert_eq!((contents[0].len(), contents[2][0].database, contents[2][0].expires_ms), (1, 3, 7));
+        assert_eq!((&contents[0][0].payload[..], &contents[2][0].payload[..]), (&b"xx"[..], &b"y"[..]));
+    }
+
+    #[test]
+    fn what_is_no_string_is_read_once_more() {
+        let replies = answers(&[
+            ":-1\r\n",
+            "$2\r\nxx\r\n",
+            ":90\r\n",
+            "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n",
+            ":-2\r\n",
+            "$-1\r\n",
+            ":-1\r\n",
+            "$0\r\n\r\n",
+        ]);
+        let of = reading(&["a", "b", "c", "d"], &[(0, false)], true, Form::Plain);
+        let first = copied(of, replies).expect("understood");
+        assert_eq!(first.others, [1]);
+        let then = Reading { first: Some(Box::new(first)), ..reading(&[], &[(0, false)], true, Form::Serialised) };
+        let b = then.first.as_ref().map(|first| first.keys[1].clone()).expect("it is there");
+        let read = copied(Reading { keys: vec![b], ..then }, answers(&[":90\r\n", "$3\r\n\u{4}zz\r\n"])).expect("understood");
+        let taken = |bytes| Copied::Taken { bytes };
+        assert_eq!(read.outcomes, [taken(2), taken(3), Copied::Absent, taken(0)]);
+        assert_eq!((read.contents[1][0].form, read.contents[1][0].expires_ms), (Form::Serialised, 90));
+        assert!(!read.are_strings(), "one of three is none");
     }
 
     #[test]
     fn an_older_node_tells_how_long_and_what_time_it_is() {
-        let keys: Vec<Key> = vec![Key::from(&b"a"[..])];
         let replies = answers(&["*2\r\n$2\r\n10\r\n$6\r\n500000\r\n", ":250\r\n", "$1\r\ny\r\n"]);
-        let (_, contents) = copied(&keys, &[(0, false)], None, false, &replies).expect("understood");
-        assert_eq!(contents[0][0].expires_ms, 10_750);
+        let read = copied(reading(&["a"], &[(0, false)], false, Form::Serialised), replies).expect("understood");
+        assert_eq!(read.contents[0][0].expires_ms, 10_750);
     }
 
     #[test]
@@ -443,6 +595,7 @@ mod tests {
         let replies = answers(&["+OK\r\n", "-BUSYKEY Target key name already exists.\r\n", "+OK\r\n", "-OOM no\r\n"]);
         let outcomes = stored(&[Some(0), Some(1), None, Some(1)], 2, &replies).expect("understood");
         assert_eq!(outcomes, [Stored::Stored, Stored::Refused("OOM no".into())]);
+        assert_eq!(stored(&[Some(0)], 1, &answers(&["$-1\r\n"])), Ok(vec![Stored::Exists]));
         assert!(stored(&[None], 1, &answers(&["-ERR DB index is out of range\r\n"])).is_err());
     }
 }

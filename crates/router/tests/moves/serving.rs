@@ -70,6 +70,45 @@ fn every_type_time_to_live_and_database_arrives() {
     assert_eq!(look(&mut client), before);
 }
 
+/// Where nearly all keys are strings they are read by GET and stored by SET; what is none among them, what expires, is empty or is no text
+/// must not suffer from it, and the nodes must have been asked in that way.
+#[test]
+fn strings_move_as_strings_and_what_is_among_them_as_it_is() {
+    let fleet = Fleet::new(2);
+    let mut client = fleet.client();
+    let awkward: [&[u8]; 5] = [b"", b"-WRONGTYPE", b"\r\n$-1\r\n", b"-9223372036854775808", &[0, 255, 13, 10, 0]];
+    for n in 0..4000 {
+        let (key, value) = (format!("s{n}"), awkward[n % awkward.len()]);
+        client.send(&[b"SET", key.as_bytes(), value]);
+        assert_eq!(client.reply(), "OK");
+        if n % 50 == 0 {
+            assert_eq!(client.cmd(&format!("RPUSH l{n} a {n}")), "2");
+        }
+        if n % 7 == 0 {
+            assert_eq!(client.cmd(&format!("PEXPIRE s{n} {}", 1_000_000 + n)), "1");
+        }
+    }
+    let look = |client: &mut Client| -> Vec<String> {
+        let of =
+            |n: usize| [format!("GET s{n}"), format!("PEXPIRETIME s{n}"), format!("LRANGE l{n} 0 -1"), format!("OBJECT ENCODING s{n}")];
+        (0..4000).flat_map(of).map(|line| client.cmd(&line)).collect()
+    };
+    let before = look(&mut client);
+    fleet.begin(MoveOrder { goal: Goal::Fast, ..fleet.order(1, 0, 1) });
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    assert_eq!(look(&mut client), before);
+    assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
+    let stored = fleet.servers[1].client().cmd("INFO commandstats");
+    assert!(stored.contains("cmdstat_restore:") && stored.contains("cmdstat_pexpiretime:"), "{stored}");
+    let of_source = fleet.servers[0].client().cmd("INFO commandstats");
+    let calls = |name: &str| {
+        let counted = of_source.split_once(&format!("cmdstat_{name}:calls=")).map_or("0", |(_, rest)| rest);
+        counted.split(',').next().and_then(|n| n.parse::<u64>().ok()).expect("a number")
+    };
+    // The clients' own GETs were half of 4000.
+    assert!(calls("get") > 3000 && calls("dump") < 1000, "{of_source}");
+}
+
 /// Counters, lists and transactions while everything moves to and fro: every acknowledged change is there once, and nobody sees an error.
 #[test]
 fn nobody_sees_a_move_but_by_its_speed() {

@@ -21,7 +21,8 @@ use self::batch::Batch;
 use super::planted::{Bug, Planted};
 use super::record::{Eras, OpenLeg};
 use super::{
-    Action, BatchId, Event, Fingerprint, Fingerprinter, Key, Machine, Orders, Outcome, Pace, Phase, Process, Progress, Record, Side,
+    Action, BatchId, Event, Fingerprint, FingerprintMap, Fingerprinter, Key, Machine, Orders, Outcome, Pace, Phase, Process, Progress,
+    Record, Side,
 };
 
 /// Until somebody says otherwise ([`Event::Pace`]).
@@ -113,7 +114,7 @@ pub struct Leg {
     /// A purge that is not answered.
     purging: Option<Side>,
     records: u64,
-    away: BTreeMap<Fingerprint, Eras>,
+    away: FingerprintMap<Eras>,
     batches: BTreeMap<BatchId, Batch>,
     next_batch: u32,
     /// Keys of batches.
@@ -157,7 +158,7 @@ impl Leg {
             target: Link::default(),
             purging: None,
             records: 0,
-            away: BTreeMap::new(),
+            away: FingerprintMap::default(),
             batches: BTreeMap::new(),
             next_batch: 0,
             busy: BTreeSet::new(),
@@ -181,7 +182,7 @@ impl Leg {
             leg.back = open.turned_back;
             leg.source = Link { process: Some(open.source), era: open.eras.source, ..Link::default() };
             leg.target = Link { process: Some(open.target), era: open.eras.target, ..Link::default() };
-            leg.away = open.away;
+            leg.away = open.away.into_iter().collect();
         }
         leg
     }
