@@ -365,7 +365,9 @@ impl Worker {
         if let Some(flow) = self.every_script(handle, lane, command, args) {
             return flow;
         }
-        if !self.plan.moves.by_id.is_empty() && command.name.starts_with("FLUSH") {
+        // Also where all moves have ended while it waited for them: what it has asked of them is taken back there.
+        let waits = self.clients.get_mut(handle).is_some_and(|client| client.quieting.is_some());
+        if (waits || !self.plan.moves.by_id.is_empty()) && command.name.starts_with("FLUSH") {
             return self.flush_quietly(handle, lane, raw, command.class() as u8);
         }
         if command.flags.has(Flags::WRITE) {

@@ -11,7 +11,7 @@ use super::dispatch::Flow;
 use super::rounds::{Ask, Next, Procedure};
 use super::upstream::Lane;
 use super::{Stall, Worker};
-use crate::mover::{SharedMove, Told};
+use crate::mover::{Moves, SharedMove, Told};
 use crate::slab::Handle;
 
 /// A command that waits until movers are quiet.
@@ -27,6 +27,18 @@ struct Quieted {
     ticket: u64,
     /// Each with whether it is quiet.
     movers: BTreeMap<MoveId, (Arc<SharedMove>, bool)>,
+}
+
+impl Quieted {
+    /// Asks those movers that have not been asked.
+    fn ask(&mut self, moves: &Moves, worker: usize) {
+        for (id, mover) in &moves.by_id {
+            if !self.movers.contains_key(id) {
+                mover.tell(Told::Quiesce { from: worker, ticket: self.ticket });
+                self.movers.insert(*id, (mover.clone(), false));
+            }
+        }
+    }
 }
 
 impl Drop for Quieted {
@@ -60,21 +72,18 @@ impl Worker {
         if client.in_flight() > 0 {
             return Flow::Stall(Stall::Barrier);
         }
-        let Some(quieting) = &client.quieting else {
+        let Some(quieting) = &mut client.quieting else {
             self.next_ticket += 1;
             // Unlike every other worker's.
             let ticket = self.next_ticket << 8 | (self.index as u64 & 0xff);
-            let movers: BTreeMap<_, _> = plan.moves.by_id.iter().map(|(id, m)| (*id, (m.clone(), false))).collect();
-            for (mover, _) in movers.values() {
-                mover.tell(Told::Quiesce { from: self.index, ticket });
-            }
-            let quieting = Quieting { since_us: now_us, guard: Quieted { ticket, movers } };
-            if let Some(client) = self.clients.get_mut(handle) {
-                client.quieting = Some(Box::new(quieting));
-            }
+            let mut guard = Quieted { ticket, movers: BTreeMap::new() };
+            guard.ask(&plan.moves, self.index);
+            client.quieting = Some(Box::new(Quieting { since_us: now_us, guard }));
             self.quieting_clients.push(handle);
             return Flow::Stall(Stall::Moving);
         };
+        // A move may have begun since.
+        quieting.guard.ask(&plan.moves, self.index);
         let quiet = quieting.guard.movers.iter().all(|(id, (_, quiet))| *quiet || !plan.moves.by_id.contains_key(id));
         if !quiet && now_us.saturating_sub(quieting.since_us) <= plan.live.command_timeout.as_micros() as u64 {
             return Flow::Stall(Stall::Moving);
