@@ -86,16 +86,16 @@ impl Waits {
         Self(sum.buckets)
     }
 
-    /// What 95 of 100 did not exceed since `before`, microseconds, to within a fifth; `None` where there were too few to tell.
-    pub(crate) fn p95_since(&self, before: &Self) -> Option<u64> {
+    /// What 99 of 100 did not exceed since `before`, microseconds, to within a fifth; `None` where there were too few to tell.
+    pub(crate) fn p99_since(&self, before: &Self) -> Option<u64> {
         let since: Vec<u64> = self.0.iter().zip(&before.0).map(|(now, then)| now.saturating_sub(*then)).collect();
         let count: u64 = since.iter().sum();
         let mut seen = 0;
         let bucket = since.iter().position(|of_bucket| {
             seen += of_bucket;
-            seen * 100 >= count * 95
+            seen * 100 >= count * 99
         })?;
-        (count >= 100).then(|| upper_bound(bucket))
+        (count >= 200).then(|| upper_bound(bucket))
     }
 }
 

@@ -1,8 +1,13 @@
 //! How fast keys move: as fast as the goal allows, and slower as soon as clients or nodes feel it.
 //!
 //! Two things are steered apart. The *size of a batch* follows from how long a batch takes: commands for its keys wait so long at most.
-//! The *rate* grows while nobody feels it, by halves until the first sign and by small steps from there on, and is cut where somebody does
-//! (as in TCP: several moves that share a node then find their shares by themselves). A fixed rate would be too slow at night and too fast at noon.
+//! The *rate* grows quickly while nobody feels it, is cut where somebody does, comes back quickly to near where that was and goes on by
+//! small steps from there (as in TCP: several moves that share a node then find their shares by themselves). A fixed rate would be too slow
+//! at night and too fast at noon.
+//!
+//! What does not get better when the move slows down is not the move's doing: a load that has grown, a neighbour on the machine. It is then
+//! what clients have without the move, and the measure from there on. Without that rule a move that begins in a quiet minute would
+//! nearly stand still in a busy one, and last all the longer.
 
 use super::{Goal, Pace};
 
@@ -15,8 +20,6 @@ pub struct Observation {
     pub before_us: Option<u64>,
     /// The busier node's share of a processor, 0 to 1 of the one that its commands run on.
     pub node_cpu: Option<f64>,
-    /// How long a node takes to answer the mover's shortest command, microseconds.
-    pub node_us: Option<u64>,
     /// How long batches took lately from their copy to their admission, microseconds, and of how many keys they were.
     pub batch_us: Option<u64>,
     /// Keys of these batches.
@@ -36,36 +39,41 @@ struct Limits {
     factor: f64,
     slack_us: f64,
     node_cpu: f64,
-    node_us: f64,
     /// A batch takes about so long.
     batch_us: f64,
     batches: u32,
     /// Keys per second at the beginning.
     start: f64,
+    /// Keys per second, at least: a move that is felt all the time still comes to its end.
+    least: f64,
 }
 
 const fn limits(goal: Goal) -> Limits {
     match goal {
         Goal::Fast => {
-            Limits { factor: 4.0, slack_us: 5_000.0, node_cpu: 1.1, node_us: 50_000.0, batch_us: 20_000.0, batches: 4, start: 200_000.0 }
+            Limits { factor: 4.0, slack_us: 5_000.0, node_cpu: 1.1, batch_us: 20_000.0, batches: 4, start: 200_000.0, least: 2_000.0 }
         }
         Goal::Balanced => {
-            Limits { factor: 1.4, slack_us: 500.0, node_cpu: 0.9, node_us: 10_000.0, batch_us: 5_000.0, batches: 2, start: 2_000.0 }
+            Limits { factor: 1.25, slack_us: 300.0, node_cpu: 0.9, batch_us: 4_000.0, batches: 2, start: 2_000.0, least: 500.0 }
         }
-        Goal::Gentle => {
-            Limits { factor: 1.15, slack_us: 200.0, node_cpu: 0.7, node_us: 3_000.0, batch_us: 2_000.0, batches: 1, start: 500.0 }
-        }
+        Goal::Gentle => Limits { factor: 1.1, slack_us: 100.0, node_cpu: 0.7, batch_us: 2_000.0, batches: 1, start: 500.0, least: 50.0 },
     }
 }
 
-/// Keys per second, at least: a move that is felt all the time still comes to its end.
-const RATE_MIN: f64 = 50.0;
 /// Keys per second, at most: more than servers can do.
 const RATE_MAX: f64 = 2_000_000.0;
 const BATCH_MIN: f64 = 1.0;
 const BATCH_MAX: f64 = 1_000.0;
 /// Bytes of a batch, about: what the mover has in memory of it, and what a node has in its buffers.
 const BATCH_BYTES: f64 = 4_194_304.0;
+
+/// How it was when something began to be felt.
+#[derive(Clone, Copy, Debug)]
+struct Episode {
+    rate: f64,
+    clients_us: f64,
+    node_cpu: f64,
+}
 
 /// Steers the pace of a move. One for a whole move: what it has found out outlives its legs.
 #[derive(Clone, Debug)]
@@ -74,8 +82,15 @@ pub struct Pacer {
     bytes_per_second_max: Option<u64>,
     /// Keys per second.
     rate: f64,
-    /// Nobody has felt anything yet.
-    searching: bool,
+    /// The rate that was felt last; `None` until then, and once it has been left behind.
+    felt_at: Option<f64>,
+    /// What clients wait without the move, microseconds, and what nodes work, as far as is known by now.
+    base_us: Option<f64>,
+    base_cpu: f64,
+    /// It is felt, and has been since the rate was this.
+    episode: Option<Episode>,
+    /// Looks in a row in which it was felt.
+    in_a_row: u32,
     batch_keys: f64,
     bytes_per_key: f64,
 }
@@ -85,14 +100,26 @@ impl Pacer {
     #[must_use]
     pub fn new(goal: Goal, bytes_per_second_max: Option<u64>) -> Self {
         let start = limits(goal).start;
-        Self { goal, bytes_per_second_max, rate: start, searching: true, batch_keys: 16.0, bytes_per_key: 64.0 }
+        Self {
+            goal,
+            bytes_per_second_max,
+            rate: start,
+            felt_at: None,
+            base_us: None,
+            base_cpu: 0.0,
+            episode: None,
+            in_a_row: 0,
+            batch_keys: 16.0,
+            bytes_per_key: 64.0,
+        }
     }
 
     /// Another goal from now on.
     pub fn set_goal(&mut self, goal: Goal) {
         if goal != self.goal {
             self.goal = goal;
-            self.searching = true;
+            self.felt_at = None;
+            self.episode = None;
         }
     }
 
@@ -100,36 +127,72 @@ impl Pacer {
     /// they end: the first ones are small only because nothing is known.
     pub fn batch_ended(&mut self, batch_us: u64, keys: u32) {
         let room = batch_us as f64 * 2.0 < limits(self.goal).batch_us;
-        if self.searching && room && f64::from(keys) >= self.batch_keys.floor() {
+        if self.felt_at.is_none() && room && f64::from(keys) >= self.batch_keys.floor() {
             self.batch_keys = (self.batch_keys * 1.5).clamp(BATCH_MIN, BATCH_MAX);
         }
     }
 
-    /// Whether what was seen is more than the goal bears.
-    fn is_felt(&self, seen: &Observation) -> bool {
+    /// How much of what the goal bears was seen: above 1 it is too much.
+    fn share(&self, seen: &Observation) -> f64 {
         let limits = limits(self.goal);
-        let clients = match (seen.clients_us, seen.before_us) {
-            (Some(now), Some(before)) => now as f64 > before as f64 * limits.factor + limits.slack_us,
-            _ => false,
-        };
-        let node = seen.node_cpu.is_some_and(|cpu| cpu > limits.node_cpu) || seen.node_us.is_some_and(|us| us as f64 > limits.node_us);
+        let base_us = self.base_us.or(seen.before_us.map(|us| us as f64));
+        let clients = seen.clients_us.zip(base_us).map_or(0.0, |(now, base)| now as f64 / (base * limits.factor + limits.slack_us));
+        let node = seen.node_cpu.map_or(0.0, |cpu| cpu / limits.node_cpu.max(self.base_cpu * 1.1));
         // A batch of one key that is slow is a large key; going slower makes it no smaller.
-        let batch = seen.batch_keys > 1 && seen.batch_us.is_some_and(|us| us as f64 > 4.0 * limits.batch_us);
-        clients || node || batch
+        let batch = seen.batch_us.filter(|_| seen.batch_keys > 1).map_or(0.0, |us| us as f64 / (4.0 * limits.batch_us));
+        clients.max(node).max(batch)
+    }
+
+    /// It was felt: slower. Or it has been felt as much at a fraction of the rate, and is not ours.
+    fn felt(&mut self, seen: &Observation) {
+        let clients_us = seen.clients_us.unwrap_or(0) as f64;
+        let node_cpu = seen.node_cpu.unwrap_or(0.0);
+        let episode = *self.episode.get_or_insert(Episode { rate: self.rate, clients_us, node_cpu });
+        self.felt_at = Some(episode.rate);
+        let slow = self.rate <= 0.05 * episode.rate || self.rate <= limits(self.goal).least;
+        if slow && clients_us >= 0.8 * episode.clients_us && node_cpu >= episode.node_cpu - 0.1 {
+            self.base_us = seen.clients_us.map(|us| us as f64).or(self.base_us);
+            self.base_cpu = node_cpu;
+            self.rate = 0.8 * episode.rate;
+            self.episode = None;
+            return;
+        }
+        self.rate *= 0.6;
+    }
+
+    /// Nobody feels it: faster, as far as the rate was used, for only that is known to be borne.
+    fn borne(&mut self, seen: &Observation) {
+        self.episode = None;
+        if let (Some(base), Some(now), Some(before)) = (self.base_us, seen.clients_us, seen.before_us) {
+            // What was taken for the usual state of things gets better; and from time to time it is found out anew whether it is that.
+            let (now, before) = (now as f64, before as f64);
+            let less = if now < base { 0.1 * (base - now) } else { 0.0 };
+            self.base_us = Some((base - less - 0.005 * (base - before)).max(before));
+        }
+        if seen.interval_us == 0 || (seen.keys as f64) * 1e6 < 0.7 * self.rate * seen.interval_us as f64 {
+            return;
+        }
+        self.rate = match self.felt_at {
+            None => self.rate * 1.5,
+            Some(felt_at) if self.rate < 0.7 * felt_at => (self.rate * 1.25).min(0.8 * felt_at),
+            Some(_) => self.rate * 1.02 + limits(self.goal).start.min(self.rate) * 0.01,
+        };
+        self.felt_at = self.felt_at.filter(|felt_at| self.rate < 1.5 * felt_at);
     }
 
     /// The pace that follows from what was seen. To be asked several times a second.
     #[must_use]
     pub fn observe(&mut self, seen: &Observation) -> Pace {
         let limits = limits(self.goal);
-        if self.is_felt(seen) {
-            self.rate *= 0.6;
-            self.searching = false;
-        } else if seen.interval_us > 0 && seen.keys as f64 * 1e6 >= 0.7 * self.rate * seen.interval_us as f64 {
-            // Only what was used is known to be borne.
-            self.rate = if self.searching { self.rate * 1.5 } else { self.rate * 1.02 + limits.start * 0.01 };
+        let share = self.share(seen);
+        self.in_a_row = if share > 1.0 { self.in_a_row + 1 } else { 0 };
+        // A little too much once is chance.
+        if share > 2.0 || self.in_a_row >= 2 {
+            self.felt(seen);
+        } else if share <= 1.0 {
+            self.borne(seen);
         }
-        self.rate = self.rate.clamp(RATE_MIN, RATE_MAX);
+        self.rate = self.rate.clamp(limits.least, RATE_MAX);
         if seen.keys > 0 {
             self.bytes_per_key += 0.3 * (seen.bytes as f64 / seen.keys as f64 - self.bytes_per_key);
         }
@@ -187,7 +250,7 @@ mod tests {
 
     #[test]
     fn it_finds_what_is_borne_and_stays_below() {
-        for bearable in [1_000.0, 30_000.0, 300_000.0] {
+        for bearable in [4_000.0, 30_000.0, 300_000.0] {
             let mut pacer = Pacer::new(Goal::Balanced, None);
             settle(&mut pacer, bearable, 100);
             let rates = settle(&mut pacer, bearable, 200);
@@ -239,7 +302,48 @@ mod tests {
         let mut pace = pacer.pace();
         for _ in 0..1000 {
             pace = pacer.observe(&Observation { node_cpu: Some(1.0), ..Observation::default() });
+            assert!(rate(pace) >= 40.0, "{pace:?}");
         }
         assert!(pace.batches >= 1 && pace.batch_keys >= 1 && rate(pace) >= 40.0, "{pace:?}");
+    }
+
+    #[test]
+    fn what_is_not_the_moves_doing_does_not_stop_it() {
+        let mut pacer = Pacer::new(Goal::Balanced, None);
+        settle(&mut pacer, 20_000.0, 100);
+        // Clients wait five times as long, whatever the move does, as long as it does less than it did.
+        let mut pace = pacer.pace();
+        let mut rates = Vec::new();
+        for _ in 0..200 {
+            let now = rate(pace);
+            rates.push(now);
+            pace = pacer.observe(&Observation {
+                clients_us: Some(if now > 20_000.0 { 20_000 } else { 5_000 }),
+                before_us: Some(1_000),
+                keys: (now * 0.2) as u64,
+                interval_us: 200_000,
+                ..Observation::default()
+            });
+        }
+        let mean = rates[50..].iter().sum::<f64>() / 150.0;
+        assert!(mean > 8_000.0, "{mean}");
+        // And when the trouble is over, what is felt is measured as before.
+        settle(&mut pacer, 20_000.0, 100);
+        let felt = settle(&mut pacer, 2_000.0, 200);
+        assert!(felt[100..].iter().sum::<f64>() / 100.0 < 2_000.0, "{felt:?}");
+    }
+
+    #[test]
+    fn chance_is_not_answered() {
+        let mut pacer = Pacer::new(Goal::Balanced, None);
+        let mut pace = pacer.pace();
+        for n in 0..100 {
+            // Every third look is a little too high.
+            let clients_us = Some(if n % 3 == 0 { 1_900 } else { 1_000 });
+            let keys = (rate(pace) * 0.2) as u64;
+            let seen = Observation { clients_us, before_us: Some(1_000), keys, interval_us: 200_000, ..Observation::default() };
+            pace = pacer.observe(&seen);
+        }
+        assert!(rate(pace) > 100_000.0, "{pace:?}");
     }
 }

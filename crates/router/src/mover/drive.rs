@@ -174,6 +174,7 @@ impl Mover {
                 break outcome;
             }
             self.show(Some(run.machine.progress()));
+            self.look_at_nodes();
             if let Some(pace) = self.new_pace(run.machine.progress()) {
                 run.events.push_back(Event::Pace(pace));
             }
@@ -513,6 +514,7 @@ impl Mover {
                     walk.take(cursor);
                 }
             }
+            Ask::Look => self.note_work(side, &answers),
             Ask::Purge => {
                 if let Some(why) = refused(&answers) {
                     return Err(format!("it refuses to remove keys: {why}"));

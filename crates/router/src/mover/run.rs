@@ -28,6 +28,15 @@ const LEG_REST: Duration = Duration::from_millis(250);
 /// How often the pace is looked at.
 const PACE: Duration = Duration::from_millis(100);
 
+/// How often both nodes are asked how much they work.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// How clients wait without the move is looked at for so long.
+const LEARN: Duration = Duration::from_millis(500);
+
+/// Where commands are few: how long clients' waits are collected.
+const FEW_WAITS: Duration = Duration::from_secs(2);
+
 /// How often progress is published.
 const SHOW: Duration = Duration::from_millis(100);
 
@@ -89,6 +98,10 @@ pub(super) struct Mover {
     paced_bytes: u64,
     waits: Waits,
     waited_before: Option<u64>,
+    waits_from: Instant,
+    /// Of the busier node, since it was last used.
+    node_cpu: Option<f64>,
+    looked: Instant,
     /// The process that the source was when the move began.
     pub(super) first_source: Option<String>,
 }
@@ -162,6 +175,9 @@ impl Mover {
             paced_keys: 0,
             paced_bytes: 0,
             waits: Waits::so_far(&shared.counters),
+            waits_from: now,
+            node_cpu: None,
+            looked: now,
             waited_before: None,
             first_source: None,
             shared,
@@ -195,7 +211,7 @@ impl Mover {
         self.until_connected(Self::check)?;
         self.until_connected(Self::clear_target)?;
         self.until_connected(Self::give_functions)?;
-        self.learn_waits();
+        self.learn_waits()?;
         self.until_connected(Self::list)?;
         while !self.slots_left.is_empty() {
             self.while_paused()?;
@@ -648,18 +664,22 @@ impl Mover {
         let keys = self.before.keys_moved + now.keys_moved;
         let bytes = self.before.bytes_moved + now.bytes_moved;
         let (batch_us, batch_keys) = self.batch.take().map_or((None, 0), |(us, keys)| (Some(us), keys));
+        let clients_us = waits.p99_since(&self.waits);
         let seen = Observation {
-            clients_us: waits.p95_since(&self.waits),
+            clients_us,
             before_us: self.waited_before,
-            node_cpu: None,
-            node_us: None,
+            node_cpu: self.node_cpu.take(),
             batch_us,
             batch_keys,
             keys: keys.saturating_sub(self.paced_keys),
             bytes: bytes.saturating_sub(self.paced_bytes),
             interval_us: interval.as_micros() as u64,
         };
-        self.waits = waits;
+        // Where commands are few they are looked at over a longer time.
+        if clients_us.is_some() || self.waits_from.elapsed() >= FEW_WAITS {
+            self.waits = waits;
+            self.waits_from = Instant::now();
+        }
         self.paced = Instant::now();
         (self.paced_keys, self.paced_bytes) = (keys, bytes);
         let _ = self.pacer.observe(&seen);
@@ -667,11 +687,32 @@ impl Mover {
     }
 
     /// Clients have felt nothing of the move so far: how long they wait without it.
-    fn learn_waits(&mut self) {
+    fn learn_waits(&mut self) -> Result<(), Halt> {
+        while self.goal != Goal::Fast && self.began.elapsed() < LEARN {
+            self.rest(Duration::from_millis(20))?;
+        }
         let waits = Waits::so_far(&self.shared.counters);
-        self.waited_before = waits.p95_since(&self.waits);
+        self.waited_before = waits.p99_since(&self.waits);
         self.waits = waits;
+        self.waits_from = Instant::now();
         self.paced = Instant::now();
+        Ok(())
+    }
+
+    /// Asks both nodes how much they work, from time to time.
+    pub(super) fn look_at_nodes(&mut self) {
+        if self.looked.elapsed() >= LOOK {
+            self.looked = Instant::now();
+            self.source.look();
+            self.target.look();
+        }
+    }
+
+    /// A node has told how much it has worked.
+    pub(super) fn note_work(&mut self, side: Side, answers: &[Vec<u8>]) {
+        if let Some(cpu) = self.end_mut(side).worked(answers) {
+            self.node_cpu = Some(self.node_cpu.map_or(cpu, |other| other.max(cpu)));
+        }
     }
 
     pub(super) fn ended_legs(&mut self, leg: Progress) {

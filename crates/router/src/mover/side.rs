@@ -84,6 +84,8 @@ pub(super) enum Ask {
     },
     /// UNLINK of a purge.
     Purge,
+    /// How much it has worked.
+    Look,
 }
 
 /// What is read of which keys.
@@ -155,6 +157,8 @@ pub(super) struct End {
     /// `appendfsync always`: what is answered is on disk.
     pub(super) always_synced: bool,
     pub(super) policy: String,
+    /// Seconds of a processor that it had used, and when it said so.
+    work: Option<(f64, Instant)>,
     /// Subscribers may hear of what is stored here: a RESTORE is ours, a SET could be anybody's.
     pub(super) tells_changes: bool,
 }
@@ -170,6 +174,7 @@ impl End {
             next_try: None,
             always_synced: false,
             policy: String::new(),
+            work: None,
             tells_changes: true,
         }
     }
@@ -369,6 +374,27 @@ impl End {
         let selected = connection.select(database);
         connection.push(&[b"SCAN", cursor, b"COUNT", b"1000"]);
         self.ask(Ask::Scan { purges }, 1 + usize::from(selected));
+    }
+
+    /// Asks how much the node has worked.
+    pub(super) fn look(&mut self) {
+        let Some(connection) = &mut self.connection else { return };
+        connection.push(&[b"INFO", b"cpu"]);
+        self.ask(Ask::Look, 1);
+    }
+
+    /// What of a processor the thread that executes commands has used since it last said so: a share, or `None` at first.
+    pub(super) fn worked(&mut self, answers: &[Vec<u8>]) -> Option<f64> {
+        let info = String::from_utf8_lossy(reply::text(answers.first()?)?).into_owned();
+        let seconds = |name: &str| field(&info, name)?.parse::<f64>().ok();
+        // Before 6.2 there is only the sum over all threads.
+        let main = seconds("used_cpu_user_main_thread").zip(seconds("used_cpu_sys_main_thread"));
+        let (user, system) = main.or_else(|| seconds("used_cpu_user").zip(seconds("used_cpu_sys")))?;
+        let now = (user + system, Instant::now());
+        let before = self.work.replace(now)?;
+        let elapsed = now.1.duration_since(before.1).as_secs_f64();
+        // Less than before is another process.
+        (elapsed > 0.05 && now.0 >= before.0).then(|| (now.0 - before.0) / elapsed)
     }
 
     /// The databases that have keys.
