@@ -12,7 +12,7 @@ use switchyard_policy::migration::record::Replay;
 use switchyard_policy::migration::{Fingerprinter, Record, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 
-use crate::journal::{Done, Journal, JournalError, JournalStatus, Kind, Sync};
+use crate::journal::{Content, Done, Journal, JournalError, JournalStatus, Kind, Sync};
 use crate::store::{Store, StoreError, load_as, save_as};
 
 /// The document of the store with what belongs to the journal and must not be in it.
@@ -128,33 +128,34 @@ impl Ledger {
         let number = |text: &str| {
             u128::from_str_radix(text, 16).map_err(|error| store.damaged_document(IDENTITY, &format!("{text:?} is no number: {error}")))
         };
-        let opened = Journal::open(directory, number(&identity.journal)?, known, sync)?;
+        let state = Arc::<Mutex<State>>::default();
+        let shared = Arc::clone(&state);
+        // Noted when it is durable: what is in memory is what the file says.
+        let whole = Box::new(move || shared.lock().unwrap_or_else(PoisonError::into_inner).content());
+        let opened = Journal::open(directory, number(&identity.journal)?, known, sync, whole)?;
         if !known {
             save_as(store, IDENTITY, &identity)?;
         }
         let contradiction = |what: String| LedgerError::Contradiction { directory: directory.display().to_string(), what };
-        let mut state = State::default();
+        let mut found = State::default();
         let mut replay = Replay::default();
         for entry in &opened.entries {
             match entry.split_first() {
                 Some((&KEPT, kept)) => {
                     let kept: Kept = serde_json::from_slice(kept).map_err(|error| contradiction(error.to_string()))?;
                     replay.last = replay.last.max(kept.last);
-                    state.take_over(kept);
+                    found.take_over(kept);
                 }
                 Some((&RECORD, bytes)) => {
                     let record = Record::decode(bytes).map_err(|error| contradiction(error.to_string()))?;
                     replay.apply(&record).map_err(|error| contradiction(error.to_string()))?;
-                    state.note(&record, entry);
+                    found.note(&record, entry);
                 }
                 _ => return Err(contradiction("an entry of no known kind".into())),
             }
         }
-        let ledger = Self {
-            journal: opened.journal,
-            fingerprints: Fingerprinter::new(number(&identity.secret)?),
-            state: Arc::new(Mutex::new(state)),
-        };
+        *state.lock().unwrap_or_else(PoisonError::into_inner) = found;
+        let ledger = Self { journal: opened.journal, fingerprints: Fingerprinter::new(number(&identity.secret)?), state };
         Ok(OpenedLedger { ledger, replay, torn: opened.torn })
     }
 
@@ -199,7 +200,7 @@ impl Ledger {
         let shorter = records.iter().any(|record| matches!(record, Record::LegEnded { .. } | Record::Ended { .. }));
         let state = Arc::clone(&self.state);
         let noted = entries.clone();
-        // Noted when it is durable, on the thread of the journal: what is in memory is what the file says.
+        // On the thread of the journal.
         let durable = move |outcome: Result<(), String>| {
             if outcome.is_ok() {
                 let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -212,7 +213,7 @@ impl Ledger {
             let state = Arc::clone(&self.state);
             self.journal.replace(Box::new(move |length| {
                 let state = state.lock().unwrap_or_else(PoisonError::into_inner);
-                state.is_worth_it(length).then(|| state.entries())
+                state.is_worth_it(length).then(|| state.content())
             }));
         }
     }
@@ -295,13 +296,13 @@ impl State {
     }
 
     /// A journal that says no more than is needed.
-    fn entries(&self) -> Vec<Vec<u8>> {
+    fn content(&self) -> Content {
         let left = self.left.iter().filter(|(_, slots)| !slots.is_empty()).map(|(node, slots)| (node.0, ranges(slots))).collect();
         let mut kept = vec![KEPT];
         let document = serde_json::to_vec(&Kept { last: self.last, left }).expect("numbers are always JSON");
         kept.extend_from_slice(&document);
         let open = self.open.values().flat_map(|open| &open.entries).map(|entry| entry.bytes.clone());
-        std::iter::once(kept).chain(open).collect()
+        Content { entries: std::iter::once(kept).chain(open).collect(), is_open: !self.open.is_empty() }
     }
 }
 
@@ -384,7 +385,7 @@ mod tests {
         assert_eq!(opened.ledger.fingerprints().of(b"key"), secret, "the secret is made once");
         let before = opened.replay.clone();
         // A journal that says only what is needed says the same.
-        let shorter = opened.ledger.state().entries();
+        let shorter = opened.ledger.state().content();
         opened.ledger.journal.replace(Box::new(|_| Some(shorter)));
         drop((opened, store));
         let (opened, store) = open(dir.path());

@@ -4,6 +4,10 @@
 //! nothing of them is wanted once the move is over. One thread writes; whoever comes while it waits for the disk goes with the next group, so
 //! that many records share one `fdatasync`.
 //!
+//! What cannot be written is tried again until it can be, in the order in which it was given: whoever waits goes on by itself when the disk has room, or
+//! works again. After an error of the disk the file itself is in doubt, since a second `fdatasync` may succeed without what the first one lost. Then
+//! another file is written with all that counts, and takes its place.
+//!
 //! The journal knows entries as bytes. What they say is the matter of [`crate::ledger`].
 
 mod frames;
@@ -28,7 +32,7 @@ const RESERVE: u64 = 4 << 20;
 /// A group takes no more once it has so many bytes.
 const GROUP_BYTES: usize = 1 << 20;
 
-/// How long it waits before it tries a full disk again.
+/// How long it waits before it tries again what could not be written.
 const RETRY: Duration = Duration::from_millis(200);
 
 /// Called when entries are durable, or with the reason why they are not; from the thread of the journal, so it must not take long.
@@ -86,7 +90,7 @@ struct Written {
     syncs: AtomicU64,
     length: AtomicU64,
     trouble: Mutex<Option<String>>,
-    /// Nobody waits for a full disk any more.
+    /// Nobody waits any more for what cannot be written.
     stopping: AtomicBool,
 }
 
@@ -112,12 +116,25 @@ pub enum Kind {
     Begins,
     /// It begins something that was accepted: it waits until there is room to end it, and holds up nothing else.
     Waits,
-    /// It must be written, if it takes until the disk has room again.
+    /// It must be written, if it takes until the disk has room again, or works again.
     Goes,
 }
 
-/// Entries that say as much as those so far, given the length of the file; `None`: it is to stay as it is.
-pub type Shorter = Box<dyn FnOnce(u64) -> Option<Vec<Vec<u8>>> + Send>;
+/// What says as much as the entries so far, given the length of the file; `None`: it is to stay as it is.
+pub type Shorter = Box<dyn FnOnce(u64) -> Option<Content> + Send>;
+
+/// Gives what a journal must say: all that was made durable and still counts, and nothing else. Called on the thread of the journal, after the `done` of what
+/// was made durable.
+pub type Whole = Box<dyn FnMut() -> Content + Send>;
+
+/// What a new file is to say.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Content {
+    /// Its entries.
+    pub entries: Vec<Vec<u8>>,
+    /// Something is under way: space for ending it is kept.
+    pub is_open: bool,
+}
 
 enum Ask {
     Append { entries: Vec<Vec<u8>>, kind: Kind, done: Done },
@@ -160,11 +177,12 @@ pub enum Sync {
 }
 
 impl Journal {
-    /// Opens the journal in `directory`, which the caller has locked. `known`: there was one before, which has this identity.
+    /// Opens the journal in `directory`, which the caller has locked. `known`: there was one before, which has this identity. `whole` is asked when the
+    /// file has to be made anew.
     ///
     /// # Errors
     /// If it cannot be read, is damaged, or is missing although it was there.
-    pub fn open(directory: &Path, identity: u128, known: bool, sync: Sync) -> Result<Opened, JournalError> {
+    pub fn open(directory: &Path, identity: u128, known: bool, sync: Sync, whole: Whole) -> Result<Opened, JournalError> {
         let path = directory.join(FILE_NAME);
         let access = |action, source| JournalError::Access { action, file: path.clone(), source };
         // An unfinished replacement: the old file still counts.
@@ -212,7 +230,8 @@ impl Journal {
             next: scanned.next,
             end: scanned.valid as u64,
             starved: false,
-            broken: None,
+            in_doubt: false,
+            whole,
             written: Arc::clone(&written),
         };
         let thread = std::thread::Builder::new()
@@ -288,8 +307,9 @@ struct Writer {
     end: u64,
     /// Something waits for room.
     starved: bool,
-    /// A failure after which nothing more can be promised.
-    broken: Option<String>,
+    /// The disk has failed under the file: it promises nothing more, and is made anew before anything else is written.
+    in_doubt: bool,
+    whole: Whole,
     written: Arc<Written>,
 }
 
@@ -377,70 +397,75 @@ impl Writer {
         if group.is_empty() {
             return;
         }
-        let mut frame = Vec::new();
-        let entries = group.iter().flat_map(|(entries, ..)| entries.iter().map(Vec::as_slice));
-        frames::frame(self.identity, self.next, entries, &mut frame);
-        let outcome = self.write_frame(&frame);
-        if outcome.is_ok() {
-            self.next += 1;
-            self.end += frame.len() as u64;
-            self.written.bytes.fetch_add(frame.len() as u64, Ordering::Relaxed);
-            self.written.length.store(self.end, Ordering::Relaxed);
-            let entries = group.iter().map(|(entries, ..)| entries.len() as u64).sum();
-            self.written.entries.fetch_add(entries, Ordering::Relaxed);
-        }
+        let outcome = self.write_all(&group);
         for (_, _, done) in group {
             done(outcome.clone());
         }
     }
 
-    /// Space for the group, and for ending what it begins. File systems that cannot promise space are taken at their word.
-    fn reserve(&self, group: &[Member]) -> io::Result<()> {
-        use rustix::fs::{FallocateFlags, fallocate};
-        let bytes: usize = group.iter().flat_map(|(entries, ..)| entries).map(|entry| entry.len() + 4).sum();
-        match fallocate(&self.file, FallocateFlags::KEEP_SIZE, self.end, bytes as u64 + RESERVE) {
-            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) | Ok(()) => Ok(()),
-            Err(error) => Err(error.into()),
+    /// Space for the group, and for ending what it begins.
+    fn reserve(&mut self, group: &[Member]) -> io::Result<()> {
+        if self.in_doubt {
+            self.make_anew()?;
         }
+        let bytes: usize = group.iter().flat_map(|(entries, ..)| entries).map(|entry| entry.len() + 4).sum();
+        reserve(&self.file, self.end, bytes as u64 + RESERVE)
     }
 
-    /// Writes a frame and waits for the disk. While the disk is full it waits for room; where a promise can no longer be kept it fails for good.
-    fn write_frame(&mut self, frame: &[u8]) -> Result<(), String> {
-        if let Some(broken) = &self.broken {
-            return Err(broken.clone());
-        }
-        loop {
-            let wrote = self.file.seek(SeekFrom::Start(self.end)).and_then(|_| self.file.write_all(frame));
-            let Err(error) = wrote else { break };
-            // What was written of it must not be taken for a group that is torn once another stands behind it.
-            if let Err(second) = self.file.set_len(self.end) {
-                return Err(self.fail(format!("{error}, and then: {second}")));
-            }
-            let full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge);
-            if !full {
-                return Err(self.fail(error.to_string()));
-            }
-            if self.set_trouble(Some(format!("the journal of moves cannot be written: {error}; moves wait until there is room"))) {
-                tracing::error!(
-                    "the journal of moves cannot be written: {error}. Moves wait, and go on when there is room in {}",
-                    self.directory.display()
-                );
+    /// Writes a group and waits for the disk, again and again until it is there. Fails only if the router stops meanwhile.
+    fn write_all(&mut self, group: &Group) -> Result<(), String> {
+        while let Err(error) = self.try_write(group) {
+            let text = format!("the journal of moves cannot be written: {error}; moves wait until it can be");
+            if self.set_trouble(Some(text)) {
+                let directory = self.directory.display();
+                tracing::error!("the journal of moves cannot be written: {error}. Moves wait, and go on when {directory} can be written again");
             }
             if self.written.stopping.load(Ordering::Relaxed) {
                 return Err(format!("the journal of moves could not be written until the router stopped: {error}"));
             }
             std::thread::sleep(RETRY);
         }
-        if self.sync == Sync::Always {
-            self.written.syncs.fetch_add(1, Ordering::Relaxed);
-            if let Err(error) = self.file.sync_data() {
-                // What the kernel had in memory may be gone, and a second attempt would succeed without it.
-                return Err(self.fail(error.to_string()));
-            }
-        }
         if !self.starved && self.set_trouble(None) {
             tracing::info!("the journal of moves can be written again");
         }
+        Ok(())
+    }
+
+    fn try_write(&mut self, group: &Group) -> io::Result<()> {
+        if self.in_doubt {
+            self.make_anew()?;
+        }
+        let mut frame = Vec::new();
+        let entries = group.iter().flat_map(|(entries, ..)| entries.iter().map(Vec::as_slice));
+        frames::frame(self.identity, self.next, entries, &mut frame);
+        if let Err(error) = self.file.seek(SeekFrom::Start(self.end)).and_then(|_| self.file.write_all(&frame)) {
+            let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge);
+            // What was written of it must not be taken for a group that is torn once another stands behind it.
+            self.in_doubt = self.file.set_len(self.end).is_err() || !is_full;
+            return Err(error);
+        }
+        if self.sync == Sync::Always {
+            self.written.syncs.fetch_add(1, Ordering::Relaxed);
+            // What the kernel had in memory may be gone, and a second attempt would succeed without it.
+            self.file.sync_data().inspect_err(|_| self.in_doubt = true)?;
+        }
+        self.next += 1;
+        self.end += frame.len() as u64;
+        self.written.bytes.fetch_add(frame.len() as u64, Ordering::Relaxed);
+        self.written.length.store(self.end, Ordering::Relaxed);
+        let entries = group.iter().map(|(entries, ..)| entries.len() as u64).sum();
+        self.written.entries.fetch_add(entries, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Another file with all that counts, in the place of one that the disk has failed.
+    fn make_anew(&mut self) -> io::Result<()> {
+        let content = (self.whole)();
+        self.replace(&content)?;
+        if self.in_doubt {
+            return Err(io::Error::other("its directory cannot be made durable"));
+        }
+        tracing::warn!("the disk has failed under the journal of moves, which was written anew, to another file");
         Ok(())
     }
 
@@ -452,31 +477,37 @@ impl Writer {
         changed
     }
 
-    fn fail(&mut self, why: String) -> String {
-        let text = format!("the journal of moves has failed: {why}; moves go on after a restart of the router");
-        tracing::error!("{text}");
-        self.set_trouble(Some(text.clone()));
-        self.broken = Some(text.clone());
-        text
-    }
-
-    fn replace(&mut self, entries: &[Vec<u8>]) -> io::Result<()> {
-        if self.broken.is_some() {
-            return Ok(());
-        }
+    /// Puts a file with these entries in the place of the present one.
+    fn replace(&mut self, content: &Content) -> io::Result<()> {
         let next = self.directory.join(NEXT_NAME);
-        let file = create(&next, self.identity, entries)?;
-        let end = file.metadata()?.len();
-        std::fs::rename(&next, self.directory.join(FILE_NAME))?;
+        let made = create(&next, self.identity, &content.entries).and_then(|file| {
+            let end = file.metadata()?.len();
+            if content.is_open {
+                reserve(&file, end, RESERVE)?;
+            }
+            std::fs::rename(&next, self.directory.join(FILE_NAME))?;
+            Ok((file, end))
+        });
+        let (file, end) = made.inspect_err(|_| {
+            // It would take the room that is missing. Where it cannot be removed, the next attempt or start does it.
+            let _ = std::fs::remove_file(&next);
+        })?;
         // From here on the old file has no name. What is promised next is in the new one, which must keep its own.
         self.file = file;
         self.end = end;
-        self.next = u64::from(!entries.is_empty());
+        self.next = u64::from(!content.entries.is_empty());
         self.written.length.store(end, Ordering::Relaxed);
-        if let Err(error) = sync_directory(&self.directory) {
-            self.fail(error.to_string());
-        }
+        self.in_doubt = sync_directory(&self.directory).is_err();
         Ok(())
+    }
+}
+
+/// Space behind `end`. File systems that cannot promise space are taken at their word.
+fn reserve(file: &File, end: u64, bytes: u64) -> io::Result<()> {
+    use rustix::fs::{FallocateFlags, fallocate};
+    match fallocate(file, FallocateFlags::KEEP_SIZE, end, bytes) {
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) | Ok(()) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -486,8 +517,12 @@ mod tests {
 
     use super::*;
 
+    fn try_open(directory: &Path, identity: u128, known: bool) -> Result<Opened, JournalError> {
+        Journal::open(directory, identity, known, Sync::Always, Box::new(Content::default))
+    }
+
     fn open(directory: &Path, known: bool) -> Opened {
-        Journal::open(directory, 7, known, Sync::Always).expect("opens")
+        try_open(directory, 7, known).expect("opens")
     }
 
     fn append(journal: &Journal, entries: &[&[u8]], kind: Kind) -> Result<(), String> {
@@ -509,7 +544,7 @@ mod tests {
         drop(opened);
         let again = open(dir.path(), true);
         assert_eq!(again.entries, [&b"one"[..], b"", b"two"]);
-        again.journal.replace(Box::new(|_| Some(vec![b"kept".to_vec()])));
+        again.journal.replace(Box::new(|_| Some(Content { entries: vec![b"kept".to_vec()], is_open: true })));
         append(&again.journal, &[b"three"], Kind::Goes).expect("written");
         drop(again);
         assert_eq!(open(dir.path(), true).entries, [&b"kept"[..], b"three"]);
@@ -550,59 +585,108 @@ mod tests {
         let mut bytes = std::fs::read(&path).expect("read");
         bytes[frames::HEADER + 30] ^= 1;
         std::fs::write(&path, &bytes).expect("written");
-        let error = Journal::open(dir.path(), 7, true, Sync::Always).expect_err("damaged").to_string();
+        let error = try_open(dir.path(), 7, true).expect_err("damaged").to_string();
         assert!(error.contains("moves.journal is damaged") && error.contains("backup"), "{error}");
     }
 
     #[test]
     fn a_missing_or_foreign_journal_is_refused() {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let error = Journal::open(dir.path(), 7, true, Sync::Always).expect_err("missing").to_string();
+        let error = try_open(dir.path(), 7, true).expect_err("missing").to_string();
         assert!(error.contains("is missing"), "{error}");
         drop(open(dir.path(), false));
         // Made, and then the start was cut short before the store knew of it: another identity may take it over while it is empty.
-        let other = Journal::open(dir.path(), 8, false, Sync::Always).expect("takes it over");
+        let other = try_open(dir.path(), 8, false).expect("takes it over");
         append(&other.journal, &[b"x"], Kind::Goes).expect("written");
         drop(other);
-        let error = Journal::open(dir.path(), 7, true, Sync::Always).expect_err("another's").to_string();
+        let error = try_open(dir.path(), 7, true).expect_err("another's").to_string();
         assert!(error.contains("another state directory"), "{error}");
+    }
+
+    /// A writer whose file is this device, with what has been made durable so far.
+    fn writer(device: &str, directory: &Path, kept: &[&[u8]]) -> Writer {
+        let content = Content { entries: kept.iter().map(|e| e.to_vec()).collect(), is_open: true };
+        Writer {
+            directory: directory.to_owned(),
+            file: OpenOptions::new().read(true).write(true).open(device).expect("the device"),
+            identity: 7,
+            sync: Sync::Always,
+            next: 40,
+            end: 4000,
+            starved: false,
+            in_doubt: false,
+            whole: Box::new(move || content.clone()),
+            written: Arc::default(),
+        }
+    }
+
+    fn member(entry: &[u8], kind: Kind) -> (Member, mpsc::Receiver<Result<(), String>>) {
+        let (told, outcome) = channel();
+        let tell = move |result: Result<(), String>| told.send(result).expect("waited for");
+        ((vec![entry.to_vec()], kind, Box::new(tell)), outcome)
+    }
+
+    fn trouble(written: &Written) -> Option<String> {
+        written.trouble.lock().expect("not poisoned").clone()
     }
 
     #[test]
     fn a_full_disk_refuses_beginnings_and_delays_the_rest() {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        // Every write to this device says that the disk is full.
-        let full = OpenOptions::new().read(true).write(true).open("/dev/full").expect("the device");
-        let written = Arc::<Written>::default();
-        let mut writer = Writer {
-            directory: dir.path().to_owned(),
-            file: full,
-            identity: 7,
-            sync: Sync::Never,
-            next: 0,
-            end: 0,
-            starved: false,
-            broken: None,
-            written: Arc::clone(&written),
-        };
-        let teller = || {
-            let (told, outcome) = channel();
-            let tell = move |result: Result<(), String>| told.send(result).expect("waited for");
-            (Box::new(tell) as Done, outcome)
-        };
-        // A device has no space to reserve.
-        let (done, outcome) = teller();
-        writer.write_group(vec![(vec![b"x".to_vec()], Kind::Begins, done)]);
+        // Every write to this device says that the disk is full, and it has no space to reserve.
+        let mut writer = writer("/dev/full", dir.path(), &[]);
+        let (first, outcome) = member(b"x", Kind::Begins);
+        writer.write_group(vec![first]);
         let refused = outcome.recv().expect("an outcome").expect_err("refused");
         assert!(refused.contains("room"), "{refused}");
-        let (done, outcome) = teller();
-        let (mut waiting, mut group) = (vec![(vec![b"x".to_vec()], Kind::Waits, done)], Vec::new());
+        let (second, outcome) = member(b"x", Kind::Waits);
+        let (mut waiting, mut group) = (vec![second], Vec::new());
         writer.let_in(&mut waiting, &mut group);
         assert!((waiting.len(), group.len()) == (1, 0) && outcome.try_recv().is_err(), "it waits");
-        assert!(written.trouble.lock().expect("not poisoned").as_ref().is_some_and(|t| t.contains("another leg")));
-        // Nothing is promised of a file that cannot be put right.
-        let failed = writer.write_frame(b"x").expect_err("fails");
-        assert!(failed.contains("restart"), "{failed}");
-        assert!(written.trouble.lock().expect("not poisoned").is_some());
+        assert!(trouble(&writer.written).is_some_and(|t| t.contains("another leg")));
+    }
+
+    #[test]
+    fn what_a_disk_refuses_is_written_in_order_once_it_can_be() {
+        // Writes fail, and the file cannot be put right; and one to which all can be written, and which cannot be synced.
+        for device in ["/dev/full", "/dev/null"] {
+            let dir = tempfile::tempdir().expect("a temporary directory");
+            let state = dir.path().join("state");
+            let writer = writer(device, &state, &[b"before", b"earlier"]);
+            let written = Arc::clone(&writer.written);
+            let (asks, asked) = channel();
+            let thread = std::thread::spawn(move || writer.run(&asked));
+            let mut outcomes = Vec::new();
+            for entry in [b"one", b"two"] {
+                let ((entries, kind, done), outcome) = member(entry, Kind::Goes);
+                asks.send(Ask::Append { entries, kind, done }).expect("it runs");
+                outcomes.push(outcome);
+                while trouble(&written).is_none() {
+                    std::thread::yield_now();
+                }
+            }
+            assert!(trouble(&written).is_some_and(|t| t.contains("moves wait until it can be")), "{device}");
+            assert!(outcomes.iter().all(|outcome| outcome.try_recv().is_err()), "{device}: nothing is promised yet");
+            // What replaces the file has somewhere to be.
+            std::fs::create_dir(&state).expect("made");
+            for outcome in &outcomes {
+                outcome.recv().expect("an outcome").expect("written");
+            }
+            assert_eq!(trouble(&written), None);
+            drop(asks);
+            thread.join().expect("it has ended");
+            assert_eq!(open(&state, true).entries, [&b"before"[..], b"earlier", b"one", b"two"], "{device}");
+        }
+    }
+
+    #[test]
+    fn who_waits_for_a_broken_disk_is_told_when_the_router_stops() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let mut writer = writer("/dev/full", &dir.path().join("nowhere"), &[]);
+        writer.written.stopping.store(true, Ordering::Relaxed);
+        let (member, outcome) = member(b"x", Kind::Goes);
+        writer.write_group(vec![member]);
+        let why = outcome.recv().expect("an outcome").expect_err("not written");
+        assert!(why.contains("until the router stopped"), "{why}");
     }
 }

@@ -377,7 +377,7 @@ impl Mover {
                 Told::Recorded { leg, number, outcome } if leg == run.number => match outcome {
                     Ok(()) => run.events.push_back(Event::Recorded(number)),
                     Err(why) => {
-                        // Nothing of it takes effect. Clients are told after their time is over; a restart takes the leg up.
+                        // Whoever keeps the records tries until the router stops. Nothing of it takes effect; the next start takes the leg up.
                         tracing::error!(move_id = self.order.id.0, leg, why, "the journal of moves cannot be written: the leg waits");
                         self.doing = format!("the journal cannot be written: {why}");
                     }

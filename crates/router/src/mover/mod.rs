@@ -31,7 +31,8 @@ pub type Done = Box<dyn FnOnce(Result<(), String>) + Send>;
 
 /// What a mover needs of those who keep things: the journal, the stored topology.
 pub trait Host: Send + Sync + fmt::Debug {
-    /// Makes records durable, after all that were given before; then calls `done`. Several that wait are made durable together.
+    /// Makes records durable, after all that were given before; then calls `done`. Several that wait are made durable together. What cannot be written is
+    /// tried again, in order, for as long as it takes: an error says that the router stops before it could be.
     fn record(&self, records: Vec<Record>, done: Done);
 
     /// Makes `owner` the owner of `slots`: stores the topology and has the router publish it; the slots are in transit no more. Then calls `done`.

@@ -282,6 +282,8 @@ struct Signals {
     hangup: Signal,
     terminate: Signal,
     interrupt: Signal,
+    /// Taken so that a file that may not grow (`ulimit -f`) is an error where it is written, and not the end of the process.
+    _file_size: Signal,
 }
 
 /// How often systemd is told how it goes, when that has changed.
@@ -293,6 +295,7 @@ impl Signals {
             hangup: signal(SignalKind::hangup())?,
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
+            _file_size: signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?,
         })
     }
 

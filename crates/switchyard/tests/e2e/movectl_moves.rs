@@ -2,11 +2,11 @@
 
 use std::net::SocketAddr;
 
-use rustix::process::Signal;
+use rustix::process::{Resource, Rlimit, Signal};
 use serde_json::Value as Json;
 
 use crate::movectl::{done, json, names, owns, refused, slots};
-use crate::support::{Client, Node, NodeOptions, Router, Site, SiteOptions, ok};
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, bulk, ok};
 
 /// So many keys make a move that is still under way when somebody looks.
 const KEYS: usize = 12_000;
@@ -284,4 +284,50 @@ fn a_full_disk_delays_moves_and_nobody_else() {
     assert_eq!(ended["state"], "done", "{ended}");
     assert!(report()["journal"]["trouble"].is_null());
     all_there(&mut client);
+}
+
+#[test]
+fn a_leg_whose_records_cannot_be_written_waits_and_goes_on_by_itself() {
+    let args = vec!["--set".to_owned(), "nodes.command-timeout=1s".to_owned()];
+    let router = RouterOptions { args, ..RouterOptions::default() };
+    let Some(site) = Site::router_only(2, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    let names = names(&site);
+    fill(&mut site.client());
+    let router = site.router();
+    done(router, &format!("move --from {} --to {} --all {SLOWLY}", names[0], names[1]));
+    eventually("keys move", || the_move(router, 1)["keys_moved"].as_u64().filter(|keys| *keys > 500));
+    // In the middle of a leg no file may become longer than the journal is: space that was reserved for it is of no use.
+    let pid = rustix::process::Pid::from_raw(router.process().pid() as i32);
+    let free = rustix::process::prlimit(pid, Resource::Fsize, Rlimit { current: Some(0), ..rustix::process::getrlimit(Resource::Fsize) });
+    let free = free.expect("limited");
+    let moved = the_move(router, 1)["keys_moved"].as_u64();
+    let told = eventually("it says what it waits for", || {
+        let report = report(router);
+        let doing = report["moves"][0]["doing"].as_str().unwrap_or_default().to_owned();
+        (report["journal"]["trouble"].is_string() && doing.contains("cannot be written")).then_some(doing)
+    });
+    assert!(told.contains("moves wait until it can be"), "{told}");
+    // Keys whose move is not on record can be used by nobody, which their clients are told in time. All others can.
+    let refusal = eventually("a key waits for its record", || {
+        (0..KEYS).find_map(|i| {
+            let reply = site.client().cmd(&format!("GET key:{i}"));
+            if reply.error().is_none() {
+                assert_eq!(reply, bulk(value(i)));
+            }
+            reply.error().map(str::to_owned)
+        })
+    });
+    assert!(refusal.starts_with("NODETIMEOUT the keys' slot is being moved from ") && refusal.contains("(move 1)"), "{refusal}");
+    let text = refused(router, &format!("move --from {} --to {} --all", names[1], names[0]));
+    assert!(text.contains("is part of move 1") || text.contains("cannot be written"), "{text}");
+    let now = the_move(router, 1);
+    assert!(now["keys_moved"].as_u64() <= moved.map(|keys| keys + 2048), "no more than what was under way: {now}");
+
+    rustix::process::prlimit(pid, Resource::Fsize, free).expect("free again");
+    wait_for(router, 1, "done");
+    assert!(report(router)["journal"]["trouble"].is_null());
+    all_there(&mut site.client());
+    assert_eq!((total(&site.nodes()[0]), total(&site.nodes()[1])), (0, KEYS as i64));
+    let log = router.process().log();
+    assert!(log.contains("the journal of moves can be written again"), "{log}");
 }

@@ -3,6 +3,7 @@
 //! The command line, the admin API and RESP come here; none of them decides anything.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, mpsc};
 use std::time::Duration;
 
@@ -64,7 +65,7 @@ impl Moves {
     }
 
     fn topology_now(&self) -> Result<Arc<Topology>, Refused> {
-        let serving = self.running.with(|_| ()).is_some() && !self.stopping.load(std::sync::atomic::Ordering::Acquire);
+        let serving = self.running.with(|_| ()).is_some() && !self.stopping.load(Ordering::Acquire);
         let topology = self.placement.topology().filter(|_| serving);
         topology.ok_or_else(|| Refused::Unavailable("the router is not serving: it is starting, or was told to stop".to_owned()))
     }
@@ -332,12 +333,8 @@ impl Moves {
         for (shift, (id, _)) in shifts.iter().zip(&planned) {
             self.placement.take_part(*id, [shift.source, shift.target]);
         }
-        let (told, outcome) = mpsc::sync_channel(1);
-        self.ledger.record(records, Box::new(move |outcome| drop(told.send(outcome))));
-        let recorded = outcome
-            .recv_timeout(RECORD_BOUND)
-            .unwrap_or_else(|_| Err("the journal of moves does not answer; it goes on when it does, see `switchyard moves`".into()));
-        if let Err(why) = recorded {
+        let ids = planned.iter().map(|(id, _)| *id).collect();
+        if let Err(why) = self.put_on_record(records, ids) {
             for (id, _) in &planned {
                 self.placement.part(*id);
             }
@@ -365,6 +362,31 @@ impl Moves {
         }
         self.wake();
         Ok(PlanReport { dry_run: false, moves })
+    }
+
+    /// Waits for the journal, but not for ever. What comes on record after that is ended at once: whoever asked was told that it is not begun.
+    fn put_on_record(self: &Arc<Self>, records: Vec<Record>, ids: Vec<MoveId>) -> Result<(), String> {
+        let (told, outcome) = mpsc::sync_channel(1);
+        let waits = Arc::new(AtomicBool::new(true));
+        let (moves, still) = (Arc::clone(self), Arc::clone(&waits));
+        let done = move |outcome: Result<(), String>| {
+            let is_late = !still.swap(false, Ordering::AcqRel);
+            if is_late && outcome.is_ok() {
+                let ended = ids.into_iter().map(|move_id| Record::Ended { move_id }).collect();
+                moves.ledger.record(ended, Box::new(|_| {}));
+            }
+            drop(told.send(outcome));
+        };
+        self.ledger.record(records, Box::new(done));
+        match outcome.recv_timeout(RECORD_BOUND) {
+            Ok(outcome) => outcome,
+            Err(_) if waits.swap(false, Ordering::AcqRel) => {
+                let trouble = self.ledger.status().trouble;
+                Err(trouble.map_or_else(|| "the journal of moves does not answer".to_owned(), |t| t + "; this one was not begun"))
+            }
+            // At the last moment.
+            Err(_) => outcome.recv().unwrap_or_else(|error| Err(error.to_string())),
+        }
     }
 
     fn check_nodes(&self, topology: &Topology, nodes: &BTreeSet<NodeId>, targets: &BTreeSet<NodeId>, how: &How) -> Result<(), Refused> {

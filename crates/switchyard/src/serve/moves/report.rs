@@ -20,10 +20,14 @@ impl Moves {
                 planned.progress = Some(told);
             }
         }
-        let moves = state.open.iter().map(|(id, planned)| self.report_of(*id, planned)).collect();
+        let journal = self.ledger.status();
+        let mut moves: Vec<MoveReport> = state.open.iter().map(|(id, planned)| self.report_of(*id, planned)).collect();
         let ended = state.ended.iter().cloned().collect();
         drop(state);
-        let journal = self.ledger.status();
+        if let Some(trouble) = &journal.trouble {
+            // Whatever else a move does: it gets no further than to its next record.
+            moves.iter_mut().filter(|m| m.state == MoveState::Running).for_each(|m| m.doing.clone_from(trouble));
+        }
         let journal = JournalReport {
             bytes: journal.bytes,
             records: journal.entries,
