@@ -328,6 +328,13 @@ fn what_changes_something_is_asked_by_post() {
     for (verb, what) in [("pause", "Pause"), ("resume", "Resume"), ("abort", "Abort")] {
         assert_eq!(asked(&running.post(&format!("/api/v1/moves/7/{verb}"), &[], "")), format!("Steer {{ id: 7, what: {what} }}"));
     }
+    let goal = running.post("/api/v1/moves/7/goal", json_type, r#"{"goal":"fast"}"#);
+    assert_eq!(asked(&goal), r#"Steer { id: 7, what: Goal("fast") }"#);
+    for (rate, what) in [("null", "None"), ("5000", "Some(5000)")] {
+        let given = running.post("/api/v1/moves/7/max-rate", json_type, &format!("{{\"max_rate\":{rate}}}"));
+        assert_eq!(asked(&given), format!("Steer {{ id: 7, what: MaxRate({what}) }}"));
+    }
+    assert!(matches!(running.post("/api/v1/moves/7/goal", json_type, "{}").status, 400 | 422));
     assert_eq!(running.post("/api/v1/moves/x/pause", &[], "").status, 400);
     let drained = running.post("/api/v1/nodes/10.0.0.1:6379/drain", json_type, r#"{"goal":"gentle"}"#);
     assert!(asked(&drained).contains(r#"address: "10.0.0.1:6379""#) && asked(&drained).contains("gentle"), "{}", drained.body);

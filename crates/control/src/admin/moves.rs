@@ -43,9 +43,6 @@ pub struct MoveRequest {
     /// How.
     #[serde(flatten)]
     pub how: HowRequest,
-    /// Remove what is found at the target in these slots, whoever put it there.
-    #[serde(default)]
-    pub purge_target: bool,
 }
 
 /// How data is to move.
@@ -66,10 +63,13 @@ pub struct HowRequest {
     /// Go on although clients use the nodes directly.
     #[serde(default)]
     pub allow_direct_clients: bool,
+    /// Remove what is found at a target in slots that it does not own, whoever put it there.
+    #[serde(default)]
+    pub purge_target: bool,
 }
 
 /// What may be done to a move.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SteerRequest {
     /// Stop where it is, until it is resumed.
     Pause,
@@ -77,6 +77,26 @@ pub enum SteerRequest {
     Resume,
     /// End what is under way, and no more.
     Abort,
+    /// Go on with another goal: fast, balanced or gentle.
+    Goal(String),
+    /// Go on with so many bytes per second at most; `None`: as the goal says.
+    MaxRate(Option<u64>),
+}
+
+/// Another goal for a move.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GoalRequest {
+    /// fast, balanced or gentle.
+    pub goal: String,
+}
+
+/// Another rate for a move.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MaxRateRequest {
+    /// Bytes per second at most; `null`: as the goal says.
+    pub max_rate: Option<u64>,
 }
 
 /// A node that joins.

@@ -16,7 +16,9 @@ use serde::Serialize;
 
 use super::guard::{Guard, Trusted, check};
 use super::listener::Peer;
-use super::moves::{AddNodeRequest, BalanceRequest, HowRequest, MoveRequest, NodeRequest, Operation, Refused, SteerRequest};
+use super::moves::{
+    AddNodeRequest, BalanceRequest, GoalRequest, HowRequest, MaxRateRequest, MoveRequest, NodeRequest, Operation, Refused, SteerRequest,
+};
 use super::report::{NodesReport, Source, StatusReport};
 
 type Shared = Arc<dyn Source>;
@@ -26,7 +28,7 @@ const READY: &str = "/readyz";
 const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
 
 /// Path, what it is for, and its handler.
-fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 14] {
+fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 16] {
     [
         ("/", "this page", get(index)),
         ("/metrics", "all metrics, for Prometheus", get(metrics)),
@@ -42,6 +44,8 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 14] {
         ("/api/v1/moves/{id}/pause", "POST: stop a move where it is", post(pause)),
         ("/api/v1/moves/{id}/resume", "POST: let it go on", post(resume)),
         ("/api/v1/moves/{id}/abort", "POST: end what is under way of it, and no more", post(abort)),
+        ("/api/v1/moves/{id}/goal", "POST {\"goal\"}: go on with another goal", post(goal)),
+        ("/api/v1/moves/{id}/max-rate", "POST {\"max_rate\"}: go on with so many bytes per second at most", post(max_rate)),
     ]
 }
 
@@ -198,6 +202,16 @@ async fn resume(State(source): State<Shared>, from: From, id: Path<String>) -> R
 
 async fn abort(State(source): State<Shared>, from: From, id: Path<String>) -> Result<Response, Response> {
     steer(source, from, &id, SteerRequest::Abort).await
+}
+
+async fn goal(State(source): State<Shared>, from: From, id: Path<String>, given: Given<GoalRequest>) -> Result<Response, Response> {
+    let what = SteerRequest::Goal(body("/api/v1/moves/{id}/goal", given)?.goal);
+    steer(source, from, &id, what).await
+}
+
+async fn max_rate(State(source): State<Shared>, from: From, id: Path<String>, given: Given<MaxRateRequest>) -> Result<Response, Response> {
+    let what = SteerRequest::MaxRate(body("/api/v1/moves/{id}/max-rate", given)?.max_rate);
+    steer(source, from, &id, what).await
 }
 
 async fn steer(source: Shared, from: From, id: &str, what: SteerRequest) -> Result<Response, Response> {

@@ -418,7 +418,9 @@ impl Writer {
             let text = format!("the journal of moves cannot be written: {error}; moves wait until it can be");
             if self.set_trouble(Some(text)) {
                 let directory = self.directory.display();
-                tracing::error!("the journal of moves cannot be written: {error}. Moves wait, and go on when {directory} can be written again");
+                tracing::error!(
+                    "the journal of moves cannot be written: {error}. Moves wait, and go on when {directory} can be written again"
+                );
             }
             if self.written.stopping.load(Ordering::Relaxed) {
                 return Err(format!("the journal of moves could not be written until the router stopped: {error}"));

@@ -132,6 +132,11 @@ impl Pacer {
         }
     }
 
+    /// Goes on with another bound of bytes per second.
+    pub fn set_max_rate(&mut self, bytes_per_second_max: Option<u64>) {
+        self.bytes_per_second_max = bytes_per_second_max;
+    }
+
     /// How much of what the goal bears was seen: above 1 it is too much.
     fn share(&self, seen: &Observation) -> f64 {
         let limits = limits(self.goal);

@@ -104,6 +104,8 @@ pub enum Steer {
     Abort,
     /// Go on with another goal.
     Goal(Goal),
+    /// Go on with so many bytes per second at most; `None`: as the goal says.
+    MaxRate(Option<u64>),
 }
 
 /// How far a move is.

@@ -269,6 +269,7 @@ impl Mover {
                 self.goal = goal;
                 self.pacer.set_goal(goal);
             }
+            Steer::MaxRate(rate) => self.pacer.set_max_rate(rate),
             Steer::Abort => self.aborted = true,
         }
         matches!(steer, Steer::Abort)

@@ -31,6 +31,10 @@ pub(super) struct HowFlags {
     /// Go on although clients use the nodes past the router; they will not find what has moved
     #[arg(long)]
     allow_direct_clients: bool,
+
+    /// Remove what is found at a target in slots that it does not own, whoever put it there
+    #[arg(long)]
+    purge_target: bool,
 }
 
 impl HowFlags {
@@ -41,11 +45,12 @@ impl HowFlags {
             durability: self.durability.clone(),
             protocol: self.protocol.clone(),
             allow_direct_clients: self.allow_direct_clients,
+            purge_target: self.purge_target,
         }
     }
 }
 
-fn rate(text: &str) -> Result<u64, String> {
+pub(super) fn rate(text: &str) -> Result<u64, String> {
     parse_size(text).ok_or_else(|| "must be a number of bytes, such as 500kb or 20mb".to_owned())
 }
 
@@ -82,10 +87,6 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     how: HowFlags,
 
-    /// Remove what is found at the target in these slots, whoever put it there
-    #[arg(long)]
-    purge_target: bool,
-
     /// Wait until it is done, and show how far it is
     #[arg(long)]
     wait: bool,
@@ -102,7 +103,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         slots: arguments.slots.clone(),
         all: arguments.all,
         how: arguments.how.request(),
-        purge_target: arguments.purge_target,
     };
     let body = client.post_json("/api/v1/moves", &request)?;
     finish(&client, &body, arguments.wait, arguments.flags.json)

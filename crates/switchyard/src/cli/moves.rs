@@ -7,21 +7,25 @@ use std::time::Duration;
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
 use serde_json::json;
-use switchyard_control::admin::{MoveReport, MoveState, MovesReport};
+use switchyard_control::admin::{GoalRequest, MaxRateRequest, MoveReport, MoveState, MovesReport};
 
 use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags};
 use super::live::millis;
+use super::move_slots::rate;
 use super::table::{Column, count, table};
 use crate::config::{describe_time, format_rate};
 
-/// Moves under way: list, watch, pause, resume, abort
+/// Moves under way: list, watch, pause, resume, abort; another goal or rate
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  \
     switchyard moves\n  \
     switchyard moves watch\n  \
     switchyard moves pause 7\n  \
+    switchyard moves goal 7 fast\n  \
+    switchyard moves max-rate 7 20mb      (none: as the goal says)\n  \
     switchyard moves list --json | jq '.moves[] | {id, keys_moved, seconds_left}'\n\n\
     Exit codes: 0 it worked; 1 it did not (watch: a move ended before its end)")]
 pub(crate) struct Arguments {
@@ -44,6 +48,10 @@ enum Command {
     Resume(IdArguments),
     /// End what is under way of a move, and no more: what was moved stays moved
     Abort(IdArguments),
+    /// Let a move go on with another goal
+    Goal(GoalArguments),
+    /// Let a move go on with another bound of its rate
+    MaxRate(MaxRateArguments),
 }
 
 #[derive(Debug, Args)]
@@ -61,14 +69,55 @@ struct IdArguments {
     flags: AdminFlags,
 }
 
+#[derive(Debug, Args)]
+struct GoalArguments {
+    /// Number of the move, as `switchyard moves` shows it
+    id: u64,
+
+    /// What matters most: fast, balanced or gentle
+    #[arg(value_parser = ["fast", "balanced", "gentle"])]
+    goal: String,
+
+    #[command(flatten)]
+    flags: AdminFlags,
+}
+
+#[derive(Debug, Args)]
+struct MaxRateArguments {
+    /// Number of the move, as `switchyard moves` shows it
+    id: u64,
+
+    /// Bytes per second at most, such as 20mb; none: as the goal says
+    #[arg(value_parser = rate_or_none)]
+    rate: MaxRateRequest,
+
+    #[command(flatten)]
+    flags: AdminFlags,
+}
+
+fn rate_or_none(text: &str) -> Result<MaxRateRequest, String> {
+    let max_rate = if text == "none" { None } else { Some(rate(text)?) };
+    Ok(MaxRateRequest { max_rate })
+}
+
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.command {
         None => list(&arguments.flags),
         Some(Command::List(ListArguments { flags })) => list(flags),
         Some(Command::Watch(ListArguments { flags })) => watch(&AdminClient::new(flags)?, None, flags.json),
-        Some(Command::Pause(id)) => steer(id, "pause", "pauses where it is"),
-        Some(Command::Resume(id)) => steer(id, "resume", "goes on"),
-        Some(Command::Abort(id)) => steer(id, "abort", "ends what is under way, and no more"),
+        Some(Command::Pause(IdArguments { id, flags })) => steer(*id, flags, "pause", &json!({}), "pauses where it is"),
+        Some(Command::Resume(IdArguments { id, flags })) => steer(*id, flags, "resume", &json!({}), "goes on"),
+        Some(Command::Abort(IdArguments { id, flags })) => steer(*id, flags, "abort", &json!({}), "ends what is under way, and no more"),
+        Some(Command::Goal(GoalArguments { id, goal, flags })) => {
+            steer(*id, flags, "goal", &GoalRequest { goal: goal.clone() }, &format!("goes on with the goal {goal}"))
+        }
+        Some(Command::MaxRate(MaxRateArguments { id, rate, flags })) => {
+            let done = rate.max_rate.map_or_else(
+                || "goes on as fast as its goal says".to_owned(),
+                |max| format!("goes on with {max} bytes per second at most"),
+            );
+            steer(*id, flags, "max-rate", rate, &done)
+        }
     }
 }
 
@@ -83,9 +132,9 @@ fn list(flags: &AdminFlags) -> Result<(), Failure> {
     Ok(())
 }
 
-fn steer(IdArguments { id, flags }: &IdArguments, verb: &str, done: &str) -> Result<(), Failure> {
+fn steer(id: u64, flags: &AdminFlags, verb: &str, what: &impl Serialize, done: &str) -> Result<(), Failure> {
     let client = AdminClient::new(flags)?;
-    let body = client.post_json(&format!("/api/v1/moves/{id}/{verb}"), &json!({}))?;
+    let body = client.post_json(&format!("/api/v1/moves/{id}/{verb}"), what)?;
     match flags.json {
         true => println!("{}", body.trim_end()),
         false => println!("move {id} {done}"),

@@ -38,25 +38,25 @@ fn all_there(client: &mut Client) {
     }
 }
 
-fn report(router: &Router) -> Json {
+pub(crate) fn report(router: &Router) -> Json {
     json(router, "moves")
 }
 
 /// The move of that number, wherever it is listed.
-fn the_move(router: &Router, id: u64) -> Json {
+pub(crate) fn the_move(router: &Router, id: u64) -> Json {
     let report = report(router);
     let all = ["moves", "ended"].map(|list| report[list].as_array().cloned().unwrap_or_default()).concat();
     all.into_iter().find(|m| m["id"] == id).unwrap_or_else(|| panic!("move {id} is not in {report}"))
 }
 
 #[track_caller]
-fn wait_for(router: &Router, id: u64, state: &str) -> Json {
+pub(crate) fn wait_for(router: &Router, id: u64, state: &str) -> Json {
     eventually(&format!("move {id} is {state}"), || Some(the_move(router, id)).filter(|m| m["state"] == state))
 }
 
 /// Waits as `until` does, but longer: on a busy machine a move goes slowly on purpose.
 #[track_caller]
-fn eventually<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn eventually<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
     let end = std::time::Instant::now() + std::time::Duration::from_secs(240);
     loop {
         if let Some(value) = probe() {
@@ -127,6 +127,12 @@ fn a_move_that_is_paused_stands_still_and_one_that_is_aborted_ends() {
     all_there(&mut client);
     done(router, "moves resume 1");
     assert_eq!(the_move(router, 1)["state"], "running");
+    done(router, "moves max-rate 1 none");
+    done(router, "moves goal 1 balanced");
+    assert_eq!((&the_move(router, 1)["goal"], &the_move(router, 1)["max_rate"]), (&Json::from("balanced"), &Json::Null));
+    done(router, "moves max-rate 1 100kb");
+    assert_eq!(the_move(router, 1)["max_rate"], 100 << 10);
+    assert!(refused(router, "moves goal 2 fast").contains("there is no move 2"));
     assert_eq!(client.cmd("SWITCHYARD MOVES ABORT 1").error(), None);
     let ended = wait_for(router, 1, "stopped");
     assert!(ended["slots_done"].as_u64() < Some(8192), "{ended}");

@@ -33,6 +33,7 @@ struct How {
     durability: Durability,
     protocol: Protocol,
     allow_direct_clients: bool,
+    purge_target: bool,
 }
 
 fn wrong(text: impl Into<String>) -> Refused {
@@ -56,7 +57,7 @@ impl Moves {
         match operation {
             Operation::Moves => json(&self.report()),
             Operation::Move(request) => self.begin_one(&request),
-            Operation::Steer { id, what } => self.steer(MoveId(id), what),
+            Operation::Steer { id, what } => self.steer(MoveId(id), &what),
             Operation::AddNode(request) => self.add_node(&request),
             Operation::DrainNode(request) => self.drain_node(&request),
             Operation::RemoveNode(request) => self.remove_node(&request),
@@ -86,6 +87,7 @@ impl Moves {
                 None => Protocol::default(),
             },
             allow_direct_clients: request.allow_direct_clients,
+            purge_target: request.purge_target,
         })
     }
 
@@ -120,8 +122,7 @@ impl Moves {
             return Err(conflict(format!("{} owns no slots, so there is nothing to move", request.from)));
         }
         let shifts = vec![Shift { source, target, slots }];
-        let purge = request.purge_target;
-        json(&self.accept(&topology, shifts, &how, purge)?)
+        json(&self.accept(&topology, shifts, &how)?)
     }
 
     fn balance(self: &Arc<Self>, request: &BalanceRequest) -> Result<Value, Refused> {
@@ -134,7 +135,7 @@ impl Moves {
             let moves = shifts.iter().map(|shift| self.planned(None, shift)).collect();
             return json(&PlanReport { dry_run: true, moves });
         }
-        json(&self.accept(&topology, shifts, &how, false)?)
+        json(&self.accept(&topology, shifts, &how)?)
     }
 
     fn drain_node(self: &Arc<Self>, request: &NodeRequest) -> Result<Value, Refused> {
@@ -144,7 +145,7 @@ impl Moves {
         let node = node_named(&topology, &request.address)?;
         self.nothing_under_way("a node is drained")?;
         let shifts = balance::drain(&topology, node, &self.weights(&topology)).map_err(|error| conflict(error.to_string()))?;
-        json(&self.accept(&topology, shifts, &how, false)?)
+        json(&self.accept(&topology, shifts, &how)?)
     }
 
     fn add_node(self: &Arc<Self>, request: &AddNodeRequest) -> Result<Value, Refused> {
@@ -167,7 +168,7 @@ impl Moves {
             .map_err(|refused| conflict(format!("{name} has joined. But {}", refused.text())))?;
         let shifts = balance::even(&topology, &self.weights(&topology)).map_err(|error| conflict(error.to_string()))?;
         self.wait_for_link(&topology, &name)?;
-        json(&self.accept(&topology, shifts, &how, false)?)
+        json(&self.accept(&topology, shifts, &how)?)
     }
 
     fn remove_node(self: &Arc<Self>, request: &NodeRequest) -> Result<Value, Refused> {
@@ -191,7 +192,14 @@ impl Moves {
         json(&PlanReport::default())
     }
 
-    fn steer(self: &Arc<Self>, id: MoveId, what: SteerRequest) -> Result<Value, Refused> {
+    fn steer(self: &Arc<Self>, id: MoveId, what: &SteerRequest) -> Result<Value, Refused> {
+        let steer = match what {
+            SteerRequest::Pause => Steer::Pause,
+            SteerRequest::Resume => Steer::Resume,
+            SteerRequest::Abort => Steer::Abort,
+            SteerRequest::Goal(word) => Steer::Goal(named(&Goal::ALL, word).map_err(|error| wrong(format!("goal: {error}")))?),
+            SteerRequest::MaxRate(rate) => Steer::MaxRate(rate.filter(|rate| *rate > 0)),
+        };
         let begun = {
             let mut state = self.state();
             let known: Vec<String> = state.open.keys().map(|id| id.0.to_string()).collect();
@@ -203,21 +211,18 @@ impl Moves {
                     false => conflict(format!("there is no move {}; {known}", id.0)),
                 });
             };
-            match what {
-                SteerRequest::Pause => planned.options.paused = true,
-                SteerRequest::Resume => planned.options.paused = false,
-                SteerRequest::Abort => {}
+            match steer {
+                Steer::Pause => planned.options.paused = true,
+                Steer::Resume => planned.options.paused = false,
+                Steer::Goal(goal) => name_of(&Goal::ALL, goal).clone_into(&mut planned.options.goal),
+                Steer::MaxRate(rate) => planned.options.max_rate = rate,
+                Steer::Abort => {}
             }
             planned.begun
         };
         if begun {
-            let steer = match what {
-                SteerRequest::Pause => Steer::Pause,
-                SteerRequest::Resume => Steer::Resume,
-                SteerRequest::Abort => Steer::Abort,
-            };
             self.running.with(|router| router.steer_move(id, steer));
-        } else if what == SteerRequest::Abort {
+        } else if steer == Steer::Abort {
             let planned = {
                 let mut state = self.state();
                 match state.open.remove(&id) {
@@ -289,7 +294,7 @@ impl Moves {
     }
 
     /// Checks what can be checked before anything is done, and puts moves on record.
-    fn accept(self: &Arc<Self>, topology: &Topology, shifts: Vec<Shift>, how: &How, purge_target: bool) -> Result<PlanReport, Refused> {
+    fn accept(self: &Arc<Self>, topology: &Topology, shifts: Vec<Shift>, how: &How) -> Result<PlanReport, Refused> {
         {
             let state = self.state();
             for (id, planned) in &state.open {
@@ -323,7 +328,12 @@ impl Moves {
                 protocol: how.protocol,
                 durability: how.durability,
             });
-            let options = Options { goal: name_of(&Goal::ALL, how.goal).to_owned(), max_rate: how.max_rate, purge_target, paused: false };
+            let options = Options {
+                goal: name_of(&Goal::ALL, how.goal).to_owned(),
+                max_rate: how.max_rate,
+                purge_target: how.purge_target,
+                paused: false,
+            };
             planned.push((id, options));
         }
         // The options first: a move on record without them would go on after a crash as the configuration says.

@@ -78,10 +78,6 @@ fn parse(words: &[&str]) -> Result<Operation, String> {
                         request.all = true;
                         return Ok(false);
                     }
-                    "PURGE-TARGET" => {
-                        request.purge_target = true;
-                        return Ok(false);
-                    }
                     _ => return Err(format!("unknown option {option}")),
                 }
                 Ok(true)
@@ -93,7 +89,7 @@ fn parse(words: &[&str]) -> Result<Operation, String> {
         }
         (["MOVES"], _) => Ok(Operation::Moves),
         (["MOVES", verb @ ("PAUSE" | "RESUME" | "ABORT")], [_, _, id]) => {
-            let id = id.parse().map_err(|_| format!("{id:?} is no number of a move"))?;
+            let id = number(id)?;
             let what = match *verb {
                 "PAUSE" => SteerRequest::Pause,
                 "RESUME" => SteerRequest::Resume,
@@ -101,7 +97,16 @@ fn parse(words: &[&str]) -> Result<Operation, String> {
             };
             Ok(Operation::Steer { id, what })
         }
-        (["MOVES", ..], _) => Err("wrong arguments: MOVES, or MOVES PAUSE|RESUME|ABORT id".to_owned()),
+        (["MOVES", "GOAL"], [_, _, id, goal]) => {
+            Ok(Operation::Steer { id: number(id)?, what: SteerRequest::Goal(goal.to_ascii_lowercase()) })
+        }
+        (["MOVES", "MAX-RATE"], [_, _, id, rate]) => {
+            let rate = if rate.eq_ignore_ascii_case("none") { None } else { Some(bytes(rate)?) };
+            Ok(Operation::Steer { id: number(id)?, what: SteerRequest::MaxRate(rate) })
+        }
+        (["MOVES", ..], _) => {
+            Err("wrong arguments: MOVES, MOVES PAUSE|RESUME|ABORT id, MOVES GOAL id goal, or MOVES MAX-RATE id bytes|none".to_owned())
+        }
         (["NODES", "ADD"], [_, _, address, rest @ ..]) => {
             let mut request = AddNodeRequest { address: (*address).to_owned(), ..AddNodeRequest::default() };
             read(rest, &mut request.how, |option, _| match option {
@@ -134,6 +139,14 @@ fn parse(words: &[&str]) -> Result<Operation, String> {
     }
 }
 
+fn number(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("{text:?} is no number of a move"))
+}
+
+fn bytes(text: &str) -> Result<u64, String> {
+    parse_size(text).ok_or_else(|| format!("{text:?} is no number of bytes"))
+}
+
 /// Reads options: those that say how, and those that `own` knows, which says whether it took the value.
 fn read<'w>(
     words: &[&'w str],
@@ -150,9 +163,10 @@ fn read<'w>(
             "GOAL" => how.goal = text(&value)?,
             "DURABILITY" => how.durability = text(&value)?,
             "PROTOCOL" => how.protocol = text(&value)?,
-            "MAX-RATE" => {
-                let value = value?;
-                how.max_rate = Some(parse_size(value).ok_or_else(|| format!("{value:?} is no number of bytes"))?);
+            "MAX-RATE" => how.max_rate = Some(bytes(value?)?),
+            "PURGE-TARGET" => {
+                how.purge_target = true;
+                at -= 1;
             }
             "ALLOW-DIRECT-CLIENTS" => {
                 how.allow_direct_clients = true;
@@ -202,8 +216,15 @@ mod tests {
         let Ok(Operation::Move(request)) = parse(&words) else { panic!("a move") };
         assert_eq!((request.from.as_str(), request.to.as_str(), request.slots.as_deref()), ("a:1", "b:1", Some("0-5")));
         assert_eq!((request.how.goal.as_deref(), request.how.max_rate), (Some("fast"), Some(10 << 20)));
-        assert!(request.purge_target && !request.all);
-        assert_eq!(parse(&["MOVES", "pause", "7"]), Ok(Operation::Steer { id: 7, what: SteerRequest::Pause }));
+        assert!(request.how.purge_target && !request.all);
+        for (words, what) in [
+            (&["MOVES", "pause", "7"][..], SteerRequest::Pause),
+            (&["MOVES", "goal", "7", "Fast"], SteerRequest::Goal("fast".to_owned())),
+            (&["MOVES", "max-rate", "7", "1kb"], SteerRequest::MaxRate(Some(1024))),
+            (&["MOVES", "max-rate", "7", "None"], SteerRequest::MaxRate(None)),
+        ] {
+            assert_eq!(parse(words), Ok(Operation::Steer { id: 7, what }));
+        }
         let added = AddNodeRequest { address: "c:1".into(), rebalance: true, ..AddNodeRequest::default() };
         assert_eq!(parse(&["NODES", "ADD", "c:1", "REBALANCE"]), Ok(Operation::AddNode(added)));
         let balance = BalanceRequest { dry_run: true, ..BalanceRequest::default() };
@@ -215,6 +236,8 @@ mod tests {
             &["MOVE", "FROM", "a:1", "TO", "b:1", "SIDEWAYS"],
             &["MOVES", "PAUSE"],
             &["MOVES", "PAUSE", "x"],
+            &["MOVES", "GOAL", "7"],
+            &["MOVES", "MAX-RATE", "7", "much"],
             &["NODES", "ADD"],
             &["NODES", "EXPLODE", "a"],
             &["BALANCE", "MAX-RATE", "much"],
