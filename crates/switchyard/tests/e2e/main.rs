@@ -24,6 +24,8 @@ mod metrics;
 mod modules;
 mod monitor;
 mod movectl;
+mod movectl_faults;
+mod movectl_history;
 mod movectl_moves;
 mod multikey;
 mod operators;

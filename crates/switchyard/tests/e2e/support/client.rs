@@ -102,6 +102,11 @@ impl Client {
         self.stream.write_all(bytes).unwrap_or_else(|e| panic!("cannot write {} bytes: {e}", bytes.len()));
     }
 
+    /// The same, to a peer that may be gone.
+    pub(crate) fn try_write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.write_all(bytes)
+    }
+
     /// Sends a command without waiting.
     #[track_caller]
     pub(crate) fn send<A: AsRef<[u8]>>(&mut self, args: &[A]) {

@@ -17,6 +17,8 @@ struct Mood {
     cut_after: AtomicI64,
     /// Replies are held back.
     stall: AtomicBool,
+    /// Requests are held back.
+    hold: AtomicBool,
     /// New connections are closed at once.
     refuse: AtomicBool,
     /// Connections accepted so far.
@@ -44,6 +46,7 @@ impl Relay {
             chop: AtomicUsize::new(0),
             cut_after: AtomicI64::new(-1),
             stall: AtomicBool::new(false),
+            hold: AtomicBool::new(false),
             refuse: AtomicBool::new(false),
             accepted: AtomicU64::new(0),
             seen: Mutex::default(),
@@ -95,6 +98,12 @@ impl Relay {
     /// Holds replies back, or lets them go.
     pub(crate) fn stall(&self, on: bool) {
         self.mood.stall.store(on, Ordering::SeqCst);
+    }
+
+    /// Holds requests back, or lets them go, also those of connections that were closed meanwhile: as a network does that loses everything in one
+    /// direction for a while, since what was sent is sent again by the sender's kernel.
+    pub(crate) fn hold(&self, on: bool) {
+        self.mood.hold.store(on, Ordering::SeqCst);
     }
 
     /// Closes new connections at once, or serves them again.
@@ -149,6 +158,9 @@ fn requests(mut from: TcpStream, mut to: TcpStream, mood: &Mood) {
             if seen.len() < 4 << 20 {
                 seen.extend_from_slice(&chunk[..n]);
             }
+        }
+        while mood.hold.load(Ordering::SeqCst) && !mood.stop.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(2));
         }
         if to.write_all(&chunk[..n]).is_err() {
             break;

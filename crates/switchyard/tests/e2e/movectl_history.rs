@@ -1,0 +1,335 @@
+//! What clients see of keys that several of them use while everything else goes wrong, and whether one server could have answered so.
+//!
+//! Short runs, recorded and judged here, without another language and its tools: the judge is the one of the simulator (`switchyard_sim::linear`), which
+//! knows only what was asked, when, and what was answered. `histories` and `make soak` have longer ones, with another judge.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use switchyard_sim::linear::{Act, Operation, UNKNOWN, Verdict, check};
+
+use crate::support::{Client, Node, NodeOptions, Random, Value, encode};
+
+/// A key that was asked so much is left for a new one: the search for an order is exponential.
+const OPERATIONS: usize = 40;
+
+/// The same for operations of which nobody knows whether they were executed.
+const UNKNOWNS: usize = 4;
+
+/// Keys in use at a time, and clients.
+const KEYS: usize = 9;
+const CLIENTS: usize = 5;
+
+/// Between two operations of a client: enough for others to come in between, and for a small machine.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Clocks of servers go in milliseconds, and are read once per turn.
+const CLOCK: Duration = Duration::from_millis(20);
+
+/// Longer than the router itself waits for anything.
+const PATIENCE: Duration = Duration::from_secs(4);
+
+/// What is done to a key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// SET, also with a time to live, GET, DEL.
+    Register,
+    /// INCR by itself, in a transaction and in a script; GET.
+    Counter,
+    /// RPUSH, LPOP, LRANGE.
+    List,
+}
+
+#[derive(Debug)]
+struct Key {
+    name: String,
+    kind: Kind,
+    begun: AtomicU64,
+    operations: Mutex<Vec<Operation>>,
+}
+
+/// What became of all operations.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) answered: u64,
+    pub(crate) unknown: u64,
+    /// First words of errors, with the first text of each.
+    pub(crate) errors: BTreeMap<String, String>,
+    /// Connections that broke, or did not answer in time.
+    pub(crate) broken: u64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    addresses: Vec<SocketAddr>,
+    name: fn(u64) -> String,
+    began: Instant,
+    stop: AtomicBool,
+    numbers: AtomicU64,
+    in_use: Mutex<Vec<Arc<Key>>>,
+    left: Mutex<Vec<Arc<Key>>>,
+    tally: Mutex<Tally>,
+}
+
+/// Clients at work.
+#[derive(Debug)]
+pub(crate) struct Recording {
+    shared: Arc<Shared>,
+    clients: Vec<JoinHandle<()>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no client panicked")
+}
+
+impl Recording {
+    /// Begins. `name` gives the keys their names by number; clients take the addresses in turn.
+    pub(crate) fn start(addresses: &[SocketAddr], name: fn(u64) -> String) -> Recording {
+        let shared = Arc::new(Shared {
+            addresses: addresses.to_vec(),
+            name,
+            began: Instant::now(),
+            stop: AtomicBool::new(false),
+            numbers: AtomicU64::new(0),
+            in_use: Mutex::default(),
+            left: Mutex::default(),
+            tally: Mutex::default(),
+        });
+        for _ in 0..KEYS {
+            let key = shared.fresh();
+            lock(&shared.in_use).push(key);
+        }
+        let clients = (0..CLIENTS).map(|number| {
+            let shared = Arc::clone(&shared);
+            std::thread::spawn(move || shared.work(number))
+        });
+        Recording { clients: clients.collect(), shared }
+    }
+
+    pub(crate) fn tally(&self) -> Tally {
+        lock(&self.shared.tally).clone()
+    }
+
+    /// Waits until so many operations more were answered.
+    #[track_caller]
+    pub(crate) fn wait_for(&self, operations: u64) {
+        let (end, from) = (Instant::now() + Duration::from_secs(60), self.tally().answered);
+        while self.tally().answered < from + operations {
+            assert!(Instant::now() < end, "clients get no answers: {:?}", self.tally());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Ends, reads every key once more, and judges. Gives what happened, and the keys; or what one server cannot have answered.
+    pub(crate) fn finish(self) -> Result<(Tally, Vec<String>), String> {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        for client in self.clients {
+            client.join().map_err(|_| "a client saw half a transaction, or an answer to something else".to_owned())?;
+        }
+        let shared = &self.shared;
+        let mut keys = std::mem::take(&mut *lock(&shared.left));
+        keys.append(&mut lock(&shared.in_use));
+        let mut reader = None;
+        let end = Instant::now() + Duration::from_secs(60);
+        for key in &keys {
+            while !shared.ask(&mut reader, CLIENTS, key, &key.kind.read()) {
+                if Instant::now() > end {
+                    return Err(format!("{} cannot be read: {:?}", key.name, lock(&shared.tally)));
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        for key in &keys {
+            let operations = lock(&key.operations);
+            match check(&operations, None) {
+                Verdict::Fine => {}
+                Verdict::TooMany => return Err(format!("{}: too many possibilities:\n{}", key.name, shown(&operations))),
+                Verdict::Broken(fitting) => {
+                    return Err(format!("{}: fits no order, {fitting} at most can be in one:\n{}", key.name, shown(&operations)));
+                }
+            }
+        }
+        let tally = lock(&shared.tally).clone();
+        Ok((tally, keys.iter().map(|key| key.name.clone()).collect()))
+    }
+}
+
+fn shown(operations: &[Operation]) -> String {
+    let mut text = String::new();
+    for Operation { invoked_us, returned_us, act, by } in operations {
+        let returned = if *returned_us == UNKNOWN { "?".to_owned() } else { returned_us.to_string() };
+        text.push_str(&format!("    {invoked_us:>9} .. {returned:>9}  {by}: {act:?}\n"));
+    }
+    text
+}
+
+/// Commands that are sent together, and what the last reply says.
+struct Plan {
+    commands: Vec<Vec<String>>,
+    act: Act,
+}
+
+fn plan(act: Act, commands: &[&[&str]]) -> Plan {
+    Plan { commands: commands.iter().map(|words| words.iter().map(|w| (*w).to_owned()).collect()).collect(), act }
+}
+
+impl Kind {
+    fn read(self) -> Plan {
+        // `$` stands for the key.
+        match self {
+            Kind::List => plan(Act::Read(None), &[&["LRANGE", "$", "0", "-1"]]),
+            _ => plan(Act::Read(None), &[&["GET", "$"]]),
+        }
+    }
+
+    fn next(self, number: u32, random: &mut Random) -> Plan {
+        let value = number.to_string();
+        match (self, random.below(20)) {
+            (Kind::Register, 0..7) | (Kind::Counter, 0..8) | (Kind::List, 0..7) => self.read(),
+            (Kind::Register, 7..14) => plan(Act::Write(number, None), &[&["SET", "$", &value]]),
+            (Kind::Register, 14..16) => {
+                let ms = 50 + random.below(800) as u64;
+                plan(Act::Write(number, Some(ms * 1000)), &[&["SET", "$", &value, "PX", &ms.to_string()]])
+            }
+            (Kind::Register | Kind::List, 16..18) => plan(Act::Remove(None), &[&["DEL", "$"]]),
+            (Kind::Register, _) => plan(Act::Read(None), &[&["MULTI"], &["GET", "$"], &["GET", "$"], &["EXEC"]]),
+            (Kind::Counter, 8..14) => plan(Act::Count(None), &[&["INCR", "$"]]),
+            (Kind::Counter, 14..17) => plan(Act::Count(None), &[&["MULTI"], &["INCR", "$"], &["EXEC"]]),
+            (Kind::Counter, _) => plan(Act::Count(None), &[&["EVAL", "return redis.call('INCR', KEYS[1])", "1", "$"]]),
+            (Kind::List, 7..13) => plan(Act::Push(number, None), &[&["RPUSH", "$", &value]]),
+            (Kind::List, _) => plan(Act::Take(None), &[&["LPOP", "$"]]),
+        }
+    }
+}
+
+impl Shared {
+    fn fresh(&self) -> Arc<Key> {
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        let kind = [Kind::Register, Kind::Counter, Kind::List][number as usize % 3];
+        Arc::new(Key { name: (self.name)(number), kind, begun: AtomicU64::new(0), operations: Mutex::default() })
+    }
+
+    fn now_us(&self) -> u64 {
+        self.began.elapsed().as_micros() as u64
+    }
+
+    fn pick(&self, random: &mut Random) -> Arc<Key> {
+        let mut in_use = lock(&self.in_use);
+        let key = &mut in_use[random.below(KEYS)];
+        let unknown = lock(&key.operations).iter().filter(|o| o.returned_us == UNKNOWN).count();
+        if key.begun.fetch_add(1, Ordering::Relaxed) >= OPERATIONS as u64 || unknown >= UNKNOWNS {
+            lock(&self.left).push(std::mem::replace(key, self.fresh()));
+        }
+        Arc::clone(key)
+    }
+
+    fn work(&self, number: usize) {
+        let mut random = Random::new(number as u64 + 1);
+        let mut connection = None;
+        let mut values = 1;
+        while !self.stop.load(Ordering::Relaxed) {
+            let key = self.pick(&mut random);
+            // Nobody else writes this number.
+            values += 1;
+            let plan = key.kind.next(values * 10 + number as u32, &mut random);
+            let answered = self.ask(&mut connection, number, &key, &plan);
+            std::thread::sleep(if answered { PAUSE } else { PAUSE * 10 });
+        }
+    }
+
+    /// Does one operation and writes down what was seen. False where nothing was answered, or an error.
+    fn ask(&self, connection: &mut Option<Client>, number: usize, key: &Key, plan: &Plan) -> bool {
+        if connection.is_none() {
+            *connection = Client::try_connect(self.addresses[number % self.addresses.len()]).ok();
+        }
+        let Some(client) = connection.as_mut() else { return false };
+        client.patience(PATIENCE);
+        let mut bytes = Vec::new();
+        for command in &plan.commands {
+            let words: Vec<&str> = command.iter().map(|word| if word == "$" { key.name.as_str() } else { word }).collect();
+            bytes.extend(encode(&words));
+        }
+        let invoked_us = self.now_us();
+        let replies: std::io::Result<Vec<Value>> =
+            client.try_write(&bytes).and_then(|()| plan.commands.iter().map(|_| client.try_reply()).collect());
+        let returned_us = self.now_us();
+        let (told, error) = match replies {
+            Ok(replies) => {
+                let error = replies.iter().find_map(|reply| reply.error().map(str::to_owned));
+                (replies.into_iter().next_back().filter(|_| error.is_none()), error)
+            }
+            Err(error) => {
+                *connection = None;
+                lock(&self.tally).broken += 1;
+                (None, Some(format!("BROKEN {error}")))
+            }
+        };
+        {
+            let mut tally = lock(&self.tally);
+            tally.answered += u64::from(told.is_some());
+            tally.unknown += u64::from(told.is_none());
+            if let Some(error) = error.filter(|error| !error.starts_with("BROKEN ")) {
+                tally.errors.entry(error.split(' ').next().unwrap_or_default().to_owned()).or_insert(error);
+            }
+        }
+        let is_answered = told.is_some();
+        let act = match (&plan.act, told) {
+            (Act::Read(_), None) => return false,
+            (act, None) => act.clone(),
+            (act, Some(told)) => seen(act, &told),
+        };
+        // A time to live begins when the server's clock says so.
+        let slack = if matches!(act, Act::Write(_, Some(_))) { CLOCK.as_micros() as u64 } else { 0 };
+        let operation = Operation {
+            invoked_us: invoked_us.saturating_sub(slack),
+            returned_us: if is_answered { returned_us + slack } else { UNKNOWN },
+            act,
+            by: format!("client {number}, {}", plan.commands[0][0]),
+        };
+        lock(&key.operations).push(operation);
+        is_answered
+    }
+}
+
+/// What an answer says, as the judge has it.
+fn seen(act: &Act, told: &Value) -> Act {
+    let number = |value: &Value| value.text().parse().expect("a number");
+    match (act, told) {
+        (Act::Read(_), Value::Nil) => Act::Read(None),
+        (Act::Read(_), Value::Bulk(_)) => Act::Read(Some(vec![number(told)])),
+        // A transaction that reads twice: where it sees two values, they are no value that anybody wrote.
+        (Act::Read(_), Value::Array(items)) if items.as_slice() == [Value::Nil, Value::Nil] => Act::Read(None),
+        (Act::Read(_), Value::Array(items)) if items.len() == 2 && items[0] == items[1] => Act::Read(Some(vec![number(&items[0])])),
+        (Act::Read(_), Value::Array(items)) if items.is_empty() => Act::Read(None),
+        (Act::Read(_), Value::Array(items)) => Act::Read(Some(items.iter().map(number).collect())),
+        (Act::Count(_), Value::Int(count)) => Act::Count(Some(Some(*count))),
+        (Act::Count(_), Value::Array(items)) => Act::Count(Some(Some(items[0].int()))),
+        (Act::Remove(_), Value::Int(removed)) => Act::Remove(Some(*removed)),
+        (Act::Push(value, _), Value::Int(length)) => Act::Push(*value, Some(*length)),
+        // Nothing to take is what a read of nothing says.
+        (Act::Take(_), Value::Nil) => Act::Read(None),
+        (Act::Take(_), Value::Bulk(_)) => Act::Take(Some(number(told))),
+        (Act::Write(..), Value::Simple(_)) => act.clone(),
+        (act, told) => panic!("{act:?} was answered with {told:?}"),
+    }
+}
+
+/// Every second client talks to another server: if that is not seen, nothing would be.
+#[test]
+fn two_servers_are_not_taken_for_one_here_either() {
+    let nodes = [Node::start(&NodeOptions::default()), Node::start(&NodeOptions::default())];
+    let addresses = nodes.each_ref().map(Node::address);
+    let recording = Recording::start(&addresses, |number| format!("h:{number}"));
+    recording.wait_for(500);
+    let why = recording.finish().expect_err("two servers");
+    assert!(why.contains("fits no order"), "{why}");
+    // And one server is one.
+    let recording = Recording::start(&addresses[..1], |number| format!("one:{number}"));
+    recording.wait_for(2000);
+    let (tally, keys) = recording.finish().expect("one server");
+    assert!(tally.unknown == 0 && tally.errors.is_empty() && keys.len() > 20, "{tally:?}");
+}
