@@ -182,6 +182,7 @@ impl Mover {
                 self.wait(Duration::from_millis(1));
             }
         };
+        self.hear_out();
         let progress = run.machine.progress();
         self.ended_legs(progress);
         self.shared.change_moves(|moves| {
@@ -192,6 +193,25 @@ impl Mover {
         }
         info!(move_id = self.order.id.0, leg = number, slots = run.slots.len(), keys = progress.keys_moved, pulled = progress.pulled, repeated = progress.repeated, outcome = ?outcome, "a leg has ended");
         Ok(outcome)
+    }
+
+    /// What was asked beside the leg is answered before anything else is asked: between legs questions are alone on their connection.
+    fn hear_out(&mut self) {
+        let patience = self.patience();
+        for side in [Side::Source, Side::Target] {
+            while !self.end(side).is_idle() && !self.is_stopped() {
+                match self.end_mut(side).exchange(patience) {
+                    Ok(done) if done.is_empty() => self.wait(Duration::from_millis(1)),
+                    Ok(done) => {
+                        done.iter().filter(|(ask, _)| matches!(ask, Ask::Look)).for_each(|(_, answers)| self.note_work(side, answers))
+                    }
+                    Err(why) => {
+                        warn!(move_id = self.order.id.0, node = self.name(self.end(side).node), why, "a mover has lost its connection");
+                        self.end_mut(side).fail();
+                    }
+                }
+            }
+        }
     }
 
     fn step(&mut self, run: &mut Run, event: Event) {
