@@ -551,10 +551,8 @@ fn elements_are_given_once_whatever_breaks() {
             })
             .collect();
         let mut pusher = site.client();
-        let end = Instant::now() + Duration::from_secs(4);
-        let mut number = 0;
-        while Instant::now() < end {
-            number += 1;
+        // A count, not a time: how far one comes in four seconds is the machine's affair.
+        for number in 1..=2000_usize {
             let element = format!("e{number}");
             // One whose fate is unknown is not counted, but may appear.
             if pusher.cmd(&format!("RPUSH {{w{}}}q {element}", number % 3)).error().is_none() {
@@ -582,6 +580,6 @@ fn elements_are_given_once_whatever_breaks() {
     got.dedup();
     assert_eq!(got.len(), count, "an element was given twice");
     let missing = pushed.iter().filter(|element| got.binary_search(element).is_err()).count();
-    assert!(pushed.len() > 300 && missing <= doubts, "{missing} of {} are missing, and only {doubts} waits ended in doubt", pushed.len());
+    assert!(pushed.len() > 1000 && missing <= doubts, "{missing} of {} are missing, and only {doubts} waits ended in doubt", pushed.len());
     eprintln!("{} pushed, {missing} missing, {doubts} in doubt", pushed.len());
 }

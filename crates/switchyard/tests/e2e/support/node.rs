@@ -80,7 +80,8 @@ impl Node {
             // Before authentication PING gives an error; that it answers is enough.
             if let Ok(mut client) = Client::try_connect(self.address()) {
                 client.post("PING");
-                if client.try_reply().is_ok_and(|reply| !reply.error().is_some_and(|e| e.starts_with("LOADING"))) {
+                let answers = client.try_reply().is_ok_and(|reply| !reply.error().is_some_and(|e| e.starts_with("LOADING")));
+                if answers && is_ours(&mut client, process.pid()) {
                     self.process = Some(process);
                     return true;
                 }
@@ -135,4 +136,13 @@ impl Node {
     pub(crate) fn thaw(&self) {
         self.process.as_ref().expect("a running node").signal(Signal::CONT);
     }
+}
+
+/// Whether the server that answers is the process that was started, where it says. Somebody else may have been faster to bind the port.
+fn is_ours(client: &mut Client, pid: u32) -> bool {
+    client.post("INFO server");
+    let Ok(Value::Bulk(info)) = client.try_reply() else { return true };
+    let info = String::from_utf8_lossy(&info);
+    let said = info.lines().find_map(|l| l.strip_prefix("process_id:")).map(str::trim);
+    said.is_none_or(|said| said == pid.to_string())
 }
