@@ -187,7 +187,7 @@ impl Worker {
             }
         }
         if link.lane.is_exclusive() {
-            self.exclusive_gone(handle, link.node, link.lane);
+            self.exclusive_gone(handle, &link);
         }
         if let Some(unblock) = link.unblock {
             self.answer_unblock(&unblock, 0);

@@ -215,7 +215,7 @@ impl Worker {
             self.pubsub_link_up(handle, node);
         }
         if lane.is_exclusive() {
-            self.release(handle);
+            self.exclusive_up(handle);
         }
         self.mark_link(handle);
     }

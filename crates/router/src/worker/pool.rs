@@ -17,11 +17,17 @@ use super::upstream::{Body, Lane, Link, Pending, Phase, Purpose};
 use super::{Stall, Worker};
 use crate::slab::Handle;
 
+/// Connections of a pool that are made at the same time. Thousands of clients may begin to wait at once (after a router's start, or a
+/// node's): more attempts than the node's backlog (511) and its one thread take would cost each other the time they have to come up.
+const COMING_MAX: usize = 128;
+
 /// The exclusive connections of one kind to one node.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     /// How many there are, in whatever state.
     open: usize,
+    /// How many of them have never been up: RESP2, RESP3.
+    coming: [usize; 2],
     /// Up, and nobody's: the one used last is used next, so that what is not needed grows idle.
     free: Vec<Handle>,
     /// Clients in line.
@@ -124,17 +130,25 @@ impl Worker {
         Some(handle)
     }
 
-    /// Opens one more connection, if the bound allows it, or a free one of the other protocol can be closed for it.
+    /// Opens one more connection, if it is wanted and the bound allows it, or a free one of the other protocol can be closed for it.
     fn grow(&mut self, node: NodeId, lane: Lane, resp3: bool) {
         let bound = self.bound(lane).0;
         let Some(pool) = self.pool(node, lane) else { return };
+        let [of_resp2, of_resp3] = pool.coming;
+        let alike = if resp3 { of_resp3 } else { of_resp2 };
+        // Those that come up have the others made.
+        if alike > 0 && (alike >= COMING_MAX || of_resp2 + of_resp3 >= pool.waiters.len()) {
+            return;
+        }
         if pool.open >= bound {
             let Some(other) = pool.free.pop() else { return };
             self.drop_link(other);
         }
         let Some(pool) = self.pool(node, lane) else { return };
         pool.open += 1;
-        let link = Link::new(node, lane, resp3, self.plan.live.database, self.counters.node(node), self.now_us);
+        pool.coming[usize::from(resp3)] += 1;
+        let mut link = Link::new(node, lane, resp3, self.plan.live.database, self.counters.node(node), self.now_us);
+        link.coming = true;
         let link = self.links.insert(Box::new(link));
         self.connect(link);
     }
@@ -170,6 +184,19 @@ impl Worker {
         };
         link.push(request, database, pending);
         self.mark_link(link_handle);
+    }
+
+    /// An exclusive connection is up for the first time.
+    pub(super) fn exclusive_up(&mut self, handle: Handle) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let (node, lane, resp3) = (link.node, link.lane, link.resp3);
+        if std::mem::take(&mut link.coming)
+            && let Some(pool) = self.pool(node, lane)
+        {
+            let coming = &mut pool.coming[usize::from(resp3)];
+            *coming = coming.saturating_sub(1);
+        }
+        self.release(handle);
     }
 
     /// A connection came up, or has become free: it goes to the first in line.
@@ -221,13 +248,7 @@ impl Worker {
                 self.refuse_first(node, lane, text);
                 continue;
             }
-            let place = lane.pool();
-            let on_their_way = self.links.iter().any(|(_, l)| {
-                l.node == node && l.lane.pool() == place && l.resp3 == resp3 && matches!(l.phase, Phase::Connecting | Phase::Greeting)
-            });
-            if !on_their_way {
-                self.grow(node, lane, resp3);
-            }
+            self.grow(node, lane, resp3);
             return;
         }
     }
@@ -259,9 +280,11 @@ impl Worker {
     }
 
     /// An exclusive connection has left the table.
-    pub(super) fn exclusive_gone(&mut self, handle: Handle, node: NodeId, lane: Lane) {
-        if let Some(pool) = self.pool(node, lane) {
+    pub(super) fn exclusive_gone(&mut self, handle: Handle, link: &Link) {
+        if let Some(pool) = self.pool(link.node, link.lane) {
             pool.open = pool.open.saturating_sub(1);
+            let coming = &mut pool.coming[usize::from(link.resp3)];
+            *coming = coming.saturating_sub(usize::from(link.coming));
             pool.free.retain(|h| *h != handle);
         }
     }
@@ -341,7 +364,14 @@ impl Worker {
             if lane == Lane::Watch {
                 self.recall_watches(node);
             }
-            self.wake(node, lane);
+            // As many as may come at the same time, where some of those before have failed.
+            for _ in 0..COMING_MAX {
+                let before = self.pool(node, lane).map(|p| p.coming);
+                self.wake(node, lane);
+                if self.pool(node, lane).map(|p| p.coming) == before {
+                    break;
+                }
+            }
         }
     }
 }

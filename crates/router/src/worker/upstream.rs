@@ -204,6 +204,8 @@ pub(super) struct Link {
     pub(super) holder: Handle,
     /// In its pool's list of free connections.
     pub(super) free: bool,
+    /// Counted by its pool among those that have never been up.
+    pub(super) coming: bool,
     /// The node holds WATCHes of the holder on this connection.
     pub(super) watching: bool,
     /// The slot of the blocking command under way.
@@ -298,6 +300,7 @@ impl Link {
             waiters: Vec::new(),
             holder: Handle::NONE,
             free: false,
+            coming: false,
             watching: false,
             slot: None,
             waits_until_us: 0,
