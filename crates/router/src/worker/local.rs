@@ -331,7 +331,7 @@ impl Worker {
         let mut out = Vec::new();
         let subcommand = args.get(1).map(|s| String::from_utf8_lossy(s).to_ascii_uppercase());
         match subcommand.as_deref() {
-            Some("MOVE" | "MOVES" | "BALANCE") => return self.ask_operator(handle, class, args),
+            Some("MOVE" | "MOVES" | "BALANCE" | "ACCEPT") => return self.ask_operator(handle, class, args),
             Some("NODES") if args.len() > 2 => return self.ask_operator(handle, class, args),
             Some("NODES") => {
                 encode::header(&mut out, b'*', plan.topology.nodes().len());
@@ -371,15 +371,6 @@ impl Worker {
                     encode::integer(&mut out, value as i64);
                 }
             }
-            Some("ACCEPT") => {
-                let name = args.get(2).map(String::from_utf8_lossy).unwrap_or_default();
-                let Some(node) = plan.topology.nodes().find(|n| n.name == name) else {
-                    return self.refuse(handle, class, &format!("ERR there is no node '{name}'; SWITCHYARD NODES lists them"));
-                };
-                tracing::warn!(node = %node.name, "a client has accepted that the node comes back empty");
-                self.shared.with_facts(node.id, |f| f.accepted = true);
-                out.extend_from_slice(b"+OK\r\n");
-            }
             Some("SLOWLOG") => self.slowlog_details(args, resp3, &mut out),
             Some("HELP") => {
                 let lines = [
@@ -398,7 +389,7 @@ impl Worker {
                     "BALANCE [DRY-RUN]",
                     "    Even the slots by weight.",
                     "ACCEPT <node>",
-                    "    Serve a node that came back empty and is held for that.",
+                    "    Serve a node that came back empty and is held for that; follow a server that says to be its primary without proof.",
                     "SLOWLOG [<count>]",
                     "    Slow commands with client, user, node, and where the time went (default 10, -1 all).",
                     "HELP",

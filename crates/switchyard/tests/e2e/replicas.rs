@@ -355,10 +355,27 @@ fn sentinels_fail_over_under_load() {
     }
 }
 
-/// The machine of the old primary comes back, with its Sentinel: both know nothing of the failover. The present primary does not answer for
-/// a while. That is no reason to go back.
 #[test]
 fn the_old_primary_and_its_sentinel_come_back_together() {
+    an_old_primary_is_followed_by_word_only(|router| {
+        let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
+        let accepted = command.args(["nodes", "accept", "mymaster", "--admin", &router.admin().to_string()]).output().expect("it runs");
+        assert!(accepted.status.success(), "{accepted:?}");
+    });
+}
+
+#[test]
+fn what_was_not_proven_is_accepted_over_resp_too() {
+    an_old_primary_is_followed_by_word_only(|router| {
+        let mut client = Client::connect(router.address());
+        client.cmd("SWITCHYARD ACCEPT nobody").expect_error();
+        assert_eq!(client.cmd("SWITCHYARD ACCEPT mymaster"), ok());
+    });
+}
+
+/// The machine of the old primary comes back, with its Sentinel: both know nothing of the failover. The present primary does not answer for
+/// a while. That is no reason to go back.
+fn an_old_primary_is_followed_by_word_only(accept: impl Fn(&Router)) {
     if direct() {
         return;
     }
@@ -394,9 +411,7 @@ fn the_old_primary_and_its_sentinel_come_back_together() {
     assert!(router.process().log().contains("nodes accept"), "{}", router.process().log());
     nodes[1].kill();
     until("an operator's word counts once the primary is gone", || {
-        let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
-        let accepted = command.args(["nodes", "accept", "mymaster", "--admin", &router.admin().to_string()]).output().expect("it runs");
-        assert!(accepted.status.success(), "{accepted:?}");
+        accept(&router);
         (followed(&router) == Some(old)).then_some(())
     });
     until_writable(&router, "k");

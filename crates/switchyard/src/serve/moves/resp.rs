@@ -9,6 +9,7 @@ use serde_json::Value;
 use switchyard_control::admin::{AddNodeRequest, BalanceRequest, HowRequest, MoveRequest, NodeRequest, Operation, SteerRequest};
 use switchyard_resp::encode;
 use switchyard_router::{OperatorCommand, OperatorPort};
+use tracing::warn;
 
 use super::Moves;
 use crate::config::parse_size;
@@ -53,6 +54,12 @@ fn answer(moves: &Arc<Moves>, command: &OperatorCommand) -> Vec<u8> {
     let mut out = Vec::new();
     let words: Vec<String> = command.words().iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    if let [verb, node @ ..] = words.as_slice()
+        && verb.eq_ignore_ascii_case("ACCEPT")
+    {
+        accept(moves, node, command.who(), &mut out);
+        return out;
+    }
     let done = parse(&words).map_err(|why| format!("{why}. Try SWITCHYARD HELP."));
     let done = done.and_then(|operation| moves.operate(operation, command.who()).map_err(|refused| refused.text().to_owned()));
     match done {
@@ -60,6 +67,17 @@ fn answer(moves: &Arc<Moves>, command: &OperatorCommand) -> Vec<u8> {
         Err(why) => encode::error(&mut out, &format!("ERR {}", why.replace(['\r', '\n'], " "))),
     }
     out
+}
+
+/// `SWITCHYARD ACCEPT node`: what `switchyard nodes accept` does.
+fn accept(moves: &Moves, words: &[&str], who: &str, out: &mut Vec<u8>) {
+    let [node] = words else { return encode::error(out, "ERR wrong arguments: ACCEPT node") };
+    if moves.running.accept(node) {
+        warn!(target: "audit", who, node, "the node is accepted as it is");
+        encode::simple(out, "OK");
+    } else {
+        encode::error(out, &format!("ERR there is no node '{}'; SWITCHYARD NODES lists them", node.replace(['\r', '\n'], " ")));
+    }
 }
 
 /// What the words ask. They are those of the command line.
