@@ -54,6 +54,9 @@ const SUMMED: &[(&str, &[&str])] = &[
 /// Fields of the section `memory` about what every node has alike: the largest figure is the fleet's.
 const LARGEST: [&str; 3] = ["number_of_cached_scripts", "number_of_functions", "number_of_libraries"];
 
+/// Words of the section `memory` that are shown where every node says the same.
+const AGREED: &[&str] = &["mem_allocator", "maxmemory_policy"];
+
 fn human(bytes: f64) -> String {
     let units = ["B", "K", "M", "G", "T"];
     let power = (bytes.max(1.0).log2() / 10.0).floor().clamp(0.0, 4.0);
@@ -141,6 +144,9 @@ impl Worker {
                     list.push(("used_memory_human", human(sum("used_memory"))));
                     for field in LARGEST {
                         list.extend(values(field).into_iter().reduce(f64::max).map(|value| (field, format_number(value))));
+                    }
+                    for field in AGREED {
+                        list.extend(agreed(&texts, field).map(|value| (*field, value)));
                     }
                 }
                 "stats" => {
@@ -232,6 +238,13 @@ fn keyspace(texts: &[String]) -> Vec<(String, String)> {
     databases.into_iter().map(line).collect()
 }
 
+/// A word that every node says of itself. Where they say different things, `nodes differ`: no one of them is true of the whole.
+fn agreed(texts: &[String], field: &str) -> Option<String> {
+    let mut said = texts.iter().filter_map(|t| t.lines().find_map(|l| l.strip_prefix(field)?.strip_prefix(':'))).map(str::trim);
+    let first = said.next()?;
+    Some(if said.all(|other| other == first) { first } else { "nodes differ" }.to_owned())
+}
+
 /// Lines `PREFIXname:a=1,b=2` of every node, their figures added up by name; `usec_per_call` is computed anew.
 fn merged(texts: &[String], prefix: &str) -> Vec<(String, String)> {
     let mut lines: BTreeMap<&str, Vec<(&str, f64)>> = BTreeMap::new();
@@ -259,7 +272,16 @@ fn merged(texts: &[String], prefix: &str) -> Vec<(String, String)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{human, keyspace, merged};
+    use super::{agreed, human, keyspace, merged};
+
+    #[test]
+    fn words_are_shown_where_all_nodes_agree() {
+        let texts =
+            ["mem_allocator:jemalloc-5.3.0\r\nmaxmemory_policy:noeviction\r\n".to_string(), "maxmemory_policy:allkeys-lru\r\n".to_string()];
+        assert_eq!(agreed(&texts, "mem_allocator").as_deref(), Some("jemalloc-5.3.0"));
+        assert_eq!(agreed(&texts, "maxmemory_policy").as_deref(), Some("nodes differ"));
+        assert_eq!(agreed(&texts, "other"), None);
+    }
 
     #[test]
     fn statistics_of_commands_and_errors_add_up() {

@@ -35,6 +35,8 @@ fn info_has_the_sections_and_fields_that_tools_read() {
         "used_memory_human",
         "used_memory_rss",
         "maxmemory",
+        "maxmemory_policy",
+        "mem_allocator",
         "total_connections_received",
         "total_commands_processed",
         "instantaneous_ops_per_sec",
