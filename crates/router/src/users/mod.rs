@@ -217,6 +217,8 @@ impl User {
 pub struct Users {
     by_name: BTreeMap<String, Arc<User>>,
     default: Arc<User>,
+    /// The default user is one of the file's.
+    default_is_listed: bool,
 }
 
 impl Default for Users {
@@ -242,7 +244,7 @@ impl Users {
                 return Err(vec![RuleError { line: 0, text }]);
             }
             let default = default.clone();
-            return Ok(Self { by_name: users, default });
+            return Ok(Self { by_name: users, default, default_is_listed: true });
         }
         let mut default = match password {
             Some(password) => User::unrestricted(DEFAULT, vec![Proof::Clear(password.clone())]),
@@ -255,7 +257,22 @@ impl Users {
     fn assemble(mut by_name: BTreeMap<String, Arc<User>>, default: User) -> Self {
         let default = Arc::new(default);
         by_name.insert(DEFAULT.to_owned(), default.clone());
-        Self { by_name, default }
+        Self { by_name, default, default_is_listed: false }
+    }
+
+    /// The same, where the default user may do less: by the words of a line of the file that are about commands, keys, channels, scripts,
+    /// bounds and reads. They come after `allkeys allchannels allcommands`.
+    pub fn with_default_rules<W: AsRef<str>>(self, words: &[W]) -> Result<Self, RuleError> {
+        if words.is_empty() {
+            return Ok(self);
+        }
+        let wrong = |text: String| RuleError { line: 0, text };
+        if self.default_is_listed {
+            return Err(wrong("the users file has a line for the default user: write these words there".to_owned()));
+        }
+        let mut default = User::clone(&self.default);
+        default.restrict(words).map_err(wrong)?;
+        Ok(Self::assemble(self.by_name, default))
     }
 
     /// The default user.

@@ -106,6 +106,21 @@ const KEYS_AFTER_ALL: &str = "a pattern after ~* or allkeys has no effect; reset
 const CHANNELS_AFTER_ALL: &str = "a pattern after &* or allchannels has no effect; resetchannels starts with an empty list";
 
 impl User {
+    /// Takes rights away from a user who has all of them. Who may log in as it, and how, is said elsewhere.
+    pub(super) fn restrict<W: AsRef<str>>(&mut self, words: &[W]) -> Result<(), String> {
+        let table = CommandTable::builtin();
+        // As for every user who may not do everything.
+        self.all_scripts = false;
+        for word in words.iter().map(AsRef::as_ref) {
+            if matches!(word, "on" | "off" | "nopass" | "resetpass" | "reset") || word.starts_with('$') {
+                return Err(format!("{} says who may log in, and not what they may do", shown(word)));
+            }
+            self.apply(word, &table)?;
+        }
+        self.compile(&table);
+        Ok(())
+    }
+
     fn apply(&mut self, word: &str, table: &CommandTable) -> Result<(), String> {
         match word {
             "on" => self.on = true,
@@ -452,6 +467,26 @@ mod tests {
         assert!(Users::from_file("user a off", Some(&secret)).expect("good").default_user().is_on());
         assert!(Users::from_file("user default on nopass ~* +@read", None).expect("good").default_user().is_open());
         assert!(Users::from_file("user default on nopass", Some(&secret)).is_err());
+    }
+
+    #[test]
+    fn the_default_user_may_be_given_less() {
+        let users = Users::default().with_default_rules(&["-@dangerous", "+info", "resetkeys", "%R~a*", "connections=3"]).expect("good");
+        assert_eq!(users.default_user().describe(), "user default on nopass %R~a* &* +@all -@dangerous +info connections=3");
+        assert!(!users.default_user().is_unrestricted() && users.default_user().is_open());
+        assert_eq!(Users::default().with_default_rules::<&str>(&[]).expect("good"), Users::default());
+        let bounded = Users::default().with_default_rules(&["connections=3"]).expect("good");
+        assert!(bounded.default_user().is_unrestricted());
+        for (word, says) in
+            [("off", "who may log in"), ("nopass", "who may log in"), ("-@nothing", "no category"), (">pw", "hash-password")]
+        {
+            let error = Users::default().with_default_rules(&[word]).expect_err(word);
+            assert!(error.text.contains(says), "{word}: {error}");
+        }
+        let listed = Users::from_file("user default on nopass ~* +@read", None).expect("good");
+        assert!(listed.with_default_rules(&["-get"]).is_err());
+        let others = Users::from_file("user a off", None).expect("good").with_default_rules(&["-get"]).expect("good");
+        assert!(!others.default_user().is_on(), "nobody is let in by a rule");
     }
 
     proptest! {

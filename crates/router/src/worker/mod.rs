@@ -455,7 +455,12 @@ impl Worker {
                 // One that is subscribed waits by trade, as in Redis.
                 client.subscribed() == 0 && !client.monitor && idle_us.is_some_and(|idle| quiet_us > idle)
             };
-            if overdue {
+            // A pipeline that is written before it is read is a right of those who are somebody.
+            let fills = client.stall == Stall::Output && stalled > OUTPUT_PATIENCE_US && client.guard & login::guard::STRANGER != 0;
+            if fills {
+                self.counters.cut_output.add(1);
+            }
+            if overdue || fills {
                 late.push((handle, true));
             } else if (client.stall == Stall::Learning && stalled > LEARNING_PATIENCE_US)
                 || (client.stall == Stall::Output && stalled > OUTPUT_PATIENCE_US)

@@ -569,7 +569,7 @@ mod replication;
 static GROUPS: &[&[Key<Config>]] = &[
     TOP,
     &CLIENT_PASSWORD,
-    &security::USERS_FILE,
+    security::USERS_FILE,
     CLIENTS,
     CROSS_SLOT,
     replication::READS,

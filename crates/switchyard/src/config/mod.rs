@@ -171,6 +171,7 @@ pub(crate) struct Config {
     cluster_announce: Vec<Endpoint>,
     client_password: Option<SecretSource>,
     users_file: Option<PathBuf>,
+    default_user_rules: Vec<String>,
     nodes_username: Option<String>,
     sentinel_username: Option<String>,
     sentinel_password: Option<SecretSource>,
@@ -209,6 +210,7 @@ impl Default for Config {
             cluster_announce: Vec::new(),
             client_password: None,
             users_file: None,
+            default_user_rules: Vec::new(),
             nodes_username: None,
             sentinel_username: None,
             sentinel_password: None,
@@ -633,6 +635,14 @@ impl Config {
     }
 
     fn resolve_users(&self, password: Option<&Secret>, warnings: &mut Vec<String>, problems: &mut Vec<Problem>) -> Users {
+        let users = self.listed_users(password, warnings, problems);
+        users.with_default_rules(&self.default_user_rules).unwrap_or_else(|error| {
+            problems.push(self.problem("clients.default-user-rules", error.text));
+            Users::without_file(password)
+        })
+    }
+
+    fn listed_users(&self, password: Option<&Secret>, warnings: &mut Vec<String>, problems: &mut Vec<Problem>) -> Users {
         let Some(path) = &self.users_file else { return Users::without_file(password) };
         let shown = path.display();
         if secret::others_may_write(path) {

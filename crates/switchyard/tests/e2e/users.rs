@@ -13,19 +13,20 @@ use crate::support::client::PATIENCE;
 use crate::support::{Client, Node, NodeOptions, Random, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, simple, until};
 
 /// A hash that is cheap to check, unless told otherwise.
-fn hash(password: &str, memory_kib: u32, passes: u32) -> String {
+pub(crate) fn hash(password: &str, memory_kib: u32, passes: u32) -> String {
     let params = Params::new(memory_kib, passes, 1, None).expect("parameters");
     let salt = SaltString::encode_b64(b"not random here!").expect("a salt");
     Argon2::new(Algorithm::Argon2id, Version::V0x13, params).hash_password(password.as_bytes(), &salt).expect("hashes").to_string()
 }
 
-struct UsersFile {
+/// A users file that only we may read, for as long as this value lives.
+pub(crate) struct UsersFile {
     _dir: TempDir,
-    path: PathBuf,
+    pub(crate) path: PathBuf,
 }
 
 impl UsersFile {
-    fn new(text: &str) -> UsersFile {
+    pub(crate) fn new(text: &str) -> UsersFile {
         let dir = TempDir::new().expect("a directory");
         let file = UsersFile { path: dir.path().join("users"), _dir: dir };
         file.write(text);
@@ -161,6 +162,73 @@ fn a_users_file_closes_the_door_to_those_without_a_name() {
     let mut client = Client::connect(router.address());
     assert_eq!(client.cmd("AUTH app whatever"), ok());
     assert_eq!(client.cmd("SET k v"), ok());
+}
+
+/// Replies that a stranger does not read do not pile up: it is closed (CVE-2025-21605 was the opposite).
+#[test]
+fn strangers_who_do_not_read_cost_no_memory() {
+    use std::io::Write;
+    let users = UsersFile::new("user app on nopass ~* +@all\n");
+    let Some(site) = Site::router_only(1, &options(&users.path, Some("master"))) else { return };
+    let memory = || site.router().process().memory_kib("VmRSS");
+    let before = memory();
+    let piece = "GET k\r\n".repeat(10_000);
+    let strangers: Vec<Client> = (0..20).map(|_| site.client()).collect();
+    std::thread::scope(|scope| {
+        for stranger in &strangers {
+            // 10 MB of commands, 40 MB of errors.
+            let piece = &piece;
+            scope.spawn(move || {
+                let mut stream = stranger.stream();
+                (0..140).take_while(|_| stream.write_all(piece.as_bytes()).is_ok()).count()
+            });
+        }
+    });
+    let grown = memory().saturating_sub(before);
+    assert!(grown < 100 << 10, "20 strangers have made the router grow by {grown} KiB");
+    let mut client = site.client();
+    assert_eq!(client.cmd("AUTH master"), ok());
+    assert_eq!(client.cmd("SET k v"), ok());
+}
+
+/// Dangerous commands are refused to whoever has not logged in, and allowed to users whose line says so.
+#[test]
+fn the_default_user_may_be_kept_from_some_commands() {
+    let users = UsersFile::new(&format!("user operator on {} ~* &* +@all\n", hash("s3cret", 64, 1)));
+    let config = |rules: &str| format!("[clients]\nusers-file = {:?}\npassword = \"master\"\ndefault-user-rules = {rules}\n", users.path);
+    let router = RouterOptions {
+        config: config(r#"["-@dangerous", "+info", "-@scripting", "requests-per-second=100000"]"#),
+        password: Some("master".into()),
+        ..RouterOptions::default()
+    };
+    // The test's own look whether it serves needs no dangerous command.
+    let Some(site) = Site::router_only(2, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    let mut client = site.client();
+    assert_eq!(client.cmd("AUTH master"), ok());
+    assert_eq!(client.cmd("SET k v"), ok());
+    for line in
+        ["FLUSHALL", "KEYS *", "CONFIG GET maxmemory", "RESTORE k 0 x", "CLIENT LIST", "SORT k", "EVAL return(1) 0", "FUNCTION FLUSH"]
+    {
+        let name = line.to_ascii_lowercase();
+        let reply = client.cmd(line);
+        let error = reply.expect_error();
+        assert!(error.starts_with("NOPERM") && error.contains(name.split(' ').next().expect("a word")), "{line}: {error}");
+    }
+    assert!(client.cmd("INFO server").text().contains("redis_version"));
+    assert_eq!(client.cmd("GET k"), bulk("v"));
+    let mut operator = site.client();
+    assert_eq!(operator.cmd("AUTH operator s3cret"), ok());
+    assert_eq!(operator.cmd("EVAL return(1) 0"), int(1));
+    assert_eq!(operator.cmd("FLUSHALL"), ok());
+    // A reload gives it back, also to those who are connected.
+    std::fs::write(site.router().config_file(), config("[]")).expect("configuration");
+    reload(&site);
+    until("it may again", || (client.cmd("FLUSHALL") == ok()).then_some(()));
+    // What makes no sense is refused, and changes nothing.
+    std::fs::write(site.router().config_file(), config(r#"["-@nothing"]"#)).expect("configuration");
+    site.router().process().signal(Signal::HUP);
+    until("the mistake is told", || site.router().process().log().contains("default-user-rules").then_some(()));
+    assert_eq!(client.cmd("FLUSHALL"), ok());
 }
 
 #[test]

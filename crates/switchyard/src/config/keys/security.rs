@@ -3,17 +3,32 @@
 use super::super::Config;
 use super::super::listener::{LimitConfig, ListenerConfig, parse_mode};
 use super::super::tls::ClientAuth;
-use super::{GB, HOUR, KB, Key, MS, Section, Takes, quoted, size, time};
+use super::{GB, HOUR, KB, Key, MS, Section, Takes, list, quoted, size, time};
 
-pub(super) const USERS_FILE: [Key<Config>; 1] = [file_key!(
-    Config,
-    Section::Clients,
-    "users-file",
-    "File with the users that may log in, what they may do, and hashes of their passwords: see docs/security.md. With it, nobody is let in \
-     without a name unless it gives the default user.",
-    "\"/etc/switchyard/users\"",
-    users_file
-)];
+pub(super) const USERS_FILE: &[Key<Config>] = &[
+    file_key!(
+        Config,
+        Section::Clients,
+        "users-file",
+        "File with the users that may log in, what they may do, and hashes of their passwords: see docs/security.md. With it, nobody is let in \
+         without a name unless it gives the default user.",
+        "\"/etc/switchyard/users\"",
+        users_file
+    ),
+    key!(
+        Section::Clients,
+        "default-user-rules",
+        Takes::Reload,
+        &[],
+        "What clients that have not named a user may not do, in the words of the users file: [\"-@dangerous\", \"-keys\"]. Not together with \
+         a line for the default user there. Empty: they may do everything.",
+        |config, raw, _| {
+            config.default_user_rules = raw.texts()?.into_iter().filter(|word| !word.is_empty()).collect();
+            Ok(())
+        },
+        |config| list(config.default_user_rules.iter().cloned())
+    ),
+];
 
 pub(super) const TLS: &[Key<Config>] = &[
     file_key!(
