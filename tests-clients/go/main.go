@@ -227,16 +227,33 @@ func parallel(r *redis.Client) {
 	checks++
 }
 
+// options says how every connection of this program is made.
+func options(protocol int) *redis.Options {
+	o := &redis.Options{Addr: os.Args[1], Protocol: protocol, MaxRetries: -1, ReadTimeout: 20 * time.Second}
+	if secured != nil {
+		o.TLSConfig, o.Username, o.Password = secured.tls, secured.user, secured.password
+	}
+	return o
+}
+
 func main() {
 	if len(os.Args) == 3 && os.Args[2] == "cluster" {
 		cluster(os.Args[1])
 		return
 	}
-	if len(os.Args) != 2 {
-		fail("usage: client-check HOST:PORT [cluster]")
+	over := ""
+	switch {
+	case len(os.Args) == 8 && os.Args[2] == "secured":
+		secured = newSecured(os.Args[3], os.Args[4], os.Args[5], os.Args[6], os.Args[7])
+		verified()
+		over = " over TLS"
+	case len(os.Args) != 2:
+		fail("usage: client-check HOST:PORT [cluster | secured CA-FILE CERT-FILE KEY-FILE USER PASSWORD]")
 	}
 	for _, protocol := range []int{2, 3} {
-		r := redis.NewClient(&redis.Options{Addr: os.Args[1], Protocol: protocol, ClientName: "check", MaxRetries: -1, ReadTimeout: 20 * time.Second})
+		named := options(protocol)
+		named.ClientName = "check"
+		r := redis.NewClient(named)
 		types(r)
 		pipelines(r)
 		iteration(r)
@@ -248,12 +265,17 @@ func main() {
 		if info, err := r.Info(ctx, "server").Result(); err != nil || !strings.Contains(info, "redis_version") {
 			fail("INFO: %v %q", err, info)
 		}
-		other := redis.NewClient(&redis.Options{Addr: os.Args[1], Protocol: protocol, DB: 5, MaxRetries: -1})
+		fifth := options(protocol)
+		fifth.DB = 5
+		other := redis.NewClient(fifth)
 		result("SET in another database", "OK")(other.Set(ctx, "five", "5", 0).Result())
 		result("EXISTS in database 0", int64(0))(r.Exists(ctx, "five").Result())
+		if secured != nil {
+			rights(r, protocol)
+		}
 		result("FLUSHALL", "OK")(r.FlushAll(ctx).Result())
 		_ = other.Close()
 		_ = r.Close()
 	}
-	fmt.Printf("ok: %d checks with go-redis %s\n", checks, redis.Version())
+	fmt.Printf("ok: %d checks with go-redis %s%s\n", checks, redis.Version(), over)
 }

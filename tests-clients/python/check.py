@@ -6,9 +6,15 @@ import threading
 import time
 
 import redis
+from redis.backoff import NoBackoff
 from redis.cache import CacheConfig
+from redis.retry import Retry
 
 checks = 0
+# The library tries again by itself, a wrong password too: twenty of them, and the address is refused unseen for a while.
+ONCE = {"retry": Retry(NoBackoff(), 0)}
+# Where the server is, and how it is spoken to: what every connection of this program is made with.
+where = {}
 
 
 def expect(got, wanted, what):
@@ -79,8 +85,7 @@ def types(r, protocol):
     expect(r.bitcount("b"), 1, "BITCOUNT")
     expect(r.geoadd("g", (13.361389, 38.115556, "Palermo")), 1, "GEOADD")
     expect(r.geosearch("g", longitude=13, latitude=38, radius=100, unit="km"), ["Palermo"], "GEOSEARCH")
-    kwargs = r.connection_pool.connection_kwargs
-    raw = redis.Redis(host=kwargs["host"], port=kwargs["port"], protocol=protocol)
+    raw = redis.Redis(**where, protocol=protocol)
     expect(bool(raw.restore("h2", 0, raw.dump("h"))), True, "DUMP and RESTORE")
     expect(r.hgetall("h2"), {"a": "1", "b": "2"}, "HGETALL of the restored")
 
@@ -180,14 +185,14 @@ def blocking(r):
     expect(r.wait(0, 10), 0, "WAIT")
 
 
-def connection(host, port, protocol):
-    r = redis.Redis(host=host, port=port, protocol=protocol, decode_responses=True, client_name="check", db=3)
+def connection(protocol):
+    r = redis.Redis(**where, protocol=protocol, decode_responses=True, client_name="check", db=3)
     r.set("db", "three")
     expect(r.client_getname(), "check", "CLIENT GETNAME")
     expect(r.client_info()["db"], 3, "CLIENT INFO")
     expect(r.client_id() > 0, True, "CLIENT ID")
     expect(any(c["name"] == "check" for c in r.client_list()), True, "CLIENT LIST")
-    expect(redis.Redis(host=host, port=port, protocol=protocol).get("db"), None, "another database")
+    expect(redis.Redis(**where, protocol=protocol).get("db"), None, "another database")
     info = r.info()
     expect("redis_version" in info and info["role"] == "master", True, "INFO")
     expect(r.info("keyspace")["db3"]["keys"], 1, "INFO keyspace")
@@ -199,8 +204,8 @@ def connection(host, port, protocol):
     r.close()
 
 
-def threads(host, port):
-    pool = redis.ConnectionPool(host=host, port=port, decode_responses=True, max_connections=16)
+def threads():
+    pool = redis.Redis(**where, decode_responses=True, max_connections=16).connection_pool
     wrong = []
 
     def work(me):
@@ -218,8 +223,8 @@ def threads(host, port):
     expect(wrong, [], "values of threads over a pool")
 
 
-def messages(host, port, protocol):
-    r = redis.Redis(host=host, port=port, protocol=protocol, decode_responses=True)
+def messages(protocol):
+    r = redis.Redis(**where, protocol=protocol, decode_responses=True)
     p = r.pubsub()
     p.subscribe("news", "sport")
     p.psubscribe("n*")
@@ -257,12 +262,12 @@ def messages(host, port, protocol):
     expect(len(heard) >= 20, True, "messages in a thread")
 
 
-def caching(host, port):
-    other = redis.Redis(host=host, port=port)
+def caching():
+    other = redis.Redis(**where)
     version = tuple(int(part) for part in other.info("server")["redis_version"].split(".")[:2])
     if version < (7, 4):
         return  # redis-py refuses to cache before older servers
-    r = redis.Redis(host=host, port=port, protocol=3, decode_responses=True, cache_config=CacheConfig())
+    r = redis.Redis(**where, protocol=3, decode_responses=True, cache_config=CacheConfig())
     for i in range(50):
         other.set(f"cached{i % 5}", i)
         end = time.time() + 10
@@ -272,10 +277,54 @@ def caching(host, port):
     expect(r.get_cache().size > 0, True, "redis-py caches")
 
 
+def rights(protocol):
+    """What a user who may only read its own keys gets, by the way that such users come in."""
+    full = redis.Redis(**where, protocol=protocol, decode_responses=True)
+    expect(full.acl_whoami(), where["username"], "ACL WHOAMI")
+    full.mset({"public:a": 1, "public:b": 2, "secret": 3})
+    r = redis.Redis(**where | {"username": "reader"}, protocol=protocol, decode_responses=True)
+    expect(r.acl_whoami(), "reader", "ACL WHOAMI of a restricted user")
+    expect(r.mget("public:a", "public:b"), ["1", "2"], "MGET of what a user may read")
+    denied = redis.exceptions.NoPermissionError
+    fails_with(denied, "keys", lambda: r.get("secret"), "GET of another's key")
+    fails_with(denied, "keys", lambda: r.mget("public:a", "secret"), "MGET of another's key")
+    fails_with(denied, "set", lambda: r.set("public:a", 9), "SET by a reader")
+    fails_with(denied, "flushall", r.flushall, "FLUSHALL by a reader")
+    fails_with(denied, "set", lambda: r.pipeline().get("public:a").set("public:a", 9).execute(), "a transaction of a reader")
+    expect(r.pipeline().get("public:a").get("public:a").execute(), ["1", "1"], "a transaction of what it may")
+    p = r.pubsub()
+    p.subscribe("public:news")
+    expect(p.get_message(timeout=10)["type"], "subscribe", "SUBSCRIBE to what a user may hear")
+    expect(full.publish("public:news", "x"), 1, "PUBLISH")
+    expect(p.get_message(timeout=10)["data"], "x", "a message")
+    p.close()
+    p = r.pubsub()
+    fails_with(denied, "channels", lambda: (p.subscribe("secret"), p.get_message(timeout=10)), "SUBSCRIBE to another channel")
+    p.close()
+    wrong = redis.Redis(**where | ONCE | {"password": "wrong"}, protocol=protocol)
+    fails_with(redis.AuthenticationError, "", wrong.ping, "a wrong password")
+    stranger = redis.Redis(**where | ONCE | {"username": None, "password": None}, protocol=protocol)
+    fails_with(redis.AuthenticationError, "", stranger.ping, "a client without a name")
+    full.flushall()
+
+
+def verified():
+    """The library verifies the certificate, and the listener that of the client."""
+    unknown = ONCE | {key: value for key, value in where.items() if key != "ssl_ca_certs"}
+    fails_with(redis.ConnectionError, "CERTIFICATE_VERIFY_FAILED", redis.Redis(**unknown).ping, "a certificate of an unknown authority")
+    anonymous = ONCE | {key: value for key, value in where.items() if key not in ("ssl_certfile", "ssl_keyfile")}
+    fails_with(redis.ConnectionError, "", redis.Redis(**anonymous).ping, "a client without a certificate")
+
+
 def main():
     host, port = sys.argv[1].rsplit(":", 1)
+    where.update(host=host, port=int(port))
+    if len(sys.argv) > 2:
+        ca, certificate, key, user, password = sys.argv[2:]
+        where.update(ssl=True, ssl_ca_certs=ca, ssl_certfile=certificate, ssl_keyfile=key, username=user, password=password)
+        verified()
     for protocol in (2, 3):
-        r = redis.Redis(host=host, port=int(port), protocol=protocol, decode_responses=True)
+        r = redis.Redis(**where, protocol=protocol, decode_responses=True)
         types(r, protocol)
         pipelines(r)
         iteration(r)
@@ -283,16 +332,18 @@ def main():
         transactions(r)
         blocking(r)
         r.flushall()
-        connection(host, int(port), protocol)
-        messages(host, int(port), protocol)
-    caching(host, int(port))
+        connection(protocol)
+        messages(protocol)
+        if "username" in where:
+            rights(protocol)
+    caching()
     # What redis-py does when nobody says which protocol to speak.
-    default = redis.Redis(host=host, port=int(port))
+    default = redis.Redis(**where)
     expect(default.set("default", "x"), True, "the library's own default")
     expect(default.get("default"), b"x", "the library's own default")
-    threads(host, int(port))
+    threads()
     default.flushall()
-    print(f"ok: {checks} checks with redis-py {redis.__version__}")
+    print(f"ok: {checks} checks with redis-py {redis.__version__}{' over TLS' if 'ssl' in where else ''}")
 
 
 main()

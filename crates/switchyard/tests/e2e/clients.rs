@@ -4,13 +4,16 @@
 //! What they need is fetched by their own package tools with pinned versions, and kept in the target directory for the next run. A
 //! missing toolchain fails the test, unless `SWITCHYARD_SKIP_CLIENTS=1`: silence would look like success.
 
-use std::net::SocketAddr;
+use std::ffi::OsString;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use crate::support::certificates::Authority;
 use crate::support::process::{on_path, tied};
-use crate::support::{RouterOptions, Site, SiteOptions, encode, int, ok};
+use crate::support::{RouterOptions, Site, SiteOptions, encode, int, ok, ports};
+use crate::users::{UsersFile, hash};
 
 pub(crate) fn programs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-clients").canonicalize().expect("tests-clients")
@@ -115,10 +118,49 @@ fn redis_py() {
     let mut check = tied("python3");
     check.arg("-B").arg(source.join("check.py")).arg(site.address().to_string()).env("PYTHONPATH", &packages);
     says_ok("redis-py", &run("redis-py", &mut check));
+    if let Some(secured) = Secured::new() {
+        let mut check = tied("python3");
+        check.arg("-B").arg(source.join("check.py")).arg(&secured.address).args(&secured.credentials).env("PYTHONPATH", &packages);
+        says_ok("redis-py over TLS", &run("redis-py over TLS", &mut check));
+    }
     if let Some(site) = cluster() {
         let mut check = tied("python3");
         check.arg("-B").arg(source.join("cluster.py")).arg(site.address().to_string()).env("PYTHONPATH", packages);
         says_ok("redis-py's RedisCluster", &run("redis-py's RedisCluster", &mut check));
+    }
+}
+
+/// A router whose clients come over TLS, each with a certificate, a name and a password.
+struct Secured {
+    _authority: Authority,
+    _users: UsersFile,
+    _site: Site,
+    address: String,
+    /// The authority's certificate, the client's own and its key, user and password.
+    credentials: [OsString; 5],
+}
+
+impl Secured {
+    fn new() -> Option<Secured> {
+        let authority = Authority::new();
+        let (server, client) = (authority.sign("server", &["localhost", "127.0.0.1"]), authority.sign("client", &["client"]));
+        let hash = hash("s3cret", 64, 1);
+        let users = UsersFile::new(&format!(
+            "user app on {hash} ~* &* +@all\nuser reader on {hash} ~public:* &public:* +@read +@connection +@pubsub +@transaction +acl|whoami -@dangerous\n"
+        ));
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free()));
+        // The password of the default user is for the test's own look whether the router is there, at the plain listener.
+        let config = format!(
+            "[clients]\nusers-file = {:?}\npassword = \"master\"\n[tls]\ncert-file = {:?}\nkey-file = {:?}\nclient-auth = \"required\"\nclient-ca-file = {:?}\n[[listener]]\naddress = \"tls://{address}\"\n",
+            users.path,
+            server.certificate,
+            server.key,
+            authority.file()
+        );
+        let router = RouterOptions { config, password: Some("master".into()), ..RouterOptions::default() };
+        let site = Site::router_only(3, &SiteOptions { router, ..SiteOptions::default() })?;
+        let credentials = [authority.file().into(), client.certificate.into(), client.key.into(), "app".into(), "s3cret".into()];
+        Some(Secured { _authority: authority, _users: users, _site: site, address: address.to_string(), credentials })
     }
 }
 
@@ -134,8 +176,10 @@ fn go_redis() {
         return;
     }
     let source = programs().join("go");
-    let all: Vec<u8> =
-        ["go.mod", "go.sum", "main.go", "cluster.go"].iter().flat_map(|f| std::fs::read(source.join(f)).expect("a source")).collect();
+    let all: Vec<u8> = ["go.mod", "go.sum", "main.go", "cluster.go", "secured.go"]
+        .iter()
+        .flat_map(|f| std::fs::read(source.join(f)).expect("a source"))
+        .collect();
     let built = prepared("go", &all, |dir| {
         let mut build = Command::new("go");
         build.args(["build", "-buildvcs=false", "-mod=readonly", "-o"]).arg(dir.join("client-check")).arg(".");
@@ -143,6 +187,11 @@ fn go_redis() {
     });
     let site = Site::new(3);
     says_ok("go-redis", &run("go-redis", tied(built.join("client-check")).arg(site.address().to_string())));
+    if let Some(secured) = Secured::new() {
+        let mut check = tied(built.join("client-check"));
+        check.arg(&secured.address).arg("secured").args(&secured.credentials);
+        says_ok("go-redis over TLS", &run("go-redis over TLS", &mut check));
+    }
     if let Some(site) = cluster() {
         let mut check = tied(built.join("client-check"));
         says_ok("go-redis' ClusterClient", &run("go-redis' ClusterClient", check.arg(site.address().to_string()).arg("cluster")));
@@ -241,6 +290,22 @@ fn redis_cli() {
     assert!(text.contains("errors: 0, replies: 20000"), "{text}");
     assert_eq!(client.cmd("EXISTS pipe:0 pipe:19999"), int(2));
     assert_eq!(client.cmd("FLUSHALL"), ok());
+}
+
+/// `-c` follows redirections: there are none, wherever a key is.
+#[test]
+fn redis_cli_in_cluster_mode() {
+    let Some(site) = cluster() else { return };
+    for protocol in ["-2", "-3"] {
+        for i in 0..12 {
+            let cli = |args: &[&str]| run("redis-cli -c", redis_tool("redis-cli", site.address()).args(["-c", protocol]).args(args));
+            let (key, value) = (format!("key:{i}"), format!("{i}"));
+            assert_eq!(cli(&["SET", &key, &value]), "OK\n");
+            assert_eq!(cli(&["GET", &key]), format!("{value}\n"));
+        }
+        let nodes = run("redis-cli -c", redis_tool("redis-cli", site.address()).args(["-c", protocol, "CLUSTER", "NODES"]));
+        assert!(nodes.contains("myself,master") && nodes.contains("0-16383"), "{nodes}");
+    }
 }
 
 /// A command line for the shell. Only for our own words, which have nothing to escape.
