@@ -62,6 +62,17 @@ bench-peers: ## the router beside twemproxy, HAProxy and Envoy in one run; write
 	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
 	    exec "$$target_dir/release/switchyard" bench peers --out docs/benchmarks.md $(ARGS)
 
+.PHONY: bench-costs
+bench-costs: ## what TLS, a limit on keys, a bound of the user and a restricted user cost for each request
+	@scripts/install-deps.sh bench
+	$(CARGO) build --release --locked -p switchyard
+	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
+	    exec "$$target_dir/release/switchyard" bench peers --no-install --rows '50 clients' --tls \
+	        --variant 'limit=--config $(CURDIR)/scripts/bench/limits.toml' \
+	        --variant 'user bound=--set clients.default-user-rules=requests-per-second=100000000' \
+	        --variant 'user rules=--set clients.default-user-rules=-@dangerous' \
+	        --only 'switchyard,switchyard by TLS,switchyard limit,switchyard user bound,switchyard user rules,direct' $(ARGS)
+
 .PHONY: compat
 compat: ## public compatibility suites, from checkouts given by COMPAT_SUITE=DIR and VALKEY_TESTS=DIR; see docs/compatibility.md
 	@scripts/install-deps.sh test

@@ -30,11 +30,11 @@ pub(super) fn find(predixy: Option<&Path>, install: bool, say: &dyn Fn(&str)) ->
     let (mut recipes, mut missing) = (Vec::new(), Vec::new());
     for (peer, program) in found {
         match program {
-            Ok(program) => recipes.push(Recipe { peer, program, extra: Vec::new() }),
+            Ok(program) => recipes.push(Recipe { peer, program, extra: Vec::new(), tls: false }),
             Err(e) => missing.push(Missing { peer, why: format!("{e:#}") }),
         }
     }
-    recipes.push(Recipe { peer: Peer::Direct, program: PathBuf::new(), extra: Vec::new() });
+    recipes.push(Recipe { peer: Peer::Direct, program: PathBuf::new(), extra: Vec::new(), tls: false });
     (recipes, missing)
 }
 

@@ -57,6 +57,8 @@ pub struct Settings {
     pub serve_args: Vec<String>,
     /// Variants of our router to measure beside it: a name and further arguments of `serve`.
     pub variants: Vec<(String, Vec<String>)>,
+    /// Whether our router is measured a second time, with clients that come by TLS.
+    pub tls: bool,
     /// predixy's binary, where the user has one.
     pub predixy: Option<PathBuf>,
     /// Only these peers, by name; empty: all.
@@ -254,8 +256,12 @@ impl Bench<'_> {
             peer: Peer::Switchyard { variant: variant.to_owned() },
             program: settings.switchyard.clone(),
             extra: settings.serve_args.iter().chain(more).cloned().collect(),
+            tls: false,
         };
         let mut recipes = vec![ours("", &[])];
+        if settings.tls {
+            recipes.push(Recipe { tls: true, ..ours("by TLS", &[]) });
+        }
         recipes.extend(settings.variants.iter().map(|(name, more)| ours(name, more)));
         recipes.extend(others);
         let wanted = |peer: &Peer| settings.only.is_empty() || settings.only.contains(&peer.to_string());
@@ -355,7 +361,7 @@ impl Bench<'_> {
 
     fn measure(&mut self, index: usize, row: Row, keys: u64) -> Result<Sample> {
         let target = &self.targets[index];
-        let run = |requests| redis_benchmark::run(&self.benchmark, target.address, &row, requests, keys, self.folder, &self.settings.stop);
+        let run = |requests| redis_benchmark::run(&self.benchmark, target, &row, requests, keys, self.folder, &self.settings.stop);
         let (seconds, warm_up) = if self.settings.quick { (0.5, 0.1) } else { (1.5, 0.3) };
         let rate = match self.rates.get(&(index, row)) {
             Some(rate) => *rate,

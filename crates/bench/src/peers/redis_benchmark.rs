@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use super::rows::Row;
+use super::{rows::Row, target::Target};
 use crate::process::Process;
 
 /// What takes longer than this hangs: measurements are made to take a second or two.
@@ -32,7 +32,7 @@ pub(super) struct Outcome {
 /// Sends `requests` requests of a row to `target`, for keys among the first `keys`.
 pub(super) fn run(
     program: &Path,
-    target: SocketAddr,
+    target: &Target,
     row: &Row,
     requests: u64,
     keys: u64,
@@ -40,7 +40,11 @@ pub(super) fn run(
     stop: &AtomicBool,
 ) -> Result<Outcome> {
     let mut command = Command::new(program);
-    command.args(arguments(target, row, requests, keys));
+    command.args(arguments(target.tls.unwrap_or(target.address), row, requests, keys));
+    if target.tls.is_some() {
+        // The certificate was made a moment ago; what is measured is not whether somebody trusts it.
+        command.args(["--tls", "--insecure"]);
+    }
     let mut process = Process::start("redis-benchmark", &command, folder)?;
     let end = Instant::now() + PATIENCE;
     let status = loop {

@@ -70,6 +70,8 @@ pub(super) struct Target {
     pub peer: Peer,
     /// Where it listens.
     pub address: SocketAddr,
+    /// Where it listens by TLS, if the load is to come that way.
+    pub tls: Option<SocketAddr>,
     /// `None` for [`Peer::Direct`].
     pub process: Option<Process>,
     /// What it says its version is.
@@ -85,6 +87,29 @@ pub(super) struct Recipe {
     pub program: PathBuf,
     /// Further arguments (of our router's `serve`).
     pub extra: Vec<String>,
+    /// Clients come by TLS (to our router).
+    pub tls: bool,
+}
+
+/// Has our router listen by TLS too, with a certificate made for it; gives the address.
+fn add_tls(command: &mut Command, name: &str, folder: &Path) -> Result<SocketAddr> {
+    let openssl = process::find_program(&["openssl"]).context("openssl, which makes the certificate, is not on PATH")?;
+    let at = |ending: &str| folder.join(format!("{name}.{ending}"));
+    let (certificate, key, config) = (at("pem"), at("key"), at("toml"));
+    let made = Command::new(openssl)
+        .args("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost".split(' '))
+        .arg("-out")
+        .arg(&certificate)
+        .arg("-keyout")
+        .arg(&key)
+        .output()
+        .context("cannot run openssl")?;
+    ensure!(made.status.success(), "openssl made no certificate: {}", String::from_utf8_lossy(&made.stderr));
+    let text = format!("[tls]\ncert-file = {certificate:?}\nkey-file = {key:?}\n");
+    std::fs::write(&config, text).with_context(|| format!("cannot write {}", config.display()))?;
+    let address = process::free_address()?;
+    command.arg("--config").arg(config).args(["--listen", &format!("tls://{address}")]);
+    Ok(address)
 }
 
 impl Recipe {
@@ -92,17 +117,18 @@ impl Recipe {
     pub(super) fn start(&self, name: &str, nodes: &[SocketAddr], folder: &Path) -> Result<Target> {
         let first = *nodes.first().context("a proxy needs a node")?;
         if self.peer == Peer::Direct {
-            return Ok(Target { peer: Peer::Direct, address: first, process: None, version: String::new() });
+            return Ok(Target { peer: Peer::Direct, address: first, tls: None, process: None, version: String::new() });
         }
         let version = self.version();
         // A port may be taken between being found free and being bound; another one then.
         for attempt in 1.. {
             let address = process::free_address()?;
-            let command = self.command(name, address, nodes, folder)?;
+            let mut command = self.command(name, address, nodes, folder)?;
+            let tls = if self.tls { Some(add_tls(&mut command, name, folder)?) } else { None };
             let mut process = Process::start(name, &command, folder)?;
             match process.wait_ready(address).and_then(|()| check(address)) {
                 Ok(()) => {
-                    return Ok(Target { peer: self.peer.clone(), address, process: Some(process), version });
+                    return Ok(Target { peer: self.peer.clone(), address, tls, process: Some(process), version });
                 }
                 Err(e) if attempt == 2 => return Err(e),
                 Err(_) => {}

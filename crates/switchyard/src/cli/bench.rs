@@ -48,7 +48,8 @@ enum What {
         switchyard bench peers --predixy ~/predixy/src/predixy --out docs/benchmarks.md\n  \
         switchyard bench peers --quick            does everything work? (a minute; its numbers compare nothing)\n  \
         switchyard bench peers --pinned           only the gate: the proxy alone on one CPU\n  \
-        switchyard bench peers --variant 'two=--workers 2'    the router a second time, with other flags of serve"
+        switchyard bench peers --variant 'two=--workers 2'    the router a second time, with other flags of serve
+  switchyard bench peers --only 'switchyard,switchyard by TLS' --tls --rows 'P=1, 50'    what TLS to the clients costs"
 )]
 #[command(args_override_self = true)]
 struct PeersArguments {
@@ -87,6 +88,10 @@ struct PeersArguments {
     /// Measure the router also with these flags of `serve`; may be repeated
     #[arg(long, value_name = "NAME=FLAGS")]
     variant: Vec<String>,
+
+    /// Measure the router also with clients that come by TLS (needs openssl, and a redis-benchmark with TLS)
+    #[arg(long)]
+    tls: bool,
 
     /// Do not install peers that are missing
     #[arg(long)]
@@ -180,6 +185,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 },
                 serve_args: words(&arguments.serve_args),
                 variants: arguments.variant.iter().map(variant).collect::<anyhow::Result<_>>()?,
+                tls: arguments.tls,
                 predixy: arguments.predixy.clone(),
                 only: arguments.only.clone(),
                 filter: arguments.rows.clone(),
