@@ -26,6 +26,8 @@ impl Worker {
         link.since_us = self.now_us;
         link.writable = true;
         link.greeting.clear();
+        // It is asked again: what an earlier connection was refused, this one may be allowed.
+        link.no_multi = None;
         let name = format!("switchyard-{}-{}", self.shared.incarnation, self.index);
         let mut bytes = Vec::new();
         let user = access.username.as_deref().unwrap_or("default");
