@@ -38,8 +38,8 @@ pub(super) struct Connection {
     pub(super) process: Process,
     /// Where it leads.
     pub(super) address: SocketAddr,
-    /// It is not to be used any more.
-    abandoned: bool,
+    /// Why it is not to be used any more.
+    lost: Option<String>,
     /// `redis_version`, comparable.
     pub(super) version: (u32, u32),
 }
@@ -76,7 +76,7 @@ impl Connection {
             process: Process { run_id: String::new(), client_id: 0 },
             version: (0, 0),
             address,
-            abandoned: false,
+            lost: None,
         };
         let left = || until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         if let Some(password) = &access.password {
@@ -107,7 +107,16 @@ impl Connection {
 
     /// The server is no longer the node's primary: the connection counts as lost from now on.
     pub(super) fn abandon(&mut self) {
-        self.abandoned = true;
+        self.give_up("it is no longer the node's primary".to_owned());
+    }
+
+    /// From now on it counts as lost, and this is why.
+    pub(super) fn give_up(&mut self, why: String) {
+        self.lost.get_or_insert(why);
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.is_some()
     }
 
     /// Has the node end another connection, and waits until it has confirmed that.
@@ -141,8 +150,13 @@ impl Connection {
         Ok(String::from_utf8_lossy(reply::text(&answer).unwrap_or_default()).into_owned())
     }
 
-    /// Asks, and waits for the answer. Nothing else may be under way.
+    /// Asks, and waits for the answer. Nothing else may be under way. Without an answer the connection counts as lost: what comes late would be taken for
+    /// the answer to the next question.
     pub(super) fn call(&mut self, args: &[&[u8]], patience: Duration) -> Result<Vec<u8>, String> {
+        self.ask_alone(args, patience).inspect_err(|why| self.give_up(why.clone()))
+    }
+
+    fn ask_alone(&mut self, args: &[&[u8]], patience: Duration) -> Result<Vec<u8>, String> {
         if self.unanswered != 0 {
             debug_assert!(false, "a call is alone");
             // Its answer would be taken for another's. A new connection has no such past.
@@ -196,8 +210,8 @@ impl Connection {
 
     /// Sends and receives what can be without waiting; whole replies are appended to `answers`.
     pub(super) fn exchange(&mut self, answers: &mut Vec<Vec<u8>>) -> Result<(), String> {
-        if self.abandoned {
-            return Err("it is no longer the node's primary".to_owned());
+        if let Some(why) = &self.lost {
+            return Err(why.clone());
         }
         let failed = |error: Errno, tls: &Option<Box<Tls>>| {
             let why = tls.as_ref().and_then(|tls| tls.failure()).map(|why| format!("TLS: {why}"));
@@ -253,5 +267,44 @@ impl Connection {
         }
         self.input.drain(..at);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_that_comes_late_is_not_taken_for_another() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("its address");
+        let (go, gone) = (mpsc::channel::<()>(), mpsc::channel::<()>());
+        let node = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("accepted");
+            let info = "run_id:abc\r\nredis_version:7.0.15\r\n";
+            let info = format!("${}\r\n{info}\r\n", info.len());
+            for answer in ["+OK\r\n", ":7\r\n", &info, "*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"] {
+                assert!(stream.read(&mut [0; 1000]).expect("asked") > 0);
+                stream.write_all(answer.as_bytes()).expect("answered");
+            }
+            assert!(stream.read(&mut [0; 1000]).expect("asked") > 0);
+            go.1.recv().expect("told");
+            stream.write_all(b"$4\r\nlate\r\n").expect("answered");
+            gone.0.send(()).expect("heard");
+        });
+        let access = NodeAccess { name: "n".into(), address: Some(address), username: None, password: None, tls: None };
+        let mut connection = Connection::open(&access, address, "test", Duration::from_secs(30)).expect("greeted");
+        let why = connection.call(&[b"GET", b"key"], Duration::from_millis(1)).expect_err("no answer");
+        assert!(why.contains("did not answer"), "{why}");
+        go.0.send(()).expect("it waits");
+        gone.1.recv().expect("sent");
+        node.join().expect("done");
+        let mut answers = Vec::new();
+        assert_eq!(connection.exchange(&mut answers), Err(why));
+        assert!(answers.is_empty() && connection.is_lost());
     }
 }

@@ -307,7 +307,9 @@ impl Mover {
                     mailbox.send(Message::Refused { move_id: self.order.id, keys: keys.clone(), error: error.clone() });
                 }
             }
-            Action::Restore { side } => self.end_mut(side).next_try = Some(Instant::now()),
+            Action::Restore { side } => {
+                self.end_mut(side).next_try.get_or_insert_with(Instant::now);
+            }
             Action::HandOver { to } => {
                 run.view.shared.admit_all();
                 self.wake_workers(&run.view.shared);
@@ -446,6 +448,8 @@ impl Mover {
         for (ask, answers) in done {
             if let Err(why) = self.answered(run, side, ask, answers) {
                 self.lose(run, side, &why);
+                // It is there, and will say the same in the next millisecond.
+                self.end_mut(side).try_later();
                 break;
             }
         }

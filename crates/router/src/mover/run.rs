@@ -402,6 +402,9 @@ impl Mover {
     /// Reaches both sides, however long that takes. `resumed`: ends what an earlier router has left there first.
     fn reach_both(&mut self, resumed: bool) -> Result<(), Halt> {
         for side in [Side::Source, Side::Target] {
+            if self.end(side).connection.as_ref().is_some_and(Connection::is_lost) {
+                self.end_mut(side).fail();
+            }
             while self.end(side).connection.is_none() {
                 self.pump()?;
                 let reached = self.reach(side).and_then(|()| if resumed { self.end_strangers(side) } else { Ok(()) });

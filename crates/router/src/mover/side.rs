@@ -400,7 +400,8 @@ impl End {
     /// The databases that have keys.
     pub(super) fn databases(&mut self, patience: Duration) -> Result<Databases, String> {
         let Some(connection) = &mut self.connection else { return Err("not connected".to_owned()) };
-        let info = connection.info("keyspace", patience)?;
+        // Who asks goes on with what is lost, and looks here again when it is back.
+        let info = connection.info("keyspace", patience).inspect_err(|why| connection.give_up(why.clone()))?;
         let database = |line: &str| {
             let (number, counts) = line.strip_prefix("db")?.split_once(':')?;
             // Not told is not none.

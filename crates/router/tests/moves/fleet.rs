@@ -30,10 +30,16 @@ impl Server {
     }
 
     pub(crate) fn start_at(address: SocketAddr, dir: tempfile::TempDir, options: &[&str]) -> Server {
-        let program = ["redis-server", "valkey-server"]
-            .into_iter()
-            .find(|p| Command::new(p).arg("--version").stdout(Stdio::null()).status().is_ok())
-            .expect("redis-server or valkey-server is installed");
+        Server::start_program(&default_program(), address, dir, options)
+    }
+
+    /// Of another program.
+    pub(crate) fn of(program: &str, options: &[&str]) -> Server {
+        let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its address");
+        Server::start_program(program, free, tempfile::tempdir().expect("a directory"), options)
+    }
+
+    fn start_program(program: &str, address: SocketAddr, dir: tempfile::TempDir, options: &[&str]) -> Server {
         let port = address.port().to_string();
         let child = Command::new(program)
             .args(["--port", &port, "--save", "", "--dir"])
@@ -73,6 +79,22 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+pub(crate) fn default_program() -> String {
+    let program =
+        ["redis-server", "valkey-server"].into_iter().find(|p| Command::new(p).arg("--version").stdout(Stdio::null()).status().is_ok());
+    program.expect("redis-server or valkey-server is installed").to_owned()
+}
+
+/// Other servers, as far as somebody has named them: paths in SWITCHYARD_TEST_SERVERS, with colons between.
+pub(crate) fn other_programs() -> Vec<String> {
+    let named = std::env::var("SWITCHYARD_TEST_SERVERS").unwrap_or_default();
+    let programs: Vec<String> = named.split(':').filter(|path| !path.is_empty()).map(str::to_owned).collect();
+    if programs.is_empty() {
+        eprintln!("skipped: SWITCHYARD_TEST_SERVERS names no other servers (paths of redis-server or valkey-server, with colons between)");
+    }
+    programs
 }
 
 #[track_caller]
@@ -152,8 +174,9 @@ impl Client {
                 self.input.drain(..len + 2);
                 text
             }
-            "*" => {
-                let count: usize = rest.parse().expect("a count");
+            "_" => "(nil)".to_owned(),
+            "*" | ">" | "~" | "%" => {
+                let count = rest.parse::<usize>().expect("a count") * if kind == "%" { 2 } else { 1 };
                 let parts: Vec<String> = (0..count).map(|_| self.reply()).collect();
                 format!("[{}]", parts.join(", "))
             }

@@ -5,3 +5,4 @@
 mod faults;
 mod fleet;
 mod serving;
+mod versions;

@@ -1,0 +1,117 @@
+//! Servers of other versions and makes, and what a server knows of how its keys are used.
+
+use super::fleet::{Client, Fleet, Server, default_program, other_programs};
+use switchyard_router::MoveEnd;
+
+const COUNT: usize = 60;
+
+fn fill(client: &mut Client) {
+    for n in 0..COUNT {
+        for line in [
+            format!("SET {{{n}}}string value{n}"),
+            format!("SET {{{n}}}mortal value EX 1000"),
+            format!("RPUSH {{{n}}}list a b c"),
+            format!("HSET {{{n}}}hash f v g w"),
+            format!("SADD {{{n}}}set 1 2 3"),
+            format!("ZADD {{{n}}}zset 1 a 2 b"),
+            format!("XADD {{{n}}}stream 1-1 f v"),
+        ] {
+            assert!(!client.cmd(&line).starts_with('-'), "{line}");
+        }
+    }
+}
+
+#[track_caller]
+fn all_there(client: &mut Client) {
+    for n in 0..COUNT {
+        for (line, expected) in [
+            (format!("GET {{{n}}}string"), format!("value{n}")),
+            (format!("LRANGE {{{n}}}list 0 -1"), "[a, b, c]".to_owned()),
+            (format!("HGET {{{n}}}hash g"), "w".to_owned()),
+            (format!("SCARD {{{n}}}set"), "3".to_owned()),
+            (format!("ZRANGE {{{n}}}zset 0 -1 WITHSCORES"), "[a, 1, b, 2]".to_owned()),
+            (format!("XRANGE {{{n}}}stream - +"), "[[1-1, [f, v]]]".to_owned()),
+        ] {
+            assert_eq!(client.cmd(&line), expected, "{line}");
+        }
+        let left: i64 = client.cmd(&format!("PTTL {{{n}}}mortal")).parse().expect("a time");
+        assert!((900_000..=1_000_000).contains(&left), "{left}");
+    }
+}
+
+/// From any server to any other: done, or refused before anything has moved because the target cannot read what the source dumps.
+#[test]
+fn servers_of_other_versions_take_part() {
+    let ours = default_program();
+    for other in other_programs() {
+        let mut done = 0;
+        for (source, target) in [(&ours, &other), (&other, &ours), (&other, &other)] {
+            let fleet = Fleet::with(vec![Server::of(source, &[]), Server::of(target, &[])]);
+            let mut client = fleet.client();
+            fill(&mut client);
+            fleet.begin(fleet.order(1, 0, 1));
+            let counted = std::thread::scope(|scope| {
+                let (fleet, end) = (&fleet, scope.spawn(|| fleet.wait_for(1)));
+                let mut client = fleet.client();
+                let mut count = 0;
+                while !end.is_finished() || count < 500 {
+                    count += 1;
+                    assert_eq!(client.cmd("INCR {counter}"), count.to_string());
+                }
+                count
+            });
+            assert_eq!(client.cmd("GET {counter}"), counted.to_string());
+            all_there(&mut client);
+            match fleet.wait_for(1) {
+                MoveEnd::Done => {
+                    done += 1;
+                    assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
+                }
+                MoveEnd::Stopped(why) => {
+                    assert!(source != target && why.contains("is of an older version than") && why.contains("Upgrade"), "{why}");
+                    assert_eq!(fleet.progress(1).keys_moved, 0);
+                }
+            }
+            eprintln!("{source} -> {target}: {:?}", fleet.wait_for(1));
+        }
+        assert!(done >= 2, "in one direction at least, and among themselves");
+    }
+}
+
+#[test]
+fn how_often_or_lately_a_key_was_used_goes_with_it() {
+    for (policy, hint) in [("allkeys-lfu", "FREQ"), ("allkeys-lru", "IDLETIME")] {
+        let options = ["--maxmemory-policy", policy, "--lfu-decay-time", "0"];
+        let fleet = Fleet::with(vec![Server::start(&options), Server::start(&options)]);
+        let mut client = fleet.client();
+        for n in 0..200 {
+            assert_eq!(client.cmd(&format!("SET {{{n}}} value")), "OK");
+        }
+        // What it has at the source is written over with something that no use of the keys meanwhile could give.
+        let mut source = fleet.servers[0].client();
+        let keys: Vec<String> = (0..200).map(|n| format!("{{{n}}}")).filter(|key| source.cmd(&format!("EXISTS {key}")) == "1").collect();
+        let mut restore = |key: &str, used: u64| {
+            source.send(&[
+                b"EVAL",
+                b"local d = redis.call('DUMP', KEYS[1]) return redis.call('RESTORE', KEYS[1], 0, d, 'REPLACE', ARGV[1], ARGV[2])",
+                b"1",
+                key.as_bytes(),
+                hint.as_bytes(),
+                used.to_string().as_bytes(),
+            ]);
+            assert_eq!(source.reply(), "OK");
+        };
+        for (place, key) in keys.iter().enumerate() {
+            restore(key, 50 + place as u64);
+        }
+        fleet.begin(fleet.order(1, 0, 1));
+        assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+        let mut target = fleet.servers[1].client();
+        for (place, key) in keys.iter().enumerate() {
+            let used: u64 = target.cmd(&format!("OBJECT {hint} {key}")).parse().expect("a number");
+            let given = 50 + place as u64;
+            // Idle time goes on; how often counts no less than before.
+            assert!((given..given + 60).contains(&used), "{hint} of {key}: {given} became {used}");
+        }
+    }
+}
