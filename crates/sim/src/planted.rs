@@ -83,6 +83,8 @@ impl Planted {
         Self::Machine(MachineBug::AbsentNotRecorded),
         Self::Machine(MachineBug::FlushWithoutQuiet),
         Self::Machine(MachineBug::TurnBackWithoutDrain),
+        Self::Machine(MachineBug::NotListedAgain),
+        Self::Machine(MachineBug::LeftWhereItRestarted),
     ];
 }
 

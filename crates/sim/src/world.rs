@@ -171,6 +171,8 @@ pub(crate) struct World {
     pub(crate) keys: Vec<Key>,
     /// Faults that follow on the mover's nth action.
     at_action: Vec<(u64, Fault)>,
+    /// Faults that follow when a leg is about to end.
+    at_end: Vec<Fault>,
     pub(crate) actions: u64,
     pub(crate) faults_left: u64,
     pub(crate) faulty: bool,
@@ -221,6 +223,7 @@ impl World {
             history: History::new(keys.len()),
             keys,
             at_action: Vec::new(),
+            at_end: Vec::new(),
             actions: 0,
             faults_left: 0,
             faulty: false,
@@ -297,7 +300,9 @@ impl World {
         }
         self.faults_left = faults.len() as u64;
         for fault in faults {
-            if self.random.chance(600) {
+            if matches!(fault, Fault::KillRouter | Fault::KillNode(_)) && self.random.chance(250) {
+                self.at_end.push(fault);
+            } else if self.random.chance(600) {
                 let action = self.random.between(1, 60);
                 self.at_action.push((action, fault));
             } else {
@@ -314,6 +319,14 @@ impl World {
         let now: Vec<Fault> = self.at_action.extract_if(.., |(at, _)| *at <= actions).map(|(_, fault)| fault).collect();
         for fault in now {
             let when = self.random.below(300);
+            self.after(when, Ev::Fault(fault));
+        }
+    }
+
+    /// A leg is about to end: a fault may follow while that is recorded, stored and published.
+    pub(crate) fn about_to_end(&mut self) {
+        if let Some(fault) = self.at_end.pop() {
+            let when = self.random.below(3_000);
             self.after(when, Ev::Fault(fault));
         }
     }
@@ -877,9 +890,10 @@ impl World {
 
     fn is_over(&mut self) -> bool {
         if self.faults_left > 0 && self.now > 200_000 {
-            // Faults that were to follow on actions that never came.
-            self.faults_left -= self.at_action.len() as u64;
+            // Faults that were to follow on what never came.
+            self.faults_left -= (self.at_action.len() + self.at_end.len()) as u64;
             self.at_action.clear();
+            self.at_end.clear();
         }
         self.faults_left == 0
             && self.router_up

@@ -300,7 +300,7 @@ pub enum Action {
         at: Side,
     },
     /// Read these keys at `from`: all databases, expiry as absolute time, what the node knows of their use. A batch of that number that was copied
-    /// before is begun again: forget what was read.
+    /// before is begun again: forget what was read. Until its keys are gone from there, what was read is kept: it may have to be stored again.
     Copy {
         /// The batch.
         batch: BatchId,

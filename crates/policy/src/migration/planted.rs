@@ -35,6 +35,8 @@ pub enum Bug {
     TurnBackWithoutDrain,
     /// Keys listed before the source restarted are taken for all that it has.
     NotListedAgain,
+    /// What a source that restarted shows of the keys of a batch that was read before stays there.
+    LeftWhereItRestarted,
 }
 
 /// The bug of a machine, if any.

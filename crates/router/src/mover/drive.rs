@@ -57,8 +57,8 @@ pub(super) struct Run {
     pub(super) slots: Vec<Slot>,
     is_ours: Vec<bool>,
     machine: Box<dyn Machine>,
-    /// When batches were begun, and of how many keys they are.
-    begun: HashMap<BatchId, (Instant, usize)>,
+    /// When batches were begun, of how many keys they are, and where these are read.
+    begun: HashMap<BatchId, (Instant, usize, Side)>,
     events: VecDeque<Event>,
     view: LegView,
     /// The epoch that every worker has to know, and the node at which nothing older may be in flight.
@@ -66,7 +66,7 @@ pub(super) struct Run {
     /// The transits could not be published yet.
     publish_again: Option<Instant>,
     hand_over_again: Option<(Instant, NodeId)>,
-    /// What was read and is not stored yet, of the keys that are there.
+    /// What was read and is not yet gone from where it was read, of the keys that are there: it may have to be stored again.
     contents: HashMap<BatchId, Vec<(Key, Vec<Content>)>>,
     pub(super) databases: Vec<u32>,
     /// Those of the source in which no key expires. Nobody else writes the leg's keys there once it has drained.
@@ -112,7 +112,8 @@ impl Mover {
         };
         let mut is_ours = vec![false; SLOT_COUNT];
         slots.iter().for_each(|slot| is_ours[slot.index()] = true);
-        let whole = !fresh || slots.iter().any(|slot| self.anything.contains(slot));
+        let restarted = self.source.connection.as_ref().map(|c| &c.process.run_id) != self.listed_of.as_ref();
+        let whole = !fresh || restarted || slots.iter().any(|slot| self.anything.contains(slot));
         let walk = Walk { side: Side::Source, databases: databases.clone(), cursor: b"0".to_vec(), asked: false, removals: 0 };
         let mut run = Run {
             number,
@@ -263,7 +264,7 @@ impl Mover {
             }
             Action::Copy { batch, from, keys } => {
                 run.contents.remove(&batch);
-                run.begun.insert(batch, (Instant::now(), keys.len()));
+                run.begun.insert(batch, (Instant::now(), keys.len(), from));
                 let (form, usage) = (self.form(run), self.usage());
                 self.end_mut(from).copy(batch, keys, &run.databases, run.lasting(from), form, usage);
             }
@@ -485,13 +486,14 @@ impl Mover {
                 let Some(read) = self.end_mut(side).copy_others(batch, read, &run.databases, run.lasting(side)) else { return Ok(()) };
                 run.strings = read.are_strings();
                 self.strings = run.strings;
-                let there = read.keys.into_iter().zip(read.contents).filter(|(_, contents)| !contents.is_empty()).collect();
-                run.contents.insert(batch, there);
+                let there: Vec<_> = read.keys.into_iter().zip(read.contents).filter(|(_, contents)| !contents.is_empty()).collect();
+                if !there.is_empty() {
+                    run.contents.insert(batch, there);
+                }
                 run.events.push_back(Event::Copied { batch, outcomes: read.outcomes });
             }
             Ask::Store { batch, places, count } => {
                 let outcomes = side::stored(&places, count, &answers)?;
-                run.contents.remove(&batch);
                 run.events.push_back(Event::Stored { batch, outcomes });
             }
             Ask::Secure { batch, durability } => {
@@ -502,13 +504,17 @@ impl Mover {
                 if let Some(why) = refused(&answers) {
                     return Err(format!("it refuses to remove keys: {why}"));
                 }
-                if let Some((began, keys)) = run.begun.remove(&batch) {
+                // Gone from where it was read, so it need not be stored again. Else it was only cleared where it goes.
+                if let Some((began, keys, _)) = run.begun.get(&batch).copied().filter(|(.., from)| *from == side) {
+                    run.begun.remove(&batch);
+                    run.contents.remove(&batch);
                     self.note_batch(began.elapsed(), keys);
                     run.events.push_back(Event::Pace(self.pace()));
                 }
                 run.events.push_back(Event::Removed { batch });
             }
             Ask::Migrate { batch } => {
+                run.contents.remove(&batch);
                 // The target's own error is in the middle of the source's.
                 let refused = refused(&answers).map(|why| why.find("BUSYKEY").map_or(why.clone(), |at| why[at..].to_owned()));
                 run.events.push_back(Event::Migrated { batch, refused });

@@ -102,6 +102,8 @@ pub(super) struct Mover {
     /// Of the busier node, since it was last used.
     node_cpu: Option<f64>,
     looked: Instant,
+    /// The process whose keys are in the spool. Another one may have keys again that this one had not.
+    pub(super) listed_of: Option<String>,
     /// The process that the source was when the move began.
     pub(super) first_source: Option<String>,
 }
@@ -179,6 +181,7 @@ impl Mover {
             node_cpu: None,
             looked: now,
             waited_before: None,
+            listed_of: None,
             first_source: None,
             shared,
             own,
@@ -510,6 +513,8 @@ impl Mover {
         self.observe()?;
         self.doing = "listing keys".to_owned();
         self.listed = 0;
+        // If the connection breaks all is listed anew.
+        self.listed_of = self.source.connection.as_ref().map(|c| c.process.run_id.clone());
         let mut is_ours = vec![false; switchyard_policy::topology::SLOT_COUNT];
         self.slots_left.iter().for_each(|slot| is_ours[slot.index()] = true);
         for database in self.databases_in_use()? {

@@ -9,7 +9,7 @@ use switchyard_policy::topology::MoveId;
 
 use super::{Flush, Stage};
 use crate::history::Place;
-use crate::node::{Entry, KeyIx, Op};
+use crate::node::{KeyIx, Op};
 use crate::planted::Bug;
 use crate::worker::{Stage as ViewStage, View, Worker};
 use crate::world::{Ev, World};
@@ -25,7 +25,9 @@ impl World {
     fn sync(&mut self) {
         if self.mover.syncing.is_none() && !self.mover.written.is_empty() {
             self.mover.syncing = Some(self.mover.written.len());
-            let delay = self.random.between(100, 1_500);
+            // A disk is slow now and then.
+            let slow = self.random.chance(100);
+            let delay = if slow { self.random.between(2_000, 30_000) } else { self.random.between(100, 1_500) };
             self.after(delay, Ev::Synced);
         }
     }
@@ -128,6 +130,10 @@ impl World {
                 self.write(None, Record::Ended { move_id });
             }
         }
+        if view.is_none() {
+            self.mover.unnoticed.clear();
+            self.mover.in_hand.clear();
+        }
         self.mover.epoch += 1;
         let stage = view.unwrap_or(ViewStage::Settled { owner: self.mover.owner });
         let view = Rc::new(View { epoch: self.mover.epoch, stage });
@@ -219,12 +225,15 @@ impl World {
             let node = &self.nodes[ix];
             if node.up { node.keys.get(&key).cloned() } else { node.disk.get(&key).cloned() }
         };
-        let again: Vec<(KeyIx, Entry)> = (0..self.keys.len())
-            .filter(|key| leg.away.contains_key(&m.fingerprints.of(&self.keys[*key])) && has(m.target, *key).is_none())
-            .filter_map(|key| Some((key, has(m.source, key)?)))
-            .collect();
-        for (key, entry) in again {
-            self.history.reverts(key, Some(entry), self.now, Place::Doubtful);
+        let mut again = Vec::new();
+        for key in 0..self.keys.len() {
+            let entry = has(m.source, key).filter(|_| leg.away.contains_key(&m.fingerprints.of(&self.keys[key])));
+            // One whose time is over is gone at the target, too.
+            let gone_us = has(m.target, key).map_or(Some(self.now), |there| there.expires_us.map(|end| end.max(self.now)));
+            again.extend(entry.zip(gone_us).map(|(entry, gone_us)| (key, entry, gone_us)));
+        }
+        for (key, entry, gone_us) in again {
+            self.history.reverts(key, Some(entry), gone_us, Place::Doubtful);
         }
     }
 
@@ -235,8 +244,8 @@ impl World {
         let open = m.durable.open.values().find_map(|open| open.leg.as_ref()).filter(|leg| leg.moving);
         let Some(leg) = open else {
             // A leg that has ended, by the journal, whatever the topology says.
-            let ended = m.durable.open.values().any(|open| !open.handed_over.is_empty());
-            let owner = if ended { m.target } else { m.owner };
+            let ended = m.durable.open.values().rfind(|open| !open.handed_over.is_empty());
+            let owner = ended.map_or(m.owner, |open| usize::from(open.target.0));
             let pending = m.written.iter().any(|(_, record)| matches!(record, Record::LegMoving { .. }));
             return if pending {
                 Place::Doubtful
@@ -252,18 +261,18 @@ impl World {
             _ => false,
         });
         let there = |ix: usize| self.nodes[ix].keys.contains_key(&key) || self.nodes[ix].disk.contains_key(&key) && !self.nodes[ix].up;
-        if leg.away.contains_key(&fingerprint) {
+        if let Some(eras) = leg.away.get(&fingerprint) {
             if node == m.target {
                 // What was read of it may outlive the node.
-                let read = m.batches.values().any(|batch| batch.keys.contains(&key));
+                let read = m.in_hand.contains(&key);
                 if pending || read || there(m.source) { Place::Doubtful } else { Place::Here }
-            } else if pending {
+            } else if pending || eras.source == leg.eras.source && eras.target != leg.eras.target {
+                // Its removal may not have been done; then it is moved as if it had not been.
                 Place::Doubtful
-            } else if leg.turned_back.is_some() {
-                // Keys come back to it. A node that forgets, comes back, and is not noticed before the leg ends shows what it showed before.
-                Place::UntilNoticed
             } else {
-                Place::Elsewhere
+                // If the leg goes back keys come to it again. A node that forgets, comes back, and is not noticed before the leg ends shows what it
+                // showed before.
+                Place::UntilNoticed
             }
         } else if node == m.source || pending || had {
             Place::Doubtful

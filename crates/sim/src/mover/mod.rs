@@ -83,6 +83,8 @@ struct Listing {
     next: Option<KeyIx>,
     done: bool,
     asked: bool,
+    /// In the place of an earlier one.
+    again: bool,
     /// Counts of keys wanted by the machine.
     waiting: VecDeque<u32>,
 }
@@ -123,6 +125,8 @@ pub(crate) struct Mover {
     resume: Option<OpenLeg>,
     links: [Link; 2],
     batches: BTreeMap<BatchId, Batch>,
+    /// Keys that were read and are not admitted, in this leg: copies of them may be under way, also after a crash of the router.
+    in_hand: BTreeSet<KeyIx>,
     listing: Listing,
     noted: BTreeSet<KeyIx>,
     purge: Option<Purge>,
@@ -172,6 +176,7 @@ impl Mover {
             resume: None,
             links: Default::default(),
             batches: BTreeMap::new(),
+            in_hand: BTreeSet::new(),
             listing: Listing::default(),
             noted: BTreeSet::new(),
             purge: None,
@@ -352,7 +357,17 @@ impl World {
 
     fn leg_ended(&mut self, outcome: &Outcome) {
         self.look_for_what_is_left(outcome);
-        self.mover.unnoticed.clear();
+        let left = match outcome {
+            Outcome::Moved => Some(self.mover.source),
+            Outcome::Returned { .. } => Some(self.mover.target),
+            Outcome::NotBegun { .. } => None,
+        };
+        for (at, mark) in std::mem::take(&mut self.mover.unnoticed) {
+            if left == Some(at) {
+                self.history.forget(&vec![mark]);
+            }
+        }
+        self.mover.in_hand.clear();
         say!(self, "leg {} of move {} ends: {outcome:?}", self.mover.leg, self.mover.move_id);
         self.mover.machine = None;
         self.mover.inbox.clear();
@@ -457,22 +472,27 @@ impl World {
         }
     }
 
-    /// The machine knows which process is there: what that shows of keys that are not on record must not count.
+    /// The machine knows which process is there: what that shows of keys that are not there by the journal must not count.
     fn noticed(&mut self, node: usize) {
         for (at, mark) in std::mem::take(&mut self.mover.unnoticed) {
-            let fingerprint = self.mover.fingerprints.of(&self.keys[mark.0]);
-            let on_record = self
-                .mover
-                .durable
-                .open
-                .values()
-                .any(|open| open.leg.as_ref().is_some_and(|leg| leg.away.contains_key(&fingerprint)))
-                || self.mover.written.iter().any(|(_, record)| matches!(record, Record::Moved { keys, .. } if keys.contains(&fingerprint)));
-            let stays = on_record && node == self.mover.target;
-            if at == node && !stays && self.nodes[node].up {
-                self.history.forget(&vec![mark]);
-            } else if at != node {
+            if at != node {
                 self.mover.unnoticed.push((at, mark));
+                continue;
+            }
+            let fingerprint = self.mover.fingerprints.of(&self.keys[mark.0]);
+            let open = self.mover.durable.open.values().find_map(|open| open.leg.as_ref());
+            let mut away = open.is_some_and(|leg| leg.away.contains_key(&fingerprint));
+            for (_, record) in &self.mover.written {
+                match record {
+                    Record::Moved { keys, .. } if keys.contains(&fingerprint) => away = true,
+                    Record::Returned { keys, .. } if keys.contains(&fingerprint) => away = false,
+                    _ => {}
+                }
+            }
+            // It came here, by the journal, before anybody noticed.
+            let stays = if node == self.mover.target { away } else { !away && open.is_some_and(|leg| leg.turned_back.is_some()) };
+            if !stays && self.nodes[node].up {
+                self.history.forget(&vec![mark]);
             }
         }
     }
@@ -561,7 +581,9 @@ impl World {
     fn scan(&mut self) {
         let listing = &mut self.mover.listing;
         let (side, number) = (listing.at, listing.number);
-        if listing.done || listing.asked || !self.mover.links[side].ready {
+        // A listing that is begun again waits until keys are asked for: those are written down to which workers have not heard of the leg are in it then.
+        let early = listing.again && listing.waiting.is_empty();
+        if listing.done || listing.asked || early || !self.mover.links[side].ready {
             return;
         }
         if let Some(next) = listing.next {
@@ -708,6 +730,7 @@ impl World {
         match action {
             Action::Record { number, record } => {
                 if matches!(record, Record::LegEnded { .. }) {
+                    self.about_to_end();
                     self.mover.met_at_end = std::array::from_fn(|side| self.mover.links[side].process.map(|(process, _)| process));
                 }
                 self.write(Some(number), record);
@@ -736,22 +759,33 @@ impl World {
             }
             Action::List { count } => {
                 self.mover.listing.waiting.push_back(count);
+                self.scan();
                 self.tell_listed();
             }
             Action::Relist { at } => {
                 let before = std::mem::take(&mut self.mover.listing);
-                self.mover.listing = Listing { at: ix(at), number: before.number + 1, next: Some(0), ..Listing::default() };
+                self.mover.listing = Listing { at: ix(at), number: before.number + 1, next: Some(0), again: true, ..Listing::default() };
                 for _ in before.waiting {
                     self.mover_event(Event::Listed { keys: Vec::new(), end: false });
                 }
                 self.scan();
             }
-            Action::Copy { batch, from, keys } => self.begin_batch(batch, from, &keys, Kind::Dump),
+            Action::Copy { batch, from, keys } => {
+                let read: Vec<KeyIx> = keys.iter().map(|key| self.key_ix(key)).collect();
+                self.mover.in_hand.extend(read);
+                self.begin_batch(batch, from, &keys, Kind::Dump);
+            }
             Action::Store { batch, to, keys } => self.begin_batch(batch, to, &keys, Kind::Restore),
             Action::Secure { batch, at, .. } => self.begin_batch(batch, at, &[], Kind::Secure),
             Action::Remove { batch, from, keys } => self.begin_batch(batch, from, &keys, Kind::Remove),
             Action::Migrate { batch, from, keys } => self.begin_batch(batch, from, &keys, Kind::Migrate),
-            Action::Admit { keys } => self.tell_workers(&keys),
+            Action::Admit { keys } => {
+                for key in &keys {
+                    let key = self.key_ix(key);
+                    self.mover.in_hand.remove(&key);
+                }
+                self.tell_workers(&keys);
+            }
             Action::Refuse { keys, .. } => {
                 let keys = keys.map(|keys| Rc::new(keys.iter().map(|key| self.key_ix(key)).collect()));
                 for worker in 0..self.workers.len() {

@@ -25,8 +25,10 @@ pub(super) struct Batch {
     pub(super) keys: Vec<(Fingerprint, Key)>,
     /// Per key the bytes of what was read, if it was there.
     had: Vec<Option<u64>>,
-    /// Keys to clear.
-    clear: Vec<Key>,
+    /// Of which process where it comes from: the era of that side.
+    read_of: u32,
+    /// Per key the eras of its record before this batch, if it had one.
+    before: Vec<Option<Eras>>,
     step: Step,
     /// The step was asked for and has not been answered.
     asked: bool,
@@ -34,10 +36,10 @@ pub(super) struct Batch {
     wanted: bool,
     /// A record that is not durable yet, and the eras when it was written.
     record: Option<(u64, Eras)>,
-    /// The record was awaited, and the next step may follow.
-    on_record: bool,
-    /// The removal was sent at least once.
-    committed: bool,
+    /// The eras when the last record that is durable was written.
+    on_record: Option<Eras>,
+    /// The removal was sent at least once, so where the keys come from need not have them any more.
+    removal_sent: bool,
     tries: u32,
     not_before_us: u64,
 }
@@ -114,14 +116,15 @@ impl Leg {
         self.next_batch = self.next_batch.wrapping_add(1);
         let batch = Batch {
             had: vec![None; keys.len()],
+            read_of: 0,
+            before: keys.iter().map(|(fingerprint, _)| self.away.get(fingerprint).copied()).collect(),
             keys,
-            clear: Vec::new(),
             step: Step::Copy,
             asked: false,
             wanted,
             record: None,
-            on_record: false,
-            committed: false,
+            on_record: None,
+            removal_sent: false,
             tries: 0,
             not_before_us: 0,
         };
@@ -142,7 +145,13 @@ impl Leg {
         loop {
             let (from_usable, to_usable) = (self.usable(from), self.usable(to));
             let durability = self.orders.durability;
+            let (era, kept) = (self.link(from).era, self.planted.is(Bug::LeftWhereItRestarted));
+            let clear =
+                self.batches.get(&id).filter(|batch| batch.step == Step::Clear).map(|batch| self.what_to_clear(batch)).unwrap_or_default();
+            // Before the only copy is removed that may be left, it must be known that the other one is still there.
+            let clearable = to_usable && (from_usable || self.turned || self.target.era == 0);
             let Some(batch) = self.batches.get_mut(&id) else { return };
+            let restarted = batch.read_of != era && !kept;
             if batch.asked || now_us < batch.not_before_us {
                 return;
             }
@@ -152,11 +161,11 @@ impl Leg {
                     let keys = batch.keys.iter().map(|(_, key)| key.clone()).collect();
                     actions.push(Action::Copy { batch: id, from, keys });
                 }
-                Step::Clear if batch.clear.is_empty() => {
+                Step::Clear if clear.is_empty() => {
                     batch.step = Step::Store;
                     continue;
                 }
-                Step::Clear if to_usable => actions.push(Action::Remove { batch: id, from: to, keys: batch.clear.clone() }),
+                Step::Clear if clearable => actions.push(Action::Remove { batch: id, from: to, keys: clear }),
                 Step::Store if had.is_empty() => {
                     batch.step = Step::Record;
                     continue;
@@ -175,14 +184,17 @@ impl Leg {
                         continue;
                     }
                 }
-                Step::Remove if had.is_empty() => {
+                Step::Remove if had.is_empty() && !restarted => {
                     self.admit(id, actions);
                     return;
                 }
                 Step::Remove if from_usable && to_usable => {
-                    batch.committed = true;
-                    let admitted = self.planted.is(Bug::AdmitBeforeUnlink).then(|| batch.keys.iter().map(|(_, key)| key.clone()).collect());
-                    actions.push(Action::Remove { batch: id, from, keys: had });
+                    let all = || batch.keys.iter().map(|(_, key)| key.clone()).collect();
+                    let admitted = self.planted.is(Bug::AdmitBeforeUnlink).then(all);
+                    // Another process than the one that was read may show what that had not.
+                    let keys = if restarted { all() } else { had };
+                    batch.removal_sent = true;
+                    actions.push(Action::Remove { batch: id, from, keys });
                     actions.extend(admitted.map(|keys| Action::Admit { keys }));
                 }
                 _ => return,
@@ -211,7 +223,7 @@ impl Leg {
     /// A planted bug's.
     fn go_on_before_the_record(&mut self, id: BatchId) {
         if let Some(batch) = self.batches.get_mut(&id) {
-            batch.on_record = true;
+            batch.on_record = batch.record.map(|(_, eras)| eras);
             batch.go_to(Step::Remove);
         }
     }
@@ -221,7 +233,7 @@ impl Leg {
     }
 
     pub(super) fn batch_copied(&mut self, id: BatchId, outcomes: &[Copied], now_us: u64, actions: &mut Vec<Action>) {
-        let (turned, source_era, target_era) = (self.turned, self.source.era, self.target.era);
+        let era = self.link(self.from()).era;
         let Some(batch) = self.answered(id, Step::Copy) else { return };
         if outcomes.len() != batch.keys.len() {
             debug_assert!(false, "an outcome per key");
@@ -237,33 +249,46 @@ impl Leg {
             return;
         }
         batch.had = outcomes.iter().map(|outcome| if let Copied::Taken { bytes } = outcome { Some(*bytes) } else { None }).collect();
-        let keys = batch.keys.clone();
-        let had = batch.had.clone();
-        let clear = keys
-            .iter()
-            .zip(had)
-            .filter(|((fingerprint, _), had)| {
-                let on_record = self.away.get(fingerprint);
-                match (had, on_record) {
-                    // The source has it and is the process that it was at the key's record: it was never removed there, so never admitted, and
-                    // what another process at the target shows of it may be from before the leg.
-                    (Some(_), Some(eras)) if !turned => eras.source == source_era && eras.target != target_era && eras.target != ADMITTED,
-                    // It comes back, and what the source shows after a restart is older.
-                    (Some(_), Some(eras)) => eras.source != source_era,
-                    (Some(_), None) => false,
-                    // Nowhere, then. To say so where it goes also shows that the process there is the one that we know: it may have been
-                    // replaced, and show a key of before, and nobody has noticed.
-                    (None, None) => !turned,
-                    (None, Some(eras)) => turned && (eras.target == ADMITTED || self.is_stale(eras)),
-                }
-            })
-            .map(|((_, key), _)| key.clone())
-            .collect();
-        if let Some(batch) = self.batches.get_mut(&id) {
-            batch.clear = clear;
-            batch.go_to(Step::Clear);
-        }
+        batch.read_of = era;
+        batch.go_to(Step::Clear);
         self.drive(id, now_us, actions);
+    }
+
+    /// What may be where the keys go and is not theirs.
+    fn what_to_clear(&self, batch: &Batch) -> Vec<Key> {
+        let (source_era, target_era) = (self.source.era, self.target.era);
+        // It is on record that the keys are back, and the source is another process since.
+        let forgot = |batch: &Batch| batch.on_record.is_some_and(|eras| eras.source != source_era);
+        let clear = |fingerprint: &Fingerprint, had: bool, before: Option<Eras>| {
+            let eras = self.away.get(fingerprint).copied();
+            match (self.turned, had) {
+                // The source has it and is the process that it was at the key's record: it was never removed there, so never admitted, and
+                // what another process at the target shows of it may be from before the leg. Not where the target was made to keep it.
+                (false, true) => {
+                    let same = |eras: Eras| eras.source == source_era;
+                    let there = batch.read_of == source_era && !batch.removal_sent && before.is_none_or(same);
+                    let kept = self.orders.durability == Durability::Aof;
+                    there && !kept && eras.is_some_and(|eras| same(eras) && eras.target != target_era && eras.target != ADMITTED)
+                }
+                // Nowhere, then, unless it is on record. To say so where it goes also shows that the process there is the one that we know: it may
+                // have been replaced, and show a key of before, and nobody has noticed.
+                (false, false) => before.is_none(),
+                // It comes back, and what the source may have of it is older: it restarted, or it was never removed there.
+                (true, true) => match eras {
+                    Some(eras) => eras.source != source_era || eras.target == target_era,
+                    // It is on record as back: what the source kept of it counts.
+                    None => false,
+                },
+                (true, false) => match eras {
+                    Some(eras) => eras.target == ADMITTED || self.is_stale(&eras),
+                    None => forgot(batch),
+                },
+            }
+        };
+        let keys = batch.keys.iter().zip(&batch.had).zip(&batch.before);
+        keys.filter(|(((fingerprint, _), had), before)| clear(fingerprint, had.is_some(), **before))
+            .map(|(((_, key), _), _)| key.clone())
+            .collect()
     }
 
     pub(super) fn batch_stored(&mut self, id: BatchId, outcomes: &[Stored], now_us: u64, actions: &mut Vec<Action>) {
@@ -301,8 +326,8 @@ impl Leg {
     pub(super) fn batches_recorded(&mut self, number: u64) {
         for batch in self.batches.values_mut() {
             let Some((_, eras)) = batch.record.take_if(|(awaited, _)| *awaited <= number) else { continue };
+            batch.on_record = Some(eras);
             if batch.step == Step::Record && batch.asked {
-                batch.on_record = true;
                 batch.go_to(Step::Remove);
             }
             for (fingerprint, _) in &batch.keys {
@@ -325,7 +350,7 @@ impl Leg {
 
     fn admit(&mut self, id: BatchId, actions: &mut Vec<Action>) {
         let Some(batch) = self.batches.remove(&id) else { return };
-        assert!(batch.on_record, "a key is admitted when that it moved is on record");
+        assert!(batch.on_record.is_some(), "a key is admitted when that it moved is on record");
         for (fingerprint, _) in &batch.keys {
             self.busy.remove(fingerprint);
             if !self.turned {
@@ -346,7 +371,8 @@ impl Leg {
     fn refused(&mut self, id: BatchId, why: String, now_us: u64, actions: &mut Vec<Action>) {
         let Some(batch) = self.batches.get_mut(&id) else { return };
         batch.tries += 1;
-        batch.go_to(Step::Copy);
+        // What was read stays.
+        batch.go_to(if batch.step == Step::Copy { Step::Copy } else { Step::Clear });
         let rest_us = (REST_US << batch.tries.min(16)).min(REST_MAX_US);
         batch.not_before_us = now_us + rest_us;
         let tries = batch.tries;
@@ -368,6 +394,7 @@ impl Leg {
             .batches
             .iter()
             .filter(|(_, batch)| batch.step != Step::Remove && !batch.asked && batch.record.is_none())
+            .filter(|(_, batch)| batch.on_record.is_none() || batch.tries >= TRIES)
             .map(|(id, _)| *id)
             .collect();
         for id in dropped {
@@ -378,18 +405,20 @@ impl Leg {
         }
     }
 
-    /// The connection to a side broke: what was asked there and not answered is unknown.
+    /// The connection to a side broke: what was asked there and not answered is unknown. What was read stays: until a key is admitted nobody changes it.
     pub(super) fn redo_after_loss(&mut self, side: Side) {
         let (from, to) = (self.from(), self.to());
         let not_redone = self.planted.is(Bug::NotRedone);
+        let era = self.link(to).era;
         for batch in self.batches.values_mut().filter(|batch| batch.asked) {
             match batch.step {
                 Step::Store if side == to && not_redone => batch.go_to(Step::Secure),
                 Step::Copy if side == from => batch.go_to(Step::Copy),
-                Step::Clear | Step::Store | Step::Secure if side == to => batch.go_to(Step::Copy),
-                // It is on record and at the other side: once more.
+                Step::Clear | Step::Store | Step::Secure if side == to => batch.go_to(Step::Clear),
+                // It is on record and at the other side: once more. If that has restarted since, stored once more first.
                 Step::Remove if side == from => {
-                    batch.go_to(Step::Remove);
+                    let there = batch.on_record.is_some_and(|eras| eras.of(to) == era);
+                    batch.go_to(if there { Step::Remove } else { Step::Clear });
                 }
                 _ => continue,
             }
@@ -397,23 +426,19 @@ impl Leg {
         }
     }
 
-    /// Another process is at a side: what was stored there and not yet removed where it came from is stored once more.
+    /// Another process is at a side. If keys go there: what was stored there and not yet removed where it came from is stored once more.
     pub(super) fn redo_after_restart(&mut self, side: Side) {
         if side != self.to() {
             return;
         }
         for batch in self.batches.values_mut() {
-            let stored = match batch.step {
-                Step::Copy | Step::Clear | Step::Store | Step::Secure => false,
-                Step::Record => true,
+            match batch.step {
+                Step::Copy => continue,
                 // Sent and not answered by the other side: it is done when that answers.
-                Step::Remove => !batch.asked,
-            };
-            if stored {
-                batch.on_record = false;
-                batch.go_to(Step::Copy);
-                self.progress.repeated += 1;
+                Step::Remove if batch.asked => continue,
+                Step::Clear | Step::Store | Step::Secure | Step::Record | Step::Remove => batch.go_to(Step::Clear),
             }
+            self.progress.repeated += 1;
         }
     }
 }

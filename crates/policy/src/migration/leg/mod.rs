@@ -278,7 +278,10 @@ impl Leg {
         }
         self.link_mut(side).era += 1;
         match side {
-            Side::Target => self.target.dirty = !self.planted.is(Bug::NoPurgeAfterRestart),
+            Side::Target => {
+                self.target.dirty = !self.planted.is(Bug::NoPurgeAfterRestart);
+                self.record_admitted_again(actions);
+            }
             Side::Source => {
                 self.source.dirty = !self.away.is_empty() && !self.planted.is(Bug::PresenceIsHistory);
             }
@@ -293,6 +296,20 @@ impl Leg {
             self.relist(side, actions);
         }
         self.redo_after_restart(side);
+    }
+
+    /// Another process is at the target. That keys are admitted is known to nobody but us: put on record anew, they are at this process for good also after
+    /// a crash of the router, and what a source that restarts shows of them is past.
+    fn record_admitted_again(&mut self, actions: &mut Vec<Action>) {
+        let mut keys: Vec<Fingerprint> = self.away.iter().filter(|(_, eras)| eras.target == ADMITTED).map(|(key, _)| *key).collect();
+        keys.sort_unstable();
+        let back = self.turned || matches!(self.state, State::TurningBack { .. });
+        if keys.is_empty() || back {
+            return;
+        }
+        let Orders { move_id, leg, .. } = self.orders;
+        let record = self.record(Record::Moved { move_id, leg, keys }, actions);
+        self.target.state = LinkState::Meeting { record };
     }
 
     /// What is on record, was never admitted as far as is known, and need not be at either node as it was: both restarted since.

@@ -115,6 +115,17 @@ pub struct Eras {
     pub target: u32,
 }
 
+impl Eras {
+    /// At this side.
+    #[must_use]
+    pub const fn of(&self, side: Side) -> u32 {
+        match side {
+            Side::Source => self.source,
+            Side::Target => self.target,
+        }
+    }
+}
+
 /// A leg that was under way at the end of the journal.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OpenLeg {

@@ -1,0 +1,135 @@
+//! A leg's machine step by step, where nodes restart in the middle of a batch: what it asks for then. That all its rules together keep what clients wrote
+//! is what the simulator shows (`crates/sim`); these are the ones that need three faults at once and that few seeds reach.
+
+use switchyard_policy::migration::{
+    Action, BatchId, Copied, Durability, Event, Fingerprinter, Key, Leg, Machine, Orders, Process, Record, Side, Stored,
+};
+use switchyard_policy::topology::{MoveId, NodeId, Slot};
+
+const BATCH: BatchId = BatchId(0);
+
+fn key(name: &str) -> Key {
+    Key::from(name.as_bytes())
+}
+
+fn process(run_id: &str) -> Process {
+    Process { run_id: run_id.to_owned(), client_id: 1 }
+}
+
+/// A leg, and what it said last. Records are durable at once.
+struct Driven {
+    leg: Leg,
+    said: Vec<Action>,
+}
+
+impl Driven {
+    /// A leg that is moving, with a batch of these keys that are to be read.
+    fn moving(durability: Durability, keys: &[Key]) -> Self {
+        let orders = Orders {
+            move_id: MoveId(1),
+            leg: 0,
+            source: NodeId(0),
+            target: NodeId(1),
+            slots: vec![Slot::new(7).expect("a slot")],
+            durability,
+            drain_patience_us: 1_000_000,
+        };
+        let mut driven = Self { leg: Leg::new(orders, Fingerprinter::new(7), None), said: Vec::new() };
+        driven.tell(Event::Met { source: process("s1"), target: process("t1") });
+        driven.tell(Event::Purged);
+        driven.tell(Event::Drained);
+        driven.take_all();
+        driven.tell(Event::Wanted { keys: keys.to_vec() });
+        assert_eq!(driven.take_all(), vec![Action::Copy { batch: BATCH, from: Side::Source, keys: keys.to_vec() }]);
+        driven
+    }
+
+    fn tell(&mut self, event: Event) {
+        let mut actions = Vec::new();
+        self.leg.step(event, 0, &mut actions);
+        let last = actions.iter().rev().find_map(|action| if let Action::Record { number, .. } = action { Some(*number) } else { None });
+        self.said.extend(actions);
+        if let Some(number) = last {
+            self.tell(Event::Recorded(number));
+        }
+    }
+
+    /// What it wants of the nodes, and what it admits, since the last look.
+    fn take_all(&mut self) -> Vec<Action> {
+        let said = std::mem::take(&mut self.said).into_iter();
+        said.filter(|action| matches!(action, Action::Copy { .. } | Action::Store { .. } | Action::Remove { .. } | Action::Admit { .. }))
+            .collect()
+    }
+
+    /// The connection breaks, and another process answers.
+    fn restart(&mut self, side: Side, run_id: &str) {
+        self.tell(Event::Lost { side });
+        self.tell(Event::Restored { side, process: process(run_id) });
+    }
+}
+
+#[test]
+fn what_a_restarted_source_shows_of_a_batch_that_was_read_before_goes() {
+    let (there, absent) = (key("there"), key("absent"));
+    let mut driven = Driven::moving(Durability::Memory, &[there.clone(), absent.clone()]);
+    driven.tell(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }, Copied::Absent] });
+    assert_eq!(driven.take_all(), vec![Action::Remove { batch: BATCH, from: Side::Target, keys: vec![absent.clone()] }]);
+    // Its last snapshot may have the key that it did not have.
+    driven.restart(Side::Source, "s2");
+    driven.tell(Event::Removed { batch: BATCH });
+    assert_eq!(driven.take_all(), vec![Action::Store { batch: BATCH, to: Side::Target, keys: vec![there.clone()] }]);
+    driven.tell(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
+    assert_eq!(driven.take_all(), vec![Action::Remove { batch: BATCH, from: Side::Source, keys: vec![there.clone(), absent.clone()] }]);
+    driven.tell(Event::Removed { batch: BATCH });
+    assert_eq!(driven.take_all(), vec![Action::Admit { keys: vec![there, absent] }]);
+}
+
+#[test]
+fn what_was_read_is_stored_again_after_both_have_restarted() {
+    let there = key("there");
+    let mut driven = Driven::moving(Durability::Memory, std::slice::from_ref(&there));
+    driven.tell(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }] });
+    driven.restart(Side::Source, "s2");
+    driven.restart(Side::Target, "t2");
+    driven.take_all();
+    driven.tell(Event::Purged);
+    // It is not read again: what the source shows now is older.
+    assert_eq!(driven.take_all(), vec![Action::Store { batch: BATCH, to: Side::Target, keys: vec![there] }]);
+}
+
+#[test]
+fn a_target_that_keeps_what_it_stored_is_not_cleared() {
+    for (durability, cleared) in [(Durability::Memory, true), (Durability::Aof, false)] {
+        let there = key("there");
+        let mut driven = Driven::moving(durability, std::slice::from_ref(&there));
+        driven.tell(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }] });
+        driven.tell(Event::Lost { side: Side::Source });
+        driven.tell(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
+        driven.tell(Event::Secured { batch: BATCH, refused: None });
+        // It is on record; the target restarts, and then the source is found to be the process that it was.
+        driven.restart(Side::Target, "t2");
+        driven.tell(Event::Purged);
+        driven.take_all();
+        driven.tell(Event::Restored { side: Side::Source, process: process("s1") });
+        let removed = driven.take_all().contains(&Action::Remove { batch: BATCH, from: Side::Target, keys: vec![there] });
+        assert_eq!(removed, cleared, "{durability:?}");
+    }
+}
+
+#[test]
+fn admitted_keys_are_put_on_record_anew_when_the_target_restarts() {
+    let there = key("there");
+    let mut driven = Driven::moving(Durability::Memory, std::slice::from_ref(&there));
+    driven.tell(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }] });
+    driven.tell(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
+    driven.tell(Event::Removed { batch: BATCH });
+    assert_eq!(driven.take_all().last(), Some(&Action::Admit { keys: vec![there.clone()] }));
+    driven.restart(Side::Target, "t2");
+    let records: Vec<&Record> =
+        driven.said.iter().filter_map(|action| if let Action::Record { record, .. } = action { Some(record) } else { None }).collect();
+    let fingerprint = Fingerprinter::new(7).of(&there);
+    assert!(
+        matches!(records.as_slice(), [Record::Met { side: Side::Target, .. }, Record::Moved { keys, .. }] if *keys == [fingerprint]),
+        "{records:?}"
+    );
+}
