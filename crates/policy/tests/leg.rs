@@ -1,6 +1,7 @@
 //! A leg's machine step by step, where nodes restart in the middle of a batch: what it asks for then. That all its rules together keep what clients wrote
 //! is what the simulator shows (`crates/sim`); these are the ones that need three faults at once and that few seeds reach.
 
+use switchyard_policy::migration::record::{Eras, OpenLeg};
 use switchyard_policy::migration::{
     Action, BatchId, Copied, Durability, Event, Fingerprinter, Key, Leg, Machine, Orders, Process, Record, Side, Stored,
 };
@@ -16,6 +17,18 @@ fn process(run_id: &str) -> Process {
     Process { run_id: run_id.to_owned(), client_id: 1 }
 }
 
+fn orders(durability: Durability) -> Orders {
+    Orders {
+        move_id: MoveId(1),
+        leg: 0,
+        source: NodeId(0),
+        target: NodeId(1),
+        slots: vec![Slot::new(7).expect("a slot")],
+        durability,
+        drain_patience_us: 1_000_000,
+    }
+}
+
 /// A leg, and what it said last. Records are durable at once.
 struct Driven {
     leg: Leg,
@@ -25,16 +38,7 @@ struct Driven {
 impl Driven {
     /// A leg that is moving, with a batch of these keys that are to be read.
     fn moving(durability: Durability, keys: &[Key]) -> Self {
-        let orders = Orders {
-            move_id: MoveId(1),
-            leg: 0,
-            source: NodeId(0),
-            target: NodeId(1),
-            slots: vec![Slot::new(7).expect("a slot")],
-            durability,
-            drain_patience_us: 1_000_000,
-        };
-        let mut driven = Self { leg: Leg::new(orders, Fingerprinter::new(7), None), said: Vec::new() };
+        let mut driven = Self { leg: Leg::new(orders(durability), Fingerprinter::new(7), None), said: Vec::new() };
         driven.tell(Event::Met { source: process("s1"), target: process("t1") });
         driven.tell(Event::Purged);
         driven.tell(Event::Drained);
@@ -132,4 +136,25 @@ fn admitted_keys_are_put_on_record_anew_when_the_target_restarts() {
         matches!(records.as_slice(), [Record::Met { side: Side::Target, .. }, Record::Moved { keys, .. }] if *keys == [fingerprint]),
         "{records:?}"
     );
+}
+
+#[test]
+fn nothing_is_admitted_before_the_workers_know_that_a_leg_goes_back() {
+    let there = key("there");
+    let mut driven = Driven::moving(Durability::Memory, std::slice::from_ref(&there));
+    let open = OpenLeg {
+        leg: 0,
+        slots: vec![Slot::new(7).expect("a slot")],
+        moving: true,
+        turned_back: Some("the user asked for it".to_owned()),
+        source: process("s1"),
+        target: process("t1"),
+        eras: Eras { source: 0, target: 0 },
+        away: Default::default(),
+    };
+    // The next router goes on with it.
+    driven.leg = Leg::new(orders(Durability::Memory), Fingerprinter::new(7), Some(open));
+    driven.leg.step(Event::Met { source: process("s1"), target: process("t1") }, 0, &mut Vec::new());
+    driven.tell(Event::Wanted { keys: vec![there] });
+    assert_eq!(driven.take_all(), vec![]);
 }

@@ -5,6 +5,7 @@
 //! twice. The decisions are the real ones. One seed and one scenario are one run, for ever.
 
 mod clients;
+pub mod explore;
 mod history;
 pub mod linear;
 mod mover;

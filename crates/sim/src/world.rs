@@ -4,6 +4,8 @@
 //! connection is a pair of pipes that keep their order. It may break in the middle: what was sent up to some byte still arrives, maybe much
 //! later, and is executed, although nobody is there any more to take the answer.
 
+mod faults;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::rc::Rc;
@@ -607,144 +609,6 @@ impl World {
             };
         }
         Reply::Ok
-    }
-
-    // Faults.
-
-    fn fault(&mut self, fault: Fault) {
-        say!(self, "FAULT {fault:?}");
-        self.faults_left -= 1;
-        match fault {
-            Fault::KillNode(ix) => {
-                if self.nodes[ix].up {
-                    self.kill_node(ix);
-                }
-            }
-            Fault::KillRouter => {
-                if self.router_up {
-                    self.kill_router();
-                    let when = self.random.between(1_000, 20_000);
-                    self.after(when, Ev::StartRouter);
-                }
-            }
-            Fault::Stop(ix) => {
-                if self.nodes[ix].up {
-                    self.nodes[ix].stopped = true;
-                    let when = self.random.between(5_000, 90_000);
-                    self.after(when, Ev::Continue(ix));
-                }
-            }
-            Fault::Cut => {
-                let open: Vec<u32> = (0..self.conns.len()).filter(|conn| self.conns[*conn].owner_alive).map(|conn| conn as u32).collect();
-                let movers: Vec<u32> = open.iter().copied().filter(|conn| self.conns[*conn as usize].owner == Owner::Mover).collect();
-                let choice = if self.random.chance(500) && !movers.is_empty() { movers } else { open };
-                if !choice.is_empty() {
-                    let conn = choice[self.random.below(choice.len() as u64) as usize];
-                    self.cut(conn);
-                }
-            }
-            Fault::CutAll(ix) => {
-                let open = (0..self.conns.len()).filter(|conn| self.conns[*conn].owner_alive && self.conns[*conn].node == ix);
-                for conn in open.collect::<Vec<_>>() {
-                    self.cut(conn as u32);
-                }
-            }
-            Fault::Mute(ix) => self.mute_until[ix] = self.now + self.random.between(5_000, 60_000),
-            Fault::Deaf(ix) => {
-                let until = self.now + self.random.between(5_000, 60_000);
-                self.deaf_until[ix] = until;
-                for conn in 0..self.conns.len() {
-                    let c = &mut self.conns[conn];
-                    if c.node == ix && c.node_alive {
-                        c.held_until_us = c.held_until_us.max(until);
-                    }
-                }
-                self.at(until, Ev::Hear(ix));
-            }
-            Fault::Full(ix) => {
-                self.nodes[ix].full = true;
-                let long = self.random.chance(300);
-                let when = self.random.between(5_000, if long { 3_000_000 } else { 60_000 });
-                self.after(when, Ev::Fit(ix));
-            }
-            Fault::TurnBack => self.mover_event(Event::TurnBack),
-            Fault::Snapshot(ix) => {
-                if self.nodes[ix].up {
-                    let now = self.now;
-                    self.nodes[ix].expire(now);
-                    self.nodes[ix].disk = self.nodes[ix].keys.clone();
-                }
-            }
-        }
-    }
-
-    fn kill_node(&mut self, ix: usize) {
-        let before = std::mem::take(&mut self.nodes[ix].keys);
-        self.nodes[ix].keys = before.clone();
-        self.nodes[ix].kill();
-        self.note_reverted(ix, &before);
-        self.note_moved_again(ix);
-        for conn in 0..self.conns.len() {
-            let c = &mut self.conns[conn];
-            if c.node == ix && c.node_alive && c.accepted.is_some() {
-                c.node_alive = false;
-                c.inbox.clear();
-                if c.owner_alive && self.random.chance(800) {
-                    let delay = self.random.delay_us();
-                    self.after(delay, Ev::Broke { conn: conn as u32 });
-                }
-            }
-        }
-        let when = self.random.between(1_000, 40_000);
-        self.after(when, Ev::StartNode(ix));
-    }
-
-    /// For the checker: a node that forgets makes keys that only it has what its disk says.
-    fn note_reverted(&mut self, ix: usize, before: &crate::node::Keys) {
-        if self.nodes[ix].persistence == Persistence::Always {
-            return;
-        }
-        for key in 0..self.keys.len() {
-            let disk = self.nodes[ix].disk.get(&key).cloned();
-            if disk.as_ref() == before.get(&key) && !self.history.may_change(key) {
-                continue;
-            }
-            let place = self.place_of(key, ix, before.contains_key(&key));
-            let mark = self.history.reverts(key, disk, self.now, place);
-            if place == crate::history::Place::UntilNoticed {
-                self.mover.unnoticed.extend(mark.map(|mark| (ix, mark)));
-            }
-        }
-    }
-
-    fn kill_router(&mut self) {
-        say!(self, "the router is killed");
-        self.router_up = false;
-        for conn in 0..self.conns.len() {
-            if self.conns[conn].owner_alive {
-                self.conns[conn].pending.clear();
-                self.conns[conn].owner_alive = false;
-                if self.random.chance(300) {
-                    let until = self.now + self.random.below(60_000);
-                    let c = &mut self.conns[conn];
-                    c.held_until_us = c.held_until_us.max(until);
-                }
-            }
-        }
-        self.mover_killed();
-        self.clients_cut_off();
-        self.incarnation += 1;
-    }
-
-    fn start_router(&mut self) {
-        say!(self, "the router starts");
-        self.router_up = true;
-        self.recover();
-        for client in 0..self.clients.len() {
-            let when = self.random.below(2_000);
-            self.after(when, Ev::Client { client });
-        }
-        self.after(SWEEP_US, Ev::Sweep);
     }
 
     // The loop.

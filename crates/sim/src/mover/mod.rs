@@ -817,7 +817,7 @@ impl World {
 }
 
 #[cfg(feature = "planted-bugs")]
-fn planted(leg: Leg, planted: Option<Planted>) -> Leg {
+pub(crate) fn planted(leg: Leg, planted: Option<Planted>) -> Leg {
     match planted {
         Some(Planted::Machine(bug)) => leg.with(Some(bug)),
         _ => leg,
@@ -825,6 +825,6 @@ fn planted(leg: Leg, planted: Option<Planted>) -> Leg {
 }
 
 #[cfg(not(feature = "planted-bugs"))]
-fn planted(leg: Leg, _planted: Option<Planted>) -> Leg {
+pub(crate) fn planted(leg: Leg, _planted: Option<Planted>) -> Leg {
     leg
 }

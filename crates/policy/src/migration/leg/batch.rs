@@ -3,13 +3,14 @@
 //! A batch waits for one answer at a time, of one side or of the journal. So when a side is lost, what is unknown about it is one step.
 
 use std::collections::BTreeSet;
+use std::hash::{Hash, Hasher};
 
 use super::{ADMITTED, Bug, Leg, REST_MAX_US, REST_US, State, TRIES, WANTED_BATCHES, WANTED_KEYS};
 use crate::migration::record::Eras;
 use crate::migration::{Action, BatchId, Copied, Durability, Fingerprint, Key, Orders, Record, Side, Stored};
 
 /// What is to be done next, or is being done.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Step {
     Copy,
     /// Remove from where it goes what may be there of before.
@@ -20,7 +21,7 @@ pub(super) enum Step {
     Remove,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Batch {
     pub(super) keys: Vec<(Fingerprint, Key)>,
     /// Per key the bytes of what was read, if it was there.
@@ -45,6 +46,13 @@ pub(super) struct Batch {
 }
 
 impl Batch {
+    /// For [`super::identity`]; `behind` says how far a record is behind the last.
+    pub(super) fn hash_with<H: Hasher>(&self, behind: impl Fn(u64) -> u64, state: &mut H) {
+        (&self.keys, &self.had, self.read_of, &self.before, self.step, self.asked, self.wanted).hash(state);
+        (self.record.map(|(number, eras)| (behind(number), eras)), self.on_record, self.removal_sent).hash(state);
+        (self.tries, self.not_before_us).hash(state);
+    }
+
     fn go_to(&mut self, step: Step) {
         self.step = step;
         self.asked = false;

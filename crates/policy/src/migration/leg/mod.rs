@@ -13,6 +13,7 @@
 //! - The source has a key on record from its present era: its removal was not done, so it was never admitted, and it is moved as if it had not been.
 
 mod batch;
+mod identity;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -44,7 +45,7 @@ const REST_US: u64 = 20_000;
 const REST_MAX_US: u64 = 1_000_000;
 
 /// A side, as the leg knows it.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Link {
     process: Option<Process>,
     state: LinkState,
@@ -97,6 +98,7 @@ enum State {
 }
 
 /// The machine of a leg.
+#[derive(Clone)]
 pub struct Leg {
     orders: Orders,
     fingerprints: Fingerprinter,
@@ -393,6 +395,11 @@ impl Leg {
     }
 
     fn want(&mut self, keys: Vec<Key>, actions: &mut Vec<Action>) {
+        if self.turned && matches!(self.state, State::Waiting | State::Meeting { .. } | State::Readying) {
+            // After a crash of the router the workers do not know yet that the leg goes back: what is admitted to them now they would use at the target.
+            // They look again when they know.
+            return;
+        }
         let mut there = Vec::new();
         for key in keys {
             let fingerprint = self.fingerprints.of(&key);

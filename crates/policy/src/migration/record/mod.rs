@@ -107,7 +107,7 @@ pub enum Record {
 }
 
 /// How many times another process than before was at each side, since the leg began, when a key was recorded.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Eras {
     /// At the source.
     pub source: u32,

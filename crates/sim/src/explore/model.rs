@@ -1,0 +1,759 @@
+//! The small world of a search: what can happen next in a state, and what comes of it.
+//!
+//! A worker has one client, which asks one command after the other. Commands and the mover's requests wait in pipes until their node executes them; a pipe
+//! that broke stays until the node has been told to end it, and until then what is in it may be executed.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::hash::{Hash, Hasher};
+
+use switchyard_policy::migration::record::{Record, Replay};
+use switchyard_policy::migration::{
+    Action, BatchId, Copied, Durability, Event, Fingerprinter, Key, Leg, Machine, Orders, Outcome, Process, Side, Stored,
+};
+use switchyard_policy::topology::{MoveId, NodeId, slot_of};
+
+use super::Bounds;
+use crate::planted::{Bug, Garden, Planted};
+
+/// A value; 0: there is none.
+type Value = u8;
+const KEYS: usize = 2;
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Op {
+    Read(usize),
+    Write(usize, Value),
+    Remove(usize),
+}
+
+impl Op {
+    const fn key(self) -> usize {
+        match self {
+            Self::Read(key) | Self::Write(key, _) | Self::Remove(key) => key,
+        }
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+enum View {
+    Settled(usize),
+    Moving,
+    /// The keys that have to come back.
+    Turned([bool; KEYS]),
+}
+
+/// A command whose place is chosen: at which node, under which epoch.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Flying {
+    op: Op,
+    node: usize,
+    epoch: u32,
+    process: u32,
+    /// Its connection broke.
+    orphan: bool,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Worker {
+    view: View,
+    epoch: u32,
+    admitted: [bool; KEYS],
+    /// Published, and not adopted yet.
+    news: VecDeque<(u32, View)>,
+    /// Admitted, under an epoch, and not heard of yet.
+    told: VecDeque<(u32, usize)>,
+    asked: usize,
+    /// The command that the client waits for; it is in flight unless it waits for its key.
+    current: Option<Op>,
+    waits: bool,
+    flying: Vec<Flying>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Kind {
+    Copy,
+    Store(Value),
+    Remove,
+    /// Which keys stay at the target, or go from the source.
+    Purge([bool; KEYS]),
+}
+
+/// A request of the mover: of which batch, for its key at which place.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Request {
+    batch: u32,
+    at: usize,
+    key: usize,
+    kind: Kind,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+enum Link {
+    /// Requests that are not executed, and answers that have not come.
+    Up {
+        requests: VecDeque<Request>,
+        answers: VecDeque<(Request, Value)>,
+    },
+    Down,
+}
+
+impl Link {
+    const fn new() -> Self {
+        Self::Up { requests: VecDeque::new(), answers: VecDeque::new() }
+    }
+}
+
+/// What is left of the mover's broken connections.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Pipe {
+    node: usize,
+    process: u32,
+    requests: VecDeque<Request>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+struct Batch {
+    keys: Vec<usize>,
+    answers: Vec<Option<Value>>,
+    /// What was read, by key.
+    read: [Value; KEYS],
+}
+
+/// What can happen next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Choice {
+    Ask(usize),
+    Adopt(usize),
+    Hear(usize),
+    /// A node executes a worker's command: which worker, which of its commands.
+    Execute(usize, usize),
+    /// A worker is told that a broken connection is dead.
+    Confirm(usize, usize),
+    Drained,
+    /// A node executes the mover's next request.
+    Serve(usize),
+    /// The same, from a connection that broke.
+    ServeLate(usize),
+    Answer(usize),
+    Sync,
+    Restore(usize),
+    Stored,
+    Meet,
+    CutWorker(usize, usize),
+    CutMover(usize),
+    Restart(usize),
+    /// Whether what was written and not synced is on the disk.
+    Crash(bool),
+    TurnBack,
+}
+
+impl Choice {
+    pub(super) const fn is_fault(self) -> bool {
+        matches!(self, Self::CutWorker(..) | Self::CutMover(_) | Self::Restart(_) | Self::Crash(_) | Self::TurnBack)
+    }
+}
+
+#[derive(Clone)]
+pub(super) struct State {
+    bounds: Bounds,
+    planted: Option<Planted>,
+    truth: [Value; KEYS],
+    nodes: [[Value; KEYS]; 2],
+    processes: [u32; 2],
+    workers: [Worker; 2],
+    epoch: u32,
+    /// The epoch whose drain the machine waits for.
+    barrier: Option<u32>,
+    leg: Option<Leg>,
+    links: [Link; 2],
+    late: Vec<Pipe>,
+    batches: BTreeMap<u32, Batch>,
+    written: Vec<(u64, Record)>,
+    replay: Replay,
+    /// The topology that is being stored.
+    storing: Option<usize>,
+    ended: Option<Outcome>,
+    /// Cuts, restarts, crashes and turns so far.
+    used: Bounds,
+}
+
+impl Hash for State {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (&self.truth, &self.nodes, &self.processes, &self.workers, self.epoch, self.barrier).hash(state);
+        (&self.leg, &self.links, &self.late, self.storing, self.used).hash(state);
+        for (id, batch) in &self.batches {
+            (id, batch).hash(state);
+        }
+        // Records know no hash, and there are few.
+        format!("{:?}{:?}{:?}", self.written, self.replay, self.ended).hash(state);
+    }
+}
+
+/// What the clients ask: each key is read, written and removed by both while the leg is under way.
+fn program(worker: usize, keys: usize) -> Vec<Op> {
+    let other = keys - 1;
+    if worker == 0 { vec![Op::Write(0, 2), Op::Read(other)] } else { vec![Op::Remove(other), Op::Read(0)] }
+}
+
+fn keys() -> [Key; KEYS] {
+    [Key::from(&b"{t}0"[..]), Key::from(&b"{t}1"[..])]
+}
+
+fn ix(key: &Key) -> usize {
+    usize::from(key[3] - b'0')
+}
+
+const fn side_of(node: usize) -> Side {
+    if node == 0 { Side::Source } else { Side::Target }
+}
+
+impl State {
+    pub(super) fn new(bounds: Bounds, planted: Option<Planted>) -> Self {
+        let worker = Worker {
+            view: View::Settled(0),
+            epoch: 1,
+            admitted: [false; KEYS],
+            news: VecDeque::new(),
+            told: VecDeque::new(),
+            asked: 0,
+            current: None,
+            waits: false,
+            flying: Vec::new(),
+        };
+        let mut truth = [0; KEYS];
+        truth[0] = 1;
+        let mut state = Self {
+            bounds,
+            planted,
+            truth,
+            // The target has something of an earlier life.
+            nodes: [truth, [9, 0]],
+            processes: [1, 1],
+            workers: [worker.clone(), worker],
+            epoch: 1,
+            barrier: None,
+            leg: None,
+            links: [Link::new(), Link::new()],
+            late: Vec::new(),
+            batches: BTreeMap::new(),
+            written: Vec::new(),
+            replay: Replay::default(),
+            storing: None,
+            ended: None,
+            used: Bounds::default(),
+        };
+        let orders = state.orders();
+        let begun = Record::Begun {
+            move_id: orders.move_id,
+            source: orders.source,
+            target: orders.target,
+            slots: orders.slots,
+            protocol: switchyard_policy::migration::Protocol::Switchyard,
+            durability: Durability::Memory,
+        };
+        // It cannot contradict an empty journal.
+        let _ = state.replay.apply(&begun);
+        state
+    }
+
+    fn orders(&self) -> Orders {
+        Orders {
+            move_id: MoveId(1),
+            leg: 0,
+            source: NodeId(0),
+            target: NodeId(1),
+            slots: vec![slot_of(&keys()[0])],
+            durability: Durability::Memory,
+            drain_patience_us: u64::MAX,
+        }
+    }
+
+    fn bug(&self, bug: Bug) -> bool {
+        Garden(self.planted).is(bug)
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        let idle = |(ix, worker): (usize, &Worker)| {
+            worker.current.is_none() && worker.flying.is_empty() && worker.asked == program(ix, self.bounds.keys).len()
+        };
+        self.ended.is_some() && self.workers.iter().enumerate().all(idle)
+    }
+
+    pub(super) fn choices(&self) -> Vec<Choice> {
+        let mut all = Vec::new();
+        for (w, worker) in self.workers.iter().enumerate() {
+            if worker.current.is_none() && worker.asked < program(w, self.bounds.keys).len() {
+                all.push(Choice::Ask(w));
+            }
+            if !worker.news.is_empty() {
+                all.push(Choice::Adopt(w));
+            }
+            if worker.told.front().is_some_and(|(epoch, _)| *epoch <= worker.epoch) {
+                all.push(Choice::Hear(w));
+            }
+            for (f, flying) in worker.flying.iter().enumerate() {
+                if flying.process == self.processes[flying.node] {
+                    all.push(Choice::Execute(w, f));
+                    if !flying.orphan && self.used.cuts < self.bounds.cuts {
+                        all.push(Choice::CutWorker(w, f));
+                    }
+                }
+                if flying.orphan {
+                    all.push(Choice::Confirm(w, f));
+                }
+            }
+        }
+        if let Some(epoch) = self.barrier
+            && self.workers.iter().all(|worker| worker.epoch >= epoch && worker.flying.iter().all(|flying| flying.epoch >= epoch))
+        {
+            all.push(Choice::Drained);
+        }
+        for (side, link) in self.links.iter().enumerate() {
+            match link {
+                Link::Up { requests, answers } => {
+                    if !requests.is_empty() {
+                        all.push(Choice::Serve(side));
+                    }
+                    if !answers.is_empty() {
+                        all.push(Choice::Answer(side));
+                    }
+                    if self.leg.is_some() && self.used.cuts < self.bounds.cuts {
+                        all.push(Choice::CutMover(side));
+                    }
+                }
+                Link::Down if self.leg.is_some() => all.push(Choice::Restore(side)),
+                Link::Down => {}
+            }
+            if self.used.restarts < self.bounds.restarts {
+                all.push(Choice::Restart(side));
+            }
+        }
+        all.extend((0..self.late.len()).map(Choice::ServeLate));
+        if !self.written.is_empty() {
+            all.push(Choice::Sync);
+        }
+        if self.storing.is_some() {
+            all.push(Choice::Stored);
+        }
+        if self.leg.is_none() && self.ended.is_none() {
+            all.push(Choice::Meet);
+        }
+        if self.ended.is_none() && self.used.crashes < self.bounds.crashes {
+            all.push(Choice::Crash(false));
+            if !self.written.is_empty() {
+                all.push(Choice::Crash(true));
+            }
+        }
+        if self.leg.is_some() && self.used.turns < self.bounds.turns {
+            all.push(Choice::TurnBack);
+        }
+        all
+    }
+
+    /// What comes of it.
+    pub(super) fn take(&mut self, choice: Choice) -> Result<(), String> {
+        match choice {
+            Choice::Ask(w) => {
+                let op = program(w, self.bounds.keys)[self.workers[w].asked];
+                self.workers[w].asked += 1;
+                self.workers[w].current = Some(op);
+                self.look(w)
+            }
+            Choice::Adopt(w) => {
+                let kept = self.bug(Bug::AdmittedKept);
+                let worker = &mut self.workers[w];
+                if let Some((epoch, view)) = worker.news.pop_front() {
+                    worker.epoch = epoch;
+                    worker.view = view;
+                    if !kept {
+                        worker.admitted = [false; KEYS];
+                    }
+                }
+                self.look_again(w)
+            }
+            Choice::Hear(w) => {
+                let kept = self.bug(Bug::AdmittedKept);
+                let worker = &mut self.workers[w];
+                // What was admitted before the leg turned back says nothing any more.
+                if let Some((epoch, key)) = worker.told.pop_front()
+                    && (epoch == worker.epoch || kept)
+                {
+                    worker.admitted[key] = true;
+                }
+                self.look_again(w)
+            }
+            Choice::Execute(w, f) => {
+                let flying = self.workers[w].flying.remove(f);
+                self.execute(w, flying)?;
+                if flying.orphan {
+                    // Nobody has heard of it: it is in flight until that is confirmed.
+                    self.workers[w].flying.push(Flying { process: 0, ..flying });
+                } else {
+                    self.workers[w].current = None;
+                }
+                Ok(())
+            }
+            Choice::Confirm(w, f) => {
+                self.workers[w].flying.remove(f);
+                Ok(())
+            }
+            Choice::Drained => {
+                self.barrier = None;
+                self.step(Event::Drained)
+            }
+            Choice::Serve(side) => {
+                let Link::Up { requests, .. } = &mut self.links[side] else { return Ok(()) };
+                let Some(request) = requests.pop_front() else { return Ok(()) };
+                let answer = self.serve(side, request);
+                if let Link::Up { answers, .. } = &mut self.links[side] {
+                    answers.push_back((request, answer));
+                }
+                Ok(())
+            }
+            Choice::ServeLate(p) => {
+                let Some(request) = self.late[p].requests.pop_front() else { return Ok(()) };
+                self.serve(self.late[p].node, request);
+                self.late.retain(|pipe| !pipe.requests.is_empty());
+                Ok(())
+            }
+            Choice::Answer(side) => {
+                let Link::Up { answers, .. } = &mut self.links[side] else { return Ok(()) };
+                let Some((request, answer)) = answers.pop_front() else { return Ok(()) };
+                self.answered(request, answer)
+            }
+            Choice::Sync => {
+                let number = self.written.last().map(|(number, _)| *number);
+                self.keep()?;
+                number.map_or(Ok(()), |number| self.step(Event::Recorded(number)))
+            }
+            Choice::Restore(side) => {
+                if !self.bug(Bug::ReplacedWithoutKill) {
+                    self.late.retain(|pipe| pipe.node != side);
+                }
+                self.links[side] = Link::new();
+                let process = self.process(side);
+                self.step(Event::Restored { side: side_of(side), process })
+            }
+            Choice::Stored => {
+                if let Some(owner) = self.storing.take() {
+                    self.publish(View::Settled(owner));
+                }
+                self.step(Event::HandedOver)
+            }
+            Choice::Meet => self.meet(),
+            Choice::CutWorker(w, f) => {
+                self.used.cuts += 1;
+                let worker = &mut self.workers[w];
+                worker.flying[f].orphan = true;
+                worker.current = None;
+                if self.bug(Bug::ClosedCountsAsDrained) {
+                    // It is forgotten, and may be executed all the same.
+                    self.workers[w].flying[f].epoch = u32::MAX;
+                }
+                Ok(())
+            }
+            Choice::CutMover(side) => {
+                self.used.cuts += 1;
+                self.lose(side, true)
+            }
+            Choice::Restart(node) => {
+                self.used.restarts += 1;
+                self.processes[node] += 1;
+                self.late.retain(|pipe| pipe.node != node);
+                for worker in &mut self.workers {
+                    // The worker meets another process: nothing of the old one's is in flight.
+                    if worker.flying.iter().any(|flying| flying.node == node && !flying.orphan) {
+                        worker.current = None;
+                    }
+                    worker.flying.retain(|flying| flying.node != node);
+                }
+                self.lose(node, false)
+            }
+            Choice::Crash(kept) => self.crash(kept),
+            Choice::TurnBack => {
+                self.used.turns += 1;
+                self.step(Event::TurnBack)
+            }
+        }
+    }
+
+    // Workers.
+
+    fn look_again(&mut self, w: usize) -> Result<(), String> {
+        if self.workers[w].waits { self.look(w) } else { Ok(()) }
+    }
+
+    fn look(&mut self, w: usize) -> Result<(), String> {
+        let worker = &mut self.workers[w];
+        let Some(op) = worker.current else { return Ok(()) };
+        let key = op.key();
+        let place = match &worker.view {
+            View::Settled(owner) => Some(*owner),
+            View::Moving => worker.admitted[key].then_some(1),
+            View::Turned(away) => (!away[key] || worker.admitted[key]).then_some(0),
+        };
+        worker.waits = place.is_none();
+        match place {
+            Some(node) => {
+                let (epoch, process) = (worker.epoch, self.processes[node]);
+                worker.flying.push(Flying { op, node, epoch, process, orphan: false });
+                Ok(())
+            }
+            None => self.step(Event::Wanted { keys: vec![keys()[key].clone()] }),
+        }
+    }
+
+    fn execute(&mut self, w: usize, Flying { op, node, .. }: Flying) -> Result<(), String> {
+        let key = op.key();
+        let (has, truth) = (self.nodes[node][key], self.truth[key]);
+        if has != truth {
+            return Err(format!("worker {w}: {op:?} is executed at node {node}, which has {has} where {truth} is the truth"));
+        }
+        match op {
+            Op::Read(_) => {}
+            Op::Write(_, value) => self.nodes[node][key] = value,
+            Op::Remove(_) => self.nodes[node][key] = 0,
+        }
+        self.truth[key] = self.nodes[node][key];
+        Ok(())
+    }
+
+    fn publish(&mut self, view: View) {
+        self.epoch += 1;
+        for worker in &mut self.workers {
+            worker.news.push_back((self.epoch, view.clone()));
+        }
+    }
+
+    // The mover.
+
+    fn process(&mut self, node: usize) -> Process {
+        Process { run_id: self.processes[node].to_string(), client_id: 0 }
+    }
+
+    fn meet(&mut self) -> Result<(), String> {
+        if !self.bug(Bug::ResumedWithoutKill) {
+            self.late.clear();
+            for worker in &mut self.workers {
+                worker.flying.retain(|flying| !flying.orphan);
+            }
+        }
+        let open = self.replay.open.values().next().and_then(|open| open.leg.clone());
+        self.links = [Link::new(), Link::new()];
+        let leg = Leg::new(self.orders(), Fingerprinter::new(7), open);
+        self.leg = Some(crate::mover::planted(leg, self.planted));
+        let (source, target) = (self.process(0), self.process(1));
+        self.step(Event::Met { source, target })
+    }
+
+    /// A connection is gone, with what was on its way to the mover; what was on its way to the node may still arrive, unless that is gone, too.
+    fn lose(&mut self, side: usize, alive: bool) -> Result<(), String> {
+        let Link::Up { requests, .. } = std::mem::replace(&mut self.links[side], Link::Down) else { return Ok(()) };
+        if alive && !requests.is_empty() {
+            self.late.push(Pipe { node: side, process: self.processes[side], requests });
+        }
+        self.step(Event::Lost { side: side_of(side) })
+    }
+
+    fn crash(&mut self, kept: bool) -> Result<(), String> {
+        self.used.crashes += 1;
+        if kept {
+            self.keep()?;
+        }
+        self.written.clear();
+        self.leg = None;
+        self.barrier = None;
+        self.storing = None;
+        self.batches.clear();
+        for side in 0..2 {
+            let Link::Up { requests, .. } = std::mem::replace(&mut self.links[side], Link::Down) else { continue };
+            if !requests.is_empty() {
+                self.late.push(Pipe { node: side, process: self.processes[side], requests });
+            }
+        }
+        let open = self.replay.open.values().next();
+        // A leg that has ended by the journal: with the target, or back with the source.
+        let ended = open.filter(|open| open.leg.is_none() && open.next_leg > 0).map(|open| !open.handed_over.is_empty());
+        let moving = open.is_some_and(|open| open.leg.as_ref().is_some_and(|leg| leg.moving));
+        self.epoch += 1;
+        let view = if moving { View::Moving } else { View::Settled(usize::from(ended == Some(true))) };
+        for worker in &mut self.workers {
+            worker.flying.iter_mut().for_each(|flying| flying.orphan = true);
+            (worker.epoch, worker.view, worker.admitted) = (self.epoch, view.clone(), [false; KEYS]);
+            (worker.current, worker.waits) = (None, false);
+            worker.news.clear();
+            worker.told.clear();
+        }
+        if let Some(moved) = ended {
+            // What old connections have left is ended by the next mover, and there is none here.
+            self.late.clear();
+            self.workers.iter_mut().for_each(|worker| worker.flying.clear());
+            self.ended = Some(if moved { Outcome::Moved } else { Outcome::Returned { why: String::new() } });
+            return self.check_end(usize::from(moved));
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self) -> Result<(), String> {
+        for (_, record) in std::mem::take(&mut self.written) {
+            self.replay.apply(&record).map_err(|error| format!("the journal contradicts itself: {error}"))?;
+        }
+        Ok(())
+    }
+
+    fn serve(&mut self, node: usize, Request { key, kind, .. }: Request) -> Value {
+        let here = &mut self.nodes[node][key];
+        match kind {
+            Kind::Copy => *here,
+            Kind::Store(value) => {
+                let replace = Garden(self.planted).is(Bug::RestoreReplace);
+                if *here == 0 || replace {
+                    *here = value;
+                }
+                0
+            }
+            Kind::Remove => std::mem::take(here),
+            Kind::Purge(away) => {
+                for (key, value) in self.nodes[node].iter_mut().enumerate() {
+                    if away[key] != (node == 1) {
+                        *value = 0;
+                    }
+                }
+                0
+            }
+        }
+    }
+
+    fn answered(&mut self, request: Request, answer: Value) -> Result<(), String> {
+        if let Kind::Purge(_) = request.kind {
+            return self.step(Event::Purged);
+        }
+        let Some(batch) = self.batches.get_mut(&request.batch) else { return Ok(()) };
+        batch.answers[request.at] = Some(answer);
+        if request.kind == Kind::Copy {
+            batch.read[request.key] = answer;
+        }
+        if batch.answers.iter().any(Option::is_none) {
+            return Ok(());
+        }
+        let id = BatchId(request.batch);
+        let event = match request.kind {
+            Kind::Copy => {
+                let outcome = |value: &Option<Value>| if value.unwrap_or(0) == 0 { Copied::Absent } else { Copied::Taken { bytes: 1 } };
+                Event::Copied { batch: id, outcomes: batch.answers.iter().map(outcome).collect() }
+            }
+            // Whether there was one already makes no difference to the machine.
+            Kind::Store(_) => Event::Stored { batch: id, outcomes: vec![Stored::Stored; batch.answers.len()] },
+            Kind::Remove | Kind::Purge(_) => Event::Removed { batch: id },
+        };
+        self.step(event)
+    }
+
+    fn request(&mut self, side: Side, batch: BatchId, keys: &[Key], kind: impl Fn(Value) -> Kind) {
+        let entry = self.batches.entry(batch.0).or_default();
+        entry.keys = keys.iter().map(ix).collect();
+        entry.answers = vec![None; keys.len()];
+        let Link::Up { requests, .. } = &mut self.links[side as usize] else { return };
+        for (at, key) in entry.keys.iter().enumerate() {
+            requests.push_back(Request { batch: batch.0, at, key: *key, kind: kind(entry.read[*key]) });
+        }
+    }
+
+    /// The machine hears of something, and all that it says is done.
+    fn step(&mut self, event: Event) -> Result<(), String> {
+        let mut events = VecDeque::from([event]);
+        let mut actions = Vec::new();
+        while let Some(event) = events.pop_front() {
+            let Some(leg) = &mut self.leg else { return Ok(()) };
+            leg.step(event, 0, &mut actions);
+            for action in actions.drain(..) {
+                self.perform(action, &mut events)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn away(&self, fingerprints: &std::collections::BTreeSet<switchyard_policy::migration::Fingerprint>) -> [bool; KEYS] {
+        keys().map(|key| fingerprints.contains(&Fingerprinter::new(7).of(&key)))
+    }
+
+    fn perform(&mut self, action: Action, events: &mut VecDeque<Event>) -> Result<(), String> {
+        match action {
+            Action::Record { number, record } => {
+                self.written.push((number, record));
+                if self.bug(Bug::JournalNotSynced) {
+                    events.push_back(Event::Recorded(number));
+                }
+            }
+            Action::Announce => {
+                self.publish(View::Moving);
+                self.barrier = Some(self.epoch);
+            }
+            Action::Withdraw => {
+                self.barrier = None;
+                self.publish(View::Settled(0));
+            }
+            Action::Turn { away, .. } => {
+                let away = self.away(&away);
+                self.publish(View::Turned(away));
+                self.barrier = Some(self.epoch);
+            }
+            Action::Purge { side, away } => {
+                let away = self.away(&away);
+                if let Link::Up { requests, .. } = &mut self.links[side as usize] {
+                    requests.push_back(Request { batch: u32::MAX, at: 0, key: 0, kind: Kind::Purge(away) });
+                }
+            }
+            // What the node has then is listed at once: after the drain only the mover changes it.
+            Action::List { .. } => {
+                let from = usize::from(matches!(self.workers_know(), View::Turned(_)));
+                let there = keys().into_iter().filter(|key| self.nodes[from][ix(key)] != 0).collect();
+                events.push_back(Event::Listed { keys: there, end: true });
+            }
+            Action::Relist { .. } | Action::Refuse { .. } | Action::Report { .. } | Action::Quiet => {}
+            Action::Copy { batch, from, keys } => {
+                self.batches.remove(&batch.0);
+                self.request(from, batch, &keys, |_| Kind::Copy);
+            }
+            Action::Store { batch, to, keys } => self.request(to, batch, &keys, Kind::Store),
+            Action::Remove { batch, from, keys } => self.request(from, batch, &keys, |_| Kind::Remove),
+            Action::Admit { keys } => {
+                for worker in &mut self.workers {
+                    worker.told.extend(keys.iter().map(|key| (self.epoch, ix(key))));
+                }
+            }
+            Action::Restore { .. } => {}
+            Action::HandOver { to } => self.storing = Some(to as usize),
+            Action::Secure { .. } | Action::Migrate { .. } => return Err(format!("it asks for {action:?}, which it was not ordered to")),
+            Action::End(outcome) => {
+                self.leg = None;
+                self.batches.clear();
+                // Connections are let go; all was answered.
+                let owner = usize::from(outcome == Outcome::Moved);
+                self.ended = Some(outcome);
+                return self.check_end(owner);
+            }
+        }
+        Ok(())
+    }
+
+    /// The view that is published, whether or not workers know.
+    fn workers_know(&self) -> &View {
+        self.workers[0].news.back().map_or(&self.workers[0].view, |(_, view)| view)
+    }
+
+    /// The owner has everything, and the other node nothing.
+    fn check_end(&self, owner: usize) -> Result<(), String> {
+        let begun = !matches!(self.ended, Some(Outcome::NotBegun { .. }));
+        if self.nodes[owner] != self.truth {
+            return Err(format!(
+                "the leg is over ({:?}), and its owner has {:?} where {:?} is the truth",
+                self.ended, self.nodes[owner], self.truth
+            ));
+        }
+        if begun && self.nodes[1 - owner] != [0; KEYS] {
+            return Err(format!("the leg is over ({:?}), and the other node still has {:?}", self.ended, self.nodes[1 - owner]));
+        }
+        Ok(())
+    }
+}
