@@ -256,7 +256,7 @@ fn a_scan_misses_no_key_that_was_there_all_the_time() {
             if cursor == "0" {
                 break;
             }
-            assert!(steps < 100_000, "it ends");
+            assert!(steps < 100_000, "it ends: {cursor} {:?}", fleet.progress(id));
             std::thread::sleep(Duration::from_millis(1));
         }
         let missed: Vec<usize> = (0..3000).filter(|n| !seen.contains(&format!("{{{n}}}"))).collect();
