@@ -190,6 +190,8 @@ pub(crate) type Transits = Vec<(Transit, Vec<Slot>)>;
 /// Keeps what a control plane would keep.
 #[derive(Debug)]
 pub(crate) struct Keeper {
+    /// One change of the map after the other, from what it is made of until it is published: two moves at once would undo each other's.
+    pub(crate) changing: Mutex<()>,
     pub(crate) router: Mutex<Option<Weak<Router>>>,
     pub(crate) topology: Mutex<Topology>,
     pub(crate) transits: Mutex<BTreeMap<MoveId, Transits>>,
@@ -222,6 +224,7 @@ impl Host for Keeper {
     }
 
     fn hand_over(&self, move_id: MoveId, slots: &[Slot], owner: NodeId, done: Done) {
+        let changing = self.changing.lock().expect("lock");
         if let Some(transits) = self.transits.lock().expect("lock").get_mut(&move_id) {
             for (_, of) in transits {
                 of.retain(|slot| !slots.contains(slot));
@@ -229,10 +232,12 @@ impl Host for Keeper {
         }
         let next = self.topology.lock().expect("lock").handed_over(slots, owner);
         self.publish(next);
+        drop(changing);
         done(Ok(()));
     }
 
     fn set_transits(&self, move_id: MoveId, transits: Transits) -> Result<u64, String> {
+        let _changing = self.changing.lock().expect("lock");
         let mut all = self.transits.lock().expect("lock");
         all.insert(move_id, transits);
         let topology = self.topology.lock().expect("lock").clone();
@@ -344,6 +349,7 @@ impl Fleet {
         let router = Arc::new(Router::start(settings(&topology, password), Arc::new(topology.clone())).expect("starts"));
         let dir = tempfile::tempdir().expect("a directory");
         let keeper = Arc::new(Keeper {
+            changing: Mutex::new(()),
             router: Mutex::default(),
             topology: Mutex::new(topology),
             transits: Mutex::default(),

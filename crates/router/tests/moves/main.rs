@@ -2,7 +2,10 @@
 //!
 //! Beside the end-to-end tests, because here a test can look into the journal and hold things up where it wants.
 
+mod clients;
+mod durability;
 mod faults;
 mod fleet;
 mod serving;
+mod several;
 mod versions;

@@ -179,7 +179,7 @@ impl Leg {
                     continue;
                 }
                 Step::Store if to_usable => actions.push(Action::Store { batch: id, to, keys: had }),
-                Step::Secure if durability == Durability::Memory => {
+                Step::Secure if durability == Durability::Memory || self.as_safe_as_it_was => {
                     batch.step = Step::Record;
                     continue;
                 }
@@ -321,12 +321,23 @@ impl Leg {
     }
 
     pub(super) fn batch_secured(&mut self, id: BatchId, refused: Option<String>, now_us: u64, actions: &mut Vec<Action>) {
+        let turned = self.turned;
         let Some(batch) = self.answered(id, Step::Secure) else { return };
-        if let Some(why) = refused {
-            self.refused(id, format!("what was stored could not be made safe: {why}"), now_us, actions);
-            return;
+        match refused {
+            // Where the keys come from need not have what the order asks of where they go: no replica, no file. They were no safer there
+            // before, and to insist would keep them from everybody for ever.
+            Some(why) if turned => {
+                batch.go_to(Step::Record);
+                self.as_safe_as_it_was = true;
+                actions
+                    .push(Action::Report { text: format!("keys come back to a node that does not make them as safe as was asked: {why}") });
+            }
+            Some(why) => {
+                self.refused(id, format!("what was stored could not be made safe: {why}"), now_us, actions);
+                return;
+            }
+            None => batch.go_to(Step::Record),
         }
-        batch.go_to(Step::Record);
         self.drive(id, now_us, actions);
     }
 

@@ -111,6 +111,8 @@ pub struct Leg {
     /// Why it is to go back, if it is; it has turned when `turned`.
     back: Option<String>,
     turned: bool,
+    /// It goes back to a node that cannot do what [`Orders::durability`] asks of the other.
+    as_safe_as_it_was: bool,
     source: Link,
     target: Link,
     /// A purge that is not answered.
@@ -156,6 +158,7 @@ impl Leg {
             begun: false,
             back: None,
             turned: false,
+            as_safe_as_it_was: false,
             source: Link::default(),
             target: Link::default(),
             purging: None,

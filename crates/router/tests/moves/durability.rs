@@ -1,0 +1,103 @@
+//! What must be safe at the target before a key leaves its source.
+
+use switchyard_policy::migration::{Durability, Goal};
+use switchyard_policy::topology::MoveId;
+use switchyard_router::{MoveEnd, MoveOrder, Steer};
+
+use super::fleet::{Fleet, Server, all_there, fill, other_programs, until};
+
+/// A server that has everything which `of` has.
+fn replica(of: &Server) -> Server {
+    let port = of.address.port().to_string();
+    let server = Server::start(&["--replicaof", "127.0.0.1", &port, "--repl-diskless-sync-delay", "0"]);
+    let mut client = server.client();
+    until("the replica follows", || client.cmd("INFO replication").contains("master_link_status:up"));
+    server
+}
+
+/// Keys that a server has.
+fn keys(server: &Server) -> Vec<String> {
+    let all = server.client().cmd("KEYS *");
+    all.trim_matches(['[', ']']).split(", ").filter(|key| !key.is_empty()).map(str::to_owned).collect()
+}
+
+#[test]
+fn with_replica_nothing_leaves_the_source_before_a_replica_of_the_target_has_it() {
+    let fleet = Fleet::new(2);
+    fill(&mut fleet.client(), 4000);
+    fleet.begin(MoveOrder { durability: Durability::Replica, ..fleet.order(1, 0, 1) });
+    let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("there is no replica") };
+    assert!(why.contains("has no replica"), "{why}");
+    let copy = replica(&fleet.servers[1]);
+    // Whatever the source does not have any more, the replica has, at any time: looked at in this order.
+    fleet.begin(MoveOrder { durability: Durability::Replica, goal: Goal::Gentle, ..fleet.order(2, 0, 1) });
+    let mut looks = 0;
+    while fleet.progress(2).end.is_none() {
+        let (left, there) = (keys(&fleet.servers[0]), keys(&copy));
+        let all: std::collections::BTreeSet<String> = left.into_iter().chain(there).filter(|key| key.starts_with('{')).collect();
+        assert_eq!(all.len(), 4000, "after {} keys", fleet.progress(2).keys_moved);
+        looks += 1;
+        if looks == 5 {
+            fleet.router().steer_move(MoveId(2), Steer::Goal(Goal::Fast));
+        }
+    }
+    assert_eq!(fleet.wait_for(2), MoveEnd::Done);
+    all_there(&mut fleet.client(), 4000);
+    assert_eq!(keys(&copy).len(), 4000);
+}
+
+#[test]
+fn a_replica_that_does_not_acknowledge_turns_the_leg_back() {
+    let fleet = Fleet::new(2);
+    fill(&mut fleet.client(), 2000);
+    let copy = replica(&fleet.servers[1]);
+    fleet.begin(MoveOrder { durability: Durability::Replica, goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+    until("some keys have moved", || fleet.progress(1).keys_moved > 50);
+    copy.signal(rustix::process::Signal::STOP);
+    let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("nothing is safe") };
+    assert!(why.contains("no replica acknowledged it"), "{why}");
+    copy.signal(rustix::process::Signal::CONT);
+    all_there(&mut fleet.client(), 2000);
+    until("another move is done", || {
+        let id = 2 + fleet.keeper.ended.lock().expect("lock").len() as u64;
+        fleet.begin(MoveOrder { durability: Durability::Replica, ..fleet.order(id, 0, 1) });
+        fleet.wait_for(id) == MoveEnd::Done
+    });
+    all_there(&mut fleet.client(), 2000);
+    assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
+}
+
+#[test]
+fn with_aof_the_target_must_be_able_to_say_that_its_file_is_safe() {
+    // Synced once a second: only WAITAOF could tell, where there is that.
+    let fleet = Fleet::with(vec![Server::start(&[]), Server::start(&["--appendonly", "yes"])]);
+    fill(&mut fleet.client(), 500);
+    let knows_waitaof = !fleet.servers[1].client().cmd("WAITAOF 0 0 1").starts_with("-ERR unknown command");
+    fleet.begin(MoveOrder { durability: Durability::Aof, ..fleet.order(1, 0, 1) });
+    match fleet.wait_for(1) {
+        MoveEnd::Done => assert!(knows_waitaof),
+        MoveEnd::Stopped(why) => {
+            assert!(!knows_waitaof && why.contains("cannot say when its append-only file is safe"), "{why}");
+            assert_eq!(fleet.progress(1).keys_moved, 0);
+        }
+    }
+    all_there(&mut fleet.client(), 500);
+}
+
+#[test]
+fn with_aof_and_waitaof_what_has_left_the_source_survives_the_target() {
+    for program in other_programs() {
+        let lazily = ["--appendonly", "yes", "--appendfsync", "everysec"];
+        let fleet = Fleet::with(vec![Server::start(&[]), Server::of(&program, &lazily)]);
+        if fleet.servers[1].client().cmd("WAITAOF 0 0 1").starts_with('-') {
+            eprintln!("skipped: {program} does not know WAITAOF");
+            continue;
+        }
+        fill(&mut fleet.client(), 1000);
+        fleet.begin(MoveOrder { durability: Durability::Aof, ..fleet.order(1, 0, 1) });
+        assert_eq!(fleet.wait_for(1), MoveEnd::Done, "{program}");
+        let asked = fleet.servers[1].client().cmd("INFO commandstats");
+        assert!(asked.contains("cmdstat_waitaof:"), "{program} was asked: {asked}");
+        all_there(&mut fleet.client(), 1000);
+    }
+}
