@@ -24,7 +24,7 @@ mod users;
 mod worker;
 
 pub use limits::{KEY_RATE_MAX, KeyLimit};
-pub use mover::{Done, Holds, Host, LateKeys, MoveEnd, MoveOrder, MoveProgress, Steer};
+pub use mover::{BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveOrder, MoveProgress, Steer};
 pub use operator::{OperatorCommand, OperatorPort};
 pub use settings::{Cluster, EmptyReturn, ListenAddress, ListenerSettings, Live, NodeAccess, Reads, Secret, Servers, Settings};
 pub use tls::{NodeTls, ServerTls};

@@ -138,6 +138,8 @@ pub struct Live {
     pub config_set: Vec<String>,
     /// Bytes that a command on keys of several slots may bring together at one node; 0: such commands are refused.
     pub cross_slot_max: usize,
+    /// Values of at least so many bytes (of a node's memory) are moved in pieces; 0: all are moved whole.
+    pub big_key: usize,
     /// Whether scripts are kept to the keys that they declare.
     pub check_scripts: bool,
     /// What is done with a node that comes back empty.
@@ -257,6 +259,7 @@ impl Default for Live {
             slowlog_arguments: true,
             config_set: Vec::new(),
             cross_slot_max: 32 << 20,
+            big_key: 1 << 20,
             check_scripts: true,
             empty_return: EmptyReturn::Auto,
             cluster: None,

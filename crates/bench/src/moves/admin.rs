@@ -49,8 +49,6 @@ pub fn begin(switchyard: &Path, admin: SocketAddr, order: &Order<'_>) -> Result<
         Some(slots) => command.args(["--slots", slots]),
         None => command.arg("--all"),
     };
-    // Our own looks at the nodes would count as clients that go past the router.
-    command.arg("--allow-direct-clients");
     let output = command.args(order.more).stdin(Stdio::null()).output().context("cannot run `switchyard move`")?;
     let text = String::from_utf8_lossy(&output.stdout);
     ensure!(output.status.success(), "`switchyard move` failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr).trim());

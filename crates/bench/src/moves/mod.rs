@@ -5,6 +5,7 @@
 //! version, filled with the same keys; both are loaded by the same generator at the same rate.
 
 pub mod admin;
+mod big;
 mod generator;
 mod limit;
 mod report;
@@ -44,11 +45,14 @@ pub enum Part {
     Unnoticed,
     /// Moves under writes to the moving slots: whether they end.
     Converges,
+    /// A big hash moves while it is read and written: how long any command was held.
+    Big,
 }
 
 impl Part {
     /// All of them, with the names that users write.
-    pub const ALL: [(Self, &'static str); 3] = [(Self::Fast, "fast"), (Self::Unnoticed, "unnoticed"), (Self::Converges, "converges")];
+    pub const ALL: [(Self, &'static str); 4] =
+        [(Self::Fast, "fast"), (Self::Unnoticed, "unnoticed"), (Self::Converges, "converges"), (Self::Big, "big")];
 }
 
 /// What to measure.
@@ -159,6 +163,7 @@ pub struct Results {
     limits: Vec<(usize, Limit)>,
     noticed: Vec<Noticed>,
     converged: Option<Converged>,
+    big: Option<big::BigMove>,
     failures: Vec<String>,
     foreign: Option<f64>,
 }
@@ -200,6 +205,9 @@ pub fn run(settings: &Settings) -> Result<Results> {
     }
     if wants(Part::Converges) && !settings.baseline_only {
         bench.converges()?;
+    }
+    if wants(Part::Big) && !settings.baseline_only {
+        bench.big()?;
     }
     bench.bar.finish_and_clear();
     let results = bench.results;

@@ -56,6 +56,7 @@ fn tables(results: &Results) -> Vec<(String, Table)> {
         ("What a move costs the router", costs(results)),
         ("Under load: GET 95 %, SET 5 %, Zipf 0.99", noticed(results)),
         ("Under writes to the moving slots", converged(results)),
+        ("A big hash, read and written while it moves", big(results)),
     ];
     all.into_iter().filter(|(_, table)| !table.is_empty()).map(|(title, table)| (title.to_owned(), table)).collect()
 }
@@ -193,6 +194,21 @@ fn converged(results: &Results) -> Table {
     table
 }
 
+fn big(results: &Results) -> Table {
+    let mut table = Table::new(["commands", "on", "number", "p99", "p99.9", "longest"]);
+    let Some(big) = &results.big else { return table };
+    let ms = |time: Duration| format!("{:.2} ms", time.as_secs_f64() * 1e3);
+    for (when, on, times) in [
+        ("without a move", "the hash", &big.control),
+        ("during the move", "the hash", &big.moving),
+        ("without a move", "other keys of its node", &big.control_others),
+        ("during the move", "other keys of its node", &big.moving_others),
+    ] {
+        table.row([when.to_owned(), on.to_owned(), times.commands.to_string(), ms(times.p99), ms(times.p999), ms(times.longest)]);
+    }
+    table
+}
+
 fn notes(settings: &Settings, results: &Results) -> Vec<String> {
     let mut notes = Vec::new();
     if settings.baseline_only {
@@ -200,6 +216,19 @@ fn notes(settings: &Settings, results: &Results) -> Vec<String> {
     }
     notes.extend(results.noticed.iter().flat_map(|n| n.complaints.iter().map(move |c| format!("{}: {c}", n.way))));
     notes.extend(results.converged.iter().flat_map(|c| c.failures.iter().cloned()));
+    notes.extend(results.big.iter().map(|big| {
+        format!(
+            "A hash of {} fields, {:.0} MB at its node, moved in {:.1} s ({} in pieces, {} whole); the longest hold was {:.1} ms; {} errors, {} fields wrong.",
+            big.fields,
+            big.bytes as f64 / 1e6,
+            big.took.as_secs_f64(),
+            big.in_pieces,
+            big.whole,
+            big.hold_max.as_secs_f64() * 1e3,
+            big.errors,
+            big.wrong
+        )
+    }));
     notes.extend(results.failures.iter().map(|f| format!("Failed: {f}")));
     notes
 }

@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::Value;
 
 use super::{
     Layout,
@@ -164,19 +165,50 @@ impl Routed {
     pub(super) fn move_slots(
         &self,
         programs: &Programs,
-        (from, to): (usize, usize),
+        between: (usize, usize),
         goal: &str,
         slots: &str,
         patience: Duration,
-        mut tick: impl FnMut() -> Result<()>,
+        tick: impl FnMut() -> Result<()>,
     ) -> Result<Duration> {
-        let more = ["--goal".to_owned(), goal.to_owned()];
-        let order = Order { from: self.addresses[from], to: self.addresses[to], slots: Some(slots), more: &more };
+        // Our own looks at the nodes would count as clients that go past the router.
+        let more = ["--goal".to_owned(), goal.to_owned(), "--allow-direct-clients".to_owned()];
+        self.do_move(programs, between, &more, slots, patience, tick).map(|(took, _)| took)
+    }
+
+    /// The same where nobody uses the nodes past the router. Also what the router reports of the move at its end.
+    pub(super) fn move_slots_alone(
+        &self,
+        programs: &Programs,
+        between: (usize, usize),
+        goal: &str,
+        slots: &str,
+        patience: Duration,
+        tick: impl FnMut() -> Result<()>,
+    ) -> Result<(Duration, Value)> {
+        self.do_move(programs, between, &["--goal".to_owned(), goal.to_owned()], slots, patience, tick)
+    }
+
+    fn do_move(
+        &self,
+        programs: &Programs,
+        (from, to): (usize, usize),
+        more: &[String],
+        slots: &str,
+        patience: Duration,
+        mut tick: impl FnMut() -> Result<()>,
+    ) -> Result<(Duration, Value)> {
+        let order = Order { from: self.addresses[from], to: self.addresses[to], slots: Some(slots), more };
         let begun = Instant::now();
         let id = admin::begin(&programs.switchyard, self.admin, &order)?;
         loop {
-            match admin::standing(&admin::report(self.admin)?, id)? {
-                Standing::Done => return Ok(begun.elapsed()),
+            let report = admin::report(self.admin)?;
+            match admin::standing(&report, id)? {
+                Standing::Done => {
+                    let took = begun.elapsed();
+                    let all = ["moves", "ended"].into_iter().filter_map(|list| report[list].as_array()).flatten();
+                    return Ok((took, all.into_iter().find(|m| m["id"].as_u64() == Some(id)).cloned().unwrap_or_default()));
+                }
                 Standing::Stopped(why) => bail!("the move stopped: {why}"),
                 Standing::Open => {}
             }

@@ -194,7 +194,9 @@ fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn
         let (from, to) = busiest_and_another(&site, &mut rng)?;
         show(&format!("{} operations, moving from node {from} to node {to}", recording.tally().operations));
         let id = if settings.moves {
-            let order = Order { from: site.node(from), to: site.node(to), slots: None, more: &settings.move_args };
+            // Our own looks at the nodes would count as clients that go past the router.
+            let more: Vec<String> = settings.move_args.iter().cloned().chain(["--allow-direct-clients".to_owned()]).collect();
+            let order = Order { from: site.node(from), to: site.node(to), slots: None, more: &more };
             Some(admin::begin(&settings.switchyard, site.admin(), &order)?)
         } else {
             None

@@ -234,6 +234,21 @@ impl MoveState {
     }
 }
 
+/// A big key that is being copied in pieces. Its name is nobody's business.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct BigKeyReport {
+    /// Its type.
+    pub kind: String,
+    /// Bytes that it takes at the source.
+    pub bytes: u64,
+    /// Bytes copied so far.
+    pub copied: u64,
+    /// All of it has been copied once, and what is written to it is copied after.
+    pub is_read: bool,
+    /// How often the copy began again, because commands changed the value as a whole.
+    pub restarts: u32,
+}
+
 /// A move.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MoveReport {
@@ -278,6 +293,21 @@ pub struct MoveReport {
     pub late_removed: u64,
     /// The same: left where they are.
     pub late_left: u64,
+    /// Big keys that were moved in pieces.
+    #[serde(default)]
+    pub big_in_pieces: u64,
+    /// Big keys that were moved whole: commands for them, and others at their nodes, waited meanwhile.
+    #[serde(default)]
+    pub big_whole: u64,
+    /// The longest that one of these took, microseconds.
+    #[serde(default)]
+    pub big_whole_max_us: u64,
+    /// The last of these: type, size, time, and why it was not moved in pieces.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub big_whole_last: String,
+    /// Big keys that are being copied in pieces now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub big: Vec<BigKeyReport>,
     /// Commands held back.
     pub holds: u64,
     /// How long, microseconds: the median.

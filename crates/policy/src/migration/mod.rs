@@ -28,6 +28,7 @@ pub mod pace;
 mod planted;
 pub mod record;
 mod stop_and_copy;
+pub mod tail;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -41,9 +42,20 @@ pub use pace::Pacer;
 pub use planted::Bug;
 pub use record::Record;
 pub use stop_and_copy::StopAndCopy;
+pub use tail::Tail;
 
 /// A key's name. A unit of moving is a name, in all databases: commands that touch several databases (`MOVE`, `COPY ... DB`) then need nothing special.
 pub type Key = Arc<[u8]>;
+
+/// What names of keys begin with that the router makes for itself at nodes, for a while. Clients do not see them, and they belong to no slot: moves leave
+/// them where they are.
+pub const TEMPORARY: &[u8] = b"switchyard:temporary:";
+
+/// Whether a key is one of these.
+#[must_use]
+pub fn is_temporary(key: &[u8]) -> bool {
+    key.starts_with(TEMPORARY)
+}
 
 /// Number of a batch within its leg.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -5,6 +5,7 @@
 //! - `access.rs` has what access rules need: categories, and which keys are read and written.
 //! - `keys.rs` finds the keys among a command's arguments.
 //! - `learn.rs` adds commands of the nodes' modules, as `COMMAND` describes them.
+//! - `touched.rs` says which elements of a large value a command may change.
 //! - `errors.rs` has the errors that Redis gives about a command as a whole.
 //!
 //! Arity, flags and key positions are Redis's own (<https://redis.io/docs/latest/develop/reference/key-specs/>), and a test
@@ -19,11 +20,13 @@ mod keys;
 mod learn;
 mod lookup;
 mod table;
+mod touched;
 
 pub use access::{Access, CATEGORIES, Categories};
 pub use keys::{Begin, Complaint, Find, KeyError, KeySpec, Keys};
 pub use learn::{LearntCommand, parse_command_reply};
 pub use lookup::{CommandTable, Lookup};
+pub use touched::Touched;
 
 use crate::request::Args;
 

@@ -6,11 +6,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use hdrhistogram::Histogram;
 use rustix::event::{EventfdFlags, eventfd};
+use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::{Fingerprint, FingerprintSet, Fingerprinter, Key};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 
@@ -19,6 +20,9 @@ use crate::shared::lock;
 
 /// Parts of a set of admitted keys, each behind a lock of its own.
 const SHARDS: usize = 64;
+
+/// Bytes of elements that wait to be taken by the mover, at most.
+const TOUCHED_MAX: usize = 64 << 20;
 
 type Shard = RwLock<FingerprintSet>;
 
@@ -113,6 +117,11 @@ pub(crate) enum Told {
     Written(Vec<Key>),
     /// The same of any key of the slot.
     WrittenAnything(Slot),
+    /// Commands that may touch these elements of a staged key are about to be sent to the source; `None`: anything of it.
+    Touched {
+        key: Key,
+        elements: Option<Vec<Element>>,
+    },
     /// Be quiet; then tell worker `from`.
     Quiesce {
         from: usize,
@@ -143,6 +152,11 @@ pub(crate) struct SharedMove {
     pub(crate) fingerprints: Fingerprinter,
     told: Mutex<Vec<Told>>,
     pub(crate) wake: OwnedFd,
+    /// Keys that are being copied in pieces: of these more has to be told.
+    staged: RwLock<FingerprintSet>,
+    has_staged: AtomicBool,
+    /// Bytes of elements that were told and not taken yet.
+    touched_bytes: AtomicUsize,
     /// How long commands were held back, microseconds.
     holds: Mutex<Histogram<u64>>,
     pub(crate) progress: Mutex<MoveProgress>,
@@ -155,6 +169,9 @@ impl SharedMove {
             target: progress.target,
             fingerprints,
             told: Mutex::default(),
+            staged: RwLock::default(),
+            has_staged: AtomicBool::new(false),
+            touched_bytes: AtomicUsize::new(0),
             wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
             holds: Mutex::new(Histogram::new(3).map_err(std::io::Error::other)?),
             progress: Mutex::new(progress),
@@ -172,6 +189,27 @@ impl SharedMove {
         lock(&self.told).push(what);
     }
 
+    /// These keys are copied in pieces from now on, and no others. Workers know it when they have adopted a topology that is published after this.
+    pub(crate) fn share_staged(&self, keys: Vec<Fingerprint>) {
+        self.has_staged.store(!keys.is_empty(), Ordering::Release);
+        *self.staged.write().unwrap_or_else(PoisonError::into_inner) = keys.into_iter().collect();
+    }
+
+    /// Whether a key is being copied in pieces.
+    pub(crate) fn is_staged(&self, key: &[u8]) -> bool {
+        self.has_staged.load(Ordering::Acquire)
+            && self.staged.read().unwrap_or_else(PoisonError::into_inner).contains(&self.fingerprints.of(key))
+    }
+
+    /// A command is about to be sent that may touch these elements of a staged key; `None`: anything of it.
+    pub(crate) fn note_touched(&self, key: Key, elements: Option<Vec<Element>>) {
+        let bytes = elements.iter().flatten().map(|element| element.len() + 32).sum();
+        let so_far = self.touched_bytes.fetch_add(bytes, Ordering::Relaxed);
+        // More than anybody wants to remember: the copy begins again.
+        let elements = elements.filter(|_| so_far < TOUCHED_MAX);
+        self.note(Told::Touched { key, elements });
+    }
+
     pub(crate) fn ring(&self) {
         // Fails only when the counter is full, and then the mover is awake already.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
@@ -179,6 +217,7 @@ impl SharedMove {
 
     pub(crate) fn take_told(&self) -> Vec<Told> {
         let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
+        self.touched_bytes.store(0, Ordering::Relaxed);
         std::mem::take(&mut lock(&self.told))
     }
 

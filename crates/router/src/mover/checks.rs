@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use switchyard_policy::migration::{Durability, Key, Side};
+use switchyard_policy::migration::{Durability, Key, Side, is_temporary};
 use switchyard_policy::topology::{SLOT_COUNT, Slot, slot_of};
 use switchyard_resp::reply;
 use tracing::{info, warn};
@@ -110,7 +110,12 @@ impl Mover {
                 let Some((next, keys)) = side::scanned(&answer) else {
                     return Err(Halt::Stop(format!("{} refuses SCAN: {}", self.name(self.end(side).node), error_text(&answer))));
                 };
+                let (temporary, keys): (Vec<&[u8]>, Vec<&[u8]>) = keys.into_iter().partition(|key| is_temporary(key));
                 let keys: Vec<Key> = keys.into_iter().filter(|key| is_ours[slot_of(key).index()]).map(Key::from).collect();
+                if !temporary.is_empty() {
+                    let temporary: Vec<Key> = temporary.into_iter().map(Key::from).collect();
+                    self.sweep(side, &temporary)?;
+                }
                 if !keys.is_empty() {
                     with(self, database, keys)?;
                 }
@@ -208,6 +213,10 @@ impl Mover {
             .sum();
         let keys: u64 = slots.iter().map(|slot| u64::from(self.spool.count(*slot))).sum();
         let needed = number(&source, "used_memory_dataset").saturating_mul(keys.min(keys_there)) / keys_there.max(1);
+        // Big keys do not show in an average. What is staged of them is there already.
+        let big: u64 = slots.iter().map(|slot| self.big.bytes_of(*slot)).sum();
+        let staged: u64 = self.staging.all.values().map(|staged| staged.copied).sum();
+        let needed = needed.max(big).saturating_sub(staged);
         if used.saturating_add(needed) > limit {
             return Err(Halt::Stop(format!(
                 "{} has no room: {keys} keys need about {needed} bytes, it uses {used}, and its maxmemory is {limit}",

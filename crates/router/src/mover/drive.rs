@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::{
-    Action, BatchId, Event, Fingerprint, Key, Leg, Machine, Orders, Outcome, Phase, Protocol, Side, StopAndCopy,
+    Action, BatchId, Event, Fingerprint, Key, Leg, Machine, Orders, Outcome, Phase, Protocol, Side, StopAndCopy, is_temporary,
 };
 use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot, Stage, Transit, slot_of};
 use switchyard_resp::reply;
@@ -13,6 +13,7 @@ use tracing::{info, warn};
 
 use super::run::{Halt, Mover};
 use super::side::{self, Ask, Content, Form, Use};
+use super::tails::Storing;
 use super::{LegView, SharedLeg, Told};
 use crate::shared::Message;
 
@@ -55,19 +56,23 @@ impl Walk {
 pub(super) struct Run {
     pub(super) number: u32,
     pub(super) slots: Vec<Slot>,
-    is_ours: Vec<bool>,
+    pub(super) is_ours: Vec<bool>,
     machine: Box<dyn Machine>,
     /// When batches were begun, of how many keys they are, and where these are read.
     begun: HashMap<BatchId, (Instant, usize, Side)>,
-    events: VecDeque<Event>,
-    view: LegView,
+    pub(super) events: VecDeque<Event>,
+    pub(super) view: LegView,
     /// The epoch that every worker has to know, and the node at which nothing older may be in flight.
     drain: Option<(u64, NodeId)>,
     /// The transits could not be published yet.
     publish_again: Option<Instant>,
     hand_over_again: Option<(Instant, NodeId)>,
     /// What was read and is not yet gone from where it was read, of the keys that are there: it may have to be stored again.
-    contents: HashMap<BatchId, Vec<(Key, Vec<Content>)>>,
+    pub(super) contents: HashMap<BatchId, Vec<(Key, Vec<Content>)>>,
+    /// Batches with staged keys, as they are being stored.
+    pub(super) storing: HashMap<BatchId, Storing>,
+    /// Big keys of batches that are moved whole: type, bytes, why.
+    pub(super) whole: HashMap<BatchId, Vec<(&'static str, u64, String)>>,
     pub(super) databases: Vec<u32>,
     /// Those of the source in which no key expires. Nobody else writes the leg's keys there once it has drained.
     lasting: Vec<u32>,
@@ -85,7 +90,7 @@ pub(super) struct Run {
 
 impl Run {
     /// The databases of a side in which no key of the leg expires.
-    fn lasting(&self, side: Side) -> &[u32] {
+    pub(super) fn lasting(&self, side: Side) -> &[u32] {
         if side == Side::Source { &self.lasting } else { &[] }
     }
 }
@@ -129,6 +134,8 @@ impl Mover {
             publish_again: None,
             hand_over_again: None,
             contents: HashMap::new(),
+            storing: HashMap::new(),
+            whole: HashMap::new(),
             databases,
             lasting: Vec::new(),
             strings: self.strings,
@@ -150,6 +157,7 @@ impl Mover {
         if !self.tickets.is_empty() {
             run.events.push_back(Event::Quiesce);
         }
+        (self.source.slow, self.target.slow) = (0, 0);
         let outcome = loop {
             if self.is_stopped() {
                 return Err(Halt::RouterStops);
@@ -163,6 +171,7 @@ impl Mover {
             self.go_on_walking(&mut run);
             self.serve_lists(&mut run);
             self.retry_publishing(&mut run);
+            self.discard_in_leg();
             if Instant::now() >= run.next_tick {
                 run.next_tick = Instant::now() + TICK;
                 run.events.push_back(Event::Tick);
@@ -265,8 +274,9 @@ impl Mover {
             Action::Copy { batch, from, keys } => {
                 run.contents.remove(&batch);
                 run.begun.insert(batch, (Instant::now(), keys.len(), from));
-                let (form, usage) = (self.form(run), self.usage());
-                self.end_mut(from).copy(batch, keys, &run.databases, run.lasting(from), form, usage);
+                run.storing.remove(&batch);
+                run.whole.remove(&batch);
+                self.copy(run, batch, from, keys);
             }
             Action::Store { batch, to, keys } => {
                 run.target_touched = true;
@@ -274,6 +284,10 @@ impl Mover {
                 let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
                 assert!(read.iter().map(|(key, _)| key).eq(&keys), "what is stored is what was read");
                 let contents: Vec<(&Key, &[Content])> = read.iter().map(|(key, contents)| (key, contents.as_slice())).collect();
+                let is_staged = |content: &Content| content.form == Form::Staged;
+                if contents.iter().any(|(_, of_key)| of_key.iter().any(is_staged)) {
+                    run.storing.insert(batch, Storing::of(keys));
+                }
                 self.end_mut(to).store(batch, &contents, usage);
             }
             Action::Secure { batch, at, durability } => {
@@ -297,6 +311,7 @@ impl Mover {
             }
             Action::Admit { keys } => {
                 let fingerprints: Vec<Fingerprint> = keys.iter().map(|key| self.order.fingerprints.of(key)).collect();
+                keys.iter().for_each(|key| self.staged_is_moved(key));
                 self.note_moved(&fingerprints, run.view.away.is_some());
                 run.view.shared.admit(fingerprints);
                 self.wake_workers(&run.view.shared);
@@ -323,6 +338,8 @@ impl Mover {
                 warn!(move_id = self.order.id.0, leg = run.number, why, "a leg goes back to its source");
                 run.view = LegView { shared: Arc::new(SharedLeg::default()), away: Some(away) };
                 run.contents.clear();
+                run.storing.clear();
+                self.staging.drop_all();
                 self.announce(run);
             }
             Action::Report { text } => {
@@ -415,6 +432,7 @@ impl Mover {
                 },
                 Told::Quiesce { from, ticket } => {
                     self.tickets.insert(ticket, from);
+                    self.staging.touched_all();
                     run.events.push_back(Event::Quiesce);
                 }
                 Told::Unquiesce { ticket } => {
@@ -475,6 +493,9 @@ impl Mover {
             run.target_touched = true;
             self.target_is_clean = false;
         }
+        if side == Side::Source {
+            self.cannot_read_again(run);
+        }
         run.events.push_back(Event::Lost { side });
     }
 
@@ -482,10 +503,16 @@ impl Mover {
         let refused = |answers: &[Vec<u8>]| answers.iter().find(|a| reply::is_error(a)).map(|a| super::connection::error_text(a));
         match ask {
             Ask::Copy { batch, reading } => {
+                let again = reading.again;
                 let read = side::copied(reading, answers)?;
-                let Some(read) = self.end_mut(side).copy_others(batch, read, &run.databases, run.lasting(side)) else { return Ok(()) };
+                if again {
+                    self.read_again(run, batch, read);
+                    return Ok(());
+                }
+                let Some(read) = self.copy_others(run, batch, side, read) else { return Ok(()) };
                 run.strings = read.are_strings();
                 self.strings = run.strings;
+                self.note_big(run, batch, &read);
                 let there: Vec<_> = read.keys.into_iter().zip(read.contents).filter(|(_, contents)| !contents.is_empty()).collect();
                 if !there.is_empty() {
                     run.contents.insert(batch, there);
@@ -494,8 +521,10 @@ impl Mover {
             }
             Ask::Store { batch, places, count } => {
                 let outcomes = side::stored(&places, count, &answers)?;
-                run.events.push_back(Event::Stored { batch, outcomes });
+                self.stored(run, batch, side, outcomes);
             }
+            Ask::Finish { batch, step, items } => self.staged_answered(run, batch, side, step, items, &answers),
+            Ask::Discard => {}
             Ask::Secure { batch, durability } => {
                 let refused = side::secured(durability, answers.last().map(Vec::as_slice).unwrap_or_default());
                 run.events.push_back(Event::Secured { batch, refused });
@@ -509,6 +538,9 @@ impl Mover {
                     run.begun.remove(&batch);
                     run.contents.remove(&batch);
                     self.note_batch(began.elapsed(), keys);
+                    for (kind, bytes, why) in run.whole.remove(&batch).unwrap_or_default() {
+                        self.note_whole(kind, bytes, began.elapsed().as_micros() as u64, &why);
+                    }
                     run.events.push_back(Event::Pace(self.pace()));
                 }
                 run.events.push_back(Event::Removed { batch });
@@ -525,7 +557,7 @@ impl Mover {
                 }
                 let answer = answers.last().map(Vec::as_slice).unwrap_or_default();
                 let (cursor, keys) = side::scanned(answer).ok_or("it answered SCAN with something else than a cursor and keys")?;
-                let keys = keys.into_iter().filter(|key| run.is_ours[slot_of(key).index()]).map(Key::from);
+                let keys = keys.into_iter().filter(|key| run.is_ours[slot_of(key).index()] && !is_temporary(key)).map(Key::from);
                 if purges {
                     let Some((walk, away)) = &mut run.purge else { return Ok(()) };
                     let wrong: Vec<Key> =
@@ -569,6 +601,7 @@ impl Mover {
                 }
                 // Another process may have other keys than were asked about.
                 run.lasting.clear();
+                self.drop_unusable(&run.is_ours);
                 if let Some(connection) = &self.end(side).connection {
                     run.events.push_back(Event::Restored { side, process: connection.process.clone() });
                     self.doing = "moving".to_owned();
@@ -672,13 +705,13 @@ impl Mover {
     }
 
     /// Strings are read and stored as such, where nothing is lost by it.
-    fn form(&self, run: &Run) -> Form {
+    pub(super) fn form(&self, run: &Run) -> Form {
         let plain = run.strings && self.usage().is_none() && !self.source.tells_changes && !self.target.tells_changes;
         if plain { Form::Plain } else { Form::Serialised }
     }
 
     /// How keys were used is worth asking only where both nodes keep that.
-    fn usage(&self) -> Option<Use> {
+    pub(super) fn usage(&self) -> Option<Use> {
         let both = |what: &str| self.source.policy.contains(what) && self.target.policy.contains(what);
         if both("lfu") {
             Some(Use::Frequency)

@@ -5,12 +5,17 @@
 //! through it.
 
 mod admission;
+mod big;
 mod checks;
 mod connection;
 mod drive;
+mod last_piece;
+mod pieces;
 mod run;
 mod side;
 mod spool;
+mod staging;
+mod tails;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -22,6 +27,7 @@ use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit};
 
 use crate::shared::{Shared, lock};
 pub(crate) use admission::{LegView, Moves, SharedLeg, SharedMove, Told};
+pub use big::{BigKey, BigKeys};
 
 /// Moves that are remembered, also when they have ended.
 const REMEMBERED: usize = 64;
@@ -83,6 +89,9 @@ pub struct MoveOrder {
     /// Keys found at the target in slots that it does not own are removed, whoever put them there. Otherwise only those that an earlier
     /// move of ours left; others stop the move before it begins.
     pub purge_target: bool,
+    /// Clients use the nodes past the router, and the user has said that it may be so: big keys are moved whole then, because what such clients write
+    /// while a key is copied in pieces is not known.
+    pub direct_clients: bool,
     /// Slots, ascending, in which an earlier move of ours may have left keys at the target: what is found there is stale.
     pub leftovers: Vec<Slot>,
     /// Makes fingerprints, under the secret of the state directory.
@@ -141,6 +150,8 @@ pub struct MoveProgress {
     pub repeated: u64,
     /// Keys that were found at the source after their slots had left it, and what became of them: moved late, removed as stale, left.
     pub late: LateKeys,
+    /// Big keys, and how they were moved.
+    pub big: BigKeys,
     /// How long commands were held back, microseconds: how many, and the median, the 99th percentile, the longest.
     pub holds: Holds,
     /// Keys per second, lately.
@@ -176,6 +187,7 @@ impl MoveProgress {
             pulled: 0,
             repeated: 0,
             late: LateKeys::default(),
+            big: BigKeys::default(),
             holds: Holds::default(),
             keys_per_second: 0.0,
             bytes_per_second: 0.0,

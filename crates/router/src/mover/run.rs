@@ -8,14 +8,16 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use switchyard_policy::migration::pace::{Observation, Pacer};
-use switchyard_policy::migration::{Fingerprint, FingerprintSet, Goal, Outcome, Pace, Progress, Side};
+use switchyard_policy::migration::{Fingerprint, FingerprintSet, Goal, Key, Outcome, Pace, Progress, Side, is_temporary};
 use switchyard_policy::topology::{Slot, Stage, Transit, slot_of};
 use tracing::{error, info, warn};
 
+use super::big::Big;
 use super::connection::Connection;
 use super::side::End;
 use super::spool::Spool;
-use super::{MoveEnd, MoveOrder, SharedMove, Steer, Told};
+use super::staging::{LEG_BYTES, Staging};
+use super::{BigKeys, MoveEnd, MoveOrder, SharedMove, Steer, Told};
 use crate::metrics::Waits;
 use crate::shared::{Message, Shared, lock};
 
@@ -59,6 +61,12 @@ pub(super) struct Mover {
     pub(super) source: End,
     pub(super) target: End,
     pub(super) spool: Spool,
+    pub(super) big: Big,
+    /// From how many bytes a key is big, as it was when the keys were listed.
+    pub(super) big_limit_now: Option<u64>,
+    pub(super) staging: Staging,
+    /// Whether fields of hashes at the source can have times to live, once that is known.
+    pub(super) mortal_fields: Option<bool>,
     /// Slots in which scripts may have written keys that they do not name.
     pub(super) anything: BTreeSet<Slot>,
     /// Slots that the source still owns.
@@ -75,7 +83,7 @@ pub(super) struct Mover {
     pub(super) lasting: Vec<u32>,
     /// What was read last were strings.
     pub(super) strings: bool,
-    goal: Goal,
+    pub(super) goal: Goal,
     paused: bool,
     aborted: bool,
     moved: FingerprintSet,
@@ -116,7 +124,14 @@ pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, order: MoveOrder) {
     let id = order.id;
     let host = order.host.clone();
     let mut mover = Mover::new(shared.clone(), own, order);
-    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| mover.do_all()));
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let outcome = mover.do_all();
+        // A router that stops leaves what it has begun to the next one.
+        if !matches!(outcome, Err(Halt::RouterStops)) {
+            mover.discard_all();
+        }
+        outcome
+    }));
     let end = match outcome {
         Ok(Ok(end)) => end,
         Ok(Err(Halt::Stop(why))) => MoveEnd::Stopped(why),
@@ -149,6 +164,10 @@ impl Mover {
             source: End::new(order.source),
             target: End::new(order.target),
             spool,
+            big: Big::default(),
+            big_limit_now: Some(shared.plan().live.big_key as u64).filter(|limit| *limit > 0),
+            staging: Staging::default(),
+            mortal_fields: None,
             anything: BTreeSet::new(),
             slots_left,
             is_listed: false,
@@ -223,6 +242,10 @@ impl Mover {
             }
             let slots = self.next_leg();
             self.until_connected(|mover| mover.has_room(&slots))?;
+            self.until_connected(|mover| mover.stage(&slots))?;
+            if self.aborted {
+                continue;
+            }
             self.doing = "moving".to_owned();
             let outcome = match self.run_leg(next_leg, slots.clone(), None, true) {
                 Err(Halt::Lost) => {
@@ -272,7 +295,10 @@ impl Mover {
                 self.goal = goal;
                 self.pacer.set_goal(goal);
             }
-            Steer::MaxRate(rate) => self.pacer.set_max_rate(rate),
+            Steer::MaxRate(rate) => {
+                self.order.bytes_per_second_max = rate;
+                self.pacer.set_max_rate(rate);
+            }
             Steer::Abort => self.aborted = true,
         }
         matches!(steer, Steer::Abort)
@@ -283,14 +309,20 @@ impl Mover {
         match what {
             Told::Written(keys) => {
                 for key in keys {
-                    self.spool_key(slot_of(&key), &key);
+                    let slot = slot_of(&key);
+                    self.spool_key(slot, &key);
+                    self.staging.written(&key);
+                    self.big.note_written(slot, key);
                 }
             }
+            Told::Touched { key, elements } => self.staging.touched(&key, elements),
             Told::WrittenAnything(slot) => {
                 self.anything.insert(slot);
+                self.staging.touched_slot(slot);
             }
             Told::Quiesce { from, ticket } => {
                 self.tickets.insert(ticket, from);
+                self.staging.touched_all();
                 self.say_quiet();
             }
             Told::Unquiesce { ticket } => {
@@ -336,7 +368,11 @@ impl Mover {
         }
     }
 
-    fn while_paused(&mut self) -> Result<(), Halt> {
+    pub(super) fn is_aborted(&self) -> bool {
+        self.aborted
+    }
+
+    pub(super) fn while_paused(&mut self) -> Result<(), Halt> {
         self.pump()?;
         while self.paused && !self.aborted {
             self.doing = "paused".to_owned();
@@ -517,25 +553,46 @@ impl Mover {
         self.listed_of = self.source.connection.as_ref().map(|c| c.process.run_id.clone());
         let mut is_ours = vec![false; switchyard_policy::topology::SLOT_COUNT];
         self.slots_left.iter().for_each(|slot| is_ours[slot.index()] = true);
+        self.big_limit_now = self.big_limit();
+        let was_refused = self.sizes_are_refused();
         for database in self.databases_in_use()? {
             self.select(Side::Source, database)?;
-            let mut cursor = b"0".to_vec();
-            loop {
+            let mut cursor = Some(b"0".to_vec());
+            let mut page: Vec<Key> = Vec::new();
+            while cursor.is_some() || !page.is_empty() {
                 let asked = Instant::now();
-                let answer = self.call(Side::Source, &[b"SCAN", &cursor, b"COUNT", b"1000"])?;
-                let Some((next, keys)) = super::side::scanned(&answer) else {
-                    return Err(Halt::Stop(format!("{} refuses SCAN", self.name(self.order.source))));
-                };
-                for key in keys {
-                    let slot = slot_of(key);
-                    if is_ours[slot.index()] {
-                        self.spool_key(slot, key);
-                        self.listed += 1;
+                let is_sized = page.iter().filter(|key| self.ask_size(key)).count() > 0;
+                let Some(connection) = &mut self.source.connection else { return Err(Halt::Lost) };
+                if let Some(cursor) = &cursor {
+                    connection.push(&[b"SCAN", cursor, b"COUNT", b"1000"]);
+                }
+                let (answers, _) = self.collect()?;
+                let mut answers = answers.into_iter();
+                if is_sized {
+                    for (key, answer) in page.drain(..).zip(answers.by_ref()) {
+                        self.big.note_size(slot_of(&key), (key, database), &answer, self.big_limit_now.unwrap_or(u64::MAX));
                     }
                 }
-                cursor = next;
-                if cursor == b"0" {
-                    break;
+                page.clear();
+                if cursor.is_some() {
+                    let answer = answers.next().unwrap_or_default();
+                    let Some((next, keys)) = super::side::scanned(&answer) else {
+                        return Err(Halt::Stop(format!("{} refuses SCAN", self.name(self.order.source))));
+                    };
+                    let (temporary, keys): (Vec<&[u8]>, Vec<&[u8]>) = keys.into_iter().partition(|key| is_temporary(key));
+                    for key in keys {
+                        let slot = slot_of(key);
+                        if is_ours[slot.index()] {
+                            self.spool_key(slot, key);
+                            self.listed += 1;
+                            page.push(key.into());
+                        }
+                    }
+                    if !temporary.is_empty() {
+                        let temporary: Vec<Key> = temporary.into_iter().map(Key::from).collect();
+                        self.sweep(Side::Source, &temporary)?;
+                    }
+                    cursor = (next != b"0").then_some(next);
                 }
                 self.while_paused()?;
                 if self.aborted {
@@ -550,6 +607,7 @@ impl Mover {
                 }
             }
         }
+        self.say_if_sizes_are_refused(was_refused);
         self.is_listed = true;
         Ok(())
     }
@@ -576,7 +634,7 @@ impl Mover {
         Ok(())
     }
 
-    fn publish_observed(&self) -> Result<u64, String> {
+    pub(super) fn publish_observed(&self) -> Result<u64, String> {
         let transit = Transit { move_id: self.order.id, source: self.order.source, target: self.order.target, stage: Stage::Observed };
         self.order.host.set_transits(self.order.id, vec![(transit, self.slots_left.iter().copied().collect())])
     }
@@ -603,14 +661,17 @@ impl Mover {
         };
         let mut slots = Vec::new();
         let mut keys = 0;
+        let mut big_bytes = 0;
         // Those in which scripts write what they do not name come last and together: their keys have to be listed once more.
         let (last, first): (Vec<Slot>, Vec<Slot>) = self.slots_left.iter().partition(|slot| self.anything.contains(slot));
         for slot in if first.is_empty() { last } else { first } {
             let of_slot = self.spool.count(slot);
-            if !slots.is_empty() && keys + of_slot > keys_max {
+            let big_of_slot = self.big.bytes_of(slot);
+            if !slots.is_empty() && (keys + of_slot > keys_max || (big_of_slot > 0 && big_bytes + big_of_slot > LEG_BYTES)) {
                 break;
             }
             keys += of_slot;
+            big_bytes += big_of_slot;
             slots.push(slot);
         }
         slots
@@ -621,6 +682,8 @@ impl Mover {
             self.slots_left.remove(slot);
         }
         self.spool.forget(slots);
+        self.big.forget_slots(slots);
+        self.forget_staged(slots);
     }
 
     pub(super) fn note_moved(&mut self, keys: &[Fingerprint], back: bool) {
@@ -778,6 +841,7 @@ impl Mover {
         progress.pulled = self.before.pulled + now.pulled;
         progress.repeated = self.before.repeated + now.repeated;
         progress.late = self.late;
+        progress.big = BigKeys { under_way: self.staging.shown(), ..self.big.shown.clone() };
         progress.keys_per_second = self.rates.0;
         progress.bytes_per_second = self.rates.1;
         progress.seconds_left = (self.is_listed && self.rates.0 > 0.0).then(|| left as f64 / self.rates.0);

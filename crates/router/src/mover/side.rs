@@ -3,7 +3,7 @@
 //! What was asked of a node is a *job*: some commands in one piece, and what their replies mean together. Jobs are answered in the order in which they
 //! were asked, because they travel on one connection.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,11 +12,17 @@ use switchyard_policy::migration::{BatchId, Copied, Durability, Key, Process, St
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply;
 
+use super::big::Place;
 use super::connection::{Connection, error_text, field};
+use super::last_piece::{self, Last, LastRead};
+use super::staging::Staged;
 use crate::settings::NodeAccess;
 
 /// Between two attempts to reach a node.
 const RETRY: Duration = Duration::from_millis(200);
+
+/// Its time is doubled so often at most.
+const SLOW_MAX: u32 = 7;
 
 /// How long a node may take to make something safe, milliseconds.
 const SECURE_MS: &[u8] = b"2000";
@@ -41,6 +47,8 @@ pub(super) enum Form {
     /// `GET`, and stored by `SET NX`: nothing is serialised, compressed or summed up, and it costs a third. What is no string answers
     /// WRONGTYPE, and is read once more.
     Plain,
+    /// It is staged: only its tail.
+    Staged,
 }
 
 /// A key in one database, as it was read.
@@ -49,6 +57,8 @@ pub(super) struct Content {
     pub(super) database: u32,
     pub(super) form: Form,
     pub(super) payload: Vec<u8>,
+    /// What a staged value lacks.
+    pub(super) last: Option<Box<Last>>,
     /// Unix time in milliseconds; 0: never.
     pub(super) expires_ms: i64,
     pub(super) usage: Option<i64>,
@@ -84,6 +94,14 @@ pub(super) enum Ask {
     },
     /// UNLINK of a purge.
     Purge,
+    /// Give staging keys what they lack, and count; then rename them.
+    Finish {
+        batch: BatchId,
+        step: last_piece::Step,
+        items: Vec<last_piece::Item>,
+    },
+    /// Remove staging keys.
+    Discard,
     /// How much it has worked.
     Look,
 }
@@ -97,6 +115,10 @@ pub(super) struct Reading {
     /// The node tells when a key expires, not only in how long.
     absolute: bool,
     form: Form,
+    /// Not because the machine asks for it: what was staged of these keys is worth nothing.
+    pub(super) again: bool,
+    /// Those of which only the tail is read.
+    staged: BTreeMap<Place, LastRead>,
     /// What was read before, where this is about those of its keys that are no strings.
     first: Option<Box<Read>>,
 }
@@ -119,6 +141,19 @@ pub(super) struct Read {
     pub(super) contents: Vec<Vec<Content>>,
     /// Those that are no strings, and were asked for as such.
     others: Vec<usize>,
+    /// Keys of which the tail cannot be read: what is staged of them is worth nothing.
+    pub(super) unusable: Vec<Place>,
+}
+
+/// What is known of keys that are read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Known<'k> {
+    /// The databases that are asked.
+    pub(super) databases: &'k [u32],
+    /// Those in which no key expires.
+    pub(super) lasting: &'k [u32],
+    /// Keys of which all but the tail is at the target.
+    pub(super) staged: &'k BTreeMap<Place, Staged>,
 }
 
 impl Read {
@@ -126,8 +161,21 @@ impl Read {
     pub(super) fn are_strings(&self) -> bool {
         let all = self.contents.iter().flatten();
         // A serialised value begins with its type, and strings are type 0.
-        let strings = all.clone().filter(|c| c.form == Form::Plain || c.payload.first() == Some(&0)).count();
+        let strings = all.clone().filter(|c| kind_of(c) == "string").count();
         strings > 0 && strings * 10 >= all.count() * 9
+    }
+}
+
+/// The type of a value: of a serialised one the first byte is the type, as in RDB files.
+pub(super) fn kind_of(content: &Content) -> &'static str {
+    match (content.form, content.payload.first()) {
+        (Form::Plain, _) | (Form::Serialised, Some(0)) => "string",
+        (Form::Serialised, Some(1 | 10 | 14 | 18)) => "list",
+        (Form::Serialised, Some(2 | 11 | 20)) => "set",
+        (Form::Serialised, Some(3 | 5 | 12 | 17)) => "zset",
+        (Form::Serialised, Some(4 | 9 | 13 | 16 | 22..=25)) => "hash",
+        (Form::Serialised, Some(15 | 19 | 21 | 26)) => "stream",
+        _ => "value",
     }
 }
 
@@ -161,6 +209,8 @@ pub(super) struct End {
     work: Option<(f64, Instant)>,
     /// Subscribers may hear of what is stored here: a RESTORE is ours, a SET could be anybody's.
     pub(super) tells_changes: bool,
+    /// How often it has not answered in time in this leg: it may have more time then, because a key may be large.
+    pub(super) slow: u32,
 }
 
 impl End {
@@ -176,6 +226,7 @@ impl End {
             policy: String::new(),
             work: None,
             tells_changes: true,
+            slow: 0,
         }
     }
 
@@ -201,7 +252,10 @@ impl End {
     pub(super) fn exchange(&mut self, patience: Duration) -> Result<Vec<Answered>, String> {
         let Some(connection) = &mut self.connection else { return Ok(Vec::new()) };
         connection.exchange(&mut self.answers)?;
+        // Asked again for something that takes longer than that, it would never be done.
+        let patience = patience.saturating_mul(1 << self.slow.min(SLOW_MAX));
         if connection.unanswered > 0 && connection.heard.elapsed() > patience {
+            self.slow += 1;
             return Err(format!("it did not answer within {patience:?}"));
         }
         let mut done = Vec::new();
@@ -222,32 +276,30 @@ impl End {
         self.jobs.push_back(Job { ask, replies });
     }
 
-    /// Reads keys. In the databases of `lasting` no key expires.
-    pub(super) fn copy(&mut self, batch: BatchId, keys: Vec<Key>, databases: &[u32], lasting: &[u32], form: Form, usage: Option<Use>) {
-        self.read(batch, keys, databases, lasting, form, usage, None);
+    /// Reads keys.
+    pub(super) fn copy(&mut self, batch: BatchId, keys: Vec<Key>, known: Known<'_>, form: Form, usage: Option<Use>) {
+        self.read(batch, keys, known, form, usage, None);
+    }
+
+    /// Reads keys whole, of which what was staged is worth nothing.
+    pub(super) fn copy_again(&mut self, batch: BatchId, keys: Vec<Key>, known: Known<'_>) {
+        self.read(batch, keys, known, Form::Serialised, None, None);
+        if let Some(Job { ask: Ask::Copy { reading, .. }, .. }) = self.jobs.back_mut() {
+            reading.again = true;
+        }
     }
 
     /// Reads what turned out to be no string. Without such keys what was read is given back.
-    pub(super) fn copy_others(&mut self, batch: BatchId, mut read: Read, databases: &[u32], lasting: &[u32]) -> Option<Read> {
+    pub(super) fn copy_others(&mut self, batch: BatchId, mut read: Read, known: Known<'_>) -> Option<Read> {
         if read.others.is_empty() {
             return Some(read);
         }
         let keys = std::mem::take(&mut read.others).iter().filter_map(|place| read.keys.get(*place).cloned()).collect();
-        self.read(batch, keys, databases, lasting, Form::Serialised, None, Some(Box::new(read)));
+        self.read(batch, keys, known, Form::Serialised, None, Some(Box::new(read)));
         None
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one question has so many sides")]
-    fn read(
-        &mut self,
-        batch: BatchId,
-        keys: Vec<Key>,
-        databases: &[u32],
-        lasting: &[u32],
-        form: Form,
-        usage: Option<Use>,
-        first: Option<Box<Read>>,
-    ) {
+    fn read(&mut self, batch: BatchId, keys: Vec<Key>, known: Known<'_>, form: Form, usage: Option<Use>, first: Option<Box<Read>>) {
         let Some(connection) = &mut self.connection else { return };
         let absolute = connection.version >= (7, 0);
         let before = connection.unanswered;
@@ -255,10 +307,20 @@ impl End {
             connection.push(&[b"TIME"]);
         }
         let mut asked = Vec::new();
-        for database in databases.iter().copied() {
-            let of = AskedOf { database, selected: connection.select(database), expiry: !lasting.contains(&database) };
+        let mut tails = BTreeMap::new();
+        for database in known.databases.iter().copied() {
+            let of = AskedOf { database, selected: connection.select(database), expiry: !known.lasting.contains(&database) };
             asked.push(of);
             for key in &keys {
+                if !known.staged.is_empty()
+                    && let place = (key.clone(), database)
+                    && let Some(staged) = known.staged.get(&place)
+                {
+                    connection.push(&[if absolute { b"PEXPIRETIME" } else { b"PTTL" }, key]);
+                    let read = last_piece::ask(connection, key, staged);
+                    tails.insert(place, read);
+                    continue;
+                }
                 // First how it was used, because reading it is a use.
                 match usage {
                     Some(Use::Frequency) => connection.push(&[b"OBJECT", b"FREQ", key]),
@@ -272,7 +334,10 @@ impl End {
             }
         }
         let replies = connection.unanswered - before;
-        self.ask(Ask::Copy { batch, reading: Reading { keys, databases: asked, usage, absolute, form, first } }, replies);
+        self.ask(
+            Ask::Copy { batch, reading: Reading { keys, databases: asked, usage, absolute, form, again: false, staged: tails, first } },
+            replies,
+        );
     }
 
     /// Stores what was read of each of the keys.
@@ -289,6 +354,9 @@ impl End {
             }
             let all = contents.iter().enumerate().flat_map(|(place, (key, of_key))| of_key.iter().map(move |c| (place, *key, c)));
             for (place, key, content) in all.filter(|(_, _, content)| content.database == database) {
+                if content.form == Form::Staged {
+                    continue; // it is finished afterwards
+                }
                 scratch.0 = content.expires_ms.to_string();
                 places.push(Some(place));
                 if content.form == Form::Plain {
@@ -308,6 +376,32 @@ impl End {
         }
         let replies = places.len();
         self.ask(Ask::Store { batch, places, count: contents.len() }, replies);
+    }
+
+    /// Does a step of finishing what is staged.
+    pub(super) fn finish(&mut self, batch: BatchId, step: last_piece::Step, mut items: Vec<last_piece::Item>, lasts: &[&Last]) {
+        let Some(connection) = &mut self.connection else { return };
+        let before = connection.unanswered;
+        for (item, last) in items.iter_mut().zip(lasts) {
+            let from = connection.unanswered;
+            connection.select(item.place.1);
+            last_piece::push(connection, step, item, last);
+            item.replies = connection.unanswered - from;
+        }
+        let replies = connection.unanswered - before;
+        self.ask(Ask::Finish { batch, step, items }, replies);
+    }
+
+    /// Removes staging keys.
+    pub(super) fn discard(&mut self, names: Vec<(u32, Vec<u8>)>) {
+        let Some(connection) = &mut self.connection else { return };
+        let before = connection.unanswered;
+        for (database, name) in names {
+            connection.select(database);
+            connection.push(&[b"UNLINK", &name]);
+        }
+        let replies = connection.unanswered - before;
+        self.ask(Ask::Discard, replies);
     }
 
     /// Makes what was stored on this connection safe. False where it is as safe as that already.
@@ -430,7 +524,8 @@ impl End {
 
 /// What came of a [`Ask::Copy`].
 pub(super) fn copied(reading: Reading, answers: Vec<Vec<u8>>) -> Result<Read, String> {
-    let Reading { keys, databases, usage, absolute, form, first } = reading;
+    let Reading { keys, databases, usage, absolute, form, staged, first, .. } = reading;
+    let mut unusable = Vec::new();
     let mut answers = answers.into_iter();
     let mut next = || answers.next().unwrap_or_default();
     let now_ms = if absolute {
@@ -452,6 +547,22 @@ pub(super) fn copied(reading: Reading, answers: Vec<Vec<u8>>) -> Result<Read, St
             }
         }
         for (place, of_key) in contents.iter_mut().enumerate() {
+            if !staged.is_empty()
+                && let staging = (keys[place].clone(), database)
+                && let Some(read) = staged.get(&staging)
+            {
+                let expiry = reply::integer(&next());
+                match (expiry.filter(|expiry| *expiry != -2), read.take(&mut next)) {
+                    (None, _) => {}
+                    (Some(_), None) => unusable.push(staging),
+                    (Some(expiry), Some(last)) => {
+                        let expires_ms = if expiry < 0 { 0 } else { (now_ms + expiry).max(1) };
+                        let last = Some(Box::new(last));
+                        of_key.push(Content { database, form: Form::Staged, payload: Vec::new(), last, expires_ms, usage: None });
+                    }
+                }
+                continue;
+            }
             let used = usage.and_then(|_| reply::integer(&next()));
             let expiry = expiry.then(&mut next);
             let mut value = next();
@@ -477,18 +588,18 @@ pub(super) fn copied(reading: Reading, answers: Vec<Vec<u8>>) -> Result<Read, St
             // `$<length>CRLF<payload>CRLF`
             value.truncate(value.len().saturating_sub(2));
             value.drain(..value.len() - length);
-            of_key.push(Content { database, form, payload: value, expires_ms, usage: used });
+            of_key.push(Content { database, form, payload: value, last: None, expires_ms, usage: used });
         }
     }
     let outcome = |(of_key, refused): (&Vec<Content>, Option<String>)| match refused {
         Some(why) => Copied::Refused(why),
         None if of_key.is_empty() => Copied::Absent,
-        None => Copied::Taken { bytes: of_key.iter().map(|c| c.payload.len() as u64).sum() },
+        None => Copied::Taken { bytes: of_key.iter().map(|c| c.last.as_ref().map_or(c.payload.len() as u64, |last| last.bytes)).sum() },
     };
     let outcomes = contents.iter().zip(refused).map(outcome).collect();
     others.sort_unstable();
     others.dedup();
-    let read = Read { keys, outcomes, contents, others };
+    let read = Read { keys, outcomes, contents, others, unusable };
     Ok(match first {
         Some(first) => together(*first, read),
         None => read,
@@ -498,6 +609,7 @@ pub(super) fn copied(reading: Reading, answers: Vec<Vec<u8>>) -> Result<Read, St
 /// What was read first, and of those that are no strings what was read then: of all databases, in the same order.
 fn together(mut first: Read, then: Read) -> Read {
     let mut at = 0;
+    first.unusable.extend(then.unusable);
     for ((key, outcome), content) in then.keys.into_iter().zip(then.outcomes).zip(then.contents) {
         let Some(place) = first.keys[at..].iter().position(|k| Arc::ptr_eq(k, &key)).map(|found| at + found) else { break };
         first.outcomes[place] = outcome;
@@ -559,7 +671,7 @@ mod tests {
     fn reading(keys: &[&str], databases: &[(u32, bool)], absolute: bool, form: Form) -> Reading {
         let databases = databases.iter().map(|(database, selected)| AskedOf { database: *database, selected: *selected, expiry: true });
         let keys = keys.iter().map(|key| Key::from(key.as_bytes())).collect();
-        Reading { keys, databases: databases.collect(), usage: None, absolute, form, first: None }
+        Reading { keys, databases: databases.collect(), usage: None, absolute, form, again: false, staged: BTreeMap::new(), first: None }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Commands that several nodes (or workers) answer together: their parts are collected, and one reply made of them.
 
+use switchyard_policy::migration::is_temporary;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::Merge;
 use switchyard_resp::{encode, reply};
@@ -204,7 +205,8 @@ impl Worker {
             // KEYS: while it moves a key may be at two nodes.
             (Whole::Merged(Merge::Concat), None) if !self.plan.topology.is_settled() => {
                 let mut seen = std::collections::HashSet::new();
-                let all: Vec<&[u8]> = parts.iter().flat_map(|p| reply::elements(p)).filter(|e| e[0] != b'$' || seen.insert(*e)).collect();
+                let all = parts.iter().flat_map(|p| reply::elements(p)).filter(|e| e[0] != b'$' || seen.insert(*e));
+                let all: Vec<&[u8]> = all.filter(|e| !reply::text(e).is_some_and(is_temporary)).collect();
                 encode::header(&mut out, b'*', all.len());
                 all.into_iter().for_each(|element| out.extend_from_slice(element));
             }
@@ -230,7 +232,7 @@ impl Worker {
                 }
             }
             (Whole::RandomKey { turn }, None) => {
-                let keys: Vec<_> = parts.iter().filter(|p| !reply::is_null(p)).collect();
+                let keys: Vec<_> = parts.iter().filter(|p| !reply::is_null(p) && !reply::text(p).is_some_and(is_temporary)).collect();
                 match turn.checked_rem(keys.len()) {
                     Some(chosen) => out.extend_from_slice(keys[chosen]),
                     None => encode::null(&mut out, resp3),

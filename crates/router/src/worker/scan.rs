@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use switchyard_policy::migration::is_temporary;
 use switchyard_policy::routing::{Movement, ScanCursor};
 use switchyard_policy::topology::{MoveId, NodeId, slot_of};
 use switchyard_resp::request::Args;
@@ -67,7 +68,7 @@ impl Procedure for Scan {
         for key in reply::elements(found) {
             // What lies at a node that has nothing to do with its slot cannot be used.
             let is_astray = || asked.is_some_and(|node| reply::text(key).is_some_and(|key| !belongs(&plan, node, key)));
-            if !moves.is_empty() && is_astray() {
+            if (!moves.is_empty() && is_astray()) || reply::text(key).is_some_and(is_temporary) {
                 continue;
             }
             self.keys.extend_from_slice(key);

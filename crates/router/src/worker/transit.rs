@@ -11,9 +11,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::{Fingerprint, Key};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, slot_of};
-use switchyard_resp::command::{Command, Flags, Handling, Local, Lookup};
+use switchyard_resp::command::{Command, Flags, Handling, Local, Lookup, Touched};
 use switchyard_resp::request::{Args, Limits, Scan, Scanner};
 
 use super::dispatch::Flow;
@@ -70,6 +71,8 @@ struct Look {
     whole: Vec<(MoveId, LegView)>,
     /// Keys of observed slots that it may create, and slots of which it may create any.
     written: Vec<(MoveId, Key)>,
+    /// Keys that are copied in pieces, and the elements that it may touch; `None`: anything.
+    touched: Vec<(MoveId, Key, Option<Vec<Element>>)>,
     written_slots: Vec<(MoveId, Slot)>,
 }
 
@@ -176,6 +179,11 @@ impl Worker {
                 None => self.written.push((*move_id, vec![key.clone()])),
             }
         }
+        for (move_id, key, elements) in &look.touched {
+            if let Some(mover) = plan.moves.by_id.get(move_id) {
+                mover.note_touched(key.clone(), elements.clone());
+            }
+        }
         for (move_id, slot) in &look.written_slots {
             if let Some(mover) = plan.moves.by_id.get(move_id) {
                 mover.note(Told::WrittenAnything(*slot));
@@ -199,13 +207,24 @@ impl Worker {
         }
         let writes = !command.flags.has(Flags::READONLY) && command.handling != Handling::Local(Local::Watch);
         let mut undeclared = None;
-        for key in places.iter().filter_map(|place| args.get(*place as usize)) {
+        for (number, key) in places.iter().enumerate().filter_map(|(number, place)| Some((number, args.get(*place as usize)?))) {
             let slot = slot_of(key);
             let Some(transit) = plan.topology.transit(slot) else { continue };
             let undeclared = *undeclared.get_or_insert_with(|| self.uses_undeclared(plan, command, args));
             match transit.stage {
                 Stage::Observed if writes => {
-                    look.written.push((transit.move_id, key.into()));
+                    if plan.moves.by_id.get(&transit.move_id).is_some_and(|mover| mover.is_staged(key)) {
+                        match command.touched(args, number) {
+                            Touched::Nothing => {}
+                            Touched::Elements(elements) => {
+                                let elements = elements.into_iter().map(Box::from).collect();
+                                look.touched.push((transit.move_id, key.into(), Some(elements)));
+                            }
+                            Touched::Everything => look.touched.push((transit.move_id, key.into(), None)),
+                        }
+                    } else {
+                        look.written.push((transit.move_id, key.into()));
+                    }
                     if undeclared {
                         look.written_slots.push((transit.move_id, slot));
                     }

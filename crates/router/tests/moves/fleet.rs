@@ -393,6 +393,7 @@ impl Fleet {
             goal: Goal::Fast,
             bytes_per_second_max: None,
             purge_target: false,
+            direct_clients: false,
             leftovers: Vec::new(),
             fingerprints: Fingerprinter::new(7),
             resume: None,

@@ -2,6 +2,7 @@
 //!
 //! Beside the end-to-end tests, because here a test can look into the journal and hold things up where it wants.
 
+mod big;
 mod clients;
 mod durability;
 mod faults;

@@ -16,7 +16,7 @@ use super::admin_client::{AdminClient, AdminFlags};
 use super::live::millis;
 use super::move_slots::rate;
 use super::table::{Column, count, table};
-use crate::config::{describe_time, format_rate};
+use crate::config::{describe_size, describe_time, format_rate};
 
 /// Moves under way: list, watch, pause, resume, abort; another goal or rate
 #[derive(Debug, Args)]
@@ -197,6 +197,9 @@ fn render(report: &MovesReport) -> String {
     } else {
         out.push_str(&table(&columns, &report.moves.iter().map(row).collect::<Vec<_>>()));
     }
+    for (id, text) in report.moves.iter().chain(&report.ended).filter_map(|report| Some((report.id, big_keys(report)?))) {
+        out.push_str(&format!("move {id}: {text}\n"));
+    }
     let latest: Vec<Vec<String>> = report.ended.iter().rev().take(10).map(row).collect();
     if !latest.is_empty() {
         out.push_str("\nended, the latest first:\n");
@@ -289,6 +292,24 @@ fn numbers(report: &MoveReport) -> String {
         count(report.pulled),
         report.doing
     )
+}
+
+/// What became of big keys, if there were any.
+fn big_keys(report: &MoveReport) -> Option<String> {
+    let mut parts = Vec::new();
+    if report.big_in_pieces > 0 {
+        parts.push(format!("{} moved in pieces", count(report.big_in_pieces)));
+    }
+    if report.big_whole > 0 {
+        let longest = millis(Duration::from_micros(report.big_whole_max_us));
+        parts.push(format!("{} moved whole, up to {longest} each (the last: {})", count(report.big_whole), report.big_whole_last));
+    }
+    for big in &report.big {
+        let again = if big.restarts > 0 { format!(", begun {} times", big.restarts + 1) } else { String::new() };
+        let state = if big.is_read { "copied, following writes".to_owned() } else { format!("{} copied", describe_size(big.copied)) };
+        parts.push(format!("a {} of {} {state}{again}", big.kind, describe_size(big.bytes)));
+    }
+    (!parts.is_empty()).then(|| format!("big keys: {}", parts.join("; ")))
 }
 
 /// Where there is no terminal: a line for each that has changed.

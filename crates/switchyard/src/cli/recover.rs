@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use switchyard_control::store::{RedbStore, Store};
+use switchyard_policy::migration::is_temporary;
 use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot, Topology, slot_of};
 
 use super::Failure;
@@ -127,7 +128,9 @@ fn count_keys(node: &mut NodeConnection) -> anyhow::Result<Vec<u64>> {
             let answer = ask(&[b"SCAN", &cursor, b"COUNT", b"1000"])?;
             let [next, page] = &answer.items()[..] else { bail!("answers SCAN in a form that is not known") };
             for key in page.items() {
-                keys[slot_of(key.bytes()).index()] += 1;
+                if !is_temporary(key.bytes()) {
+                    keys[slot_of(key.bytes()).index()] += 1;
+                }
             }
             cursor = next.bytes().to_vec();
             if cursor == b"0" {

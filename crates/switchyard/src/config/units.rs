@@ -55,6 +55,11 @@ pub(crate) fn format_size(bytes: u64) -> String {
     }
 }
 
+/// Bytes for people to read.
+pub(crate) fn describe_size(bytes: u64) -> String {
+    format_rate(bytes as f64).replace("/s", "")
+}
+
 /// The shortest exact form of a time; below a millisecond nothing is configured.
 pub(crate) fn format_time(time: Duration) -> String {
     let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);

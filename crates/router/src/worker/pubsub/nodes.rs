@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use switchyard_policy::migration::is_temporary;
 use switchyard_policy::topology::{NodeId, Stage, Transit, slot_of};
 use switchyard_resp::reply;
 use tracing::{info, warn};
@@ -363,7 +364,7 @@ impl Worker {
             Some((kind, event)) if kind.starts_with(b"__keyevent@") => (event, payload),
             _ => return false,
         };
-        if key.starts_with(b"switchyard:temporary:") {
+        if is_temporary(key) {
             return true;
         }
         let slot = slot_of(key);
@@ -373,7 +374,8 @@ impl Worker {
             };
             let goes_back = plan.moves.legs.get(&(move_id, leg)).is_some_and(|view| view.away.is_some());
             let (from, to) = if goes_back { (target, source) } else { (source, target) };
-            (event == b"del" && node == from) || (event == b"restore" && node == to)
+            let is_staged = || plan.moves.by_id.get(&move_id).is_some_and(|mover| mover.is_staged(key));
+            (event == b"del" && node == from) || (event == b"restore" && node == to) || (event == b"rename_to" && node == to && is_staged())
         };
         of(&self.plan) || self.plan_before.as_ref().is_some_and(|(plan, until_us)| self.now_us < *until_us && of(plan))
     }

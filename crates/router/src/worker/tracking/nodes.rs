@@ -1,5 +1,6 @@
 //! The nodes' side: what they are asked to track, what they tell, and how it reaches clients.
 
+use switchyard_policy::migration::is_temporary;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::encode;
 use switchyard_resp::reply;
@@ -222,7 +223,8 @@ impl Worker {
                 continue;
             }
             let wanted = |element: &&[u8]| {
-                reply::text(element).is_some_and(|key| tracked.options.prefixes.iter().any(|prefix| key.starts_with(prefix)))
+                reply::text(element)
+                    .is_some_and(|key| !is_temporary(key) && tracked.options.prefixes.iter().any(|prefix| key.starts_with(prefix)))
             };
             let count = reply::elements(what).filter(wanted).count();
             if count == 0 {

@@ -70,6 +70,18 @@ pub(super) const MOVES: &[Key<Config>] = &[
         },
         |config| Some(config.moves.per_node_max.to_string())
     ),
+    key!(
+        Section::Moves,
+        "big-key",
+        Takes::Reload,
+        &["large-key", "big-keys"],
+        "Values that take at least so many bytes of a node's memory are copied in pieces, so that nobody waits for the whole. 0: none.",
+        |config, raw, _| {
+            config.live.big_key = raw.size(0..=GB)?;
+            Ok(())
+        },
+        |config| size(config.live.big_key)
+    ),
 ];
 
 pub(super) const NODE_WEIGHT: &[Key<NodeConfig>] = &[key!(

@@ -329,6 +329,7 @@ impl Moves {
                 durability: how.durability,
             });
             let options = Options {
+                direct_clients: how.allow_direct_clients,
                 goal: name_of(&Goal::ALL, how.goal).to_owned(),
                 max_rate: how.max_rate,
                 purge_target: how.purge_target,

@@ -52,6 +52,8 @@ const LOOK: Duration = Duration::from_millis(250);
 /// What of an order is not in the journal.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Options {
+    #[serde(default)]
+    direct_clients: bool,
     goal: String,
     max_rate: Option<u64>,
     purge_target: bool,
@@ -210,6 +212,7 @@ impl Moves {
                 goal: Goal::ALL.iter().find(|(_, name)| *name == planned.options.goal).map_or(Goal::default(), |(goal, _)| *goal),
                 bytes_per_second_max: planned.options.max_rate,
                 purge_target: planned.options.purge_target,
+                direct_clients: planned.options.direct_clients,
                 leftovers: self.ledger.left_at(planned.target),
                 fingerprints: self.ledger.fingerprints(),
                 resume: planned.resume.take(),

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use switchyard_control::admin::{JournalReport, MoveReport, MoveState, MovesReport};
+use switchyard_control::admin::{BigKeyReport, JournalReport, MoveReport, MoveState, MovesReport};
 use switchyard_policy::migration::{Phase, Protocol};
 use switchyard_policy::topology::MoveId;
 use switchyard_router::Router;
@@ -83,6 +83,20 @@ impl Moves {
             report.late_moved = progress.late.moved;
             report.late_removed = progress.late.removed;
             report.late_left = progress.late.left;
+            report.big_in_pieces = progress.big.in_pieces;
+            report.big_whole = progress.big.whole;
+            report.big_whole_max_us = progress.big.whole_us_max;
+            report.big_whole_last.clone_from(&progress.big.whole_last);
+            let big = progress.big.under_way.iter();
+            report.big = big
+                .map(|big| BigKeyReport {
+                    kind: big.kind.to_owned(),
+                    bytes: big.bytes,
+                    copied: big.copied,
+                    is_read: big.is_read,
+                    restarts: big.restarts,
+                })
+                .collect();
             report.holds = progress.holds.count;
             report.hold_p50_us = progress.holds.p50_us;
             report.hold_p99_us = progress.holds.p99_us;
@@ -124,6 +138,9 @@ impl Moves {
             most(|m| m.hold_max_us) / 1e6,
         );
         metric("moves_hold_p99_seconds", "gauge", "The same, the 99th percentile of the worst move", most(|m| m.hold_p99_us) / 1e6);
+        metric("moves_big_keys_in_pieces", "gauge", "Big keys that moves under way have moved in pieces", sum(|m| m.big_in_pieces));
+        metric("moves_big_keys_whole", "gauge", "Big keys that moves under way have moved whole", sum(|m| m.big_whole));
+        metric("moves_big_key_whole_max_seconds", "gauge", "Longest time that one of these took", most(|m| m.big_whole_max_us) / 1e6);
         let journal = &report.journal;
         metric("moves_journal_bytes", "counter", "Bytes written to the journal of moves", journal.bytes as f64);
         metric("moves_journal_records", "counter", "Records made durable in the journal of moves", journal.records as f64);

@@ -1,0 +1,210 @@
+//! Big keys: which keys of the move are so large that a DUMP and a RESTORE of them would hold up everybody at their nodes, and what became of them.
+//!
+//! Every key's size is asked once, with the listing (`MEMORY USAGE`, in one pipeline with the SCAN), and again, before its leg, if it was written
+//! since. Not guessed from an average: the one key that matters is the one that no average shows.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use switchyard_policy::migration::{Key, Side};
+use switchyard_policy::topology::Slot;
+use switchyard_resp::reply;
+use tracing::warn;
+
+use super::run::{Halt, Mover};
+
+/// Written keys that are remembered; beyond it all keys of their slots are measured again.
+const WRITTEN_MAX: usize = 500_000;
+/// Keys whose size is asked in one go.
+const AT_ONCE: usize = 500;
+
+/// Big keys of a move, as people are shown them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BigKeys {
+    /// Moved in pieces.
+    pub in_pieces: u64,
+    /// Moved whole: commands for them, and all others at their nodes, waited meanwhile.
+    pub whole: u64,
+    /// The longest that one took which was moved whole, microseconds.
+    pub whole_us_max: u64,
+    /// What was moved whole last, and why: type, size, time. Empty where there was none.
+    pub whole_last: String,
+    /// Those that are being copied in pieces now.
+    pub under_way: Vec<BigKey>,
+}
+
+/// A big key that is being copied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BigKey {
+    /// hash, set, zset, list or string.
+    pub kind: &'static str,
+    /// Its size at the source, bytes of memory.
+    pub bytes: u64,
+    /// Bytes copied so far.
+    pub copied: u64,
+    /// All of it has been read, and what is written meanwhile is read after.
+    pub is_read: bool,
+    /// How often the copy began again, because the value was changed as a whole.
+    pub restarts: u32,
+}
+
+/// A key in one database.
+pub(super) type Place = (Key, u32);
+
+/// What is known of one.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) bytes: u64,
+    /// Why it is moved whole, if it is.
+    pub(super) whole: Option<String>,
+}
+
+/// The big keys of a move that have not moved yet.
+#[derive(Debug, Default)]
+pub(super) struct Big {
+    found: BTreeMap<Slot, BTreeMap<Place, Found>>,
+    /// Written since their size was asked.
+    written: HashMap<Slot, HashSet<Key>>,
+    written_count: usize,
+    /// Slots with more of them than are remembered.
+    unknown: BTreeSet<Slot>,
+    refused: bool,
+    pub(super) shown: BigKeys,
+}
+
+impl Big {
+    pub(super) fn note_written(&mut self, slot: Slot, key: Key) {
+        if self.unknown.contains(&slot) {
+            return;
+        }
+        if self.written_count >= WRITTEN_MAX {
+            self.written_count -= self.written.remove(&slot).map_or(0, |keys| keys.len());
+            self.unknown.insert(slot);
+        } else if self.written.entry(slot).or_default().insert(key) {
+            self.written_count += 1;
+        }
+    }
+
+    /// Those of the slots, with their sizes.
+    pub(super) fn of<'b>(&'b self, slots: &'b [Slot]) -> impl Iterator<Item = (&'b Place, &'b Found)> {
+        slots.iter().filter_map(|slot| self.found.get(slot)).flatten()
+    }
+
+    pub(super) fn bytes_of(&self, slot: Slot) -> u64 {
+        self.found.get(&slot).map_or(0, |found| found.values().map(|found| found.bytes).sum())
+    }
+
+    pub(super) fn get(&self, slot: Slot, place: &Place) -> Option<&Found> {
+        self.found.get(&slot)?.get(place)
+    }
+
+    pub(super) fn get_mut(&mut self, slot: Slot, place: &Place) -> Option<&mut Found> {
+        self.found.get_mut(&slot)?.get_mut(place)
+    }
+
+    pub(super) fn forget(&mut self, slot: Slot, place: &Place) {
+        if let Some(found) = self.found.get_mut(&slot) {
+            found.remove(place);
+        }
+    }
+
+    pub(super) fn forget_slots(&mut self, slots: &[Slot]) {
+        for slot in slots {
+            self.found.remove(slot);
+            self.unknown.remove(slot);
+            self.written_count -= self.written.remove(slot).map_or(0, |keys| keys.len());
+        }
+    }
+
+    /// A size was answered.
+    pub(super) fn note_size(&mut self, slot: Slot, place: Place, answer: &[u8], limit: u64) {
+        self.refused |= reply::is_error(answer);
+        match reply::integer(answer).and_then(|bytes| u64::try_from(bytes).ok()) {
+            Some(bytes) if bytes >= limit => {
+                let found = self.found.entry(slot).or_default().entry(place).or_insert(Found { bytes, whole: None });
+                found.bytes = bytes;
+            }
+            _ => self.forget(slot, &place),
+        }
+    }
+}
+
+impl Mover {
+    /// Values of so many bytes are big; `None`: none is.
+    pub(super) fn big_limit(&self) -> Option<u64> {
+        Some(self.shared.plan().live.big_key as u64).filter(|limit| *limit > 0)
+    }
+
+    /// Asks for the size of a key, if sizes matter. True where that is a command more.
+    pub(super) fn ask_size(&mut self, key: &Key) -> bool {
+        if self.big.refused || self.big_limit_now.is_none() {
+            return false;
+        }
+        let Some(connection) = &mut self.source.connection else { return false };
+        connection.push(&[b"MEMORY", b"USAGE", key]);
+        true
+    }
+
+    /// Says once that sizes are not told.
+    pub(super) fn say_if_sizes_are_refused(&mut self, was_refused: bool) {
+        if self.big.refused && !was_refused {
+            let name = self.name(self.order.source);
+            warn!(
+                move_id = self.order.id.0,
+                node = name,
+                "the node refuses MEMORY USAGE, so big keys are not known beforehand: they move whole, and commands wait meanwhile"
+            );
+        }
+    }
+
+    pub(super) fn sizes_are_refused(&self) -> bool {
+        self.big.refused
+    }
+
+    /// Asks once more for the sizes of keys of these slots that were written since they were listed.
+    pub(super) fn measure_written(&mut self, slots: &[Slot]) -> Result<(), Halt> {
+        let Some(limit) = self.big_limit_now.filter(|_| !self.big.refused) else { return Ok(()) };
+        let mut keys: Vec<Key> = Vec::new();
+        let mut unknown = Vec::new();
+        for slot in slots {
+            if self.big.unknown.remove(slot) {
+                unknown.push(*slot);
+            }
+            let written = self.big.written.remove(slot).unwrap_or_default();
+            self.big.written_count -= written.len();
+            // What is being copied is known to be big.
+            keys.extend(written);
+        }
+        if !unknown.is_empty() {
+            keys.extend(self.spool.keys(&unknown).unwrap_or_default());
+        }
+        for database in self.databases_in_use()? {
+            if keys.is_empty() {
+                break;
+            }
+            self.select(Side::Source, database)?;
+            for some in keys.chunks(AT_ONCE) {
+                some.iter().for_each(|key| {
+                    self.ask_size(key);
+                });
+                let (answers, _) = self.collect()?;
+                for (key, answer) in some.iter().zip(&answers) {
+                    self.big.note_size(switchyard_policy::topology::slot_of(key), (key.clone(), database), answer, limit);
+                }
+                self.pump()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A big key was moved whole, and everybody who wanted it, or its nodes, waited for so long.
+    pub(super) fn note_whole(&mut self, kind: &str, bytes: u64, us: u64, why: &str) {
+        let shown = &mut self.big.shown;
+        shown.whole += 1;
+        shown.whole_us_max = shown.whole_us_max.max(us);
+        shown.whole_last = format!("a {kind} of {bytes} bytes, {} ms: {why}", us.div_ceil(1000));
+        warn!(
+            move_id = self.order.id.0,
+            kind, bytes, us, why, "a big key was moved whole: commands for it, and others at its nodes, waited meanwhile"
+        );
+    }
+}

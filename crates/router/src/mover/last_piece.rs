@@ -1,0 +1,161 @@
+//! The end of a staged key's way, in its leg: its tail is read where it is, written to its staging key, all is counted, and that is renamed.
+//!
+//! Two steps at the target, because the count decides whether there is a second. Both are one transaction each, so a connection that breaks leaves
+//! a staging key or the key, never both or neither. Doing them again is harmless: elements are written as they are, and a staging key that is gone
+//! where the key is there has been renamed.
+
+use switchyard_policy::migration::tail::Element;
+use switchyard_policy::migration::{Key, Stored};
+use switchyard_resp::reply;
+
+use super::big::Place;
+use super::connection::{Connection, error_text};
+use super::pieces::{Kind, Piece};
+use super::staging::{LIFE_MS, Staged};
+
+/// Elements of one command.
+const AT_ONCE: usize = 1000;
+
+/// What is asked at the source.
+#[derive(Debug)]
+pub(super) struct LastRead {
+    kind: Kind,
+    name: Vec<u8>,
+    elements: Vec<Element>,
+    copied: u64,
+}
+
+/// What a staging key lacks.
+#[derive(Debug)]
+pub(super) struct Last {
+    pub(super) kind: Kind,
+    pub(super) name: Vec<u8>,
+    /// Elements (or bytes) at the source.
+    count: i64,
+    piece: Piece,
+    /// Of the whole value, as they were copied.
+    pub(super) bytes: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Step {
+    /// Writes the tail, and counts.
+    Write,
+    /// Renames.
+    Rename,
+}
+
+/// A key that is being finished.
+#[derive(Debug)]
+pub(super) struct Item {
+    pub(super) place: Place,
+    /// Unix time in milliseconds; 0: never.
+    pub(super) expires_ms: i64,
+    pub(super) replies: usize,
+}
+
+/// What came of a step.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum Finished {
+    /// The next step.
+    GoOn,
+    /// It is over.
+    Over(Stored),
+    /// The staging key is worth nothing (why): the key has to be copied in another way.
+    Unusable(String),
+}
+
+/// Asks for the tail, at the source.
+pub(super) fn ask(connection: &mut Connection, key: &Key, staged: &Staged) -> LastRead {
+    let elements: Vec<Element> = staged.tail.all().cloned().collect();
+    connection.push(&[staged.kind.length(), key]);
+    for some in elements.chunks(AT_ONCE) {
+        staged.kind.ask_elements(connection, key, some);
+    }
+    LastRead { kind: staged.kind, name: staged.name.clone(), elements, copied: staged.copied }
+}
+
+impl LastRead {
+    /// Takes its replies. `None`: the value is of another type.
+    pub(super) fn take(&self, next: &mut impl FnMut() -> Vec<u8>) -> Option<Last> {
+        let count = next();
+        let count = if reply::is_error(&count) { None } else { reply::integer(&count) };
+        let mut all = Some(Piece::default());
+        for some in self.elements.chunks(AT_ONCE) {
+            let answer = next();
+            all = all.zip(self.kind.take_elements(some, &answer)).map(|(mut all, piece)| {
+                all.there.extend(piece.there);
+                all.gone.extend(piece.gone);
+                all
+            });
+        }
+        let (count, piece) = count.zip(all)?;
+        Some(Last { kind: self.kind, name: self.name.clone(), count, piece, bytes: self.copied })
+    }
+}
+
+/// Asks for a step, at the target.
+pub(super) fn push(connection: &mut Connection, step: Step, item: &Item, last: &Last) {
+    let Last { kind, name, piece, .. } = last;
+    let key = &item.place.0;
+    connection.push(&[b"MULTI"]);
+    match step {
+        Step::Write => {
+            connection.push(&[b"EXISTS", key]);
+            connection.push(&[b"PEXPIRE", name, LIFE_MS]);
+            kind.write(connection, name, piece);
+            // Again, should this have made it anew.
+            connection.push(&[b"PEXPIRE", name, LIFE_MS]);
+            connection.push(&[kind.length(), name]);
+        }
+        Step::Rename => {
+            let at = item.expires_ms.to_string();
+            match item.expires_ms {
+                0 => connection.push(&[b"PERSIST", name]),
+                _ => connection.push(&[b"PEXPIREAT", name, at.as_bytes()]),
+            }
+            connection.push(&[b"RENAMENX", name, key]);
+        }
+    }
+    connection.push(&[b"EXEC"]);
+}
+
+/// What the replies to a step mean.
+pub(super) fn outcome(step: Step, item: &Item, last: &Last, answers: &[Vec<u8>]) -> Finished {
+    let exec = answers.last().map(Vec::as_slice).unwrap_or_default();
+    if let Some(error) = answers.iter().find(|answer| reply::is_error(answer)) {
+        return Finished::Over(Stored::Refused(error_text(error)));
+    }
+    let results: Vec<&[u8]> = reply::elements(exec).collect();
+    let number = |at: usize| results.get(at).and_then(|answer| reply::integer(answer));
+    match step {
+        Step::Write => {
+            // What is not there any more was renamed, or was lost.
+            let (exists, was_there) = (number(0) == Some(1), number(1) == Some(1));
+            let count = results.last().and_then(|answer| reply::integer(answer));
+            if let Some(error) = results.iter().find(|answer| reply::is_error(answer)) {
+                return Finished::Unusable(error_text(error));
+            }
+            match (was_there, exists) {
+                (false, true) => Finished::Over(Stored::Exists),
+                (false, false) => Finished::Unusable("what was copied of it is gone".to_owned()),
+                (true, _) if count != Some(last.count) => {
+                    let there = count.unwrap_or(0);
+                    Finished::Unusable(format!(
+                        "its copy has {there} elements, and it has {}: it was changed past the router, or emptied",
+                        last.count
+                    ))
+                }
+                (true, _) => Finished::GoOn,
+            }
+        }
+        Step::Rename => match results.get(1) {
+            // Its time was over before it came.
+            Some(answer) if reply::is_error(answer) && item.expires_ms > 0 && number(0) == Some(1) => Finished::Over(Stored::Stored),
+            Some(answer) if reply::is_error(answer) => Finished::Unusable(error_text(answer)),
+            Some(answer) if reply::integer(answer) == Some(1) => Finished::Over(Stored::Stored),
+            Some(answer) if reply::integer(answer) == Some(0) => Finished::Over(Stored::Exists),
+            _ => Finished::Unusable("the node answered EXEC with something else than was asked".to_owned()),
+        },
+    }
+}

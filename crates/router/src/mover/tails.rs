@@ -1,0 +1,245 @@
+//! Staged keys in their leg: for them "copy" reads the tail, and "store" writes it to the staging key and renames that.
+//!
+//! Beside `drive.rs`, which does what the machine says and need not know how; here is what is different for these keys, and the report about big keys
+//! that were not staged.
+
+use std::collections::BTreeMap;
+
+use switchyard_policy::migration::{BatchId, Copied, Event, Key, Side, Stored};
+use switchyard_policy::topology::slot_of;
+use tracing::warn;
+
+use super::big::Place;
+use super::drive::Run;
+use super::last_piece::{self, Finished, Last, Step};
+use super::run::Mover;
+use super::side::{Content, Form, Known, Read, kind_of};
+
+/// A batch with staged keys that is being stored.
+#[derive(Debug)]
+pub(super) struct Storing {
+    keys: Vec<Key>,
+    outcomes: Vec<Stored>,
+    /// Of these what was staged is worth nothing: they are read once more, whole, and stored.
+    again: Vec<Key>,
+}
+
+impl Storing {
+    pub(super) fn of(keys: Vec<Key>) -> Self {
+        Self { keys, outcomes: Vec::new(), again: Vec::new() }
+    }
+
+    fn read_again(&mut self, key: &Key) {
+        if !self.again.contains(key) {
+            self.again.push(key.clone());
+        }
+    }
+
+    /// What came of one of a key's databases: a refusal counts most, then a key that was there.
+    fn note(&mut self, key: &Key, outcome: Stored) {
+        let Some(at) = self.keys.iter().position(|of| of == key) else { return };
+        let Some(so_far) = self.outcomes.get_mut(at) else { return };
+        match (&so_far, &outcome) {
+            (Stored::Refused(_), _) | (Stored::Exists, Stored::Stored) => {}
+            _ => *so_far = outcome,
+        }
+    }
+}
+
+/// What the staging key of a place lacks, as it was read.
+fn last_of<'c>(read: &'c [(Key, Vec<Content>)], place: &Place) -> Option<&'c Last> {
+    let contents = read.iter().filter(|(key, _)| *key == place.0).flat_map(|(_, contents)| contents);
+    contents.filter(|content| content.database == place.1).find_map(|content| content.last.as_deref())
+}
+
+impl Mover {
+    /// Reads keys: whole, or of staged ones the tail.
+    pub(super) fn copy(&mut self, run: &Run, batch: BatchId, from: Side, keys: Vec<Key>) {
+        let (form, usage) = (self.form(run), self.usage());
+        let none = BTreeMap::new();
+        self.drop_unusable(&run.is_ours);
+        let (end, staged) = match from {
+            Side::Source => (&mut self.source, &self.staging.all),
+            Side::Target => (&mut self.target, &none),
+        };
+        end.copy(batch, keys, Known { databases: &run.databases, lasting: run.lasting(from), staged }, form, usage);
+    }
+
+    /// What was read, once all of it could be: what is no string, and what is staged in vain, is read once more.
+    pub(super) fn copy_others(&mut self, run: &Run, batch: BatchId, from: Side, read: Read) -> Option<Read> {
+        if !read.unusable.is_empty() {
+            for place in &read.unusable {
+                self.unusable(place, "its tail cannot be read: it is of another type now");
+            }
+            self.copy(run, batch, from, read.keys);
+            return None;
+        }
+        let none = BTreeMap::new();
+        let (end, staged) = match from {
+            Side::Source => (&mut self.source, &self.staging.all),
+            Side::Target => (&mut self.target, &none),
+        };
+        end.copy_others(batch, read, Known { databases: &run.databases, lasting: run.lasting(from), staged })
+    }
+
+    /// Big keys that were read whole are reported when they are there.
+    pub(super) fn note_big(&self, run: &mut Run, batch: BatchId, read: &Read) {
+        let Some(limit) = self.big_limit_now else { return };
+        for (key, content) in
+            read.keys.iter().zip(&read.contents).flat_map(|(key, of_key)| of_key.iter().map(move |content| (key, content)))
+        {
+            let payload = content.payload.len() as u64;
+            let found = self.big.get(slot_of(key), &(key.clone(), content.database));
+            if content.form == Form::Staged || (found.is_none() && payload < limit) {
+                continue;
+            }
+            let bytes = found.map_or(payload, |found| found.bytes);
+            let why = found.and_then(|found| found.whole.clone()).unwrap_or_else(|| match run.view.away {
+                Some(_) => "its leg went back".to_owned(),
+                None => "it was not known to be big before its leg began".to_owned(),
+            });
+            run.whole.entry(batch).or_default().push((kind_of(content), bytes, why));
+        }
+    }
+
+    /// The keys of a batch were stored; those that are staged follow.
+    pub(super) fn stored(&mut self, run: &mut Run, batch: BatchId, to: Side, outcomes: Vec<Stored>) {
+        let Some(storing) = run.storing.get_mut(&batch) else {
+            run.events.push_back(Event::Stored { batch, outcomes });
+            return;
+        };
+        if !storing.again.is_empty() {
+            for (key, outcome) in std::mem::take(&mut storing.again).into_iter().zip(outcomes) {
+                storing.note(&key, outcome);
+            }
+            self.ask_staged(run, batch, to, Step::Rename, Vec::new());
+            return;
+        }
+        storing.outcomes = outcomes;
+        let mut items = Vec::new();
+        for (key, contents) in run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default() {
+            for content in contents.iter().filter(|content| content.form == Form::Staged) {
+                let place = (key.clone(), content.database);
+                if self.staging.all.contains_key(&place) {
+                    items.push(last_piece::Item { place, expires_ms: content.expires_ms, replies: 0 });
+                } else {
+                    storing.read_again(key);
+                }
+            }
+        }
+        self.ask_staged(run, batch, to, Step::Write, items);
+    }
+
+    fn ask_staged(&mut self, run: &mut Run, batch: BatchId, to: Side, step: Step, items: Vec<last_piece::Item>) {
+        if items.is_empty() {
+            let again = run.storing.get(&batch).map(|storing| storing.again.clone()).unwrap_or_default();
+            if again.is_empty() {
+                if let Some(storing) = run.storing.remove(&batch) {
+                    run.events.push_back(Event::Stored { batch, outcomes: storing.outcomes });
+                }
+            } else if self.source.connection.is_some() {
+                let known = Known { databases: &run.databases, lasting: run.lasting(Side::Source), staged: &BTreeMap::new() };
+                self.source.copy_again(batch, again, known);
+            } else {
+                self.cannot_read_again(run);
+            }
+            return;
+        }
+        let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
+        let lasts = items.into_iter().filter_map(|item| last_of(read, &item.place).map(|last| (item, last)));
+        let (items, lasts): (Vec<_>, Vec<_>) = lasts.unzip();
+        self.end_mut(to).finish(batch, step, items, &lasts);
+    }
+
+    /// A step of staged keys was answered.
+    pub(super) fn staged_answered(
+        &mut self,
+        run: &mut Run,
+        batch: BatchId,
+        to: Side,
+        step: Step,
+        items: Vec<last_piece::Item>,
+        mut answers: &[Vec<u8>],
+    ) {
+        let mut next = Vec::new();
+        for item in items {
+            let (of_item, rest) = answers.split_at(item.replies.min(answers.len()));
+            answers = rest;
+            let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
+            let finished = match last_of(read, &item.place) {
+                Some(last) => last_piece::outcome(step, &item, last, of_item),
+                None => Finished::Unusable("what was read of it is gone".to_owned()),
+            };
+            let Some(storing) = run.storing.get_mut(&batch) else { return };
+            match finished {
+                Finished::GoOn => next.push(item),
+                Finished::Over(outcome) => storing.note(&item.place.0, outcome),
+                Finished::Unusable(why) => {
+                    storing.read_again(&item.place.0);
+                    self.unusable(&item.place, &why);
+                }
+            }
+        }
+        self.ask_staged(run, batch, to, Step::Rename, next);
+    }
+
+    /// Keys were read whole, of which what was staged is worth nothing. Nobody has written them since the drain, so they are what they were.
+    pub(super) fn read_again(&mut self, run: &mut Run, batch: BatchId, read: Read) {
+        let Some(storing) = run.storing.get_mut(&batch).filter(|storing| !storing.again.is_empty()) else { return };
+        let refused = read.outcomes.iter().find_map(|outcome| if let Copied::Refused(why) = outcome { Some(why.clone()) } else { None });
+        if let Some(why) = refused {
+            for key in std::mem::take(&mut storing.again) {
+                storing.note(&key, Stored::Refused(why.clone()));
+            }
+            self.ask_staged(run, batch, Side::Target, Step::Rename, Vec::new());
+            return;
+        }
+        storing.again.clone_from(&read.keys);
+        self.note_big(run, batch, &read);
+        if read.contents.iter().any(Vec::is_empty) {
+            // It has expired; or it was at the target, which has lost it.
+            warn!(move_id = self.order.id.0, "a big key that was to be moved is not at its source any more, nor at the target");
+        }
+        let kept = run.contents.entry(batch).or_default();
+        let again = read.keys.clone();
+        for (key, contents) in read.keys.into_iter().zip(read.contents) {
+            match kept.iter_mut().find(|(of, _)| *of == key) {
+                Some((_, before)) => *before = contents,
+                None => kept.push((key, contents)),
+            }
+        }
+        let of_key = |key: &Key| kept.iter().find(|(of, _)| of == key).map(|(_, contents)| contents.as_slice()).unwrap_or_default();
+        let contents: Vec<(&Key, &[Content])> = again.iter().map(|key| (key, of_key(key))).collect();
+        self.target.store(batch, &contents, None);
+    }
+
+    /// The source is lost: what was to be read there again is refused, and the machine tries again.
+    pub(super) fn cannot_read_again(&mut self, run: &mut Run) {
+        let waiting: Vec<BatchId> = run.storing.iter().filter(|(_, storing)| !storing.again.is_empty()).map(|(batch, _)| *batch).collect();
+        for batch in waiting {
+            let Some(mut storing) = run.storing.remove(&batch) else { continue };
+            for key in std::mem::take(&mut storing.again) {
+                storing.note(&key, Stored::Refused("what was copied of it in pieces is worth nothing, and its source is lost".to_owned()));
+            }
+            run.events.push_back(Event::Stored { batch, outcomes: storing.outcomes });
+        }
+    }
+
+    /// A key is admitted: its staging key is not needed any more, or has become the key.
+    pub(super) fn staged_is_moved(&mut self, key: &Key) {
+        if self.staging.all.is_empty() {
+            return;
+        }
+        for place in self.staging.places_of(key) {
+            self.staging.drop_place(&place);
+            self.big.shown.in_pieces += 1;
+        }
+    }
+
+    /// Removes staging keys that are not used any more.
+    pub(super) fn discard_in_leg(&mut self) {
+        if !self.staging.discarded.is_empty() && self.target.connection.is_some() {
+            self.target.discard(std::mem::take(&mut self.staging.discarded));
+        }
+    }
+}
