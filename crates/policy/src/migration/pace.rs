@@ -54,7 +54,7 @@ const fn limits(goal: Goal) -> Limits {
             Limits { factor: 4.0, slack_us: 5_000.0, node_cpu: 1.1, batch_us: 20_000.0, batches: 4, start: 200_000.0, least: 2_000.0 }
         }
         Goal::Balanced => {
-            Limits { factor: 1.25, slack_us: 300.0, node_cpu: 0.9, batch_us: 4_000.0, batches: 2, start: 2_000.0, least: 500.0 }
+            Limits { factor: 1.15, slack_us: 200.0, node_cpu: 0.9, batch_us: 2_000.0, batches: 2, start: 2_000.0, least: 500.0 }
         }
         Goal::Gentle => Limits { factor: 1.1, slack_us: 100.0, node_cpu: 0.7, batch_us: 2_000.0, batches: 1, start: 500.0, least: 50.0 },
     }
