@@ -168,9 +168,9 @@ impl Moves {
                     planned.progress = Some(told);
                 }
             }
-            ended.extend(state.open.extract_if(.., |_, planned| planned.end.is_some()));
+            ended.extend(state.open.iter().filter(|(_, planned)| planned.end.is_some()).map(|(id, _)| *id));
             let mut busy: BTreeMap<NodeId, usize> = BTreeMap::new();
-            for planned in state.open.values().filter(|planned| planned.begun) {
+            for planned in state.open.values().filter(|planned| planned.begun && planned.end.is_none()) {
                 for node in [planned.source, planned.target] {
                     *busy.entry(node).or_default() += 1;
                 }
@@ -180,7 +180,7 @@ impl Moves {
                 // A move of which a leg is open goes on whatever the bound says: clients wait for its keys.
                 let must = planned.resume.as_ref().is_some_and(|resume| resume.leg.is_some());
                 let free = [planned.source, planned.target].iter().all(|node| busy.get(node).copied().unwrap_or(0) < max);
-                if planned.begun || !(must || (free && !planned.options.paused)) {
+                if planned.begun || planned.end.is_some() || !(must || (free && !planned.options.paused)) {
                     continue;
                 }
                 for node in [planned.source, planned.target] {
@@ -190,8 +190,8 @@ impl Moves {
                 next.push(*id);
             }
         }
-        for (id, planned) in ended {
-            self.finish(id, &planned);
+        for id in ended {
+            self.finish(id);
         }
         for id in next {
             self.begin(id);
@@ -253,7 +253,9 @@ impl Moves {
     }
 
     /// A mover has said that a move is over.
-    fn finish(&self, id: MoveId, planned: &Planned) {
+    fn finish(&self, id: MoveId) {
+        let state = self.state();
+        let Some(planned) = state.open.get(&id) else { return };
         let Some(end) = &planned.end else { return };
         let mut report = self.report_of(id, planned);
         match end {
@@ -268,10 +270,11 @@ impl Moves {
                 warn!("move {} has stopped: {why}. What was moved stays moved, the rest stays where it was", id.0);
             }
         }
+        drop(state);
         self.close(id, report);
     }
 
-    /// Puts a move among those that have ended.
+    /// Puts a move among those that have ended. Whoever asks finds it there or among those under way.
     fn close(&self, id: MoveId, report: MoveReport) {
         self.placement.part(id);
         self.ledger.record(
@@ -284,6 +287,7 @@ impl Moves {
         );
         let ended: Vec<MoveReport> = {
             let mut state = self.state();
+            state.open.remove(&id);
             state.ended.push_back(report);
             while state.ended.len() > ENDED_MAX {
                 state.ended.pop_front();
