@@ -286,7 +286,7 @@ mod tests {
                 ..Observation::default()
             });
         }
-        assert!((4..=6).contains(&pace.batch_keys), "{pace:?}");
+        assert!((1..=3).contains(&pace.batch_keys), "{pace:?}");
     }
 
     #[test]
