@@ -5,7 +5,7 @@
 // Each line of a file is one operation (see the README). Operations are grouped by "object": one key, or a few keys of one slot.
 // Every object must have an order of its operations that a single Redis server could have executed, each one between its call and its
 // return; an operation without a return may have been executed at any time after its call, or never. The search is Porcupine's; what
-// one Redis does is in model.go. Nothing here comes from Switchyard, so it cannot share a mistake with it.
+// one Redis does is in model.go; lists that only grow need no search (lists.go). Nothing here comes from Switchyard, so it cannot share a mistake with it.
 //
 // Exit codes: 0 linearizable; 1 not; 2 the file cannot be read; 3 undecided: too long a search.
 package main
@@ -42,6 +42,8 @@ type verdict struct {
 	result porcupine.CheckResult
 	took   time.Duration
 	info   porcupine.LinearizationInfo
+	// problem says what is wrong where no search was needed to find it.
+	problem string
 }
 
 func main() {
@@ -229,6 +231,13 @@ func bound(ops []porcupine.Operation) []porcupine.Operation {
 
 func check(name string, ops []porcupine.Operation, timeout time.Duration) verdict {
 	start := time.Now()
+	if decided, problem := checkList(ops); decided {
+		v := verdict{object: name, ops: len(ops), result: porcupine.Ok, took: time.Since(start), problem: problem}
+		if problem != "" {
+			v.result = porcupine.Illegal
+		}
+		return v
+	}
 	result := porcupine.CheckOperationsTimeout(model, ops, timeout)
 	v := verdict{object: name, ops: len(ops), result: result, took: time.Since(start)}
 	if result == porcupine.Illegal {
@@ -239,6 +248,10 @@ func check(name string, ops []porcupine.Operation, timeout time.Duration) verdic
 
 // explain prints the operations around the place where every search ended.
 func explain(v verdict, ops []porcupine.Operation, folder string) {
+	if v.problem != "" {
+		fmt.Printf("  %s\n", v.problem)
+		return
+	}
 	if folder != "" {
 		draw(v, folder)
 	}

@@ -19,8 +19,10 @@ fn checker() -> Option<PathBuf> {
         return None;
     }
     let source = programs().join("history-check");
-    let all: Vec<u8> =
-        ["go.mod", "go.sum", "main.go", "model.go"].iter().flat_map(|f| std::fs::read(source.join(f)).expect("a source")).collect();
+    let all: Vec<u8> = ["go.mod", "go.sum", "lists.go", "main.go", "model.go"]
+        .iter()
+        .flat_map(|f| std::fs::read(source.join(f)).expect("a source"))
+        .collect();
     let built = prepared("history-check", &all, |dir| {
         let mut build = Command::new("go");
         build.args(["build", "-buildvcs=false", "-mod=readonly", "-o"]).arg(dir.join("history-check")).arg(".");
@@ -42,6 +44,14 @@ fn samples(folder: &str) -> Vec<PathBuf> {
     files.sort();
     assert!(files.len() > 10, "{} samples in {}", files.len(), folder.display());
     files
+}
+
+/// Lists are decided without a search: on thousands of histories, good and damaged ones, as the search decides them.
+#[test]
+fn the_checkers_own_tests_pass() {
+    if wanted(&[("go", "golang-go")]) {
+        run("go test", Command::new("go").args(["test", "-mod=readonly", "."]).current_dir(programs().join("history-check")));
+    }
 }
 
 #[test]
