@@ -7,6 +7,7 @@
 pub mod admin;
 mod big;
 mod generator;
+mod journal;
 mod limit;
 mod report;
 mod site;
@@ -28,7 +29,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 pub use self::generator::{Counts, Keys, Layout, Run};
 use self::{
     limit::Limit,
-    site::{Cluster, Programs, Routed, keys_at, version_of, wait_for},
+    site::{Cluster, Journal, Programs, Routed, keys_at, version_of, wait_for},
     slot::SLOTS,
 };
 use crate::{
@@ -47,12 +48,19 @@ pub enum Part {
     Converges,
     /// A big hash moves while it is read and written: how long any command was held.
     Big,
+    /// What it costs to wait for the disk before a key goes on.
+    Journal,
 }
 
 impl Part {
     /// All of them, with the names that users write.
-    pub const ALL: [(Self, &'static str); 4] =
-        [(Self::Fast, "fast"), (Self::Unnoticed, "unnoticed"), (Self::Converges, "converges"), (Self::Big, "big")];
+    pub const ALL: [(Self, &'static str); 5] = [
+        (Self::Fast, "fast"),
+        (Self::Unnoticed, "unnoticed"),
+        (Self::Converges, "converges"),
+        (Self::Big, "big"),
+        (Self::Journal, "journal"),
+    ];
 }
 
 /// What to measure.
@@ -164,6 +172,7 @@ pub struct Results {
     noticed: Vec<Noticed>,
     converged: Option<Converged>,
     big: Option<big::BigMove>,
+    kept: Vec<journal::Kept>,
     failures: Vec<String>,
     foreign: Option<f64>,
 }
@@ -208,6 +217,9 @@ pub fn run(settings: &Settings) -> Result<Results> {
     }
     if wants(Part::Big) && !settings.baseline_only {
         bench.big()?;
+    }
+    if wants(Part::Journal) && !settings.baseline_only {
+        bench.journal()?;
     }
     bench.bar.finish_and_clear();
     let results = bench.results;
@@ -267,7 +279,7 @@ impl Bench<'_> {
             self.results.limits.push((size, limit));
         }
         if !self.settings.baseline_only {
-            let outcome = self.move_unloaded(size, keys, "fast");
+            let outcome = self.move_unloaded(size, keys, "fast", Journal::Durable);
             if let Some((moved, took, cost)) = self.attempt(&format!("switchyard move, {size} B"), outcome)? {
                 let way = "switchyard move --goal fast".to_owned();
                 self.results.speeds.push(Speed { size, way, slots: layout(keys).each(), keys: moved, took, cost: Some(cost) });
@@ -292,10 +304,10 @@ impl Bench<'_> {
         Ok((before as u64, took))
     }
 
-    fn move_unloaded(&mut self, size: usize, keys: u64, goal: &str) -> Result<(u64, Duration, Cost)> {
+    fn move_unloaded(&mut self, size: usize, keys: u64, goal: &str, journal: Journal) -> Result<(u64, Duration, Cost)> {
         let layout = layout(keys);
         let name = self.name("routed");
-        let site = Routed::start(&self.programs, &self.settings.serve_args, &name, self.folder)?;
+        let site = Routed::start_with(&self.programs, &self.settings.serve_args, journal, &name, self.folder)?;
         self.note_version(site.addresses[0])?;
         let data = Keys::new((0..keys).collect(), size, &layout);
         self.fill(&data, |_| site.entry, &name)?;
@@ -356,7 +368,7 @@ impl Bench<'_> {
         let mut rate = None;
         if !self.settings.baseline_only {
             let goal = self.settings.goal.clone();
-            let outcome = self.move_unloaded(64, keys, &goal);
+            let outcome = self.move_unloaded(64, keys, &goal, Journal::Durable);
             let unloaded = self.attempt("switchyard move without load", outcome)?.map(|(_, took, _)| took);
             let outcome = self.move_under_load(unloaded);
             if let Some(noticed) = self.attempt("switchyard move under load", outcome)? {

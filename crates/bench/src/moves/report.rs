@@ -4,7 +4,7 @@ use std::{fmt::Write as _, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result};
 
-use super::{Noticed, Results, SIZES, Settings, Speed};
+use super::{Journal, Noticed, Results, SIZES, Settings, Speed, journal::Kept};
 use crate::{
     peers::today,
     procfs::describe_machine,
@@ -57,6 +57,7 @@ fn tables(results: &Results) -> Vec<(String, Table)> {
         ("Under load: GET 95 %, SET 5 %, Zipf 0.99", noticed(results)),
         ("Under writes to the moving slots", converged(results)),
         ("A big hash, read and written while it moves", big(results)),
+        ("What waiting for the disk costs", kept(results)),
     ];
     all.into_iter().filter(|(_, table)| !table.is_empty()).map(|(title, table)| (title.to_owned(), table)).collect()
 }
@@ -231,6 +232,27 @@ fn notes(settings: &Settings, results: &Results) -> Vec<String> {
     }));
     notes.extend(results.failures.iter().map(|f| format!("Failed: {f}")));
     notes
+}
+
+fn kept(results: &Results) -> Table {
+    let mut table = Table::new(["journal", "keys", "moves", "seconds, median", "keys/s", "waited for the disk, times a move", "ratio"]);
+    let rate = |way: &Kept| way.keys as f64 / way.median().as_secs_f64();
+    let first = results.kept.first().map(rate);
+    for way in &results.kept {
+        table.row([
+            match way.journal {
+                Journal::Durable => "on".to_owned(),
+                Journal::NotWaitedFor => "written, not waited for (unsafe, for this table only)".to_owned(),
+            },
+            way.keys.to_string(),
+            way.times.len().to_string(),
+            format!("{:.2}", way.median().as_secs_f64()),
+            format!("{:.0}", rate(way)),
+            way.syncs.to_string(),
+            first.map_or("-".to_owned(), |first| format!("{:.2}", rate(way) / first)),
+        ]);
+    }
+    table
 }
 
 fn bytes(size: usize) -> String {

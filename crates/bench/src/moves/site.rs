@@ -28,6 +28,15 @@ const LOOK: Duration = Duration::from_millis(10);
 /// The first slot of the second node.
 pub(super) const HALF: u16 = SLOTS / 2;
 
+/// What the router does before a key goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Journal {
+    /// It waits until the record is on the disk.
+    Durable,
+    /// It writes the record and goes on: only to measure what waiting costs.
+    NotWaitedFor,
+}
+
 /// Programs that are needed.
 #[derive(Debug, Clone)]
 pub(super) struct Programs {
@@ -132,6 +141,10 @@ pub(super) struct Routed {
 
 impl Routed {
     pub(super) fn start(programs: &Programs, serve_args: &[String], name: &str, folder: &Path) -> Result<Self> {
+        Self::start_with(programs, serve_args, Journal::Durable, name, folder)
+    }
+
+    pub(super) fn start_with(programs: &Programs, serve_args: &[String], journal: Journal, name: &str, folder: &Path) -> Result<Self> {
         let mut nodes = Vec::new();
         let mut addresses = Vec::new();
         for i in 0..2 {
@@ -147,6 +160,9 @@ impl Routed {
             command.args(["--node", &address.to_string()]);
         }
         command.args(serve_args);
+        if journal == Journal::NotWaitedFor {
+            command.env("SWITCHYARD_BENCH_UNSAFE_JOURNAL", "1");
+        }
         let mut router = Process::start(&format!("{name}-router"), &command, folder)?;
         router.wait_ready(entry)?;
         // Which node gets which half is the router's decision: where a key of slot 0 arrives is the first.

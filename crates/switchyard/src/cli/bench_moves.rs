@@ -35,7 +35,7 @@ pub(super) struct Arguments {
     #[arg(long)]
     quick: bool,
 
-    /// Only these parts: fast, unnoticed, converges, big [default: all]
+    /// Only these parts: fast, unnoticed, converges, big, journal [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     only: Vec<String>,
 
