@@ -71,13 +71,21 @@ pub fn report(admin: SocketAddr) -> Result<Value> {
 
 /// How a move stands, by the report.
 pub fn standing(report: &Value, id: u64) -> Result<Standing> {
-    let all = ["moves", "ended"].into_iter().filter_map(|list| report[list].as_array()).flatten();
-    let Some(one) = all.into_iter().find(|m| m["id"].as_u64() == Some(id)) else { bail!("the report does not know move {id}: {report}") };
+    let Some(one) = find(report, id) else { bail!("the report does not know move {id}: {report}") };
     Ok(match one["state"].as_str() {
         Some("done") => Standing::Done,
         Some("stopped") => Standing::Stopped(one["doing"].as_str().unwrap_or_default().to_owned()),
         _ => Standing::Open,
     })
+}
+
+/// How many keys a move has moved in pieces, by the report.
+pub fn moved_in_pieces(report: &Value, id: u64) -> u64 {
+    find(report, id).and_then(|one| one["big_in_pieces"].as_u64()).unwrap_or(0)
+}
+
+fn find(report: &Value, id: u64) -> Option<&Value> {
+    ["moves", "ended"].into_iter().filter_map(|list| report[list].as_array()).flatten().find(|m| m["id"].as_u64() == Some(id))
 }
 
 #[cfg(test)]

@@ -72,6 +72,47 @@ impl Fault {
     }
 }
 
+/// In what one cycle differs from another, beside its fault: the ways through the router that moves can take. Flags of the user come after
+/// these, and win.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Shape {
+    /// Threads of the router: one has no hand-over between workers.
+    workers: u64,
+    /// Every list and long string is moved in pieces, while clients append to it.
+    in_pieces: bool,
+    /// The target is asked whether it is safe before the source's copy goes.
+    aof: bool,
+    /// A second node gives its slots away at the same time.
+    two_moves: bool,
+}
+
+impl Shape {
+    fn of(seed: u64) -> Self {
+        let mut rng = Rng::new(mix(seed ^ 0x5a4e));
+        Self { workers: 1 + rng.below(3), in_pieces: rng.below(2) == 0, aof: rng.below(4) == 0, two_moves: rng.below(3) == 0 }
+    }
+
+    fn serve_args(self) -> Vec<String> {
+        let mut args = vec!["--workers".to_owned(), self.workers.to_string()];
+        if self.in_pieces {
+            args.extend(["--set", "moves.big-key=512"].map(str::to_owned));
+        }
+        args
+    }
+
+    fn move_args(self) -> Vec<String> {
+        let mut args = Vec::new();
+        if self.aof {
+            args.extend(["--durability", "aof"].map(str::to_owned));
+        }
+        if !self.in_pieces {
+            // What such clients write to a key in pieces would not be known, so that with this flag all keys move whole.
+            args.push("--allow-direct-clients".to_owned());
+        }
+        args
+    }
+}
+
 /// What to do.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -114,6 +155,8 @@ pub struct Tally {
     pub moves: u64,
     /// Moves that ended early, and said why.
     pub moves_stopped: u64,
+    /// Keys that were moved in pieces.
+    pub in_pieces: u64,
     /// Faults.
     pub faults: u64,
     /// Operations in the histories.
@@ -129,6 +172,7 @@ impl Tally {
         self.cycles += other.cycles;
         self.moves += other.moves;
         self.moves_stopped += other.moves_stopped;
+        self.in_pieces += other.in_pieces;
         self.faults += other.faults;
         self.operations += other.operations;
         self.unknown += other.unknown;
@@ -172,7 +216,9 @@ fn keep(from: &Path, to: &Path) -> Result<()> {
 fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn Fn(&str)) -> Result<Tally> {
     let mut rng = Rng::new(mix(seed));
     show("starting");
-    let mut site = Site::start(&settings.switchyard, &settings.serve_args, NODES, folder)?;
+    let shape = Shape::of(seed);
+    let serve_args: Vec<String> = shape.serve_args().into_iter().chain(settings.serve_args.iter().cloned()).collect();
+    let mut site = Site::start(&settings.switchyard, &serve_args, NODES, folder)?;
     fixed::fill(site.entry(), settings.keys)?;
     let recording = history::start(&history::Settings {
         targets: vec![site.entry()],
@@ -193,26 +239,33 @@ fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn
         ensure!(!settings.stop.load(Ordering::Relaxed), "interrupted");
         let (from, to) = busiest_and_another(&site, &mut rng)?;
         show(&format!("{} operations, moving from node {from} to node {to}", recording.tally().operations));
-        let id = if settings.moves {
-            // Our own looks at the nodes would count as clients that go past the router.
-            let more: Vec<String> = settings.move_args.iter().cloned().chain(["--allow-direct-clients".to_owned()]).collect();
-            let order = Order { from: site.node(from), to: site.node(to), slots: None, more: &more };
-            Some(admin::begin(&settings.switchyard, site.admin(), &order)?)
-        } else {
-            None
-        };
+        let mut moves = Vec::new();
+        if settings.moves {
+            let more: Vec<String> = shape.move_args().into_iter().chain(settings.move_args.iter().cloned()).collect();
+            let third = (0..NODES)
+                .find(|node| *node != from && *node != to)
+                .filter(|node| shape.two_moves && site.keys_of(*node).is_ok_and(|keys| keys > 0));
+            for source in [Some(from), third].into_iter().flatten() {
+                let order = Order { from: site.node(source), to: site.node(to), slots: None, more: &more };
+                moves.push(begin(settings, &site, &order)?);
+            }
+        }
         if fault != Fault::None {
             std::thread::sleep(Duration::from_millis(rng.below(900)));
             inject(&mut site, fault, from, to, &mut rng)?;
             tally.faults += 1;
         }
-        match id {
-            Some(id) => match wait_until_over(&site, id, &settings.stop)? {
+        if moves.is_empty() {
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        for id in moves {
+            let (standing, in_pieces) = wait_until_over(&site, id, &settings.stop)?;
+            tally.in_pieces += in_pieces;
+            match standing {
                 Standing::Stopped(why) if fault == Fault::None => bail!("move {id} stopped, without a fault: {why}"),
                 Standing::Stopped(_) => tally.moves_stopped += 1,
                 _ => tally.moves += 1,
-            },
-            None => std::thread::sleep(Duration::from_millis(500)),
+            }
         }
     }
     recording.stop();
@@ -244,6 +297,17 @@ fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn
     Ok(tally)
 }
 
+/// Begins a move. Our own looks at the nodes count as clients that go past the router for a moment after they have ended.
+fn begin(settings: &Settings, site: &Site, order: &Order<'_>) -> Result<u64> {
+    let end = Instant::now() + Duration::from_secs(5);
+    loop {
+        match admin::begin(&settings.switchyard, site.admin(), order) {
+            Err(e) if Instant::now() < end && format!("{e:#}").contains("--allow-direct-clients") => std::thread::sleep(Duration::from_millis(50)),
+            outcome => return outcome,
+        }
+    }
+}
+
 /// The node with most keys, and any other.
 fn busiest_and_another(site: &Site, rng: &mut Rng) -> Result<(usize, usize)> {
     let held = (0..NODES).map(|node| site.keys_of(node)).collect::<Result<Vec<_>>>()?;
@@ -265,13 +329,15 @@ fn inject(site: &mut Site, fault: Fault, from: usize, to: usize, rng: &mut Rng) 
     }
 }
 
-fn wait_until_over(site: &Site, id: u64, stop: &AtomicBool) -> Result<Standing> {
+/// How a move ended, and how many keys it moved in pieces.
+fn wait_until_over(site: &Site, id: u64, stop: &AtomicBool) -> Result<(Standing, u64)> {
     let end = Instant::now() + RECOVERY;
     loop {
-        let standing = admin::report(site.admin()).and_then(|report| admin::standing(&report, id));
+        let standing =
+            admin::report(site.admin()).and_then(|report| Ok((admin::standing(&report, id)?, admin::moved_in_pieces(&report, id))));
         match standing {
-            Ok(Standing::Open) if Instant::now() > end => bail!("move {id} is not over after {RECOVERY:?}"),
-            Ok(Standing::Open) => {}
+            Ok((Standing::Open, _)) if Instant::now() > end => bail!("move {id} is not over after {RECOVERY:?}"),
+            Ok((Standing::Open, _)) => {}
             Ok(over) => return Ok(over),
             Err(e) if Instant::now() > end => return Err(e),
             Err(_) => {} // the router is coming up

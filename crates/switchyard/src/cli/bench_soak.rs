@@ -120,10 +120,11 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
     bar.finish_and_clear();
     let total = outcome?;
     println!(
-        "{} cycles without a violation: {} moves done, {} ended early, {} faults, {} operations ({} without a known outcome)",
+        "{} cycles without a violation: {} moves done, {} ended early, {} keys moved in pieces, {} faults, {} operations ({} without a known outcome)",
         thousands(total.cycles),
         thousands(total.moves),
         thousands(total.moves_stopped),
+        thousands(total.in_pieces),
         thousands(total.faults),
         thousands(total.operations),
         thousands(total.unknown),
