@@ -115,6 +115,14 @@ impl Big {
         }
     }
 
+    /// The size of a key was answered that has just been listed. Nearly all are small, and nothing is known of them.
+    pub(super) fn note_listed(&mut self, slot: Slot, key: &[u8], database: u32, answer: &[u8], limit: u64) {
+        let is_small = reply::integer(answer).is_some_and(|bytes| u64::try_from(bytes).is_ok_and(|bytes| bytes < limit));
+        if !is_small || self.found.contains_key(&slot) {
+            self.note_size(slot, (key.into(), database), answer, limit);
+        }
+    }
+
     /// A size was answered.
     pub(super) fn note_size(&mut self, slot: Slot, place: Place, answer: &[u8], limit: u64) {
         self.refused |= reply::is_error(answer);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use switchyard_policy::migration::{Durability, Key, Side, is_temporary};
 use switchyard_policy::topology::{SLOT_COUNT, Slot, slot_of};
 use switchyard_resp::reply;
-use tracing::{info, warn};
+use tracing::warn;
 
 use super::connection::{error_text, field};
 use super::run::{Halt, Mover};
@@ -129,38 +129,13 @@ impl Mover {
         Ok(())
     }
 
-    fn unlink(&mut self, side: Side, keys: &[Key]) -> Result<(), Halt> {
+    pub(super) fn unlink(&mut self, side: Side, keys: &[Key]) -> Result<(), Halt> {
         let mut args: Vec<&[u8]> = vec![b"UNLINK"];
         args.extend(keys.iter().map(|key| &key[..]));
         let answer = self.call(side, &args)?;
         if reply::is_error(&answer) {
             return Err(Halt::Stop(format!("{} refuses to remove keys: {}", self.name(self.end(side).node), error_text(&answer))));
         }
-        Ok(())
-    }
-
-    /// Sees to it that the target has no keys of the slots.
-    pub(super) fn clear_target(&mut self) -> Result<(), Halt> {
-        self.doing = "looking for leftovers at the target".to_owned();
-        let slots: Vec<Slot> = self.slots_left.iter().copied().collect();
-        let (mut removed, mut foreign) = (0_u64, 0_u64);
-        self.walk(Side::Target, slots, |mover, _, keys| {
-            let may_go = |key: &Key| mover.order.purge_target || mover.order.leftovers.binary_search(&slot_of(key)).is_ok();
-            let (stale, others): (Vec<Key>, Vec<Key>) = keys.into_iter().partition(may_go);
-            foreign += others.len() as u64;
-            removed += stale.len() as u64;
-            if stale.is_empty() { Ok(()) } else { mover.unlink(Side::Target, &stale) }
-        })?;
-        if removed > 0 {
-            info!(move_id = self.order.id.0, keys = removed, "removed what was left over at the target");
-        }
-        if foreign > 0 {
-            return Err(Halt::Stop(format!(
-                "{} has {foreign} keys of these slots, which it does not own, and which no move of ours has left there. Look at them, and remove them there or let the move do it (--purge-target)",
-                self.name(self.order.target)
-            )));
-        }
-        self.target_is_clean = true;
         Ok(())
     }
 
@@ -234,7 +209,8 @@ impl Mover {
         let slots: Vec<Slot> = self.order.slots.clone();
         self.walk(Side::Source, slots, |mover, database, keys| {
             for key in keys {
-                match mover.was_moved(mover.order.fingerprints.of(&key)) {
+                let fingerprint = mover.order.fingerprints.of(&key);
+                match mover.was_moved(fingerprint) {
                     Some(true) => {
                         mover.unlink(Side::Source, std::slice::from_ref(&key))?;
                         mover.note_late(|late| late.removed += 1);

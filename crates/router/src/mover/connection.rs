@@ -198,6 +198,17 @@ impl Connection {
         self.unanswered += 1;
     }
 
+    /// The same of a command and many arguments.
+    pub(super) fn push_all<'a>(&mut self, command: &'a [u8], args: impl ExactSizeIterator<Item = &'a [u8]>) {
+        if self.unanswered == 0 {
+            self.heard = Instant::now();
+        }
+        encode::header(&mut self.out, b'*', args.len() + 1);
+        encode::bulk(&mut self.out, command);
+        args.for_each(|arg| encode::bulk(&mut self.out, arg));
+        self.unanswered += 1;
+    }
+
     /// Has what follows concern this database. True where that is a command more.
     pub(super) fn select(&mut self, database: u32) -> bool {
         if self.database == database {

@@ -512,6 +512,10 @@ impl Mover {
                 let Some(read) = self.copy_others(run, batch, side, read) else { return Ok(()) };
                 run.strings = read.are_strings();
                 self.strings = run.strings;
+                let bytes_per_key = read.bytes_per_key();
+                let end = self.end_mut(side);
+                end.bytes_per_key = bytes_per_key;
+                end.only_one_by_one |= read.only_one_by_one;
                 self.note_big(run, batch, &read);
                 let there: Vec<_> = read.keys.into_iter().zip(read.contents).filter(|(_, contents)| !contents.is_empty()).collect();
                 if !there.is_empty() {
@@ -519,9 +523,18 @@ impl Mover {
                 }
                 run.events.push_back(Event::Copied { batch, outcomes: read.outcomes });
             }
-            Ask::Store { batch, places, count } => {
-                let outcomes = side::stored(&places, count, &answers)?;
-                self.stored(run, batch, side, outcomes);
+            Ask::Store { batch, places, so_far } => {
+                let (outcomes, again) = side::stored(places, so_far, &answers)?;
+                self.end_mut(side).only_one_by_one |= !again.is_empty() && answers.iter().any(|answer| answer.starts_with(b"-NOPERM"));
+                if again.is_empty() {
+                    self.stored(run, batch, side, outcomes);
+                } else {
+                    // Only what is stored for the first time is stored together: that of the whole batch.
+                    let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
+                    assert_eq!(read.len(), outcomes.len(), "what is stored is what was read");
+                    let contents: Vec<(&Key, &[Content])> = read.iter().map(|(key, contents)| (key, contents.as_slice())).collect();
+                    self.end_mut(side).store_one_by_one(batch, &contents, &again, outcomes);
+                }
             }
             Ask::Finish { batch, step, items } => self.staged_answered(run, batch, side, step, items, &answers),
             Ask::Discard => {}

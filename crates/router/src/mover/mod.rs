@@ -10,6 +10,7 @@ mod checks;
 mod connection;
 mod drive;
 mod last_piece;
+mod listing;
 mod pieces;
 mod run;
 mod side;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use switchyard_policy::migration::pace::{Observation, Pacer};
-use switchyard_policy::migration::{Fingerprint, FingerprintSet, Goal, Key, Outcome, Pace, Progress, Side, is_temporary};
+use switchyard_policy::migration::{Fingerprint, FingerprintSet, Goal, Outcome, Pace, Progress, Side};
 use switchyard_policy::topology::{Slot, Stage, Transit, slot_of};
 use tracing::{error, info, warn};
 
@@ -86,7 +86,7 @@ pub(super) struct Mover {
     pub(super) goal: Goal,
     paused: bool,
     aborted: bool,
-    moved: FingerprintSet,
+    moved: Moved,
     /// Whether `moved` has all of them.
     remembers_all: bool,
     /// Of legs that have ended.
@@ -96,7 +96,7 @@ pub(super) struct Mover {
     /// Keys and bytes when the rate was last taken.
     rate_from: (Instant, u64, u64),
     rates: (f64, f64),
-    listed: u64,
+    pub(super) listed: u64,
     late: super::LateKeys,
     pacer: Pacer,
     /// The last batch, and when and with what the pace was last changed.
@@ -114,6 +114,33 @@ pub(super) struct Mover {
     pub(super) listed_of: Option<String>,
     /// The process that the source was when the move began.
     pub(super) first_source: Option<String>,
+}
+
+/// Fingerprints of keys that were moved. Noting is all that most moves need of it: they are put in order when somebody asks.
+#[derive(Debug, Default)]
+struct Moved {
+    count: usize,
+    noted: Vec<Fingerprint>,
+    all: FingerprintSet,
+}
+
+impl Moved {
+    fn note(&mut self, keys: &[Fingerprint]) {
+        self.count += keys.len();
+        self.noted.extend_from_slice(keys);
+    }
+
+    fn forget(&mut self, keys: &[Fingerprint]) {
+        self.all.extend(self.noted.drain(..));
+        keys.iter().for_each(|key| {
+            self.all.remove(key);
+        });
+    }
+
+    fn contains(&mut self, key: Fingerprint) -> bool {
+        self.all.extend(self.noted.drain(..));
+        self.all.contains(&key)
+    }
 }
 
 const NO_PROGRESS: Progress =
@@ -181,7 +208,7 @@ impl Mover {
             goal: order.goal,
             paused: false,
             aborted: false,
-            moved: FingerprintSet::default(),
+            moved: Moved::default(),
             remembers_all: order.resume.is_none(),
             before: NO_PROGRESS,
             began: now,
@@ -231,7 +258,6 @@ impl Mover {
             }
         }
         self.until_connected(Self::check)?;
-        self.until_connected(Self::clear_target)?;
         self.until_connected(Self::give_functions)?;
         self.learn_waits()?;
         self.until_connected(Self::list)?;
@@ -336,7 +362,7 @@ impl Mover {
         }
     }
 
-    fn spool_key(&mut self, slot: Slot, key: &[u8]) {
+    pub(super) fn spool_key(&mut self, slot: Slot, key: &[u8]) {
         if let Err(error) = self.spool.add(slot, key) {
             // Without the list the leg asks the node itself.
             warn!(%error, "the list of keys cannot be written");
@@ -543,97 +569,6 @@ impl Mover {
 
     // ---- listing and legs ----
 
-    /// Lists the keys of the slots at the source, in one pass.
-    fn list(&mut self) -> Result<(), Halt> {
-        self.doing = "waiting for commands sent earlier, before listing keys".to_owned();
-        self.observe()?;
-        self.doing = "listing keys".to_owned();
-        self.listed = 0;
-        // If the connection breaks all is listed anew.
-        self.listed_of = self.source.connection.as_ref().map(|c| c.process.run_id.clone());
-        let mut is_ours = vec![false; switchyard_policy::topology::SLOT_COUNT];
-        self.slots_left.iter().for_each(|slot| is_ours[slot.index()] = true);
-        self.big_limit_now = self.big_limit();
-        let was_refused = self.sizes_are_refused();
-        for database in self.databases_in_use()? {
-            self.select(Side::Source, database)?;
-            let mut cursor = Some(b"0".to_vec());
-            let mut page: Vec<Key> = Vec::new();
-            while cursor.is_some() || !page.is_empty() {
-                let asked = Instant::now();
-                let is_sized = page.iter().filter(|key| self.ask_size(key)).count() > 0;
-                let Some(connection) = &mut self.source.connection else { return Err(Halt::Lost) };
-                if let Some(cursor) = &cursor {
-                    connection.push(&[b"SCAN", cursor, b"COUNT", b"1000"]);
-                }
-                let (answers, _) = self.collect()?;
-                let mut answers = answers.into_iter();
-                if is_sized {
-                    for (key, answer) in page.drain(..).zip(answers.by_ref()) {
-                        self.big.note_size(slot_of(&key), (key, database), &answer, self.big_limit_now.unwrap_or(u64::MAX));
-                    }
-                }
-                page.clear();
-                if cursor.is_some() {
-                    let answer = answers.next().unwrap_or_default();
-                    let Some((next, keys)) = super::side::scanned(&answer) else {
-                        return Err(Halt::Stop(format!("{} refuses SCAN", self.name(self.order.source))));
-                    };
-                    let (temporary, keys): (Vec<&[u8]>, Vec<&[u8]>) = keys.into_iter().partition(|key| is_temporary(key));
-                    for key in keys {
-                        let slot = slot_of(key);
-                        if is_ours[slot.index()] {
-                            self.spool_key(slot, key);
-                            self.listed += 1;
-                            page.push(key.into());
-                        }
-                    }
-                    if !temporary.is_empty() {
-                        let temporary: Vec<Key> = temporary.into_iter().map(Key::from).collect();
-                        self.sweep(Side::Source, &temporary)?;
-                    }
-                    cursor = (next != b"0").then_some(next);
-                }
-                self.while_paused()?;
-                if self.aborted {
-                    return Err(Halt::Stop("stopped by the user while its keys were listed".to_owned()));
-                }
-                // A SCAN holds up everybody at the node for as long as it takes.
-                let taken = asked.elapsed();
-                match self.goal {
-                    Goal::Fast => {}
-                    Goal::Balanced => self.rest(taken)?,
-                    Goal::Gentle => self.rest(taken * 4)?,
-                }
-            }
-        }
-        self.say_if_sizes_are_refused(was_refused);
-        self.is_listed = true;
-        Ok(())
-    }
-
-    /// Has the workers tell what they write from now on, and waits until what they sent before is answered.
-    fn observe(&mut self) -> Result<(), Halt> {
-        let epoch = loop {
-            match self.publish_observed() {
-                Ok(epoch) => break epoch,
-                Err(why) => {
-                    self.doing = format!("the topology cannot be changed now: {why}");
-                    self.rest(Duration::from_millis(200))?;
-                }
-            }
-        };
-        while !self.shared.drained_source(epoch, self.order.source) {
-            self.shared.want_drained(epoch);
-            self.pump()?;
-            if self.aborted {
-                return Err(Halt::Stop("stopped by the user before anything was moved".to_owned()));
-            }
-            self.wait(Duration::from_millis(5));
-        }
-        Ok(())
-    }
-
     pub(super) fn publish_observed(&self) -> Result<u64, String> {
         let transit = Transit { move_id: self.order.id, source: self.order.source, target: self.order.target, stage: Stage::Observed };
         self.order.host.set_transits(self.order.id, vec![(transit, self.slots_left.iter().copied().collect())])
@@ -688,19 +623,17 @@ impl Mover {
 
     pub(super) fn note_moved(&mut self, keys: &[Fingerprint], back: bool) {
         if back {
-            keys.iter().for_each(|key| {
-                self.moved.remove(key);
-            });
-        } else if self.moved.len() < REMEMBERED_MAX {
-            self.moved.extend(keys);
+            self.moved.forget(keys);
+        } else if self.moved.count < REMEMBERED_MAX {
+            self.moved.note(keys);
         } else {
             self.remembers_all = false;
         }
     }
 
     /// Whether a key was moved by us; `None`: that cannot be told any more.
-    pub(super) fn was_moved(&self, key: Fingerprint) -> Option<bool> {
-        if self.moved.contains(&key) { Some(true) } else { self.remembers_all.then_some(false) }
+    pub(super) fn was_moved(&mut self, key: Fingerprint) -> Option<bool> {
+        if self.moved.contains(key) { Some(true) } else { self.remembers_all.then_some(false) }
     }
 
     pub(super) fn late(&self) -> super::LateKeys {

@@ -167,26 +167,38 @@ enum Written {
 impl Mover {
     /// Sends what was asked for on both connections, and waits until all is answered.
     pub(super) fn collect(&mut self) -> Result<(Replies, Replies), Halt> {
-        let patience = self.patience();
         let (mut source, mut target) = (Vec::new(), Vec::new());
+        self.collect_into(&mut source, &mut target)?;
+        Ok((source, target))
+    }
+
+    /// Sends what was asked for on both connections, and takes what is answered by now.
+    pub(super) fn exchange_both(&mut self, source: &mut Replies, target: &mut Replies) -> Result<(), Halt> {
+        let patience = self.patience();
+        for (side, answers) in [(Side::Source, source), (Side::Target, target)] {
+            let Some(connection) = &mut self.end_mut(side).connection else { return self.lost_both(side, "not connected") };
+            let outcome = connection.exchange(answers);
+            let silent = connection.unanswered > 0 && connection.heard.elapsed() > patience;
+            if let Err(why) = outcome {
+                return self.lost_both(side, &why);
+            }
+            if silent {
+                return self.lost_both(side, &format!("it did not answer within {patience:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Mover::collect`], behind what was answered before.
+    pub(super) fn collect_into(&mut self, source: &mut Replies, target: &mut Replies) -> Result<(), Halt> {
         loop {
             if self.is_stopped() {
                 return Err(Halt::RouterStops);
             }
-            for (side, answers) in [(Side::Source, &mut source), (Side::Target, &mut target)] {
-                let Some(connection) = &mut self.end_mut(side).connection else { return self.lost_both(side, "not connected") };
-                let outcome = connection.exchange(answers);
-                let silent = connection.unanswered > 0 && connection.heard.elapsed() > patience;
-                if let Err(why) = outcome {
-                    return self.lost_both(side, &why);
-                }
-                if silent {
-                    return self.lost_both(side, &format!("it did not answer within {patience:?}"));
-                }
-            }
+            self.exchange_both(source, target)?;
             let connections = || [&self.source, &self.target].into_iter().filter_map(|end| end.connection.as_ref());
             if connections().all(|connection| connection.unanswered == 0) {
-                return Ok((source, target));
+                return Ok(());
             }
             let mut fds: Vec<_> = connections().map(Connection::poll_fd).collect();
             // A failure shows where the sockets are used.

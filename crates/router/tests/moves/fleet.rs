@@ -200,6 +200,9 @@ pub(crate) struct Keeper {
     pub(crate) spool: PathBuf,
     /// No record becomes durable while it is set.
     pub(crate) stuck: AtomicBool,
+    /// The record that a leg has drained does not become durable while it is set; and then `is_held` says that there is one.
+    pub(crate) holds_moving: AtomicBool,
+    pub(crate) is_held: AtomicBool,
 }
 
 impl Keeper {
@@ -218,6 +221,12 @@ impl Host for Keeper {
     fn record(&self, records: Vec<Record>, done: Done) {
         while self.stuck.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(1));
+        }
+        if records.iter().any(|record| matches!(record, Record::LegMoving { .. })) {
+            while self.holds_moving.load(Ordering::SeqCst) {
+                self.is_held.store(true, Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
         self.records.lock().expect("lock").extend(records);
         done(Ok(()));
@@ -357,6 +366,8 @@ impl Fleet {
             ended: Mutex::default(),
             spool: dir.path().to_owned(),
             stuck: AtomicBool::new(false),
+            holds_moving: AtomicBool::new(false),
+            is_held: AtomicBool::new(false),
         });
         *keeper.router.lock().expect("lock") = Some(Arc::downgrade(&router));
         Fleet { router: Some(router), keeper, servers, password, _dir: dir }
@@ -407,6 +418,18 @@ impl Fleet {
 
     pub(crate) fn progress(&self, id: u64) -> MoveProgress {
         self.router().moves().into_iter().find(|m| m.id == MoveId(id)).expect("a move")
+    }
+
+    /// Begins a move, calls `with` when its first leg has drained and before anything of it is copied, and waits for its end.
+    #[track_caller]
+    pub(crate) fn interrupt(&self, order: MoveOrder, with: impl FnOnce()) -> MoveEnd {
+        let id = order.id.0;
+        self.keeper.holds_moving.store(true, Ordering::SeqCst);
+        self.begin(order);
+        until("a leg has drained", || self.keeper.is_held.load(Ordering::SeqCst));
+        with();
+        self.keeper.holds_moving.store(false, Ordering::SeqCst);
+        self.wait_for(id)
     }
 
     #[track_caller]

@@ -2,7 +2,6 @@
 //!
 //! A batch waits for one answer at a time, of one side or of the journal. So when a side is lost, what is unknown about it is one step.
 
-use std::collections::BTreeSet;
 use std::hash::{Hash, Hasher};
 
 use super::{ADMITTED, Bug, Leg, REST_MAX_US, REST_US, State, TRIES, WANTED_BATCHES, WANTED_KEYS};
@@ -58,6 +57,10 @@ impl Batch {
         self.asked = false;
     }
 
+    fn had_any(&self) -> bool {
+        self.had.iter().any(Option::is_some)
+    }
+
     fn those_it_had(&self) -> Vec<Key> {
         self.keys.iter().zip(&self.had).filter(|(_, had)| had.is_some()).map(|((_, key), _)| key.clone()).collect()
     }
@@ -74,6 +77,8 @@ impl Leg {
             let keys: Vec<(Fingerprint, Key)> = self.wanted.drain(..count).collect();
             for (fingerprint, _) in &keys {
                 self.wanted_set.remove(fingerprint);
+                let new = self.busy.insert(*fingerprint);
+                assert!(new, "a key is in one batch at most");
             }
             self.start(keys, true, now_us, actions);
         }
@@ -97,10 +102,9 @@ impl Leg {
         }
     }
 
-    /// Keys of the listing for a batch; those that have been moved meanwhile are passed over.
+    /// Keys of the listing for a batch, busy from now on; those that have been moved meanwhile are passed over.
     fn take_listed(&mut self) -> Vec<(Fingerprint, Key)> {
         let mut keys = Vec::new();
-        let mut seen = BTreeSet::new();
         while keys.len() < self.pace.batch_keys as usize {
             let Some(key) = self.listed.pop_front() else { break };
             let fingerprint = self.fingerprints.of(&key);
@@ -108,18 +112,15 @@ impl Leg {
                 Some(eras) => !self.turned && eras.target == ADMITTED,
                 None => self.turned,
             };
-            if !there && !self.busy.contains(&fingerprint) && !self.wanted_set.contains(&fingerprint) && seen.insert(fingerprint) {
+            if !there && !self.wanted_set.contains(&fingerprint) && self.busy.insert(fingerprint) {
                 keys.push((fingerprint, key));
             }
         }
         keys
     }
 
+    /// Begins a batch of keys that are busy by now.
     fn start(&mut self, keys: Vec<(Fingerprint, Key)>, wanted: bool, now_us: u64, actions: &mut Vec<Action>) {
-        for (fingerprint, _) in &keys {
-            let new = self.busy.insert(*fingerprint);
-            assert!(new, "a key is in one batch at most");
-        }
         let id = BatchId(self.next_batch);
         self.next_batch = self.next_batch.wrapping_add(1);
         let batch = Batch {
@@ -163,7 +164,7 @@ impl Leg {
             if batch.asked || now_us < batch.not_before_us {
                 return;
             }
-            let had = batch.those_it_had();
+            let had_any = batch.had_any();
             match batch.step {
                 Step::Copy if from_usable => {
                     let keys = batch.keys.iter().map(|(_, key)| key.clone()).collect();
@@ -174,11 +175,11 @@ impl Leg {
                     continue;
                 }
                 Step::Clear if clearable => actions.push(Action::Remove { batch: id, from: to, keys: clear }),
-                Step::Store if had.is_empty() => {
+                Step::Store if !had_any => {
                     batch.step = Step::Record;
                     continue;
                 }
-                Step::Store if to_usable => actions.push(Action::Store { batch: id, to, keys: had }),
+                Step::Store if to_usable => actions.push(Action::Store { batch: id, to, keys: batch.those_it_had() }),
                 Step::Secure if durability == Durability::Memory || self.as_safe_as_it_was => {
                     batch.step = Step::Record;
                     continue;
@@ -192,7 +193,7 @@ impl Leg {
                         continue;
                     }
                 }
-                Step::Remove if had.is_empty() && !restarted => {
+                Step::Remove if !had_any && !restarted => {
                     self.admit(id, actions);
                     return;
                 }
@@ -200,7 +201,7 @@ impl Leg {
                     let all = || batch.keys.iter().map(|(_, key)| key.clone()).collect();
                     let admitted = self.planted.is(Bug::AdmitBeforeUnlink).then(all);
                     // Another process than the one that was read may show what that had not.
-                    let keys = if restarted { all() } else { had };
+                    let keys = if restarted { all() } else { batch.those_it_had() };
                     batch.removal_sent = true;
                     actions.push(Action::Remove { batch: id, from, keys });
                     actions.extend(admitted.map(|keys| Action::Admit { keys }));

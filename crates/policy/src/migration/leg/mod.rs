@@ -22,8 +22,8 @@ use self::batch::Batch;
 use super::planted::{Bug, Planted};
 use super::record::{Eras, OpenLeg};
 use super::{
-    Action, BatchId, Event, Fingerprint, FingerprintMap, Fingerprinter, Key, Machine, Orders, Outcome, Pace, Phase, Process, Progress,
-    Record, Side,
+    Action, BatchId, Event, Fingerprint, FingerprintMap, FingerprintSet, Fingerprinter, Key, Machine, Orders, Outcome, Pace, Phase,
+    Process, Progress, Record, Side,
 };
 
 /// Until somebody says otherwise ([`Event::Pace`]).
@@ -122,10 +122,10 @@ pub struct Leg {
     batches: BTreeMap<BatchId, Batch>,
     next_batch: u32,
     /// Keys of batches.
-    busy: BTreeSet<Fingerprint>,
+    busy: FingerprintSet,
     /// Keys that somebody waits for and that are in no batch.
     wanted: VecDeque<(Fingerprint, Key)>,
-    wanted_set: BTreeSet<Fingerprint>,
+    wanted_set: FingerprintSet,
     listed: VecDeque<Key>,
     /// Listings asked for and not answered, and of those the ones that belong to an earlier listing.
     lists: u32,
@@ -166,9 +166,9 @@ impl Leg {
             away: FingerprintMap::default(),
             batches: BTreeMap::new(),
             next_batch: 0,
-            busy: BTreeSet::new(),
+            busy: FingerprintSet::default(),
             wanted: VecDeque::new(),
-            wanted_set: BTreeSet::new(),
+            wanted_set: FingerprintSet::default(),
             listed: VecDeque::new(),
             lists: 0,
             lists_old: 0,

@@ -3,8 +3,11 @@
 //! What was asked of a node is a *job*: some commands in one piece, and what their replies mean together. Jobs are answered in the order in which they
 //! were asked, because they travel on one connection.
 
+mod answers;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,10 +15,11 @@ use switchyard_policy::migration::{BatchId, Copied, Durability, Key, Process, St
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply;
 
-use super::big::Place;
-use super::connection::{Connection, error_text, field};
-use super::last_piece::{self, Last, LastRead};
-use super::staging::Staged;
+pub(in crate::mover) use self::answers::{OneByOne, copied, scanned, secured, stored};
+use crate::mover::big::Place;
+use crate::mover::connection::{Connection, field};
+use crate::mover::last_piece::{self, Last, LastRead};
+use crate::mover::staging::Staged;
 use crate::settings::NodeAccess;
 
 /// Between two attempts to reach a node.
@@ -30,9 +34,18 @@ const SECURE_MS: &[u8] = b"2000";
 /// How long the target may take in a MIGRATE, milliseconds.
 const MIGRATE_MS: &[u8] = b"1000";
 
+/// Keys of one MGET or MSETNX, at most: a command of more would hold up the others at its node.
+const TOGETHER_MAX: usize = 50;
+
+/// Of fewer keys each is asked for by itself: which of them is not there is known without asking once more.
+const TOGETHER_MIN: usize = 16;
+
+/// Bytes of the values of one such command, about.
+const TOGETHER_BYTES: usize = 64 << 10;
+
 /// What is known of how lately or often a key was used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Use {
+pub(in crate::mover) enum Use {
     /// `OBJECT FREQ`
     Frequency,
     /// `OBJECT IDLETIME`
@@ -41,42 +54,65 @@ pub(super) enum Use {
 
 /// How a batch is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Form {
+pub(in crate::mover) enum Form {
     /// `DUMP`, and stored by `RESTORE`: whatever it is.
     Serialised,
-    /// `GET`, and stored by `SET NX`: nothing is serialised, compressed or summed up, and it costs a third. What is no string answers
-    /// WRONGTYPE, and is read once more.
+    /// `GET`, and stored by `SET NX`: nothing is serialised, compressed or summed up, and it costs a third. Many small ones at once, by `MGET` and
+    /// `MSETNX`, cost half of that. What is no string answers WRONGTYPE (or as if it were not there), and is read once more.
     Plain,
     /// It is staged: only its tail.
     Staged,
 }
 
+/// A value as it was read: a part of a reply, so that a reply of many values need not be copied into as many pieces.
+#[derive(Clone, Debug, Default)]
+pub(in crate::mover) struct Payload {
+    reply: Arc<Vec<u8>>,
+    at: Range<usize>,
+}
+
+impl Payload {
+    /// The text of a reply, or of a part of it; `part` lies within `reply`.
+    fn within(reply: &Arc<Vec<u8>>, part: &[u8]) -> Self {
+        let start = part.as_ptr().addr() - reply.as_ptr().addr();
+        Self { reply: reply.clone(), at: start..start + part.len() }
+    }
+}
+
+impl Deref for Payload {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.reply[self.at.clone()]
+    }
+}
+
 /// A key in one database, as it was read.
 #[derive(Debug)]
-pub(super) struct Content {
-    pub(super) database: u32,
-    pub(super) form: Form,
-    pub(super) payload: Vec<u8>,
+pub(in crate::mover) struct Content {
+    pub(in crate::mover) database: u32,
+    pub(in crate::mover) form: Form,
+    pub(in crate::mover) payload: Payload,
     /// What a staged value lacks.
-    pub(super) last: Option<Box<Last>>,
+    pub(in crate::mover) last: Option<Box<Last>>,
     /// Unix time in milliseconds; 0: never.
-    pub(super) expires_ms: i64,
-    pub(super) usage: Option<i64>,
+    pub(in crate::mover) expires_ms: i64,
+    pub(in crate::mover) usage: Option<i64>,
 }
 
 /// Something asked of a node.
 #[derive(Debug)]
-pub(super) enum Ask {
+pub(in crate::mover) enum Ask {
     /// Read keys.
     Copy {
         batch: BatchId,
         reading: Reading,
     },
-    /// Store; per reply the key's place, `None` for a SELECT. `count` keys.
+    /// Store; what each reply is about, and what is known of the keys so far.
     Store {
         batch: BatchId,
-        places: Vec<Option<usize>>,
-        count: usize,
+        places: Vec<Placed>,
+        so_far: Vec<Stored>,
     },
     Secure {
         batch: BatchId,
@@ -106,9 +142,20 @@ pub(super) enum Ask {
     Look,
 }
 
+/// What a reply to a [`Ask::Store`] is about.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(in crate::mover) enum Placed {
+    /// A SELECT.
+    Selected,
+    /// The key at this place.
+    One(usize),
+    /// Keys of this database at these places: all of them were stored, or none.
+    Together(u32, Vec<usize>),
+}
+
 /// What is read of which keys.
 #[derive(Debug)]
-pub(super) struct Reading {
+pub(in crate::mover) struct Reading {
     keys: Vec<Key>,
     databases: Vec<AskedOf>,
     usage: Option<Use>,
@@ -116,7 +163,7 @@ pub(super) struct Reading {
     absolute: bool,
     form: Form,
     /// Not because the machine asks for it: what was staged of these keys is worth nothing.
-    pub(super) again: bool,
+    pub(in crate::mover) again: bool,
     /// Those of which only the tail is read.
     staged: BTreeMap<Place, LastRead>,
     /// What was read before, where this is about those of its keys that are no strings.
@@ -131,43 +178,53 @@ struct AskedOf {
     selected: bool,
     /// When keys expire.
     expiry: bool,
+    /// Keys of one MGET; 1: each is asked for by itself.
+    together: usize,
 }
 
 /// What was read: per key an outcome and its content.
 #[derive(Debug, Default)]
-pub(super) struct Read {
-    pub(super) keys: Vec<Key>,
-    pub(super) outcomes: Vec<Copied>,
-    pub(super) contents: Vec<Vec<Content>>,
+pub(in crate::mover) struct Read {
+    pub(in crate::mover) keys: Vec<Key>,
+    pub(in crate::mover) outcomes: Vec<Copied>,
+    pub(in crate::mover) contents: Vec<Vec<Content>>,
     /// Those that are no strings, and were asked for as such.
     others: Vec<usize>,
     /// Keys of which the tail cannot be read: what is staged of them is worth nothing.
-    pub(super) unusable: Vec<Place>,
+    pub(in crate::mover) unusable: Vec<Place>,
+    /// The node refuses MGET.
+    pub(in crate::mover) only_one_by_one: bool,
 }
 
 /// What is known of keys that are read.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Known<'k> {
+pub(in crate::mover) struct Known<'k> {
     /// The databases that are asked.
-    pub(super) databases: &'k [u32],
+    pub(in crate::mover) databases: &'k [u32],
     /// Those in which no key expires.
-    pub(super) lasting: &'k [u32],
+    pub(in crate::mover) lasting: &'k [u32],
     /// Keys of which all but the tail is at the target.
-    pub(super) staged: &'k BTreeMap<Place, Staged>,
+    pub(in crate::mover) staged: &'k BTreeMap<Place, Staged>,
 }
 
 impl Read {
     /// Whether nearly all that is there are strings.
-    pub(super) fn are_strings(&self) -> bool {
+    pub(in crate::mover) fn are_strings(&self) -> bool {
         let all = self.contents.iter().flatten();
         // A serialised value begins with its type, and strings are type 0.
         let strings = all.clone().filter(|c| kind_of(c) == "string").count();
         strings > 0 && strings * 10 >= all.count() * 9
     }
+
+    /// Bytes of a value, on average.
+    pub(in crate::mover) fn bytes_per_key(&self) -> usize {
+        let all = self.contents.iter().flatten();
+        all.clone().map(|content| content.payload.len()).sum::<usize>() / all.count().max(1)
+    }
 }
 
 /// The type of a value: of a serialised one the first byte is the type, as in RDB files.
-pub(super) fn kind_of(content: &Content) -> &'static str {
+pub(in crate::mover) fn kind_of(content: &Content) -> &'static str {
     match (content.form, content.payload.first()) {
         (Form::Plain, _) | (Form::Serialised, Some(0)) => "string",
         (Form::Serialised, Some(1 | 10 | 14 | 18)) => "list",
@@ -180,10 +237,10 @@ pub(super) fn kind_of(content: &Content) -> &'static str {
 }
 
 /// The databases that have keys, and whether some of them expire.
-pub(super) type Databases = Vec<(u32, bool)>;
+pub(in crate::mover) type Databases = Vec<(u32, bool)>;
 
 /// A job that is done, and the replies.
-pub(super) type Answered = (Ask, Vec<Vec<u8>>);
+pub(in crate::mover) type Answered = (Ask, Vec<Vec<u8>>);
 
 #[derive(Debug)]
 struct Job {
@@ -193,28 +250,32 @@ struct Job {
 
 /// A side.
 #[derive(Debug)]
-pub(super) struct End {
-    pub(super) node: NodeId,
-    pub(super) connection: Option<Connection>,
+pub(in crate::mover) struct End {
+    pub(in crate::mover) node: NodeId,
+    pub(in crate::mover) connection: Option<Connection>,
     jobs: VecDeque<Job>,
     answers: Vec<Vec<u8>>,
     /// Connections that broke and whose end is not confirmed.
-    pub(super) dead: Vec<Process>,
+    pub(in crate::mover) dead: Vec<Process>,
     /// When to try to reach it again.
-    pub(super) next_try: Option<Instant>,
+    pub(in crate::mover) next_try: Option<Instant>,
     /// `appendfsync always`: what is answered is on disk.
-    pub(super) always_synced: bool,
-    pub(super) policy: String,
+    pub(in crate::mover) always_synced: bool,
+    pub(in crate::mover) policy: String,
     /// Seconds of a processor that it had used, and when it said so.
     work: Option<(f64, Instant)>,
     /// Subscribers may hear of what is stored here: a RESTORE is ours, a SET could be anybody's.
-    pub(super) tells_changes: bool,
+    pub(in crate::mover) tells_changes: bool,
     /// How often it has not answered in time in this leg: it may have more time then, because a key may be large.
-    pub(super) slow: u32,
+    pub(in crate::mover) slow: u32,
+    /// Bytes of the values that were read there last, on average.
+    pub(in crate::mover) bytes_per_key: usize,
+    /// It refuses MGET or MSETNX.
+    pub(in crate::mover) only_one_by_one: bool,
 }
 
 impl End {
-    pub(super) fn new(node: NodeId) -> Self {
+    pub(in crate::mover) fn new(node: NodeId) -> Self {
         Self {
             node,
             connection: None,
@@ -227,15 +288,17 @@ impl End {
             work: None,
             tells_changes: true,
             slow: 0,
+            bytes_per_key: 0,
+            only_one_by_one: false,
         }
     }
 
-    pub(super) fn is_idle(&self) -> bool {
+    pub(in crate::mover) fn is_idle(&self) -> bool {
         self.jobs.is_empty()
     }
 
     /// The connection is given up: whatever was asked is not known.
-    pub(super) fn fail(&mut self) {
+    pub(in crate::mover) fn fail(&mut self) {
         if let Some(connection) = self.connection.take() {
             self.dead.push(connection.process);
         }
@@ -244,12 +307,12 @@ impl End {
         self.next_try = Some(Instant::now());
     }
 
-    pub(super) fn try_later(&mut self) {
+    pub(in crate::mover) fn try_later(&mut self) {
         self.next_try = Some(Instant::now() + RETRY);
     }
 
     /// What was asked and is answered now.
-    pub(super) fn exchange(&mut self, patience: Duration) -> Result<Vec<Answered>, String> {
+    pub(in crate::mover) fn exchange(&mut self, patience: Duration) -> Result<Vec<Answered>, String> {
         let Some(connection) = &mut self.connection else { return Ok(Vec::new()) };
         connection.exchange(&mut self.answers)?;
         // Asked again for something that takes longer than that, it would never be done.
@@ -277,12 +340,12 @@ impl End {
     }
 
     /// Reads keys.
-    pub(super) fn copy(&mut self, batch: BatchId, keys: Vec<Key>, known: Known<'_>, form: Form, usage: Option<Use>) {
+    pub(in crate::mover) fn copy(&mut self, batch: BatchId, keys: Vec<Key>, known: Known<'_>, form: Form, usage: Option<Use>) {
         self.read(batch, keys, known, form, usage, None);
     }
 
     /// Reads keys whole, of which what was staged is worth nothing.
-    pub(super) fn copy_again(&mut self, batch: BatchId, keys: Vec<Key>, known: Known<'_>) {
+    pub(in crate::mover) fn copy_again(&mut self, batch: BatchId, keys: Vec<Key>, known: Known<'_>) {
         self.read(batch, keys, known, Form::Serialised, None, None);
         if let Some(Job { ask: Ask::Copy { reading, .. }, .. }) = self.jobs.back_mut() {
             reading.again = true;
@@ -290,7 +353,7 @@ impl End {
     }
 
     /// Reads what turned out to be no string. Without such keys what was read is given back.
-    pub(super) fn copy_others(&mut self, batch: BatchId, mut read: Read, known: Known<'_>) -> Option<Read> {
+    pub(in crate::mover) fn copy_others(&mut self, batch: BatchId, mut read: Read, known: Known<'_>) -> Option<Read> {
         if read.others.is_empty() {
             return Some(read);
         }
@@ -308,9 +371,21 @@ impl End {
         }
         let mut asked = Vec::new();
         let mut tails = BTreeMap::new();
+        let small = (TOGETHER_BYTES / self.bytes_per_key.max(1)).min(TOGETHER_MAX);
+        let one_by_one = form != Form::Plain || self.only_one_by_one || !known.staged.is_empty();
+        let together = if one_by_one || keys.len() < TOGETHER_MIN || small < 2 { 1 } else { small };
         for database in known.databases.iter().copied() {
-            let of = AskedOf { database, selected: connection.select(database), expiry: !known.lasting.contains(&database) };
+            let of = AskedOf { database, selected: connection.select(database), expiry: !known.lasting.contains(&database), together };
             asked.push(of);
+            if together > 1 {
+                for some in keys.chunks(together) {
+                    if of.expiry {
+                        some.iter().for_each(|key| connection.push(&[if absolute { b"PEXPIRETIME" } else { b"PTTL" }, key]));
+                    }
+                    connection.push_all(b"MGET", some.iter().map(|key| &key[..]));
+                }
+                continue;
+            }
             for key in &keys {
                 if !known.staged.is_empty()
                     && let place = (key.clone(), database)
@@ -341,7 +416,29 @@ impl End {
     }
 
     /// Stores what was read of each of the keys.
-    pub(super) fn store(&mut self, batch: BatchId, contents: &[(&Key, &[Content])], usage: Option<Use>) {
+    pub(in crate::mover) fn store(&mut self, batch: BatchId, contents: &[(&Key, &[Content])], usage: Option<Use>) {
+        self.write(batch, contents, usage, None, vec![Stored::Stored; contents.len()]);
+    }
+
+    /// Of what was to be stored together something was there: these, by place and database, one by one. `so_far` is known of the others.
+    pub(in crate::mover) fn store_one_by_one(
+        &mut self,
+        batch: BatchId,
+        contents: &[(&Key, &[Content])],
+        these: &[OneByOne],
+        so_far: Vec<Stored>,
+    ) {
+        self.write(batch, contents, None, Some(these), so_far);
+    }
+
+    fn write(
+        &mut self,
+        batch: BatchId,
+        contents: &[(&Key, &[Content])],
+        usage: Option<Use>,
+        only: Option<&[OneByOne]>,
+        so_far: Vec<Stored>,
+    ) {
         let Some(connection) = &mut self.connection else { return };
         let mut databases: Vec<u32> = contents.iter().flat_map(|(_, c)| c.iter()).map(|c| c.database).collect();
         databases.sort_unstable();
@@ -350,21 +447,27 @@ impl End {
         let mut scratch = (String::new(), String::new());
         for database in databases {
             if connection.select(database) {
-                places.push(None);
+                places.push(Placed::Selected);
             }
             let all = contents.iter().enumerate().flat_map(|(place, (key, of_key))| of_key.iter().map(move |c| (place, *key, c)));
+            let mut together = Together::default();
             for (place, key, content) in all.filter(|(_, _, content)| content.database == database) {
-                if content.form == Form::Staged {
-                    continue; // it is finished afterwards
+                if content.form == Form::Staged || only.is_some_and(|only| !only.contains(&(place, database))) {
+                    continue; // a staged one is finished afterwards
                 }
-                scratch.0 = content.expires_ms.to_string();
-                places.push(Some(place));
-                if content.form == Form::Plain {
-                    let until: &[&[u8]] = if content.expires_ms == 0 { &[] } else { &[b"PXAT", scratch.0.as_bytes()] };
-                    let args = [&[b"SET", &key[..], &content.payload, b"NX"], until].concat();
-                    connection.push(&args);
+                if content.form == Form::Plain && content.expires_ms == 0 && only.is_none() && !self.only_one_by_one {
+                    if !together.takes(content.payload.len()) {
+                        places.extend(together.push(connection, database));
+                    }
+                    together.add(place, key, &content.payload);
                     continue;
                 }
+                places.push(Placed::One(place));
+                if content.form == Form::Plain {
+                    set(connection, key, &content.payload, content.expires_ms);
+                    continue;
+                }
+                scratch.0 = content.expires_ms.to_string();
                 let mut args: Vec<&[u8]> = vec![b"RESTORE", key, scratch.0.as_bytes(), &content.payload, b"ABSTTL"];
                 if let (Some(usage), Some(value)) = (usage, content.usage) {
                     scratch.1 = value.to_string();
@@ -373,13 +476,14 @@ impl End {
                 }
                 connection.push(&args);
             }
+            places.extend(together.push(connection, database));
         }
         let replies = places.len();
-        self.ask(Ask::Store { batch, places, count: contents.len() }, replies);
+        self.ask(Ask::Store { batch, places, so_far }, replies);
     }
 
     /// Does a step of finishing what is staged.
-    pub(super) fn finish(&mut self, batch: BatchId, step: last_piece::Step, mut items: Vec<last_piece::Item>, lasts: &[&Last]) {
+    pub(in crate::mover) fn finish(&mut self, batch: BatchId, step: last_piece::Step, mut items: Vec<last_piece::Item>, lasts: &[&Last]) {
         let Some(connection) = &mut self.connection else { return };
         let before = connection.unanswered;
         for (item, last) in items.iter_mut().zip(lasts) {
@@ -393,7 +497,7 @@ impl End {
     }
 
     /// Removes staging keys.
-    pub(super) fn discard(&mut self, names: Vec<(u32, Vec<u8>)>) {
+    pub(in crate::mover) fn discard(&mut self, names: Vec<(u32, Vec<u8>)>) {
         let Some(connection) = &mut self.connection else { return };
         let before = connection.unanswered;
         for (database, name) in names {
@@ -405,7 +509,7 @@ impl End {
     }
 
     /// Makes what was stored on this connection safe. False where it is as safe as that already.
-    pub(super) fn secure(&mut self, batch: BatchId, durability: Durability) -> bool {
+    pub(in crate::mover) fn secure(&mut self, batch: BatchId, durability: Durability) -> bool {
         let Some(connection) = &mut self.connection else { return true };
         match durability {
             Durability::Memory => return false,
@@ -430,13 +534,13 @@ impl End {
     }
 
     /// Removes keys, of all these databases.
-    pub(super) fn remove(&mut self, batch: BatchId, keys: &[Key], databases: &[u32]) {
+    pub(in crate::mover) fn remove(&mut self, batch: BatchId, keys: &[Key], databases: &[u32]) {
         let replies = self.unlink(keys, databases);
         self.ask(Ask::Remove { batch }, replies);
     }
 
     /// Has the node migrate keys itself to where `access` leads.
-    pub(super) fn migrate(&mut self, batch: BatchId, keys: &[Key], databases: &[u32], address: SocketAddr, access: &NodeAccess) {
+    pub(in crate::mover) fn migrate(&mut self, batch: BatchId, keys: &[Key], databases: &[u32], address: SocketAddr, access: &NodeAccess) {
         let Some(connection) = &mut self.connection else { return };
         let (host, port) = (address.ip().to_string(), address.port().to_string());
         let before = connection.unanswered;
@@ -458,12 +562,12 @@ impl End {
     }
 
     /// Removes keys of a database that should not be there.
-    pub(super) fn purge(&mut self, keys: &[Key], database: u32) {
+    pub(in crate::mover) fn purge(&mut self, keys: &[Key], database: u32) {
         let replies = self.unlink(keys, &[database]);
         self.ask(Ask::Purge, replies);
     }
 
-    pub(super) fn scan(&mut self, database: u32, cursor: &[u8], purges: bool) {
+    pub(in crate::mover) fn scan(&mut self, database: u32, cursor: &[u8], purges: bool) {
         let Some(connection) = &mut self.connection else { return };
         let selected = connection.select(database);
         connection.push(&[b"SCAN", cursor, b"COUNT", b"1000"]);
@@ -471,14 +575,14 @@ impl End {
     }
 
     /// Asks how much the node has worked.
-    pub(super) fn look(&mut self) {
+    pub(in crate::mover) fn look(&mut self) {
         let Some(connection) = &mut self.connection else { return };
         connection.push(&[b"INFO", b"cpu"]);
         self.ask(Ask::Look, 1);
     }
 
     /// What of a processor the thread that executes commands has used since it last said so: a share, or `None` at first.
-    pub(super) fn worked(&mut self, answers: &[Vec<u8>]) -> Option<f64> {
+    pub(in crate::mover) fn worked(&mut self, answers: &[Vec<u8>]) -> Option<f64> {
         let info = String::from_utf8_lossy(reply::text(answers.first()?)?).into_owned();
         let seconds = |name: &str| field(&info, name)?.parse::<f64>().ok();
         // Before 6.2 there is only the sum over all threads.
@@ -492,7 +596,7 @@ impl End {
     }
 
     /// The databases that have keys.
-    pub(super) fn databases(&mut self, patience: Duration) -> Result<Databases, String> {
+    pub(in crate::mover) fn databases(&mut self, patience: Duration) -> Result<Databases, String> {
         let Some(connection) = &mut self.connection else { return Err("not connected".to_owned()) };
         // Who asks goes on with what is lost, and looks here again when it is back.
         let info = connection.info("keyspace", patience).inspect_err(|why| connection.give_up(why.clone()))?;
@@ -506,7 +610,7 @@ impl End {
     }
 
     /// Learns how the node evicts, syncs, and whether it tells of changes.
-    pub(super) fn learn(&mut self, patience: Duration) -> Result<(), String> {
+    pub(in crate::mover) fn learn(&mut self, patience: Duration) -> Result<(), String> {
         let Some(connection) = &mut self.connection else { return Err("not connected".to_owned()) };
         let memory = connection.info("memory", patience)?;
         self.policy = field(&memory, "maxmemory_policy").unwrap_or_default().to_owned();
@@ -522,219 +626,48 @@ impl End {
     }
 }
 
-/// What came of a [`Ask::Copy`].
-pub(super) fn copied(reading: Reading, answers: Vec<Vec<u8>>) -> Result<Read, String> {
-    let Reading { keys, databases, usage, absolute, form, staged, first, .. } = reading;
-    let mut unusable = Vec::new();
-    let mut answers = answers.into_iter();
-    let mut next = || answers.next().unwrap_or_default();
-    let now_ms = if absolute {
-        0
-    } else {
-        let time = next();
-        let time: Vec<i64> = reply::elements(&time).filter_map(|n| std::str::from_utf8(reply::text(n)?).ok()?.parse().ok()).collect();
-        let [seconds, micros] = time[..] else { return Err("it does not tell its TIME".to_owned()) };
-        seconds * 1000 + micros / 1000
-    };
-    let mut contents: Vec<Vec<Content>> = keys.iter().map(|_| Vec::new()).collect();
-    let mut refused: Vec<Option<String>> = vec![None; keys.len()];
-    let mut others = Vec::new();
-    for AskedOf { database, selected, expiry } in databases {
-        if selected {
-            let answer = next();
-            if reply::is_error(&answer) {
-                return Err(format!("SELECT {database}: {}", error_text(&answer)));
+/// Strings without an end, on their way into one command.
+#[derive(Default)]
+struct Together<'c> {
+    places: Vec<usize>,
+    args: Vec<&'c [u8]>,
+    bytes: usize,
+}
+
+impl<'c> Together<'c> {
+    fn takes(&self, bytes: usize) -> bool {
+        self.places.is_empty() || (self.places.len() < TOGETHER_MAX && self.bytes + bytes <= TOGETHER_BYTES)
+    }
+
+    fn add(&mut self, place: usize, key: &'c [u8], value: &'c [u8]) {
+        self.places.push(place);
+        self.args.extend([key, value]);
+        self.bytes += value.len();
+    }
+
+    /// Asks for what has been collected.
+    fn push(&mut self, connection: &mut Connection, database: u32) -> Option<Placed> {
+        self.bytes = 0;
+        let args = std::mem::take(&mut self.args);
+        match std::mem::take(&mut self.places)[..] {
+            [] => None,
+            [place] => {
+                set(connection, args[0], args[1], 0);
+                Some(Placed::One(place))
+            }
+            ref places => {
+                connection.push_all(b"MSETNX", args.into_iter());
+                Some(Placed::Together(database, places.to_vec()))
             }
         }
-        for (place, of_key) in contents.iter_mut().enumerate() {
-            if !staged.is_empty()
-                && let staging = (keys[place].clone(), database)
-                && let Some(read) = staged.get(&staging)
-            {
-                let expiry = reply::integer(&next());
-                match (expiry.filter(|expiry| *expiry != -2), read.take(&mut next)) {
-                    (None, _) => {}
-                    (Some(_), None) => unusable.push(staging),
-                    (Some(expiry), Some(last)) => {
-                        let expires_ms = if expiry < 0 { 0 } else { (now_ms + expiry).max(1) };
-                        let last = Some(Box::new(last));
-                        of_key.push(Content { database, form: Form::Staged, payload: Vec::new(), last, expires_ms, usage: None });
-                    }
-                }
-                continue;
-            }
-            let used = usage.and_then(|_| reply::integer(&next()));
-            let expiry = expiry.then(&mut next);
-            let mut value = next();
-            if form == Form::Plain && value.starts_with(b"-WRONGTYPE") {
-                others.push(place);
-                continue;
-            }
-            if let Some(error) = [Some(&value), expiry.as_ref()].into_iter().flatten().find(|answer| reply::is_error(answer)) {
-                refused[place] = Some(error_text(error));
-                continue;
-            }
-            let expiry = expiry.map_or(Some(-1), |answer| reply::integer(&answer));
-            let length = reply::text(&value).filter(|_| !reply::is_null(&value)).map(<[u8]>::len);
-            let (Some(expiry), Some(length)) = (expiry, length) else { continue };
-            let expires_ms = match expiry {
-                // Gone in between, or so between two questions: then it is gone.
-                -2 => continue,
-                ..0 => 0,
-                at => now_ms + at,
-            };
-            // 0 would be for ever.
-            let expires_ms = if expiry >= 0 { expires_ms.max(1) } else { 0 };
-            // `$<length>CRLF<payload>CRLF`
-            value.truncate(value.len().saturating_sub(2));
-            value.drain(..value.len() - length);
-            of_key.push(Content { database, form, payload: value, last: None, expires_ms, usage: used });
-        }
     }
-    let outcome = |(of_key, refused): (&Vec<Content>, Option<String>)| match refused {
-        Some(why) => Copied::Refused(why),
-        None if of_key.is_empty() => Copied::Absent,
-        None => Copied::Taken { bytes: of_key.iter().map(|c| c.last.as_ref().map_or(c.payload.len() as u64, |last| last.bytes)).sum() },
-    };
-    let outcomes = contents.iter().zip(refused).map(outcome).collect();
-    others.sort_unstable();
-    others.dedup();
-    let read = Read { keys, outcomes, contents, others, unusable };
-    Ok(match first {
-        Some(first) => together(*first, read),
-        None => read,
-    })
 }
 
-/// What was read first, and of those that are no strings what was read then: of all databases, in the same order.
-fn together(mut first: Read, then: Read) -> Read {
-    let mut at = 0;
-    first.unusable.extend(then.unusable);
-    for ((key, outcome), content) in then.keys.into_iter().zip(then.outcomes).zip(then.contents) {
-        let Some(place) = first.keys[at..].iter().position(|k| Arc::ptr_eq(k, &key)).map(|found| at + found) else { break };
-        first.outcomes[place] = outcome;
-        first.contents[place] = content;
-        at = place + 1;
-    }
-    first
-}
-
-/// What came of a [`Ask::Store`]: an outcome per key.
-pub(super) fn stored(places: &[Option<usize>], count: usize, answers: &[Vec<u8>]) -> Result<Vec<Stored>, String> {
-    let mut outcomes = vec![Stored::Stored; count];
-    for (place, answer) in places.iter().zip(answers) {
-        let is_error = reply::is_error(answer);
-        match place {
-            None if is_error => return Err(format!("it refuses a database: {}", error_text(answer))),
-            // RESTORE says so, and SET NX that it did nothing.
-            Some(place) if answer.starts_with(b"-BUSYKEY") || reply::is_null(answer) => {
-                let so_far = std::mem::replace(&mut outcomes[*place], Stored::Exists);
-                if matches!(so_far, Stored::Refused(_)) {
-                    outcomes[*place] = so_far;
-                }
-            }
-            Some(place) if is_error => outcomes[*place] = Stored::Refused(error_text(answer)),
-            _ => {}
-        }
-    }
-    Ok(outcomes)
-}
-
-/// What came of a [`Ask::Secure`]: why not, where not.
-pub(super) fn secured(durability: Durability, answer: &[u8]) -> Option<String> {
-    if reply::is_error(answer) {
-        return Some(error_text(answer));
-    }
-    let count = reply::integer(answer).or_else(|| reply::elements(answer).next().and_then(reply::integer)).unwrap_or(0);
-    let what = match durability {
-        Durability::Aof => "its append-only file was not synced within 2 s",
-        _ => "no replica acknowledged it within 2 s",
-    };
-    (count < 1).then(|| what.to_owned())
-}
-
-/// A node's answer to SCAN: the next cursor, and keys.
-pub(super) fn scanned(answer: &[u8]) -> Option<(Vec<u8>, Vec<&[u8]>)> {
-    let mut pair = reply::elements(answer);
-    let cursor = pair.next().and_then(reply::text)?.to_vec();
-    Some((cursor, reply::elements(pair.next()?).filter_map(reply::text).collect()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn answers(texts: &[&str]) -> Vec<Vec<u8>> {
-        texts.iter().map(|t| t.as_bytes().to_vec()).collect()
-    }
-
-    fn reading(keys: &[&str], databases: &[(u32, bool)], absolute: bool, form: Form) -> Reading {
-        let databases = databases.iter().map(|(database, selected)| AskedOf { database: *database, selected: *selected, expiry: true });
-        let keys = keys.iter().map(|key| Key::from(key.as_bytes())).collect();
-        Reading { keys, databases: databases.collect(), usage: None, absolute, form, again: false, staged: BTreeMap::new(), first: None }
-    }
-
-    #[test]
-    fn a_key_is_what_it_is_in_all_databases() {
-        let replies = answers(&[
-            ":-1\r\n",
-            "$2\r\nxx\r\n",
-            ":-2\r\n",
-            "$-1\r\n",
-            ":5000\r\n",
-            "-OOM no\r\n",
-            "+OK\r\n",
-            ":-2\r\n",
-            "$-1\r\n",
-            ":-2\r\n",
-            "$-1\r\n",
-            ":7\r\n",
-            "$1\r\ny\r\n",
-        ]);
-        let of = reading(&["a", "b", "c"], &[(0, false), (3, true)], true, Form::Serialised);
-        let Read { outcomes, contents, .. } = copied(of, replies).expect("understood");
-        assert_eq!(outcomes, [Copied::Taken { bytes: 2 }, Copied::Absent, Copied::Refused("OOM no".into())]);
-        assert_eq!((contents[0].len(), contents[2][0].database, contents[2][0].expires_ms), (1, 3, 7));
-        assert_eq!((&contents[0][0].payload[..], &contents[2][0].payload[..]), (&b"xx"[..], &b"y"[..]));
-    }
-
-    #[test]
-    fn what_is_no_string_is_read_once_more() {
-        let replies = answers(&[
-            ":-1\r\n",
-            "$2\r\nxx\r\n",
-            ":90\r\n",
-            "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n",
-            ":-2\r\n",
-            "$-1\r\n",
-            ":-1\r\n",
-            "$0\r\n\r\n",
-        ]);
-        let of = reading(&["a", "b", "c", "d"], &[(0, false)], true, Form::Plain);
-        let first = copied(of, replies).expect("understood");
-        assert_eq!(first.others, [1]);
-        let then = Reading { first: Some(Box::new(first)), ..reading(&[], &[(0, false)], true, Form::Serialised) };
-        let b = then.first.as_ref().map(|first| first.keys[1].clone()).expect("it is there");
-        let read = copied(Reading { keys: vec![b], ..then }, answers(&[":90\r\n", "$3\r\n\u{4}zz\r\n"])).expect("understood");
-        let taken = |bytes| Copied::Taken { bytes };
-        assert_eq!(read.outcomes, [taken(2), taken(3), Copied::Absent, taken(0)]);
-        assert_eq!((read.contents[1][0].form, read.contents[1][0].expires_ms), (Form::Serialised, 90));
-        assert!(!read.are_strings(), "one of three is none");
-    }
-
-    #[test]
-    fn an_older_node_tells_how_long_and_what_time_it_is() {
-        let replies = answers(&["*2\r\n$2\r\n10\r\n$6\r\n500000\r\n", ":250\r\n", "$1\r\ny\r\n"]);
-        let read = copied(reading(&["a"], &[(0, false)], false, Form::Serialised), replies).expect("understood");
-        assert_eq!(read.contents[0][0].expires_ms, 10_750);
-    }
-
-    #[test]
-    fn a_refusal_counts_more_than_a_key_that_exists() {
-        let replies = answers(&["+OK\r\n", "-BUSYKEY Target key name already exists.\r\n", "+OK\r\n", "-OOM no\r\n"]);
-        let outcomes = stored(&[Some(0), Some(1), None, Some(1)], 2, &replies).expect("understood");
-        assert_eq!(outcomes, [Stored::Stored, Stored::Refused("OOM no".into())]);
-        assert_eq!(stored(&[Some(0)], 1, &answers(&["$-1\r\n"])), Ok(vec![Stored::Exists]));
-        assert!(stored(&[None], 1, &answers(&["-ERR DB index is out of range\r\n"])).is_err());
+/// Stores a string where there is none.
+fn set(connection: &mut Connection, key: &[u8], value: &[u8], expires_ms: i64) {
+    let until = expires_ms.to_string();
+    match expires_ms {
+        0 => connection.push(&[b"SET", key, value, b"NX"]),
+        _ => connection.push(&[b"SET", key, value, b"NX", b"PXAT", until.as_bytes()]),
     }
 }

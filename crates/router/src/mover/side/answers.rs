@@ -1,0 +1,289 @@
+//! What the answers of a node mean: to reading keys, to storing them, to making them safe, to SCAN.
+//!
+//! Beside what was asked ([`super::End`]), and without a connection: so that what a node may answer can be tried.
+
+use std::sync::Arc;
+
+use switchyard_policy::migration::{Copied, Durability, Stored};
+use switchyard_resp::reply;
+
+use super::{AskedOf, Content, Form, Payload, Placed, Read, Reading};
+use crate::mover::connection::error_text;
+/// What came of a [`super::Ask::Copy`].
+pub(in crate::mover) fn copied(reading: Reading, answers: Vec<Vec<u8>>) -> Result<Read, String> {
+    let Reading { keys, databases, usage, absolute, form, staged, first, .. } = reading;
+    let mut unusable = Vec::new();
+    let mut answers = answers.into_iter();
+    let mut next = || answers.next().unwrap_or_default();
+    let now_ms = if absolute {
+        0
+    } else {
+        let time = next();
+        let time: Vec<i64> = reply::elements(&time).filter_map(|n| std::str::from_utf8(reply::text(n)?).ok()?.parse().ok()).collect();
+        let [seconds, micros] = time[..] else { return Err("it does not tell its TIME".to_owned()) };
+        seconds * 1000 + micros / 1000
+    };
+    let mut contents: Vec<Vec<Content>> = keys.iter().map(|_| Vec::new()).collect();
+    let mut refused: Vec<Option<String>> = vec![None; keys.len()];
+    let mut others = Vec::new();
+    let mut only_one_by_one = false;
+    // 0 would be for ever.
+    let until = |expiry: i64| if expiry < 0 { 0 } else { (now_ms + expiry).max(1) };
+    for AskedOf { database, selected, expiry, together } in databases {
+        if selected {
+            let answer = next();
+            if reply::is_error(&answer) {
+                return Err(format!("SELECT {database}: {}", error_text(&answer)));
+            }
+        }
+        if together > 1 {
+            for (first, some) in contents.chunks_mut(together).enumerate() {
+                let expiries: Vec<Vec<u8>> = if expiry { some.iter().map(|_| next()).collect() } else { Vec::new() };
+                let values = Arc::new(next());
+                only_one_by_one |= reply::is_error(&values);
+                let mut each = reply::elements(&values);
+                for (number, of_key) in some.iter_mut().enumerate() {
+                    let place = first * together + number;
+                    let expiry = expiries.get(number).map_or(Some(-1), |answer| reply::integer(answer));
+                    let value = each.next().filter(|value| !reply::is_null(value)).and_then(reply::text);
+                    match (expiry, value) {
+                        (Some(-2), _) => {}
+                        (Some(expiry), Some(value)) => {
+                            let payload = Payload::within(&values, value);
+                            of_key.push(Content { database, form, payload, last: None, expires_ms: until(expiry), usage: None });
+                        }
+                        // No string, or not there; or it is not told.
+                        _ => others.push(place),
+                    }
+                }
+            }
+            continue;
+        }
+        for (place, of_key) in contents.iter_mut().enumerate() {
+            if !staged.is_empty()
+                && let staging = (keys[place].clone(), database)
+                && let Some(read) = staged.get(&staging)
+            {
+                let expiry = reply::integer(&next());
+                match (expiry.filter(|expiry| *expiry != -2), read.take(&mut next)) {
+                    (None, _) => {}
+                    (Some(_), None) => unusable.push(staging),
+                    (Some(expiry), Some(last)) => {
+                        let (last, expires_ms) = (Some(Box::new(last)), until(expiry));
+                        of_key.push(Content { database, form: Form::Staged, payload: Payload::default(), last, expires_ms, usage: None });
+                    }
+                }
+                continue;
+            }
+            let used = usage.and_then(|_| reply::integer(&next()));
+            let expiry = expiry.then(&mut next);
+            let value = next();
+            if form == Form::Plain && value.starts_with(b"-WRONGTYPE") {
+                others.push(place);
+                continue;
+            }
+            if let Some(error) = [Some(&value), expiry.as_ref()].into_iter().flatten().find(|answer| reply::is_error(answer)) {
+                refused[place] = Some(error_text(error));
+                continue;
+            }
+            let expiry = expiry.map_or(Some(-1), |answer| reply::integer(&answer));
+            let value = Arc::new(value);
+            let text = reply::text(&value).filter(|_| !reply::is_null(&value));
+            // Gone in between, or so between two questions: then it is gone.
+            let (Some(expiry), Some(text)) = (expiry.filter(|expiry| *expiry != -2), text) else { continue };
+            let payload = Payload::within(&value, text);
+            of_key.push(Content { database, form, payload, last: None, expires_ms: until(expiry), usage: used });
+        }
+    }
+    let outcome = |(of_key, refused): (&Vec<Content>, Option<String>)| match refused {
+        Some(why) => Copied::Refused(why),
+        None if of_key.is_empty() => Copied::Absent,
+        None => Copied::Taken { bytes: of_key.iter().map(|c| c.last.as_ref().map_or(c.payload.len() as u64, |last| last.bytes)).sum() },
+    };
+    let outcomes = contents.iter().zip(refused).map(outcome).collect();
+    others.sort_unstable();
+    others.dedup();
+    let read = Read { keys, outcomes, contents, others, unusable, only_one_by_one };
+    Ok(match first {
+        Some(first) => together(*first, read),
+        None => read,
+    })
+}
+
+/// What was read first, and of those that are no strings what was read then: of all databases, in the same order.
+fn together(mut first: Read, then: Read) -> Read {
+    let mut at = 0;
+    first.unusable.extend(then.unusable);
+    for ((key, outcome), content) in then.keys.into_iter().zip(then.outcomes).zip(then.contents) {
+        let Some(place) = first.keys[at..].iter().position(|k| Arc::ptr_eq(k, &key)).map(|found| at + found) else { break };
+        first.outcomes[place] = outcome;
+        first.contents[place] = content;
+        at = place + 1;
+    }
+    first
+}
+
+/// What has to be stored by itself: a key's place in its batch, and a database.
+pub(in crate::mover) type OneByOne = (usize, u32);
+
+/// What came of a [`super::Ask::Store`]: an outcome per key; and what has to be stored one by one, by place and database.
+pub(in crate::mover) fn stored(
+    places: Vec<Placed>,
+    mut outcomes: Vec<Stored>,
+    answers: &[Vec<u8>],
+) -> Result<(Vec<Stored>, Vec<OneByOne>), String> {
+    let mut again = Vec::new();
+    for (placed, answer) in places.into_iter().zip(answers) {
+        let is_error = reply::is_error(answer);
+        match placed {
+            Placed::Selected if is_error => return Err(format!("it refuses a database: {}", error_text(answer))),
+            // RESTORE says so, and SET NX that it did nothing.
+            Placed::One(place) if answer.starts_with(b"-BUSYKEY") || reply::is_null(answer) => {
+                let so_far = std::mem::replace(&mut outcomes[place], Stored::Exists);
+                if matches!(so_far, Stored::Refused(_)) {
+                    outcomes[place] = so_far;
+                }
+            }
+            Placed::One(place) if is_error => outcomes[place] = Stored::Refused(error_text(answer)),
+            // One of them is there, or it refuses: which, and why, each by itself tells.
+            Placed::Together(database, places) if reply::integer(answer) != Some(1) => {
+                again.extend(places.into_iter().map(|place| (place, database)));
+            }
+            _ => {}
+        }
+    }
+    Ok((outcomes, again))
+}
+
+/// What came of a [`super::Ask::Secure`]: why not, where not.
+pub(in crate::mover) fn secured(durability: Durability, answer: &[u8]) -> Option<String> {
+    if reply::is_error(answer) {
+        return Some(error_text(answer));
+    }
+    let count = reply::integer(answer).or_else(|| reply::elements(answer).next().and_then(reply::integer)).unwrap_or(0);
+    let what = match durability {
+        Durability::Aof => "its append-only file was not synced within 2 s",
+        _ => "no replica acknowledged it within 2 s",
+    };
+    (count < 1).then(|| what.to_owned())
+}
+
+/// A node's answer to SCAN: the next cursor, and keys.
+pub(in crate::mover) fn scanned(answer: &[u8]) -> Option<(Vec<u8>, Vec<&[u8]>)> {
+    let mut pair = reply::elements(answer);
+    let cursor = pair.next().and_then(reply::text)?.to_vec();
+    Some((cursor, reply::elements(pair.next()?).filter_map(reply::text).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use switchyard_policy::migration::Key;
+
+    use super::*;
+
+    fn answers(texts: &[&str]) -> Vec<Vec<u8>> {
+        texts.iter().map(|t| t.as_bytes().to_vec()).collect()
+    }
+
+    fn reading(keys: &[&str], databases: &[(u32, bool)], absolute: bool, form: Form) -> Reading {
+        let databases =
+            databases.iter().map(|(database, selected)| AskedOf { database: *database, selected: *selected, expiry: true, together: 1 });
+        let keys = keys.iter().map(|key| Key::from(key.as_bytes())).collect();
+        Reading { keys, databases: databases.collect(), usage: None, absolute, form, again: false, staged: BTreeMap::new(), first: None }
+    }
+
+    #[test]
+    fn a_key_is_what_it_is_in_all_databases() {
+        let replies = answers(&[
+            ":-1\r\n",
+            "$2\r\nxx\r\n",
+            ":-2\r\n",
+            "$-1\r\n",
+            ":5000\r\n",
+            "-OOM no\r\n",
+            "+OK\r\n",
+            ":-2\r\n",
+            "$-1\r\n",
+            ":-2\r\n",
+            "$-1\r\n",
+            ":7\r\n",
+            "$1\r\ny\r\n",
+        ]);
+        let of = reading(&["a", "b", "c"], &[(0, false), (3, true)], true, Form::Serialised);
+        let Read { outcomes, contents, .. } = copied(of, replies).expect("understood");
+        assert_eq!(outcomes, [Copied::Taken { bytes: 2 }, Copied::Absent, Copied::Refused("OOM no".into())]);
+        assert_eq!((contents[0].len(), contents[2][0].database, contents[2][0].expires_ms), (1, 3, 7));
+        assert_eq!((&contents[0][0].payload[..], &contents[2][0].payload[..]), (&b"xx"[..], &b"y"[..]));
+    }
+
+    #[test]
+    fn what_is_no_string_is_read_once_more() {
+        let replies = answers(&[
+            ":-1\r\n",
+            "$2\r\nxx\r\n",
+            ":90\r\n",
+            "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n",
+            ":-2\r\n",
+            "$-1\r\n",
+            ":-1\r\n",
+            "$0\r\n\r\n",
+        ]);
+        let of = reading(&["a", "b", "c", "d"], &[(0, false)], true, Form::Plain);
+        let first = copied(of, replies).expect("understood");
+        assert_eq!(first.others, [1]);
+        let then = Reading { first: Some(Box::new(first)), ..reading(&[], &[(0, false)], true, Form::Serialised) };
+        let b = then.first.as_ref().map(|first| first.keys[1].clone()).expect("it is there");
+        let read = copied(Reading { keys: vec![b], ..then }, answers(&[":90\r\n", "$3\r\n\u{4}zz\r\n"])).expect("understood");
+        let taken = |bytes| Copied::Taken { bytes };
+        assert_eq!(read.outcomes, [taken(2), taken(3), Copied::Absent, taken(0)]);
+        assert_eq!((read.contents[1][0].form, read.contents[1][0].expires_ms), (Form::Serialised, 90));
+        assert!(!read.are_strings(), "one of three is none");
+    }
+
+    #[test]
+    fn an_older_node_tells_how_long_and_what_time_it_is() {
+        let replies = answers(&["*2\r\n$2\r\n10\r\n$6\r\n500000\r\n", ":250\r\n", "$1\r\ny\r\n"]);
+        let read = copied(reading(&["a"], &[(0, false)], false, Form::Serialised), replies).expect("understood");
+        assert_eq!(read.contents[0][0].expires_ms, 10_750);
+    }
+
+    #[test]
+    fn a_refusal_counts_more_than_a_key_that_exists() {
+        let replies = answers(&["+OK\r\n", "-BUSYKEY Target key name already exists.\r\n", "+OK\r\n", "-OOM no\r\n"]);
+        let fresh = |count| vec![Stored::Stored; count];
+        let places = vec![Placed::One(0), Placed::One(1), Placed::Selected, Placed::One(1)];
+        let (outcomes, again) = stored(places, fresh(2), &replies).expect("understood");
+        assert_eq!((outcomes, again.is_empty()), (vec![Stored::Stored, Stored::Refused("OOM no".into())], true));
+        assert_eq!(stored(vec![Placed::One(0)], fresh(1), &answers(&["$-1\r\n"])), Ok((vec![Stored::Exists], Vec::new())));
+        assert!(stored(vec![Placed::Selected], fresh(1), &answers(&["-ERR DB index is out of range\r\n"])).is_err());
+    }
+
+    #[test]
+    fn what_was_not_stored_together_is_stored_one_by_one() {
+        for answer in [":0\r\n", "-OOM no\r\n", "-NOPERM no\r\n"] {
+            let places = vec![Placed::Together(0, vec![0, 2]), Placed::One(1), Placed::Together(3, vec![1, 2])];
+            let (outcomes, again) = stored(places, vec![Stored::Stored; 3], &answers(&[":1\r\n", "$-1\r\n", answer])).expect("understood");
+            assert_eq!(outcomes, [Stored::Stored, Stored::Exists, Stored::Stored]);
+            assert_eq!(again, [(1, 3), (2, 3)], "after {answer}");
+        }
+    }
+
+    #[test]
+    fn of_many_read_together_those_without_a_string_are_read_once_more() {
+        let read = |expiry: bool, texts: &[&str]| {
+            let mut of = reading(&["a", "b", "c"], &[(0, false)], true, Form::Plain);
+            of.databases[0] = AskedOf { together: 2, expiry, ..of.databases[0] };
+            copied(of, answers(texts)).expect("understood")
+        };
+        let lasting = read(false, &["*2\r\n$2\r\nxx\r\n$-1\r\n", "*1\r\n$0\r\n\r\n"]);
+        assert_eq!((&lasting.others[..], lasting.only_one_by_one), (&[1][..], false));
+        assert_eq!(lasting.outcomes, [Copied::Taken { bytes: 2 }, Copied::Absent, Copied::Taken { bytes: 0 }]);
+        assert_eq!((&lasting.contents[0][0].payload[..], lasting.contents[0][0].expires_ms), (&b"xx"[..], 0));
+        let mortal = read(true, &[":5\r\n", ":-2\r\n", "*2\r\n$2\r\nxx\r\n$-1\r\n", ":-1\r\n", "*1\r\n$-1\r\n"]);
+        assert_eq!((&mortal.others[..], mortal.contents[0][0].expires_ms), (&[2][..], 5), "b is known not to be there");
+        let refused = read(false, &["-NOPERM no\r\n", "*1\r\n$1\r\ny\r\n"]);
+        assert_eq!((&refused.others[..], refused.only_one_by_one), (&[0, 1][..], true));
+    }
+}
