@@ -187,34 +187,22 @@ impl Routed {
         patience: Duration,
         tick: impl FnMut() -> Result<()>,
     ) -> Result<Duration> {
-        // Our own looks at the nodes would count as clients that go past the router.
-        let more = ["--goal".to_owned(), goal.to_owned(), "--allow-direct-clients".to_owned()];
-        self.do_move(programs, between, &more, slots, patience, tick).map(|(took, _)| took)
+        self.move_and_report(programs, between, goal, slots, patience, tick).map(|(took, _)| took)
     }
 
-    /// The same where nobody uses the nodes past the router. Also what the router reports of the move at its end.
-    pub(super) fn move_slots_alone(
+    /// The same. Also what the router reports of the move at its end.
+    pub(super) fn move_and_report(
         &self,
         programs: &Programs,
         between: (usize, usize),
         goal: &str,
         slots: &str,
         patience: Duration,
-        tick: impl FnMut() -> Result<()>,
-    ) -> Result<(Duration, Value)> {
-        self.do_move(programs, between, &["--goal".to_owned(), goal.to_owned()], slots, patience, tick)
-    }
-
-    fn do_move(
-        &self,
-        programs: &Programs,
-        (from, to): (usize, usize),
-        more: &[String],
-        slots: &str,
-        patience: Duration,
         mut tick: impl FnMut() -> Result<()>,
     ) -> Result<(Duration, Value)> {
-        let order = Order { from: self.addresses[from], to: self.addresses[to], slots: Some(slots), more };
+        let (from, to) = between;
+        let more = ["--goal".to_owned(), goal.to_owned()];
+        let order = Order { from: self.addresses[from], to: self.addresses[to], slots: Some(slots), more: &more };
         let begun = Instant::now();
         let id = admin::begin(&programs.switchyard, self.admin, &order)?;
         loop {

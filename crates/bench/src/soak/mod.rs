@@ -302,7 +302,9 @@ fn begin(settings: &Settings, site: &Site, order: &Order<'_>) -> Result<u64> {
     let end = Instant::now() + Duration::from_secs(5);
     loop {
         match admin::begin(&settings.switchyard, site.admin(), order) {
-            Err(e) if Instant::now() < end && format!("{e:#}").contains("--allow-direct-clients") => std::thread::sleep(Duration::from_millis(50)),
+            Err(e) if Instant::now() < end && format!("{e:#}").contains("--allow-direct-clients") => {
+                std::thread::sleep(Duration::from_millis(50))
+            }
             outcome => return outcome,
         }
     }

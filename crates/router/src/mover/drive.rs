@@ -639,7 +639,8 @@ impl Mover {
         match self.databases_in_use() {
             Ok(databases) => {
                 run.databases.clone_from(&databases);
-                if run.view.away.is_none() {
+                // Who goes past us may give a key its time at any moment.
+                if run.view.away.is_none() && !self.order.direct_clients {
                     run.lasting.clone_from(&self.lasting);
                 }
                 if let Listing::Walked(walk) = &mut run.listing

@@ -131,6 +131,24 @@ fn what_is_at_the_target_is_not_stored_over_by_many_at_once() {
     assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
 }
 
+/// That no key expires was true when the leg had drained. Clients past the router make it untrue, where they are allowed.
+#[test]
+fn a_time_to_live_that_a_direct_client_gives_is_kept() {
+    let fleet = Fleet::new(2);
+    let mut client = fleet.client();
+    fill(&mut client, 400);
+    let mut source = fleet.servers[0].client();
+    let mut given = Vec::new();
+    let end = fleet.interrupt(MoveOrder { direct_clients: true, ..fleet.order(1, 0, 1) }, || {
+        given = (0..400).filter(|n| source.cmd(&format!("EXPIRE {{{n}}} 10000")) == "1").collect();
+    });
+    assert_eq!((end, given.len() > 100), (MoveEnd::Done, true));
+    for n in given {
+        let left: i64 = client.cmd(&format!("TTL {{{n}}}")).parse().expect("a number");
+        assert!((1..=10_000).contains(&left), "key {n}: {left}");
+    }
+}
+
 /// Counters, lists and transactions while everything moves to and fro: every acknowledged change is there once, and nobody sees an error.
 #[test]
 fn nobody_sees_a_move_but_by_its_speed() {
