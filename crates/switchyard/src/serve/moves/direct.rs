@@ -24,6 +24,12 @@ pub(super) fn check_node(access: &NodeAccess, durability: Option<Durability>, al
     if version.is_some_and(|version| version < REDIS_MIN) {
         return Err(format!("node {name} is too old for moves: they need Redis 6.2 or later, or Valkey"));
     }
+    // Even one that owns all slots refuses commands on keys of several, and a move removes and stores many at once.
+    if ask(&["INFO", "cluster"])?.text().lines().any(|line| line.trim() == "cluster_enabled:1") {
+        return Err(format!(
+            "node {name} runs in cluster mode, where commands on keys of several slots are refused: set cluster-enabled no there"
+        ));
+    }
     let newer = version.is_some_and(|version| version >= (7, 2));
     match durability {
         Some(Durability::Aof) => {
