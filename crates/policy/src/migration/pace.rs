@@ -1,9 +1,10 @@
 //! How fast keys move: as fast as the goal allows, and slower as soon as clients or nodes feel it.
 //!
 //! Two things are steered apart. The *size of a batch* follows from how long a batch takes: commands for its keys wait so long at most.
-//! The *rate* grows quickly while nobody feels it, is cut where somebody does, comes back quickly to near where that was and goes on by
-//! small steps from there (as in TCP: several moves that share a node then find their shares by themselves). A fixed rate would be too slow
-//! at night and too fast at noon.
+//! The *rate* grows quickly while nobody feels it, is cut where somebody does, comes back quickly to a part of where that was and goes on by
+//! small steps from there (as in TCP: several moves that share a node then find their shares by themselves). How large a part and how small the steps
+//! is the goal's: what clients notice of a move as a whole is mostly the moments in which it is felt, so the gentler the goal the rarer they are. A
+//! fixed rate would be too slow at night and too fast at noon.
 //!
 //! What does not get better when the move slows down is not the move's doing: a load that has grown, a neighbour on the machine. It is then
 //! what clients have without the move, and the measure from there on. Without that rule a move that begins in a quiet minute would
@@ -46,17 +47,47 @@ struct Limits {
     start: f64,
     /// Keys per second, at least: a move that is felt all the time still comes to its end.
     least: f64,
+    /// To so much of the rate that was felt it comes back quickly.
+    back: f64,
+    /// By so much it goes on from there, ten times a second.
+    step: f64,
 }
 
 const fn limits(goal: Goal) -> Limits {
     match goal {
-        Goal::Fast => {
-            Limits { factor: 4.0, slack_us: 5_000.0, node_cpu: 1.1, batch_us: 20_000.0, batches: 4, start: 200_000.0, least: 2_000.0 }
-        }
-        Goal::Balanced => {
-            Limits { factor: 1.15, slack_us: 200.0, node_cpu: 0.9, batch_us: 2_000.0, batches: 2, start: 2_000.0, least: 500.0 }
-        }
-        Goal::Gentle => Limits { factor: 1.1, slack_us: 100.0, node_cpu: 0.7, batch_us: 2_000.0, batches: 1, start: 500.0, least: 50.0 },
+        Goal::Fast => Limits {
+            factor: 4.0,
+            slack_us: 5_000.0,
+            node_cpu: 1.1,
+            batch_us: 20_000.0,
+            batches: 4,
+            start: 200_000.0,
+            least: 2_000.0,
+            back: 0.8,
+            step: 0.02,
+        },
+        Goal::Balanced => Limits {
+            factor: 1.15,
+            slack_us: 200.0,
+            node_cpu: 0.9,
+            batch_us: 2_000.0,
+            batches: 2,
+            start: 2_000.0,
+            least: 1_000.0,
+            back: 0.6,
+            step: 0.008,
+        },
+        Goal::Gentle => Limits {
+            factor: 1.1,
+            slack_us: 100.0,
+            node_cpu: 0.7,
+            batch_us: 2_000.0,
+            batches: 1,
+            start: 500.0,
+            least: 50.0,
+            back: 0.5,
+            step: 0.005,
+        },
     }
 }
 
@@ -177,10 +208,11 @@ impl Pacer {
         if seen.interval_us == 0 || (seen.keys as f64) * 1e6 < 0.7 * self.rate * seen.interval_us as f64 {
             return;
         }
+        let Limits { start, back, step, .. } = limits(self.goal);
         self.rate = match self.felt_at {
             None => self.rate * 1.5,
-            Some(felt_at) if self.rate < 0.7 * felt_at => (self.rate * 1.25).min(0.8 * felt_at),
-            Some(_) => self.rate * 1.02 + limits(self.goal).start.min(self.rate) * 0.01,
+            Some(felt_at) if self.rate < (back - 0.1) * felt_at => (self.rate * 1.25).min(back * felt_at),
+            Some(_) => self.rate * (1.0 + step) + start.min(self.rate) * step / 2.0,
         };
         self.felt_at = self.felt_at.filter(|felt_at| self.rate < 1.5 * felt_at);
     }
@@ -255,7 +287,7 @@ mod tests {
 
     #[test]
     fn it_finds_what_is_borne_and_stays_below() {
-        for bearable in [4_000.0, 30_000.0, 300_000.0] {
+        for bearable in [6_000.0, 30_000.0, 300_000.0] {
             let mut pacer = Pacer::new(Goal::Balanced, None);
             settle(&mut pacer, bearable, 100);
             let rates = settle(&mut pacer, bearable, 200);
