@@ -5,6 +5,7 @@
 pub mod balance;
 pub mod failover;
 pub mod limits;
+pub mod line;
 pub mod migration;
 pub mod routing;
 pub mod topology;

@@ -7,6 +7,7 @@
 //! Absent on purpose: locks on the path of a command, knowledge of who changes the topology and why, HTTP, files.
 
 mod limits;
+mod lines;
 mod listener;
 mod lua;
 mod metrics;

@@ -14,6 +14,7 @@ use switchyard_policy::topology::{MoveId, NodeId, Topology};
 use switchyard_resp::command::CommandTable;
 
 use crate::limits::Limits;
+use crate::lines::Lines;
 use crate::metrics::WorkerCounters;
 use crate::mover::{Moves, SharedMove};
 use crate::operator::OperatorPort;
@@ -104,6 +105,10 @@ pub(crate) enum Message {
     Lines(Arc<[u8]>),
     /// A worker's answer, as a RESP reply.
     Answer { gather: Handle, part: u32, reply: Vec<u8> },
+    /// It is the turn of this client of yours to wait at a node ([`crate::lines`]).
+    Turn { client: Handle },
+    /// What this client of yours waits for is to be issued again, behind somebody else.
+    Recall { client: Handle },
     /// Keys of a leg that your clients wait for were admitted.
     Admitted,
     /// Your clients that wait for these keys of a move (`None`: any) are told this error.
@@ -239,6 +244,7 @@ pub(crate) struct Shared {
     pub(crate) monitors: Mutex<Vec<(usize, Handle)>>,
     pub(crate) pause: Mutex<Option<Pause>>,
     connections: Mutex<Vec<Connection>>,
+    pub(crate) lines: Lines,
     pub(crate) mailboxes: Arc<Mailboxes>,
     pub(crate) logins: Arc<Logins>,
     pub(crate) limits: Limits,
@@ -299,6 +305,7 @@ impl Shared {
             pause: Mutex::default(),
             connections: Mutex::default(),
             limits: Limits::default(),
+            lines: Lines::default(),
             logins: Arc::new(Logins::new(mailboxes.clone())),
             mailboxes,
             counters: (0..workers).map(|_| Arc::default()).collect(),
@@ -388,6 +395,7 @@ impl Shared {
         counters.upstream_subscriptions.set(0);
         counters.tracking.set(0);
         self.subscriptions.forget_worker(worker);
+        self.lines.forget_worker(worker, &self.mailboxes);
         lock(&self.monitors).retain(|(w, _)| *w != worker);
         for node in lock(&counters.nodes).iter().flatten() {
             node.in_flight.set(0);

@@ -21,6 +21,7 @@ use tracing::warn;
 use super::dispatch::Flow;
 use super::downstream::Client;
 use super::pool::Acquired;
+use super::recalled::Ended;
 use super::upstream::{Lane, Phase, Purpose};
 use super::{Stall, Worker};
 use crate::shared::Message;
@@ -38,8 +39,8 @@ pub(super) struct Unblock {
     pub(super) asked: bool,
     /// The command has been answered.
     pub(super) over: bool,
-    /// Clients that asked for it, by their workers.
-    askers: Vec<Asker>,
+    /// Clients that asked for it, by their workers, and how: with `ERROR`?
+    askers: Vec<(Asker, bool)>,
 }
 
 /// Where a client waits for the reply to its CLIENT UNBLOCK.
@@ -51,9 +52,9 @@ pub(super) struct Asker {
 }
 
 impl Unblock {
-    /// A client has asked for it, and not only we.
-    pub(super) fn is_asked_by_clients(&self) -> bool {
-        !self.askers.is_empty()
+    /// The clients that have asked for it so far, and not only we.
+    pub(super) fn take_askers(&mut self) -> Vec<(Asker, bool)> {
+        std::mem::take(&mut self.askers)
     }
 }
 
@@ -80,15 +81,22 @@ impl Worker {
             Ok(Acquired::Wait) => return Flow::Stall(Stall::Exclusive),
             Err(flow) => return flow,
         };
+        let waits_us = command.waits_us(args);
+        let ticket = slot.map(|slot| self.shared.lines.enter(slot, self.index, handle));
+        if let Some((ticket, false)) = ticket {
+            // Others wait for keys of this slot that are on their way to this node: behind them.
+            self.give_back(handle, link);
+            self.wait_in_line(handle, raw, class, ticket, waits_us);
+            return Flow::Next;
+        }
         self.push_exclusive(handle, link, raw, class, None);
         if let Some(client) = self.clients.get_mut(handle)
             && !command.flags.has(Flags::READONLY)
         {
             client.note_write(node);
         }
-        let waits_us = command.waits_us(args);
-        if let Some(seq) = self.clients.get(handle).map(Client::last_owed).filter(|_| slot.is_some()) {
-            self.keep_waiting(handle, raw, seq, waits_us);
+        if let (Some(seq), Some((ticket, _))) = (self.clients.get(handle).map(Client::last_owed), ticket) {
+            self.keep_waiting(handle, raw, seq, ticket, waits_us);
         }
         self.wait_at_node(handle, link, slot, waits_us);
         Flow::Next
@@ -112,6 +120,9 @@ impl Worker {
 
     /// Ends the wait of a client of ours because the router stops: by an error, so that the client knows and nothing is lost.
     pub(super) fn end_wait(&mut self, handle: Handle) {
+        if self.clients.get(handle).is_some_and(Client::is_recalled) {
+            return self.end_recalled(handle, Ended::Unblocked);
+        }
         let held = self.clients.get(handle).and_then(|c| c.held);
         if let Some(link) = held
             && self.links.get(link).is_some_and(|l| l.unblock.is_none())
@@ -122,14 +133,25 @@ impl Worker {
 
     /// CLIENT UNBLOCK from a client of any worker.
     pub(super) fn unblock_client(&mut self, id: u64, error: bool, asker: Asker) {
-        let found = self.clients.iter().find(|(_, c)| c.details.id == id).filter(|(_, c)| c.stall == Stall::Blocked);
-        match found.and_then(|(_, c)| c.held) {
-            Some(link) => self.unblock(link, error, Some(asker)),
+        let found = self.clients.iter().find(|(_, c)| c.details.id == id);
+        if let Some((handle, _)) = found.filter(|(_, c)| c.is_recalled()) {
+            // It waits nowhere just now, and nobody need be asked.
+            self.end_recalled(handle, if error { Ended::Unblocked } else { Ended::OutOfTime });
+            return self.answer_asker(asker, b":1\r\n");
+        }
+        let held = found.filter(|(_, c)| c.stall == Stall::Blocked).and_then(|(_, c)| Some((c.held?, c.is_being_recalled())));
+        match held {
             None => self.answer_asker(asker, b":0\r\n"),
+            Some((link, false)) => self.unblock(link, error, Some(asker)),
+            // The node has been told already: what it says decides.
+            Some((link, true)) => match self.links.get_mut(link) {
+                Some(link) => link.unblock.get_or_insert_default().askers.push((asker, error)),
+                None => self.answer_asker(asker, b":0\r\n"),
+            },
         }
     }
 
-    fn answer_asker(&self, asker: Asker, answer: &[u8]) {
+    pub(super) fn answer_asker(&self, asker: Asker, answer: &[u8]) {
         let Asker { from, gather, part } = asker;
         self.shared.mailboxes[from].send(Message::Answer { gather, part, reply: answer.to_vec() });
     }
@@ -137,7 +159,7 @@ impl Worker {
     pub(super) fn answer_unblock(&self, unblock: &Unblock, count: i64) {
         let mut bytes = Vec::new();
         encode::integer(&mut bytes, count);
-        for asker in &unblock.askers {
+        for (asker, _) in &unblock.askers {
             self.answer_asker(*asker, &bytes);
         }
     }
@@ -152,7 +174,7 @@ impl Worker {
         };
         let unblock = link.unblock.get_or_insert_default();
         unblock.error |= error;
-        unblock.askers.extend(asker);
+        unblock.askers.extend(asker.map(|asker| (asker, error)));
         if !unblock.asked {
             self.ask_unblock(link_handle);
         }
@@ -208,7 +230,7 @@ impl Worker {
         let abandoned = self.clients.get(link.holder).is_none();
         if reply::is_error(answer) {
             let node = link.node;
-            for asker in std::mem::take(&mut unblock.askers) {
+            for (asker, _) in std::mem::take(&mut unblock.askers) {
                 self.answer_asker(asker, answer);
             }
             self.end_unblock(link_handle, 0);
@@ -219,6 +241,12 @@ impl Worker {
                 self.break_link(link_handle, "the client that waited has gone");
             }
         } else if reply::integer(answer) == Some(1) || over {
+            // The reply that says so may still be on its way, and the wait be recalled before it is there.
+            let wanted = unblock.askers.first().filter(|_| !over).map(|(_, error)| *error);
+            let holder = link.holder;
+            if let Some(waiting) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
+                waiting.note_unblocked(wanted);
+            }
             self.end_unblock(link_handle, reply::integer(answer).unwrap_or(0));
             self.release(link_handle);
         } else {

@@ -73,6 +73,7 @@ impl Worker {
             }
             Purpose::Gather => self.gather_part(pending.who, pending.seq, error),
             Purpose::Unblock => self.on_unblock(pending.who, error),
+            Purpose::Look => self.on_look(pending.who, pending.seq, error),
             // Where the connection is lost, its topics are told together.
             Purpose::Subscribe if self.links.get(handle).is_some_and(|l| l.phase == Phase::Up) => {
                 self.subscribe_timed_out(pending.who, error);

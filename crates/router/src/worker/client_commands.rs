@@ -223,7 +223,8 @@ impl Worker {
         encode::integer(&mut reply, victims.len() as i64);
         for victim in victims {
             // One that kills itself still gets its answer.
-            let suicide = self.clients.get(victim).is_some_and(|c| c.in_flight() > 0 && c.stall != Stall::Blocked);
+            let waits = |c: &Client| c.stall == Stall::Blocked || c.is_recalled();
+            let suicide = self.clients.get(victim).is_some_and(|c| c.in_flight() > 0 && !waits(c));
             if suicide { self.close_after_replies(victim) } else { self.close_client(victim) }
         }
         reply

@@ -439,6 +439,7 @@ impl Worker {
 
     /// Ends a stall; the client goes on in this turn.
     pub(super) fn unstall(&mut self, handle: Handle) {
+        let mut over = None;
         if let Some(client) = self.clients.get_mut(handle)
             && client.stall != Stall::None
         {
@@ -448,10 +449,13 @@ impl Worker {
             }
             if client.stall == Stall::Blocked {
                 self.counters.blocked.sub(1);
-                client.waiting = None;
+                over = client.waiting.take();
             }
             client.stall = Stall::None;
             self.resumed.push(handle);
+        }
+        if let Some(waiting) = over {
+            self.leave_line(&waiting);
         }
     }
 
@@ -637,6 +641,9 @@ impl Worker {
         self.counters.clients.sub(1);
         if client.stall == Stall::Blocked {
             self.counters.blocked.sub(1);
+        }
+        if let Some(waiting) = &client.waiting {
+            self.leave_line(waiting);
         }
         let watched = client.session.as_ref().and_then(|s| s.watch.as_ref()).and_then(|w| w.link);
         for held in client.held.into_iter().chain(watched) {

@@ -56,6 +56,11 @@ impl Worker {
         if !plan.topology.is_settled() {
             match self.in_transit(handle, command, args) {
                 Transit::Settled => {}
+                Transit::Instead(Flow::Stall(Stall::Moving)) if command.flags.has(Flags::BLOCKING) => {
+                    let flow = self.wait_on_the_way(plan, handle, command, raw, args);
+                    self.executed(handle, command, args, special, flow);
+                    return flow;
+                }
                 Transit::Instead(flow) => return flow,
                 Transit::Moved(plan) => {
                     // What a replica has may be older than the move.
@@ -102,15 +107,21 @@ impl Worker {
                 self.refuse(handle, class, &text)
             }
         };
+        self.executed(handle, command, args, special, flow);
+        flow
+    }
+
+    /// What else is done about a command outside of a transaction when it is known what became of it.
+    #[inline]
+    fn executed(&mut self, handle: Handle, command: &Command, args: &Args<'_>, special: bool, flow: Flow) {
         if special && matches!(flow, Flow::Next | Flow::Close) {
             self.feed_monitors(handle, command, args);
             self.note_tracked_read(handle, command, args);
             self.note_own_publish(handle, command);
         }
         if flow == Flow::Next {
-            self.counters.commands[usize::from(class)].add(1);
+            self.counters.commands[usize::from(command.class() as u8)].add(1);
         }
-        flow
     }
 
     /// What the client's state, or a pause, makes of a command instead. `None`: go on.

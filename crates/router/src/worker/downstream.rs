@@ -495,7 +495,7 @@ impl Client {
         add(self.monitor, 'O');
         add(self.subscribed() > 0, 'P');
         add(self.in_multi, 'x');
-        add(self.stall == Stall::Blocked, 'b');
+        add(self.stall == Stall::Blocked || self.is_recalled(), 'b');
         let tracked = self.tracked.as_deref();
         add(tracked.is_some(), 't');
         add(tracked.and_then(Tracked::redirect).is_some_and(|r| r.broken), 'R');

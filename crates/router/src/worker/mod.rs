@@ -179,6 +179,10 @@ pub(crate) struct Worker {
     detour: bool,
     /// Clients that wait for keys.
     moving_clients: Vec<Handle>,
+    /// Clients with a recalled command.
+    recalled_clients: Vec<Handle>,
+    /// Number of the last question whether a client waits at a node.
+    last_look: u32,
     /// Keys that commands of this turn may write in slots whose keys are being listed.
     written: Vec<(MoveId, Vec<Key>)>,
     next_ticket: u64,
@@ -259,6 +263,8 @@ impl Worker {
             plan_before: None,
             detour: false,
             moving_clients: Vec::new(),
+            recalled_clients: Vec::new(),
+            last_look: 0,
             written: Vec::new(),
             next_ticket: 0,
             published_us: 0,
@@ -419,6 +425,7 @@ impl Worker {
         self.retry_unblocks();
         self.tick_pause();
         self.tick_moving();
+        self.tick_recalled();
         self.tick_quieting();
         self.tick_topics();
         self.plan_before.take_if(|(_, until_us)| *until_us < self.now_us);
@@ -504,7 +511,7 @@ impl Worker {
         let stop = self.shared.stop.load(Ordering::Relaxed);
         for handle in self.clients.handles() {
             let Some(client) = self.clients.get(handle) else { continue };
-            if client.stall == Stall::Blocked && !stop {
+            if (client.stall == Stall::Blocked || client.is_recalled()) && !stop {
                 self.end_wait(handle);
                 continue;
             }
@@ -523,6 +530,8 @@ impl Worker {
         match message {
             Message::Login { client, right } => self.on_login(client, right),
             Message::Admitted => self.wake_moving(),
+            Message::Turn { client } => self.on_turn(client),
+            Message::Recall { client } => self.on_recall(client),
             Message::Refused { move_id, keys, error } => self.refuse_moving(move_id, keys.as_deref(), &error),
             Message::Quiet { move_id, ticket } => self.on_quiet(move_id, ticket),
             Message::Answer { gather, part, reply } => self.gather_part(gather, part, &reply),

@@ -533,7 +533,7 @@ impl Worker {
                 Purpose::Exec => self.on_exec(handle, pending, answer),
                 Purpose::Watch => self.on_watch(pending, answer),
                 Purpose::Wait => self.on_wait(handle, pending, answer),
-                Purpose::Nobody | Purpose::Learn | Purpose::Confirm | Purpose::Queued | Purpose::Unblock => {}
+                Purpose::Nobody | Purpose::Learn | Purpose::Confirm | Purpose::Queued | Purpose::Unblock | Purpose::Look => {}
                 Purpose::Subscribe | Purpose::Sync | Purpose::Track => {}
             }
         }
@@ -541,6 +541,7 @@ impl Worker {
             Purpose::Nobody | Purpose::Learn | Purpose::Confirm => self.on_own_reply(pending, node, answer),
             Purpose::Queued => self.on_queued(handle, pending, is_error, answer),
             Purpose::Unblock => self.on_unblock(pending.who, answer),
+            Purpose::Look => self.on_look(pending.who, pending.seq, answer),
             _ => {}
         }
         if lane.is_exclusive() {

@@ -303,6 +303,31 @@ impl Worker {
         self.release(handle);
     }
 
+    /// A connection that this client has acquired is not needed after all.
+    pub(super) fn give_back(&mut self, handle: Handle, link_handle: Handle) {
+        if let Some(client) = self.clients.get_mut(handle).filter(|c| c.held == Some(link_handle)) {
+            client.held = None;
+        }
+        if self.links.get(link_handle).is_some_and(|l| l.holder == handle || l.holder == Handle::NONE) {
+            self.release(link_handle);
+        }
+    }
+
+    /// A client waits for no connection any more.
+    pub(super) fn leave_pools(&mut self, handle: Handle) {
+        for pool in self.routes.iter_mut().flat_map(|route| &mut route.pools) {
+            pool.waiters.retain(|waiter| *waiter != handle);
+        }
+    }
+
+    /// The same of one that it was given while it waited in line, to a node that it does not go to any more.
+    pub(super) fn give_back_of_another(&mut self, handle: Handle, node: NodeId) {
+        let held = self.clients.get(handle).and_then(|c| c.held);
+        if let Some(held) = held.filter(|held| self.links.get(*held).is_none_or(|l| l.node != node)) {
+            self.give_back(handle, held);
+        }
+    }
+
     /// The client that had the connection is gone, or wants it no more.
     pub(super) fn abandon(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };

@@ -1,26 +1,42 @@
 //! Commands that wait at a node (BLPOP and relatives) whose keys are moved away from it: their wait is ended there, and they are issued again
-//! where the keys are, with the time that is left, the oldest first.
+//! where the keys are, with the time that is left, in the order in which they had begun to wait.
 //!
 //! The wait is ended by `CLIENT UNBLOCK ... ERROR`, because a plain one looks like the command's own time-out. Until the node has answered
 //! the command is in flight and holds up the drain barrier: it may still be served, and then that is its reply.
+//!
+//! **Order.** Connections have no order between them, and these clients are on several, of several workers. So of each slot one after the
+//! other is issued ([`crate::lines`]): the next one when the node answers the one before, or says that it waits there (`b` among its flags in
+//! `CLIENT LIST ID`). Whoever begins to wait for keys of the slot meanwhile goes to the end of that line. A node that refuses to tell, or does
+//! not for [`LOOKS_US`], holds up nobody: there the order is that of sending.
+//!
+//! While it is with us, all that ends a wait is done here: its own time, `CLIENT UNBLOCK`, `CLIENT KILL`, the client going away, a drain.
 
 use std::sync::Arc;
 
-use switchyard_resp::command::CommandClass;
-use switchyard_resp::request::{Limits, Scan, Scanner};
+use switchyard_policy::routing::{Route, route};
+use switchyard_resp::command::{Command, CommandClass};
+use switchyard_resp::request::{Args, Limits, Scan, Scanner};
 use switchyard_resp::{encode, reply};
 
+use super::dispatch::Flow;
 use super::downstream::Client;
 use super::pool::Acquired;
-use super::upstream::{Lane, Purpose};
+use super::upstream::{Lane, Phase, Purpose};
 use super::{Stall, Worker};
+use crate::lines::Ticket;
+use crate::shared::Plan;
 use crate::slab::Handle;
+
+/// A node that does not show for so long that a client waits there, us, never will.
+const LOOKS_US: u64 = 1_000_000;
 
 /// Where a waiting command is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     /// At a node.
     There,
+    /// Issued again, and not yet seen there: the question that was asked last, and since when, us.
+    Sent { look: u32, since_us: u64 },
     /// The same, but we have asked the node to end its wait.
     Ending,
     /// With us, until its keys are where they can be waited for.
@@ -32,14 +48,64 @@ enum State {
 pub(super) struct Waiting {
     request: Vec<u8>,
     seq: u32,
+    ticket: Ticket,
     /// When its own time is over, us.
     until_us: Option<u64>,
     state: State,
     /// Streams that it reads from their ends on (`$`), by the place of that argument, and where they ended when its wait was ended.
     ends: Vec<(usize, Option<Vec<u8>>)>,
+    /// A client was told that it has ended this wait; with `ERROR`?
+    unblocked: Option<bool>,
+}
+
+impl Waiting {
+    /// A client has been told that it has ended this wait, if one asked; with `ERROR`?
+    pub(super) fn note_unblocked(&mut self, by: Option<bool>) {
+        self.unblocked = self.unblocked.or(by);
+    }
+}
+
+/// What ends a wait that is with us.
+#[derive(Clone, Debug)]
+pub(super) enum Ended {
+    /// Its own time, or CLIENT UNBLOCK.
+    OutOfTime,
+    /// CLIENT UNBLOCK ... ERROR, or a router that stops.
+    Unblocked,
+    Error(Arc<str>),
+}
+
+impl Ended {
+    /// The reply, as a node gives it.
+    fn reply(&self, resp3: bool) -> Vec<u8> {
+        let mut out = Vec::new();
+        match self {
+            Ended::OutOfTime if resp3 => encode::null(&mut out, true),
+            Ended::OutOfTime => out.extend_from_slice(b"*-1\r\n"),
+            Ended::Unblocked => out.extend_from_slice(b"-UNBLOCKED client unblocked via CLIENT UNBLOCK\r\n"),
+            Ended::Error(text) => encode::error(&mut out, text),
+        }
+        out
+    }
+}
+
+/// Whether a CLIENT LIST shows this client as waiting.
+fn is_shown_waiting(list: &[u8], client_id: u64) -> bool {
+    let text = String::from_utf8_lossy(list);
+    let mut lines = text.lines().map(|line| line.split(' '));
+    let id = client_id.to_string();
+    // In RESP3 the text has a prefix.
+    let is_id = |field: &str| field.strip_prefix("txt:").unwrap_or(field).strip_prefix("id=") == Some(&id);
+    let mut of_client = lines.find(|fields| fields.clone().any(is_id));
+    of_client.as_mut().is_some_and(|fields| fields.any(|field| field.strip_prefix("flags=").is_some_and(|flags| flags.contains('b'))))
 }
 
 impl Client {
+    /// Whether the node has been asked to end its wait, so that it can be issued again.
+    pub(super) fn is_being_recalled(&self) -> bool {
+        self.waiting.as_ref().is_some_and(|p| p.state == State::Ending)
+    }
+
     /// Whether a waiting command of it is with us.
     pub(super) fn is_recalled(&self) -> bool {
         self.waiting.as_ref().is_some_and(|p| p.state == State::Here)
@@ -111,11 +177,51 @@ fn with_time_left(request: &[u8], left_ms: u64) -> Option<Vec<u8>> {
 
 impl Worker {
     /// A client's command has been sent that may wait: it is kept until it is answered. `waits_us`: for how long; `None` without end.
-    pub(super) fn keep_waiting(&mut self, handle: Handle, request: &[u8], seq: u32, waits_us: Option<u64>) {
+    pub(super) fn keep_waiting(&mut self, handle: Handle, request: &[u8], seq: u32, ticket: Ticket, waits_us: Option<u64>) {
         let until_us = waits_us.map(|us| self.now_us.saturating_add(us));
         if let Some(client) = self.clients.get_mut(handle) {
-            client.waiting = Some(Box::new(Waiting { request: request.to_vec(), seq, until_us, state: State::There, ends: Vec::new() }));
+            let waiting =
+                Waiting { request: request.to_vec(), seq, ticket, until_us, state: State::There, ends: Vec::new(), unblocked: None };
+            client.waiting = Some(Box::new(waiting));
         }
+    }
+
+    /// A client's command may not be sent yet that may wait: it is as if it had been recalled.
+    pub(super) fn wait_in_line(&mut self, handle: Handle, request: &[u8], class: u8, ticket: Ticket, waits_us: Option<u64>) {
+        let Some(seq) = self.clients.get_mut(handle).map(|client| client.owe(self.now_us, class)) else { return };
+        self.keep_waiting(handle, request, seq, ticket, waits_us);
+        self.is_here(handle);
+    }
+
+    /// A client's command may wait, and its keys are on their way to another node. It begins to wait now, wherever they are: so it has its place
+    /// in line, its time runs, and CLIENT UNBLOCK finds it.
+    #[cold]
+    pub(super) fn wait_on_the_way(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
+        let later = Flow::Stall(Stall::Moving);
+        let mut keys = Vec::new();
+        if !command.blocks(args) || command.find_keys(args, &mut keys).is_err() {
+            return later;
+        }
+        let Route::Owner(slot, _) = route(&plan.topology, keys.iter().filter_map(|k| args.get(*k as usize))) else { return later };
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        if client.in_flight() > 0 {
+            return later; // behind what it has asked before
+        }
+        client.lane = Lane::Blocking;
+        let ticket = self.shared.lines.enter_away(slot, self.index, handle);
+        self.wait_in_line(handle, raw, command.class() as u8, ticket, command.waits_us(args));
+        Flow::Next
+    }
+
+    /// A client's waiting command is with us from now on.
+    fn is_here(&mut self, handle: Handle) {
+        if let Some(waiting) = self.clients.get_mut(handle).and_then(|c| c.waiting.as_mut()) {
+            waiting.state = State::Here;
+            self.shared.lines.is_back(waiting.ticket, &self.shared.mailboxes);
+        }
+        self.recalled_clients.push(handle);
+        self.stall(handle, Stall::Moving);
+        self.resumed.push(handle);
     }
 
     /// The keys that the command on this connection waits for are observed, as part of a move: it may create others once it is served.
@@ -129,6 +235,7 @@ impl Worker {
     pub(super) fn recall_waiting(&mut self, link: Handle) {
         let Some(holder) = self.links.get(link).map(|l| l.holder) else { return };
         if let Some(waiting) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
+            self.shared.lines.recall(waiting.ticket, self.index, holder);
             waiting.state = State::Ending;
             waiting.ends = open_ends(&waiting.request).into_iter().map(|(id, _)| (id, None)).collect();
         }
@@ -189,21 +296,28 @@ impl Worker {
         let Some(pending) = link.pending.front().copied().filter(|p| p.purpose == Purpose::Client && link.expired == 0) else {
             return false;
         };
-        let asked_by_a_client = link.unblock.as_ref().is_some_and(|u| u.is_asked_by_clients());
         let Some(client) = self.clients.get_mut(pending.who) else { return false };
-        let Some(waiting) = client.waiting.as_mut().filter(|p| p.state == State::Ending && p.seq == pending.seq) else { return false };
-        if asked_by_a_client {
-            return false;
-        }
-        waiting.state = State::Here;
+        let Some(waiting) = client.waiting.as_ref().filter(|p| p.state == State::Ending && p.seq == pending.seq) else { return false };
         client.held = None;
-        self.stall(pending.who, Stall::Moving);
+        let (resp3, unblocked) = (client.resp3, waiting.unblocked);
+        let mut askers = Vec::new();
         if let Some(link) = self.links.get_mut(link_handle) {
             link.pop();
             link.trim();
+            askers = link.unblock.as_mut().map(|unblock| unblock.take_askers()).unwrap_or_default();
+        }
+        match unblocked.or(askers.first().map(|(_, error)| *error)) {
+            None => self.is_here(pending.who),
+            // A client wanted its end as well: then this is its end, as it was wanted, and once.
+            Some(error) => {
+                let end = if error { Ended::Unblocked } else { Ended::OutOfTime };
+                self.deliver(pending.who, pending.seq, &end.reply(resp3));
+            }
+        }
+        for (number, (asker, _)) in askers.into_iter().enumerate() {
+            self.answer_asker(asker, if number == 0 && unblocked.is_none() { b":1\r\n" } else { b":0\r\n" });
         }
         self.after_exclusive_reply(link_handle);
-        self.resumed.push(pending.who);
         true
     }
 
@@ -213,18 +327,27 @@ impl Worker {
         if waiting.ends.iter().any(|(_, end)| end.is_none()) {
             return; // until it is known where its streams ended
         }
-        let (request, seq, until_us) = (waiting.request.clone(), waiting.seq, waiting.until_us);
+        let (request, seq, ticket, until_us) = (waiting.request.clone(), waiting.seq, waiting.ticket, waiting.until_us);
         let request = if waiting.ends.is_empty() { request } else { with_arguments(&request, &waiting.ends).unwrap_or(request) };
         let (node, slot) = match self.place_again(handle, &request) {
             Ok(Some(place)) => place,
             Ok(None) => return,
-            Err(text) => return self.end_recalled(handle, seq, &text),
+            Err(text) => return self.end_recalled(handle, Ended::Error(text)),
         };
+        if !self.shared.lines.is_turn(ticket, &self.shared.mailboxes) {
+            return self.stall(handle, Stall::Moving); // until its turn
+        }
+        self.give_back_of_another(handle, node);
         let link = match self.acquire(handle, node, Lane::Blocking) {
             Acquired::Link(link) => link,
             Acquired::Wait => return,
-            Acquired::Refused(text) => return self.end_recalled(handle, seq, &Arc::from(text)),
+            Acquired::Refused(text) => return self.end_recalled(handle, Ended::Error(text.into())),
         };
+        // What was true before it had a connection may not be any more.
+        if !self.shared.lines.go(ticket, self.index, handle, &self.shared.mailboxes) {
+            self.give_back(handle, link);
+            return self.stall(handle, Stall::Moving);
+        }
         // 0 would be without end.
         let left_us = until_us.map(|until| until.saturating_sub(self.now_us).max(1000));
         let request = left_us.and_then(|us| with_time_left(&request, us.div_ceil(1000))).unwrap_or(request);
@@ -233,7 +356,7 @@ impl Worker {
         if let Some(client) = self.clients.get_mut(handle) {
             client.note_write(node);
             if let Some(waiting) = client.waiting.as_mut() {
-                waiting.state = State::There;
+                waiting.state = State::Sent { look: 0, since_us: self.now_us };
                 // From here on it begins where it began here.
                 if !waiting.ends.is_empty() {
                     waiting.request = request;
@@ -241,16 +364,100 @@ impl Worker {
                 }
             }
         }
+        self.look_whether_it_waits(link);
     }
 
-    fn end_recalled(&mut self, handle: Handle, seq: u32, text: &Arc<str>) {
-        let mut error = Vec::new();
-        encode::error(&mut error, text);
-        if let Some(client) = self.clients.get_mut(handle) {
-            client.waiting = None;
+    /// Ends a wait that is with us.
+    pub(super) fn end_recalled(&mut self, handle: Handle, end: Ended) {
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        let (Some(waiting), resp3, held) = (client.waiting.take(), client.resp3, client.held.take()) else { return };
+        client.moving = None;
+        client.refusal = None;
+        if client.stall == Stall::Exclusive {
+            self.leave_pools(handle);
+        }
+        if let Some(held) = held {
+            self.give_back(handle, held);
         }
         self.unstall(handle);
-        self.deliver(handle, seq, &error);
+        self.deliver(handle, waiting.seq, &end.reply(resp3));
+        self.leave_line(&waiting);
+    }
+
+    /// A wait is over: those behind it need not wait for it any more.
+    pub(super) fn leave_line(&self, waiting: &Waiting) {
+        self.shared.lines.leave(waiting.ticket, &self.shared.mailboxes);
+    }
+
+    /// Somebody who began to wait before a client of ours goes to its node after it: the client is to be behind.
+    pub(super) fn on_recall(&mut self, handle: Handle) {
+        let Some(client) = self.clients.get(handle) else { return };
+        let is_there = client.waiting.as_ref().is_some_and(|w| matches!(w.state, State::There | State::Sent { .. }));
+        if let Some(link) = client.held.filter(|_| is_there) {
+            self.recall_waiting(link);
+        }
+    }
+
+    /// It is the turn of a client to wait at a node.
+    pub(super) fn on_turn(&mut self, handle: Handle) {
+        if self.clients.get(handle).is_some_and(|c| c.is_recalled() && c.stall == Stall::Moving) {
+            self.resumed.push(handle);
+        }
+    }
+
+    /// Those whose own time is over do not wait for keys, nor for their turn.
+    pub(super) fn tick_recalled(&mut self) {
+        let clients = &self.clients;
+        self.recalled_clients.retain(|h| clients.get(*h).is_some_and(Client::is_recalled));
+        let is_over = |h: &Handle| {
+            clients.get(*h).and_then(|c| c.waiting.as_ref()).and_then(|w| w.until_us).is_some_and(|until_us| until_us <= self.now_us)
+        };
+        let over: Vec<Handle> = self.recalled_clients.iter().copied().filter(is_over).collect();
+        for handle in over {
+            self.end_recalled(handle, Ended::OutOfTime);
+        }
+    }
+
+    /// Asks the node of a connection on which a command was issued again whether its client waits there.
+    fn look_whether_it_waits(&mut self, link_handle: Handle) {
+        let Some(link) = self.links.get(link_handle) else { return };
+        let (holder, client_id, run_id) = (link.holder, link.client_id.to_string(), &link.run_id);
+        let main = self.routes.get(link.node.index()).map(|r| r.main).unwrap_or_default();
+        let same = |h: &Handle| self.links.get(*h).is_some_and(|l| l.phase == Phase::Up && l.run_id == *run_id);
+        let Some(main) = main.into_iter().flatten().find(same) else { return self.is_there(holder) };
+        self.last_look = self.last_look.wrapping_add(1);
+        let number = self.last_look;
+        if let Some(Waiting { state: State::Sent { look, .. }, .. }) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_deref_mut()) {
+            *look = number;
+            self.push_own(main, &[b"CLIENT", b"LIST", b"ID", client_id.as_bytes()], Purpose::Look, number);
+            if let Some(pending) = self.links.get_mut(main).and_then(|l| l.pending.back_mut()) {
+                pending.who = link_handle;
+            }
+        }
+    }
+
+    /// The node's answer to that, or an error where there is none.
+    pub(super) fn on_look(&mut self, link_handle: Handle, number: u32, answer: &[u8]) {
+        let Some(link) = self.links.get(link_handle) else { return };
+        let (holder, client_id) = (link.holder, link.client_id);
+        // What was asked about may be over since, and the connection somebody else's.
+        let since_us = match self.clients.get(holder).and_then(|c| c.waiting.as_ref()).map(|w| w.state) {
+            Some(State::Sent { look, since_us }) if look == number => since_us,
+            _ => return,
+        };
+        if reply::is_error(answer) || is_shown_waiting(answer, client_id) || self.now_us.saturating_sub(since_us) > LOOKS_US {
+            self.is_there(holder);
+        } else {
+            self.look_whether_it_waits(link_handle);
+        }
+    }
+
+    /// A command that was issued again waits at its node: the next one may go.
+    fn is_there(&mut self, handle: Handle) {
+        if let Some(waiting) = self.clients.get_mut(handle).and_then(|c| c.waiting.as_mut()) {
+            waiting.state = State::There;
+            self.shared.lines.seen(waiting.ticket, &self.shared.mailboxes);
+        }
     }
 
     /// A read that waited for keys goes on: what its client waits for from here on is found out anew.
@@ -264,6 +471,13 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_of_clients_says_who_waits() {
+        let list = b"$99\r\nid=17 addr=1.2.3.4:5 name=flags=b flags=N db=0\nid=7 addr=1.2.3.4:6 name= flags=Ob db=0 cmd=blpop\n\r\n";
+        assert!(is_shown_waiting(list, 7) && !is_shown_waiting(list, 17) && !is_shown_waiting(list, 1));
+        assert!(is_shown_waiting(b"=19\r\ntxt:id=7 flags=b\n\r\n", 7) && !is_shown_waiting(b"$0\r\n\r\n", 7));
+    }
 
     #[test]
     fn a_command_is_issued_again_with_the_time_that_is_left() {

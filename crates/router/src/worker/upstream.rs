@@ -87,6 +87,8 @@ pub(super) enum Purpose {
     Wait,
     /// The answer to CLIENT UNBLOCK for the connection `who`.
     Unblock,
+    /// The answer to the question whether the client on the connection `who` waits at the node; `seq` is the question's number.
+    Look,
     /// The answer to CLIENT KILL ID for a broken connection: confirms that its commands have ended. `seq` is the zombie's number.
     Confirm,
 }

@@ -158,6 +158,11 @@ impl Client {
         self.input.extend_from_slice(&chunk[..count]);
     }
 
+    /// Whether the other side closes the connection, without another word.
+    pub(crate) fn is_closed(&mut self) -> bool {
+        matches!(self.stream.read(&mut [0; 100]), Ok(0) | Err(_)) && self.input.is_empty()
+    }
+
     pub(crate) fn reply(&mut self) -> String {
         let line = self.line();
         let (kind, rest) = line.split_at(1);

@@ -10,3 +10,4 @@ mod fleet;
 mod serving;
 mod several;
 mod versions;
+mod waiting;

@@ -67,6 +67,7 @@ const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("routing", &["topology"]),
     ("failover", &[]),
     ("limits", &[]),
+    ("line", &["topology"]),
     ("migration", &["topology"]),
     ("balance", &["topology"]),
 ];

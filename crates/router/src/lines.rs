@@ -1,0 +1,114 @@
+//! Who waits at nodes (BLPOP and relatives) and is on the way between two of them, over all workers: so that nobody overtakes anybody
+//! ([`switchyard_policy::line`]).
+//!
+//! Only commands that may wait come here: when they are sent and when they are over, and between that when they are recalled.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use switchyard_policy::line::{self, Turn};
+use switchyard_policy::topology::Slot;
+
+use crate::shared::{Mailboxes, Message, lock};
+use crate::slab::Handle;
+
+/// Parts of the table, each behind a lock of its own.
+const SHARDS: usize = 16;
+
+/// A client of a worker.
+type Whose = (usize, Handle);
+
+/// A wait's place among those of its slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Ticket {
+    slot: Slot,
+    number: u64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Lines {
+    shards: [Mutex<line::Lines<Whose>>; SHARDS],
+    next: AtomicU64,
+}
+
+impl Lines {
+    fn shard(&self, slot: Slot) -> &Mutex<line::Lines<Whose>> {
+        &self.shards[slot.index() % SHARDS]
+    }
+
+    /// A command of this client begins to wait. The second is true where it is sent to its node now; else its worker is told when it may be
+    /// ([`Message::Turn`]).
+    pub(crate) fn enter(&self, slot: Slot, worker: usize, client: Handle) -> (Ticket, bool) {
+        let ticket = Ticket { slot, number: self.next.fetch_add(1, Ordering::Relaxed) };
+        let goes = lock(self.shard(slot)).enter(slot, ticket.number, (worker, client));
+        (ticket, goes)
+    }
+
+    /// The same for one that cannot be sent yet, whoever waits.
+    pub(crate) fn enter_away(&self, slot: Slot, worker: usize, client: Handle) -> Ticket {
+        let ticket = Ticket { slot, number: self.next.fetch_add(1, Ordering::Relaxed) };
+        self.recall(ticket, worker, client);
+        ticket
+    }
+
+    /// A wait is to be ended at its node, and to begin again.
+    pub(crate) fn recall(&self, ticket: Ticket, worker: usize, client: Handle) {
+        lock(self.shard(ticket.slot)).recall(ticket.slot, ticket.number, (worker, client));
+    }
+
+    /// A recalled wait is with its worker.
+    pub(crate) fn is_back(&self, ticket: Ticket, mailboxes: &Mailboxes) {
+        let next = lock(self.shard(ticket.slot)).is_back(ticket.slot, ticket.number);
+        tell(next, mailboxes);
+    }
+
+    /// Whether a recalled wait may be sent to a node. If not, its worker is told when it may, and those of others who have to be recalled first.
+    pub(crate) fn is_turn(&self, ticket: Ticket, mailboxes: &Mailboxes) -> bool {
+        let turn = lock(self.shard(ticket.slot)).turn(ticket.slot, ticket.number);
+        is_its(turn, mailboxes)
+    }
+
+    /// The same, and where it may, it is sent.
+    pub(crate) fn go(&self, ticket: Ticket, worker: usize, client: Handle, mailboxes: &Mailboxes) -> bool {
+        let turn = lock(self.shard(ticket.slot)).go(ticket.slot, ticket.number, (worker, client));
+        is_its(turn, mailboxes)
+    }
+
+    /// It was seen at its node.
+    pub(crate) fn seen(&self, ticket: Ticket, mailboxes: &Mailboxes) {
+        let next = lock(self.shard(ticket.slot)).seen(ticket.slot, ticket.number);
+        tell(next, mailboxes);
+    }
+
+    /// It is over.
+    pub(crate) fn leave(&self, ticket: Ticket, mailboxes: &Mailboxes) {
+        let next = lock(self.shard(ticket.slot)).leave(ticket.slot, ticket.number);
+        tell(next, mailboxes);
+    }
+
+    /// The clients of a worker are gone.
+    pub(crate) fn forget_worker(&self, worker: usize, mailboxes: &Mailboxes) {
+        for shard in &self.shards {
+            let next = lock(shard).forget(|(of, _)| of == worker);
+            tell(next, mailboxes);
+        }
+    }
+}
+
+fn tell(next: impl IntoIterator<Item = Whose>, mailboxes: &Mailboxes) {
+    for (worker, client) in next {
+        mailboxes.send(worker, Message::Turn { client });
+    }
+}
+
+fn is_its(turn: Turn<Whose>, mailboxes: &Mailboxes) -> bool {
+    match turn {
+        Turn::Its => true,
+        Turn::Others(to_recall) => {
+            for (worker, client) in to_recall {
+                mailboxes.send(worker, Message::Recall { client });
+            }
+            false
+        }
+    }
+}

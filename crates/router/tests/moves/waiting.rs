@@ -1,0 +1,122 @@
+//! Clients that wait for an element while its list changes its node: in which order they get it, and what else ends their wait.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use switchyard_policy::topology::slot_of;
+use switchyard_router::MoveEnd;
+
+use super::fleet::{Client, Fleet, Server, fill, until};
+
+/// How many clients wait at a server.
+fn blocked(server: &Server) -> usize {
+    let info = server.client().cmd("INFO clients");
+    let number = info.split("blocked_clients:").nth(1).and_then(|rest| rest.split("\\r").next());
+    number.and_then(|n| n.parse().ok()).expect("a number")
+}
+
+/// Somebody who waits, with its number.
+fn waiter(fleet: &Fleet, command: &str) -> (String, Client) {
+    let mut client = fleet.client();
+    let number = client.cmd("CLIENT ID");
+    client.post(command);
+    (number, client)
+}
+
+#[test]
+fn those_who_wait_for_one_list_are_served_in_the_order_in_which_they_came() {
+    let fleet = Fleet::new(2);
+    for id in 1..=4_u64 {
+        let keys: Vec<String> = (0..6).map(|n| format!("{{q{n}}}list")).collect();
+        let mut queues: Vec<Vec<Client>> = keys.iter().map(|_| Vec::new()).collect();
+        for place in 0..5 {
+            for (key, queue) in keys.iter().zip(&mut queues) {
+                let mut client = fleet.client();
+                client.post(&format!("BLPOP {key} 60"));
+                queue.push(client);
+            }
+            // Each round waits at its node before the next one comes.
+            until("they wait", || fleet.servers.iter().map(blocked).sum::<usize>() == 6 * (place + 1));
+        }
+        let (from, to) = if id % 2 == 1 { (0, 1) } else { (1, 0) };
+        fleet.begin(fleet.order(id, from, to));
+        assert_eq!(fleet.wait_for(id), MoveEnd::Done);
+        let mut pusher = fleet.client();
+        for (key, queue) in keys.iter().zip(&mut queues) {
+            for place in 0..queue.len() {
+                pusher.cmd(&format!("RPUSH {key} element{place}"));
+            }
+            for (place, client) in queue.iter_mut().enumerate() {
+                assert_eq!(client.reply(), format!("[{key}, element{place}]"), "move {id}");
+            }
+        }
+    }
+}
+
+#[test]
+fn all_that_ends_a_wait_ends_it_also_while_its_list_is_on_the_way() {
+    let fleet = Fleet::new(2);
+    fill(&mut fleet.client(), 100);
+    let owned = fleet.slots_of(fleet.node(0));
+    let key = (0..).map(|n| format!("{{q{n}}}list")).find(|key| owned.contains(&slot_of(key.as_bytes()))).expect("one");
+    let forever = format!("BLPOP {key} 0");
+    let mut other = fleet.client();
+    let mut recalled: Vec<(String, Client)> = Vec::new();
+    for place in 0..8 {
+        // The first one's time ends while it is with the router.
+        recalled.push(waiter(&fleet, &if place == 0 { format!("BLPOP {key} 3") } else { forever.clone() }));
+        until("it waits", || blocked(&fleet.servers[0]) == place + 1);
+    }
+    fleet.keeper.holds_moving.store(true, Ordering::SeqCst);
+    fleet.begin(fleet.order(1, 0, 1));
+    until("nobody waits there any more", || blocked(&fleet.servers[0]) == 0);
+    // Two more come while the list is nowhere.
+    let mut late = vec![waiter(&fleet, &format!("BLPOP {key} 1")), waiter(&fleet, &forever), waiter(&fleet, &forever)];
+    until("they are shown as waiting", || {
+        late.iter().chain(&recalled[1..]).all(|(number, _)| other.cmd(&format!("CLIENT LIST ID {number}")).contains("flags=b"))
+    });
+    for waiters in [&mut late, &mut recalled] {
+        assert_eq!(waiters[0].1.reply(), "(nil)", "its time is over");
+        let (number, client) = &mut waiters[1];
+        assert_eq!(other.cmd(&format!("CLIENT UNBLOCK {number}")), "1");
+        assert_eq!((client.reply().as_str(), client.cmd("PING").as_str()), ("(nil)", "PONG"));
+        assert_eq!(other.cmd(&format!("CLIENT UNBLOCK {number}")), "0");
+    }
+    let (number, client) = &mut recalled[2];
+    assert_eq!(other.cmd(&format!("CLIENT UNBLOCK {number} ERROR")), "1");
+    assert!(client.reply().starts_with("-UNBLOCKED"));
+    let (number, client) = &mut recalled[3];
+    assert_eq!(other.cmd(&format!("CLIENT KILL ID {number}")), "1");
+    assert!(client.is_closed());
+    recalled.remove(4); // and with it its connection
+    assert_eq!(blocked(&fleet.servers[1]), 0);
+    fleet.keeper.holds_moving.store(false, Ordering::SeqCst);
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    for (place, client) in recalled.iter_mut().skip(4).chain(late.iter_mut().skip(2)).map(|(_, client)| client).enumerate() {
+        other.cmd(&format!("RPUSH {key} element{place}"));
+        assert_eq!(client.reply(), format!("[{key}, element{place}]"));
+    }
+    until("nobody waits any more", || blocked(&fleet.servers[1]) == 0);
+    assert_eq!(other.cmd(&format!("LLEN {key}")), "0");
+}
+
+#[test]
+fn client_unblock_works_wherever_its_client_waits_just_then() {
+    let fleet = Fleet::new(2);
+    fill(&mut fleet.client(), 500);
+    for id in 1..=4_u64 {
+        let mut waiting: Vec<(String, Client)> = (0..30).map(|n| waiter(&fleet, &format!("BLPOP {{u{n}}}list 60"))).collect();
+        std::thread::sleep(Duration::from_millis(50));
+        let (from, to) = if id % 2 == 1 { (0, 1) } else { (1, 0) };
+        fleet.begin(fleet.order(id, from, to));
+        let mut other = fleet.client();
+        for (place, (number, client)) in waiting.iter_mut().enumerate() {
+            let how = if place % 2 == 0 { "TIMEOUT" } else { "ERROR" };
+            assert_eq!(other.cmd(&format!("CLIENT UNBLOCK {number} {how}")), "1", "client {place}, move {id}");
+            let reply = client.reply();
+            assert!(if place % 2 == 0 { reply == "(nil)" } else { reply.starts_with("-UNBLOCKED") }, "{reply}");
+            assert_eq!(client.cmd("PING"), "PONG");
+        }
+        assert_eq!(fleet.wait_for(id), MoveEnd::Done);
+    }
+}
