@@ -401,6 +401,28 @@ fn a_copy_that_is_given_up_leaves_nothing_and_is_not_seen() {
     assert_eq!(fleet.servers[1].client().cmd("DBSIZE"), "0");
 }
 
+#[test]
+fn a_target_that_runs_full_while_a_big_key_is_copied_gives_back_what_it_has() {
+    let fleet = Fleet::new(2);
+    let mut client = fleet.client();
+    let key = key_of(&fleet, 0, "hash");
+    hash(&mut client, &key, 30_000);
+    fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+    until("it is being copied", || fleet.progress(1).big.under_way.iter().any(|big| big.copied > 0));
+    assert_eq!(fleet.servers[1].client().cmd("CONFIG SET maxmemory 1mb"), "OK");
+    let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("it is full") };
+    assert!(why.contains("OOM") || why.contains("room"), "{why}");
+    assert_eq!(client.cmd(&format!("HSET {key} field0 new")), "0");
+    assert_eq!(fields(&mut client, &key).len(), 30_000);
+    assert_eq!(fleet.servers[1].client().cmd("DBSIZE"), "0");
+    assert_eq!(fleet.servers[1].client().cmd("CONFIG SET maxmemory 0"), "OK");
+    fleet.begin(fleet.order(2, 0, 1));
+    assert_eq!(fleet.wait_for(2), MoveEnd::Done);
+    let found = fields(&mut client, &key);
+    assert!(found.len() == 30_000 && found["field0"] == "new");
+    assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
+}
+
 fn pages_of_keys(client: &mut Client) -> Vec<String> {
     let (mut cursor, mut all) = ("0".to_owned(), Vec::new());
     loop {

@@ -115,3 +115,28 @@ fn how_often_or_lately_a_key_was_used_goes_with_it() {
         }
     }
 }
+
+#[test]
+fn times_to_live_of_hash_fields_go_with_them() {
+    for program in [default_program()].into_iter().chain(other_programs()) {
+        let fleet = Fleet::with(vec![Server::of(&program, &[]), Server::of(&program, &[])]);
+        if fleet.servers[0].client().cmd("HPEXPIREAT none 1 FIELDS 1 f").contains("unknown command") {
+            eprintln!("skipped: hash fields have no time to live in {program}");
+            continue;
+        }
+        let mut client = fleet.client();
+        let ends = |n: usize| 4_000_000_000_000 + n;
+        for n in 0..200 {
+            assert_eq!(client.cmd(&format!("HSET {{{n}}} a 1 b 2 c 3")), "3");
+            assert_eq!(client.cmd(&format!("HPEXPIREAT {{{n}}} {} FIELDS 1 b", ends(n))), "[1]");
+        }
+        fleet.begin(fleet.order(1, 0, 1));
+        assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+        assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
+        for n in 0..200 {
+            assert_eq!(client.cmd(&format!("HPEXPIRETIME {{{n}}} FIELDS 3 a b c")), format!("[-1, {}, -1]", ends(n)));
+            assert_eq!(client.cmd(&format!("HMGET {{{n}}} a b c")), "[1, 2, 3]");
+        }
+        eprintln!("{program}: they do");
+    }
+}
