@@ -2,7 +2,10 @@
 
 use std::{
     path::PathBuf,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -90,6 +93,7 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
         found.with_context(|| format!("no fault \"{name}\"; there are {}", Fault::ALL.map(|(_, n)| n).join(", ")))
     };
     let faults = arguments.faults.iter().map(fault).collect::<anyhow::Result<Vec<_>>>()?;
+    let interrupted = Arc::clone(&stop);
     let settings = Settings {
         switchyard: match &arguments.switchyard {
             Some(path) => path.clone(),
@@ -129,5 +133,6 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
         thousands(total.operations),
         thousands(total.unknown),
     );
+    anyhow::ensure!(!interrupted.load(Ordering::Relaxed), "interrupted");
     Ok(())
 }
