@@ -82,6 +82,8 @@ struct State {
 struct OpenEntries {
     source: NodeId,
     target: NodeId,
+    /// Only some keys of the slots move: others of them may be left at its nodes from earlier moves.
+    keys_only: bool,
     entries: Vec<Entry>,
     /// Legs under way: their slots, and whether keys of them may have moved.
     legs: BTreeMap<u32, (Vec<Slot>, bool)>,
@@ -250,8 +252,14 @@ impl State {
         match record {
             Record::Begun { move_id, source, target, .. } => {
                 self.last = self.last.max(move_id.0);
-                let open = OpenEntries { source: *source, target: *target, entries: Vec::new(), legs: BTreeMap::new() };
+                let open = OpenEntries { source: *source, target: *target, keys_only: false, entries: Vec::new(), legs: BTreeMap::new() };
                 self.open.insert(*move_id, open);
+                add(self, move_id, None);
+            }
+            Record::Keys { move_id, .. } => {
+                if let Some(open) = self.open.get_mut(move_id) {
+                    open.keys_only = true;
+                }
                 add(self, move_id, None);
             }
             Record::LegBegun { move_id, leg, slots, .. } => {
@@ -282,7 +290,9 @@ impl State {
                 if moving {
                     self.left.entry(other).or_default().extend(slots.iter().copied());
                 }
-                if let Some(left) = self.left.get_mut(&owner) {
+                if !open.keys_only
+                    && let Some(left) = self.left.get_mut(&owner)
+                {
                     left.retain(|slot| slots.binary_search(slot).is_err());
                 }
             }
@@ -399,6 +409,57 @@ mod tests {
         assert_eq!(opened.ledger.left_at(NodeId(0)), slots(0..10));
         assert_eq!(opened.ledger.left_at(NodeId(1)), slots(10..20), "what a leg that went back has left");
         assert!(opened.ledger.status().length < 300, "nothing else is kept: {:?}", opened.ledger.status());
+    }
+
+    #[test]
+    fn a_move_of_keys_keeps_their_names_and_does_not_clear_a_slot() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (opened, store) = open(dir.path());
+        // An earlier move has taken the slots away from node 1.
+        record(
+            &opened.ledger,
+            &[Record::Begun {
+                move_id: MoveId(7),
+                source: NodeId(1),
+                target: NodeId(0),
+                slots: slots(0..10),
+                protocol: Protocol::Switchyard,
+                durability: Durability::Memory,
+            }],
+        );
+        let LegRecords(begun_leg, moving) = LegRecords::of(MoveId(7));
+        record(
+            &opened.ledger,
+            &[
+                begun_leg,
+                moving,
+                Record::LegEnded { move_id: MoveId(7), leg: 0, owner: Side::Target },
+                Record::Ended { move_id: MoveId(7) },
+            ],
+        );
+        assert_eq!(opened.ledger.left_at(NodeId(1)), slots(0..10));
+
+        let names: Vec<switchyard_policy::migration::Key> = vec![b"a"[..].into(), b"b"[..].into()];
+        record(&opened.ledger, &[begun(MOVE), Record::Keys { move_id: MOVE, keys: names.clone() }]);
+        record(&opened.ledger, &leg(0, 0..10));
+        record(&opened.ledger, &[Record::LegEnded { move_id: MOVE, leg: 0, owner: Side::Target }]);
+        assert_eq!(opened.ledger.left_at(NodeId(1)), slots(0..10), "other keys of these slots may still be left there");
+        let shorter = opened.ledger.state().content();
+        opened.ledger.journal.replace(Box::new(|_| Some(shorter)));
+        drop((opened, store));
+        let (opened, _store) = open(dir.path());
+        assert_eq!(opened.replay.open[&MOVE].keys.as_deref(), Some(&names[..]));
+        assert_eq!(opened.replay.open[&MOVE].handed_over, slots(0..10));
+    }
+
+    /// The records by which a leg of slots 0 to 9 begins.
+    struct LegRecords(Record, Record);
+
+    impl LegRecords {
+        fn of(move_id: MoveId) -> Self {
+            let begun = Record::LegBegun { move_id, leg: 0, slots: slots(0..10), source: process("a"), target: process("b") };
+            Self(begun, Record::LegMoving { move_id, leg: 0 })
+        }
     }
 
     #[test]

@@ -53,6 +53,7 @@ fn node(id: u16, link: LinkReport, slots: u64) -> NodeReport {
         run_id: Some("ab12".repeat(10)),
         version: Some("redis 7.0.15".into()),
         slots,
+        exceptions: 0,
         requests: 5,
         errors: 1,
         in_flight: 2,
@@ -214,7 +215,7 @@ fn status_and_nodes() {
         nodes["nodes"][0],
         json!({
             "id": 0, "address": "10.0.0.0:6379", "link": {"state": "up"}, "run_id": "ab12".repeat(10),
-            "version": "redis 7.0.15", "slots": 16384, "requests": 5, "errors": 1, "in_flight": 2,
+            "version": "redis 7.0.15", "slots": 16384, "exceptions": 0, "requests": 5, "errors": 1, "in_flight": 2,
         })
     );
     assert_eq!(nodes["nodes"][1]["link"], json!({"state": "connecting"}));
@@ -319,7 +320,7 @@ fn what_changes_something_is_asked_by_post() {
         text.contains(r#"slots: Some("0-5")"#) && text.contains(r#"goal: Some("fast")"#) && text.contains("max_rate: Some(1000)"),
         "{text}"
     );
-    for wrong in [r#"{"from":"a:1"}"#, r#"{"from":"a:1","to":"b:1","slot":"0-5"}"#, "{", r#"{"from":1,"to":"b:1"}"#] {
+    for wrong in [r#"{"to":"a:1"}"#, r#"{"from":"a:1","to":"b:1","slot":"0-5"}"#, "{", r#"{"from":1,"to":"b:1"}"#] {
         let answer = running.post("/api/v1/moves", json_type, wrong);
         assert!(matches!(answer.status, 400 | 422), "{wrong}: {}", answer.status);
         assert!(answer.json()["error"].is_string(), "{wrong}");

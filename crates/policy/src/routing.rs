@@ -8,21 +8,34 @@ use crate::topology::{NodeId, Slot, Topology, slot_of};
 /// Where a command must be executed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Route {
-    /// At the owner of this slot.
+    /// At this node: the owner of this slot, which all keys share, or where they live as exceptions.
     Owner(Slot, NodeId),
     /// It names no key: any node will do.
     Anywhere,
     /// Its keys lie in different slots, so no node may execute it.
     CrossSlot,
+    /// Its keys share this slot, but not all of them live at one node: some are exceptions.
+    Parted(Slot),
 }
 
 /// Routes a command that must be executed at one node: its keys must share a slot, as in a Redis Cluster. Keys in different slots
 /// are refused even where one node owns both today, because a move may part them tomorrow.
 #[inline]
-pub fn route<'k>(topology: &Topology, mut keys: impl Iterator<Item = &'k [u8]>) -> Route {
+pub fn route<'k>(topology: &Topology, mut keys: impl Iterator<Item = &'k [u8]> + Clone) -> Route {
+    let all = keys.clone();
     let Some(first) = keys.next() else { return Route::Anywhere };
     let slot = slot_of(first);
-    if keys.all(|key| slot_of(key) == slot) { Route::Owner(slot, topology.owner(slot)) } else { Route::CrossSlot }
+    if !keys.all(|key| slot_of(key) == slot) {
+        return Route::CrossSlot;
+    }
+    if topology.is_exceptional(slot) { route_exceptional(topology, slot, all) } else { Route::Owner(slot, topology.owner(slot)) }
+}
+
+/// The same for keys of one slot that has exceptions.
+#[cold]
+fn route_exceptional<'k>(topology: &Topology, slot: Slot, mut keys: impl Iterator<Item = &'k [u8]>) -> Route {
+    let node = keys.next().map_or_else(|| topology.owner(slot), |key| topology.lives_at_of(slot, key));
+    if keys.all(|key| topology.lives_at_of(slot, key) == node) { Route::Owner(slot, node) } else { Route::Parted(slot) }
 }
 
 /// The part of a split command that goes to one node: which of its keys, by their place among the keys.
@@ -34,13 +47,13 @@ pub struct Part {
     pub keys: Vec<u32>,
 }
 
-/// Splits a command over the owners of its keys; parts are in order of first use, and every key is in exactly one.
+/// Splits a command over the nodes at which its keys live; parts are in order of first use, and every key is in exactly one.
 pub fn split<'k>(topology: &Topology, keys: impl Iterator<Item = &'k [u8]>) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
     // Index of a node's part plus one, by node number: a command of a million keys must not search a list for each.
     let mut part_of = vec![0_u16; topology.node_id_bound()];
     for (place, key) in keys.enumerate() {
-        let node = topology.owner_of(key);
+        let node = topology.lives_at(key);
         let known = &mut part_of[node.index()];
         if *known == 0 {
             parts.push(Part { node, keys: Vec::new() });

@@ -3,7 +3,7 @@
 use proptest::prelude::{Just, Strategy, any, prop, prop_oneof, proptest};
 use proptest::prop_assert_eq;
 use switchyard_policy::migration::record::{Record, Replay};
-use switchyard_policy::migration::{Durability, Fingerprint, Process, Protocol, Side};
+use switchyard_policy::migration::{Durability, Fingerprint, Key, Process, Protocol, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 
 fn slots() -> impl Strategy<Value = Vec<Slot>> {
@@ -51,6 +51,8 @@ fn record() -> impl Strategy<Value = Record> {
         (head(), keys()).prop_map(|((move_id, leg), keys)| Record::Returned { move_id, leg, keys }),
         (head(), side()).prop_map(|((move_id, leg), owner)| Record::LegEnded { move_id, leg, owner }),
         any::<u64>().prop_map(|id| Record::Ended { move_id: MoveId(id) }),
+        (any::<u64>(), prop::collection::btree_set(prop::collection::vec(any::<u8>(), 0..20), 0..50))
+            .prop_map(|(id, names)| Record::Keys { move_id: MoveId(id), keys: names.into_iter().map(Key::from).collect() }),
     ]
 }
 
@@ -72,7 +74,7 @@ proptest! {
 
     /// What is read is what its bytes say: nothing hostile is turned into something else, and nothing panics.
     #[test]
-    fn hostile_bytes(mut bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0_u8..9) {
+    fn hostile_bytes(mut bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0_u8..10) {
         if let Some(first) = bytes.first_mut() {
             *first = 1;
         }
@@ -164,6 +166,21 @@ fn a_leg_that_returned_and_one_that_moved() {
     let replay = Replay::of(&records).expect("a journal");
     assert!(replay.open.is_empty());
     assert_eq!(replay.last, 4);
+}
+
+#[test]
+fn a_move_of_keys_is_told_them_before_its_first_leg() {
+    let mut records = journal();
+    let names = |names: &[&str]| names.iter().map(|name| Key::from(name.as_bytes())).collect::<Vec<_>>();
+    let keys = Record::Keys { move_id: MoveId(4), keys: names(&["a", "b"]) };
+    records.insert(1, keys.clone());
+    let open = &Replay::of(&records).expect("a journal").open[&MoveId(4)];
+    assert_eq!(open.keys.as_deref(), Some(&names(&["a", "b"])[..]));
+    assert!(Replay::of(&[&records[..2], std::slice::from_ref(&keys)].concat()).is_err(), "told twice");
+    assert!(Replay::of(&[journal(), vec![keys]].concat()).is_err(), "told too late");
+    let mut bytes = Vec::new();
+    Record::Keys { move_id: MoveId(4), keys: names(&["b", "a"]) }.encode(&mut bytes);
+    assert!(Record::decode(&bytes).is_err(), "not in order");
 }
 
 #[test]

@@ -58,7 +58,7 @@ impl<'a> Args<'a> {
     }
 
     /// All arguments that are there.
-    pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+    pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> + Clone + use<'a> {
         let buf = self.buf;
         self.spans.iter().map(move |s| &buf[s.start as usize..s.start as usize + s.len as usize])
     }

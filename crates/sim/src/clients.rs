@@ -164,6 +164,14 @@ impl World {
         self.client_free(command.client, op);
     }
 
+    /// Its keys do not live together: it was not executed, and its client is told why.
+    pub(crate) fn client_parted(&mut self, op: u64) {
+        let Some(command) = self.ops.remove(&op) else { return };
+        say!(self, "command {op}: its keys live apart");
+        self.history.forget(&command.marks);
+        self.client_free(command.client, op);
+    }
+
     /// The router is gone, and with it everybody's connection.
     pub(crate) fn clients_cut_off(&mut self) {
         for (_, command) in std::mem::take(&mut self.ops) {
@@ -186,7 +194,7 @@ impl World {
 
     fn pop_can_go(&self, op: u64) -> bool {
         let Some(Command { op: Op::Pop(key), .. }) = self.ops.get(&op) else { return true };
-        self.nodes[self.owner()].keys.get(key).is_some_and(|entry| entry.expires_us.is_none_or(|end| end > self.now))
+        self.nodes[self.lives_at(*key)].keys.get(key).is_some_and(|entry| entry.expires_us.is_none_or(|end| end > self.now))
     }
 
     /// At the end every key is read once more.

@@ -73,12 +73,13 @@ pub fn run(seed: u64, scenario: &Scenario, planted: Option<Planted>, trace: bool
 
 /// One owner: after a move nothing of the slots is left at the other node.
 fn left_behind(world: &World) -> Option<String> {
-    let other = &world.nodes[1 - world.owner()];
     if !world.mover.last_moved || world.nodes.iter().any(|node| node.persistence != Persistence::Always) {
         return None;
     }
-    let left: Vec<_> = other.keys.iter().filter(|(_, entry)| entry.expires_us.is_none_or(|end| end > world.now)).collect();
-    (!left.is_empty()).then(|| format!("the node that the slots have left still has {left:?}"))
+    let at = world.node_left();
+    let alive = world.nodes[at].keys.iter().filter(|(_, entry)| entry.expires_us.is_none_or(|end| end > world.now));
+    let left: Vec<_> = alive.filter(|(key, _)| world.lives_at(**key) != at && world.has_left(**key)).collect();
+    (!left.is_empty()).then(|| format!("the node that they have left still has {left:?}"))
 }
 
 /// Runs with the seeds from `from` on, so many, on `threads` threads; `progress` is told after each. Returns the first that was wrong, by its seed,

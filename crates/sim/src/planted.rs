@@ -38,6 +38,14 @@ pub enum Bug {
     TopologyDecides,
     /// Only one of the nodes that a FLUSHALL changes is waited for before the mover goes on.
     FlushHalfAwaited,
+    /// A key that lives elsewhere than its slot is looked for at the owner of the slot.
+    ExceptionForgotten,
+    /// A move of a slot takes keys of it that live elsewhere, too.
+    ExceptionTaken,
+    /// What a move of a slot finds at its target is removed, also keys that live there.
+    ExceptionPurged,
+    /// A move of keys purges all that its target has of their slot.
+    PurgedBeyondScope,
 }
 
 /// One bug, of either kind.
@@ -70,6 +78,10 @@ impl Planted {
         Self::Around(Bug::JournalNotSynced),
         Self::Around(Bug::TopologyDecides),
         Self::Around(Bug::FlushHalfAwaited),
+        Self::Around(Bug::ExceptionForgotten),
+        Self::Around(Bug::ExceptionTaken),
+        Self::Around(Bug::ExceptionPurged),
+        Self::Around(Bug::PurgedBeyondScope),
         Self::Machine(MachineBug::UnlinkBeforeRecord),
         Self::Machine(MachineBug::AdmitBeforeUnlink),
         Self::Machine(MachineBug::AdmitBeforeRecord),

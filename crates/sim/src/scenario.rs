@@ -47,6 +47,8 @@ pub struct Scenario {
     pub blocking: u64,
     /// Times to live.
     pub ttl: u64,
+    /// A move is one of keys without their slot.
+    pub exceptions: u64,
 }
 
 /// A line of a scenario that is not understood.
@@ -72,6 +74,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("rough", include_str!("../scenarios/rough.txt")),
     ("forgetful", include_str!("../scenarios/forgetful.txt")),
     ("stop-and-copy", include_str!("../scenarios/stop-and-copy.txt")),
+    ("exceptions", include_str!("../scenarios/exceptions.txt")),
 ];
 
 impl Scenario {
@@ -109,6 +112,7 @@ impl Scenario {
             flush: 0,
             blocking: 0,
             ttl: 0,
+            exceptions: 0,
         };
         for (at, line) in text.lines().enumerate() {
             let line = line.split('#').next().unwrap_or_default().trim();
@@ -140,6 +144,7 @@ impl Scenario {
                 "flush" => (&mut scenario.flush, 1000),
                 "blocking" => (&mut scenario.blocking, 1000),
                 "ttl" => (&mut scenario.ttl, 1000),
+                "exceptions" => (&mut scenario.exceptions, 1000),
                 _ => return Err(error(format!("there is nothing called `{name}`"))),
             };
             if value > most {

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use switchyard_policy::migration::Event;
 
 use crate::node::{Cmd, KeyIx, Op, Reply};
-use crate::planted::Bug;
+use crate::planted::{Bug, Garden};
 use crate::world::{Ev, Owner, What, World, say};
 
 /// What the router has published about the slots, under its epoch.
@@ -15,14 +15,19 @@ use crate::world::{Ev, Owner, What, World, say};
 pub(crate) struct View {
     pub(crate) epoch: u64,
     pub(crate) stage: Stage,
+    /// The owner of the slot, and where each key lives.
+    pub(crate) owner: usize,
+    pub(crate) places: Rc<Vec<usize>>,
+    /// Where only some keys move: which.
+    pub(crate) scope: Option<Rc<BTreeSet<KeyIx>>>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Stage {
-    /// One node has all keys.
-    Settled { owner: usize },
+    /// Every key is where it lives.
+    Settled,
     /// The same, and writes are told to the mover.
-    Observed { owner: usize },
+    Observed,
     /// Keys are at the target once they are admitted.
     Moving { uid: u64, target: usize },
     /// Keys of `away` are at the source once they are admitted, all others at once.
@@ -30,8 +35,17 @@ pub(crate) enum Stage {
 }
 
 impl View {
-    pub(crate) const fn settled(epoch: u64, owner: usize) -> Self {
-        Self { epoch, stage: Stage::Settled { owner } }
+    /// At the beginning: one node has all keys.
+    pub(crate) fn first(keys: usize) -> Self {
+        Self { epoch: 1, stage: Stage::Settled, owner: 0, places: Rc::new(vec![0; keys]), scope: None }
+    }
+
+    /// Whether a key moves with the leg under way.
+    fn moves(&self, key: KeyIx, garden: Garden) -> bool {
+        match &self.scope {
+            Some(scope) => scope.contains(&key),
+            None => self.places[key] == self.owner || garden.is(Bug::ExceptionTaken),
+        }
     }
 }
 
@@ -76,6 +90,8 @@ pub(crate) struct Worker {
 
 enum Choice {
     Node(usize),
+    /// Its keys do not live together.
+    Parted,
     Wait(Vec<KeyIx>),
 }
 
@@ -98,24 +114,34 @@ impl Worker {
         self.view.epoch >= epoch && self.flying.values().all(|flying| flying.epoch >= epoch || harmless(flying))
     }
 
-    fn choose(&self, op: &Op, one_is_enough: bool) -> Choice {
+    fn choose(&self, op: &Op, garden: Garden) -> Choice {
+        let view = &*self.view;
         let mut keys = Vec::new();
         op.keys(&mut keys);
-        match &self.view.stage {
-            Stage::Settled { owner } | Stage::Observed { owner } => Choice::Node(*owner),
-            Stage::Moving { uid, target } => {
-                let known = *uid == self.admitted_uid;
-                let missing: Vec<KeyIx> = keys.iter().copied().filter(|key| !known || !self.admitted.contains(key)).collect();
-                let enough = missing.is_empty() || one_is_enough && missing.len() < keys.len();
-                if enough { Choice::Node(*target) } else { Choice::Wait(missing) }
-            }
-            Stage::Turned { uid, source, away } => {
-                let known = *uid == self.admitted_uid;
-                let missing: Vec<KeyIx> =
-                    keys.iter().copied().filter(|key| away.contains(key) && (!known || !self.admitted.contains(key))).collect();
-                if missing.is_empty() { Choice::Node(*source) } else { Choice::Wait(missing) }
-            }
+        let moves = |key: &KeyIx| view.moves(*key, garden);
+        let (uid, to) = match &view.stage {
+            Stage::Settled | Stage::Observed => (0, None),
+            Stage::Moving { uid, target } => (*uid, Some(*target)),
+            Stage::Turned { uid, source, .. } => (*uid, Some(*source)),
+        };
+        let known = uid == self.admitted_uid;
+        let is_missing = |key: &KeyIx| {
+            let must_come = match &view.stage {
+                Stage::Settled | Stage::Observed => false,
+                Stage::Moving { .. } => moves(key),
+                Stage::Turned { away, .. } => away.contains(key),
+            };
+            must_come && !(known && self.admitted.contains(key))
+        };
+        let missing: Vec<KeyIx> = keys.iter().copied().filter(is_missing).collect();
+        let one_is_enough = garden.is(Bug::OneKeyIsEnough) && missing.len() < keys.len() && matches!(view.stage, Stage::Moving { .. });
+        if !missing.is_empty() && !one_is_enough {
+            return Choice::Wait(missing);
         }
+        let lives_at = |key: &KeyIx| if garden.is(Bug::ExceptionForgotten) { view.owner } else { view.places[*key] };
+        let mut nodes = keys.iter().map(|key| to.filter(|_| moves(key)).unwrap_or_else(|| lives_at(key)));
+        let first = nodes.next().unwrap_or(view.owner);
+        if nodes.all(|node| node == first) { Choice::Node(first) } else { Choice::Parted }
     }
 }
 
@@ -128,18 +154,21 @@ impl World {
             self.flush_asked(op);
             return;
         }
-        let one_is_enough = self.bug(Bug::OneKeyIsEnough);
-        let choice = self.workers[ix].choose(&command.op, one_is_enough);
+        let choice = self.workers[ix].choose(&command.op, self.garden);
         let mut keys = Vec::new();
         command.op.keys(&mut keys);
         let writes = !command.op.is_read();
         match choice {
             Choice::Node(node) => {
                 self.workers[ix].waiting.remove(&op);
-                if writes && matches!(self.workers[ix].view.stage, Stage::Observed { .. }) && !self.bug(Bug::WritesNotNoted) {
+                if writes && matches!(self.workers[ix].view.stage, Stage::Observed) && !self.bug(Bug::WritesNotNoted) {
                     self.mover_notes(&keys);
                 }
                 self.choose(ix, op, node);
+            }
+            Choice::Parted => {
+                self.workers[ix].waiting.remove(&op);
+                self.client_parted(op);
             }
             Choice::Wait(keys) => {
                 say!(self, "worker {ix}: command {op} waits for {keys:?}");
@@ -403,7 +432,7 @@ impl World {
     /// Commands that wait at a node since an earlier epoch are ended there, and looked at again.
     pub(crate) fn unblock_again(&mut self, ix: usize) {
         let worker = &self.workers[ix];
-        if matches!(worker.view.stage, Stage::Settled { .. } | Stage::Observed { .. }) || self.bug(Bug::BlockedNotParked) {
+        if matches!(worker.view.stage, Stage::Settled | Stage::Observed) || self.bug(Bug::BlockedNotParked) {
             return;
         }
         let epoch = worker.view.epoch;

@@ -238,7 +238,7 @@ impl World {
     }
 
     fn begin(&mut self) {
-        let view = Rc::new(View::settled(1, 0));
+        let view = Rc::new(View::first(self.keys.len()));
         self.workers = (0..2).map(|_| Worker::new(view.clone())).collect();
         // What is there before anything begins.
         for key in 0..self.keys.len() {

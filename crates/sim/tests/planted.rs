@@ -14,7 +14,8 @@ const SEEDS: u64 = 10_000;
 #[test]
 fn each_bug_is_found_within_ten_thousand_seeds() {
     std::panic::set_hook(Box::new(|_| {}));
-    let scenarios: Vec<Scenario> = ["rough", "forgetful", "calm"].iter().filter_map(|name| Scenario::built_in(name)).collect();
+    let scenarios: Vec<Scenario> =
+        ["rough", "forgetful", "calm", "exceptions"].iter().filter_map(|name| Scenario::built_in(name)).collect();
     let mut missed = Vec::new();
     for planted in Planted::ALL {
         let found = scenarios.iter().find_map(|scenario| {

@@ -42,6 +42,11 @@ fn stop_and_copy() {
 }
 
 #[test]
+fn exceptions() {
+    clean("exceptions", 10_000);
+}
+
+#[test]
 fn a_seed_is_one_run() {
     let scenario = Scenario::built_in("rough").expect("it comes with the simulator");
     for seed in 0..20 {

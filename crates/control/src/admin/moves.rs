@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// What changes something, or asks about moves. The command line, the admin API and `SWITCHYARD` over RESP all come to one of these.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Operation {
-    /// Move slots.
+    /// Move slots, or single keys.
     Move(MoveRequest),
     /// What is under way, waits, and has ended.
     Moves,
@@ -26,13 +26,14 @@ pub enum Operation {
     Balance(BalanceRequest),
 }
 
-/// Slots to move. What is not said is as the configuration has it.
+/// Slots to move, or keys. What is not said is as the configuration has it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MoveRequest {
     /// Name of the source.
     pub from: String,
-    /// Name of the target.
+    /// Name of the target; empty with `home`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub to: String,
     /// Which: `0-100,200`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -40,6 +41,15 @@ pub struct MoveRequest {
     /// All that the source owns.
     #[serde(default)]
     pub all: bool,
+    /// Not slots but the keys at the source that match this pattern (as that of `KEYS`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<String>,
+    /// The keys that live at the source although their slots do not (of these, those that match `keys` if it is given) go to the owners of their slots.
+    #[serde(default)]
+    pub home: bool,
+    /// Only say what would be done.
+    #[serde(default)]
+    pub dry_run: bool,
     /// How.
     #[serde(flatten)]
     pub how: HowRequest,
@@ -180,6 +190,9 @@ pub struct PlannedReport {
     pub slots: u64,
     /// Which, as ranges.
     pub ranges: String,
+    /// How many keys, where these move without their slots.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<u64>,
 }
 
 /// All moves.
@@ -271,9 +284,15 @@ pub struct MoveReport {
     /// Bytes per second at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_rate: Option<u64>,
-    /// Slots.
+    /// How many keys it is about, where these move without their slots.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<u64>,
+    /// The pattern by which these were chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pattern: Option<String>,
+    /// Slots (those of the keys, where keys move without them).
     pub slots: u64,
-    /// Slots that the target owns.
+    /// Slots that the target owns (or of which the keys live there).
     pub slots_done: u64,
     /// Keys found at the source so far.
     pub keys_listed: u64,

@@ -71,6 +71,9 @@ pub struct NodeReport {
     pub version: Option<String>,
     /// How many slots it owns.
     pub slots: u64,
+    /// How many keys live at it although it does not own their slots.
+    #[serde(default)]
+    pub exceptions: u64,
     /// Commands sent to it since start.
     pub requests: u64,
     /// Error replies and failures since start.

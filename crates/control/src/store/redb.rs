@@ -297,6 +297,10 @@ struct Document {
     nodes: Vec<NodeDocument>,
     /// First slot, last slot, number of the owner.
     ranges: Vec<(u16, u16, u16)>,
+    /// Keys that live elsewhere than their slots: the name in hexadecimal, and the number of the node. Programs that know nothing of such keys do not
+    /// know this field either, and refuse the file.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    exceptions: Vec<(String, u16)>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -320,6 +324,7 @@ fn encode(topology: &Topology) -> Vec<u8> {
         next_id: topology.next_id(),
         nodes: topology.nodes().map(|node| NodeDocument { id: node.id.0, name: node.name.clone() }).collect(),
         ranges: topology.ranges().map(|(owner, range)| (*range.start(), *range.end(), owner.0)).collect(),
+        exceptions: topology.exceptions().map(|(key, node)| (to_hex(key), node.0)).collect(),
     };
     serde_json::to_vec(&document).expect("numbers and strings are always JSON")
 }
@@ -329,7 +334,22 @@ fn decode(bytes: &[u8]) -> Result<Topology, Failure> {
     let document: Document = serde_json::from_slice(bytes).map_err(|error| bad(error.to_string()))?;
     let nodes = document.nodes.into_iter().map(|node| Node { id: NodeId(node.id), name: node.name }).collect();
     let ranges = document.ranges.into_iter().map(|(first, last, owner)| (NodeId(owner), RangeInclusive::new(first, last)));
-    Topology::from_parts(document.epoch, nodes, ranges, document.next_id).map_err(|error| bad(error.to_string()))
+    let topology = Topology::from_parts(document.epoch, nodes, ranges, document.next_id).map_err(|error| bad(error.to_string()))?;
+    let exception = |(name, node): &(String, u16)| Some((from_hex(name)?.into(), NodeId(*node)));
+    let exceptions: Option<Vec<_>> = document.exceptions.iter().map(exception).collect();
+    let exceptions = exceptions.ok_or_else(|| bad("the name of a key is not in hexadecimal".to_owned()))?;
+    topology.with_stored_exceptions(exceptions).map_err(|error| bad(error.to_string()))
+}
+
+fn to_hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(|digit| char::from(DIGITS[usize::from(digit)])).collect()
+}
+
+fn from_hex(text: &str) -> Option<Vec<u8>> {
+    let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
+    let pairs = text.as_bytes().chunks(2);
+    pairs.map(|pair| if let [high, low] = pair { Some(digit(*high)? << 4 | digit(*low)?) } else { None }).collect()
 }
 
 #[cfg(test)]
@@ -405,6 +425,24 @@ mod tests {
         let store = RedbStore::open(&directory).expect("opens again");
         assert_eq!(store.next_incarnation().expect("counts"), 3);
         assert_eq!(store.load_topology().expect("loads"), Some(second));
+    }
+
+    #[test]
+    fn keys_that_live_elsewhere_are_there_after_reopening() {
+        let parent = temporary();
+        let first = topology(&["a:1", "b:1", "c:1"]);
+        let keys: Vec<std::sync::Arc<[u8]>> = [&b"plain"[..], b"", b"\x00\xff\"\r\n", "\u{fc}".as_bytes()].map(Into::into).to_vec();
+        let away = |key: &[u8]| NodeId((first.owner_of(key).0 + 1) % 3);
+        let with = keys.iter().fold(first.clone(), |topology, key| topology.keys_handed_over(&[], [key], away(key)));
+        {
+            let store = RedbStore::open(parent.path()).expect("opens");
+            store.save_topology(&with).expect("saves");
+        }
+        let store = RedbStore::open(parent.path()).expect("opens again");
+        let loaded = store.load_topology().expect("loads").expect("is there");
+        assert_eq!(loaded, with);
+        assert!(keys.iter().all(|key| loaded.lives_at(key) == away(key)));
+        assert_eq!(loaded.exceptions().count(), keys.len());
     }
 
     #[test]

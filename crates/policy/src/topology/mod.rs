@@ -5,12 +5,15 @@
 //! nodes (modulo, ring, rendezvous): a lookup is one load, a slot can move alone, and a node that joins or leaves moves nothing by
 //! itself. [`Topology::place`] reconciles the map that was stored with the nodes that the user now names.
 
+mod exceptions;
 mod place;
 mod slot;
 mod transit;
 
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
+pub use exceptions::{EXCEPTION_BYTES_MAX, EXCEPTIONS_MAX, TooManyExceptions};
 pub use place::{MAX_NODES, PartsError, PlaceError, Placed};
 pub use slot::{SLOT_COUNT, Slot, slot_of};
 pub use transit::{MoveId, Stage, TooManyTransits, Transit};
@@ -50,6 +53,8 @@ pub struct Topology {
     next_id: u32,
     /// Slots on their way to another owner; `None` where there are none.
     marks: Option<transit::Marks>,
+    /// Keys that live elsewhere than their slots; `None` where there are none.
+    exceptions: Option<Arc<exceptions::Exceptions>>,
 }
 
 impl Topology {
@@ -67,7 +72,7 @@ impl Topology {
         self.owners[slot.index()]
     }
 
-    /// The node that owns the slot of a key.
+    /// The node that owns the slot of a key (or channel). Where the key lives: [`Topology::lives_at`].
     #[inline]
     #[must_use]
     pub fn owner_of(&self, key: &[u8]) -> NodeId {
@@ -132,6 +137,7 @@ impl std::fmt::Debug for Topology {
             .field("ranges", &self.ranges().collect::<Vec<_>>())
             .field("next_id", &self.next_id)
             .field("transits", &self.transits().collect::<Vec<_>>())
+            .field("exceptions", &self.exceptions().count())
             .finish()
     }
 }

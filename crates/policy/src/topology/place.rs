@@ -48,6 +48,11 @@ pub enum PlaceError {
         /// Each with how many slots it owns.
         missing: Vec<(String, usize)>,
     },
+    /// Keys live at stored nodes that are not in the list, though their slots do not.
+    ExceptionsMissing {
+        /// Each node with how many keys.
+        missing: Vec<(String, usize)>,
+    },
     /// 65536 nodes have joined this state directory over time.
     NoNumberLeft,
 }
@@ -68,6 +73,15 @@ impl fmt::Display for PlaceError {
                      (keys stay where they are and will not be found), use an empty state directory",
                     list.join(", "),
                     if list.len() == 1 { "s" } else { "" },
+                )
+            }
+            Self::ExceptionsMissing { missing } => {
+                let list: Vec<String> = missing.iter().map(|(name, keys)| format!("{name} ({keys} keys)")).collect();
+                write!(
+                    f,
+                    "the state directory says that keys were moved to {} by `switchyard move --keys`, but the list of nodes does not have it; add it \
+                     again, and bring them home first (`switchyard move --from NODE --home`, or `switchyard nodes drain NODE`)",
+                    list.join(", "),
                 )
             }
             Self::NoNumberLeft => f.write_str(
@@ -108,6 +122,25 @@ pub enum PartsError {
     OwnedTwice(u16),
     /// No range has this slot.
     NotOwned(u16),
+    /// A key of this slot lives at a node that does not exist.
+    ExceptionAtUnknown {
+        /// The slot.
+        slot: u16,
+        /// The number that is said.
+        node: NodeId,
+    },
+    /// A key is listed as living elsewhere than its slot, at the owner of the slot.
+    ExceptionAtOwner {
+        /// The slot.
+        slot: u16,
+    },
+    /// A key of this slot is listed twice.
+    ExceptionTwice {
+        /// The slot.
+        slot: u16,
+    },
+    /// More keys than may live elsewhere than their slots, or with longer names.
+    ExceptionCount(usize),
 }
 
 impl fmt::Display for PartsError {
@@ -124,6 +157,14 @@ impl fmt::Display for PartsError {
             }
             Self::OwnedTwice(slot) => write!(f, "slot {slot} has two owners"),
             Self::NotOwned(slot) => write!(f, "slot {slot} has no owner"),
+            Self::ExceptionAtUnknown { slot, node } => {
+                write!(f, "a key of slot {slot} lives at node number {}, which does not exist", node.0)
+            }
+            Self::ExceptionAtOwner { slot } => write!(f, "a key of slot {slot} is listed as living elsewhere than its slot, and does not"),
+            Self::ExceptionTwice { slot } => write!(f, "a key of slot {slot} is listed twice as living elsewhere"),
+            Self::ExceptionCount(count) => {
+                write!(f, "{count} keys live elsewhere than their slots, with names that are too many or too long")
+            }
         }
     }
 }
@@ -151,7 +192,7 @@ impl Topology {
             owners[start..end].fill(node.id);
         }
         let next_id = nodes.len() as u32;
-        Ok(Self { epoch: 1, nodes, owners, next_id, marks: None })
+        Ok(Self { epoch: 1, nodes, owners, next_id, marks: None, exceptions: None })
     }
 
     /// Reconciles the stored topology, if there is one, with the nodes that the user wants.
@@ -174,6 +215,11 @@ impl Topology {
         if !missing.is_empty() {
             return Err(PlaceError::OwnersMissing { missing });
         }
+        let missing: Vec<(String, usize)> =
+            removed.iter().map(|node| (node.name.clone(), stored.exceptions_at(node.id))).filter(|(_, keys)| *keys > 0).collect();
+        if !missing.is_empty() {
+            return Err(PlaceError::ExceptionsMissing { missing });
+        }
         let known: BTreeSet<&String> = stored.nodes.iter().map(|node| &node.name).collect();
         let mut next_id = stored.next_id;
         let mut joined = Vec::new();
@@ -185,7 +231,14 @@ impl Topology {
         }
         let changed = !joined.is_empty() || !removed.is_empty();
         let epoch = stored.epoch + u64::from(changed);
-        let topology = Self { epoch, nodes, owners: stored.owners.clone(), next_id, marks: stored.marks.clone() };
+        let topology = Self {
+            epoch,
+            nodes,
+            owners: stored.owners.clone(),
+            next_id,
+            marks: stored.marks.clone(),
+            exceptions: stored.exceptions.clone(),
+        };
         Ok(Placed { topology, changed, joined, removed })
     }
 
@@ -241,7 +294,7 @@ impl Topology {
         for (slot, owner) in owners.into_iter().enumerate() {
             map[slot] = owner.ok_or(PartsError::NotOwned(slot as u16))?;
         }
-        Ok(Self { epoch, nodes, owners: map, next_id, marks: None })
+        Ok(Self { epoch, nodes, owners: map, next_id, marks: None, exceptions: None })
     }
 }
 

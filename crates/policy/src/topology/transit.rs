@@ -27,12 +27,14 @@ pub enum Stage {
 pub struct Transit {
     /// The move.
     pub move_id: MoveId,
-    /// From where. The owner of the slots, as long as they are in transit.
+    /// From where. The owner of the slots, as long as they are in transit, unless only some keys are.
     pub source: NodeId,
     /// To where.
     pub target: NodeId,
     /// How far.
     pub stage: Stage,
+    /// Only some keys of the slots are (those that the leg names); the slots keep their owner.
+    pub keys_only: bool,
 }
 
 /// The slots in transit: per slot 0, or one more than an index into `transits`.
@@ -101,7 +103,8 @@ impl Topology {
         Ok(Self { epoch: self.epoch + 1, marks, ..self.clone() })
     }
 
-    /// The next topology, one epoch higher, in which `target` owns `slots`, and they are in transit no more. Other slots' transits stay.
+    /// The next topology, one epoch higher, in which `target` owns `slots`, and they are in transit no more. Other slots' transits stay. Keys of them that
+    /// lived at `target` are exceptions no more; others of their exceptions stay where they are.
     #[must_use]
     pub fn handed_over(&self, slots: &[Slot], target: NodeId) -> Self {
         debug_assert!(self.node(target).is_some(), "an owner is a node");
@@ -109,14 +112,21 @@ impl Topology {
         next.epoch += 1;
         for slot in slots {
             next.owners[slot.index()] = target;
-            if let Some(marks) = &mut next.marks {
-                marks.by_slot[slot.index()] = 0;
-            }
         }
-        if next.marks.as_ref().is_some_and(|marks| marks.by_slot.iter().all(|mark| *mark == 0)) {
-            next.marks = None;
-        }
+        next.settle(slots);
+        next.drop_exceptions_at_owner(slots);
         next
+    }
+
+    /// These slots are in transit no more.
+    pub(super) fn settle(&mut self, slots: &[Slot]) {
+        let Some(marks) = &mut self.marks else { return };
+        for slot in slots {
+            marks.by_slot[slot.index()] = 0;
+        }
+        if marks.by_slot.iter().all(|mark| *mark == 0) {
+            self.marks = None;
+        }
     }
 }
 
@@ -130,7 +140,7 @@ mod tests {
     }
 
     fn moving(leg: u32) -> Transit {
-        Transit { move_id: MoveId(1), source: NodeId(0), target: NodeId(1), stage: Stage::Moving { leg } }
+        Transit { move_id: MoveId(1), source: NodeId(0), target: NodeId(1), stage: Stage::Moving { leg }, keys_only: false }
     }
 
     #[test]

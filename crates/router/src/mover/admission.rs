@@ -84,6 +84,31 @@ pub(crate) struct LegView {
     pub(crate) shared: Arc<SharedLeg>,
     /// Where the leg goes back: the keys that have to come back. All others are at the source.
     pub(crate) away: Option<Arc<BTreeSet<Fingerprint>>>,
+    /// Where only some keys of the slots move: which. The others are where they were.
+    pub(crate) scope: Option<Arc<Scope>>,
+}
+
+/// The keys of a leg that does not take whole slots.
+#[derive(Debug)]
+pub(crate) struct Scope {
+    /// In order.
+    pub(crate) keys: Vec<Key>,
+    fingerprints: FingerprintSet,
+}
+
+impl Scope {
+    pub(crate) fn new(keys: Vec<Key>, fingerprints: Fingerprinter) -> Self {
+        let set = keys.iter().map(|key| fingerprints.of(key)).collect();
+        Self { keys, fingerprints: set }
+    }
+
+    pub(crate) fn has(&self, key: Fingerprint) -> bool {
+        self.fingerprints.contains(&key)
+    }
+
+    pub(crate) fn names(&self, key: &[u8]) -> bool {
+        self.keys.binary_search_by(|known| known[..].cmp(key)).is_ok()
+    }
 }
 
 impl LegView {
@@ -243,10 +268,10 @@ mod tests {
     #[test]
     fn a_turned_leg_has_all_keys_that_are_not_away() {
         let key = |n: u128| Fingerprint(n << 60 | n);
-        let forward = LegView { shared: Arc::default(), away: None };
+        let forward = LegView { shared: Arc::default(), away: None, scope: None };
         forward.shared.admit([key(1)]);
         assert!(forward.is_there(key(1)) && !forward.is_there(key(2)));
-        let back = LegView { shared: Arc::default(), away: Some(Arc::new([key(1)].into())) };
+        let back = LegView { shared: Arc::default(), away: Some(Arc::new([key(1)].into())), scope: None };
         assert!(!back.is_there(key(1)) && back.is_there(key(2)) && !back.are_all_there());
         back.shared.admit([key(1)]);
         assert!(back.is_there(key(1)));

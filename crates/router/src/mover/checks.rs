@@ -94,7 +94,7 @@ impl Mover {
     }
 
     /// Walks through the keys of some slots at a node: calls `with` with the keys of each step, in their database.
-    fn walk(
+    pub(super) fn walk(
         &mut self,
         side: Side,
         slots: impl IntoIterator<Item = Slot>,
@@ -111,7 +111,10 @@ impl Mover {
                     return Err(Halt::Stop(format!("{} refuses SCAN: {}", self.name(self.end(side).node), error_text(&answer))));
                 };
                 let (temporary, keys): (Vec<&[u8]>, Vec<&[u8]>) = keys.into_iter().partition(|key| is_temporary(key));
-                let keys: Vec<Key> = keys.into_iter().filter(|key| is_ours[slot_of(key).index()]).map(Key::from).collect();
+                // Keys that live at this node although their slot does not are where they belong.
+                let (topology, node) = (self.shared.plan().topology.clone(), self.end(side).node);
+                let is_wrong = |key: &&[u8]| is_ours[slot_of(key).index()] && topology.exception(key) != Some(node);
+                let keys: Vec<Key> = keys.into_iter().filter(is_wrong).map(Key::from).collect();
                 if !temporary.is_empty() {
                     let temporary: Vec<Key> = temporary.into_iter().map(Key::from).collect();
                     self.sweep(side, &temporary)?;
@@ -208,22 +211,37 @@ impl Mover {
         let unchanged = process == self.first_source;
         let slots: Vec<Slot> = self.order.slots.clone();
         self.walk(Side::Source, slots, |mover, database, keys| {
-            for key in keys {
-                let fingerprint = mover.order.fingerprints.of(&key);
-                match mover.was_moved(fingerprint) {
-                    Some(true) => {
-                        mover.unlink(Side::Source, std::slice::from_ref(&key))?;
-                        mover.note_late(|late| late.removed += 1);
-                    }
-                    Some(false) if unchanged => {
-                        let moved = mover.move_late(database, &key)?;
-                        mover.note_late(|late| if moved { late.moved += 1 } else { late.left += 1 });
-                    }
-                    _ => mover.note_late(|late| late.left += 1),
-                }
-            }
-            Ok(())
+            keys.into_iter().try_for_each(|key| mover.settle_late(database, &key, unchanged))
         })?;
+        self.say_late();
+        Ok(())
+    }
+
+    /// Whether a key that is found at the target, in a slot of the move, may be removed there.
+    pub(super) fn may_be_removed(&self, key: &[u8]) -> bool {
+        self.order.purge_target || self.order.leftovers.binary_search(&slot_of(key)).is_ok()
+    }
+
+    /// Does with a key that the source still has what can be known to be right. `unchanged`: it is the process that the move began with.
+    pub(super) fn settle_late(&mut self, database: u32, key: &Key, unchanged: bool) -> Result<(), Halt> {
+        // Of a key that lives elsewhere than its slot this is a copy of earlier.
+        let stale = self.order.keys.is_none() && self.shared.plan().topology.exception(key).is_some();
+        match self.was_moved(self.order.fingerprints.of(key)) {
+            known if stale || known == Some(true) => {
+                self.unlink(Side::Source, std::slice::from_ref(key))?;
+                self.note_late(|late| late.removed += 1);
+            }
+            Some(false) if unchanged => {
+                let moved = self.move_late(database, key)?;
+                self.note_late(|late| if moved { late.moved += 1 } else { late.left += 1 });
+            }
+            _ => self.note_late(|late| late.left += 1),
+        }
+        Ok(())
+    }
+
+    /// Says what was found late.
+    pub(super) fn say_late(&self) {
         let late = self.late();
         if late != super::LateKeys::default() {
             warn!(
@@ -234,7 +252,6 @@ impl Mover {
                 "the source had keys of slots that had left it: somebody writes to it past the router"
             );
         }
-        Ok(())
     }
 
     /// Moves a key that was written past us, where nobody has it yet.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use switchyard_policy::migration::{
     Action, BatchId, Event, Fingerprint, Key, Leg, Machine, Orders, Outcome, Phase, Protocol, Side, StopAndCopy, is_temporary,
 };
-use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot, Stage, Transit, slot_of};
+use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot, Stage, slot_of};
 use switchyard_resp::reply;
 use tracing::{info, warn};
 
@@ -28,6 +28,8 @@ const DRAIN_PATIENCE_US: u64 = 40_000;
 enum Listing {
     /// From the spool, once they are asked for.
     Spooled,
+    /// The move names them.
+    Named,
     /// They are in `listed`.
     Whole,
     /// From the node, as it is walked through.
@@ -44,11 +46,13 @@ struct Walk {
     asked: bool,
     /// Removals under way.
     removals: usize,
+    /// Keys to be removed, where they are known without walking.
+    named: Vec<Key>,
 }
 
 impl Walk {
     fn is_over(&self) -> bool {
-        self.databases.is_empty() && !self.asked && self.removals == 0
+        self.databases.is_empty() && !self.asked && self.removals == 0 && self.named.is_empty()
     }
 }
 
@@ -119,7 +123,8 @@ impl Mover {
         slots.iter().for_each(|slot| is_ours[slot.index()] = true);
         let restarted = self.source.connection.as_ref().map(|c| &c.process.run_id) != self.listed_of.as_ref();
         let whole = !fresh || restarted || slots.iter().any(|slot| self.anything.contains(slot));
-        let walk = Walk { side: Side::Source, databases: databases.clone(), cursor: b"0".to_vec(), asked: false, removals: 0 };
+        let walk =
+            Walk { side: Side::Source, databases: databases.clone(), cursor: b"0".to_vec(), asked: false, removals: 0, named: Vec::new() };
         let mut run = Run {
             number,
             is_ours,
@@ -129,7 +134,7 @@ impl Mover {
             },
             begun: HashMap::new(),
             events: VecDeque::new(),
-            view: LegView { shared: Arc::default(), away: None },
+            view: LegView { shared: Arc::default(), away: None, scope: self.scope_of(&slots) },
             drain: None,
             publish_again: None,
             hand_over_again: None,
@@ -141,8 +146,14 @@ impl Mover {
             strings: self.strings,
             lists: VecDeque::new(),
             listed: VecDeque::new(),
-            // Only what is walked through after the drain is complete counts; the machine asks for nothing before.
-            listing: if whole { Listing::Walked(walk) } else { Listing::Spooled },
+            // Only what is walked through after the drain is complete counts; the machine asks for nothing before. Where keys are named they are the list.
+            listing: if order.keys.is_some() {
+                Listing::Named
+            } else if whole {
+                Listing::Walked(walk)
+            } else {
+                Listing::Spooled
+            },
             purge: None,
             target_touched: !fresh || !self.target_is_clean,
             next_tick: Instant::now(),
@@ -261,15 +272,20 @@ impl Mover {
                 if clean {
                     run.events.push_back(Event::Purged);
                 } else {
-                    let databases = self.all_databases();
-                    run.purge = Some((Walk { side, databases, cursor: b"0".to_vec(), asked: false, removals: 0 }, away));
+                    let mut walk = self.walk_at(side);
+                    if let Some(scope) = &run.view.scope {
+                        // No other key of the slots is any business of this leg's.
+                        walk.databases.clear();
+                        let is_wrong = |key: &&Key| away.contains(&self.order.fingerprints.of(key)) == (side == Side::Source);
+                        walk.named = scope.keys.iter().filter(is_wrong).cloned().collect();
+                    }
+                    run.purge = Some((walk, away));
                 }
             }
             Action::List { count } => run.lists.push_back(count),
             Action::Relist { at } => {
                 run.listed.clear();
-                let databases = self.all_databases();
-                run.listing = Listing::Walked(Walk { side: at, databases, cursor: b"0".to_vec(), asked: false, removals: 0 });
+                run.listing = if run.view.scope.is_some() { Listing::Named } else { Listing::Walked(self.walk_at(at)) };
             }
             Action::Copy { batch, from, keys } => {
                 run.contents.remove(&batch);
@@ -336,7 +352,7 @@ impl Mover {
             Action::Turn { why, away } => {
                 self.doing = format!("going back: {why}");
                 warn!(move_id = self.order.id.0, leg = run.number, why, "a leg goes back to its source");
-                run.view = LegView { shared: Arc::new(SharedLeg::default()), away: Some(away) };
+                run.view = LegView { shared: Arc::new(SharedLeg::default()), away: Some(away), scope: run.view.scope.take() };
                 run.contents.clear();
                 run.storing.clear();
                 self.staging.drop_all();
@@ -357,7 +373,7 @@ impl Mover {
         self.shared.change_moves(|moves| {
             moves.legs.insert((id, run.number), view);
         });
-        let transit = |stage| Transit { move_id: id, source: self.order.source, target: self.order.target, stage };
+        let transit = |stage| self.transit(stage);
         let mut transits = vec![(transit(Stage::Moving { leg: run.number }), run.slots.clone())];
         let rest: Vec<Slot> = self.slots_left.iter().copied().filter(|slot| !run.is_ours[slot.index()]).collect();
         if self.is_listed && !rest.is_empty() {
@@ -392,7 +408,8 @@ impl Mover {
     fn hand_over(&mut self, run: &Run, owner: NodeId) {
         let (own, leg) = (self.own.clone(), run.number);
         let done = Box::new(move |outcome| own.tell(Told::HandedOver { leg, outcome }));
-        self.order.host.hand_over(self.order.id, &run.slots, owner, done);
+        let keys = run.view.scope.as_ref().map(|scope| &scope.keys[..]);
+        self.order.host.hand_over(self.order.id, &run.slots, keys, owner, done);
     }
 
     fn wake_workers(&self, leg: &SharedLeg) {
@@ -413,7 +430,10 @@ impl Mover {
         let any = !told.is_empty();
         for what in told {
             match what {
-                Told::Wanted { leg, keys } if leg == run.number => run.events.push_back(Event::Wanted { keys }),
+                Told::Wanted { leg, mut keys } if leg == run.number => {
+                    self.keep_own(&mut keys);
+                    run.events.push_back(Event::Wanted { keys });
+                }
                 Told::Recorded { leg, number, outcome } if leg == run.number => match outcome {
                     Ok(()) => run.events.push_back(Event::Recorded(number)),
                     Err(why) => {
@@ -570,7 +590,10 @@ impl Mover {
                 }
                 let answer = answers.last().map(Vec::as_slice).unwrap_or_default();
                 let (cursor, keys) = side::scanned(answer).ok_or("it answered SCAN with something else than a cursor and keys")?;
-                let keys = keys.into_iter().filter(|key| run.is_ours[slot_of(key).index()] && !is_temporary(key)).map(Key::from);
+                let topology = self.shared.plan().topology.clone();
+                // A key that lives elsewhere than its slot does not move with it, and stays where it is.
+                let is_ours = |key: &&[u8]| run.is_ours[slot_of(key).index()] && !is_temporary(key) && topology.exception(key).is_none();
+                let keys = keys.into_iter().filter(is_ours).map(Key::from);
                 if purges {
                     let Some((walk, away)) = &mut run.purge else { return Ok(()) };
                     let wrong: Vec<Key> =
@@ -662,6 +685,16 @@ impl Mover {
             if walk.is_over() {
                 run.purge = None;
                 run.events.push_back(Event::Purged);
+            } else if !walk.named.is_empty() {
+                if self.end(walk.side).connection.is_some() {
+                    let (side, named) = (walk.side, std::mem::take(&mut walk.named));
+                    for database in run.databases.iter().copied() {
+                        for part in named.chunks(1000) {
+                            walk.removals += 1;
+                            self.end_mut(side).purge(part, database);
+                        }
+                    }
+                }
             } else if !walk.asked
                 && let Some(database) = walk.databases.last().copied()
                 && self.end(walk.side).connection.is_some()
@@ -688,6 +721,11 @@ impl Mover {
 
     fn serve_lists(&mut self, run: &mut Run) {
         while let Some(count) = run.lists.front().copied() {
+            if matches!(run.listing, Listing::Named) {
+                let named = run.view.scope.iter().flat_map(|scope| scope.keys.iter().cloned());
+                run.listed = named.collect();
+                run.listing = Listing::Whole;
+            }
             if matches!(run.listing, Listing::Spooled) {
                 match self.spool.keys(&run.slots) {
                     Ok(keys) => {
@@ -698,15 +736,14 @@ impl Mover {
                         // The node knows its keys as well.
                         warn!(%error, "the list of keys cannot be read: the keys are listed again");
                         let databases = run.databases.clone();
-                        run.listing =
-                            Listing::Walked(Walk { side: Side::Source, databases, cursor: b"0".to_vec(), asked: false, removals: 0 });
+                        run.listing = Listing::Walked(Walk { databases, ..self.walk_at(Side::Source) });
                     }
                 }
             }
             let ended = match &run.listing {
                 Listing::Whole => true,
                 Listing::Walked(walk) => walk.is_over(),
-                Listing::Spooled => false,
+                Listing::Named | Listing::Spooled => false,
             };
             if !ended && run.listed.len() < count as usize {
                 return;
@@ -722,6 +759,11 @@ impl Mover {
     pub(super) fn form(&self, run: &Run) -> Form {
         let plain = run.strings && self.usage().is_none() && !self.source.tells_changes && !self.target.tells_changes;
         if plain { Form::Plain } else { Form::Serialised }
+    }
+
+    /// A walk through a side, from its beginning.
+    fn walk_at(&self, side: Side) -> Walk {
+        Walk { side, databases: self.all_databases(), cursor: b"0".to_vec(), asked: false, removals: 0, named: Vec::new() }
     }
 
     /// How keys were used is worth asking only where both nodes keep that.

@@ -213,14 +213,18 @@ impl Mover {
                 self.big.note_listed(slot, key, page.database, answer, limit);
             }
         }
+        let topology = self.shared.plan().topology.clone();
         if let Some((database, answer)) = brought.target {
             for key in keys_of(&answer) {
                 if is_temporary(key) {
                     found.temporary.push((Side::Target, database, key.into()));
                 } else if let slot = slot_of(key)
                     && is_ours[slot.index()]
+                    // A key that lives there although its slot does not is where it belongs; one that lives at a third node left this one.
+                    && let lives_at = topology.exception(key)
+                    && lives_at != Some(self.order.target)
                 {
-                    if self.order.purge_target || self.order.leftovers.binary_search(&slot).is_ok() {
+                    if lives_at.is_some() || self.may_be_removed(key) {
                         found.stale.push((database, key.into()));
                     } else {
                         found.foreign += 1;
@@ -237,7 +241,8 @@ impl Mover {
                 continue;
             }
             let slot = slot_of(key);
-            if is_ours[slot.index()] {
+            // What is left over of a key that lives elsewhere does not move with its slot.
+            if is_ours[slot.index()] && topology.exception(key).is_none() {
                 self.spool_key(slot, key);
                 self.listed += 1;
                 let at = key.as_ptr().addr() - answer.as_ptr().addr();
@@ -271,7 +276,7 @@ impl Mover {
     }
 
     /// Has the workers tell what they write from now on, and waits until what they sent before is answered.
-    fn observe(&mut self) -> Result<(), Halt> {
+    pub(super) fn observe(&mut self) -> Result<(), Halt> {
         let epoch = loop {
             match self.publish_observed() {
                 Ok(epoch) => break epoch,

@@ -9,6 +9,7 @@ mod big;
 mod checks;
 mod connection;
 mod drive;
+mod keys;
 mod last_piece;
 mod listing;
 mod pieces;
@@ -23,11 +24,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use switchyard_policy::migration::record::OpenMove;
-use switchyard_policy::migration::{Durability, Fingerprinter, Goal, Phase, Protocol, Record};
-use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit};
+use switchyard_policy::migration::{Durability, Fingerprinter, Goal, Key, Phase, Protocol, Record};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit, slot_of};
 
 use crate::shared::{Shared, lock};
-pub(crate) use admission::{LegView, Moves, SharedLeg, SharedMove, Told};
+pub(crate) use admission::{LegView, Moves, Scope, SharedLeg, SharedMove, Told};
 pub use big::{BigKey, BigKeys};
 
 /// Moves that are remembered, also when they have ended.
@@ -42,8 +43,9 @@ pub trait Host: Send + Sync + fmt::Debug {
     /// tried again, in order, for as long as it takes: an error says that the router stops before it could be.
     fn record(&self, records: Vec<Record>, done: Done);
 
-    /// Makes `owner` the owner of `slots`: stores the topology and has the router publish it; the slots are in transit no more. Then calls `done`.
-    fn hand_over(&self, move_id: MoveId, slots: &[Slot], owner: NodeId, done: Done);
+    /// Makes `owner` the owner of `slots`, or (where `keys` are named, which are in these slots) has these live there: stores the topology and has the
+    /// router publish it; the slots are in transit no more. Then calls `done`.
+    fn hand_over(&self, move_id: MoveId, slots: &[Slot], keys: Option<&[Key]>, owner: NodeId, done: Done);
 
     /// Has the router publish a topology in which these slots are in transit for this move, instead of those named before. Other moves'
     /// transits stay. Returns its epoch.
@@ -79,6 +81,9 @@ pub struct MoveOrder {
     pub target: NodeId,
     /// Which slots, ascending; all of them belong to the source (or, of a move that is resumed, to the target already).
     pub slots: Vec<Slot>,
+    /// Only these keys of the slots, ascending; the slots keep their owner. All of them live at the source (or, of a move that is resumed, at the target
+    /// already). `None`: the slots with all that they have.
+    pub keys: Option<Arc<[Key]>>,
     /// How.
     pub protocol: Protocol,
     /// What must be safe at the target before a source copy goes.
@@ -238,7 +243,14 @@ pub(crate) fn begin(shared: &Arc<Shared>, order: MoveOrder) -> std::io::Result<(
         return invalid("the source and the target are the same node".to_owned());
     }
     let handed_over = order.resume.as_ref().map(|r| r.handed_over.as_slice()).unwrap_or_default();
-    if let Some(slot) = order.slots.iter().find(|s| plan.topology.owner(**s) != order.source && handed_over.binary_search(s).is_err()) {
+    if let Some(keys) = &order.keys {
+        let is_elsewhere = |key: &&Key| plan.topology.lives_at(key) != order.source && handed_over.binary_search(&slot_of(key)).is_err();
+        if let Some(key) = keys.iter().find(is_elsewhere) {
+            return invalid(format!("a key of slot {} does not live at the source", slot_of(key).number()));
+        }
+    } else if let Some(slot) =
+        order.slots.iter().find(|s| plan.topology.owner(**s) != order.source && handed_over.binary_search(s).is_err())
+    {
         return invalid(format!("slot {} does not belong to the source", slot.number()));
     }
     let mut moves = lock(&shared.moves);

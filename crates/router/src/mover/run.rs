@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use switchyard_policy::migration::pace::{Observation, Pacer};
 use switchyard_policy::migration::{Fingerprint, FingerprintSet, Goal, Outcome, Pace, Progress, Side};
-use switchyard_policy::topology::{Slot, Stage, Transit, slot_of};
+use switchyard_policy::topology::{Slot, Stage, slot_of};
 use tracing::{error, info, warn};
 
 use super::big::Big;
@@ -260,7 +260,7 @@ impl Mover {
         self.until_connected(Self::check)?;
         self.until_connected(Self::give_functions)?;
         self.learn_waits()?;
-        self.until_connected(Self::list)?;
+        self.until_connected(if self.order.keys.is_some() { Self::list_named } else { Self::list })?;
         while !self.slots_left.is_empty() {
             self.while_paused()?;
             if self.aborted {
@@ -290,7 +290,7 @@ impl Mover {
                 }
             }
         }
-        self.until_connected(Self::look_behind)?;
+        self.until_connected(if self.order.keys.is_some() { Self::look_behind_keys } else { Self::look_behind })?;
         Ok(MoveEnd::Done)
     }
 
@@ -333,7 +333,8 @@ impl Mover {
     /// Takes what has nothing to do with the leg under way.
     pub(super) fn note(&mut self, what: Told) {
         match what {
-            Told::Written(keys) => {
+            Told::Written(mut keys) => {
+                self.keep_own(&mut keys);
                 for key in keys {
                     let slot = slot_of(&key);
                     self.spool_key(slot, &key);
@@ -570,8 +571,7 @@ impl Mover {
     // ---- listing and legs ----
 
     pub(super) fn publish_observed(&self) -> Result<u64, String> {
-        let transit = Transit { move_id: self.order.id, source: self.order.source, target: self.order.target, stage: Stage::Observed };
-        self.order.host.set_transits(self.order.id, vec![(transit, self.slots_left.iter().copied().collect())])
+        self.order.host.set_transits(self.order.id, vec![(self.transit(Stage::Observed), self.slots_left.iter().copied().collect())])
     }
 
     /// After a leg that has not begun. If it cannot be now, clients wait until the next leg is published.

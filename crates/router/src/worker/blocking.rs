@@ -307,6 +307,12 @@ impl Worker {
         }
     }
 
+    /// Whether the keys that a client waits for in this slot are used where it waits.
+    fn is_waiting_well(&self, slot: Slot, holder: Handle, node: NodeId) -> bool {
+        let waiting = self.clients.get(holder).and_then(|c| c.waiting.as_ref());
+        waiting.map_or_else(|| self.are_used_at(slot, std::iter::empty(), node), |waiting| self.is_used_at(slot, waiting.request(), node))
+    }
+
     /// A new topology: what waits at the right node goes on under its epoch, so that a command that waits for ever does not hold up the
     /// drain barrier for ever. What waits at a node where its keys are no longer used is ended there, and issued again where they are.
     pub(super) fn restamp_waiting(&mut self) {
@@ -314,7 +320,7 @@ impl Worker {
         for handle in self.links.handles() {
             let Some(link) = self.links.get(handle).filter(|l| l.lane == Lane::Blocking && !l.pending.is_empty()) else { continue };
             let (slot, node, holder) = (link.slot, link.node, link.holder);
-            if slot.is_some_and(|slot| self.place_of(slot) != node) {
+            if slot.is_some_and(|slot| !self.is_waiting_well(slot, holder, node)) {
                 self.recall_waiting(handle);
                 continue;
             }

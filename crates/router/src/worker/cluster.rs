@@ -76,6 +76,8 @@ fn members_of(addresses: &[(String, u16)]) -> Vec<Member> {
 struct SlotKeys {
     slot: Slot,
     node: NodeId,
+    /// Nodes at which keys of the slot live alone, to be asked after this one.
+    others: Vec<NodeId>,
     /// GETKEYSINSLOT: so many keys. COUNTKEYSINSLOT: only their number.
     wanted: Option<usize>,
     /// SCAN may give a key twice.
@@ -92,21 +94,31 @@ impl SlotKeys {
 }
 
 impl Procedure for SlotKeys {
-    fn next(&mut self, _: &mut Worker, _: bool, parts: Vec<Vec<u8>>) -> Next {
+    fn next(&mut self, worker: &mut Worker, _: bool, parts: Vec<Vec<u8>>) -> Next {
         let answer = parts.into_iter().next().unwrap_or_default();
         if reply::is_error(&answer) {
             return Next::Done(answer);
         }
+        let topology = &worker.plan.topology;
+        // Without exceptions all that the owner has counts, also while the slot moves.
+        let parted = topology.is_exceptional(self.slot);
         let mut pair = reply::elements(&answer);
         let cursor = pair.next().and_then(reply::text).unwrap_or(b"0").to_vec();
         for key in pair.next().into_iter().flat_map(reply::elements).filter_map(reply::text) {
-            if slot_of(key) == self.slot {
+            if slot_of(key) == self.slot && (!parted || topology.lives_at(key) == self.node) {
                 self.keys.insert(key.to_vec());
             }
         }
         self.looked_at += SEARCHED_AT_ONCE;
         let enough = self.wanted.is_some_and(|wanted| self.keys.len() >= wanted);
         let mut out = Vec::new();
+        if cursor == b"0"
+            && !enough
+            && let Some(other) = self.others.pop()
+        {
+            self.node = other;
+            return Next::Round(self.ask(b"0"));
+        }
         if cursor != b"0" && !enough {
             if self.looked_at < SEARCHED_MAX {
                 return Next::Round(self.ask(&cursor));
@@ -220,7 +232,10 @@ impl Worker {
             return Flow::Stall(Stall::Barrier);
         }
         let node = plan.topology.owner(slot);
-        let search = SlotKeys { slot, node, wanted, keys: HashSet::new(), looked_at: 0 };
+        let mut others: Vec<NodeId> = plan.topology.exceptions_in(slot).map(|(_, at)| at).collect();
+        others.sort_unstable();
+        others.dedup();
+        let search = SlotKeys { slot, node, others, wanted, keys: HashSet::new(), looked_at: 0 };
         let first = search.ask(b"0");
         self.begin_rounds(handle, class, Box::new(search), first)
     }

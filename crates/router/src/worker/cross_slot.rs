@@ -1,4 +1,4 @@
-//! Commands that read several keys and write at most one, whose keys are in several slots.
+//! Commands that read several keys and write at most one, whose keys are in several slots, or in one slot of which some keys live elsewhere.
 //!
 //! Keys that live elsewhere are read (DUMP) and put beside the others under temporary names, in one MULTI/EXEC with the command
 //! itself and the removal of those names. So the destination changes at one instant, or not at all; and nobody sees a temporary key.
@@ -12,7 +12,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use switchyard_policy::topology::NodeId;
-use switchyard_resp::command::{Command, Flags, errors};
+use switchyard_resp::command::{Command, Flags};
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
@@ -275,19 +275,21 @@ impl Procedure for Pop {
 static TEMPORARY: AtomicU64 = AtomicU64::new(0);
 
 impl Worker {
-    /// A command whose keys are in several slots, found at `self.keys`.
+    /// A command whose keys are in several slots, or live at several nodes, found at `self.keys`.
     #[cold]
     pub(super) fn cross_slot(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
         let class = command.class() as u8;
         let bytes_max = plan.live.cross_slot_max;
         let keys = self.keys.clone();
         let Some(kind) = kind_of(command, &keys).filter(|_| bytes_max > 0) else {
-            return self.refuse(handle, class, errors::CROSSSLOT);
+            let text = self.not_together(plan, keys.iter().filter_map(|k| args.get(*k as usize)));
+            return self.refuse(handle, class, &text);
         };
         if kind == Kind::Copy && args.iter().skip(3).any(|a| a.eq_ignore_ascii_case(b"DB")) {
-            return self.refuse(handle, class, errors::CROSSSLOT);
+            let text = self.not_together(plan, keys.iter().filter_map(|k| args.get(*k as usize)));
+            return self.refuse(handle, class, &text);
         }
-        let owner = |index: usize| plan.topology.owner_of(args.get(index).unwrap_or_default());
+        let owner = |index: usize| plan.topology.lives_at(args.get(index).unwrap_or_default());
         let first = owner(keys.first().map_or(0, |k| *k as usize));
         if keys.iter().all(|k| owner(*k as usize) == first) {
             return self.forward(handle, command, first, raw);
@@ -295,26 +297,26 @@ impl Worker {
         let args: Vec<Vec<u8>> = args.iter().map(<[u8]>::to_vec).collect();
         if let Some(client) = self.clients.get_mut(handle).filter(|_| kind != Kind::Read) {
             // For WAIT: any of the nodes may be the one that is written to.
-            keys.iter().for_each(|k| client.note_write(plan.topology.owner_of(&args[*k as usize])));
+            keys.iter().for_each(|k| client.note_write(plan.topology.lives_at(&args[*k as usize])));
         }
         if kind == Kind::Pop {
             let lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };
             let after = keys.last().map_or(0, |k| *k as usize) + 1;
-            let left = keys.iter().rev().map(|k| (args[*k as usize].clone(), plan.topology.owner_of(&args[*k as usize]))).collect();
+            let left = keys.iter().rev().map(|k| (args[*k as usize].clone(), plan.topology.lives_at(&args[*k as usize]))).collect();
             let mut pop = Pop { lane, name: args[0].clone(), left, options: args[after..].to_vec() };
             let Some(ask) = pop.ask() else { return Flow::Close };
             return self.begin_alone(handle, class, Box::new(pop), vec![ask]);
         }
         let target = match kind {
-            Kind::Store(destination) => plan.topology.owner_of(&args[destination]),
-            Kind::Copy => plan.topology.owner_of(&args[2]),
+            Kind::Store(destination) => plan.topology.lives_at(&args[destination]),
+            Kind::Copy => plan.topology.lives_at(&args[2]),
             _ => first,
         };
         let version = |node: NodeId| self.shared.with_facts(node, |f| (f.flavour, f.version.clone()));
         let mut try_first = false;
         let mut foreign = Vec::new();
         for index in keys.iter().map(|k| *k as usize) {
-            let node = plan.topology.owner_of(&args[index]);
+            let node = plan.topology.lives_at(&args[index]);
             if node != target {
                 try_first |= version(node) != version(target);
                 let number = TEMPORARY.fetch_add(1, Ordering::Relaxed);

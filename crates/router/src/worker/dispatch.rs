@@ -187,9 +187,9 @@ impl Worker {
             Some(index) => {
                 let Some(key) = args.get(index) else { return Flow::Close };
                 if self.is_known_large(command, key) {
-                    return self.forward_large(handle, plan.topology.owner_of(key), raw, class);
+                    return self.forward_large(handle, plan.topology.lives_at(key), raw, class);
                 }
-                plan.topology.owner_of(key)
+                plan.topology.lives_at(key)
             }
             None => {
                 let mut keys = std::mem::take(&mut self.keys);
@@ -199,11 +199,17 @@ impl Worker {
                 self.keys = keys;
                 match (found, target) {
                     (Err(error), _) => return self.refuse(handle, class, &error.text(command)),
+                    (Ok(()), Route::Owner(slot, _) | Route::Parted(slot))
+                        if plan.topology.is_exceptional(slot) && self.uses_undeclared(plan, command, args) =>
+                    {
+                        let text = self.undeclared_text(plan, slot);
+                        return self.refuse(handle, class, &text);
+                    }
                     (Ok(()), Route::Owner(slot, node)) if command.flags.has(Flags::BLOCKING) && command.blocks(args) => {
                         return self.block(handle, command, node, Some(slot), raw, args);
                     }
                     (Ok(()), Route::Owner(_, node)) => node,
-                    (Ok(()), Route::CrossSlot) => return self.cross_slot(plan, handle, command, raw, args),
+                    (Ok(()), Route::CrossSlot | Route::Parted(_)) => return self.cross_slot(plan, handle, command, raw, args),
                     (Ok(()), Route::Anywhere) => match self.choose_node(plan) {
                         Some(node) => node,
                         None => return self.refuse_all_down(handle, class),
@@ -319,7 +325,7 @@ impl Worker {
     ) -> Flow {
         let key = |index: &u32| args.get(*index as usize).unwrap_or_default();
         // Usual: all at one node. Then the node does the whole work.
-        let mut owners = indexes.iter().map(|i| plan.topology.owner_of(key(i)));
+        let mut owners = indexes.iter().map(|i| plan.topology.lives_at(key(i)));
         if let Some(first) = owners.next()
             && owners.all(|o| o == first)
         {

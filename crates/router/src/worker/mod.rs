@@ -20,6 +20,7 @@ mod counted;
 mod cross_slot;
 mod dispatch;
 mod downstream;
+mod exceptions;
 mod gather;
 mod greeting;
 mod info;

@@ -100,6 +100,12 @@ fn is_shown_waiting(list: &[u8], client_id: u64) -> bool {
     of_client.as_mut().is_some_and(|fields| fields.any(|field| field.strip_prefix("flags=").is_some_and(|flags| flags.contains('b'))))
 }
 
+impl Waiting {
+    pub(super) fn request(&self) -> &[u8] {
+        &self.request
+    }
+}
+
 impl Client {
     /// Whether the node has been asked to end its wait, so that it can be issued again.
     pub(super) fn is_being_recalled(&self) -> bool {

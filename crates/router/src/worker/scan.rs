@@ -101,7 +101,7 @@ impl Procedure for Scan {
 /// Whether a key of this name can be used at a node.
 pub(super) fn belongs(plan: &Plan, node: NodeId, key: &[u8]) -> bool {
     let slot = slot_of(key);
-    plan.topology.owner(slot) == node || plan.topology.transit(slot).is_some_and(|t| t.source == node || t.target == node)
+    plan.topology.lives_at(key) == node || plan.topology.transit(slot).is_some_and(|t| t.source == node || t.target == node)
 }
 
 impl Worker {

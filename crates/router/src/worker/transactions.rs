@@ -7,13 +7,14 @@
 //! error names that reason, because the client has not seen it.
 //!
 //! **WATCH takes a connection**, because the node keeps watches by connection. It is held until EXEC, DISCARD or UNWATCH. If it is lost, or
-//! the slot has another owner by then, EXEC answers nil: the transaction did not happen, and the client tries again. It never succeeds
+//! a key lives elsewhere by then, EXEC answers nil: the transaction did not happen, and the client tries again. It never succeeds
 //! without the watch.
 //!
 //! Not a connection from MULTI on with each command sent at once: it would cost a round trip for each command and a connection for each
 //! client in the middle of a transaction.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{NodeId, Slot};
@@ -131,6 +132,8 @@ impl Session {
 pub(super) struct Watch {
     slot: Slot,
     node: NodeId,
+    /// What is watched: a key may move to another node without its slot.
+    keys: Vec<Box<[u8]>>,
     /// The connection that the node watches for; `None` where a WATCH failed.
     pub(super) link: Option<Handle>,
     /// When the first WATCH failed, where it did.
@@ -171,7 +174,7 @@ enum Admission {
 impl Worker {
     /// A command of a client that is between MULTI and EXEC.
     #[cold]
-    pub(super) fn in_multi(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
+    pub(super) fn in_multi(&mut self, plan: &Arc<Plan>, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
         let class = command.class() as u8;
         match command.handling {
             Handling::Local(Local::Exec) => return self.exec(plan, handle, class),
@@ -288,8 +291,11 @@ impl Worker {
                     )
                     | (Ok(()), Route::Anywhere) => Admission::Queue(None),
                     (Err(error), _) => Admission::Refuse(error.text(command)),
-                    (Ok(()), Route::Owner(slot, _)) if known.is_none_or(|k| k == slot) => Admission::Queue(Some(slot)),
-                    (Ok(()), Route::Owner(..) | Route::CrossSlot) => Admission::Refuse(errors::CROSSSLOT.into()),
+                    // Where they live is looked at with EXEC.
+                    (Ok(()), Route::Owner(slot, _) | Route::Parted(slot)) if known.is_none_or(|k| k == slot) => {
+                        Admission::Queue(Some(slot))
+                    }
+                    (Ok(()), Route::Owner(..) | Route::Parted(_) | Route::CrossSlot) => Admission::Refuse(errors::CROSSSLOT.into()),
                 }
             }
             // Executed where the transaction is; subscriptions are at every node. A shard channel must belong there.
@@ -369,19 +375,26 @@ impl Worker {
 
     fn watch(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
         let class = command.class() as u8;
-        let Route::Owner(slot, node) = route(&plan.topology, args.iter().skip(1)) else {
+        let keys = args.iter().skip(1);
+        let Route::Owner(slot, node) = route(&plan.topology, keys.clone()) else {
             self.watch_failed(handle);
-            return self.refuse(handle, class, errors::CROSSSLOT);
+            let text = self.not_together(plan, keys);
+            return self.refuse(handle, class, &text);
         };
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         // One that failed before anything was watched left nothing.
         client.session().watch.take_if(|w| w.failed_us.is_some());
-        let before = client.session().watch.as_ref().map(|w| (w.slot, w.link));
-        if before.is_some_and(|(other, _)| other != slot) {
+        let before = client.session().watch.as_ref().map(|w| (w.slot, w.link, w.node));
+        if before.is_some_and(|(other, ..)| other != slot) {
             self.watch_failed(handle);
             return self.refuse(handle, class, errors::CROSSSLOT);
         }
-        let link = match before {
+        if let Some((.., at)) = before.filter(|(.., at)| *at != node && plan.topology.is_exceptional(slot)) {
+            self.watch_failed(handle);
+            let text = self.parted_text(plan, slot, if at == plan.topology.owner(slot) { node } else { at });
+            return self.refuse(handle, class, &text);
+        }
+        let link = match before.map(|(slot, link, _)| (slot, link)) {
             // In doubt already: EXEC will answer nil whatever else is watched.
             Some((_, link)) if !link.is_some_and(|l| self.is_watching(handle, l, node)) => {
                 self.watch_failed(handle);
@@ -397,7 +410,7 @@ impl Worker {
             _ => match self.take_exclusive(handle, node, Lane::Watch) {
                 Ok(Acquired::Link(link)) => link,
                 Ok(Acquired::Refused(text)) => {
-                    self.note_watch(handle, slot, node, None);
+                    self.note_watch(handle, slot, node, None, args);
                     self.note_failed_watch(handle);
                     return self.refuse(handle, class, &text);
                 }
@@ -416,13 +429,14 @@ impl Worker {
         if let Some(client) = self.clients.get_mut(handle) {
             client.held = None;
         }
-        self.note_watch(handle, slot, node, Some(link));
+        self.note_watch(handle, slot, node, Some(link), args);
         Flow::Next
     }
 
-    fn note_watch(&mut self, handle: Handle, slot: Slot, node: NodeId, link: Option<Handle>) {
+    fn note_watch(&mut self, handle: Handle, slot: Slot, node: NodeId, link: Option<Handle>, args: &Args<'_>) {
         if let Some(client) = self.clients.get_mut(handle) {
-            let watch = client.session().watch.get_or_insert(Watch { slot, node, link, failed_us: None, sent: 0 });
+            let watch = client.session().watch.get_or_insert(Watch { slot, node, keys: Vec::new(), link, failed_us: None, sent: 0 });
+            watch.keys.extend(args.iter().skip(1).map(Box::from));
             watch.sent += 1;
         }
     }
@@ -431,7 +445,7 @@ impl Worker {
     pub(super) fn watch_refused(&mut self, handle: Handle, args: &Args<'_>) {
         let plan = self.plan.clone();
         if let Route::Owner(slot, node) = route(&plan.topology, args.iter().skip(1)) {
-            self.note_watch(handle, slot, node, None);
+            self.note_watch(handle, slot, node, None, args);
             self.note_failed_watch(handle);
         }
     }
@@ -478,13 +492,13 @@ impl Worker {
     /// Whether what a client watches is in doubt, so that EXEC will answer nil.
     pub(super) fn is_dirty(&self, handle: Handle, client: &Client) -> bool {
         client.session.as_ref().and_then(|s| s.watch.as_ref()).is_some_and(|watch| {
-            let moved = self.place_of(watch.slot) != watch.node;
+            let moved = !self.are_used_at(watch.slot, watch.keys.iter().map(|key| &**key), watch.node);
             let other_protocol = watch.link.and_then(|l| self.links.get(l)).is_some_and(|l| l.resp3 != client.resp3);
             moved || other_protocol || !watch.link.is_some_and(|l| self.is_watching(handle, l, watch.node))
         })
     }
 
-    fn exec(&mut self, plan: &Plan, handle: Handle, class: u8) -> Flow {
+    fn exec(&mut self, plan: &Arc<Plan>, handle: Handle, class: u8) -> Flow {
         let Some(client) = self.clients.get(handle) else { return Flow::Close };
         let resp3 = client.resp3;
         let Some(session) = client.session.as_deref() else { return Flow::Close };
@@ -504,6 +518,11 @@ impl Worker {
                 return Flow::Next;
             }
             let Some(link) = watch.link else { return Flow::Close };
+            let (slot, node) = (watch.slot, watch.node);
+            if let Some(text) = self.exec_elsewhere(plan, handle, slot, Some(node)).err() {
+                self.discard(handle);
+                return self.refuse(handle, class, &text);
+            }
             if let Some(client) = self.clients.get_mut(handle) {
                 client.may_take(Lane::Watch);
                 client.held = Some(link);
@@ -520,7 +539,13 @@ impl Worker {
             return Flow::Next;
         }
         let node = match multi.slot {
-            Some(slot) => Some(plan.topology.owner(slot)),
+            Some(slot) => match self.exec_elsewhere(plan, handle, slot, None) {
+                Ok(node) => Some(node),
+                Err(text) => {
+                    self.discard(handle);
+                    return self.refuse(handle, class, &text);
+                }
+            },
             None => self.choose_node(plan),
         };
         let Some(node) = node else {
@@ -549,6 +574,23 @@ impl Worker {
             client.may_take(lane);
         }
         self.send_transaction(handle, link_handle, class)
+    }
+
+    /// Where what is queued is executed, in a slot of which some keys may live elsewhere; `watched`: where it watches. The error is that of EXEC.
+    fn exec_elsewhere(&mut self, plan: &Arc<Plan>, handle: Handle, slot: Slot, watched: Option<NodeId>) -> Result<NodeId, String> {
+        if !plan.topology.is_exceptional(slot) {
+            return Ok(watched.unwrap_or_else(|| plan.topology.owner(slot)));
+        }
+        let multi = self.clients.get(handle).and_then(|c| c.session.as_ref()).map(|s| &s.multi);
+        let (queue, has_keys) = multi.map(|multi| (multi.requests(), multi.slot.is_some())).unwrap_or_default();
+        let aborted = |text: String| format!("EXECABORT Transaction discarded because of: {text}");
+        let node = if has_keys { Some(self.node_of_transaction(plan, slot, &queue).map_err(aborted)?) } else { None };
+        match (watched, node) {
+            (Some(at), Some(node)) if at != node => {
+                Err(aborted(self.parted_text(plan, slot, if at == plan.topology.owner(slot) { node } else { at })))
+            }
+            (watched, node) => Ok(watched.or(node).unwrap_or_else(|| plan.topology.owner(slot))),
+        }
     }
 
     /// A transaction on a connection of its own.

@@ -7,12 +7,13 @@
 //!
 //! Not a queue of commands at the mover: see docs/decisions/0011-keys-are-handed-over-not-commands.md.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::{Fingerprint, Key};
+use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, slot_of};
 use switchyard_resp::command::{Command, Flags, Handling, Local, Lookup, Touched};
 use switchyard_resp::request::{Args, Limits, Scan, Scanner};
@@ -20,7 +21,7 @@ use switchyard_resp::request::{Args, Limits, Scan, Scanner};
 use super::dispatch::Flow;
 use super::{Stall, Worker};
 use crate::lua::Verdict;
-use crate::mover::{LegView, SharedLeg, Told};
+use crate::mover::{LegView, Scope, SharedLeg, Told};
 use crate::shared::Plan;
 use crate::slab::Handle;
 
@@ -58,6 +59,9 @@ impl Moving {
     }
 }
 
+/// A leg of keys: where they go, which they are, and their slots.
+type ScopedLeg = (NodeId, Arc<Scope>, Vec<Slot>);
+
 /// What was found out about a command's keys.
 #[derive(Debug, Default)]
 struct Look {
@@ -77,7 +81,7 @@ struct Look {
 }
 
 /// Calls `with` with the command in a whole request.
-fn parsed<R>(plan: &Plan, request: &[u8], with: impl FnOnce(&Command, &Args<'_>) -> R) -> Option<R> {
+pub(super) fn parsed<R>(plan: &Plan, request: &[u8], with: impl FnOnce(&Command, &Args<'_>) -> R) -> Option<R> {
     let mut scanner = Scanner::default();
     let limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
     if !matches!(scanner.scan(request, &limits), Ok(Scan::Complete { .. })) {
@@ -97,29 +101,35 @@ impl Worker {
             return;
         }
         let mut moved: Vec<(NodeId, Vec<Slot>)> = Vec::new();
+        let mut keys: BTreeMap<(MoveId, u32), ScopedLeg> = BTreeMap::new();
         for slot in (0..switchyard_policy::topology::SLOT_COUNT as u16).filter_map(Slot::new) {
             let Some(transit) = topology.transit(slot) else { continue };
             let Stage::Moving { leg } = transit.stage else { continue };
-            let goes_back = self.plan.moves.legs.get(&(transit.move_id, leg)).is_some_and(|view| view.away.is_some());
+            let view = self.plan.moves.legs.get(&(transit.move_id, leg));
+            let goes_back = view.is_some_and(|view| view.away.is_some());
+            if transit.keys_only {
+                if let Some(scope) = view.and_then(|view| view.scope.clone()).filter(|_| !goes_back) {
+                    keys.entry((transit.move_id, leg)).or_insert_with(|| (transit.target, scope, Vec::new())).2.push(slot);
+                }
+                continue;
+            }
             let node = if goes_back { transit.source } else { transit.target };
             match moved.iter_mut().find(|(to, _)| *to == node) {
                 Some((_, slots)) => slots.push(slot),
                 None => moved.push((node, vec![slot])),
             }
         }
-        if moved.is_empty() {
+        if moved.is_empty() && keys.is_empty() {
             return;
         }
         let mut next = (**topology).clone();
+        for (node, scope, slots) in keys.into_values() {
+            next = next.keys_handed_over(&slots, &scope.keys, node);
+        }
         for (node, slots) in moved {
             next = next.handed_over(&slots, node);
         }
         self.moved_plan = Some(Arc::new(Plan { topology: Arc::new(next), ..(*self.plan).clone() }));
-    }
-
-    /// Where the keys of a slot are used that may be used at all.
-    pub(super) fn place_of(&self, slot: Slot) -> NodeId {
-        self.moved_plan.as_ref().unwrap_or(&self.plan).topology.owner(slot)
     }
 
     /// Looks at a command while slots are in transit.
@@ -210,6 +220,10 @@ impl Worker {
         for (number, key) in places.iter().enumerate().filter_map(|(number, place)| Some((number, args.get(*place as usize)?))) {
             let slot = slot_of(key);
             let Some(transit) = plan.topology.transit(slot) else { continue };
+            // A key that lives elsewhere than its slot does not move with it.
+            if plan.topology.lives_at(key) != transit.source {
+                continue;
+            }
             let undeclared = *undeclared.get_or_insert_with(|| self.uses_undeclared(plan, command, args));
             match transit.stage {
                 Stage::Observed if writes => {
@@ -238,7 +252,8 @@ impl Worker {
                         continue;
                     };
                     let fingerprint = mover.fingerprints.of(key);
-                    if !view.is_there(fingerprint) {
+                    let moves = view.scope.as_ref().is_none_or(|scope| scope.has(fingerprint));
+                    if moves && !view.is_there(fingerprint) {
                         look.missing.push((transit.move_id, leg, view.clone(), key.into(), fingerprint));
                     }
                     if undeclared && !view.are_all_there() {
@@ -250,7 +265,7 @@ impl Worker {
     }
 
     /// Whether a command may use other keys of its slot than those it names.
-    fn uses_undeclared(&mut self, plan: &Plan, command: &Command, args: &Args<'_>) -> bool {
+    pub(super) fn uses_undeclared(&mut self, plan: &Plan, command: &Command, args: &Args<'_>) -> bool {
         if command.flags.has(Flags::SCRIPT) {
             return self.verdict_of(plan, command, args) != Some(Verdict::Proved);
         }
@@ -413,15 +428,22 @@ impl Worker {
         }
         loop {
             let mut look = Look::default();
-            let slot = parsed(&plan, request, |command, args| {
+            let place = parsed(&plan, request, |command, args| {
                 self.look_at(&plan, command, args, &mut look);
                 let mut keys = Vec::new();
                 command.find_keys(args, &mut keys).ok()?;
-                keys.first().and_then(|k| args.get(*k as usize)).map(slot_of)
+                let keys = keys.iter().filter_map(|k| args.get(*k as usize));
+                let now = self.moved_plan.as_ref().unwrap_or(&plan);
+                match route(&now.topology, keys.clone()) {
+                    Route::Owner(slot, node) => Some(Ok((slot, node))),
+                    Route::Parted(_) => Some(Err(self.not_together(now, keys))),
+                    Route::Anywhere | Route::CrossSlot => None,
+                }
             });
-            let Some(slot) = slot.flatten() else { return Err("ERR switchyard: a command cannot be understood again".into()) };
+            let Some(place) = place.flatten() else { return Err("ERR switchyard: a command cannot be understood again".into()) };
             if self.pass(handle, &plan, &look).is_some() {
-                return Ok(Some((self.place_of(slot), Some(slot))));
+                let (slot, node) = place?;
+                return Ok(Some((node, Some(slot))));
             }
             if self.wait_for(handle, look) {
                 self.stall(handle, Stall::Moving);

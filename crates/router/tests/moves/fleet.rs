@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::record::Replay;
-use switchyard_policy::migration::{Durability, Fingerprinter, Goal, Protocol, Record};
+use switchyard_policy::migration::{Durability, Fingerprinter, Goal, Key, Protocol, Record};
 use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Stage, Topology, Transit};
 use switchyard_router::{Done, Host, ListenerSettings, Live, MoveEnd, MoveOrder, MoveProgress, NodeAccess, Router, Secret, Settings};
 
@@ -237,14 +237,17 @@ impl Host for Keeper {
         done(Ok(()));
     }
 
-    fn hand_over(&self, move_id: MoveId, slots: &[Slot], owner: NodeId, done: Done) {
+    fn hand_over(&self, move_id: MoveId, slots: &[Slot], keys: Option<&[Key]>, owner: NodeId, done: Done) {
         let changing = self.changing.lock().expect("lock");
         if let Some(transits) = self.transits.lock().expect("lock").get_mut(&move_id) {
             for (_, of) in transits {
                 of.retain(|slot| !slots.contains(slot));
             }
         }
-        let next = self.topology.lock().expect("lock").handed_over(slots, owner);
+        let next = match keys {
+            None => self.topology.lock().expect("lock").handed_over(slots, owner),
+            Some(keys) => self.topology.lock().expect("lock").keys_handed_over(slots, keys, owner),
+        };
         self.publish(next);
         drop(changing);
         done(Ok(()));
@@ -318,7 +321,7 @@ impl Fleet {
         for (id, open) in &replay.open {
             let Some(leg) = open.leg.as_ref().filter(|leg| leg.moving) else { continue };
             let stage = Stage::Moving { leg: leg.leg };
-            let transit = Transit { move_id: *id, source: open.source, target: open.target, stage };
+            let transit = Transit { move_id: *id, source: open.source, target: open.target, stage, keys_only: open.keys.is_some() };
             self.keeper.transits.lock().expect("lock").insert(*id, vec![(transit, leg.slots.clone())]);
             topology = topology.with_transits([(transit, &leg.slots[..])]).expect("few");
         }
@@ -332,6 +335,7 @@ impl Fleet {
                 source: open.source,
                 target: open.target,
                 slots: open.slots.clone(),
+                keys: open.keys.clone(),
                 resume: Some(open),
                 ..self.order(id.0, 0, 1)
             };
@@ -404,6 +408,7 @@ impl Fleet {
             source,
             target,
             slots: self.slots_of(source),
+            keys: None,
             protocol: Protocol::Switchyard,
             durability: Durability::Memory,
             goal: Goal::Fast,

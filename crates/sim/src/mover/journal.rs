@@ -11,7 +11,7 @@ use super::{Flush, Stage};
 use crate::history::Place;
 use crate::node::{KeyIx, Op};
 use crate::planted::Bug;
-use crate::worker::{Stage as ViewStage, View, Worker};
+use crate::worker::{Stage as ViewStage, Worker};
 use crate::world::{Ev, World};
 
 impl World {
@@ -65,6 +65,10 @@ impl World {
                 self.keep(&record);
             }
         }
+        // What is given together is there together.
+        if let Some((_, keys)) = self.mover.written.pop_front_if(|(_, record)| matches!(record, Record::Keys { .. })) {
+            self.keep(&keys);
+        }
         let m = &mut self.mover;
         m.written.clear();
         m.syncing = None;
@@ -100,18 +104,20 @@ impl World {
         self.mover.begun = false;
         let mut view = None;
         if let Some((id, open)) = replay.open.into_iter().next().filter(|_| !self.bug(Bug::TopologyDecides)) {
+            let names = open.keys.as_ref().map(|keys| Rc::new(keys.iter().map(|key| self.key_ix(key)).collect()));
             let m = &mut self.mover;
+            m.scope = names;
             m.begun = true;
             m.move_id = id.0;
             m.source = usize::from(open.source.0);
             m.target = usize::from(open.target.0);
             m.leg = open.next_leg;
             if !open.handed_over.is_empty() {
-                m.owner = m.target;
                 m.begun = false;
+                let target = m.target;
+                self.mover.map = self.map_with_leg_at(target);
                 self.write(None, Record::Ended { move_id: id });
             } else if let Some(leg) = open.leg {
-                m.owner = m.source;
                 m.leg = leg.leg;
                 for (link, process) in m.links.iter_mut().zip([&leg.source, &leg.target]) {
                     link.stale.extend(process.run_id.parse().ok().map(|process_number: u32| (process_number, process.client_id)));
@@ -121,8 +127,11 @@ impl World {
                     view = Some(ViewStage::Moving { uid: m.uid, target: m.target });
                 }
                 m.resume = Some(leg);
+                let source = m.source;
+                self.mover.map = self.map_with_leg_at(source);
             } else {
-                m.owner = m.source;
+                let source = m.source;
+                self.mover.map = self.map_with_leg_at(source);
             }
         } else if self.bug(Bug::TopologyDecides) {
             let open: Vec<MoveId> = self.mover.durable.open.keys().copied().collect();
@@ -135,8 +144,7 @@ impl World {
             self.mover.in_hand.clear();
         }
         self.mover.epoch += 1;
-        let stage = view.unwrap_or(ViewStage::Settled { owner: self.mover.owner });
-        let view = Rc::new(View { epoch: self.mover.epoch, stage });
+        let view = Rc::new(self.view(self.mover.epoch, view.unwrap_or(ViewStage::Settled)));
         self.workers = (0..self.workers.len()).map(|_| Worker::new(view.clone())).collect();
         let when = self.random.between(100, 3_000);
         self.after(when, Ev::NextLeg);
@@ -205,8 +213,8 @@ impl World {
         let node = &self.nodes[self.node_of(side)];
         let known = self.mover.met_at_end[side] == Some(node.process);
         let now = self.now;
-        let left: Vec<KeyIx> =
-            node.keys.iter().filter(|(_, entry)| entry.expires_us.is_none_or(|end| end > now)).map(|(key, _)| *key).collect();
+        let left = node.keys.iter().filter(|(_, entry)| entry.expires_us.is_none_or(|end| end > now)).map(|(key, _)| *key);
+        let left: Vec<KeyIx> = left.filter(|key| self.is_own(*key)).collect();
         if node.up && known && !left.is_empty() {
             self.violated(format!("the leg has ended ({outcome:?}), and keys {left:?} are left at the side that the slots have left"));
         }
@@ -241,11 +249,20 @@ impl World {
     pub(crate) fn place_of(&self, key: KeyIx, node: usize, had: bool) -> Place {
         let m = &self.mover;
         let fingerprint = m.fingerprints.of(&self.keys[key]);
-        let open = m.durable.open.values().find_map(|open| open.leg.as_ref()).filter(|leg| leg.moving);
-        let Some(leg) = open else {
+        let name = &self.keys[key];
+        // Of a move of a slot as of one of keys: whether it is about this key.
+        let is_about = |keys: Option<&[switchyard_policy::migration::Key]>| {
+            keys.map_or_else(|| m.map.exception(name).is_none(), |keys| keys.binary_search(name).is_ok())
+        };
+        let lives_at = usize::from(m.map.lives_at(name).0);
+        let open = m.durable.open.values().find(|open| open.leg.as_ref().is_some_and(|leg| leg.moving));
+        if open.is_some_and(|open| !is_about(open.keys.as_deref())) {
+            return if node == lives_at { Place::Here } else { Place::Elsewhere };
+        }
+        let Some(leg) = open.and_then(|open| open.leg.as_ref()) else {
             // A leg that has ended, by the journal, whatever the topology says.
             let ended = m.durable.open.values().rfind(|open| !open.handed_over.is_empty());
-            let owner = ended.map_or(m.owner, |open| usize::from(open.target.0));
+            let owner = ended.filter(|open| is_about(open.keys.as_deref())).map_or(lives_at, |open| usize::from(open.target.0));
             let pending = m.written.iter().any(|(_, record)| matches!(record, Record::LegMoving { .. }));
             return if pending {
                 Place::Doubtful

@@ -2,6 +2,7 @@
 //! what the machine says and tells it what came of it; what it must get right itself is what the planted bugs of [`crate::planted`] break.
 
 mod journal;
+mod scope;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -12,7 +13,7 @@ use switchyard_policy::migration::{
     Action, BatchId, Copied, Durability, Event, Fingerprint, Fingerprinter, Key, Leg, Machine, Orders, Outcome, Process, Protocol, Side,
     StopAndCopy, Stored,
 };
-use switchyard_policy::topology::{MoveId, NodeId, Slot, slot_of};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, slot_of};
 
 use crate::node::{Cmd, Entry, KeyIx, Reply};
 use crate::planted::{Bug, Planted};
@@ -116,6 +117,8 @@ pub(crate) struct Mover {
     drain_patience_us: u64,
     source: usize,
     target: usize,
+    /// Of a move of keys: which.
+    scope: Option<Rc<BTreeSet<KeyIx>>>,
     move_id: u64,
     leg: u32,
     tries: u32,
@@ -138,7 +141,7 @@ pub(crate) struct Mover {
     flush: Option<Flush>,
     flushes: VecDeque<u64>,
     /// Durable.
-    owner: usize,
+    map: Topology,
     journal: Vec<Vec<u8>>,
     durable: Replay,
     /// Written, not durable; with the machine's number.
@@ -168,6 +171,7 @@ impl Mover {
             drain_patience_us: random.between(5_000, 80_000),
             source: 0,
             target: 1,
+            scope: None,
             move_id: 0,
             leg: 0,
             tries: 0,
@@ -187,7 +191,7 @@ impl Mover {
             epoch: 1,
             flush: None,
             flushes: VecDeque::new(),
-            owner: 0,
+            map: first_map(slot_of(&keys[0])),
             journal: Vec::new(),
             durable: Replay::default(),
             written: VecDeque::new(),
@@ -201,15 +205,17 @@ impl Mover {
     }
 }
 
+/// Node 0 owns the slot.
+fn first_map(slot: Slot) -> Topology {
+    let names = ["0".to_owned(), "1".to_owned()];
+    Topology::even(&names).expect("two nodes").handed_over(&[slot], NodeId(0))
+}
+
 const fn ix(side: Side) -> usize {
     side as usize
 }
 
 impl World {
-    pub(crate) const fn owner(&self) -> usize {
-        self.mover.owner
-    }
-
     pub(crate) fn mover_is_done(&self) -> bool {
         self.mover.stage == Stage::Over && self.mover.written.is_empty() && self.mover.flush.is_none()
     }
@@ -234,10 +240,16 @@ impl World {
 
     // Moves and legs.
 
+    pub(super) fn view(&self, epoch: u64, stage: ViewStage) -> View {
+        let places = (0..self.keys.len()).map(|key| self.lives_at(key)).collect();
+        let scope = self.mover.scope.clone().filter(|_| stage != ViewStage::Settled);
+        View { epoch, stage, owner: self.owner(), places: Rc::new(places), scope }
+    }
+
     fn publish(&mut self, stage: ViewStage) -> u64 {
         self.mover.epoch += 1;
         let epoch = self.mover.epoch;
-        let view = Rc::new(View { epoch, stage });
+        let view = Rc::new(self.view(epoch, stage));
         for worker in 0..self.workers.len() {
             let delay = self.random.delay_us();
             self.after(delay, Ev::Adopt { worker, view: view.clone() });
@@ -259,7 +271,7 @@ impl World {
             self.mover.begun = true;
             self.mover.move_id += 1;
             (self.mover.leg, self.mover.tries) = (0, 0);
-            (self.mover.source, self.mover.target) = (self.mover.owner, 1 - self.mover.owner);
+            self.draw_move();
             let m = &self.mover;
             let record = Record::Begun {
                 move_id: MoveId(m.move_id),
@@ -270,6 +282,11 @@ impl World {
                 durability: m.durability,
             };
             self.write(None, record);
+            if let Some(scope) = self.mover.scope.clone() {
+                let mut keys: Vec<Key> = scope.iter().map(|key| self.keys[*key].clone()).collect();
+                keys.sort_unstable();
+                self.write(None, Record::Keys { move_id: MoveId(self.mover.move_id), keys });
+            }
         }
         say!(self, "leg {} of move {}: {} to {}", self.mover.leg, self.mover.move_id, self.mover.source, self.mover.target);
         self.mover.noted.clear();
@@ -278,7 +295,7 @@ impl World {
             self.connect_both();
         } else {
             self.mover.killed = [false; 2];
-            let epoch = self.publish(ViewStage::Observed { owner: self.mover.source });
+            let epoch = self.publish(ViewStage::Observed);
             self.mover.stage = Stage::Observing;
             if self.bug(Bug::ListedTooEarly) {
                 self.observed();
@@ -347,7 +364,9 @@ impl World {
         self.noticed(self.mover.target);
         let m = &mut self.mover;
         let number = m.listing.number + 1;
-        m.listing = Listing { number, next: Some(0), ..Listing::default() };
+        let named = m.scope.iter().flat_map(|scope| scope.iter().copied());
+        let (queue, done) = (named.collect(), m.scope.is_some());
+        m.listing = Listing { number, queue, done, next: (!done).then_some(0), ..Listing::default() };
         self.scan();
         self.mover_event(Event::Met { source, target });
         if self.mover.flush.is_some() {
@@ -382,7 +401,7 @@ impl World {
         self.mover.last_moved = *outcome == Outcome::Moved;
         self.mover.outcomes.push(format!("{outcome:?}"));
         if again {
-            self.publish(ViewStage::Settled { owner: self.mover.owner });
+            self.publish(ViewStage::Settled);
             self.mover.tries += 1;
         }
         self.mover.leg += 1;
@@ -532,6 +551,7 @@ impl World {
             }
             (What::Batch(batch, at), reply) => self.batch_answered(batch, at, reply),
             (What::Scan(number), Reply::Scanned(keys, next)) => {
+                let keys: Vec<KeyIx> = keys.into_iter().filter(|key| self.is_own(*key)).collect();
                 let listing = &mut self.mover.listing;
                 if listing.number == number {
                     listing.asked = false;
@@ -543,12 +563,8 @@ impl World {
                 }
             }
             (What::PurgeScan, Reply::Scanned(keys, next)) => {
+                let gone: Vec<KeyIx> = keys.into_iter().filter(|key| self.is_wrong(side, *key)).collect();
                 let Some(purge) = &mut self.mover.purge else { return };
-                let stays = |key: &KeyIx| {
-                    let on_record = purge.away.contains(&self.mover.fingerprints.of(&self.keys[*key]));
-                    (side == ix(Side::Target)) == on_record
-                };
-                let gone: Vec<KeyIx> = keys.into_iter().filter(|key| !stays(key)).collect();
                 purge.left += gone.len();
                 purge.left -= usize::from(next.is_none());
                 for key in gone {
@@ -593,7 +609,8 @@ impl World {
     }
 
     pub(crate) fn mover_notes(&mut self, keys: &[KeyIx]) {
-        self.mover.noted.extend(keys);
+        let own: Vec<KeyIx> = keys.iter().copied().filter(|key| self.is_own(*key)).collect();
+        self.mover.noted.extend(own);
     }
 
     fn tell_listed(&mut self) {
@@ -745,7 +762,7 @@ impl World {
             }
             Action::Withdraw => {
                 self.mover.barrier = None;
-                self.publish(ViewStage::Settled { owner: self.mover.source });
+                self.publish(ViewStage::Settled);
             }
             Action::Turn { away, .. } => {
                 self.mover.uid += 1;
@@ -764,7 +781,11 @@ impl World {
             }
             Action::Relist { at } => {
                 let before = std::mem::take(&mut self.mover.listing);
-                self.mover.listing = Listing { at: ix(at), number: before.number + 1, next: Some(0), again: true, ..Listing::default() };
+                let named = self.mover.scope.iter().flat_map(|scope| scope.iter().copied());
+                let (queue, done) = (named.collect(), self.mover.scope.is_some());
+                let number = before.number + 1;
+                self.mover.listing =
+                    Listing { at: ix(at), number, queue, done, next: (!done).then_some(0), again: true, ..Listing::default() };
                 for _ in before.waiting {
                     self.mover_event(Event::Listed { keys: Vec::new(), end: false });
                 }
@@ -810,8 +831,8 @@ impl World {
 
     /// The topology is stored.
     pub(crate) fn stored(&mut self, owner: usize) {
-        self.mover.owner = owner;
-        self.publish(ViewStage::Settled { owner });
+        self.mover.map = self.map_with_leg_at(owner);
+        self.publish(ViewStage::Settled);
         self.mover_event(Event::HandedOver);
     }
 }

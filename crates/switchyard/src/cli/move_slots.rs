@@ -1,4 +1,4 @@
-//! `switchyard move`: takes slots from one node to another while they are used.
+//! `switchyard move`: takes slots, or single keys, from one node to another while they are used.
 
 use clap::Args;
 use switchyard_control::admin::{HowRequest, MoveRequest, PlanReport};
@@ -54,16 +54,21 @@ pub(super) fn rate(text: &str) -> Result<u64, String> {
     parse_size(text).ok_or_else(|| "must be a number of bytes, such as 500kb or 20mb".to_owned())
 }
 
-/// Move slots from one node to another while they are used
+/// Move slots, or single keys, from one node to another while they are used
 #[derive(Debug, Args)]
 #[command(
     long_about = "Move slots, with all keys in them, from one node to another. Clients go on reading and writing: a command waits only while its \
         own key is on its way.\n\n\
+        With --keys the keys that match a pattern move without their slots and live at the other node from then on, for single keys that are hot or \
+        big: at most 65536 of them. Which keys match is looked at once, when the command is given. --home brings such keys back to the owners of \
+        their slots.\n\n\
         The move is on record before this command returns, and goes on whatever happens to the router. It refuses to begin while clients use the \
         nodes past the router.",
     after_long_help = "Examples:\n  \
         switchyard move --from 127.0.0.1:7001 --to 127.0.0.1:7002 --slots 0-999 --wait\n  \
         switchyard move --from 127.0.0.1:7001 --to 127.0.0.1:7002 --all --goal gentle --max-rate 10mb\n  \
+        switchyard move --from 127.0.0.1:7001 --to 127.0.0.1:7002 --keys 'leaderboard:*' --dry-run\n  \
+        switchyard move --from 127.0.0.1:7002 --home\n  \
         switchyard moves watch\n\n\
         Exit codes: 0 it is on record (with --wait: it is done); 1 it was refused, or ended before its end"
 )]
@@ -73,16 +78,28 @@ pub(crate) struct Arguments {
     from: String,
 
     /// The node that is to have them
-    #[arg(long, value_name = "NODE")]
-    to: String,
+    #[arg(long, value_name = "NODE", required_unless_present = "home", conflicts_with = "home")]
+    to: Option<String>,
 
     /// Which slots, such as 0-100,200
-    #[arg(long, value_name = "RANGES", required_unless_present = "all", conflicts_with = "all")]
+    #[arg(long, value_name = "RANGES", required_unless_present_any = ["all", "keys", "home"], conflicts_with_all = ["all", "keys", "home"])]
     slots: Option<String>,
 
     /// All slots that the source owns
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["keys", "home"])]
     all: bool,
+
+    /// Not slots but the keys at the source that match this pattern, as KEYS has it, or one key by its name
+    #[arg(long, value_name = "PATTERN")]
+    keys: Option<String>,
+
+    /// The keys that live at the source although their slots do not go to the owners of their slots (with --keys: those that match)
+    #[arg(long)]
+    home: bool,
+
+    /// Only say what would be done
+    #[arg(long, conflicts_with = "wait")]
+    dry_run: bool,
 
     #[command(flatten)]
     how: HowFlags,
@@ -99,9 +116,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let client = AdminClient::new(&arguments.flags)?;
     let request = MoveRequest {
         from: arguments.from.clone(),
-        to: arguments.to.clone(),
+        to: arguments.to.clone().unwrap_or_default(),
         slots: arguments.slots.clone(),
         all: arguments.all,
+        keys: arguments.keys.clone(),
+        home: arguments.home,
+        dry_run: arguments.dry_run,
         how: arguments.how.request(),
     };
     let body = client.post_json("/api/v1/moves", &request)?;
@@ -132,18 +152,26 @@ fn render(plan: &PlanReport) -> String {
     }
     let text = |title| Column { title, number: false };
     let number = |title| Column { title, number: true };
-    let columns = [number("MOVE"), text("FROM"), text("TO"), number("SLOTS"), text("WHICH")];
+    let has_keys = plan.moves.iter().any(|planned| planned.keys.is_some());
+    let mut columns = vec![number("MOVE"), text("FROM"), text("TO"), number("SLOTS"), text("WHICH")];
+    if has_keys {
+        columns.insert(3, number("KEYS"));
+    }
     let rows: Vec<Vec<String>> = plan
         .moves
         .iter()
         .map(|planned| {
-            vec![
+            let mut row = vec![
                 planned.id.map_or_else(|| "-".to_owned(), |id| id.to_string()),
                 planned.from.clone(),
                 planned.to.clone(),
                 count(planned.slots),
                 shortened(&planned.ranges),
-            ]
+            ];
+            if has_keys {
+                row.insert(3, planned.keys.map_or_else(|| "all".to_owned(), count));
+            }
+            row
         })
         .collect();
     let mut out = table(&columns, &rows);
@@ -171,12 +199,16 @@ mod tests {
 
     #[test]
     fn a_plan_is_a_table() {
-        let planned = |id, ranges: &str| PlannedReport { id, from: "a:1".into(), to: "b:1".into(), slots: 1234, ranges: ranges.into() };
+        let planned =
+            |id, ranges: &str| PlannedReport { id, from: "a:1".into(), to: "b:1".into(), slots: 1234, ranges: ranges.into(), keys: None };
         let shown = render(&PlanReport { dry_run: false, moves: vec![planned(Some(7), "0-1233")] });
         assert!(shown.contains("   7  a:1   b:1  1 234  0-1233\n"), "{shown}");
         let many = (0..100).map(|i| (i * 2).to_string()).collect::<Vec<_>>().join(",");
         let shown = render(&PlanReport { dry_run: true, moves: vec![planned(None, &many)] });
         assert!(shown.contains("0,2,4,6,8,10,12,14,16,18,20,22,24,26,28...\n") && shown.contains("only planned"), "{shown}");
+        let of_keys = PlannedReport { keys: Some(7), ..planned(None, "5") };
+        let shown = render(&PlanReport { dry_run: true, moves: vec![of_keys, planned(None, "6")] });
+        assert!(shown.contains("   -  a:1   b:1     7  1 234  5\n") && shown.contains("b:1   all  1 234  6"), "{shown}");
         assert_eq!(render(&PlanReport::default()), "nothing is to be moved\n");
     }
 }

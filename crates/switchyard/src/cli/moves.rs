@@ -250,8 +250,8 @@ fn outcome(watched: &[u64], shown: &[&MoveReport], json: bool) -> Result<(), Fai
             Some(report) if report.state == MoveState::Done => {
                 if !json {
                     println!(
-                        "move {id} is done: {} slots, {} keys, {} bytes in {}",
-                        count(report.slots),
+                        "move {id} is done: {}, {} keys, {} bytes in {}",
+                        report.keys.map_or_else(|| format!("{} slots", count(report.slots)), |keys| format!("{} named", count(keys))),
                         count(report.keys_moved),
                         count(report.bytes_moved),
                         seconds(report.seconds)

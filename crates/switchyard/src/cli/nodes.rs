@@ -210,6 +210,9 @@ pub(super) fn render(nodes: &[NodeReport]) -> String {
         if let LinkReport::Down { reason } = &node.link {
             out.push_str(&format!("{} is down: {reason}\n", node.address));
         }
+        if node.exceptions > 0 {
+            out.push_str(&format!("{}: {} keys live there without their slots\n", node.address, count(node.exceptions)));
+        }
         if let Some(primary) = node.primary {
             let replicas: Vec<String> = node.replicas.iter().map(ToString::to_string).collect();
             let replicas = if replicas.is_empty() { "none".to_owned() } else { replicas.join(", ") };
@@ -232,6 +235,7 @@ mod tests {
             run_id: None,
             version: Some("redis 7.0.15".to_owned()),
             slots: 8192,
+            exceptions: 0,
             requests: 12_345,
             errors: 0,
             in_flight: 2,

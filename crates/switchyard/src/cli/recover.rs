@@ -178,7 +178,7 @@ fn explain(nodes: &[Counted], conflicts: &[(Slot, Vec<usize>)]) -> String {
         let parts: Vec<String> = having.iter().map(|i| format!("{} keys at {}", keys(i), nodes[*i].name)).collect();
         let _ = write!(text, " {} slots (the first is {}) have {};", of.len(), of[0].0.number(), parts.join(" and "));
     }
-    text + " a move was under way, or somebody else's keys are there. Remove the keys that do not belong there, or let --take-most decide for the node with \
+    text + " a move was under way, or keys had been moved alone (`move --keys`), or somebody else's keys are there. Remove the keys that do not belong there, or let --take-most decide for the node with \
             the most"
 }
 

@@ -119,6 +119,7 @@ impl RouterSource {
                 run_id: node.run_id.clone(),
                 version: node.version.clone(),
                 slots: topology.slots_of(node.id) as u64,
+                exceptions: topology.exceptions_at(node.id) as u64,
                 requests: node.requests,
                 errors: node.errors,
                 in_flight: node.in_flight,

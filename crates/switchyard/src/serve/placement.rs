@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, bail};
 use switchyard_control::store::{RedbStore, Store};
-use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit};
+use switchyard_policy::migration::Key;
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit, slot_of};
 use switchyard_router::NodeAccess;
 
 use super::running::Running;
@@ -140,13 +141,19 @@ impl Placement {
         }
     }
 
-    /// `owner` owns these slots, which are in transit no more.
-    pub(super) fn hand_over(&self, id: MoveId, slots: &[Slot], owner: NodeId) -> Result<(), String> {
+    /// `owner` owns these slots, or (where keys are named) those of the keys that are in these slots live there. The slots are in transit no more.
+    pub(super) fn hand_over(&self, id: MoveId, slots: &[Slot], keys: Option<&[Key]>, owner: NodeId) -> Result<(), String> {
         let mut map = self.map();
         let Some(topology) = map.topology.clone().filter(|topology| topology.node(owner).is_some()) else {
             return Err(format!("there is no node number {}", owner.0));
         };
-        let next = topology.handed_over(slots, owner);
+        let next = match keys {
+            None => topology.handed_over(slots, owner),
+            Some(keys) => {
+                let of_slots = keys.iter().filter(|key| slots.binary_search(&slot_of(key)).is_ok());
+                topology.keys_handed_over(slots, of_slots, owner)
+            }
+        };
         self.store.save_topology(&next).map_err(|error| format!("cannot keep the slot map: {error}"))?;
         let next = Arc::new(next);
         if let Some(transits) = map.transits.get_mut(&id) {
@@ -238,7 +245,7 @@ mod tests {
         let slots: Vec<Slot> = (0..10).filter_map(Slot::new).collect();
         let (id, source, target) = (MoveId(1), NodeId(0), NodeId(1));
         placement.take_part(id, [source, target]);
-        let transit = Transit { move_id: id, source, target, stage: Stage::Moving { leg: 0 } };
+        let transit = Transit { move_id: id, source, target, stage: Stage::Moving { leg: 0 }, keys_only: false };
         let epoch = placement.set_transits(id, vec![(transit, slots.clone())]).expect("few");
         assert_eq!(epoch, before.epoch() + 1);
         assert!(placement.is_in_transit(id));
@@ -247,7 +254,7 @@ mod tests {
         assert_eq!(placement.topology().expect("a map").transit(slots[3]), Some(&transit), "others' transits stay");
         let stored = || placement.store().load_topology().expect("readable").expect("there");
         assert_eq!(stored().owner(slots[0]), source);
-        placement.hand_over(id, &slots, target).expect("stored");
+        placement.hand_over(id, &slots, None, target).expect("stored");
         let now = placement.topology().expect("a map");
         assert_eq!((now.owner(slots[0]), now.transit(slots[0])), (target, None));
         assert_eq!(now.transit(Slot::new(20).expect("a slot")), Some(&other));

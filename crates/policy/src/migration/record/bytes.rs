@@ -4,7 +4,7 @@
 //! That the bytes are those that were written is for the journal to check (a sum per entry); here every length is checked against what is there.
 
 use super::Record;
-use crate::migration::{Durability, Fingerprint, Process, Protocol, Side};
+use crate::migration::{Durability, Fingerprint, Key, Process, Protocol, Side};
 use crate::topology::{MoveId, NodeId, SLOT_COUNT, Slot};
 
 /// First byte of every record. Another layout gets another number.
@@ -80,6 +80,15 @@ impl Record {
                 out.push(8);
                 number(out, move_id.0);
             }
+            Self::Keys { move_id, keys } => {
+                out.push(9);
+                number(out, move_id.0);
+                number(out, keys.len() as u64);
+                for key in keys {
+                    number(out, key.len() as u64);
+                    out.extend_from_slice(key);
+                }
+            }
         }
     }
 
@@ -111,6 +120,7 @@ impl Record {
             6 => Self::Returned { move_id, leg: input.leg()?, keys: input.keys()? },
             7 => Self::LegEnded { move_id, leg: input.leg()?, owner: input.side()? },
             8 => Self::Ended { move_id },
+            9 => Self::Keys { move_id, keys: input.names()? },
             _ => return Err(Damaged { at: 1, expected: "a known kind of record" }),
         };
         if input.at != bytes.len() {
@@ -254,6 +264,21 @@ impl Input<'_> {
             Fingerprint(u128::from_le_bytes(word))
         };
         Ok(bytes.chunks_exact(16).map(read).collect())
+    }
+
+    /// Names of keys, ascending.
+    fn names(&mut self) -> Result<Vec<Key>, Damaged> {
+        let mut names: Vec<Key> = Vec::new();
+        for _ in 0..self.number()? {
+            let at = self.at;
+            let length = self.number()?;
+            let name = Key::from(self.take(length)?);
+            if names.last().is_some_and(|before| *before >= name) {
+                return Err(Damaged { at, expected: "the name of a key, after those before it" });
+            }
+            names.push(name);
+        }
+        Ok(names)
     }
 
     fn slots(&mut self) -> Result<Vec<Slot>, Damaged> {

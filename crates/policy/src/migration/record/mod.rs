@@ -7,11 +7,12 @@ mod bytes;
 mod replay;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 pub use bytes::Damaged;
 pub use replay::Contradiction;
 
-use super::{Durability, Fingerprint, Process, Protocol, Side};
+use super::{Durability, Fingerprint, Key, Process, Protocol, Side};
 use crate::topology::{MoveId, NodeId, Slot};
 
 /// One entry of the journal.
@@ -31,6 +32,13 @@ pub enum Record {
         protocol: Protocol,
         /// How safe.
         durability: Durability,
+    },
+    /// The move takes only these keys of its slots, and the slots keep their owner. Right behind `Begun`, and with it.
+    Keys {
+        /// The move.
+        move_id: MoveId,
+        /// The keys, ascending.
+        keys: Vec<Key>,
     },
     /// A leg begins: written before anything of it is done. What the target has of these slots may be removed until `LegMoving`.
     LegBegun {
@@ -160,7 +168,9 @@ pub struct OpenMove {
     pub protocol: Protocol,
     /// How safe.
     pub durability: Durability,
-    /// Slots that the target owns by the journal. The stored topology may not say so yet.
+    /// Where the move takes only some keys of its slots: which, ascending.
+    pub keys: Option<Arc<[Key]>>,
+    /// Slots that the target owns by the journal (or of which the keys live there). The stored topology may not say so yet.
     pub handed_over: Vec<Slot>,
     /// The leg under way.
     pub leg: Option<OpenLeg>,

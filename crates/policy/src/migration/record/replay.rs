@@ -47,12 +47,20 @@ impl Replay {
                     slots: slots.clone(),
                     protocol: *protocol,
                     durability: *durability,
+                    keys: None,
                     handed_over: Vec::new(),
                     leg: None,
                     next_leg: 0,
                 };
                 self.open.insert(*move_id, begun);
                 self.last = self.last.max(move_id.0);
+            }
+            Record::Keys { move_id, keys } => {
+                let open = self.open(*move_id)?;
+                if open.next_leg > 0 || open.keys.is_some() {
+                    return Err(Contradiction(format!("move {} is told its keys after it has begun with others", move_id.0)));
+                }
+                open.keys = Some(keys.as_slice().into());
             }
             Record::LegBegun { move_id, leg, slots, source, target } => {
                 let open = self.open(*move_id)?;

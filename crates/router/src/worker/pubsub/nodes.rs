@@ -344,7 +344,7 @@ impl Worker {
         let slot = slot_of(name);
         let owner = self.plan.topology.owner(slot);
         let mut nodes = vec![owner];
-        if let Some(transit) = self.plan.topology.transit(slot) {
+        if let Some(transit) = self.plan.topology.transit(slot).filter(|transit| !transit.keys_only) {
             nodes.extend([transit.source, transit.target].into_iter().filter(|node| *node != owner));
         }
         nodes
@@ -352,7 +352,9 @@ impl Worker {
 
     /// Whether shard channels of slots in transit are not yet in force at a node that could say so.
     pub(in crate::worker) fn are_topics_settling(&self) -> bool {
-        let in_transit = |topic: &Topic| topic.kind == Kind::Shard && self.plan.topology.transit(slot_of(&topic.name)).is_some();
+        let in_transit = |topic: &Topic| {
+            topic.kind == Kind::Shard && self.plan.topology.transit(slot_of(&topic.name)).is_some_and(|transit| !transit.keys_only)
+        };
         self.pubsub.topics.iter().any(|(_, topic)| topic.places.iter().any(|(_, place)| *place == Place::Asked) && in_transit(topic))
     }
 
@@ -369,10 +371,14 @@ impl Worker {
         }
         let slot = slot_of(key);
         let of = |plan: &Plan| {
-            let Some(Transit { move_id, source, target, stage: Stage::Moving { leg } }) = plan.topology.transit(slot).copied() else {
+            let Some(Transit { move_id, source, target, stage: Stage::Moving { leg }, .. }) = plan.topology.transit(slot).copied() else {
                 return false;
             };
-            let goes_back = plan.moves.legs.get(&(move_id, leg)).is_some_and(|view| view.away.is_some());
+            let view = plan.moves.legs.get(&(move_id, leg));
+            let goes_back = view.is_some_and(|view| view.away.is_some());
+            if view.and_then(|view| view.scope.as_ref()).is_some_and(|scope| !scope.names(key)) {
+                return false;
+            }
             let (from, to) = if goes_back { (target, source) } else { (source, target) };
             let is_staged = || plan.moves.by_id.get(&move_id).is_some_and(|mover| mover.is_staged(key));
             (event == b"del" && node == from) || (event == b"restore" && node == to) || (event == b"rename_to" && node == to && is_staged())

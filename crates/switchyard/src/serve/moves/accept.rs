@@ -14,7 +14,7 @@ use switchyard_control::admin::{
     SteerRequest,
 };
 use switchyard_policy::balance::{self, Shift};
-use switchyard_policy::migration::{Durability, Goal, Protocol, Record};
+use switchyard_policy::migration::{Durability, Goal, Key, Protocol, Record};
 use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Topology};
 use switchyard_router::{Link, Steer};
 use tracing::info;
@@ -26,25 +26,39 @@ use crate::config::{DURABILITIES, name_of, named, parse_endpoint};
 /// How long the journal may take to put a move on record.
 const RECORD_BOUND: Duration = Duration::from_secs(10);
 
+/// What is to move: slots, or some keys of them.
+#[derive(Clone, Debug)]
+pub(super) struct Wish {
+    pub(super) shift: Shift,
+    pub(super) keys: Option<Arc<[Key]>>,
+    pub(super) pattern: Option<String>,
+}
+
+impl From<Shift> for Wish {
+    fn from(shift: Shift) -> Self {
+        Self { shift, keys: None, pattern: None }
+    }
+}
+
 /// How a move is to be done, with what the configuration says where the user did not.
-struct How {
+pub(super) struct How {
     goal: Goal,
     max_rate: Option<u64>,
     durability: Durability,
-    protocol: Protocol,
+    pub(super) protocol: Protocol,
     allow_direct_clients: bool,
     purge_target: bool,
 }
 
-fn wrong(text: impl Into<String>) -> Refused {
+pub(super) fn wrong(text: impl Into<String>) -> Refused {
     Refused::Wrong(text.into())
 }
 
-fn conflict(text: impl Into<String>) -> Refused {
+pub(super) fn conflict(text: impl Into<String>) -> Refused {
     Refused::Conflict(text.into())
 }
 
-fn json(value: &impl Serialize) -> Result<Value, Refused> {
+pub(super) fn json(value: &impl Serialize) -> Result<Value, Refused> {
     serde_json::to_value(value).map_err(|error| Refused::Failed(error.to_string()))
 }
 
@@ -95,6 +109,12 @@ impl Moves {
         let how = self.how(&request.how)?;
         let _one = self.planning.lock().unwrap_or_else(PoisonError::into_inner);
         let topology = self.topology_now()?;
+        if request.keys.is_some() || request.home {
+            return self.begin_keys(&topology, request, &how);
+        }
+        if request.to.is_empty() {
+            return Err(wrong("to which node?"));
+        }
         let (source, target) = (node_named(&topology, &request.from)?, node_named(&topology, &request.to)?);
         if source == target {
             return Err(wrong(format!("source and target are the same node, {}", request.from)));
@@ -102,7 +122,7 @@ impl Moves {
         let owned: Vec<Slot> = Slot::all().filter(|slot| topology.owner(*slot) == source).collect();
         let slots = match (&request.slots, request.all) {
             (Some(_), true) => return Err(wrong("give slots, or all, not both")),
-            (None, false) => return Err(wrong("which slots? Give slots, such as 0-100,200, or all")),
+            (None, false) => return Err(wrong("which slots? Give slots, such as 0-100,200, or all, or a pattern of keys")),
             (None, true) => owned,
             (Some(text), false) => parse_slots(text).map_err(wrong)?,
         };
@@ -121,8 +141,11 @@ impl Moves {
         if slots.is_empty() {
             return Err(conflict(format!("{} owns no slots, so there is nothing to move", request.from)));
         }
-        let shifts = vec![Shift { source, target, slots }];
-        json(&self.accept(&topology, shifts, &how)?)
+        let shift = Shift { source, target, slots };
+        if request.dry_run {
+            return json(&PlanReport { dry_run: true, moves: vec![self.planned(None, &shift.into())] });
+        }
+        json(&self.accept(&topology, vec![shift.into()], &how)?)
     }
 
     fn balance(self: &Arc<Self>, request: &BalanceRequest) -> Result<Value, Refused> {
@@ -132,10 +155,10 @@ impl Moves {
         self.nothing_under_way("the slots are evened")?;
         let shifts = balance::even(&topology, &self.weights(&topology)).map_err(|error| conflict(error.to_string()))?;
         if request.dry_run {
-            let moves = shifts.iter().map(|shift| self.planned(None, shift)).collect();
+            let moves = shifts.into_iter().map(|shift| self.planned(None, &shift.into())).collect();
             return json(&PlanReport { dry_run: true, moves });
         }
-        json(&self.accept(&topology, shifts, &how)?)
+        json(&self.accept(&topology, wishes(shifts), &how)?)
     }
 
     fn drain_node(self: &Arc<Self>, request: &NodeRequest) -> Result<Value, Refused> {
@@ -145,7 +168,10 @@ impl Moves {
         let node = node_named(&topology, &request.address)?;
         self.nothing_under_way("a node is drained")?;
         let shifts = balance::drain(&topology, node, &self.weights(&topology)).map_err(|error| conflict(error.to_string()))?;
-        json(&self.accept(&topology, shifts, &how)?)
+        // Keys that live there although their slots do not leave it, too.
+        let mut moves = Self::homeward(&topology, node, None);
+        moves.extend(wishes(shifts));
+        json(&self.accept(&topology, moves, &how)?)
     }
 
     fn add_node(self: &Arc<Self>, request: &AddNodeRequest) -> Result<Value, Refused> {
@@ -168,7 +194,7 @@ impl Moves {
             .map_err(|refused| conflict(format!("{name} has joined. But {}", refused.text())))?;
         let shifts = balance::even(&topology, &self.weights(&topology)).map_err(|error| conflict(error.to_string()))?;
         self.wait_for_link(&topology, &name)?;
-        json(&self.accept(&topology, shifts, &how)?)
+        json(&self.accept(&topology, wishes(shifts), &how)?)
     }
 
     fn remove_node(self: &Arc<Self>, request: &NodeRequest) -> Result<Value, Refused> {
@@ -184,6 +210,13 @@ impl Moves {
         let slots = topology.slots_of(node);
         if slots > 0 {
             return Err(conflict(format!("{0} still owns {slots} slots; first: switchyard nodes drain {0}", request.address)));
+        }
+        let exceptions = topology.exceptions_at(node);
+        if exceptions > 0 {
+            return Err(conflict(format!(
+                "{exceptions} keys were moved to {0} without their slots and live there; first: switchyard nodes drain {0}",
+                request.address
+            )));
         }
         if topology.nodes().len() == 1 {
             return Err(conflict("it is the only node"));
@@ -283,23 +316,26 @@ impl Moves {
         Err(Refused::Failed(format!("{name} has joined, but {why}; when it answers: switchyard balance")))
     }
 
-    fn planned(&self, id: Option<MoveId>, shift: &Shift) -> PlannedReport {
+    pub(super) fn planned(&self, id: Option<MoveId>, wish: &Wish) -> PlannedReport {
+        let shift = &wish.shift;
         PlannedReport {
             id: id.map(|id| id.0),
             from: self.name(shift.source),
             to: self.name(shift.target),
             slots: shift.slots.len() as u64,
             ranges: text_of(&shift.slots),
+            keys: wish.keys.as_ref().map(|keys| keys.len() as u64),
         }
     }
 
     /// Checks what can be checked before anything is done, and puts moves on record.
-    fn accept(self: &Arc<Self>, topology: &Topology, shifts: Vec<Shift>, how: &How) -> Result<PlanReport, Refused> {
+    pub(super) fn accept(self: &Arc<Self>, topology: &Topology, wishes: Vec<Wish>, how: &How) -> Result<PlanReport, Refused> {
+        let shifts = || wishes.iter().map(|wish| &wish.shift);
         {
             let state = self.state();
             for (id, planned) in &state.open {
                 let taken: BTreeSet<Slot> = planned.slots.iter().copied().collect();
-                if let Some(slot) = shifts.iter().flat_map(|shift| &shift.slots).find(|slot| taken.contains(slot)) {
+                if let Some(slot) = shifts().flat_map(|shift| &shift.slots).find(|slot| taken.contains(slot)) {
                     return Err(conflict(format!(
                         "slot {} is part of move {}, which is under way; see `switchyard moves`",
                         slot.number(),
@@ -312,13 +348,13 @@ impl Moves {
         if let Some(trouble) = trouble {
             return Err(Refused::Failed(trouble));
         }
-        let nodes: BTreeSet<NodeId> = shifts.iter().flat_map(|shift| [shift.source, shift.target]).collect();
-        let targets: BTreeSet<NodeId> = shifts.iter().map(|shift| shift.target).collect();
+        let nodes: BTreeSet<NodeId> = shifts().flat_map(|shift| [shift.source, shift.target]).collect();
+        let targets: BTreeSet<NodeId> = shifts().map(|shift| shift.target).collect();
         self.check_nodes(topology, &nodes, &targets, how)?;
 
         let mut records = Vec::new();
         let mut planned = Vec::new();
-        for shift in &shifts {
+        for Wish { shift, keys, pattern } in &wishes {
             let id = self.ledger.next_move();
             records.push(Record::Begun {
                 move_id: id,
@@ -328,12 +364,14 @@ impl Moves {
                 protocol: how.protocol,
                 durability: how.durability,
             });
+            records.extend(keys.as_ref().map(|keys| Record::Keys { move_id: id, keys: keys.to_vec() }));
             let options = Options {
                 direct_clients: how.allow_direct_clients,
                 goal: name_of(&Goal::ALL, how.goal).to_owned(),
                 max_rate: how.max_rate,
                 purge_target: how.purge_target,
                 paused: false,
+                pattern: pattern.clone(),
             };
             planned.push((id, options));
         }
@@ -341,7 +379,7 @@ impl Moves {
         let mut options: BTreeMap<u64, Options> = self.state().open.iter().map(|(id, planned)| (id.0, planned.options.clone())).collect();
         options.extend(planned.iter().map(|(id, options)| (id.0, options.clone())));
         save_as(&*self.store, super::OPTIONS, &options).map_err(|error| Refused::Failed(error.to_string()))?;
-        for (shift, (id, _)) in shifts.iter().zip(&planned) {
+        for (shift, (id, _)) in shifts().zip(&planned) {
             self.placement.take_part(*id, [shift.source, shift.target]);
         }
         let ids = planned.iter().map(|(id, _)| *id).collect();
@@ -351,14 +389,15 @@ impl Moves {
             }
             return Err(Refused::Failed(why));
         }
-        let moves = shifts.iter().zip(&planned).map(|(shift, (id, _))| self.planned(Some(*id), shift)).collect();
+        let moves = wishes.iter().zip(&planned).map(|(wish, (id, _))| self.planned(Some(*id), wish)).collect();
         {
             let mut state = self.state();
-            for (shift, (id, options)) in shifts.into_iter().zip(planned) {
+            for (Wish { shift, keys, .. }, (id, options)) in wishes.into_iter().zip(planned) {
                 let planned = Planned {
                     source: shift.source,
                     target: shift.target,
                     slots: shift.slots,
+                    keys,
                     protocol: how.protocol,
                     durability: how.durability,
                     options,
@@ -418,8 +457,15 @@ impl Moves {
 fn told(operation: &Operation) -> String {
     match operation {
         Operation::Move(request) => {
-            let slots = if request.all { "all slots".to_owned() } else { format!("slots {}", request.slots.as_deref().unwrap_or("?")) };
-            format!("move {slots} from {} to {}", request.from, request.to)
+            let what = match (&request.keys, &request.slots) {
+                (None, _) if request.home => "keys that live there alone".to_owned(),
+                // Names of keys are nobody's business.
+                (Some(_), _) => "keys of a pattern".to_owned(),
+                (None, _) if request.all => "all slots".to_owned(),
+                (None, slots) => format!("slots {}", slots.as_deref().unwrap_or("?")),
+            };
+            let to = if request.home { "home" } else { &request.to };
+            format!("move {what} from {} to {to}{}", request.from, if request.dry_run { ", only planned" } else { "" })
         }
         Operation::Moves => "moves".to_owned(),
         Operation::Steer { id, what } => format!("{what:?} move {id}"),
@@ -430,7 +476,11 @@ fn told(operation: &Operation) -> String {
     }
 }
 
-fn node_named(topology: &Topology, name: &str) -> Result<NodeId, Refused> {
+fn wishes(shifts: Vec<Shift>) -> Vec<Wish> {
+    shifts.into_iter().map(Wish::from).collect()
+}
+
+pub(super) fn node_named(topology: &Topology, name: &str) -> Result<NodeId, Refused> {
     // The port may be left out where the configuration may leave it out.
     let full = parse_endpoint(name).unwrap_or_else(|_| name.to_owned());
     let found = topology.nodes().find(|node| node.name == name || node.name == full);

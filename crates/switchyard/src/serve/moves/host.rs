@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
-use switchyard_policy::migration::Record;
+use switchyard_policy::migration::{Key, Record};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit};
 use switchyard_router::{Done, Host, MoveEnd};
 use tracing::error;
@@ -15,8 +15,8 @@ impl Host for Moves {
         self.ledger.record(records, done);
     }
 
-    fn hand_over(&self, move_id: MoveId, slots: &[Slot], owner: NodeId, done: Done) {
-        done(self.placement.hand_over(move_id, slots, owner));
+    fn hand_over(&self, move_id: MoveId, slots: &[Slot], keys: Option<&[Key]>, owner: NodeId, done: Done) {
+        done(self.placement.hand_over(move_id, slots, keys, owner));
     }
 
     fn set_transits(&self, move_id: MoveId, transits: Vec<(Transit, Vec<Slot>)>) -> Result<u64, String> {

@@ -7,6 +7,7 @@
 mod accept;
 mod direct;
 mod host;
+mod keys;
 mod members;
 mod report;
 mod resp;
@@ -27,7 +28,7 @@ use switchyard_control::admin::{MoveReport, MoveState};
 use switchyard_control::ledger::Ledger;
 use switchyard_control::store::{RedbStore, save_as};
 use switchyard_policy::migration::record::OpenMove;
-use switchyard_policy::migration::{Durability, Goal, Protocol, Record};
+use switchyard_policy::migration::{Durability, Goal, Key, Protocol, Record};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 use switchyard_router::{MoveEnd, MoveOrder, MoveProgress, Router, Steer};
 use tracing::{error, info, warn};
@@ -58,6 +59,9 @@ struct Options {
     max_rate: Option<u64>,
     purge_target: bool,
     paused: bool,
+    /// The pattern by which its keys were chosen, to be shown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pattern: Option<String>,
 }
 
 /// A move that is not over.
@@ -66,6 +70,8 @@ struct Planned {
     source: NodeId,
     target: NodeId,
     slots: Vec<Slot>,
+    /// Only these keys of them.
+    keys: Option<Arc<[Key]>>,
     protocol: Protocol,
     durability: Durability,
     options: Options,
@@ -207,6 +213,7 @@ impl Moves {
                 source: planned.source,
                 target: planned.target,
                 slots: planned.slots.clone(),
+                keys: planned.keys.clone(),
                 protocol: planned.protocol,
                 durability: planned.durability,
                 goal: Goal::ALL.iter().find(|(_, name)| *name == planned.options.goal).map_or(Goal::default(), |(goal, _)| *goal),
@@ -346,8 +353,9 @@ impl Moves {
         let state = self.state();
         let Some(planned) = state.open.get(&id) else { return String::new() };
         let (source, target, slots) = (planned.source, planned.target, planned.slots.len());
+        let what = planned.keys.as_ref().map_or_else(|| format!("{slots} slots"), |keys| format!("{} keys of {slots} slots", keys.len()));
         let durability = name_of(&DURABILITIES, planned.durability);
         drop(state);
-        format!("{slots} slots from {} to {}, durability {durability}", self.name(source), self.name(target))
+        format!("{what} from {} to {}, durability {durability}", self.name(source), self.name(target))
     }
 }

@@ -68,6 +68,8 @@ impl Moves {
             durability: name_of(&DURABILITIES, planned.durability).to_owned(),
             goal: planned.options.goal.clone(),
             max_rate: planned.options.max_rate,
+            keys: planned.keys.as_ref().map(|keys| keys.len() as u64),
+            pattern: planned.options.pattern.clone(),
             slots: planned.slots.len() as u64,
             slots_done: planned.resume.as_ref().map_or(0, |resume| resume.handed_over.len() as u64),
             ..MoveReport::default()

@@ -92,16 +92,19 @@ fn parse(words: &[&str]) -> Result<Operation, String> {
                     "FROM" => value?.clone_into(&mut request.from),
                     "TO" => value?.clone_into(&mut request.to),
                     "SLOTS" => request.slots = Some(value?.to_owned()),
-                    "ALL" => {
-                        request.all = true;
+                    "KEYS" => request.keys = Some(value?.to_owned()),
+                    flag @ ("ALL" | "HOME" | "DRY-RUN") => {
+                        request.all |= flag == "ALL";
+                        request.home |= flag == "HOME";
+                        request.dry_run |= flag == "DRY-RUN";
                         return Ok(false);
                     }
                     _ => return Err(format!("unknown option {option}")),
                 }
                 Ok(true)
             })?;
-            if request.from.is_empty() || request.to.is_empty() {
-                return Err("MOVE needs FROM node and TO node".to_owned());
+            if request.from.is_empty() || (request.to.is_empty() && !request.home) {
+                return Err("MOVE needs FROM node and TO node (or HOME)".to_owned());
             }
             Ok(Operation::Move(request))
         }
@@ -235,6 +238,8 @@ mod tests {
         assert_eq!((request.from.as_str(), request.to.as_str(), request.slots.as_deref()), ("a:1", "b:1", Some("0-5")));
         assert_eq!((request.how.goal.as_deref(), request.how.max_rate), (Some("fast"), Some(10 << 20)));
         assert!(request.how.purge_target && !request.all);
+        let Ok(Operation::Move(request)) = parse(&["MOVE", "FROM", "a:1", "HOME", "KEYS", "user:*", "DRY-RUN"]) else { panic!("a move") };
+        assert_eq!((request.keys.as_deref(), request.home, request.dry_run), (Some("user:*"), true, true));
         for (words, what) in [
             (&["MOVES", "pause", "7"][..], SteerRequest::Pause),
             (&["MOVES", "goal", "7", "Fast"], SteerRequest::Goal("fast".to_owned())),

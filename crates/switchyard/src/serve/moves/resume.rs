@@ -1,6 +1,6 @@
 //! The start: what was under way when the router ended, before the router serves anybody.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, RwLock, mpsc};
@@ -10,8 +10,9 @@ use switchyard_control::admin::MoveReport;
 use switchyard_control::journal::Sync;
 use switchyard_control::ledger::Ledger;
 use switchyard_control::store::load_as;
+use switchyard_policy::migration::Key;
 use switchyard_policy::migration::record::Replay;
-use switchyard_policy::topology::{MoveId, Slot, Stage, Transit};
+use switchyard_policy::topology::{MoveId, Slot, Stage, Transit, slot_of};
 use tracing::{info, warn};
 
 use super::super::placement::Placement;
@@ -84,12 +85,19 @@ fn open_moves(placement: &Placement, replay: Replay, options: &mut BTreeMap<u64,
             }
         }
         placement.take_part(id, [found.source, found.target]);
-        let late: Vec<Slot> = found.handed_over.iter().copied().filter(|slot| topology.owner(*slot) == found.source).collect();
+        let late: Vec<Slot> = match &found.keys {
+            None => found.handed_over.iter().copied().filter(|slot| topology.owner(*slot) == found.source).collect(),
+            Some(keys) => {
+                let is_late = |key: &&Key| found.handed_over.binary_search(&slot_of(key)).is_ok() && topology.lives_at(key) != found.target;
+                keys.iter().filter(is_late).map(|key| slot_of(key)).collect::<BTreeSet<_>>().into_iter().collect()
+            }
+        };
         if !late.is_empty() {
-            placement.hand_over(id, &late, found.target).map_err(anyhow::Error::msg)?;
+            placement.hand_over(id, &late, found.keys.as_deref(), found.target).map_err(anyhow::Error::msg)?;
         }
         if let Some(leg) = found.leg.as_ref().filter(|leg| leg.moving) {
-            let transit = Transit { move_id: id, source: found.source, target: found.target, stage: Stage::Moving { leg: leg.leg } };
+            let stage = Stage::Moving { leg: leg.leg };
+            let transit = Transit { move_id: id, source: found.source, target: found.target, stage, keys_only: found.keys.is_some() };
             placement.set_transits(id, vec![(transit, leg.slots.clone())]).map_err(anyhow::Error::msg)?;
         }
         let name = |node| topology.node(node).map_or("?", |node| node.name.as_str());
@@ -106,6 +114,7 @@ fn open_moves(placement: &Placement, replay: Replay, options: &mut BTreeMap<u64,
             source: found.source,
             target: found.target,
             slots: found.slots.clone(),
+            keys: found.keys.clone(),
             protocol: found.protocol,
             durability: found.durability,
             options: options.remove(&id.0).unwrap_or_default(),

@@ -1,0 +1,148 @@
+//! Keys that live elsewhere than their slots: the directory, and what is routed by it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use proptest::prelude::{any, prop, proptest};
+use proptest::prop_assert_eq;
+use switchyard_policy::routing::{Route, route, split};
+use switchyard_policy::topology::{EXCEPTIONS_MAX, MoveId, Node, NodeId, PartsError, PlaceError, Slot, Stage, Topology, Transit, slot_of};
+
+fn three() -> Topology {
+    let names: Vec<String> = (0..3).map(|i| format!("127.0.0.1:{}", 7000 + i)).collect();
+    Topology::even(&names).expect("three nodes")
+}
+
+fn key(name: &str) -> Arc<[u8]> {
+    name.as_bytes().into()
+}
+
+/// A node that does not own the slot of the key.
+fn other(topology: &Topology, key: &[u8]) -> NodeId {
+    NodeId((topology.owner_of(key).0 + 1) % 3)
+}
+
+#[test]
+fn a_key_lives_elsewhere_and_comes_home() {
+    let before = three();
+    let hot = key("{a}hot");
+    let (home, away) = (before.owner_of(&hot), other(&before, &hot));
+    assert!(!before.has_exceptions());
+    let slots = [slot_of(&hot)];
+    let transit = Transit { move_id: MoveId(1), source: home, target: away, stage: Stage::Moving { leg: 0 }, keys_only: true };
+    let during = before.with_transits([(transit, &slots[..])]).expect("one");
+    let after = during.keys_handed_over(&slots, [&hot], away);
+    assert_eq!(after.epoch(), during.epoch() + 1);
+    assert!(after.is_settled() && after.has_exceptions() && after.is_exceptional(slots[0]));
+    assert_eq!((after.lives_at(&hot), after.exception(&hot)), (away, Some(away)));
+    assert_eq!((after.owner_of(&hot), after.lives_at(b"{a}cold")), (home, home), "the slot and its other keys stay");
+    assert_eq!((after.exceptions_at(away), after.exceptions_at(home)), (1, 0));
+    assert_eq!(after.exceptions().collect::<Vec<_>>(), [(&hot, away)]);
+    assert_eq!(route(&after, [&b"{a}hot"[..]].into_iter()), Route::Owner(slots[0], away));
+    assert_eq!(route(&after, [&b"{a}hot"[..], b"{a}cold"].into_iter()), Route::Parted(slots[0]));
+    assert_eq!(route(&after, [&b"{a}cold"[..], b"{a}warm"].into_iter()), Route::Owner(slots[0], home));
+    let parts = split(&after, [&b"{a}cold"[..], b"{a}hot", b"{a}warm"].into_iter());
+    assert_eq!(parts.iter().map(|p| (p.node, p.keys.clone())).collect::<Vec<_>>(), [(home, vec![0, 2]), (away, vec![1])]);
+
+    let further = NodeId(3 - home.0 - away.0);
+    assert_eq!(after.keys_handed_over(&slots, [&hot], further).lives_at(&hot), further);
+    let back = after.keys_handed_over(&slots, [&hot], home);
+    assert!(!back.has_exceptions());
+    assert_eq!(back.lives_at(&hot), home);
+}
+
+#[test]
+fn a_slot_that_moves_to_where_its_exception_lives_has_it_no_more() {
+    let before = three();
+    let (one, two) = (key("{a}1"), key("{a}2"));
+    let home = before.owner_of(&one);
+    let [near, far] = [1, 2].map(|step| NodeId((home.0 + step) % 3));
+    let slots = [slot_of(&one)];
+    let parted = before.keys_handed_over(&slots, [&one], near).keys_handed_over(&slots, [&two], far);
+    let moved = parted.handed_over(&slots, near);
+    assert_eq!((moved.lives_at(&one), moved.exception(&one)), (near, None));
+    assert_eq!((moved.lives_at(&two), moved.exception(&two)), (far, Some(far)), "others stay where they are");
+    assert_eq!(moved.lives_at(b"{a}3"), near);
+    let elsewhere = Slot::new((slots[0].number() + 1) % 16384).expect("a slot");
+    assert_eq!(parted.handed_over(&[elsewhere], near).exceptions().count(), 2);
+}
+
+#[test]
+fn a_node_at_which_keys_live_stays_in_the_list() {
+    let all: Vec<String> = (0..3).map(|i| format!("127.0.0.1:{}", 7000 + i)).collect();
+    let two = Topology::even(&all[..2]).expect("two nodes");
+    let three = Topology::place(Some(&two), &all).expect("one joins").topology;
+    let hot = key("hot");
+    let with = three.keys_handed_over(&[], [&hot], NodeId(2));
+    let missing = vec![("127.0.0.1:7002".to_owned(), 1)];
+    assert_eq!(Topology::place(Some(&with), &all[..2]), Err(PlaceError::ExceptionsMissing { missing }));
+    let home = with.keys_handed_over(&[], [&hot], with.owner_of(&hot));
+    assert!(Topology::place(Some(&home), &all[..2]).is_ok());
+    let kept = Topology::place(Some(&with), &[all, vec!["127.0.0.1:7003".to_owned()]].concat()).expect("another joins");
+    assert_eq!(kept.topology.lives_at(&hot), NodeId(2));
+}
+
+#[test]
+fn what_was_stored_is_checked() {
+    let topology = three();
+    let (a, b) = (key("a"), key("b"));
+    let (slot, away) = (slot_of(&a).number(), other(&topology, &a));
+    let stored = |entries: Vec<(Arc<[u8]>, NodeId)>| topology.clone().with_stored_exceptions(entries);
+    let good = stored(vec![(b.clone(), other(&topology, &b)), (a.clone(), away)]).expect("good");
+    assert_eq!((good.lives_at(&a), good.lives_at(&b), good.exceptions().count()), (away, other(&topology, &b), 2));
+    assert_eq!(stored(vec![(a.clone(), NodeId(7))]), Err(PartsError::ExceptionAtUnknown { slot, node: NodeId(7) }));
+    assert_eq!(stored(vec![(a.clone(), topology.owner_of(&a))]), Err(PartsError::ExceptionAtOwner { slot }));
+    assert_eq!(stored(vec![(a.clone(), away), (a, away)]), Err(PartsError::ExceptionTwice { slot }));
+    let many = (0..=EXCEPTIONS_MAX).map(|i| key(&format!("{{a}}{i}")));
+    assert_eq!(stored(many.map(|k| (k, away)).collect()), Err(PartsError::ExceptionCount(EXCEPTIONS_MAX + 1)));
+}
+
+#[test]
+fn there_is_a_bound() {
+    let topology = three();
+    let away = other(&topology, b"a");
+    let many: Vec<Arc<[u8]>> = (0..EXCEPTIONS_MAX).map(|i| key(&format!("{{a}}{i}"))).collect();
+    let keys = |count: usize| many[..count].iter().map(|k| &k[..]);
+    assert_eq!(topology.room_for_exceptions(keys(EXCEPTIONS_MAX), away), Ok(()));
+    let full = topology.keys_handed_over(&[], &many, away);
+    let error = full.room_for_exceptions([&b"{a}more"[..]], away).expect_err("full");
+    assert_eq!((error.there, error.asked), (EXCEPTIONS_MAX, 1));
+    assert!(error.to_string().contains("--home"), "{error}");
+    assert_eq!(full.room_for_exceptions(keys(EXCEPTIONS_MAX), topology.owner_of(b"a")), Ok(()), "home is always possible");
+    let long = vec![b'x'; 17 << 20];
+    assert!(topology.room_for_exceptions([&long[..]], other(&topology, &long)).is_err());
+}
+
+proptest! {
+    /// Whatever moves: a key lives where it was last put, and the directory has those and no others that are not at their slot's owner.
+    #[test]
+    fn as_a_map_would_have_it(steps in prop::collection::vec((any::<bool>(), 0_u16..12, 0_u16..3), 0..40)) {
+        let keys: Vec<Arc<[u8]>> = (0..12).map(|i| key(&format!("{{{}}}{i}", i % 4))).collect();
+        let mut topology = three();
+        let mut lives: BTreeMap<Arc<[u8]>, NodeId> = keys.iter().map(|k| (k.clone(), topology.owner_of(k))).collect();
+        for (slot_moves, which, node) in steps {
+            let (moved, node) = (&keys[usize::from(which)], NodeId(node));
+            let slot = slot_of(moved);
+            if slot_moves {
+                let owner = topology.owner(slot);
+                for (k, at) in lives.iter_mut().filter(|(k, at)| slot_of(k) == slot && **at == owner) {
+                    prop_assert_eq!(topology.exception(k), None);
+                    *at = node;
+                }
+                topology = topology.handed_over(&[slot], node);
+            } else {
+                lives.insert(moved.clone(), node);
+                topology = topology.keys_handed_over(&[slot], [moved], node);
+            }
+            for (k, at) in &lives {
+                prop_assert_eq!(topology.lives_at(k), *at);
+                prop_assert_eq!(topology.exception(k), (topology.owner_of(k) != *at).then_some(*at));
+            }
+            let nodes: Vec<Node> = topology.nodes().cloned().collect();
+            let stored: Vec<(Arc<[u8]>, NodeId)> = topology.exceptions().map(|(k, n)| (k.clone(), n)).collect();
+            let rebuilt = Topology::from_parts(topology.epoch(), nodes, topology.ranges(), topology.next_id())
+                .and_then(|rebuilt| rebuilt.with_stored_exceptions(stored));
+            prop_assert_eq!(rebuilt.as_ref(), Ok(&topology), "the parts are the whole");
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! A move of keys that do not take their slots with them: what is else than in a move of slots.
+//!
+//! The keys are named when the move is accepted, and stay the same to its end. So nothing is walked through: what is listed, looked for at the target and
+//! looked for behind is these names. All commands of their slots wait where one of these keys is not there yet; the others go on where they are.
+
+use std::sync::Arc;
+
+use switchyard_policy::migration::{Key, Side};
+use switchyard_policy::topology::{Slot, Stage, Transit, slot_of};
+use switchyard_resp::reply;
+use tracing::info;
+
+use super::Scope;
+use super::connection::error_text;
+use super::run::{Halt, Mover};
+
+/// Keys that are asked about at once.
+const AT_ONCE: usize = 1000;
+
+impl Mover {
+    /// What is published of the slots of this move.
+    pub(super) fn transit(&self, stage: Stage) -> Transit {
+        let order = &self.order;
+        Transit { move_id: order.id, source: order.source, target: order.target, stage, keys_only: order.keys.is_some() }
+    }
+
+    /// The keys of a leg of these slots, where only some move.
+    pub(super) fn scope_of(&self, slots: &[Slot]) -> Option<Arc<Scope>> {
+        let keys = self.order.keys.as_ref()?;
+        let of_leg = keys.iter().filter(|key| slots.binary_search(&slot_of(key)).is_ok());
+        Some(Arc::new(Scope::new(of_leg.cloned().collect(), self.order.fingerprints)))
+    }
+
+    /// Leaves of these keys those that this move is about.
+    pub(super) fn keep_own(&self, keys: &mut Vec<Key>) {
+        match &self.order.keys {
+            Some(own) => keys.retain(|key| own.binary_search(key).is_ok()),
+            None => {
+                let topology = self.shared.plan().topology.clone();
+                if topology.has_exceptions() {
+                    keys.retain(|key| topology.exception(key).is_none());
+                }
+            }
+        }
+    }
+
+    /// The keys of slots that are left, a thousand at a time.
+    fn named(&self) -> Vec<Vec<Key>> {
+        let keys = self.order.keys.iter().flat_map(|keys| keys.iter());
+        let left: Vec<Key> = keys.filter(|key| self.slots_left.contains(&slot_of(key))).cloned().collect();
+        left.chunks(AT_ONCE).map(<[Key]>::to_vec).collect()
+    }
+
+    /// Which of these keys a node has in the database that is selected there.
+    fn there(&mut self, side: Side, keys: &[Key]) -> Result<Vec<Key>, Halt> {
+        let mut args: Vec<&[u8]> = vec![b"EXISTS"];
+        args.extend(keys.iter().map(|key| &key[..]));
+        let answer = self.call(side, &args)?;
+        let refused = |mover: &Self, answer: &[u8]| {
+            Halt::Stop(format!("{} does not say which keys it has: {}", mover.name(mover.end(side).node), error_text(answer)))
+        };
+        match reply::integer(&answer) {
+            None => return Err(refused(self, &answer)),
+            Some(0) => return Ok(Vec::new()),
+            Some(_) if keys.len() == 1 => return Ok(keys.to_vec()),
+            Some(_) => {}
+        }
+        let mut there = Vec::new();
+        for key in keys {
+            match reply::integer(&self.call(side, &[b"EXISTS", key])?) {
+                Some(0) => {}
+                Some(_) => there.push(key.clone()),
+                None => return Err(refused(self, b"-ERR it answers EXISTS with something else than a number\r\n")),
+            }
+            self.pump()?;
+        }
+        Ok(there)
+    }
+
+    /// Sees to it that the target has none of the keys, puts them on the list, and learns which are big.
+    pub(super) fn list_named(&mut self) -> Result<(), Halt> {
+        self.clear_target_of_keys()?;
+        self.doing = "waiting for commands sent earlier, before looking at keys".to_owned();
+        self.observe()?;
+        self.doing = "looking at keys".to_owned();
+        self.listed = 0;
+        self.listed_of = self.source.connection.as_ref().map(|c| c.process.run_id.clone());
+        self.big_limit_now = self.big_limit();
+        let was_refused = self.sizes_are_refused();
+        let named = self.named();
+        for key in named.iter().flatten() {
+            self.spool_key(slot_of(key), key);
+            self.listed += 1;
+        }
+        for database in self.databases_in_use()? {
+            self.select(Side::Source, database)?;
+            for page in &named {
+                if page.iter().filter(|key| self.ask_size(key)).count() > 0 {
+                    let (answers, _) = self.collect()?;
+                    for (key, answer) in page.iter().zip(answers) {
+                        self.big.note_size(slot_of(key), (key.clone(), database), &answer, self.big_limit_now.unwrap_or(u64::MAX));
+                    }
+                }
+                self.while_paused()?;
+                if self.is_aborted() {
+                    return Err(Halt::Stop("stopped by the user while its keys were looked at".to_owned()));
+                }
+            }
+        }
+        self.say_if_sizes_are_refused(was_refused);
+        self.is_listed = true;
+        Ok(())
+    }
+
+    /// Sees to it that the target has none of the keys.
+    fn clear_target_of_keys(&mut self) -> Result<(), Halt> {
+        self.doing = "looking for leftovers at the target".to_owned();
+        let (mut removed, mut foreign) = (0_usize, 0_usize);
+        let named = self.named();
+        for database in self.databases_in_use()? {
+            self.select(Side::Target, database)?;
+            for page in &named {
+                let there = self.there(Side::Target, page)?;
+                let (stale, others): (Vec<Key>, Vec<Key>) = there.into_iter().partition(|key| self.may_be_removed(key));
+                removed += stale.len();
+                foreign += others.len();
+                if !stale.is_empty() {
+                    self.unlink(Side::Target, &stale)?;
+                }
+                self.pump()?;
+            }
+        }
+        if removed > 0 {
+            info!(move_id = self.order.id.0, keys = removed, "removed what was left over at the target");
+        }
+        if foreign > 0 {
+            return Err(Halt::Stop(format!(
+                "{} has {foreign} of these keys, which do not live there, and which no move of ours has left there. Look at them, and remove them there or let the move do it (--purge-target)",
+                self.name(self.order.target)
+            )));
+        }
+        self.target_is_clean = true;
+        Ok(())
+    }
+
+    /// Looks whether the source still has any of the keys, and does with them what can be known to be right.
+    pub(super) fn look_behind_keys(&mut self) -> Result<(), Halt> {
+        self.doing = "looking for keys left behind".to_owned();
+        let process = self.source.connection.as_ref().map(|c| c.process.run_id.clone());
+        let unchanged = process == self.first_source;
+        let all = self.order.keys.clone().unwrap_or_default();
+        for database in self.databases_in_use()? {
+            for page in all.chunks(AT_ONCE) {
+                self.select(Side::Source, database)?;
+                for key in self.there(Side::Source, page)? {
+                    self.select(Side::Source, database)?;
+                    self.settle_late(database, &key, unchanged)?;
+                }
+                self.pump()?;
+            }
+        }
+        self.say_late();
+        Ok(())
+    }
+}

@@ -1,0 +1,106 @@
+//! Keys that live elsewhere than their slots (`Topology::lives_at`): what becomes of commands that need more than one key of such a slot.
+//!
+//! A command of one key goes where that key lives, and one whose keys live together as well: nothing here is asked. What is left is refused with the
+//! command that brings the keys home, except where `cross_slot` can bring the values together. Not brought home on demand: a client that uses
+//! two keys together would undo what an operator has just done, as often as it is done.
+
+use std::sync::Arc;
+
+use switchyard_policy::routing::{Route, route};
+use switchyard_policy::topology::{NodeId, Slot, slot_of};
+use switchyard_resp::command::{Flags, errors};
+
+use super::Worker;
+use super::transit::parsed;
+use crate::shared::Plan;
+
+impl Worker {
+    /// The error for keys that a command needs together and that are not: in several slots, or one of them lives elsewhere than its slot.
+    #[cold]
+    pub(super) fn not_together<'k>(&self, plan: &Plan, mut keys: impl Iterator<Item = &'k [u8]> + Clone) -> String {
+        let slot = keys.clone().next().map(slot_of);
+        if !keys.clone().all(|key| Some(slot_of(key)) == slot) {
+            return errors::CROSSSLOT.to_owned();
+        }
+        let exception = keys.find_map(|key| plan.topology.exception(key));
+        match slot.zip(exception) {
+            Some((slot, node)) => self.parted_text(plan, slot, node),
+            None => errors::CROSSSLOT.to_owned(),
+        }
+    }
+
+    /// The same, of a slot of which a key that is needed lives at `node`.
+    pub(super) fn parted_text(&self, plan: &Plan, slot: Slot, node: NodeId) -> String {
+        let (away, home) = (self.node_name(node), self.node_name(plan.topology.owner(slot)));
+        format!(
+            "CROSSSLOT Keys in request don't live at the same node: one of slot {} was moved to {away} alone. Bring it home first: switchyard move --from {away} --to {home} --keys KEY",
+            slot.number()
+        )
+    }
+
+    /// The error for a command that may use keys of a slot that it does not name, where some of them live elsewhere.
+    #[cold]
+    pub(super) fn undeclared_text(&self, plan: &Plan, slot: Slot) -> String {
+        let owner = plan.topology.owner(slot);
+        let other = plan.topology.exceptions_in(slot).map(|(_, at)| at).next().unwrap_or(owner);
+        let (away, home) = (self.node_name(other), self.node_name(owner));
+        format!(
+            "CROSSSLOT This command may use keys of slot {} that it does not name, and some keys of that slot were moved to {away} alone. Bring them home first: switchyard move --from {away} --to {home} --keys KEY",
+            slot.number()
+        )
+    }
+
+    /// Where the commands of a transaction in this slot are executed. `Err`: not all of their keys live at one node.
+    pub(super) fn node_of_transaction(&mut self, plan: &Arc<Plan>, slot: Slot, requests: &[Vec<u8>]) -> Result<NodeId, String> {
+        let owner = plan.topology.owner(slot);
+        if !plan.topology.is_exceptional(slot) {
+            return Ok(owner);
+        }
+        let mut found = None;
+        for request in requests {
+            let node = parsed(plan, request, |command, args| {
+                let mut keys = Vec::new();
+                command.find_keys(args, &mut keys).ok()?;
+                let keys = keys.iter().filter_map(|k| args.get(*k as usize));
+                // A channel is where its slot is.
+                if command.flags.has(Flags::PUBSUB) {
+                    return keys.clone().next().map(|_| Ok(owner));
+                }
+                if keys.clone().next().is_some() && self.uses_undeclared(plan, command, args) {
+                    return Some(Err(self.undeclared_text(plan, slot)));
+                }
+                match route(&plan.topology, keys.clone()) {
+                    Route::Owner(_, node) => Some(Ok(node)),
+                    Route::Anywhere => None,
+                    Route::CrossSlot | Route::Parted(_) => Some(Err(self.not_together(plan, keys))),
+                }
+            });
+            if let Some(node) = node.flatten().transpose()?
+                && let Some(before) = found.replace(node).filter(|before| *before != node)
+            {
+                return Err(self.parted_text(plan, slot, if node == owner { before } else { node }));
+            }
+        }
+        Ok(found.unwrap_or(owner))
+    }
+
+    /// Whether these keys of one slot are all used at this node now, going by what has moved.
+    pub(super) fn are_used_at<'k>(&self, slot: Slot, mut keys: impl Iterator<Item = &'k [u8]>, node: NodeId) -> bool {
+        let topology = &self.moved_plan.as_ref().unwrap_or(&self.plan).topology;
+        if topology.is_exceptional(slot) { keys.all(|key| topology.lives_at(key) == node) } else { topology.owner(slot) == node }
+    }
+
+    /// The same for the keys of a request.
+    pub(super) fn is_used_at(&self, slot: Slot, request: &[u8], node: NodeId) -> bool {
+        let plan = self.moved_plan.as_ref().unwrap_or(&self.plan);
+        if !plan.topology.is_exceptional(slot) {
+            return plan.topology.owner(slot) == node;
+        }
+        let all = parsed(plan, request, |command, args| {
+            let mut keys = Vec::new();
+            command.find_keys(args, &mut keys).ok()?;
+            Some(self.are_used_at(slot, keys.iter().filter_map(|k| args.get(*k as usize)), node))
+        });
+        all.flatten().unwrap_or(false)
+    }
+}

@@ -1,0 +1,78 @@
+//! What a move is about: its slot, or only some keys of it; and where keys live, by the map that is stored. The map is the router's own
+//! (`switchyard_policy::topology`).
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use switchyard_policy::migration::{Protocol, Side};
+use switchyard_policy::topology::{NodeId, Topology};
+
+use super::ix;
+use crate::node::KeyIx;
+use crate::planted::Bug;
+use crate::world::World;
+
+impl World {
+    pub(crate) fn owner(&self) -> usize {
+        usize::from(self.mover.map.owner(self.mover.slot).0)
+    }
+
+    pub(crate) fn lives_at(&self, key: KeyIx) -> usize {
+        usize::from(self.mover.map.lives_at(&self.keys[key]).0)
+    }
+
+    /// The node that the last move took keys from.
+    pub(crate) const fn node_left(&self) -> usize {
+        self.mover.source
+    }
+
+    /// Whether the last move was about this key.
+    pub(crate) fn has_left(&self, key: KeyIx) -> bool {
+        self.mover.scope.as_ref().is_none_or(|scope| scope.contains(&key))
+    }
+
+    /// Whether a key is part of the move under way: it is named, or (of a slot) lives where its slot is.
+    pub(super) fn is_own(&self, key: KeyIx) -> bool {
+        match &self.mover.scope {
+            Some(scope) => scope.contains(&key),
+            None => self.mover.map.exception(&self.keys[key]).is_none() || self.bug(Bug::ExceptionTaken),
+        }
+    }
+
+    /// What the stored map says when the leg under way has ended at this node.
+    pub(super) fn map_with_leg_at(&self, node: usize) -> Topology {
+        let (m, node) = (&self.mover, NodeId(node as u16));
+        match &m.scope {
+            None => m.map.handed_over(&[m.slot], node),
+            Some(scope) => m.map.keys_handed_over(&[m.slot], scope.iter().map(|key| &self.keys[*key]), node),
+        }
+    }
+
+    /// Draws what the next move is about: the slot, some keys that live where it is, or some that do not.
+    pub(super) fn draw_move(&mut self) {
+        let owner = self.owner();
+        (self.mover.source, self.mover.target, self.mover.scope) = (owner, 1 - owner, None);
+        let chance = self.scenario.exceptions;
+        if chance == 0 || self.mover.protocol != Protocol::Switchyard || !self.random.chance(chance) {
+            return;
+        }
+        let goes_home = self.random.chance(400);
+        let from = if goes_home { 1 - owner } else { owner };
+        let there: Vec<KeyIx> = (0..self.keys.len()).filter(|key| self.lives_at(*key) == from).collect();
+        let scope: BTreeSet<KeyIx> = there.into_iter().filter(|_| self.random.chance(600)).collect();
+        if !scope.is_empty() {
+            (self.mover.source, self.mover.target, self.mover.scope) = (from, 1 - from, Some(Rc::new(scope)));
+        }
+    }
+
+    /// Whether a key that is found at a side is to be purged there.
+    pub(super) fn is_wrong(&self, side: usize, key: KeyIx) -> bool {
+        let Some(purge) = &self.mover.purge else { return false };
+        let may = match &self.mover.scope {
+            Some(scope) => scope.contains(&key) || self.bug(Bug::PurgedBeyondScope),
+            None => self.lives_at(key) == self.owner() || self.bug(Bug::ExceptionPurged),
+        };
+        let on_record = purge.away.contains(&self.mover.fingerprints.of(&self.keys[key]));
+        may && (side == ix(Side::Target)) != on_record
+    }
+}
