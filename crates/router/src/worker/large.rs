@@ -44,6 +44,10 @@ impl Worker {
         if in_multi || command.handling != Handling::Keyed || command.flags.has(Flags::BLOCKING) || !command.arity_ok(args.len()) {
             return Flow::Buffer;
         }
+        // A script is looked at before it is sent, and may have to be another one there.
+        if command.flags.has(Flags::SCRIPT) {
+            return Flow::Buffer;
+        }
         if !self.may_begin(handle, command, args) {
             return Flow::Buffer;
         }

@@ -46,6 +46,15 @@ fn undeclared_keys_are_refused_and_those_of_the_slot_are_not() {
     {
         assert_eq!(client.call(&["EVAL", script, "1", &a, &near]), bulk("here"), "{script}: a key of the slot of a declared one");
     }
+    // With an argument that is passed on piece by piece elsewhere: a script is not, and is checked all the same.
+    let large = "x".repeat(3 << 20);
+    for args in [[large.as_str(), b.as_str()], [b.as_str(), large.as_str()]] {
+        let which = if args[0].len() > args[1].len() { "ARGV[2]" } else { "ARGV[1]" };
+        let script = format!("return redis.call('SET', {which}, 'lost')");
+        let reply = client.call(&["EVAL", &script, "1", &a, args[0], args[1]]);
+        assert!(reply.expect_error().contains("touches the key"), "{reply:?}");
+    }
+    assert_eq!(client.cmd(&format!("GET {b}")), bulk("there"));
     // By hash, at every node, in every spelling; and the reply of SCRIPT LOAD is the script's own hash.
     let script = "return redis.call('GET', ARGV[1])";
     let sha = client.call(&["SCRIPT", "LOAD", script]).text();
