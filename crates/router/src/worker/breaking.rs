@@ -60,7 +60,7 @@ impl Worker {
                     }
                 }
                 if pending.purpose == Purpose::Watch {
-                    self.note_failed_watch(pending.who);
+                    self.fail_watch(pending.who);
                 } else if pending.purpose == Purpose::Wait {
                     self.forget_waiting(pending.who);
                 }

@@ -645,7 +645,7 @@ impl Worker {
         if let Some(waiting) = &client.waiting {
             self.leave_line(waiting);
         }
-        let watched = client.session.as_ref().and_then(|s| s.watch.as_ref()).and_then(|w| w.link);
+        let watched = client.session.as_ref().and_then(|s| s.watch.as_ref()).map(|w| w.link);
         for held in client.held.into_iter().chain(watched) {
             if self.links.get(held).is_some_and(|l| l.holder == handle) {
                 self.abandon(held);

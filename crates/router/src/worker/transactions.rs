@@ -52,6 +52,8 @@ pub(super) struct Session {
     /// Transactions under way that publish: numbers of their EXEC.
     published: VecDeque<(u32, Vec<Published>)>,
     pub(super) watch: Option<Watch>,
+    /// A WATCH has failed: EXEC answers nil.
+    watch_failed: bool,
     /// The database that the transaction under way selects.
     select: Option<u32>,
     pub(super) wait: Option<Wait>,
@@ -134,12 +136,8 @@ pub(super) struct Watch {
     node: NodeId,
     /// What is watched: a key may move to another node without its slot.
     keys: Vec<Box<[u8]>>,
-    /// The connection that the node watches for; `None` where a WATCH failed.
-    pub(super) link: Option<Handle>,
-    /// When the first WATCH failed, where it did.
-    failed_us: Option<u64>,
-    /// WATCHes sent.
-    sent: u32,
+    /// The connection that the node watches for.
+    pub(super) link: Handle,
 }
 
 impl Client {
@@ -339,13 +337,9 @@ impl Worker {
             Local::Watch => return self.watch(plan, handle, command, raw, args),
             Local::Unwatch => self.unwatch(handle),
             _ => {
-                let now_us = self.now_us;
                 if let Some(client) = self.clients.get_mut(handle) {
                     client.in_multi = true;
-                    let session = client.session();
-                    session.multi.clear();
-                    // Not of the same turn: the client has seen the error.
-                    session.watch.take_if(|w| w.failed_us.is_some_and(|at| at != now_us));
+                    client.session().multi.clear();
                 }
             }
         }
@@ -365,11 +359,12 @@ impl Worker {
     }
 
     fn unwatch(&mut self, handle: Handle) {
-        let watch = self.clients.get_mut(handle).and_then(|c| c.session.as_deref_mut()?.watch.take());
-        if let Some(link) = watch.and_then(|w| w.link)
-            && self.links.get(link).is_some_and(|l| l.holder == handle)
+        let Some(session) = self.clients.get_mut(handle).and_then(|c| c.session.as_deref_mut()) else { return };
+        session.watch_failed = false;
+        if let Some(watch) = session.watch.take()
+            && self.links.get(watch.link).is_some_and(|l| l.holder == handle)
         {
-            self.abandon(link);
+            self.abandon(watch.link);
         }
     }
 
@@ -382,8 +377,11 @@ impl Worker {
             return self.refuse(handle, class, &text);
         };
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
-        // One that failed before anything was watched left nothing.
-        client.session().watch.take_if(|w| w.failed_us.is_some());
+        if client.session().watch_failed {
+            // EXEC will answer nil whatever else is watched.
+            self.answer(handle, class, b"+OK\r\n");
+            return Flow::Next;
+        }
         let before = client.session().watch.as_ref().map(|w| (w.slot, w.link, w.node));
         if before.is_some_and(|(other, ..)| other != slot) {
             self.watch_failed(handle);
@@ -396,22 +394,21 @@ impl Worker {
         }
         let link = match before.map(|(slot, link, _)| (slot, link)) {
             // In doubt already: EXEC will answer nil whatever else is watched.
-            Some((_, link)) if !link.is_some_and(|l| self.is_watching(handle, l, node)) => {
+            Some((_, link)) if !self.is_watching(handle, link, node) => {
                 self.watch_failed(handle);
                 self.answer(handle, class, b"+OK\r\n");
                 return Flow::Next;
             }
-            Some((_, Some(link))) => {
+            Some((_, link)) => {
                 if !self.clients.get_mut(handle).is_some_and(|c| c.may_take(Lane::Watch)) {
                     return Flow::Stall(Stall::Barrier);
                 }
                 link
             }
-            _ => match self.take_exclusive(handle, node, Lane::Watch) {
+            None => match self.take_exclusive(handle, node, Lane::Watch) {
                 Ok(Acquired::Link(link)) => link,
                 Ok(Acquired::Refused(text)) => {
-                    self.note_watch(handle, slot, node, None, args);
-                    self.note_failed_watch(handle);
+                    self.fail_watch(handle);
                     return self.refuse(handle, class, &text);
                 }
                 Ok(Acquired::Wait) => return Flow::Stall(Stall::Exclusive),
@@ -429,56 +426,38 @@ impl Worker {
         if let Some(client) = self.clients.get_mut(handle) {
             client.held = None;
         }
-        self.note_watch(handle, slot, node, Some(link), args);
+        self.note_watch(handle, slot, node, link, args);
         Flow::Next
     }
 
-    fn note_watch(&mut self, handle: Handle, slot: Slot, node: NodeId, link: Option<Handle>, args: &Args<'_>) {
+    fn note_watch(&mut self, handle: Handle, slot: Slot, node: NodeId, link: Handle, args: &Args<'_>) {
         if let Some(client) = self.clients.get_mut(handle) {
-            let watch = client.session().watch.get_or_insert(Watch { slot, node, keys: Vec::new(), link, failed_us: None, sent: 0 });
+            let watch = client.session().watch.get_or_insert(Watch { slot, node, keys: Vec::new(), link });
             watch.keys.extend(args.iter().skip(1).map(Box::from));
-            watch.sent += 1;
         }
     }
 
-    /// A WATCH is answered with an error before a node was asked.
-    pub(super) fn watch_refused(&mut self, handle: Handle, args: &Args<'_>) {
-        let plan = self.plan.clone();
-        if let Route::Owner(slot, node) = route(&plan.topology, args.iter().skip(1)) {
-            self.note_watch(handle, slot, node, None, args);
-            self.note_failed_watch(handle);
+    /// A WATCH failed, and its client gets the error. EXEC will answer nil, once: the client may have sent its transaction without waiting
+    /// for the answer to WATCH, and then relies on it. Whether it has seen the error is not known, however late MULTI comes. UNWATCH and
+    /// DISCARD end the doubt, as they end every watch.
+    pub(super) fn fail_watch(&mut self, handle: Handle) {
+        self.unwatch(handle);
+        if let Some(client) = self.clients.get_mut(handle) {
+            client.session().watch_failed = true;
         }
     }
 
-    /// A WATCH failed, and its client gets the error. If it was the first one, nothing is watched, and a transaction that the client begins
-    /// in that knowledge may go on. But one that it has sent already, without waiting for the answer, relies on it.
-    pub(super) fn note_failed_watch(&mut self, handle: Handle) {
-        self.watch_failed(handle);
-        let now_us = self.now_us;
-        let Some(client) = self.clients.get_mut(handle) else { return };
-        let in_multi = client.in_multi;
-        if let Some(watch) = client.session.as_mut().and_then(|s| s.watch.as_mut())
-            && watch.sent <= 1
-            && !in_multi
-        {
-            watch.failed_us = Some(now_us);
-        }
-    }
-
-    /// A WATCH has failed, so that not all is watched that the client relies on.
+    /// Not all is watched any more that the client relies on, if it relies on anything.
     fn watch_failed(&mut self, handle: Handle) {
-        let Some(watch) = self.clients.get_mut(handle).and_then(|c| c.session.as_deref_mut()?.watch.as_mut()) else { return };
-        if let Some(link) = watch.link.take()
-            && self.links.get(link).is_some_and(|l| l.holder == handle)
-        {
-            self.abandon(link);
+        if self.clients.get(handle).is_some_and(Client::watches) {
+            self.fail_watch(handle);
         }
     }
 
     /// The node's answer to WATCH.
     pub(super) fn on_watch(&mut self, pending: Pending, answer: &[u8]) {
         if reply::is_error(answer) {
-            self.note_failed_watch(pending.who);
+            self.fail_watch(pending.who);
         }
         self.deliver(pending.who, pending.seq, answer);
     }
@@ -491,11 +470,13 @@ impl Worker {
 
     /// Whether what a client watches is in doubt, so that EXEC will answer nil.
     pub(super) fn is_dirty(&self, handle: Handle, client: &Client) -> bool {
-        client.session.as_ref().and_then(|s| s.watch.as_ref()).is_some_and(|watch| {
-            let moved = !self.are_used_at(watch.slot, watch.keys.iter().map(|key| &**key), watch.node);
-            let other_protocol = watch.link.and_then(|l| self.links.get(l)).is_some_and(|l| l.resp3 != client.resp3);
-            moved || other_protocol || !watch.link.is_some_and(|l| self.is_watching(handle, l, watch.node))
-        })
+        let Some(session) = client.session.as_deref() else { return false };
+        session.watch_failed
+            || session.watch.as_ref().is_some_and(|watch| {
+                let moved = !self.are_used_at(watch.slot, watch.keys.iter().map(|key| &**key), watch.node);
+                let other_protocol = self.links.get(watch.link).is_some_and(|l| l.resp3 != client.resp3);
+                moved || other_protocol || !self.is_watching(handle, watch.link, watch.node)
+            })
     }
 
     fn exec(&mut self, plan: &Arc<Plan>, handle: Handle, class: u8) -> Flow {
@@ -507,18 +488,17 @@ impl Worker {
             self.discard(handle);
             return self.refuse(handle, class, ABORTED);
         }
+        if watch.is_some() && client.in_flight() > 0 {
+            // Not before the node has said that it watches.
+            return Flow::Stall(Stall::Barrier);
+        }
+        if self.is_dirty(handle, client) {
+            self.discard(handle);
+            self.answer(handle, class, if resp3 { b"_\r\n" } else { b"*-1\r\n" });
+            return Flow::Next;
+        }
         if let Some(watch) = watch {
-            if client.in_flight() > 0 {
-                // Not before the node has said that it watches.
-                return Flow::Stall(Stall::Barrier);
-            }
-            if self.is_dirty(handle, client) {
-                self.discard(handle);
-                self.answer(handle, class, if resp3 { b"_\r\n" } else { b"*-1\r\n" });
-                return Flow::Next;
-            }
-            let Some(link) = watch.link else { return Flow::Close };
-            let (slot, node) = (watch.slot, watch.node);
+            let (link, slot, node) = (watch.link, watch.slot, watch.node);
             if let Some(text) = self.exec_elsewhere(plan, handle, slot, Some(node)).err() {
                 self.discard(handle);
                 return self.refuse(handle, class, &text);

@@ -147,7 +147,7 @@ impl Worker {
             self.end_hold(handle);
             match command.handling {
                 Handling::Local(Local::Exec) => self.discard(handle),
-                Handling::Local(Local::Watch) => self.watch_refused(handle, args),
+                Handling::Local(Local::Watch) => self.fail_watch(handle),
                 _ => {}
             }
             return Transit::Instead(self.refuse(handle, class, &text));
