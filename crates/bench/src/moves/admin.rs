@@ -37,6 +37,8 @@ pub struct Order<'a> {
     pub to: SocketAddr,
     /// Which slots; `None`: all.
     pub slots: Option<&'a str>,
+    /// Not slots, but the keys that match this pattern.
+    pub keys: Option<&'a str>,
     /// Further arguments of `switchyard move`.
     pub more: &'a [String],
 }
@@ -45,9 +47,10 @@ pub struct Order<'a> {
 pub fn begin(switchyard: &Path, admin: SocketAddr, order: &Order<'_>) -> Result<u64> {
     let mut command = Command::new(switchyard);
     command.args(["move", "--from", &order.from.to_string(), "--to", &order.to.to_string(), "--admin", &admin.to_string(), "--json"]);
-    match order.slots {
-        Some(slots) => command.args(["--slots", slots]),
-        None => command.arg("--all"),
+    match (order.keys, order.slots) {
+        (Some(keys), _) => command.args(["--keys", keys]),
+        (None, Some(slots)) => command.args(["--slots", slots]),
+        (None, None) => command.arg("--all"),
     };
     let output = command.args(order.more).stdin(Stdio::null()).output().context("cannot run `switchyard move`")?;
     let text = String::from_utf8_lossy(&output.stdout);

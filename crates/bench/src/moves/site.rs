@@ -202,7 +202,7 @@ impl Routed {
     ) -> Result<(Duration, Value)> {
         let (from, to) = between;
         let more = ["--goal".to_owned(), goal.to_owned()];
-        let order = Order { from: self.addresses[from], to: self.addresses[to], slots: Some(slots), more: &more };
+        let order = Order { from: self.addresses[from], to: self.addresses[to], slots: Some(slots), keys: None, more: &more };
         let begun = Instant::now();
         let id = admin::begin(&programs.switchyard, self.admin, &order)?;
         loop {
