@@ -36,18 +36,25 @@ impl Lines {
         &self.shards[slot.index() % SHARDS]
     }
 
+    /// Drawn under the lock of the slot: whoever comes into the line later has the higher number.
+    fn ticket(&self, slot: Slot) -> Ticket {
+        Ticket { slot, number: self.next.fetch_add(1, Ordering::Relaxed) }
+    }
+
     /// A command of this client begins to wait. The second is true where it is sent to its node now; else its worker is told when it may be
     /// ([`Message::Turn`]).
     pub(crate) fn enter(&self, slot: Slot, worker: usize, client: Handle) -> (Ticket, bool) {
-        let ticket = Ticket { slot, number: self.next.fetch_add(1, Ordering::Relaxed) };
-        let goes = lock(self.shard(slot)).enter(slot, ticket.number, (worker, client));
+        let mut line = lock(self.shard(slot));
+        let ticket = self.ticket(slot);
+        let goes = line.enter(slot, ticket.number, (worker, client));
         (ticket, goes)
     }
 
     /// The same for one that cannot be sent yet, whoever waits.
     pub(crate) fn enter_away(&self, slot: Slot, worker: usize, client: Handle) -> Ticket {
-        let ticket = Ticket { slot, number: self.next.fetch_add(1, Ordering::Relaxed) };
-        self.recall(ticket, worker, client);
+        let mut line = lock(self.shard(slot));
+        let ticket = self.ticket(slot);
+        line.recall(slot, ticket.number, (worker, client));
         ticket
     }
 

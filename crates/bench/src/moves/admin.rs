@@ -87,7 +87,8 @@ pub fn moved_in_pieces(report: &Value, id: u64) -> u64 {
     find(report, id).and_then(|one| one["big_in_pieces"].as_u64()).unwrap_or(0)
 }
 
-fn find(report: &Value, id: u64) -> Option<&Value> {
+/// A move, open or ended, in the report.
+pub(super) fn find(report: &Value, id: u64) -> Option<&Value> {
     ["moves", "ended"].into_iter().filter_map(|list| report[list].as_array()).flatten().find(|m| m["id"].as_u64() == Some(id))
 }
 

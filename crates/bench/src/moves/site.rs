@@ -210,8 +210,7 @@ impl Routed {
             match admin::standing(&report, id)? {
                 Standing::Done => {
                     let took = begun.elapsed();
-                    let all = ["moves", "ended"].into_iter().filter_map(|list| report[list].as_array()).flatten();
-                    return Ok((took, all.into_iter().find(|m| m["id"].as_u64() == Some(id)).cloned().unwrap_or_default()));
+                    return Ok((took, admin::find(&report, id).cloned().unwrap_or_default()));
                 }
                 Standing::Stopped(why) => bail!("the move stopped: {why}"),
                 Standing::Open => {}
