@@ -273,6 +273,27 @@ pub(crate) struct Shared {
     pub(crate) batched_sends: bool,
     /// Who executes what is asked of the operator.
     pub(crate) operator: OnceLock<Arc<dyn OperatorPort>>,
+    looking: Arc<Mutex<Looking>>,
+}
+
+/// Somebody has movers be quiet to look at all keys: one at a time.
+#[derive(Debug, Default)]
+struct Looking {
+    is_taken: bool,
+    not_before: Option<Instant>,
+}
+
+/// The right to have movers be quiet to look at all keys. Given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct TurnToLook(Arc<Mutex<Looking>>);
+
+/// Movers go on for so long before somebody else has them be quiet: clients that look all the time do not keep a move from its end.
+const LOOK_REST: Duration = Duration::from_millis(50);
+
+impl Drop for TurnToLook {
+    fn drop(&mut self) {
+        *lock(&self.0) = Looking { is_taken: false, not_before: Some(Instant::now() + LOOK_REST) };
+    }
 }
 
 /// A poisoned lock means that a worker panicked while it held it; what it protects is a cache or a queue whose worst state is
@@ -322,6 +343,7 @@ impl Shared {
             port,
             batched_sends,
             operator: OnceLock::new(),
+            looking: Arc::default(),
         })
     }
 
@@ -369,6 +391,16 @@ impl Shared {
             change(&mut moves);
             Plan { moves: Arc::new(moves), ..plan.clone() }
         });
+    }
+
+    /// For a command that has movers be quiet while it looks at all keys. `None`: not now.
+    pub(crate) fn take_turn_to_look(&self) -> Option<TurnToLook> {
+        let mut looking = lock(&self.looking);
+        if looking.is_taken || looking.not_before.is_some_and(|at| Instant::now() < at) {
+            return None;
+        }
+        looking.is_taken = true;
+        Some(TurnToLook(self.looking.clone()))
     }
 
     pub(crate) fn connection_began(&self, connection: Connection) {

@@ -147,10 +147,11 @@ pub(crate) enum Told {
         key: Key,
         elements: Option<Vec<Element>>,
     },
-    /// Be quiet; then tell worker `from`.
+    /// Be quiet; then tell worker `from`. `flushes`: what was read of the nodes before is worth nothing afterwards.
     Quiesce {
         from: usize,
         ticket: u64,
+        flushes: bool,
     },
     /// Go on, as far as this ticket is concerned.
     Unquiesce {
@@ -182,6 +183,8 @@ pub(crate) struct SharedMove {
     has_staged: AtomicBool,
     /// Bytes of elements that were told and not taken yet.
     touched_bytes: AtomicUsize,
+    /// Staging keys that may be at the target: database and name. Exact while the mover is quiet.
+    temporary: Mutex<Vec<(u32, Vec<u8>)>>,
     /// How long commands were held back, microseconds.
     holds: Mutex<Histogram<u64>>,
     pub(crate) progress: Mutex<MoveProgress>,
@@ -197,6 +200,7 @@ impl SharedMove {
             staged: RwLock::default(),
             has_staged: AtomicBool::new(false),
             touched_bytes: AtomicUsize::new(0),
+            temporary: Mutex::default(),
             wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
             holds: Mutex::new(Histogram::new(3).map_err(std::io::Error::other)?),
             progress: Mutex::new(progress),
@@ -218,6 +222,23 @@ impl SharedMove {
     pub(crate) fn share_staged(&self, keys: Vec<Fingerprint>) {
         self.has_staged.store(!keys.is_empty(), Ordering::Release);
         *self.staged.write().unwrap_or_else(PoisonError::into_inner) = keys.into_iter().collect();
+    }
+
+    /// These staging keys may be at the target, and no others.
+    pub(crate) fn share_temporary(&self, names: Vec<(u32, Vec<u8>)>) {
+        *lock(&self.temporary) = names;
+    }
+
+    /// Names of staging keys that may be in this database of the target.
+    pub(crate) fn temporary_in(&self, database: u32) -> Vec<Vec<u8>> {
+        lock(&self.temporary).iter().filter(|(of, _)| *of == database).map(|(_, name)| name.clone()).collect()
+    }
+
+    /// Adds how many staging keys there are, by database; as of a moment ago.
+    pub(crate) fn count_temporary(&self, counts: &mut BTreeMap<u32, u64>) {
+        for (database, _) in lock(&self.temporary).iter() {
+            *counts.entry(*database).or_default() += 1;
+        }
     }
 
     /// Whether a key is being copied in pieces.

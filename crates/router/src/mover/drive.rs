@@ -450,9 +450,11 @@ impl Mover {
                         run.hand_over_again = Some((Instant::now() + Duration::from_millis(500), owner));
                     }
                 },
-                Told::Quiesce { from, ticket } => {
+                Told::Quiesce { from, ticket, flushes } => {
                     self.tickets.insert(ticket, from);
-                    self.staging.touched_all();
+                    if flushes {
+                        self.staging.touched_all();
+                    }
                     run.events.push_back(Event::Quiesce);
                 }
                 Told::Unquiesce { ticket } => {

@@ -347,9 +347,11 @@ impl Mover {
                 self.anything.insert(slot);
                 self.staging.touched_slot(slot);
             }
-            Told::Quiesce { from, ticket } => {
+            Told::Quiesce { from, ticket, flushes } => {
                 self.tickets.insert(ticket, from);
-                self.staging.touched_all();
+                if flushes {
+                    self.staging.touched_all();
+                }
                 self.say_quiet();
             }
             Told::Unquiesce { ticket } => {
@@ -373,6 +375,7 @@ impl Mover {
 
     /// Nothing is under way.
     pub(super) fn say_quiet(&self) {
+        self.own.share_temporary(self.staging.names());
         for (ticket, worker) in &self.tickets {
             self.shared.mailboxes.send(*worker, Message::Quiet { move_id: self.order.id, ticket: *ticket });
         }
@@ -752,6 +755,7 @@ impl Mover {
     }
 
     fn publish_progress(&mut self, leg: Option<Progress>) {
+        self.own.share_temporary(self.staging.names());
         let now = leg.unwrap_or(NO_PROGRESS);
         let keys = self.before.keys_moved + now.keys_moved;
         let bytes = self.before.bytes_moved + now.bytes_moved;

@@ -141,6 +141,12 @@ impl Staging {
         self.all.values_mut().for_each(|staged| staged.tail.touch_everything());
     }
 
+    /// Names of staging keys that may be at the target, with their databases.
+    pub(super) fn names(&self) -> Vec<(u32, Vec<u8>)> {
+        let used = self.all.iter().filter(|(_, staged)| staged.written).map(|(place, staged)| (place.1, staged.name.clone()));
+        used.chain(self.discarded.iter().cloned()).collect()
+    }
+
     pub(super) fn shown(&self) -> Vec<BigKey> {
         let one = |staged: &Staged| BigKey {
             kind: staged.kind.name(),

@@ -384,8 +384,12 @@ impl Worker {
         }
         // Also where all moves have ended while it waited for them: what it has asked of them is taken back there.
         let waits = self.clients.get_mut(handle).is_some_and(|client| client.quieting.is_some());
-        if (waits || !self.plan.moves.by_id.is_empty()) && command.name.starts_with("FLUSH") {
-            return self.flush_quietly(handle, lane, raw, command.class() as u8);
+        if waits || !self.plan.moves.by_id.is_empty() || !self.plan.topology.is_settled() {
+            match &*command.name {
+                "FLUSHALL" | "FLUSHDB" => return self.flush_quietly(handle, lane, raw, command.class() as u8),
+                "DBSIZE" | "KEYS" => return self.look_quietly(handle, lane, merge, raw, command.class() as u8),
+                _ => {}
+            }
         }
         if command.flags.has(Flags::WRITE) {
             let nodes = self.plan.topology.nodes();

@@ -202,22 +202,14 @@ impl Worker {
                 encode::integer(&mut out, sum);
             }
             (Whole::Merged(Merge::Same), None) => return parts.into_iter().next().unwrap_or_default(),
-            // KEYS: while it moves a key may be at two nodes.
-            (Whole::Merged(Merge::Concat), None) if !self.plan.topology.is_settled() => {
-                let mut seen = std::collections::HashSet::new();
-                let all = parts.iter().flat_map(|p| reply::elements(p)).filter(|e| e[0] != b'$' || seen.insert(*e));
-                let all: Vec<&[u8]> = all.filter(|e| !reply::text(e).is_some_and(is_temporary)).collect();
-                encode::header(&mut out, b'*', all.len());
-                all.into_iter().for_each(|element| out.extend_from_slice(element));
-            }
             (Whole::Merged(Merge::Concat), None) => {
-                let count: u64 = parts.iter().map(|p| reply::elements(p).remaining()).sum();
+                // KEYS: what a move has left of its own is no key of anybody's.
+                let is_shown = |element: &&[u8]| !reply::text(element).is_some_and(is_temporary);
+                let all = || parts.iter().flat_map(|p| reply::elements(p)).filter(is_shown);
                 // KEYS answers an array in RESP2 and in RESP3; keep what the nodes chose.
                 let kind = parts.first().and_then(|p| p.first()).copied().filter(|k| *k == b'~').unwrap_or(b'*');
-                encode::header(&mut out, kind, count as usize);
-                for element in parts.iter().flat_map(|p| reply::elements(p)) {
-                    out.extend_from_slice(element);
-                }
+                encode::header(&mut out, kind, all().count());
+                all().for_each(|element| out.extend_from_slice(element));
             }
             (Whole::Merged(Merge::AllOnes), None) => all_ones(&mut out, &parts, &[]),
             (Whole::ScriptExists { known }, None) => all_ones(&mut out, &parts, &known),

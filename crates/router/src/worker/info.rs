@@ -177,8 +177,9 @@ impl Worker {
         };
         add("replication", vec![("role", "master".into()), ("connected_slaves", "0".into())]);
         add("cluster", vec![("cluster_enabled", u8::from(plan.live.cluster.is_some()).to_string())]);
-        let keyspace = keyspace(&texts);
-        sections.push(("keyspace", keyspace));
+        let mut temporary: BTreeMap<u32, u64> = BTreeMap::new();
+        plan.moves.by_id.values().for_each(|mover| mover.count_temporary(&mut temporary));
+        sections.push(("keyspace", keyspace(&texts, &temporary)));
         let mut own: Vec<(String, String)> = vec![
             ("workers".into(), workers.len().to_string()),
             ("topology_epoch".into(), plan.topology.epoch().to_string()),
@@ -220,8 +221,9 @@ fn format_number(value: f64) -> String {
     if value.fract() == 0.0 { format!("{value:.0}") } else { format!("{value:.6}") }
 }
 
-/// `db0:keys=3,expires=1,avg_ttl=20` of every node, added up (the average by the number of keys that expire).
-fn keyspace(texts: &[String]) -> Vec<(String, String)> {
+/// `db0:keys=3,expires=1,avg_ttl=20` of every node, added up (the average by the number of keys that expire). Without so many that movers have made for
+/// themselves, all of which expire.
+fn keyspace(texts: &[String], temporary: &BTreeMap<u32, u64>) -> Vec<(String, String)> {
     let mut databases: BTreeMap<u32, (u64, u64, u64)> = BTreeMap::new();
     for line in texts.iter().flat_map(|t| t.lines()) {
         let Some((number, fields)) = line.strip_prefix("db").and_then(|l| l.trim().split_once(':')) else { continue };
@@ -233,9 +235,12 @@ fn keyspace(texts: &[String]) -> Vec<(String, String)> {
         entry.2 += field("avg_ttl") * field("expires");
     }
     let line = |(number, (keys, expires, ttl)): (u32, (u64, u64, u64))| {
-        (format!("db{number}"), format!("keys={keys},expires={expires},avg_ttl={}", ttl.checked_div(expires).unwrap_or(0)))
+        let ours = temporary.get(&number).copied().unwrap_or(0);
+        let (clients, clients_expiring) = (keys.saturating_sub(ours), expires.saturating_sub(ours));
+        let average = if clients_expiring == 0 { 0 } else { ttl / expires };
+        (clients > 0).then(|| (format!("db{number}"), format!("keys={clients},expires={clients_expiring},avg_ttl={average}")))
     };
-    databases.into_iter().map(line).collect()
+    databases.into_iter().filter_map(line).collect()
 }
 
 /// A word that every node says of itself. Where they say different things, `nodes differ`: no one of them is true of the whole.
@@ -272,6 +277,8 @@ fn merged(texts: &[String], prefix: &str) -> Vec<(String, String)> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::{agreed, human, keyspace, merged};
 
     #[test]
@@ -305,9 +312,15 @@ mod tests {
             "# Keyspace\r\ndb0:keys=3,expires=1,avg_ttl=10\r\n".to_string(),
             "db0:keys=2,expires=3,avg_ttl=30\r\ndb5:keys=1,expires=0,avg_ttl=0\r\n".to_string(),
         ];
-        let merged = keyspace(&texts);
+        let merged = keyspace(&texts, &BTreeMap::new());
         assert_eq!(merged[0], ("db0".into(), "keys=5,expires=4,avg_ttl=25".into()));
         assert_eq!(merged[1].0, "db5");
+        let without = keyspace(&texts, &BTreeMap::from([(0, 3), (5, 1)]));
+        assert_eq!(
+            without,
+            [("db0".to_owned(), "keys=2,expires=1,avg_ttl=25".to_owned())],
+            "what movers have made for themselves is nobody's"
+        );
         assert_eq!(human(1536.0), "1.50K");
     }
 }

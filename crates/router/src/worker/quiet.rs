@@ -1,18 +1,28 @@
-//! FLUSHALL and FLUSHDB while data moves: what a mover has read of a node before and stores at another after would bring keys back. So the
-//! movers are quiet while the nodes are flushed.
+//! Commands about all keys while data moves. The movers are quiet while the nodes execute them.
+//!
+//! FLUSHALL and FLUSHDB: what a mover has read of a node before and stores at another after would bring keys back. DBSIZE and KEYS: between the moment at
+//! which a key is stored at the target and that at which it is gone from the source it is at both, and one that moves between two nodes' answers may be
+//! in neither. While no mover has a batch under way each key is at one node. And what movers make for themselves does not count.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
+use switchyard_policy::migration::is_temporary;
 use switchyard_policy::topology::{MoveId, NodeId};
-use switchyard_resp::reply;
+use switchyard_resp::command::Merge;
+use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
 use super::rounds::{Ask, Next, Procedure};
+use super::scan::belongs;
 use super::upstream::Lane;
 use super::{Stall, Worker};
 use crate::mover::{Moves, SharedMove, Told};
+use crate::shared::{Plan, TurnToLook};
 use crate::slab::Handle;
+
+/// So long a command that only looks waits for the movers at most, microseconds. Then it is answered as the nodes are.
+const LOOK_PATIENCE_US: u64 = 1_000_000;
 
 /// A command that waits until movers are quiet.
 #[derive(Debug)]
@@ -25,6 +35,8 @@ pub(super) struct Quieting {
 #[derive(Debug)]
 struct Quieted {
     ticket: u64,
+    flushes: bool,
+    turn: Option<TurnToLook>,
     /// Each with whether it is quiet.
     movers: BTreeMap<MoveId, (Arc<SharedMove>, bool)>,
 }
@@ -34,7 +46,7 @@ impl Quieted {
     fn ask(&mut self, moves: &Moves, worker: usize) {
         for (id, mover) in &moves.by_id {
             if !self.movers.contains_key(id) {
-                mover.tell(Told::Quiesce { from: worker, ticket: self.ticket });
+                mover.tell(Told::Quiesce { from: worker, ticket: self.ticket, flushes: self.flushes });
                 self.movers.insert(*id, (mover.clone(), false));
             }
         }
@@ -62,30 +74,78 @@ impl Procedure for Flush {
     }
 }
 
+/// DBSIZE or KEYS at every node, with the movers quiet until all have answered.
+#[derive(Debug)]
+struct Look {
+    _guard: Quieted,
+    merge: Merge,
+    nodes: Vec<NodeId>,
+}
+
+impl Procedure for Look {
+    fn next(&mut self, worker: &mut Worker, _: bool, parts: Vec<Vec<u8>>) -> Next {
+        let (of_nodes, temporary) = parts.split_at(self.nodes.len().min(parts.len()));
+        if let Some(error) = of_nodes.iter().find(|part| reply::is_error(part)) {
+            return Next::Done(error.clone());
+        }
+        let mut out = Vec::new();
+        match self.merge {
+            Merge::Concat => {
+                // As SCAN: what lies at a node that has nothing to do with its slot cannot be used.
+                let plan = &worker.plan;
+                let is_key = |node: NodeId, key: &[u8]| reply::text(key).is_some_and(|key| !is_temporary(key) && belongs(plan, node, key));
+                let of_nodes = self.nodes.iter().zip(of_nodes);
+                let keys = of_nodes.flat_map(|(node, part)| reply::elements(part).filter(|key| is_key(*node, key)));
+                // Where a mover did not come to rest some may be at two nodes.
+                let mut seen = HashSet::new();
+                let keys: Vec<&[u8]> = keys.filter(|key| seen.insert(*key)).collect();
+                encode::header(&mut out, b'*', keys.len());
+                keys.into_iter().for_each(|key| out.extend_from_slice(key));
+            }
+            _ => {
+                let sum = |parts: &[Vec<u8>]| parts.iter().filter_map(|part| reply::integer(part)).sum::<i64>();
+                encode::integer(&mut out, sum(of_nodes) - sum(temporary));
+            }
+        }
+        Next::Done(out)
+    }
+}
+
 impl Worker {
+    /// Has the movers be quiet for the command of a client. Whether they are, and for how long it has waited.
+    fn quiet_for(&mut self, handle: Handle, plan: &Plan, flushes: bool) -> Option<(bool, u64)> {
+        if self.clients.get(handle)?.quieting.is_none() {
+            self.next_ticket += 1;
+            // Unlike every other worker's.
+            let ticket = self.next_ticket << 8 | (self.index as u64 & 0xff);
+            let guard = Quieted { ticket, flushes, turn: None, movers: BTreeMap::new() };
+            self.clients.get_mut(handle)?.quieting = Some(Box::new(Quieting { since_us: self.now_us, guard }));
+            self.quieting_clients.push(handle);
+        }
+        let Quieting { since_us, guard } = &mut **self.clients.get_mut(handle)?.quieting.as_mut()?;
+        let waited_us = self.now_us.saturating_sub(*since_us);
+        if !flushes && guard.turn.is_none() {
+            guard.turn = self.shared.take_turn_to_look();
+            if guard.turn.is_none() {
+                return Some((false, waited_us));
+            }
+        }
+        // A move may have begun since.
+        guard.ask(&plan.moves, self.index);
+        let quiet = guard.movers.iter().all(|(id, (_, quiet))| *quiet || !plan.moves.by_id.contains_key(id));
+        Some((quiet, waited_us))
+    }
+
     /// FLUSHALL or FLUSHDB while there are moves.
     #[cold]
     pub(super) fn flush_quietly(&mut self, handle: Handle, lane: Lane, raw: &[u8], class: u8) -> Flow {
-        let now_us = self.now_us;
         let plan = self.plan.clone();
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if client.in_flight() > 0 {
             return Flow::Stall(Stall::Barrier);
         }
-        let Some(quieting) = &mut client.quieting else {
-            self.next_ticket += 1;
-            // Unlike every other worker's.
-            let ticket = self.next_ticket << 8 | (self.index as u64 & 0xff);
-            let mut guard = Quieted { ticket, movers: BTreeMap::new() };
-            guard.ask(&plan.moves, self.index);
-            client.quieting = Some(Box::new(Quieting { since_us: now_us, guard }));
-            self.quieting_clients.push(handle);
-            return Flow::Stall(Stall::Moving);
-        };
-        // A move may have begun since.
-        quieting.guard.ask(&plan.moves, self.index);
-        let quiet = quieting.guard.movers.iter().all(|(id, (_, quiet))| *quiet || !plan.moves.by_id.contains_key(id));
-        if !quiet && now_us.saturating_sub(quieting.since_us) <= plan.live.command_timeout.as_micros() as u64 {
+        let Some((quiet, waited_us)) = self.quiet_for(handle, &plan, true) else { return Flow::Close };
+        if !quiet && waited_us <= plan.live.command_timeout.as_micros() as u64 {
             return Flow::Stall(Stall::Moving);
         }
         let Some(quieting) = self.clients.get_mut(handle).and_then(|c| c.quieting.take()) else { return Flow::Close };
@@ -102,6 +162,38 @@ impl Worker {
         }
         let asks = nodes.into_iter().map(|node| Ask { node, lane, requests: vec![raw.to_vec()] }).collect();
         self.begin_alone(handle, class, Box::new(Flush { _guard: quieting.guard }), asks)
+    }
+
+    /// DBSIZE or KEYS while there are moves.
+    #[cold]
+    pub(super) fn look_quietly(&mut self, handle: Handle, lane: Lane, merge: Merge, raw: &[u8], class: u8) -> Flow {
+        let plan = self.plan.clone();
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        if client.in_flight() > 0 {
+            return Flow::Stall(Stall::Barrier);
+        }
+        let database = client.database;
+        let Some((quiet, waited_us)) = self.quiet_for(handle, &plan, false) else { return Flow::Close };
+        if !quiet && waited_us <= LOOK_PATIENCE_US {
+            return Flow::Stall(Stall::Moving);
+        }
+        let Some(quieting) = self.clients.get_mut(handle).and_then(|c| c.quieting.take()) else { return Flow::Close };
+        let nodes: Vec<NodeId> = plan.topology.nodes().map(|n| n.id).collect();
+        let mut asks: Vec<Ask> = nodes.iter().map(|node| Ask { node: *node, lane, requests: vec![raw.to_vec()] }).collect();
+        if merge == Merge::Sum {
+            for mover in plan.moves.by_id.values() {
+                let names = mover.temporary_in(database);
+                if !names.is_empty() {
+                    let mut request = Vec::new();
+                    encode::command(
+                        &mut request,
+                        std::iter::once(&b"EXISTS"[..]).chain(names.iter().map(Vec::as_slice)).collect::<Vec<_>>(),
+                    );
+                    asks.push(Ask { node: mover.target, lane, requests: vec![request] });
+                }
+            }
+        }
+        self.begin_alone(handle, class, Box::new(Look { _guard: quieting.guard, merge, nodes }), asks)
     }
 
     /// A mover is quiet.

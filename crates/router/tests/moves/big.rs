@@ -395,6 +395,11 @@ fn a_copy_that_is_given_up_leaves_nothing_and_is_not_seen() {
     assert_eq!(client.cmd("KEYS *"), format!("[{key}]"));
     assert_eq!(pages_of_keys(&mut client), std::slice::from_ref(&key));
     assert_eq!(client.cmd("RANDOMKEY"), key);
+    assert_eq!(client.cmd("DBSIZE"), "1");
+    assert_eq!(fleet.servers[1].client().cmd("DBSIZE"), "1", "its pieces are there");
+    until("INFO knows it", || client.cmd("INFO keyspace").contains("db0:keys=1,expires=0,"));
+    let under_way = fleet.progress(1).big.under_way;
+    assert!(under_way.iter().all(|big| big.restarts == 0), "to look is not to write: {under_way:?}");
     fleet.router().steer_move(MoveId(1), Steer::Abort);
     assert!(matches!(fleet.wait_for(1), MoveEnd::Stopped(_)));
     assert_eq!(client.cmd(&format!("HLEN {key}")), "30000");
@@ -447,6 +452,7 @@ fn what_a_crash_has_left_is_removed_by_the_next_move() {
             assert_eq!(server.client().cmd(&format!("SET switchyard:temporary:1-2:staging-9-{n} part EX 3600")), "OK");
         }
     }
+    assert_eq!(client.cmd("KEYS switchyard:*"), "[]", "nobody sees them before, either");
     fleet.begin(fleet.order(1, 0, 1));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     for server in &fleet.servers {

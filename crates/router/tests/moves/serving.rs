@@ -327,6 +327,33 @@ fn a_flush_in_the_middle_leaves_nothing() {
     }
 }
 
+/// DBSIZE and KEYS know each key once, wherever it is on its way, and looking does not keep a move from its end.
+#[test]
+fn every_key_is_counted_once_while_it_moves() {
+    const KEYS: usize = 20_000;
+    let fleet = Fleet::new(2);
+    let mut client = fleet.client();
+    for first in (0..KEYS).step_by(500) {
+        let pairs: String = (first..first + 500).map(|n| format!(" k{n} v")).collect();
+        assert_eq!(client.cmd(&format!("MSET{pairs}")), "OK");
+    }
+    for (id, protocol) in [(1, Protocol::Switchyard), (2, Protocol::StopAndCopy)] {
+        let (from, to) = if id == 1 { (0, 1) } else { (1, 0) };
+        fleet.begin(MoveOrder { goal: Goal::Balanced, protocol, ..fleet.order(id, from, to) });
+        let mut looks = 0;
+        while fleet.progress(id).end.is_none() {
+            assert_eq!(client.cmd("DBSIZE"), KEYS.to_string(), "move {id}, look {looks}");
+            let reply = client.cmd("KEYS k*");
+            let keys: Vec<&str> = reply.trim_matches(['[', ']']).split(", ").collect();
+            let names: std::collections::HashSet<&str> = keys.iter().copied().collect();
+            assert_eq!((keys.len(), names.len()), (KEYS, KEYS), "move {id}, look {looks}");
+            looks += usize::from(fleet.progress(id).keys_moved > 0);
+        }
+        assert_eq!(fleet.wait_for(id), MoveEnd::Done);
+        assert!(looks > 3, "{looks}");
+    }
+}
+
 #[test]
 fn the_servers_own_way_moves_the_same_keys() {
     let fleet = Fleet::new(2);
