@@ -1,26 +1,43 @@
 //! Clients: each asks one command after the other and remembers what it was told.
 
 use crate::history::Marks;
-use crate::node::{KeyIx, Op, Reply};
+use crate::node::{KeyIx, Op, Reply, Watched};
+use crate::planted::Bug;
 use crate::world::{Ev, World, say};
 
 #[derive(Debug)]
 pub(crate) struct Client {
-    number: usize,
+    pub(crate) number: usize,
     left: u64,
     pub(crate) current: Option<u64>,
+    /// Between WATCH and EXEC.
+    pub(crate) watch: Option<Watch>,
+}
+
+/// A key that a client watches.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    pub(crate) key: KeyIx,
+    /// The connection that the node watches for.
+    pub(crate) conn: u32,
+    pub(crate) node: usize,
+    since_us: u64,
+    /// What was read of it since.
+    seen: Option<Option<Vec<u32>>>,
+    /// The key has been used elsewhere meanwhile.
+    pub(crate) failed: bool,
 }
 
 impl Client {
     pub(crate) const fn new(number: usize, commands: u64) -> Self {
-        Self { number, left: commands, current: None }
+        Self { number, left: commands, current: None, watch: None }
     }
 }
 
 /// A command that is not answered.
 #[derive(Debug)]
 pub(crate) struct Command {
-    client: usize,
+    pub(crate) client: usize,
     pub(crate) worker: usize,
     pub(crate) op: Op,
     /// Its bytes may have left the router.
@@ -37,12 +54,23 @@ pub(crate) struct Command {
 impl World {
     pub(crate) fn client_goes_on(&mut self, ix: usize) {
         let client = &self.clients[ix];
-        if client.current.is_some() || client.left == 0 || !self.router_up {
+        if client.current.is_some() || !self.router_up {
             return;
         }
-        self.clients[ix].left -= 1;
-        let op = self.draw(ix);
-        self.ask(ix, op);
+        if let Some(watch) = &client.watch {
+            let op = match &watch.seen {
+                None => Op::Get(watch.key),
+                Some(seen) => {
+                    let value = self.next_op as u32 * 10 + 1;
+                    Op::Exec(watch.key, Watched { since_us: watch.since_us, seen: seen.clone(), value })
+                }
+            };
+            self.ask(ix, op);
+        } else if client.left > 0 {
+            self.clients[ix].left -= 1;
+            let op = self.draw(ix);
+            self.ask(ix, op);
+        }
     }
 
     fn ask(&mut self, ix: usize, op: Op) {
@@ -66,6 +94,9 @@ impl World {
         let key = random.below(keys) as KeyIx;
         if random.chance(scenario.flush / 10) {
             return Op::Flush;
+        }
+        if scenario.watch > 0 && random.chance(scenario.watch) {
+            return Op::Watch(key);
         }
         // One client only: somebody has to be left who adds elements.
         if ix == 0 && random.chance(scenario.blocking / 3) {
@@ -101,9 +132,43 @@ impl World {
     fn client_free(&mut self, ix: usize, op: u64) {
         if self.clients[ix].current == Some(op) {
             self.clients[ix].current = None;
-            let when = self.random.between(10, 2_500);
+            // Who watches takes its time now and then: keys come and go meanwhile.
+            let long = self.clients[ix].watch.is_some() && self.random.chance(300);
+            let when = if long { self.random.between(2_500, 60_000) } else { self.random.between(10, 2_500) };
             self.after(when, Ev::Client { client: ix });
         }
+    }
+
+    /// The node watches for a client from now on.
+    pub(crate) fn client_watches(&mut self, op: u64, conn: u32) {
+        let Some(Command { client, worker, op: Op::Watch(key), .. }) = self.ops.get(&op) else { return };
+        let (client, key, node) = (*client, *key, self.conns[conn as usize].node);
+        let moved = self.workers[*worker].uses_at(key, self.garden) != node;
+        let failed = moved && !self.bug(Bug::WatchReturns);
+        self.clients[client].watch = Some(Watch { key, conn, node, since_us: self.now, seen: None, failed });
+    }
+
+    /// A client watches no more, if it did.
+    fn unwatch(&mut self, ix: usize) {
+        if let Some(watch) = self.clients[ix].watch.take()
+            && self.conns[watch.conn as usize].owner_alive
+        {
+            self.close(watch.conn);
+        }
+    }
+
+    /// Its command tells a client that watches what the key has, or is its EXEC.
+    fn watch_goes_on(&mut self, ix: usize, op: &Op, reply: &Reply) {
+        match (op, reply) {
+            (Op::Watch(_), Reply::Ok) => {}
+            (Op::Get(_), Reply::Value(seen)) => {
+                if let Some(watch) = &mut self.clients[ix].watch {
+                    watch.seen = Some(seen.clone());
+                }
+            }
+            _ => self.unwatch(ix),
+        }
+        self.executed += u64::from(matches!((op, reply), (Op::Exec(..), Reply::Ok)));
     }
 
     /// The answer to a command, or a part of it.
@@ -117,11 +182,14 @@ impl World {
         }
         let Some(command) = self.ops.remove(&op) else { return };
         say!(self, "command {op}: {reply:?}");
-        if reply == Reply::Oom || reply == Reply::Error && !matches!(command.op, Op::Incr(_)) {
+        let is_refused = reply == Reply::Oom || reply == Reply::Error && !matches!(command.op, Op::Incr(_));
+        // EXEC that answers nil has done nothing.
+        if is_refused || matches!((&command.op, &reply), (Op::Exec(..), Reply::Value(None))) {
             self.history.forget(&command.marks);
         } else if !command.untold {
             self.history.told(&command.marks, &reply, now);
         }
+        self.watch_goes_on(command.client, &command.op, &reply);
         self.client_free(command.client, op);
     }
 
@@ -147,6 +215,7 @@ impl World {
         command.untold = true;
         let (client, flush) = (command.client, command.op == Op::Flush);
         say!(self, "command {op}: nobody knows");
+        self.unwatch(client);
         if !flush {
             self.ops.remove(&op);
         }
@@ -161,6 +230,7 @@ impl World {
         }
         say!(self, "command {op}: refused");
         self.history.forget(&command.marks);
+        self.unwatch(command.client);
         self.client_free(command.client, op);
     }
 
@@ -169,6 +239,7 @@ impl World {
         let Some(command) = self.ops.remove(&op) else { return };
         say!(self, "command {op}: its keys live apart");
         self.history.forget(&command.marks);
+        self.unwatch(command.client);
         self.client_free(command.client, op);
     }
 
@@ -181,13 +252,14 @@ impl World {
         }
         for client in &mut self.clients {
             client.current = None;
+            client.watch = None;
         }
     }
 
     /// All have asked what they wanted, and nobody waits but for elements.
     pub(crate) fn clients_are_done(&self) -> bool {
         self.clients.iter().all(|client| match client.current {
-            None => client.left == 0,
+            None => client.left == 0 && client.watch.is_none(),
             Some(op) => self.ops.get(&op).is_some_and(|command| matches!(command.op, Op::Pop(_))) && !self.pop_can_go(op),
         }) && self.ops.values().all(|command| matches!(command.op, Op::Pop(_)))
     }

@@ -21,6 +21,8 @@ pub(crate) enum Place {
 struct KeyHistory {
     initial: Option<Vec<u32>>,
     operations: Vec<Operation>,
+    /// Which of them rely on a watch, and since when that was in force.
+    watched: Vec<(usize, u64)>,
 }
 
 /// Of all keys.
@@ -58,6 +60,12 @@ impl History {
             Op::Pop(key) => marks.push(self.add(*key, Act::Take(None), now_us, by)),
             Op::Several(ops) => ops.iter().for_each(|op| self.asked(op, now_us, by, marks)),
             Op::Script(op) => self.asked(op, now_us, by, marks),
+            Op::Watch(_) => {}
+            Op::Exec(key, watched) => {
+                let mark = self.add(*key, Act::Swap(watched.seen.clone(), watched.value), now_us, by);
+                self.keys[*key].watched.push((mark.1, watched.since_us));
+                marks.push(mark);
+            }
             Op::Flush => {
                 for key in 0..self.keys.len() {
                     marks.push(self.add(key, Act::Remove(None), now_us, by));
@@ -117,10 +125,14 @@ impl History {
         Some((key, operations.len() - 1))
     }
 
-    /// The first key whose history cannot be put in order; and how many had too many possibilities.
+    /// The first key whose history cannot be put in order, or that was changed while a transaction relied on that it was not; and how many had too many possibilities.
     pub(crate) fn check(&self) -> (Option<String>, u64) {
         let mut unknown = 0;
         for (key, history) in self.keys.iter().enumerate() {
+            if let Some((exec, other)) = history.changed_while_watched() {
+                let text = format!("key {key}: {exec:?} was executed although, while the key was watched, {other:?}");
+                return (Some(text), unknown);
+            }
             let operations: Vec<Operation> =
                 history.operations.iter().filter(|o| !(o.returned_us == UNKNOWN && matches!(o.act, Act::Read(_)))).cloned().collect();
             match check(&operations, history.initial.clone()) {
@@ -133,6 +145,27 @@ impl History {
         }
         debug_assert!(self.keys.iter().all(|key| key.operations.len() <= 4 * OPERATIONS_MAX));
         (None, unknown)
+    }
+}
+
+impl KeyHistory {
+    /// A transaction that was executed although the key was changed after it was watched and before EXEC was asked for: the two operations. That the key
+    /// is the same as before is no excuse, so the search for an order would not tell.
+    fn changed_while_watched(&self) -> Option<(&Operation, &Operation)> {
+        let executed = self.watched.iter().map(|(index, since_us)| (&self.operations[*index], *since_us));
+        executed.filter(|(exec, _)| exec.returned_us != UNKNOWN && matches!(exec.act, Act::Swap(..))).find_map(|(exec, since_us)| {
+            let between = |other: &&Operation| other.invoked_us > since_us && other.returned_us < exec.invoked_us;
+            Some((exec, self.operations.iter().filter(between).find(|other| has_changed(&other.act))?))
+        })
+    }
+}
+
+/// Whether what was answered says that the key was changed.
+fn has_changed(act: &Act) -> bool {
+    match act {
+        Act::Write(..) | Act::Swap(..) | Act::Push(_, Some(_)) | Act::Count(Some(Some(_))) | Act::Take(Some(_)) => true,
+        Act::Remove(told) => *told == Some(1),
+        _ => false,
     }
 }
 

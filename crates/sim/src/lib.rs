@@ -41,6 +41,8 @@ pub struct Run {
     pub unchecked: u64,
     /// What the mover did, in numbers of actions.
     pub actions: u64,
+    /// Transactions that were executed because a watched key had not changed.
+    pub executed: u64,
     /// What happened, if it was asked for.
     pub trace: Vec<String>,
 }
@@ -67,6 +69,7 @@ pub fn run(seed: u64, scenario: &Scenario, planted: Option<Planted>, trace: bool
         outcomes: world.mover.outcomes,
         unchecked,
         actions: world.actions,
+        executed: world.executed,
         trace: world.trace.unwrap_or_default(),
     }
 }

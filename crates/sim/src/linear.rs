@@ -21,6 +21,8 @@ pub enum Act {
     Push(u32, Option<i64>),
     /// The first element was taken.
     Take(Option<u32>),
+    /// It was written only because it was still what is here.
+    Swap(Option<Vec<u32>>, u32),
     /// Something else made the key what it is here (a node came back with what its disk had), with the exact end of its life.
     Become(Option<Vec<u32>>, Option<u64>),
 }
@@ -158,6 +160,7 @@ fn apply_to(value: Option<&Value>, act: &Act, invoked_us: u64, returned_us: u64,
             let list = value.list[1..].to_vec();
             (!list.is_empty()).then_some(Value { list, ends: value.ends })
         }),
+        Act::Swap(seen, new) => (seen.as_ref() == value.map(|value| &value.list)).then(|| Some(Value { list: vec![*new], ends: None })),
         Act::Become(list, ends) => Some(list.clone().map(|list| Value { list, ends: ends.map(|end| (end, end)) })),
     };
     out.extend(fits);
@@ -210,6 +213,19 @@ mod tests {
         ];
         assert_eq!(check(&ops, None), Verdict::Broken(3));
         assert_eq!(check(&ops[..3], None), Verdict::Fine);
+    }
+
+    #[test]
+    fn what_is_written_on_a_condition_needs_it() {
+        let swap = op(20, 30, Act::Swap(Some(vec![1]), 2));
+        let read = op(40, 41, Act::Read(Some(vec![2])));
+        let write = |from, value| op(from, from + 5, Act::Write(value, None));
+        assert_eq!(check(&[write(0, 1), swap.clone(), read.clone()], None), Verdict::Fine);
+        assert_ne!(check(&[write(0, 1), write(10, 3), swap.clone(), read], None), Verdict::Fine);
+        // Nobody knows whether it was: then it may not have been.
+        let unknown = Operation { returned_us: UNKNOWN, ..swap };
+        let read = op(40, 41, Act::Read(Some(vec![3])));
+        assert_eq!(check(&[write(0, 1), write(10, 3), unknown, read], None), Verdict::Fine);
     }
 
     #[test]

@@ -51,13 +51,35 @@ pub enum Op {
     Script(Box<Op>),
     /// FLUSHALL
     Flush,
+    /// WATCH
+    Watch(KeyIx),
+    /// MULTI, SET, EXEC of who watches the key.
+    Exec(KeyIx, Watched),
+}
+
+/// What a client relies on that watches a key, and what it makes of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Watched {
+    /// When it was told that the key is watched, microseconds.
+    pub since_us: u64,
+    /// What it has read since.
+    pub seen: Option<Vec<u32>>,
+    /// What it writes.
+    pub value: u32,
 }
 
 impl Op {
     /// Its keys.
     pub fn keys(&self, out: &mut Vec<KeyIx>) {
         match self {
-            Self::Get(key) | Self::Set(key, ..) | Self::Incr(key) | Self::Del(key) | Self::Push(key, _) | Self::Pop(key) => out.push(*key),
+            Self::Get(key)
+            | Self::Set(key, ..)
+            | Self::Incr(key)
+            | Self::Del(key)
+            | Self::Push(key, _)
+            | Self::Pop(key)
+            | Self::Watch(key)
+            | Self::Exec(key, _) => out.push(*key),
             Self::Several(ops) => ops.iter().for_each(|op| op.keys(out)),
             Self::Script(op) => op.keys(out),
             Self::Flush => {}
@@ -68,7 +90,7 @@ impl Op {
     #[must_use]
     pub fn is_read(&self) -> bool {
         match self {
-            Self::Get(_) => true,
+            Self::Get(_) | Self::Watch(_) => true,
             Self::Several(ops) => ops.iter().all(Self::is_read),
             Self::Script(op) => op.is_read(),
             _ => false,
@@ -136,6 +158,17 @@ pub enum Reply {
     Error,
 }
 
+/// A key that a connection watches.
+#[derive(Debug)]
+struct Watch {
+    conn: u32,
+    key: KeyIx,
+    /// What it was when last looked at.
+    entry: Option<Entry>,
+    /// It was changed.
+    dirty: bool,
+}
+
 /// The model of a node.
 #[derive(Debug)]
 pub struct Node {
@@ -157,6 +190,8 @@ pub struct Node {
     pub script: bool,
     /// Connections that wait in BLPOP: connection, request, key; oldest first.
     pub blocked: Vec<(u32, u64, KeyIx)>,
+    /// Keys that are watched.
+    watches: Vec<Watch>,
     /// The number of the next connection.
     pub next_client: u64,
 }
@@ -178,6 +213,7 @@ impl Node {
             persistence,
             script: false,
             blocked: Vec::new(),
+            watches: Vec::new(),
             next_client: 1,
         }
     }
@@ -187,6 +223,7 @@ impl Node {
         self.up = false;
         self.stopped = false;
         self.blocked.clear();
+        self.watches.clear();
         self.script = false;
         if self.persistence == Persistence::Always {
             self.disk = std::mem::take(&mut self.keys);
@@ -255,8 +292,35 @@ impl Node {
                 self.keys.clear();
                 Reply::Ok
             }
+            // Without the watch: see `watched`.
+            Op::Watch(_) => Reply::Ok,
+            Op::Exec(key, watched) => return self.execute(&Op::Set(*key, watched.value, None), now_us),
         };
         Some(reply)
+    }
+
+    /// WATCH, or EXEC of a connection that watches. `None`: it is neither.
+    pub fn execute_watched(&mut self, conn: u32, op: &Op, now_us: u64) -> Option<Reply> {
+        match op {
+            Op::Watch(key) => {
+                let entry = self.keys.get(key).cloned();
+                self.watches.push(Watch { conn, key: *key, entry, dirty: false });
+                Some(Reply::Ok)
+            }
+            Op::Exec(..) => {
+                let dirty = self.watches.extract_if(.., |watch| watch.conn == conn).fold(false, |dirty, watch| dirty | watch.dirty);
+                if dirty { Some(Reply::Value(None)) } else { self.execute(op, now_us) }
+            }
+            _ => None,
+        }
+    }
+
+    /// Watches of keys that are others now become dirty, and those of `named`, which a command may have changed and changed back.
+    pub fn touch(&mut self, named: &[KeyIx]) {
+        let keys = &self.keys;
+        for watch in self.watches.iter_mut().filter(|watch| !watch.dirty) {
+            watch.dirty = named.contains(&watch.key) || watch.entry.as_ref() != keys.get(&watch.key);
+        }
     }
 
     /// RESTORE

@@ -46,6 +46,12 @@ pub enum Bug {
     ExceptionPurged,
     /// A move of keys purges all that its target has of their slot.
     PurgedBeyondScope,
+    /// A transaction is executed though its connection was lost on which the key was watched, or the key has moved since.
+    WatchForgotten,
+    /// A transaction goes to where its key was when it was watched.
+    WatchStays,
+    /// A watch still counts when its key has been elsewhere meanwhile and is back.
+    WatchReturns,
 }
 
 /// One bug, of either kind.
@@ -82,6 +88,9 @@ impl Planted {
         Self::Around(Bug::ExceptionTaken),
         Self::Around(Bug::ExceptionPurged),
         Self::Around(Bug::PurgedBeyondScope),
+        Self::Around(Bug::WatchForgotten),
+        Self::Around(Bug::WatchStays),
+        Self::Around(Bug::WatchReturns),
         Self::Machine(MachineBug::UnlinkBeforeRecord),
         Self::Machine(MachineBug::AdmitBeforeUnlink),
         Self::Machine(MachineBug::AdmitBeforeRecord),

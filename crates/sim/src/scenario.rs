@@ -49,6 +49,8 @@ pub struct Scenario {
     pub ttl: u64,
     /// A move is one of keys without their slot.
     pub exceptions: u64,
+    /// Clients watch a key, read it, and change it if nobody else has.
+    pub watch: u64,
 }
 
 /// A line of a scenario that is not understood.
@@ -75,6 +77,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("forgetful", include_str!("../scenarios/forgetful.txt")),
     ("stop-and-copy", include_str!("../scenarios/stop-and-copy.txt")),
     ("exceptions", include_str!("../scenarios/exceptions.txt")),
+    ("watch", include_str!("../scenarios/watch.txt")),
 ];
 
 impl Scenario {
@@ -113,6 +116,7 @@ impl Scenario {
             blocking: 0,
             ttl: 0,
             exceptions: 0,
+            watch: 0,
         };
         for (at, line) in text.lines().enumerate() {
             let line = line.split('#').next().unwrap_or_default().trim();
@@ -145,6 +149,7 @@ impl Scenario {
                 "blocking" => (&mut scenario.blocking, 1000),
                 "ttl" => (&mut scenario.ttl, 1000),
                 "exceptions" => (&mut scenario.exceptions, 1000),
+                "watch" => (&mut scenario.watch, 1000),
                 _ => return Err(error(format!("there is nothing called `{name}`"))),
             };
             if value > most {

@@ -143,6 +143,16 @@ impl Worker {
         let first = nodes.next().unwrap_or(view.owner);
         if nodes.all(|node| node == first) { Choice::Node(first) } else { Choice::Parted }
     }
+
+    /// Where a key is used, once it is there.
+    pub(crate) fn uses_at(&self, key: KeyIx, garden: Garden) -> usize {
+        let to = match self.view.stage {
+            Stage::Settled | Stage::Observed => None,
+            Stage::Moving { target, .. } => Some(target),
+            Stage::Turned { source, .. } => Some(source),
+        };
+        to.filter(|_| self.view.moves(key, garden)).unwrap_or(self.view.places[key])
+    }
 }
 
 impl World {
@@ -189,7 +199,28 @@ impl World {
             }
             return;
         }
-        self.transmit_or_queue(ix, op, node);
+        match self.ops[&op].op {
+            Op::Watch(_) => {
+                self.connect(node, Owner::Watching(ix, op));
+            }
+            Op::Exec(..) => self.exec(ix, op, node),
+            _ => self.transmit_or_queue(ix, op, node),
+        }
+    }
+
+    /// EXEC goes on the connection that watches, and only if the key has been used nowhere else since, and the connection is still there.
+    fn exec(&mut self, ix: usize, op: u64, node: usize) {
+        let watch = self.clients[self.ops[&op].client].watch.as_ref();
+        let conn = watch.map(|watch| watch.conn).filter(|conn| self.conns[*conn as usize].owner_alive);
+        let holds = watch.is_some_and(|watch| !watch.failed && watch.node == node);
+        match conn {
+            Some(conn) if holds || self.bug(Bug::WatchStays) => self.transmit(op, conn),
+            _ if self.bug(Bug::WatchForgotten) => self.transmit_or_queue(ix, op, node),
+            _ => {
+                self.workers[ix].flying.remove(&op);
+                self.client_told(op, node, Reply::Value(None));
+            }
+        }
     }
 
     fn transmit_or_queue(&mut self, ix: usize, op: u64, node: usize) {
@@ -232,7 +263,7 @@ impl World {
         let node = self.conns[conn as usize].node;
         match (what, reply) {
             (What::Hello, Reply::Hello(process, _)) => match self.conns[conn as usize].owner {
-                Owner::Blocking(_, op) => self.transmit(op, conn),
+                Owner::Blocking(_, op) | Owner::Watching(_, op) => self.transmit(op, conn),
                 _ => self.link_is_up(ix, node, conn, process),
             },
             (What::Kill(ops), _) => {
@@ -249,6 +280,9 @@ impl World {
                 let blocking = matches!(self.conns[conn as usize].owner, Owner::Blocking(..));
                 if blocking {
                     self.close(conn);
+                }
+                if matches!(self.conns[conn as usize].owner, Owner::Watching(..)) && reply == Reply::Ok {
+                    self.client_watches(op, conn);
                 }
                 match reply {
                     Reply::Unblocked => {
@@ -346,7 +380,7 @@ impl World {
         }
         // What was never sent looks for another place.
         let unsent = match owner {
-            Owner::Blocking(_, op) if hello => Some(op),
+            Owner::Blocking(_, op) | Owner::Watching(_, op) if hello => Some(op),
             _ => None,
         };
         let zombie = accepted.filter(|_| !hello && !ops.is_empty() && !self.bug(Bug::ClosedCountsAsDrained));
@@ -396,9 +430,23 @@ impl World {
         }
         worker.admitted_uid = uid;
         worker.view = view;
+        self.look_at_watches(ix);
         say!(self, "worker {ix} adopts {:?}", self.workers[ix].view);
         self.unblock_again(ix);
         self.look_at_waiting(ix);
+    }
+
+    /// What is watched where it is not used any more may change without the node's knowing.
+    fn look_at_watches(&mut self, ix: usize) {
+        if self.bug(Bug::WatchReturns) {
+            return;
+        }
+        let (worker, garden, workers) = (&self.workers[ix], self.garden, self.workers.len());
+        for client in self.clients.iter_mut().filter(|client| client.number % workers == ix) {
+            if let Some(watch) = &mut client.watch {
+                watch.failed |= worker.uses_at(watch.key, garden) != watch.node;
+            }
+        }
     }
 
     fn look_at_waiting(&mut self, ix: usize) {

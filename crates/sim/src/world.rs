@@ -35,6 +35,8 @@ pub(crate) enum Owner {
     Worker(usize),
     /// A worker, for one command that waits.
     Blocking(usize, u64),
+    /// A worker, for a client that watches a key; by the number of its WATCH.
+    Watching(usize, u64),
     /// The mover.
     Mover,
 }
@@ -176,6 +178,8 @@ pub(crate) struct World {
     /// Faults that follow when a leg is about to end.
     at_end: Vec<Fault>,
     pub(crate) actions: u64,
+    /// Transactions of who watched that were executed.
+    pub(crate) executed: u64,
     pub(crate) faults_left: u64,
     pub(crate) faulty: bool,
     pub(crate) trace: Option<Vec<String>>,
@@ -227,6 +231,7 @@ impl World {
             at_action: Vec::new(),
             at_end: Vec::new(),
             actions: 0,
+            executed: 0,
             faults_left: 0,
             faulty: false,
             trace: trace.then(Vec::new),
@@ -499,9 +504,16 @@ impl World {
             return;
         }
         self.nodes[ix].expire(now);
+        self.nodes[ix].touch(&[]);
         say!(self, "node {ix}: {cmd:?} (connection {conn})");
         let node = &mut self.nodes[ix];
         let mut grown = Vec::new();
+        let mut named = Vec::new();
+        if let Cmd::Client(op) | Cmd::Loaded(op) = &cmd
+            && !op.is_read()
+        {
+            op.keys(&mut named);
+        }
         let reply = match cmd {
             Cmd::Hello => {
                 let number = node.next_client;
@@ -551,7 +563,7 @@ impl World {
                     }
                 } else {
                     op.keys(&mut grown);
-                    match node.execute(&op, now) {
+                    match node.execute_watched(conn, &op, now).or_else(|| node.execute(&op, now)) {
                         Some(reply) => reply,
                         None => Reply::Error,
                     }
@@ -586,6 +598,9 @@ impl World {
                 self.reply(waiter, request, reply);
             }
         }
+        self.nodes[ix].touch(&named);
+        // MIGRATE is executed at both.
+        self.nodes[1 - ix].touch(&[]);
     }
 
     fn forget_blocked(&mut self, ix: usize) {
@@ -676,14 +691,16 @@ impl World {
         }
         match c.owner {
             Owner::Mover => self.mover_answered(conn, pending.what, reply),
-            Owner::Worker(worker) | Owner::Blocking(worker, _) => self.worker_answered(worker, conn, pending.what, reply),
+            Owner::Worker(worker) | Owner::Blocking(worker, _) | Owner::Watching(worker, _) => {
+                self.worker_answered(worker, conn, pending.what, reply)
+            }
         }
     }
 
     fn broke(&mut self, conn: u32) {
         match self.conns[conn as usize].owner {
             Owner::Mover => self.mover_broke(conn),
-            Owner::Worker(worker) | Owner::Blocking(worker, _) => self.worker_broke(worker, conn),
+            Owner::Worker(worker) | Owner::Blocking(worker, _) | Owner::Watching(worker, _) => self.worker_broke(worker, conn),
         }
     }
 

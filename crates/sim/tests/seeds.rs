@@ -4,13 +4,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use switchyard_sim::{Scenario, sweep};
 
-fn clean(name: &str, seeds: u64) {
+/// Gives how many transactions were executed of clients that watched.
+fn clean(name: &str, seeds: u64) -> u64 {
     let scenario = Scenario::built_in(name).expect("it comes with the simulator");
-    let (moved, unchecked, actions) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let [moved, unchecked, actions, executed] = std::array::from_fn(|_| AtomicU64::new(0));
     let found = sweep(&scenario, None, 0, seeds, 2, |run| {
         moved.fetch_add(run.outcomes.iter().filter(|outcome| *outcome == "Moved").count() as u64, Ordering::Relaxed);
         unchecked.fetch_add(run.unchecked, Ordering::Relaxed);
         actions.fetch_add(run.actions, Ordering::Relaxed);
+        executed.fetch_add(run.executed, Ordering::Relaxed);
     });
     if let Some(run) = found {
         panic!("{name}, seed {}: {}", run.seed, run.violation.unwrap_or_default());
@@ -19,6 +21,7 @@ fn clean(name: &str, seeds: u64) {
     assert!(moved.into_inner() > seeds, "{name}: legs were moved");
     assert!(actions.into_inner() > 20 * seeds, "{name}: movers were busy");
     assert!(unchecked.into_inner() * 100 < seeds, "{name}: nearly all histories were checked");
+    executed.into_inner()
 }
 
 #[test]
@@ -44,6 +47,12 @@ fn stop_and_copy() {
 #[test]
 fn exceptions() {
     clean("exceptions", 10_000);
+}
+
+#[test]
+fn watch() {
+    let executed = clean("watch", 10_000);
+    assert!(executed > 10_000, "not every EXEC answered nil: {executed}");
 }
 
 #[test]

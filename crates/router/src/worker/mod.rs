@@ -404,6 +404,7 @@ impl Worker {
         self.place_moving_anew();
         if self.plan.topology.epoch() != before.topology.epoch() {
             self.restamp_waiting();
+            self.fail_watches_left_behind();
         }
         self.replace_moving();
         self.drop_foreign_links();

@@ -454,6 +454,20 @@ impl Worker {
         }
     }
 
+    /// The map has changed. A key that is watched where it is not used any more may change without that node's knowing, also in such a way that it is
+    /// back there, and as it was, when EXEC comes. So the watch counts no more from now on.
+    pub(super) fn fail_watches_left_behind(&mut self) {
+        let holders = self.links.iter().filter(|(_, link)| link.watching).map(|(_, link)| link.holder);
+        let is_left = |watch: &Watch| !self.are_used_at(watch.slot, watch.keys.iter().map(|key| &**key), watch.node);
+        let watch = |client: &Client| client.session.as_ref().and_then(|s| s.watch.as_ref()).is_some_and(is_left);
+        let left: Vec<Handle> = holders.filter(|holder| self.clients.get(*holder).is_some_and(watch)).collect();
+        for holder in left {
+            if let Some(client) = self.clients.get_mut(holder) {
+                client.session().watch_failed = true;
+            }
+        }
+    }
+
     /// The node's answer to WATCH.
     pub(super) fn on_watch(&mut self, pending: Pending, answer: &[u8]) {
         if reply::is_error(answer) {

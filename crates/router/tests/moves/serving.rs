@@ -275,6 +275,35 @@ fn a_watch_does_not_survive_the_hand_over_of_its_slot() {
     }
 }
 
+/// There and back: the node that watches has not seen what was done with the key elsewhere.
+#[test]
+fn a_watch_does_not_survive_that_its_key_was_away() {
+    let fleet = Fleet::new(2);
+    let mut clients: Vec<Client> = (0..8).map(|_| fleet.client()).collect();
+    for (n, client) in clients.iter_mut().enumerate() {
+        assert_eq!(client.cmd(&format!("WATCH {{k{n}}}")), "OK");
+    }
+    let mut other = fleet.client();
+    fleet.begin(fleet.order(1, 0, 1));
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    for n in 0..clients.len() {
+        assert_eq!(other.cmd(&format!("SET {{k{n}}} 1")), "OK");
+        assert_eq!(other.cmd(&format!("DEL {{k{n}}}")), "1");
+    }
+    fleet.begin(fleet.order(2, 1, 0));
+    assert_eq!(fleet.wait_for(2), MoveEnd::Done);
+    for (n, client) in clients.iter_mut().enumerate() {
+        assert_eq!(client.cmd("MULTI"), "OK");
+        assert_eq!(client.cmd(&format!("SET {{k{n}}} 3")), "QUEUED");
+        assert_eq!(client.cmd("EXEC"), "(nil)");
+        assert_eq!(client.cmd(&format!("GET {{k{n}}}")), "(nil)");
+        // And then it is as if nothing had been.
+        assert_eq!((client.cmd(&format!("WATCH {{k{n}}}")), client.cmd("MULTI")), ("OK".to_owned(), "OK".to_owned()));
+        assert_eq!(client.cmd(&format!("SET {{k{n}}} 4")), "QUEUED");
+        assert_eq!(client.cmd("EXEC"), "[OK]");
+    }
+}
+
 #[test]
 fn a_scan_misses_no_key_that_was_there_all_the_time() {
     let fleet = Fleet::new(3);
