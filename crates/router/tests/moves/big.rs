@@ -22,7 +22,7 @@ fn pour(client: &mut Client, count: usize, command: impl Fn(usize, usize) -> Vec
     }
 }
 
-fn hash(client: &mut Client, key: &str, count: usize) {
+pub(super) fn hash(client: &mut Client, key: &str, count: usize) {
     pour(client, count, |from, to| {
         let mut words = vec!["HSET".to_owned(), key.to_owned()];
         words.extend((from..to).flat_map(|n| [format!("field{n}"), format!("value{n}-{}", "x".repeat(80))]));
@@ -31,7 +31,7 @@ fn hash(client: &mut Client, key: &str, count: usize) {
 }
 
 /// A key in a slot of the first node.
-fn key_of(fleet: &Fleet, node: usize, name: &str) -> String {
+pub(super) fn key_of(fleet: &Fleet, node: usize, name: &str) -> String {
     let owned = fleet.slots_of(fleet.node(node));
     (0..)
         .map(|n| format!("{{{n}}}{name}"))
@@ -39,7 +39,7 @@ fn key_of(fleet: &Fleet, node: usize, name: &str) -> String {
         .expect("a key")
 }
 
-fn no_temporary_keys(server: &Server) {
+pub(super) fn no_temporary_keys(server: &Server) {
     assert_eq!(server.client().cmd("KEYS switchyard:*"), "[]");
 }
 

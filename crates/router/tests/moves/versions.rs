@@ -1,7 +1,10 @@
 //! Servers of other versions and makes, and what a server knows of how its keys are used.
 
-use super::fleet::{Client, Fleet, Server, default_program, other_programs};
-use switchyard_router::MoveEnd;
+use super::big::{hash, key_of, no_temporary_keys};
+use super::fleet::{Client, Fleet, Server, default_program, other_programs, until};
+use switchyard_policy::migration::Goal;
+use switchyard_policy::topology::MoveId;
+use switchyard_router::{MoveEnd, MoveOrder, Steer};
 
 const COUNT: usize = 60;
 
@@ -116,14 +119,21 @@ fn how_often_or_lately_a_key_was_used_goes_with_it() {
     }
 }
 
-#[test]
-fn times_to_live_of_hash_fields_go_with_them() {
-    for program in [default_program()].into_iter().chain(other_programs()) {
+/// Two servers of each program whose hash fields have times to live.
+fn fleets_with_mortal_fields() -> impl Iterator<Item = (String, Fleet)> {
+    [default_program()].into_iter().chain(other_programs()).filter_map(|program| {
         let fleet = Fleet::with(vec![Server::of(&program, &[]), Server::of(&program, &[])]);
         if fleet.servers[0].client().cmd("HPEXPIREAT none 1 FIELDS 1 f").contains("unknown command") {
             eprintln!("skipped: hash fields have no time to live in {program}");
-            continue;
+            return None;
         }
+        Some((program, fleet))
+    })
+}
+
+#[test]
+fn times_to_live_of_hash_fields_go_with_them() {
+    for (program, fleet) in fleets_with_mortal_fields() {
         let mut client = fleet.client();
         let ends = |n: usize| 4_000_000_000_000 + n;
         for n in 0..200 {
@@ -137,6 +147,63 @@ fn times_to_live_of_hash_fields_go_with_them() {
             assert_eq!(client.cmd(&format!("HPEXPIRETIME {{{n}}} FIELDS 3 a b c")), format!("[-1, {}, -1]", ends(n)));
             assert_eq!(client.cmd(&format!("HMGET {{{n}}} a b c")), "[1, 2, 3]");
         }
+        eprintln!("{program}: they do");
+    }
+}
+
+/// Pieces have no times to live. A field may have one before the hash is copied in pieces, or get it meanwhile.
+#[test]
+fn a_big_hash_whose_fields_have_times_to_live_moves_whole() {
+    const COUNT: usize = 20_000;
+    const END: u64 = 4_000_000_000_000;
+    for meanwhile in [false, true] {
+        for (program, fleet) in fleets_with_mortal_fields() {
+            let mut client = fleet.client();
+            let key = key_of(&fleet, 0, "hash");
+            hash(&mut client, &key, COUNT);
+            let dies = format!("HPEXPIREAT {key} {END} FIELDS 2 field7 field{}", COUNT - 1);
+            if !meanwhile {
+                assert_eq!(client.cmd(&dies), "[1, 1]");
+            }
+            fleet.begin(MoveOrder { goal: if meanwhile { Goal::Gentle } else { Goal::Fast }, ..fleet.order(1, 0, 1) });
+            if meanwhile {
+                until("it is being copied", || fleet.progress(1).big.under_way.iter().any(|big| big.copied > 0));
+                assert_eq!(client.cmd(&dies), "[1, 1]");
+                fleet.router().steer_move(MoveId(1), Steer::Goal(Goal::Fast));
+            }
+            assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+            let big = fleet.progress(1).big;
+            assert_eq!((big.in_pieces, big.whole), (0, 1), "{big:?}");
+            assert!(big.whole_last.contains("its fields have times to live"), "{big:?}");
+            assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
+            no_temporary_keys(&fleet.servers[1]);
+            assert_eq!(client.cmd(&format!("HLEN {key}")), COUNT.to_string());
+            let ends = format!("HPEXPIRETIME {key} FIELDS 3 field7 field8 field{}", COUNT - 1);
+            assert_eq!(client.cmd(&ends), format!("[{END}, -1, {END}]"));
+            eprintln!("{program}: it does");
+        }
+    }
+}
+
+/// Of a hash that moves, in pieces or whole, fields that have expired stay away, and those that have not are all there.
+#[test]
+fn fields_that_expire_while_their_hash_moves_stay_away() {
+    const COUNT: usize = 20_000;
+    for (program, fleet) in fleets_with_mortal_fields() {
+        let mut client = fleet.client();
+        let key = key_of(&fleet, 0, "hash");
+        hash(&mut client, &key, COUNT);
+        assert_eq!(client.cmd(&format!("HPEXPIRE {key} 1 FIELDS 2 field1 field2")), "[1, 1]");
+        assert_eq!(client.cmd(&format!("HPEXPIRE {key} 300 FIELDS 2 field3 field4")), "[1, 1]");
+        fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+        until("fields have expired", || client.cmd(&format!("HMGET {key} field1 field2 field3 field4")) == "[(nil), (nil), (nil), (nil)]");
+        assert_eq!(client.cmd(&format!("HSET {key} field1 again")), "1");
+        fleet.router().steer_move(MoveId(1), Steer::Goal(Goal::Fast));
+        assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+        assert_eq!(client.cmd(&format!("HMGET {key} field1 field2 field3 field4 field5")).split("value5-").count(), 2);
+        assert!(client.cmd(&format!("HMGET {key} field1 field2 field3 field4")).ends_with("[again, (nil), (nil), (nil)]"));
+        // Counted are those that nobody has removed yet, too.
+        until("all others are there, and no more", || client.cmd(&format!("HLEN {key}")) == (COUNT - 3).to_string());
         eprintln!("{program}: they do");
     }
 }
