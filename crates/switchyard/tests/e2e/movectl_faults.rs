@@ -2,13 +2,14 @@
 //!
 //! Short: each run moves some thousand keys, slowly enough that the fault meets it under way, and fast once it is over. `make soak` has the same for hours.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 use switchyard_policy::topology::slot_of;
 
 use crate::movectl::{ask, done};
-use crate::movectl_history::{Recording, Tally};
+use crate::movectl_history::{Recording, Tally, made};
 use crate::movectl_moves::{eventually, report, the_move};
 use crate::support::relay::Relay;
 use crate::support::{Node, NodeOptions, Router, RouterOptions, Value, bulk, direct, encode, ok};
@@ -16,8 +17,21 @@ use crate::support::{Node, NodeOptions, Router, RouterOptions, Value, bulk, dire
 /// Keys that nobody changes.
 const FIXED: u64 = 1000;
 
+/// Of the first keys that clients use, so many, every second one is there before anything moves.
+const MADE: u64 = 1200;
+
+/// What moves.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Moved {
+    /// All slots of the source.
+    Slots,
+    /// Keys without their slots: those that nobody changes, and every second one that clients use. The others stay, in the same slots.
+    Keys,
+}
+
 /// Nodes behind relays, the router before them, and clients.
 struct Scene {
+    moved: Moved,
     router: Router,
     relays: Vec<Relay>,
     nodes: Vec<Node>,
@@ -36,8 +50,17 @@ fn fixed(number: u64) -> (String, String) {
     (name("fixed", number), format!("{number} {}", "x".repeat(100)))
 }
 
+fn is_made(number: u64) -> bool {
+    number < MADE && number.is_multiple_of(2)
+}
+
+/// The keys that clients use. A pattern tells those that were made from the others, and from nothing else.
+fn used(number: u64) -> String {
+    name(if is_made(number) { "made" } else { "h" }, number)
+}
+
 impl Scene {
-    fn start(is_durable: bool) -> Scene {
+    fn start(moved: Moved, is_durable: bool) -> Scene {
         let args: &[&str] = if is_durable { &["--appendonly", "yes", "--appendfsync", "always"] } else { &[] };
         let options = NodeOptions { args: args.iter().map(|a| (*a).to_owned()).collect(), ..NodeOptions::default() };
         let nodes: Vec<Node> = (0..2).map(|_| Node::start(&options)).collect();
@@ -52,17 +75,32 @@ impl Scene {
         for reply in client.pipeline(&bytes, FIXED as usize) {
             assert_eq!(reply, b"+OK\r\n");
         }
-        let recording = Recording::start(&[router.address()], |number| name("h", number));
-        Scene { router, relays, nodes, recording, source, target: 1 - source }
+        let numbers: Vec<u64> = (0..MADE).filter(|number| is_made(*number)).collect();
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| made(*number, &used(*number))).collect();
+        for reply in client.pipeline(&bytes, numbers.len()) {
+            assert!(reply == b"+OK\r\n" || reply == b":1\r\n");
+        }
+        let target = 1 - source;
+        if moved == Moved::Keys {
+            // Which they are is known from here on, whether or not they exist later.
+            done(&router, &move_command(moved, addresses[source], addresses[target], SLOWLY));
+        }
+        let recording = Recording::start_with(&[router.address()], used, is_made);
+        recording.wait_for(100);
+        if moved == Moved::Slots {
+            done(&router, &move_command(moved, addresses[source], addresses[target], SLOWLY));
+        }
+        Scene { moved, router, relays, nodes, recording, source, target }
     }
 
     fn addresses(&self) -> Vec<SocketAddr> {
         self.relays.iter().map(Relay::address).collect()
     }
 
+    /// Another move of what is left.
     fn move_command(&self, options: &str) -> String {
         let addresses = self.addresses();
-        format!("move --from {} --to {} --all {options}", addresses[self.source], addresses[self.target])
+        move_command(self.moved, addresses[self.source], addresses[self.target], options)
     }
 
     /// What the move does, or why it has ended.
@@ -83,16 +121,70 @@ impl Scene {
     }
 }
 
+/// What breaks.
+impl Scene {
+    fn kill(&mut self, node: usize) {
+        self.nodes[node].kill();
+        self.until_it_does("waiting for");
+        self.nodes[node].restart();
+    }
+
+    fn kill_the_router(&mut self) {
+        let nodes = self.addresses();
+        self.router.process_mut().kill();
+        self.router.start_again(&nodes);
+    }
+
+    fn freeze(&self, node: usize) {
+        self.nodes[node].freeze();
+        self.until_it_is_felt();
+        self.nodes[node].thaw();
+    }
+
+    fn cut_off(&self, node: usize) {
+        self.relays[node].refuse(true);
+        self.relays[node].cut();
+        self.until_it_is_felt();
+        self.relays[node].refuse(false);
+    }
+
+    fn delay_what_is_sent(&self, node: usize) {
+        self.relays[node].hold(true);
+        self.until_it_is_felt();
+        self.relays[node].hold(false);
+    }
+
+    fn delay_what_is_answered(&self, node: usize) {
+        self.relays[node].stall(true);
+        self.until_it_is_felt();
+        self.relays[node].stall(false);
+    }
+
+    fn fill_the_target(&mut self) {
+        let target = &self.nodes[self.target];
+        assert_eq!(target.cmd("CONFIG SET maxmemory 1"), ok());
+        let state = eventually("the move ends", || Some(the_move(&self.router, 1)["state"].clone()).filter(|state| state != "running"));
+        assert!(state == "stopped" && (self.doing().contains("OOM") || self.doing().contains("room")), "{}", self.doing());
+        assert_eq!(target.cmd("CONFIG SET maxmemory 0"), ok());
+    }
+}
+
+/// So that faults meet it under way.
+const SLOWLY: &str = "--goal gentle --max-rate 40k";
+
+fn move_command(moved: Moved, from: SocketAddr, to: SocketAddr, options: &str) -> String {
+    let what = if moved == Moved::Slots { "--all" } else { "--keys [fm]*" };
+    format!("move --from {from} --to {to} {what} {options}")
+}
+
 /// Does something in the middle of a move, which everything must have recovered from when it returns; and looks whether all is as it must be.
 #[track_caller]
-fn during_a_move(is_durable: bool, fault: impl FnOnce(&mut Scene)) -> Option<Tally> {
+fn during_a_move(moved: Moved, is_durable: bool, fault: impl FnOnce(&mut Scene)) -> Option<Tally> {
     if direct() {
         eprintln!("nothing to check against a plain server");
         return None;
     }
-    let mut scene = Scene::start(is_durable);
-    scene.recording.wait_for(100);
-    done(&scene.router, &scene.move_command("--goal gentle --max-rate 40k"));
+    let mut scene = Scene::start(moved, is_durable);
     eventually("keys move", || the_move(&scene.router, 1)["keys_moved"].as_u64().filter(|keys| *keys > 30));
     fault(&mut scene);
     // Everybody is served again, while the rest moves.
@@ -103,82 +195,84 @@ fn during_a_move(is_durable: bool, fault: impl FnOnce(&mut Scene)) -> Option<Tal
         assert!(said.code == 0 || is_over(1), "{line}: {}", said.err);
     }
     eventually("the move is over", || is_over(1).then_some(()));
-    if the_move(&scene.router, 1)["state"] == "stopped" {
+    let was_stopped = the_move(&scene.router, 1)["state"] == "stopped";
+    if was_stopped {
         // It has said why; nothing hinders another one.
         eventually("another move is taken", || (ask(&scene.router, &scene.move_command("--goal fast")).code == 0).then_some(()));
         eventually("it is over", || is_over(2).then_some(()));
         assert_eq!(the_move(&scene.router, 2)["state"], "done", "{}", report(&scene.router));
     }
     scene.recording.wait_for(100);
-    let Scene { router, relays: _relays, nodes, recording, source, target } = scene;
-    let (tally, keys) = recording.finish().unwrap_or_else(|why| panic!("{why}\n{}", report(&router)));
+    let Scene { router, relays, nodes, recording, source, target, .. } = scene;
+    let (tally, used) = recording.finish().unwrap_or_else(|why| panic!("{why}\n{}", report(&router)));
     let mut client = crate::support::Client::connect(router.address());
-    for (key, value) in (0..FIXED).map(fixed) {
-        assert_eq!(client.cmd(&format!("GET {key}")), bulk(value), "{key}");
+    let mut unchanged = || {
+        for (key, value) in (0..FIXED).map(fixed) {
+            assert_eq!(client.cmd(&format!("GET {key}")), bulk(value), "{key}");
+        }
+    };
+    unchanged();
+    let keys_of = |node: &Node| -> BTreeSet<String> { node.cmd("KEYS *").items().iter().map(Value::text).collect() };
+    let (left, there) = (keys_of(&nodes[source]), keys_of(&nodes[target]));
+    assert_eq!(left.intersection(&there).next(), None, "at both nodes");
+    let mut known: BTreeSet<String> = (0..FIXED).map(|number| fixed(number).0).chain(used.iter().cloned()).collect();
+    known.extend((0..MADE).filter(|number| is_made(*number)).map(self::used));
+    assert_eq!(left.union(&there).find(|key| !known.contains(*key)), None, "nobody wrote this");
+    match moved {
+        Moved::Slots => assert_eq!(left.first(), None, "nothing is left at the source"),
+        Moved::Keys => {
+            assert_eq!(there.iter().find(|key| key.starts_with('h')), None, "it did not move");
+            // One that did not exist when the second move began is none of its keys.
+            let moves = |key: &&String| key.starts_with('f') || key.starts_with('m') && !was_stopped;
+            assert_eq!(left.iter().find(moves), None, "left at the source");
+            // And everything comes home.
+            done(&router, &format!("move --from {} --home --wait --goal fast", relays[target].address()));
+            unchanged();
+            assert_eq!(keys_of(&nodes[target]).first(), None, "left where they have been");
+        }
     }
-    assert_eq!(nodes[source].cmd("KEYS *"), Value::Array(vec![]), "nothing is left at the source");
-    let there = nodes[target].cmd("KEYS *");
-    let fixed: Vec<String> = (0..FIXED).map(|number| fixed(number).0).collect();
-    let others: Vec<String> = there.items().iter().map(Value::text).filter(|key| !fixed.contains(key) && !keys.contains(key)).collect();
-    assert_eq!(others, [] as [&str; 0], "nobody wrote these");
-    eprintln!("{} keys: {tally:?}", keys.len());
+    eprintln!("{} keys: {tally:?}", used.len());
     Some(tally)
 }
 
-#[test]
-fn without_a_fault_nobody_gets_an_error() {
-    let Some(tally) = during_a_move(false, |_| {}) else { return };
+fn no_error(tally: Option<Tally>) {
+    let Some(tally) = tally else { return };
     assert!(tally.unknown == 0 && tally.broken == 0 && tally.errors.is_empty(), "{tally:?}");
 }
 
 #[test]
+fn without_a_fault_nobody_gets_an_error() {
+    no_error(during_a_move(Moved::Slots, false, |_| {}));
+}
+
+#[test]
 fn the_source_is_killed() {
-    during_a_move(true, |scene| {
-        scene.nodes[scene.source].kill();
-        scene.until_it_does("waiting for");
-        scene.nodes[scene.source].restart();
-    });
+    during_a_move(Moved::Slots, true, |scene| scene.kill(scene.source));
 }
 
 #[test]
 fn the_target_is_killed() {
-    during_a_move(true, |scene| {
-        scene.nodes[scene.target].kill();
-        scene.until_it_does("waiting for");
-        scene.nodes[scene.target].restart();
-    });
+    during_a_move(Moved::Slots, true, |scene| scene.kill(scene.target));
 }
 
 #[test]
 fn the_router_is_killed() {
-    during_a_move(false, |scene| {
-        let nodes = scene.addresses();
-        scene.router.process_mut().kill();
-        scene.router.start_again(&nodes);
-    });
+    during_a_move(Moved::Slots, false, Scene::kill_the_router);
 }
 
 #[test]
 fn the_source_stands_still() {
-    during_a_move(false, |scene| {
-        scene.nodes[scene.source].freeze();
-        scene.until_it_is_felt();
-        scene.nodes[scene.source].thaw();
-    });
+    during_a_move(Moved::Slots, false, |scene| scene.freeze(scene.source));
 }
 
 #[test]
 fn the_target_stands_still() {
-    during_a_move(false, |scene| {
-        scene.nodes[scene.target].freeze();
-        scene.until_it_is_felt();
-        scene.nodes[scene.target].thaw();
-    });
+    during_a_move(Moved::Slots, false, |scene| scene.freeze(scene.target));
 }
 
 #[test]
 fn the_router_stands_still() {
-    during_a_move(false, |scene| {
+    during_a_move(Moved::Slots, false, |scene| {
         scene.router.process().signal(Signal::STOP);
         // Longer than it waits for anything.
         std::thread::sleep(std::time::Duration::from_millis(1500));
@@ -188,75 +282,43 @@ fn the_router_stands_still() {
 
 #[test]
 fn connections_to_the_source_break_and_cannot_be_made() {
-    during_a_move(false, |scene| {
-        scene.relays[scene.source].refuse(true);
-        scene.relays[scene.source].cut();
-        scene.until_it_is_felt();
-        scene.relays[scene.source].refuse(false);
-    });
+    during_a_move(Moved::Slots, false, |scene| scene.cut_off(scene.source));
 }
 
 #[test]
 fn connections_to_the_target_break_and_cannot_be_made() {
-    during_a_move(false, |scene| {
-        scene.relays[scene.target].refuse(true);
-        scene.relays[scene.target].cut();
-        scene.until_it_is_felt();
-        scene.relays[scene.target].refuse(false);
-    });
+    during_a_move(Moved::Slots, false, |scene| scene.cut_off(scene.target));
 }
 
 #[test]
 fn what_is_sent_to_the_source_arrives_late() {
-    during_a_move(false, |scene| {
-        scene.relays[scene.source].hold(true);
-        scene.until_it_is_felt();
-        scene.relays[scene.source].hold(false);
-    });
+    during_a_move(Moved::Slots, false, |scene| scene.delay_what_is_sent(scene.source));
 }
 
 #[test]
 fn what_is_sent_to_the_target_arrives_late() {
-    during_a_move(false, |scene| {
-        scene.relays[scene.target].hold(true);
-        scene.until_it_is_felt();
-        scene.relays[scene.target].hold(false);
-    });
+    during_a_move(Moved::Slots, false, |scene| scene.delay_what_is_sent(scene.target));
 }
 
 #[test]
 fn what_the_source_answers_does_not_arrive() {
-    during_a_move(false, |scene| {
-        scene.relays[scene.source].stall(true);
-        scene.until_it_is_felt();
-        scene.relays[scene.source].stall(false);
-    });
+    during_a_move(Moved::Slots, false, |scene| scene.delay_what_is_answered(scene.source));
 }
 
 #[test]
 fn what_the_target_answers_does_not_arrive() {
-    during_a_move(false, |scene| {
-        scene.relays[scene.target].stall(true);
-        scene.until_it_is_felt();
-        scene.relays[scene.target].stall(false);
-    });
+    during_a_move(Moved::Slots, false, |scene| scene.delay_what_is_answered(scene.target));
 }
 
 #[test]
 fn the_target_runs_full() {
-    let tally = during_a_move(false, |scene| {
-        let target = &scene.nodes[scene.target];
-        assert_eq!(target.cmd("CONFIG SET maxmemory 1"), ok());
-        let state = eventually("the move ends", || Some(the_move(&scene.router, 1)["state"].clone()).filter(|state| state != "running"));
-        assert!(state == "stopped" && (scene.doing().contains("OOM") || scene.doing().contains("room")), "{}", scene.doing());
-        assert_eq!(target.cmd("CONFIG SET maxmemory 0"), ok());
-    });
+    let tally = during_a_move(Moved::Slots, false, Scene::fill_the_target);
     assert!(tally.is_none_or(|tally| tally.broken == 0));
 }
 
 #[test]
 fn the_target_refuses_restore() {
-    let tally = during_a_move(false, |scene| {
+    let tally = during_a_move(Moved::Slots, false, |scene| {
         let target = &scene.nodes[scene.target];
         assert_eq!(target.cmd("ACL SETUSER default -restore"), ok());
         let state = eventually("the move ends", || Some(the_move(&scene.router, 1)["state"].clone()).filter(|state| state != "running"));
@@ -268,7 +330,7 @@ fn the_target_refuses_restore() {
 
 #[test]
 fn the_disk_of_the_router_is_full() {
-    during_a_move(false, |scene| {
+    during_a_move(Moved::Slots, false, |scene| {
         let pid = Pid::from_raw(scene.router.process().pid() as i32);
         let nothing = Rlimit { current: Some(0), ..rustix::process::getrlimit(Resource::Fsize) };
         let free = rustix::process::prlimit(pid, Resource::Fsize, nothing).expect("limited");
@@ -276,4 +338,55 @@ fn the_disk_of_the_router_is_full() {
         scene.until_it_is_felt();
         rustix::process::prlimit(pid, Resource::Fsize, free).expect("free again");
     });
+}
+
+/// While keys move without their slots.
+mod of_keys {
+    use super::{Moved, Scene, during_a_move, no_error};
+
+    #[test]
+    fn without_a_fault_nobody_gets_an_error() {
+        no_error(during_a_move(Moved::Keys, false, |_| {}));
+    }
+
+    #[test]
+    fn the_source_is_killed() {
+        during_a_move(Moved::Keys, true, |scene| scene.kill(scene.source));
+    }
+
+    #[test]
+    fn the_target_is_killed() {
+        during_a_move(Moved::Keys, true, |scene| scene.kill(scene.target));
+    }
+
+    #[test]
+    fn the_router_is_killed() {
+        during_a_move(Moved::Keys, false, Scene::kill_the_router);
+    }
+
+    #[test]
+    fn the_source_stands_still() {
+        during_a_move(Moved::Keys, false, |scene| scene.freeze(scene.source));
+    }
+
+    #[test]
+    fn the_target_stands_still() {
+        during_a_move(Moved::Keys, false, |scene| scene.freeze(scene.target));
+    }
+
+    #[test]
+    fn what_the_source_answers_does_not_arrive() {
+        during_a_move(Moved::Keys, false, |scene| scene.delay_what_is_answered(scene.source));
+    }
+
+    #[test]
+    fn what_the_target_answers_does_not_arrive() {
+        during_a_move(Moved::Keys, false, |scene| scene.delay_what_is_answered(scene.target));
+    }
+
+    #[test]
+    fn the_target_runs_full() {
+        let tally = during_a_move(Moved::Keys, false, Scene::fill_the_target);
+        assert!(tally.is_none_or(|tally| tally.broken == 0));
+    }
 }

@@ -20,6 +20,9 @@ const OPERATIONS: usize = 40;
 /// The same for operations of which nobody knows whether they were executed.
 const UNKNOWNS: usize = 4;
 
+/// What keys have that were made before: as a value, as a count, or as the only element.
+const FIRST: u32 = 0;
+
 /// Keys in use at a time, and clients.
 const KEYS: usize = 9;
 const CLIENTS: usize = 5;
@@ -48,6 +51,8 @@ enum Kind {
 struct Key {
     name: String,
     kind: Kind,
+    /// It has [`FIRST`] from the beginning.
+    is_made: bool,
     begun: AtomicU64,
     operations: Mutex<Vec<Operation>>,
 }
@@ -67,6 +72,7 @@ pub(crate) struct Tally {
 struct Shared {
     addresses: Vec<SocketAddr>,
     name: fn(u64) -> String,
+    is_made: fn(u64) -> bool,
     began: Instant,
     stop: AtomicBool,
     numbers: AtomicU64,
@@ -89,9 +95,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Recording {
     /// Begins. `name` gives the keys their names by number; clients take the addresses in turn.
     pub(crate) fn start(addresses: &[SocketAddr], name: fn(u64) -> String) -> Recording {
+        Self::start_with(addresses, name, |_| false)
+    }
+
+    /// The same where some keys are there already, as [`made`] has made them.
+    pub(crate) fn start_with(addresses: &[SocketAddr], name: fn(u64) -> String, is_made: fn(u64) -> bool) -> Recording {
         let shared = Arc::new(Shared {
             addresses: addresses.to_vec(),
             name,
+            is_made,
             began: Instant::now(),
             stop: AtomicBool::new(false),
             numbers: AtomicU64::new(0),
@@ -145,7 +157,7 @@ impl Recording {
         }
         for key in &keys {
             let operations = lock(&key.operations);
-            match check(&operations, None) {
+            match check(&operations, key.is_made.then(|| vec![FIRST])) {
                 Verdict::Fine => {}
                 Verdict::TooMany => return Err(format!("{}: too many possibilities:\n{}", key.name, shown(&operations))),
                 Verdict::Broken(fitting) => {
@@ -177,7 +189,17 @@ fn plan(act: Act, commands: &[&[&str]]) -> Plan {
     Plan { commands: commands.iter().map(|words| words.iter().map(|w| (*w).to_owned()).collect()).collect(), act }
 }
 
+/// The command that makes the key of this number before anybody records.
+pub(crate) fn made(number: u64, name: &str) -> Vec<u8> {
+    let command = if Kind::of(number) == Kind::List { "RPUSH" } else { "SET" };
+    encode(&[command, name, &FIRST.to_string()])
+}
+
 impl Kind {
+    fn of(number: u64) -> Kind {
+        [Kind::Register, Kind::Counter, Kind::List][number as usize % 3]
+    }
+
     fn read(self) -> Plan {
         // `$` stands for the key.
         match self {
@@ -209,8 +231,8 @@ impl Kind {
 impl Shared {
     fn fresh(&self) -> Arc<Key> {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        let kind = [Kind::Register, Kind::Counter, Kind::List][number as usize % 3];
-        Arc::new(Key { name: (self.name)(number), kind, begun: AtomicU64::new(0), operations: Mutex::default() })
+        let (name, is_made) = ((self.name)(number), (self.is_made)(number));
+        Arc::new(Key { name, kind: Kind::of(number), is_made, begun: AtomicU64::new(0), operations: Mutex::default() })
     }
 
     fn now_us(&self) -> u64 {
