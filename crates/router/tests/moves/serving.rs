@@ -315,9 +315,10 @@ fn a_scan_misses_no_key_that_was_there_all_the_time() {
         let mut steps = 0;
         loop {
             let reply = client.cmd(&format!("SCAN {cursor} COUNT 50"));
-            let (next, keys) = reply.trim_matches(['[', ']']).split_once(", [").map_or((reply.as_str(), ""), |(next, keys)| (next, keys));
-            seen.extend(keys.trim_end_matches(']').split(", ").filter(|k| !k.is_empty()).map(str::to_owned));
-            cursor = next.trim_matches(['[', ',', ' ']).to_owned();
+            let pair = reply.strip_prefix('[').and_then(|reply| reply.strip_suffix("]]")).and_then(|reply| reply.split_once(", ["));
+            let (next, keys) = pair.unwrap_or_else(|| panic!("step {steps}, cursor {cursor}: {reply}"));
+            seen.extend(keys.split(", ").filter(|k| !k.is_empty()).map(str::to_owned));
+            cursor = next.to_owned();
             steps += 1;
             if steps == 20 {
                 fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(id, from, to) });

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use super::client::Client;
+use super::client::{Client, encode};
 use super::process::{Process, tied};
 use super::{http, ports};
 
@@ -82,14 +82,15 @@ impl Router {
             if let Ok(mut client) = Client::try_connect(self.listen) {
                 client.patience(Duration::from_secs(5));
                 if let Some(password) = &self.options.password {
-                    match &self.options.user {
-                        Some(user) => client.send(&["AUTH", user, password]),
-                        None => client.send(&["AUTH", password]),
-                    }
+                    // It tries its ports before it serves there: who connects just then is closed.
+                    let _ = match &self.options.user {
+                        Some(user) => client.try_write(&encode(&["AUTH", user.as_str(), password.as_str()])),
+                        None => client.try_write(&encode(&["AUTH", password.as_str()])),
+                    };
                     let _ = client.try_reply();
                 }
                 // DBSIZE asks every node.
-                client.post(if self.options.nodes_may_be_down { "PING" } else { "DBSIZE" });
+                client.post_quietly(if self.options.nodes_may_be_down { "PING" } else { "DBSIZE" });
                 if client.try_reply().is_ok_and(|reply| reply.error().is_none()) {
                     return;
                 }
