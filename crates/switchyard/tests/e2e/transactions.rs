@@ -145,6 +145,59 @@ fn a_node_that_refuses_multi_executes_nothing_one_by_one() {
     assert_eq!(client.cmd("GET k"), bulk("v"));
 }
 
+/// The node takes MULTI away while connections are up. What is on its way then is executed one by one, which no client may take for a
+/// transaction; what comes afterwards on
+/// that connection is not sent at all.
+#[test]
+fn multi_that_is_taken_away_makes_exec_fail() {
+    let Some(site) = Site::router_only(1, &options("", 1)) else { return };
+    let node = &site.nodes()[0];
+    let mut looker = node.client();
+    looker.cmd("ACL SETUSER looker on nopass ~* &* +@all");
+    looker.cmd("AUTH looker x");
+    for protocol in ["HELLO 2", "HELLO 3"] {
+        for watches in [false, true] {
+            let mut client = site.client();
+            client.cmd(protocol);
+            assert_eq!(client.cmd("SET {t}n 1"), ok());
+            client.cmd("DEL {t}l");
+            // The connections that will be used are there, and may still do it.
+            for line in if watches { &["WATCH {t}n", "MULTI", "GET {t}n"][..] } else { &["MULTI", "GET {t}n"] } {
+                assert!(client.cmd(line).error().is_none());
+            }
+            assert_eq!(client.cmd("EXEC"), Value::Array(vec![bulk("1")]));
+            for line in if watches {
+                &["WATCH {t}n", "MULTI", "INCR {t}n", "PUBLISH c x", "RPUSH {t}l x"][..]
+            } else {
+                &["MULTI", "INCR {t}n", "RPUSH {t}l x"]
+            } {
+                assert!(client.cmd(line).error().is_none());
+            }
+            assert_eq!(looker.cmd("ACL SETUSER default -multi"), ok());
+            let reply = client.cmd("EXEC");
+            let error = reply.expect_error();
+            assert!(error.starts_with("ERR the node refused MULTI") && error.contains("one by one"), "{error}");
+            // The error says what happened.
+            assert_eq!((client.cmd("GET {t}n"), client.cmd("LLEN {t}l")), (bulk("2"), int(1)));
+            // Each connection finds it out for itself; this one knows.
+            for line in if watches { &["WATCH {t}n", "MULTI", "INCR {t}n"][..] } else { &["MULTI", "INCR {t}n"] } {
+                assert!(client.cmd(line).error().is_none());
+            }
+            let reply = client.cmd("EXEC");
+            assert!(reply.expect_error().contains("refuses transactions"), "{reply:?}");
+            assert_eq!(client.cmd("GET {t}n"), bulk("2"));
+            assert_eq!(looker.cmd("ACL SETUSER default +multi"), ok());
+            // Connections made from now on are asked again.
+            looker.cmd("CLIENT KILL TYPE normal SKIPME yes");
+            until("transactions are served again", || {
+                client.cmd("MULTI");
+                client.cmd("GET {t}n");
+                (client.cmd("EXEC") == Value::Array(vec![bulk("2")])).then_some(())
+            });
+        }
+    }
+}
+
 /// Increments by WATCH, GET, MULTI, SET, EXEC from many clients of several workers: every success counts once, and nothing else does.
 #[test]
 fn watch_makes_increments_of_many_clients_add_up() {
