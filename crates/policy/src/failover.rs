@@ -27,6 +27,22 @@ pub struct Record<A> {
     pub replication_id: Option<String>,
 }
 
+/// A point in the history of a primary's data: what was written until then.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Position {
+    /// Whose history (`master_replid`). Offsets of another one say nothing.
+    pub replication_id: String,
+    /// Bytes of its replication stream (`master_repl_offset`, `slave_repl_offset`).
+    pub offset: u64,
+}
+
+impl Position {
+    /// Whether who is here has all that was there at `earlier`.
+    fn has(&self, earlier: &Position) -> bool {
+        self.replication_id == earlier.replication_id && self.offset >= earlier.offset
+    }
+}
+
 /// What a server says of itself (`INFO replication`).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Role<A> {
@@ -36,6 +52,8 @@ pub enum Role<A> {
         replication_id: String,
         /// `master_replid2`: the id of the primary it followed before it was promoted; `None` if it never was.
         followed_id: Option<String>,
+        /// `master_repl_offset`.
+        offset: u64,
     },
     /// It follows another server.
     Replica {
@@ -43,6 +61,8 @@ pub enum Role<A> {
         of: Option<A>,
         /// The link to that server is up and has carried something lately.
         is_current: bool,
+        /// What it has executed.
+        position: Position,
     },
 }
 
@@ -70,6 +90,8 @@ pub enum Event<A> {
         /// Its configuration epoch for this primary.
         config_epoch: u64,
     },
+    /// Slots were moved to the node: a replica that has not what the primary had here would answer that their keys are not there.
+    Needed(Position),
     /// An operator says that the server which nothing proves to be the successor is the primary all the same.
     Accepted,
     /// A Sentinel listed the replicas that it knows.
@@ -138,6 +160,9 @@ pub struct Watch<A> {
     seen: BTreeMap<A, Seen<A>>,
     readable: Vec<A>,
     primary_is_nearest: bool,
+    /// What a replica must have to be read: what the primary had when it was first seen (a router before us may have moved slots to it just before), and
+    /// what was moved to it since. `None` until the primary has told where it is.
+    needed: Option<Position>,
     /// Who claims to be a primary without proof, and Sentinel's epoch for it.
     unproven: Option<(A, u64)>,
 }
@@ -152,8 +177,15 @@ impl<A: Clone + Ord> Watch<A> {
             None if has_sentinel => None,
             None => servers.first().map(|first| Record { primary: first.clone(), config_epoch: 0, replication_id: None }),
         };
-        let mut watch =
-            Self { record, has_sentinel, seen: BTreeMap::new(), readable: Vec::new(), primary_is_nearest: true, unproven: None };
+        let mut watch = Self {
+            record,
+            has_sentinel,
+            seen: BTreeMap::new(),
+            readable: Vec::new(),
+            primary_is_nearest: true,
+            needed: None,
+            unproven: None,
+        };
         let primary = watch.primary().cloned();
         for server in servers.into_iter().chain(primary) {
             watch.notice(server);
@@ -184,6 +216,9 @@ impl<A: Clone + Ord> Watch<A> {
                     Role::Replica { .. } => None,
                 };
                 seen.role = Some(role);
+                if self.primary() == Some(&address) {
+                    self.renew_needed();
+                }
                 if let Some(record) = &mut self.record
                     && record.primary == address
                     && id.is_some()
@@ -212,6 +247,11 @@ impl<A: Clone + Ord> Watch<A> {
                     }
                 }
             }
+            Event::Needed(position) => match &mut self.needed {
+                Some(needed) if needed.has(&position) => {}
+                // Of another history, it is newer than what was seen of the primary: else what that tells next takes its place.
+                needed => *needed = Some(position),
+            },
             Event::Accepted => {
                 // Only while it still claims it, and ours is still of no use: much may have happened since it was told.
                 if let Some((claimant, config_epoch)) = self.unproven.take()
@@ -300,8 +340,27 @@ impl<A: Clone + Ord> Watch<A> {
         self.unproven = None;
         actions.push(Action::Record(record));
         if !same {
+            self.needed = None;
+            self.renew_needed();
             actions.push(Action::Primary { address, why });
         }
+    }
+
+    /// A primary that has begun another history, or is another server, has what it has: replicas must have that.
+    fn renew_needed(&mut self) {
+        let seen = self.primary().and_then(|primary| self.seen.get(primary)).and_then(|seen| seen.role.as_ref());
+        let Some(Role::Primary { replication_id, offset, .. }) = seen else { return };
+        if self.needed.as_ref().is_none_or(|needed| needed.replication_id != *replication_id) {
+            self.needed = Some(Position { replication_id: replication_id.clone(), offset: *offset });
+        }
+    }
+
+    /// Replicas that are read and, as far as they have told, lack what the primary had at this position.
+    pub fn behind<'w>(&'w self, position: &'w Position) -> impl Iterator<Item = &'w A> {
+        self.readable.iter().filter(|address| {
+            let role = self.seen.get(address).and_then(|seen| seen.role.as_ref());
+            !matches!(role, Some(Role::Replica { position: at, .. }) if at.has(position))
+        })
     }
 
     /// Replicas that follow the primary closely; nearest first, with hysteresis, because every change reaches every worker.
@@ -310,8 +369,9 @@ impl<A: Clone + Ord> Watch<A> {
         let fit = |address: &A| {
             let Some(seen) = self.seen.get(address) else { return false };
             match &seen.role {
-                Some(Role::Replica { of, is_current }) if seen.silent_since_us.is_none() && *is_current => {
-                    Some(address) != primary.as_ref() && (of.is_none() || *of == primary)
+                Some(Role::Replica { of, is_current, position }) if seen.silent_since_us.is_none() && *is_current => {
+                    let has_all = self.needed.as_ref().is_some_and(|needed| position.has(needed));
+                    has_all && Some(address) != primary.as_ref() && (of.is_none() || *of == primary)
                 }
                 _ => false,
             }
@@ -355,11 +415,23 @@ mod tests {
     const OTHER: u8 = 3;
 
     fn primary(id: &str, followed: Option<&str>) -> Role<u8> {
-        Role::Primary { replication_id: id.into(), followed_id: followed.map(Into::into) }
+        Role::Primary { replication_id: id.into(), followed_id: followed.map(Into::into), offset: 100 }
+    }
+
+    fn at(id: &str, offset: u64) -> Position {
+        Position { replication_id: id.into(), offset }
+    }
+
+    fn replica_at(of: u8, position: Position) -> Role<u8> {
+        Role::Replica { of: Some(of), is_current: true, position }
     }
 
     fn replica(of: u8) -> Role<u8> {
-        Role::Replica { of: Some(of), is_current: true }
+        replica_at(of, at("a", 100))
+    }
+
+    fn readable(actions: Vec<Action<u8>>) -> Option<Vec<u8>> {
+        actions.into_iter().find_map(|a| if let Action::Readable { replicas, .. } = a { Some(replicas) } else { None })
     }
 
     fn told(address: u8, role: Role<u8>) -> Event<u8> {
@@ -518,34 +590,63 @@ mod tests {
     fn only_replicas_that_follow_our_primary_closely_are_read() {
         let mut watch = Watch::new(vec![OLD, NEW, OTHER], false, None);
         step(&mut watch, 0, told(OLD, primary("a", None)));
-        let readable = |actions: Vec<Action<u8>>| {
-            actions.into_iter().find_map(|a| if let Action::Readable { replicas, .. } = a { Some(replicas) } else { None })
-        };
         assert_eq!(readable(step(&mut watch, 0, told(NEW, replica(OLD)))), Some(vec![NEW]));
         assert_eq!(readable(step(&mut watch, 0, told(NEW, replica(OLD)))), None, "told once");
         assert_eq!(readable(step(&mut watch, 0, told(OTHER, replica(9)))), None, "it follows somebody else");
         assert_eq!(readable(step(&mut watch, 0, told(OTHER, replica(OLD)))), Some(vec![NEW, OTHER]));
-        let behind = Role::Replica { of: Some(OLD), is_current: false };
+        let behind = Role::Replica { of: Some(OLD), is_current: false, position: at("a", 100) };
         assert_eq!(readable(step(&mut watch, 0, told(NEW, behind))), Some(vec![OTHER]));
         assert_eq!(readable(step(&mut watch, 0, Event::Silent { address: OTHER })), Some(vec![]));
     }
 
     #[test]
+    fn a_replica_that_lacks_what_was_moved_to_its_node_is_not_read_until_it_has_it() {
+        let mut watch = settled();
+        let behind = |watch: &Watch<u8>| watch.behind(&at("a", 150)).copied().collect::<Vec<_>>();
+        assert_eq!(behind(&watch), [NEW]);
+        assert_eq!(readable(step(&mut watch, 0, told(NEW, replica_at(OLD, at("a", 149))))), None, "nothing was moved yet");
+        assert_eq!(readable(step(&mut watch, 0, Event::Needed(at("a", 150)))), Some(vec![]));
+        assert_eq!(readable(step(&mut watch, 0, Event::Needed(at("a", 120)))), None, "it still has to have the other");
+        assert_eq!(readable(step(&mut watch, 0, told(NEW, replica_at(OLD, at("a", 149))))), None);
+        assert_eq!(readable(step(&mut watch, 0, told(NEW, replica_at(OLD, at("a", 150))))), Some(vec![NEW]));
+        assert_eq!(behind(&watch), []);
+        // Another process counts anew: what replicas must have is what it has.
+        assert_eq!(readable(step(&mut watch, 0, told(OLD, primary("z", None)))), Some(vec![]));
+        assert_eq!(readable(step(&mut watch, 0, told(NEW, replica_at(OLD, at("a", 900))))), None);
+        assert_eq!(readable(step(&mut watch, 0, told(NEW, replica_at(OLD, at("z", 100))))), Some(vec![NEW]));
+    }
+
+    #[test]
+    fn a_replica_is_read_once_it_has_what_the_primary_had_when_it_was_first_seen() {
+        let mut watch = Watch::new(vec![OLD, NEW, OTHER], false, None);
+        assert_eq!(readable(step(&mut watch, 0, told(NEW, replica(OLD)))), None, "nobody knows how far the primary is");
+        assert_eq!(readable(step(&mut watch, 0, told(OLD, primary("a", None)))), Some(vec![NEW]));
+        assert_eq!(readable(step(&mut watch, 0, told(OTHER, replica_at(OLD, at("a", 99))))), None);
+        assert_eq!(readable(step(&mut watch, 0, told(OTHER, replica_at(OLD, at("a", 100))))), Some(vec![NEW, OTHER]));
+        // Of one that was promoted as well.
+        step(&mut watch, 0, told(NEW, primary("b", Some("a"))));
+        step(&mut watch, 0, told(OTHER, replica_at(NEW, at("b", 99))));
+        assert_eq!(readable(step(&mut watch, 0, told(OLD, replica_at(NEW, at("b", 100))))), Some(vec![OLD]));
+        assert_eq!(watch.primary(), Some(&NEW));
+        assert_eq!(readable(step(&mut watch, 0, told(OTHER, replica_at(NEW, at("b", 101))))), Some(vec![OLD, OTHER]));
+    }
+
+    #[test]
     fn the_nearest_changes_only_for_a_clear_gain() {
         let mut watch = Watch::new(vec![OLD, NEW], false, None);
-        let at = |address, role, round_trip_us| Event::Told { address, role, round_trip_us };
-        step(&mut watch, 0, at(OLD, primary("a", None), 300));
+        let seen = |address, role, round_trip_us| Event::Told { address, role, round_trip_us };
+        step(&mut watch, 0, seen(OLD, primary("a", None), 300));
         let nearest = |actions: &[Action<u8>]| {
             actions.iter().find_map(|a| if let Action::Readable { primary_is_nearest, .. } = a { Some(*primary_is_nearest) } else { None })
         };
-        assert_eq!(nearest(&step(&mut watch, 0, at(NEW, replica(OLD), 280))), Some(true), "280 is not clearly less than 300");
+        assert_eq!(nearest(&step(&mut watch, 0, seen(NEW, replica(OLD), 280))), Some(true), "280 is not clearly less than 300");
         let mut last = None;
         for _ in 0..40 {
-            last = nearest(&step(&mut watch, 0, at(NEW, replica(OLD), 100))).or(last);
+            last = nearest(&step(&mut watch, 0, seen(NEW, replica(OLD), 100))).or(last);
         }
         assert_eq!(last, Some(false));
         for _ in 0..40 {
-            assert_eq!(nearest(&step(&mut watch, 0, at(NEW, replica(OLD), 310))), None, "not clearly more");
+            assert_eq!(nearest(&step(&mut watch, 0, seen(NEW, replica(OLD), 310))), None, "not clearly more");
         }
     }
 }

@@ -146,6 +146,7 @@ impl Router {
             })
             .collect();
         let port = addresses.first().map_or(0, SocketAddr::port);
+        let listeners_read_replicas = settings.listen.iter().any(|l| l.reads.is_some_and(|reads| reads != Reads::Primary));
         let plan = Plan {
             topology,
             live: Arc::new(settings.live),
@@ -153,7 +154,7 @@ impl Router {
             servers: Arc::new(settings.servers),
             moves: Arc::default(),
         };
-        let shared = Arc::new(Shared::new(workers, plan, port, settings.batched_sends)?);
+        let shared = Arc::new(Shared::new(workers, plan, port, listeners_read_replicas, settings.batched_sends)?);
         let processors = if settings.pin { processors() } else { Vec::new() };
         let mut router = Router { shared: shared.clone(), addresses, listeners: bound.addresses, threads: Vec::new() };
         let mut guards = bound.guards;

@@ -19,7 +19,7 @@ use crate::metrics::WorkerCounters;
 use crate::mover::{Moves, SharedMove};
 use crate::operator::OperatorPort;
 use crate::pubsub::Subscriptions;
-use crate::settings::{Live, Servers};
+use crate::settings::{Live, Reads, Servers};
 use crate::slab::Handle;
 use crate::slow_log::SlowLog;
 use crate::users::Logins;
@@ -269,6 +269,8 @@ pub(crate) struct Shared {
     pub(crate) cut: AtomicU64,
     /// Ports that clients connect to, for INFO.
     pub(crate) port: u16,
+    /// Clients of some listener may read from replicas.
+    listeners_read_replicas: bool,
     /// Workers may use io_uring to send.
     pub(crate) batched_sends: bool,
     /// Who executes what is asked of the operator.
@@ -303,7 +305,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    pub(crate) fn new(workers: usize, plan: Plan, port: u16, batched_sends: bool) -> std::io::Result<Self> {
+    pub(crate) fn new(workers: usize, plan: Plan, port: u16, listeners_read_replicas: bool, batched_sends: bool) -> std::io::Result<Self> {
         let mailboxes: Vec<Mailbox> = (0..workers)
             .map(|_| {
                 let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
@@ -341,6 +343,7 @@ impl Shared {
             stop: AtomicBool::new(false),
             cut: AtomicU64::new(0),
             port,
+            listeners_read_replicas,
             batched_sends,
             operator: OnceLock::new(),
             looking: Arc::default(),
@@ -349,6 +352,11 @@ impl Shared {
 
     pub(crate) fn plan(&self) -> Arc<Plan> {
         lock(&self.plan).clone()
+    }
+
+    /// Whether some clients may read from replicas, where nodes have them.
+    pub(crate) fn are_replicas_read(&self, live: &Live) -> bool {
+        self.listeners_read_replicas || live.reads != Reads::Primary || live.users.read_replicas()
     }
 
     /// Replaces the plan by what `change` makes of it, and wakes everybody.

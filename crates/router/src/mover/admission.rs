@@ -164,6 +164,11 @@ pub(crate) enum Told {
         number: u64,
         outcome: Result<(), String>,
     },
+    /// The replicas of the leg's new node have what has moved, or are not read; or it is to be asked again.
+    CaughtUp {
+        leg: u32,
+        outcome: Result<(), String>,
+    },
     HandedOver {
         leg: u32,
         outcome: Result<(), String>,

@@ -11,6 +11,7 @@ use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot, Stage, slot_of};
 use switchyard_resp::reply;
 use tracing::{info, warn};
 
+use super::replicas::CatchingUp;
 use super::run::{Halt, Mover};
 use super::side::{self, Ask, Content, Form, Use};
 use super::tails::Storing;
@@ -71,6 +72,8 @@ pub(super) struct Run {
     /// The transits could not be published yet.
     publish_again: Option<Instant>,
     hand_over_again: Option<(Instant, NodeId)>,
+    /// All has moved; the slots are handed over when replicas have it that may be read then.
+    pub(super) catching_up: Option<CatchingUp>,
     /// What was read and is not yet gone from where it was read, of the keys that are there: it may have to be stored again.
     pub(super) contents: HashMap<BatchId, Vec<(Key, Vec<Content>)>>,
     /// Batches with staged keys, as they are being stored.
@@ -138,6 +141,7 @@ impl Mover {
             drain: None,
             publish_again: None,
             hand_over_again: None,
+            catching_up: None,
             contents: HashMap::new(),
             storing: HashMap::new(),
             whole: HashMap::new(),
@@ -182,6 +186,7 @@ impl Mover {
             self.go_on_walking(&mut run);
             self.serve_lists(&mut run);
             self.retry_publishing(&mut run);
+            self.go_on_catching_up(&mut run);
             self.discard_in_leg();
             if Instant::now() >= run.next_tick {
                 run.next_tick = Instant::now() + TICK;
@@ -345,8 +350,7 @@ impl Mover {
             Action::HandOver { to } => {
                 run.view.shared.admit_all();
                 self.wake_workers(&run.view.shared);
-                let owner = self.end(to).node;
-                self.hand_over(run, owner);
+                self.catch_up(run, to);
             }
             Action::Quiet => self.say_quiet(),
             Action::Turn { why, away } => {
@@ -405,7 +409,7 @@ impl Mover {
         }
     }
 
-    fn hand_over(&mut self, run: &Run, owner: NodeId) {
+    pub(super) fn hand_over(&mut self, run: &Run, owner: NodeId) {
         let (own, leg) = (self.own.clone(), run.number);
         let done = Box::new(move |outcome| own.tell(Told::HandedOver { leg, outcome }));
         let keys = run.view.scope.as_ref().map(|scope| &scope.keys[..]);
@@ -450,6 +454,7 @@ impl Mover {
                         run.hand_over_again = Some((Instant::now() + Duration::from_millis(500), owner));
                     }
                 },
+                Told::CaughtUp { leg, outcome } if leg == run.number => self.caught_up(run, outcome),
                 Told::Quiesce { from, ticket, flushes } => {
                     self.tickets.insert(ticket, from);
                     if flushes {
@@ -518,6 +523,7 @@ impl Mover {
         if side == Side::Source {
             self.cannot_read_again(run);
         }
+        self.position_unknown(run, side);
         run.events.push_back(Event::Lost { side });
     }
 
@@ -560,6 +566,7 @@ impl Mover {
             }
             Ask::Finish { batch, step, items } => self.staged_answered(run, batch, side, step, items, &answers),
             Ask::Discard => {}
+            Ask::Position => self.position_known(run, &answers),
             Ask::Secure { batch, durability } => {
                 let refused = side::secured(durability, answers.last().map(Vec::as_slice).unwrap_or_default());
                 run.events.push_back(Event::Secured { batch, refused });

@@ -13,6 +13,7 @@ mod keys;
 mod last_piece;
 mod listing;
 mod pieces;
+mod replicas;
 mod run;
 mod side;
 mod spool;
@@ -22,7 +23,9 @@ mod tails;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
+use switchyard_policy::failover::Position;
 use switchyard_policy::migration::record::OpenMove;
 use switchyard_policy::migration::{Durability, Fingerprinter, Goal, Key, Phase, Protocol, Record};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit, slot_of};
@@ -46,6 +49,11 @@ pub trait Host: Send + Sync + fmt::Debug {
     /// Makes `owner` the owner of `slots`, or (where `keys` are named, which are in these slots) has these live there: stores the topology and has the
     /// router publish it; the slots are in transit no more. Then calls `done`.
     fn hand_over(&self, move_id: MoveId, slots: &[Slot], keys: Option<&[Key]>, owner: NodeId, done: Done);
+
+    /// Clients are about to read replicas of `node` for what was moved to it. Waits until those that are read have what its primary had at `position`, for
+    /// `patience` at most, and has the others not be read until they do ([`crate::Router::set_servers`]). Then calls `done`; with an error where it is to
+    /// be asked again.
+    fn replicas_need(&self, node: NodeId, position: Position, patience: Duration, done: Done);
 
     /// Has the router publish a topology in which these slots are in transit for this move, instead of those named before. Other moves'
     /// transits stay. Returns its epoch.

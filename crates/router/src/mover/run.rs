@@ -361,7 +361,7 @@ impl Mover {
                 self.steer(steer);
             }
             // Of a leg that has ended.
-            Told::Wanted { .. } | Told::Recorded { .. } | Told::HandedOver { .. } => {}
+            Told::Wanted { .. } | Told::Recorded { .. } | Told::CaughtUp { .. } | Told::HandedOver { .. } => {}
         }
     }
 

@@ -221,6 +221,13 @@ pub struct Users {
     default_is_listed: bool,
 }
 
+impl Users {
+    /// Whether reads of any of them may be answered by replicas, whatever the listener says.
+    pub(crate) fn read_replicas(&self) -> bool {
+        self.by_name.values().chain([&self.default]).any(|user| user.reads.is_some_and(|reads| reads != Reads::Primary))
+    }
+}
+
 impl Default for Users {
     fn default() -> Self {
         Self::without_file(None)

@@ -164,7 +164,8 @@ impl Worker {
                 self.look_at(&plan, command, args, &mut look);
             }
             if let Some(moving) = self.pass(handle, &plan, &look) {
-                return if moving { self.moved_plan.clone().map_or(Transit::Settled, Transit::Moved) } else { Transit::Settled };
+                // Where nothing has another place yet (keys go back to where they are looked for), replicas are not read all the same.
+                return if moving { Transit::Moved(self.moved_plan.clone().unwrap_or(plan)) } else { Transit::Settled };
             }
             if self.wait_for(handle, look) {
                 return Transit::Instead(Flow::Stall(Stall::Moving));

@@ -1,8 +1,11 @@
 //! What must be safe at the target before a key leaves its source.
 
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
 use switchyard_policy::migration::{Durability, Goal};
 use switchyard_policy::topology::MoveId;
-use switchyard_router::{MoveEnd, MoveOrder, Steer};
+use switchyard_router::{MoveEnd, MoveOrder, Servers, Steer};
 
 use super::fleet::{Fleet, Server, all_there, fill, other_programs, until};
 
@@ -44,6 +47,44 @@ fn with_replica_nothing_leaves_the_source_before_a_replica_of_the_target_has_it(
     assert_eq!(fleet.wait_for(2), MoveEnd::Done);
     all_there(&mut fleet.client(), 4000);
     assert_eq!(keys(&copy).len(), 4000);
+}
+
+/// Whoever reads from replicas does so again when the slots have been handed over: these must have what has moved by then.
+#[test]
+fn slots_are_handed_over_when_replicas_have_what_has_moved() {
+    let fleet = Fleet::new(2);
+    fill(&mut fleet.client(), 1000);
+    let offset = |info: String| -> u64 {
+        let offset = info.split("master_repl_offset:").nth(1).and_then(|rest| rest.split("\\r").next());
+        offset.and_then(|offset| offset.parse().ok()).expect("an offset")
+    };
+    fleet.begin(fleet.order(1, 0, 1));
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    assert!(fleet.keeper.needs.lock().expect("lock").is_empty(), "nobody is asked where a node has no replicas");
+    let copy = replica(&fleet.servers[0]);
+    let servers = |primary: &Server, copy: &Server| Servers {
+        primary: Some(primary.address),
+        readable: vec![copy.address],
+        primary_is_nearest: false,
+    };
+    fleet.router().set_servers(fleet.node(0), Some(servers(&fleet.servers[0], &copy)));
+    fleet.keeper.replicas_are_behind.store(true, Ordering::SeqCst);
+    let before = (fleet.keeper.handed_over.load(Ordering::SeqCst), offset(copy.client().cmd("INFO replication")));
+    fleet.begin(fleet.order(2, 1, 0));
+    until("replicas are to catch up", || !fleet.keeper.needs.lock().expect("lock").is_empty());
+    // Clients are served meanwhile. (Too short a wait would only miss a bug.)
+    all_there(&mut fleet.client(), 1000);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(fleet.keeper.handed_over.load(Ordering::SeqCst), before.0);
+    fleet.keeper.replicas_are_behind.store(false, Ordering::SeqCst);
+    assert_eq!(fleet.wait_for(2), MoveEnd::Done);
+    all_there(&mut fleet.client(), 1000);
+    let needs = fleet.keeper.needs.lock().expect("lock");
+    assert_eq!(needs.len() + before.0, fleet.keeper.handed_over.load(Ordering::SeqCst), "asked once for each leg");
+    assert!(needs.iter().enumerate().all(|(place, (node, _, handed_over))| *node == fleet.node(0) && *handed_over == before.0 + place));
+    // The last leg's position is behind all that was stored.
+    until("the replica has it", || offset(copy.client().cmd("INFO replication")) >= needs[needs.len() - 1].1.offset);
+    assert!(needs[0].1.offset > before.1 && keys(&copy).len() == 1000);
 }
 
 #[test]

@@ -5,10 +5,11 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use switchyard_policy::failover::Position;
 use switchyard_policy::migration::record::Replay;
 use switchyard_policy::migration::{Durability, Fingerprinter, Goal, Key, Protocol, Record};
 use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Stage, Topology, Transit};
@@ -208,6 +209,11 @@ pub(crate) struct Keeper {
     /// The record that a leg has drained does not become durable while it is set; and then `is_held` says that there is one.
     pub(crate) holds_moving: AtomicBool,
     pub(crate) is_held: AtomicBool,
+    /// What replicas were to have before slots were handed over, and how often that was done by then.
+    pub(crate) needs: Mutex<Vec<(NodeId, Position, usize)>>,
+    pub(crate) handed_over: AtomicUsize,
+    /// Replicas do not have it while it is set.
+    pub(crate) replicas_are_behind: Arc<AtomicBool>,
 }
 
 impl Keeper {
@@ -238,6 +244,7 @@ impl Host for Keeper {
     }
 
     fn hand_over(&self, move_id: MoveId, slots: &[Slot], keys: Option<&[Key]>, owner: NodeId, done: Done) {
+        self.handed_over.fetch_add(1, Ordering::SeqCst);
         let changing = self.changing.lock().expect("lock");
         if let Some(transits) = self.transits.lock().expect("lock").get_mut(&move_id) {
             for (_, of) in transits {
@@ -251,6 +258,17 @@ impl Host for Keeper {
         self.publish(next);
         drop(changing);
         done(Ok(()));
+    }
+
+    fn replicas_need(&self, node: NodeId, position: Position, _: Duration, done: Done) {
+        self.needs.lock().expect("lock").push((node, position, self.handed_over.load(Ordering::SeqCst)));
+        let behind = self.replicas_are_behind.clone();
+        std::thread::spawn(move || {
+            while behind.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            done(Ok(()));
+        });
     }
 
     fn set_transits(&self, move_id: MoveId, transits: Transits) -> Result<u64, String> {
@@ -377,6 +395,9 @@ impl Fleet {
             stuck: AtomicBool::new(false),
             holds_moving: AtomicBool::new(false),
             is_held: AtomicBool::new(false),
+            needs: Mutex::default(),
+            handed_over: AtomicUsize::new(0),
+            replicas_are_behind: Arc::default(),
         });
         *keeper.router.lock().expect("lock") = Some(Arc::downgrade(&router));
         Fleet { router: Some(router), keeper, servers, password, _dir: dir }

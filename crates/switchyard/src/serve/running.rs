@@ -7,6 +7,8 @@ use switchyard_policy::topology::Topology;
 use switchyard_router::{Router, Status};
 use tokio::sync::broadcast;
 
+use super::failover::Needs;
+
 /// Holds the router from its start until it is drained. Everything that looks does so under the lock for a moment; draining
 /// takes the router out.
 #[derive(Debug)]
@@ -14,11 +16,13 @@ pub(super) struct Running {
     phase: RwLock<Phase>,
     /// Names of nodes about which an operator has said that they are to be served as they are.
     accepted: broadcast::Sender<String>,
+    /// What replicas must have before they are read.
+    needs: Needs,
 }
 
 impl Default for Running {
     fn default() -> Self {
-        Self { phase: RwLock::default(), accepted: broadcast::Sender::new(16) }
+        Self { phase: RwLock::default(), accepted: broadcast::Sender::new(16), needs: Needs::default() }
     }
 }
 
@@ -69,6 +73,11 @@ impl Running {
     /// The names of nodes that are accepted from now on.
     pub(super) fn accepted(&self) -> broadcast::Receiver<String> {
         self.accepted.subscribe()
+    }
+
+    /// What replicas must have before they are read, as moves ask for it.
+    pub(super) fn needs(&self) -> &Needs {
+        &self.needs
     }
 
     /// Makes the router adopt a newer topology. One that is not newer is ignored, as the router does.

@@ -27,6 +27,7 @@ mod movectl;
 mod movectl_faults;
 mod movectl_history;
 mod movectl_moves;
+mod movectl_nodes;
 mod movekeys;
 mod multikey;
 mod operators;

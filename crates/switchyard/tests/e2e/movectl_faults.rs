@@ -329,6 +329,16 @@ fn the_target_refuses_restore() {
 }
 
 #[test]
+fn the_source_refuses_to_remove_keys() {
+    during_a_move(Moved::Slots, false, |scene| {
+        let source = &scene.nodes[scene.source];
+        assert_eq!(source.cmd("ACL SETUSER default -unlink"), ok());
+        scene.until_it_does("refuses to remove keys");
+        assert_eq!(source.cmd("ACL SETUSER default +unlink"), ok());
+    });
+}
+
+#[test]
 fn the_disk_of_the_router_is_full() {
     during_a_move(Moved::Slots, false, |scene| {
         let pid = Pid::from_raw(scene.router.process().pid() as i32);

@@ -7,7 +7,7 @@ use crate::support::process::tied;
 use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, SiteOptions, Value, bulk, direct, ok, until};
 
 /// A primary with replicas that have caught up.
-fn group(replicas: usize) -> Vec<Node> {
+pub(crate) fn group(replicas: usize) -> Vec<Node> {
     let mut nodes = vec![Node::start(&NodeOptions::default())];
     for _ in 0..replicas {
         let replica = Node::start(&NodeOptions::default());
@@ -20,11 +20,11 @@ fn group(replicas: usize) -> Vec<Node> {
     nodes
 }
 
-fn follow(node: &Node, primary: SocketAddr) {
+pub(crate) fn follow(node: &Node, primary: SocketAddr) {
     assert_eq!(node.cmd(&format!("REPLICAOF {} {}", primary.ip(), primary.port())), ok());
 }
 
-fn caught_up(replica: &Node) {
+pub(crate) fn caught_up(replica: &Node) {
     until("the replica follows", || {
         let info = replica.cmd("INFO replication").text();
         (info.contains("master_link_status:up") && info.contains("master_sync_in_progress:0")).then_some(())
@@ -39,7 +39,7 @@ fn router(nodes: &[Node], config: &str) -> Router {
 }
 
 /// How often a node executed a command for somebody who is no replication link.
-fn calls(node: &Node, command: &str) -> u64 {
+pub(crate) fn calls(node: &Node, command: &str) -> u64 {
     let stats = node.cmd("INFO commandstats").text();
     let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
     line.map_or(0, |rest| rest.split(',').next().expect("a number").parse().expect("a number"))
@@ -232,7 +232,7 @@ fn sentinel(address: SocketAddr) -> Node {
 }
 
 /// Sentinels that know each other and the replicas.
-fn sentinels(nodes: &[Node]) -> Vec<Node> {
+pub(crate) fn sentinels(nodes: &[Node]) -> Vec<Node> {
     let sentinels: Vec<Node> = (0..3).map(|_| sentinel(nodes[0].address())).collect();
     for sentinel in &sentinels {
         until("the Sentinels know each other and the replicas", || {

@@ -197,7 +197,7 @@ fn new_certificates_are_taken_up_and_nobody_is_dropped() {
 }
 
 /// A node with a TLS port beside its plain one.
-fn secure_node(pair: &Pair, authority: &Authority, more: &[&str]) -> (Node, SocketAddr) {
+pub(crate) fn secure_node(pair: &Pair, authority: &Authority, more: &[&str]) -> (Node, SocketAddr) {
     let port = ports::free();
     let mut args: Vec<String> = ["--tls-port", &port.to_string()].map(str::to_owned).to_vec();
     let text = |path: &std::path::Path| path.display().to_string();

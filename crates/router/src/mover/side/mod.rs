@@ -124,6 +124,8 @@ pub(in crate::mover) enum Ask {
     Migrate {
         batch: BatchId,
     },
+    /// How far its replication stream is.
+    Position,
     /// A SCAN of a walk, behind a SELECT or not.
     Scan {
         purges: bool,
@@ -518,6 +520,14 @@ impl End {
             Durability::Replica => connection.push(&[b"WAIT", b"1", SECURE_MS]),
         }
         self.ask(Ask::Secure { batch, durability }, 1);
+        true
+    }
+
+    /// Asks how far its replication stream is, behind all that was asked before. False where there is no connection.
+    pub(in crate::mover) fn ask_position(&mut self) -> bool {
+        let Some(connection) = &mut self.connection else { return false };
+        connection.push(&[b"INFO", b"replication"]);
+        self.ask(Ask::Position, 1);
         true
     }
 

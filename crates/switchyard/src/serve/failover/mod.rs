@@ -3,6 +3,7 @@
 //! On a thread of its own: no worker waits for a server that does not answer. What is found out is durable before the router acts on
 //! it, so that a restart does not return to a primary that was left.
 
+mod needs;
 mod sentinel;
 mod server;
 mod wire;
@@ -18,12 +19,13 @@ use switchyard_control::store::{RedbStore, Store};
 use switchyard_policy::failover::{Action, Event, Watch, Why};
 use switchyard_policy::topology::{NodeId, Topology};
 use switchyard_router::Servers;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tracing::{error, warn};
 
 use super::running::Running;
 use crate::config::{NodeAddress, SentinelAddress};
+pub(super) use needs::{Need, Needs};
 use wire::Access;
 
 /// Events that may wait to be judged.
@@ -102,6 +104,9 @@ async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running
     let mut tasks = JoinSet::new();
     let mut asked: BTreeSet<(usize, SocketAddr)> = BTreeSet::new();
     let mut servers: BTreeMap<usize, Servers> = BTreeMap::new();
+    let (hurry, hurried) = watch::channel(false);
+    // Moves that wait for replicas, each with the place of its node.
+    let mut waiting: Vec<(usize, Need)> = Vec::new();
     for (index, node) in watched.iter().enumerate() {
         servers.insert(index, node.servers().1);
         if let Some(group) = &node.sentinel {
@@ -114,29 +119,57 @@ async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running
         for (index, node) in watched.iter().enumerate() {
             for server in node.watch.servers() {
                 if asked.insert((index, *server)) {
-                    tasks.spawn(server::ask(index, *server, node.access.clone(), sender.clone()));
+                    tasks.spawn(server::ask(index, *server, node.access.clone(), sender.clone(), hurried.clone()));
                 }
             }
         }
-        let (index, event) = tokio::select! {
+        let patience = waiting.iter().map(|(_, need)| need.until).min();
+        let event = tokio::select! {
             _ = &mut stop => return,
             event = seen.recv() => match event {
-                Some(event) => event,
+                Some(event) => Some(event),
                 None => return,
             },
-            name = accepted.recv() => match watched.iter().position(|node| Ok(&node.name) == name.as_ref()) {
-                Some(index) => (index, Event::Accepted),
-                None => continue,
-            },
+            name = accepted.recv() => {
+                watched.iter().position(|node| Ok(&node.name) == name.as_ref()).map(|index| (index, Event::Accepted))
+            }
+            needs = running.needs().take() => {
+                for need in needs {
+                    match watched.iter().position(|node| node.node == need.node) {
+                        Some(index) => waiting.push((index, need)),
+                        None => need.met(),
+                    }
+                }
+                None
+            }
+            () = async { tokio::time::sleep_until(patience.unwrap_or(began).into()).await }, if patience.is_some() => None,
         };
-        let now_us = began.elapsed().as_micros() as u64;
-        let node = &mut watched[index];
-        let mut actions = Vec::new();
-        node.watch.step(event, now_us, &mut actions);
-        if let Some(servers) = servers.get_mut(&index) {
-            apply(node, actions, servers, store, running);
+        let now_us = || began.elapsed().as_micros() as u64;
+        if let Some((index, event)) = event {
+            step(&mut watched[index], event, now_us(), servers.entry(index).or_default(), store, running);
         }
+        for (index, need) in std::mem::take(&mut waiting) {
+            let node = &mut watched[index];
+            let behind: Vec<SocketAddr> = node.watch.behind(&need.position).copied().collect();
+            if !behind.is_empty() && Instant::now() < need.until {
+                waiting.push((index, need));
+                continue;
+            }
+            for replica in behind {
+                warn!(node = %node.name, %replica, "a replica has not what was moved to its node: it is not read until it has it");
+            }
+            // Also for replicas that are not read now: they may be in a moment.
+            step(node, Event::Needed(need.position.clone()), now_us(), servers.entry(index).or_default(), store, running);
+            need.met();
+        }
+        hurry.send_if_modified(|hurry| std::mem::replace(hurry, !waiting.is_empty()) == waiting.is_empty());
     }
+}
+
+fn step(node: &mut Watched, event: Event<SocketAddr>, now_us: u64, servers: &mut Servers, store: &RedbStore, running: &Running) {
+    let mut actions = Vec::new();
+    node.watch.step(event, now_us, &mut actions);
+    apply(node, actions, servers, store, running);
 }
 
 fn apply(node: &Watched, actions: Vec<Action<SocketAddr>>, servers: &mut Servers, store: &RedbStore, running: &Running) {

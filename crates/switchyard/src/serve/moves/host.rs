@@ -2,13 +2,16 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
+use switchyard_policy::failover::Position;
 use switchyard_policy::migration::{Key, Record};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit};
 use switchyard_router::{Done, Host, MoveEnd};
 use tracing::error;
 
 use super::Moves;
+use crate::serve::failover::Need;
 
 impl Host for Moves {
     fn record(&self, records: Vec<Record>, done: Done) {
@@ -17,6 +20,10 @@ impl Host for Moves {
 
     fn hand_over(&self, move_id: MoveId, slots: &[Slot], keys: Option<&[Key]>, owner: NodeId, done: Done) {
         done(self.placement.hand_over(move_id, slots, keys, owner));
+    }
+
+    fn replicas_need(&self, node: NodeId, position: Position, patience: Duration, done: Done) {
+        self.running.needs().add(Need::new(node, position, patience, done));
     }
 
     fn set_transits(&self, move_id: MoveId, transits: Vec<(Transit, Vec<Slot>)>) -> Result<u64, String> {

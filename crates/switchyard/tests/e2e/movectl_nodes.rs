@@ -1,0 +1,320 @@
+//! Moves between nodes that are more than one plain server: with TLS, with replicas that are read, with a primary that is replaced on the way.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde_json::Value as Json;
+
+use crate::movectl::{ask, done, json};
+use crate::movectl_moves::{eventually, report, the_move, wait_for};
+use crate::replicas::{calls, caught_up, follow, sentinels};
+use crate::support::certificates::Authority;
+use crate::support::{Client, Node, Router, RouterOptions, Value, bulk, direct, encode, ok, until};
+use crate::tls::secure_node;
+
+const KEYS: usize = 3000;
+
+fn value(i: usize) -> String {
+    format!("value {i} {}", "x".repeat(100))
+}
+
+fn fill(client: &mut Client) {
+    let bytes: Vec<u8> = (0..KEYS).flat_map(|i| encode(&["SET", &format!("key:{i}"), &value(i)])).collect();
+    assert!(client.pipeline(&bytes, KEYS).iter().all(|reply| reply == b"+OK\r\n"));
+}
+
+#[track_caller]
+fn all_there(router: &Router) {
+    let mut client = Client::connect(router.address());
+    for i in 0..KEYS {
+        assert_eq!(client.cmd(&format!("GET key:{i}")), bulk(value(i)), "key:{i}");
+    }
+}
+
+fn total(node: &Node) -> i64 {
+    node.cmd("DBSIZE").int()
+}
+
+#[test]
+fn nodes_over_tls_take_part() {
+    if direct() {
+        return;
+    }
+    let authority = Authority::new();
+    let pair = authority.sign("node", &["127.0.0.1"]);
+    let own = authority.sign("router", &["switchyard"]);
+    // Both want to see our certificate.
+    let (first, first_at) = secure_node(&pair, &authority, &["--tls-auth-clients", "yes"]);
+    let (second, second_at) = secure_node(&pair, &authority, &["--tls-auth-clients", "yes"]);
+    let config = format!(
+        "[nodes]\ntls = true\ntls-ca-file = {:?}\ntls-cert-file = {:?}\ntls-key-file = {:?}\n\
+         [[node]]\naddress = \"{first_at}\"\n[[node]]\naddress = \"{second_at}\"\n",
+        authority.file(),
+        own.certificate,
+        own.key,
+    );
+    let router = Router::start(&[], &RouterOptions { config, ..RouterOptions::default() });
+    fill(&mut Client::connect(router.address()));
+    let (one, other) = (first_at.to_string(), second_at.to_string());
+    done(&router, &format!("move --from {one} --to {other} --all --goal fast --wait"));
+    assert_eq!((total(&first), total(&second)), (0, KEYS as i64));
+    all_there(&router);
+    // Back, with values that take many records, and connections that break meanwhile.
+    let large = "0123456789abcdef".repeat(100_000);
+    let mut client = Client::connect(router.address());
+    for i in 0..6 {
+        assert_eq!(client.call(&["SET", &format!("large{i}"), &large]), ok());
+    }
+    done(&router, &format!("move --from {other} --to {one} --all --goal gentle --max-rate 100k"));
+    eventually("keys move", || the_move(&router, 2)["keys_moved"].as_u64().filter(|keys| *keys > 50));
+    for node in [&first, &second] {
+        assert!(node.cmd("CLIENT KILL TYPE normal").int() > 0);
+    }
+    done(&router, "moves max-rate 2 none");
+    done(&router, "moves goal 2 fast");
+    wait_for(&router, 2, "done");
+    assert_eq!(total(&second), 0);
+    all_there(&router);
+    let mut client = Client::connect(router.address());
+    for i in 0..6 {
+        assert_eq!(client.call(&["GET", &format!("large{i}")]), bulk(&large));
+    }
+}
+
+/// Two nodes, each a primary with replicas, before which a router runs.
+struct Groups {
+    router: Router,
+    /// The primary first.
+    servers: Vec<Vec<Node>>,
+    /// Of the node that is known by Sentinels.
+    sentinels: Vec<Node>,
+    names: Vec<String>,
+}
+
+impl Groups {
+    /// So many replicas for the first and the second; `watched`: the place of the one whose primary Sentinels name.
+    fn start(config: &str, replicas: [usize; 2], watched: Option<usize>) -> Groups {
+        let servers: Vec<Vec<Node>> = replicas.iter().map(|count| crate::replicas::group(*count)).collect();
+        let mut config = config.to_owned();
+        let mut names = Vec::new();
+        let mut all_sentinels = Vec::new();
+        let quoted = |nodes: &[Node]| nodes.iter().map(|node| format!("\"{}\"", node.address())).collect::<Vec<_>>().join(", ");
+        for (place, group) in servers.iter().enumerate() {
+            if watched == Some(place) {
+                all_sentinels = sentinels(group);
+                config.push_str(&format!("\n[[node]]\nsentinel-master = \"mymaster\"\nsentinels = [{}]\n", quoted(&all_sentinels)));
+                names.push("mymaster".to_owned());
+            } else {
+                config.push_str(&format!("\n[[node]]\naddress = {}\n", quoted(&group[..1])));
+                if group.len() > 1 {
+                    config.push_str(&format!("replicas = [{}]\n", quoted(&group[1..])));
+                }
+                names.push(group[0].address().to_string());
+            }
+        }
+        let router = Router::start(&[], &RouterOptions { config, ..RouterOptions::default() });
+        Groups { router, servers, sentinels: all_sentinels, names }
+    }
+
+    fn begin(&self, options: &str) {
+        done(&self.router, &format!("move {options} --from {} --to {} --all", self.names[0], self.names[1]));
+    }
+
+    /// What `nodes list` says of one.
+    fn listed(&self, place: usize) -> Json {
+        let all = json(&self.router, "nodes list");
+        let of = |node: &&Json| node["address"] == self.names[place];
+        all["nodes"].as_array().and_then(|nodes| nodes.iter().find(of)).unwrap_or_else(|| panic!("a node: {all}")).clone()
+    }
+
+    fn is_read(&self, place: usize) -> bool {
+        self.listed(place)["replicas"].as_array().is_some_and(|replicas| !replicas.is_empty())
+    }
+
+    /// Replicas have what their primaries have.
+    fn settle(&self, place: usize) {
+        let primary = &self.servers[place][0];
+        let replicas = self.servers[place].len() - 1;
+        // WAIT means what was there before the last command of its connection.
+        let mut client = primary.client();
+        client.cmd("PING");
+        assert_eq!(client.cmd(&format!("WAIT {replicas} 20000")).int(), replicas as i64, "its replicas have all");
+    }
+}
+
+/// A replica may be behind. That a key moves must not look to those who read there as if the key had never been.
+#[test]
+fn who_reads_from_replicas_misses_no_key_that_moves() {
+    if direct() {
+        return;
+    }
+    let groups = Groups::start("[clients]\nreads = \"prefer-replica\"", [1, 1], None);
+    fill(&mut Client::connect(groups.router.address()));
+    let replica = &groups.servers[1][1];
+    (0..2).for_each(|place| groups.settle(place));
+    until("replicas are read", || (groups.is_read(0) && groups.is_read(1)).then_some(()));
+    let moved = total(&groups.servers[0][0]);
+    let stop = AtomicBool::new(false);
+    let reads = std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..3)
+            .map(|number| {
+                let (router, stop) = (&groups.router, &stop);
+                scope.spawn(move || {
+                    let mut client = Client::connect(router.address());
+                    let (mut i, mut reads) = (number * 1000, 0_u64);
+                    while !stop.load(Ordering::Relaxed) {
+                        i = (i + 7) % KEYS;
+                        assert_eq!(client.cmd(&format!("GET key:{i}")), bulk(value(i)), "key:{i}");
+                        reads += 1;
+                    }
+                    reads
+                })
+            })
+            .collect();
+        // The replica of the target answers reads, and executes nothing of what its primary sends.
+        assert_eq!(replica.cmd("CLIENT PAUSE 600000 WRITE"), ok());
+        groups.begin("--goal fast");
+        // It is not waited for without end.
+        wait_for(&groups.router, 1, "done");
+        assert!(total(replica) < KEYS as i64, "this server goes on replicating while it is paused");
+        assert!(!groups.is_read(1), "{}", groups.listed(1));
+        std::thread::sleep(Duration::from_millis(200));
+        assert_eq!(replica.cmd("CLIENT UNPAUSE"), ok());
+        until("it is read again", || groups.is_read(1).then_some(()));
+        std::thread::sleep(Duration::from_millis(200));
+        stop.store(true, Ordering::Relaxed);
+        readers.into_iter().map(|reader| reader.join().expect("nobody missed a key")).sum::<u64>()
+    });
+    assert!(moved > 1000 && reads > 100, "{moved} keys, {reads} reads");
+    let log = groups.router.process().log();
+    let told = log.lines().filter(|line| line.contains("not read until it has it") && line.contains(&replica.address().to_string()));
+    assert_eq!(told.count(), 1, "said, and said once:\n{log}");
+    // It has what has moved.
+    let before = calls(replica, "get");
+    all_there(&groups.router);
+    assert!(calls(replica, "get") > before);
+    assert_eq!(total(&groups.servers[0][0]), 0);
+}
+
+/// Who the primary of one side is changes in the middle of a move.
+struct Failover {
+    /// Source (0) or target (1).
+    place: usize,
+    replicas: [usize; 2],
+    /// Sentinels promote; otherwise we do.
+    by_sentinels: bool,
+    options: &'static str,
+    /// The replica that is promoted lacks what happened lately.
+    is_behind: bool,
+    /// How the move may end.
+    ends: &'static [&'static str],
+}
+
+/// Nothing is lost that the new primary had, nothing comes back, and every key is at one node.
+fn fails_over(failover: &Failover) {
+    if direct() {
+        return;
+    }
+    let Failover { place, replicas, by_sentinels, options, is_behind, ends } = *failover;
+    let mut groups = Groups::start("", replicas, by_sentinels.then_some(place));
+    fill(&mut Client::connect(groups.router.address()));
+    (0..2).for_each(|place| groups.settle(place));
+    // The primaries' replication ids are known by then: a successor proves its descent by them.
+    until("replicas are known", || (groups.is_read(place)).then_some(()));
+    if is_behind {
+        assert_eq!(groups.servers[place][1].cmd("CLIENT PAUSE 600000 WRITE"), ok());
+    }
+    groups.begin(&format!("--max-rate 100k{options} --goal gentle"));
+    eventually("keys move", || the_move(&groups.router, 1)["keys_moved"].as_u64().filter(|keys| *keys > 200));
+    // Some that have moved change where they are now.
+    let mut client = Client::connect(groups.router.address());
+    let there = groups.servers[1][0].cmd("KEYS key:*");
+    let changed: Vec<String> = there.items().iter().take(100).map(Value::text).collect();
+    for (n, key) in changed.iter().enumerate() {
+        let reply = client.cmd(&if n % 2 == 0 { format!("DEL {key}") } else { format!("SET {key} changed") });
+        assert_eq!(reply.error(), None);
+    }
+    (0..2).filter(|at| !is_behind || *at != place).for_each(|at| groups.settle(at));
+    if is_behind {
+        let [has, had] = [0, 1].map(|at| total(&groups.servers[place][at]));
+        assert!(had > has + 200, "this server goes on replicating while it is paused: {had} keys, {has} at its primary");
+    }
+    groups.servers[place][0].kill();
+    if !by_sentinels {
+        eventually("it waits", || {
+            the_move(&groups.router, 1)["doing"].as_str().is_some_and(|doing| doing.contains("waiting for")).then_some(())
+        });
+        let promoted = &groups.servers[place][1];
+        assert_eq!(promoted.cmd("REPLICAOF NO ONE"), ok());
+        promoted.cmd("CLIENT UNPAUSE");
+        for other in &groups.servers[place][2..] {
+            follow(other, promoted.address());
+            caught_up(other);
+        }
+    }
+    for line in ["moves max-rate 1 none", "moves goal 1 fast"] {
+        done(&groups.router, line);
+    }
+    let ended = eventually("the move is over", || Some(the_move(&groups.router, 1)).filter(|m| m["state"] != "running"));
+    assert!(ends.iter().any(|end| ended["state"] == *end), "{}", report(&groups.router));
+    let mut client = Client::connect(groups.router.address());
+    for i in 0..KEYS {
+        let key = format!("key:{i}");
+        let expected = match changed.iter().position(|changed| *changed == key) {
+            Some(n) if n % 2 == 0 => Value::Nil,
+            Some(_) => bulk("changed"),
+            None => bulk(value(i)),
+        };
+        assert_eq!(client.cmd(&format!("GET {key}")), expected, "{key}");
+    }
+    // The primaries as they are now have every key once.
+    let deleted = changed.len().div_ceil(2);
+    let primary = |at: usize| {
+        let listed = groups.listed(at);
+        let is = |node: &&Node| listed["primary"].as_str().is_none_or(|address| node.address().to_string() == address);
+        groups.servers[at].iter().find(is).expect("one of ours")
+    };
+    let totals = [primary(0), primary(1)].map(total);
+    assert_eq!(totals.iter().sum::<i64>(), (KEYS - deleted) as i64, "{totals:?}");
+    if ended["state"] == "done" {
+        assert_eq!(totals[0], 0);
+    }
+    assert_eq!(ask(&groups.router, "moves").code, 0);
+    drop(groups.sentinels);
+}
+
+#[test]
+fn the_source_fails_over() {
+    fails_over(&Failover { place: 0, replicas: [1, 0], by_sentinels: false, options: "", is_behind: false, ends: &["done"] });
+}
+
+/// The promoted replica still has keys that had left its primary: the journal knows that they are gone.
+#[test]
+fn the_source_fails_over_to_a_replica_that_is_behind() {
+    fails_over(&Failover { place: 0, replicas: [1, 0], by_sentinels: false, options: "", is_behind: true, ends: &["done"] });
+}
+
+#[test]
+fn the_target_fails_over() {
+    let options = " --durability replica";
+    fails_over(&Failover { place: 1, replicas: [0, 2], by_sentinels: false, options, is_behind: false, ends: &["done"] });
+}
+
+/// What was promoted has no replica any more: nothing can be safe there. The move stops, and what it has moved stays moved.
+#[test]
+fn the_target_fails_over_to_its_only_replica() {
+    let options = " --durability replica";
+    fails_over(&Failover { place: 1, replicas: [0, 1], by_sentinels: false, options, is_behind: false, ends: &["stopped"] });
+}
+
+#[test]
+fn sentinels_fail_over_the_source() {
+    fails_over(&Failover { place: 0, replicas: [2, 0], by_sentinels: true, options: "", is_behind: false, ends: &["done"] });
+}
+
+/// Where the other replica follows the new primary only when that was tried often enough, the move stops.
+#[test]
+fn sentinels_fail_over_the_target() {
+    let options = " --durability replica";
+    fails_over(&Failover { place: 1, replicas: [0, 2], by_sentinels: true, options, is_behind: false, ends: &["done", "stopped"] });
+}
