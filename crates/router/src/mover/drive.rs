@@ -14,6 +14,7 @@ use tracing::{info, warn};
 use super::replicas::CatchingUp;
 use super::run::{Halt, Mover};
 use super::side::{self, Ask, Content, Form, Use};
+use super::spool::Spool;
 use super::tails::Storing;
 use super::{LegView, SharedLeg, Told};
 use crate::shared::Message;
@@ -27,8 +28,8 @@ const DRAIN_PATIENCE_US: u64 = 40_000;
 /// Where the keys of the leg come from.
 #[derive(Debug)]
 enum Listing {
-    /// From the spool, once they are asked for.
-    Spooled,
+    /// From the spool, as they are asked for: of the leg's slots from this one on.
+    Spooled(usize),
     /// The move names them.
     Named,
     /// They are in `listed`.
@@ -156,7 +157,7 @@ impl Mover {
             } else if whole {
                 Listing::Walked(walk)
             } else {
-                Listing::Spooled
+                Listing::Spooled(0)
             },
             purge: None,
             target_touched: !fresh || !self.target_is_clean,
@@ -735,11 +736,15 @@ impl Mover {
                 run.listed = named.collect();
                 run.listing = Listing::Whole;
             }
-            if matches!(run.listing, Listing::Spooled) {
-                match self.spool.keys(&run.slots) {
+            while let Listing::Spooled(from) = run.listing
+                && run.listed.len() < count as usize
+            {
+                let slots = Spool::together(&run.slots[from..]);
+                match self.spool.keys(slots) {
                     Ok(keys) => {
                         run.listed.extend(keys);
-                        run.listing = Listing::Whole;
+                        let next = from + slots.len();
+                        run.listing = if next < run.slots.len() { Listing::Spooled(next) } else { Listing::Whole };
                     }
                     Err(error) => {
                         // The node knows its keys as well.
@@ -752,7 +757,7 @@ impl Mover {
             let ended = match &run.listing {
                 Listing::Whole => true,
                 Listing::Walked(walk) => walk.is_over(),
-                Listing::Named | Listing::Spooled => false,
+                Listing::Named | Listing::Spooled(_) => false,
             };
             if !ended && run.listed.len() < count as usize {
                 return;

@@ -120,25 +120,38 @@ pub(super) struct Mover {
 #[derive(Debug, Default)]
 struct Moved {
     count: usize,
-    noted: Vec<Fingerprint>,
+    /// As they came, in pieces: one that grows is copied again and again, and has as much again in reserve.
+    noted: Vec<Vec<Fingerprint>>,
     all: FingerprintSet,
 }
 
 impl Moved {
-    fn note(&mut self, keys: &[Fingerprint]) {
+    fn note(&mut self, mut keys: &[Fingerprint]) {
         self.count += keys.len();
-        self.noted.extend_from_slice(keys);
+        while !keys.is_empty() {
+            if self.noted.last().is_none_or(|piece| piece.len() == piece.capacity()) {
+                self.noted.push(Vec::with_capacity(4096));
+            }
+            let Some(piece) = self.noted.last_mut() else { return };
+            let (now, then) = keys.split_at(keys.len().min(piece.capacity() - piece.len()));
+            piece.extend_from_slice(now);
+            keys = then;
+        }
+    }
+
+    fn sort(&mut self) {
+        self.noted.drain(..).for_each(|piece| self.all.extend(piece));
     }
 
     fn forget(&mut self, keys: &[Fingerprint]) {
-        self.all.extend(self.noted.drain(..));
+        self.sort();
         keys.iter().for_each(|key| {
             self.all.remove(key);
         });
     }
 
     fn contains(&mut self, key: Fingerprint) -> bool {
-        self.all.extend(self.noted.drain(..));
+        self.sort();
         self.all.contains(&key)
     }
 }

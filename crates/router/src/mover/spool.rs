@@ -16,6 +16,9 @@ const PART_SLOTS: usize = 64;
 /// Bytes of all parts in memory; then the largest is written out.
 const MEMORY_MAX: usize = 64 << 20;
 
+/// Entries of a part are kept in pieces of so many bytes: one piece that grows has up to as much again in reserve, and is copied whenever it does.
+const PIECE: usize = 4 << 10;
+
 /// The keys of a move.
 #[derive(Debug)]
 pub(super) struct Spool {
@@ -28,9 +31,24 @@ pub(super) struct Spool {
 
 #[derive(Debug, Default)]
 struct Part {
-    /// Slot, length, key; one after the other.
-    entries: Vec<u8>,
+    /// Slot, length, key; one after the other, each within one piece.
+    pieces: Vec<Vec<u8>>,
+    bytes: usize,
     file: Option<PathBuf>,
+}
+
+impl Part {
+    fn add(&mut self, slot: Slot, len: u32, key: &[u8]) {
+        let size = 6 + key.len();
+        if self.pieces.last().is_none_or(|piece| piece.len() + size > piece.capacity()) {
+            self.pieces.push(Vec::with_capacity(PIECE.max(size)));
+        }
+        let Some(piece) = self.pieces.last_mut() else { return };
+        piece.extend_from_slice(&slot.number().to_le_bytes());
+        piece.extend_from_slice(&len.to_le_bytes());
+        piece.extend_from_slice(key);
+        self.bytes += size;
+    }
 }
 
 impl Spool {
@@ -43,10 +61,7 @@ impl Spool {
     /// Adds a key of a slot.
     pub(super) fn add(&mut self, slot: Slot, key: &[u8]) -> io::Result<()> {
         let Ok(len) = u32::try_from(key.len()) else { return Err(io::Error::other("a key of more than 4 GiB")) };
-        let entries = &mut self.parts[slot.index() / PART_SLOTS].entries;
-        entries.extend_from_slice(&slot.number().to_le_bytes());
-        entries.extend_from_slice(&len.to_le_bytes());
-        entries.extend_from_slice(key);
+        self.parts[slot.index() / PART_SLOTS].add(slot, len, key);
         self.bytes += key.len() + 6;
         self.counts[slot.index()] += 1;
         if self.bytes > MEMORY_MAX { self.write_out() } else { Ok(()) }
@@ -61,14 +76,22 @@ impl Spool {
     fn write_out(&mut self) -> io::Result<()> {
         std::fs::create_dir_all(&self.directory)?;
         while self.bytes > MEMORY_MAX / 2 {
-            let Some((number, part)) = self.parts.iter_mut().enumerate().max_by_key(|(_, part)| part.entries.len()) else { break };
+            let Some((number, part)) = self.parts.iter_mut().enumerate().max_by_key(|(_, part)| part.bytes) else { break };
             let path = self.directory.join(format!("{number}.keys"));
-            OpenOptions::new().create(true).append(true).open(&path)?.write_all(&part.entries)?;
+            let mut file = OpenOptions::new().create(true).append(true).open(&path)?;
+            part.pieces.iter().try_for_each(|piece| file.write_all(piece))?;
             part.file = Some(path);
-            self.bytes -= part.entries.len();
-            part.entries = Vec::new();
+            self.bytes -= part.bytes;
+            (part.pieces, part.bytes) = (Vec::new(), 0);
         }
         Ok(())
+    }
+
+    /// Of these slots, which are in order, the first ones: as many as are kept in one part.
+    pub(super) fn together(slots: &[Slot]) -> &[Slot] {
+        let part = |slot: &Slot| slot.index() / PART_SLOTS;
+        let count = slots.iter().take_while(|slot| part(slot) == part(&slots[0])).count();
+        &slots[..count]
     }
 
     /// The keys of these slots. They stay until [`Spool::forget`].
@@ -88,15 +111,24 @@ impl Spool {
                 File::open(path)?.read_to_end(&mut written)?;
                 take(&written, &wanted, &mut keys);
             }
-            take(&part.entries, &wanted, &mut keys);
+            part.pieces.iter().for_each(|piece| take(piece, &wanted, &mut keys));
         }
         Ok(keys)
     }
 
-    /// These slots have been handed over.
+    /// These slots have been handed over. What is in memory of parts that have no others is given back.
     pub(super) fn forget(&mut self, slots: &[Slot]) {
         for slot in slots {
             self.counts[slot.index()] = 0;
+        }
+        let mut numbers: Vec<usize> = slots.iter().map(|slot| slot.index() / PART_SLOTS).collect();
+        numbers.dedup();
+        for number in numbers {
+            if self.counts[number * PART_SLOTS..][..PART_SLOTS].iter().all(|count| *count == 0) {
+                let part = &mut self.parts[number];
+                self.bytes -= part.bytes;
+                (part.pieces, part.bytes) = (Vec::new(), 0);
+            }
         }
     }
 }
@@ -147,6 +179,15 @@ mod tests {
         let found = spool.keys(&[one]).expect("read");
         assert!(found.iter().any(|k| k.starts_with(b"{7}")) && found.iter().all(|k| slot_of(k) == one));
         assert_eq!(spool.count(one) as usize, found.len());
+        let (mut left, mut by_parts) = (&slots[..], 0);
+        while !left.is_empty() {
+            let first = Spool::together(left);
+            by_parts += spool.keys(first).expect("read").len();
+            left = &left[first.len()..];
+        }
+        assert_eq!(by_parts, 100, "part by part");
+        spool.forget(&slots);
+        assert_eq!((spool.bytes, spool.count(one)), (0, 0), "nothing of it stays in memory");
         drop(spool);
         assert!(!dir.path().join("move-1").exists());
     }
