@@ -56,7 +56,8 @@ impl Mover {
     pub(super) fn go_on_catching_up(&mut self, run: &mut Run) {
         let Some(CatchingUp { side, step }) = &mut run.catching_up else { return };
         let node = self.end(*side).node;
-        let has_replicas = self.shared.plan().servers.contains_key(&node);
+        let plan = self.shared.plan();
+        let are_read = plan.servers.contains_key(&node) && self.shared.are_replicas_read(&plan.live);
         let is_silent = matches!(step, Step::Told(since) if since.elapsed() > SILENT);
         if is_silent {
             warn!(
@@ -65,7 +66,7 @@ impl Mover {
                 "nobody says whether replicas have what has moved: they may not have it yet"
             );
         }
-        if !has_replicas || is_silent {
+        if !are_read || is_silent {
             self.caught_up(run, Ok(()));
         } else if matches!(step, Step::Ask(at) if Instant::now() >= *at) && self.end_mut(*side).ask_position() {
             *step = Step::Asked;
@@ -89,10 +90,9 @@ impl Mover {
         };
         let position = Position { replication_id: id.to_owned(), offset };
         *step = Step::Told(Instant::now());
-        let patience = if self.shared.are_replicas_read(&self.shared.plan().live) { PATIENCE } else { Duration::ZERO };
         let (own, leg) = (self.own.clone(), run.number);
         let done = Box::new(move |outcome| own.tell(Told::CaughtUp { leg, outcome }));
-        self.order.host.replicas_need(self.end(*side).node, position, patience, done);
+        self.order.host.replicas_need(self.end(*side).node, position, PATIENCE, done);
     }
 
     /// A side is lost that may have been asked.

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use switchyard_policy::migration::{Durability, Goal};
 use switchyard_policy::topology::MoveId;
-use switchyard_router::{MoveEnd, MoveOrder, Servers, Steer};
+use switchyard_router::{Live, MoveEnd, MoveOrder, Reads, Servers, Steer};
 
-use super::fleet::{Fleet, Server, all_there, fill, other_programs, until};
+use super::fleet::{Fleet, Server, all_there, fill, other_programs, settings, until};
 
 /// A server that has everything which `of` has.
 fn replica(of: &Server) -> Server {
@@ -68,16 +68,23 @@ fn slots_are_handed_over_when_replicas_have_what_has_moved() {
         primary_is_nearest: false,
     };
     fleet.router().set_servers(fleet.node(0), Some(servers(&fleet.servers[0], &copy)));
+    fleet.begin(fleet.order(2, 1, 0));
+    assert_eq!(fleet.wait_for(2), MoveEnd::Done);
+    fleet.begin(fleet.order(3, 0, 1));
+    assert_eq!(fleet.wait_for(3), MoveEnd::Done);
+    assert!(fleet.keeper.needs.lock().expect("lock").is_empty(), "nor where nobody reads them");
+    let topology = fleet.keeper.topology.lock().expect("lock").clone();
+    fleet.router().reconfigure(Live { reads: Reads::PreferReplica, ..settings(&topology, None).live });
     fleet.keeper.replicas_are_behind.store(true, Ordering::SeqCst);
     let before = (fleet.keeper.handed_over.load(Ordering::SeqCst), offset(copy.client().cmd("INFO replication")));
-    fleet.begin(fleet.order(2, 1, 0));
+    fleet.begin(fleet.order(4, 1, 0));
     until("replicas are to catch up", || !fleet.keeper.needs.lock().expect("lock").is_empty());
     // Clients are served meanwhile. (Too short a wait would only miss a bug.)
     all_there(&mut fleet.client(), 1000);
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(fleet.keeper.handed_over.load(Ordering::SeqCst), before.0);
     fleet.keeper.replicas_are_behind.store(false, Ordering::SeqCst);
-    assert_eq!(fleet.wait_for(2), MoveEnd::Done);
+    assert_eq!(fleet.wait_for(4), MoveEnd::Done);
     all_there(&mut fleet.client(), 1000);
     let needs = fleet.keeper.needs.lock().expect("lock");
     assert_eq!(needs.len() + before.0, fleet.keeper.handed_over.load(Ordering::SeqCst), "asked once for each leg");
