@@ -154,10 +154,33 @@ impl Scene {
         self.relays[node].hold(false);
     }
 
+    /// With the connections on which it was sent.
+    fn lose_what_is_sent(&self, node: usize) {
+        self.relays[node].hold(true);
+        self.until_it_does("waiting for");
+        self.until_it_is_felt();
+        self.relays[node].cut();
+        self.relays[node].hold(false);
+    }
+
     fn delay_what_is_answered(&self, node: usize) {
         self.relays[node].stall(true);
         self.until_it_is_felt();
         self.relays[node].stall(false);
+    }
+
+    /// Nothing is written any more; gives what it takes to undo that.
+    fn fill_the_disk(&self) -> Rlimit {
+        let pid = Pid::from_raw(self.router.process().pid() as i32);
+        let nothing = Rlimit { current: Some(0), ..rustix::process::getrlimit(Resource::Fsize) };
+        let free = rustix::process::prlimit(pid, Resource::Fsize, nothing).expect("limited");
+        self.until_it_does("cannot be written");
+        free
+    }
+
+    fn free_the_disk(&self, free: Rlimit) {
+        let pid = Pid::from_raw(self.router.process().pid() as i32);
+        rustix::process::prlimit(pid, Resource::Fsize, free).expect("free again");
     }
 
     fn fill_the_target(&mut self) {
@@ -301,6 +324,16 @@ fn what_is_sent_to_the_target_arrives_late() {
 }
 
 #[test]
+fn what_is_sent_to_the_source_is_lost() {
+    during_a_move(Moved::Slots, false, |scene| scene.lose_what_is_sent(scene.source));
+}
+
+#[test]
+fn what_is_sent_to_the_target_is_lost() {
+    during_a_move(Moved::Slots, false, |scene| scene.lose_what_is_sent(scene.target));
+}
+
+#[test]
 fn what_the_source_answers_does_not_arrive() {
     during_a_move(Moved::Slots, false, |scene| scene.delay_what_is_answered(scene.source));
 }
@@ -341,12 +374,38 @@ fn the_source_refuses_to_remove_keys() {
 #[test]
 fn the_disk_of_the_router_is_full() {
     during_a_move(Moved::Slots, false, |scene| {
-        let pid = Pid::from_raw(scene.router.process().pid() as i32);
-        let nothing = Rlimit { current: Some(0), ..rustix::process::getrlimit(Resource::Fsize) };
-        let free = rustix::process::prlimit(pid, Resource::Fsize, nothing).expect("limited");
-        scene.until_it_does("cannot be written");
+        let free = scene.fill_the_disk();
         scene.until_it_is_felt();
-        rustix::process::prlimit(pid, Resource::Fsize, free).expect("free again");
+        scene.free_the_disk(free);
+    });
+}
+
+/// What is stored at the target is not on record, and never will be.
+#[test]
+fn the_router_is_killed_while_its_disk_is_full() {
+    during_a_move(Moved::Slots, false, |scene| {
+        scene.fill_the_disk();
+        scene.until_it_is_felt();
+        scene.kill_the_router();
+    });
+}
+
+/// What is stored at the target is on record, and still at the source.
+#[test]
+fn the_router_is_killed_before_the_source_has_removed_what_is_on_record() {
+    during_a_move(Moved::Slots, false, |scene| {
+        let free = scene.fill_the_disk();
+        scene.until_it_is_felt();
+        scene.relays[scene.source].hold(true);
+        scene.free_the_disk(free);
+        scene.until_it_does("waiting for");
+        scene.until_it_is_felt();
+        // What was held back is lost with its connections.
+        scene.router.process_mut().kill();
+        scene.relays[scene.source].cut();
+        scene.relays[scene.source].hold(false);
+        let nodes = scene.addresses();
+        scene.router.start_again(&nodes);
     });
 }
 
