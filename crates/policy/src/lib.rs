@@ -4,6 +4,7 @@
 
 pub mod balance;
 pub mod failover;
+pub mod homecoming;
 pub mod limits;
 pub mod line;
 pub mod migration;

@@ -6,6 +6,7 @@
 //!
 //! Absent on purpose: locks on the path of a command, knowledge of who changes the topology and why, HTTP, files.
 
+mod homeward;
 mod limits;
 mod lines;
 mod listener;
@@ -24,6 +25,7 @@ mod tls;
 mod users;
 mod worker;
 
+pub use homeward::{HomePort, HomeWish};
 pub use limits::{KEY_RATE_MAX, KeyLimit};
 pub use mover::{BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveOrder, MoveProgress, Steer};
 pub use operator::{OperatorCommand, OperatorPort};
@@ -220,6 +222,12 @@ impl Router {
     pub fn set_operator(&self, operator: Arc<dyn OperatorPort>) {
         // A second one is a mistake of the caller that changes nothing.
         let _ = self.shared.operator.set(operator);
+    }
+
+    /// Says who brings keys home that commands need together. Once; without it such commands are refused.
+    pub fn set_home_port(&self, port: Arc<dyn HomePort>) {
+        // A second one is a mistake of the caller that changes nothing.
+        let _ = self.shared.home.set(port);
     }
 
     /// Makes every worker adopt new settings. Connections to nodes whose credentials have changed are made anew; a changed address counts for new ones.

@@ -200,6 +200,9 @@ pub(crate) struct WorkerCounters {
     pub(crate) total: [Histogram; CommandClass::COUNT],
     pub(crate) turns: Histogram,
     pub(crate) large: Counter,
+    /// Commands that waited for keys to be brought home, and those of them that were refused in the end.
+    pub(crate) homing: Counter,
+    pub(crate) not_home: Counter,
     /// Clients whose command waits at a node.
     pub(crate) blocked: Counter,
     pub(crate) nodes: Mutex<Vec<Option<Arc<NodeCounters>>>>,
@@ -310,6 +313,8 @@ const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
     ("clients_received_bytes", "Bytes received from clients", |w| &w.bytes_received),
     ("clients_sent_bytes", "Bytes sent to clients", |w| &w.bytes_sent),
     ("large_transfers", "Requests and replies that travelled on a connection of their own", |w| &w.large),
+    ("home_waits", "Commands that waited for keys that were moved alone to be brought home", |w| &w.homing),
+    ("home_refused", "Commands that waited for that and were refused in the end", |w| &w.not_home),
 ];
 
 /// Gauges over all clients.

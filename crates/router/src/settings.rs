@@ -140,6 +140,8 @@ pub struct Live {
     pub cross_slot_max: usize,
     /// Values of at least so many bytes (of a node's memory) are moved in pieces; 0: all are moved whole.
     pub big_key: usize,
+    /// How long a command waits for keys that live elsewhere than its other keys to be brought home; zero: it is refused.
+    pub bring_home_timeout: Duration,
     /// Whether scripts are kept to the keys that they declare.
     pub check_scripts: bool,
     /// What is done with a node that comes back empty.
@@ -260,6 +262,7 @@ impl Default for Live {
             config_set: Vec::new(),
             cross_slot_max: 32 << 20,
             big_key: 1 << 20,
+            bring_home_timeout: Duration::from_secs(5),
             check_scripts: true,
             empty_return: EmptyReturn::Auto,
             cluster: None,

@@ -13,6 +13,7 @@ use switchyard_policy::migration::Fingerprint;
 use switchyard_policy::topology::{MoveId, NodeId, Topology};
 use switchyard_resp::command::CommandTable;
 
+use crate::homeward::HomePort;
 use crate::limits::Limits;
 use crate::lines::Lines;
 use crate::metrics::WorkerCounters;
@@ -113,6 +114,8 @@ pub(crate) enum Message {
     Admitted,
     /// Your clients that wait for these keys of a move (`None`: any) are told this error.
     Refused { move_id: MoveId, keys: Option<Arc<[Fingerprint]>>, error: Arc<str> },
+    /// What this client of yours needs together for its command of this number lives together, or (with the reason) will not soon.
+    Home { client: Handle, number: u32, refusal: Option<Arc<str>> },
     /// The mover is quiet, as was asked under this ticket.
     Quiet { move_id: MoveId, ticket: u64 },
     /// A password of a client was checked.
@@ -276,6 +279,8 @@ pub(crate) struct Shared {
     /// Who executes what is asked of the operator.
     pub(crate) operator: OnceLock<Arc<dyn OperatorPort>>,
     looking: Arc<Mutex<Looking>>,
+    /// Who brings keys home.
+    pub(crate) home: OnceLock<Arc<dyn HomePort>>,
 }
 
 /// Somebody has movers be quiet to look at all keys: one at a time.
@@ -347,6 +352,7 @@ impl Shared {
             batched_sends,
             operator: OnceLock::new(),
             looking: Arc::default(),
+            home: OnceLock::new(),
         })
     }
 

@@ -23,8 +23,8 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 
 pub use moves::{
-    AddNodeRequest, BalanceRequest, BigKeyReport, GoalRequest, HowRequest, JournalReport, MaxRateRequest, MoveReport, MoveRequest,
-    MoveState, MovesReport, NodeRequest, Operation, PlanReport, PlannedReport, Refused, SteerRequest,
+    AddNodeRequest, BalanceRequest, BigKeyReport, GoalRequest, HomeReport, HowRequest, JournalReport, MaxRateRequest, MoveReport,
+    MoveRequest, MoveState, MovesReport, NodeRequest, Operation, PlanReport, PlannedReport, Refused, SteerRequest,
 };
 pub use report::{LinkReport, NodeReport, NodesReport, NotReady, Readiness, Source, StatusReport};
 

@@ -174,6 +174,9 @@ pub struct PlanReport {
     pub dry_run: bool,
     /// The moves; without numbers where they were only planned.
     pub moves: Vec<PlannedReport>,
+    /// What somebody should know who asks for this.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// A move that was begun, or would be.
@@ -204,6 +207,18 @@ pub struct MovesReport {
     pub ended: Vec<MoveReport>,
     /// What their records cost.
     pub journal: JournalReport,
+    /// Keys that were brought home because commands needed them, since the router's start, by command.
+    #[serde(default)]
+    pub brought_home: Vec<HomeReport>,
+}
+
+/// Keys that came home because a command of a client needed them together with others of their slots.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HomeReport {
+    /// The name of the command.
+    pub command: String,
+    /// How many keys, of those that it needed first.
+    pub keys: u64,
 }
 
 /// The journal of the moves, since the router's start.
@@ -290,6 +305,9 @@ pub struct MoveReport {
     /// The pattern by which these were chosen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pattern: Option<String>,
+    /// It was begun by the router, because these commands of clients need its keys at home.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub home_for: Vec<HomeReport>,
     /// Slots (those of the keys, where keys move without them).
     pub slots: u64,
     /// Slots that the target owns (or of which the keys live there).

@@ -282,12 +282,10 @@ impl Worker {
         let bytes_max = plan.live.cross_slot_max;
         let keys = self.keys.clone();
         let Some(kind) = kind_of(command, &keys).filter(|_| bytes_max > 0) else {
-            let text = self.not_together(plan, keys.iter().filter_map(|k| args.get(*k as usize)));
-            return self.refuse(handle, class, &text);
+            return self.bring_together(plan, handle, command, args, &keys);
         };
         if kind == Kind::Copy && args.iter().skip(3).any(|a| a.eq_ignore_ascii_case(b"DB")) {
-            let text = self.not_together(plan, keys.iter().filter_map(|k| args.get(*k as usize)));
-            return self.refuse(handle, class, &text);
+            return self.bring_together(plan, handle, command, args, &keys);
         }
         let owner = |index: usize| plan.topology.lives_at(args.get(index).unwrap_or_default());
         let first = owner(keys.first().map_or(0, |k| *k as usize));

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use switchyard_policy::homecoming::Wanted;
 use switchyard_policy::routing::{Route, anywhere, route, split};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, Flags, Handling, Lookup, Merge, Split, errors};
@@ -203,7 +204,8 @@ impl Worker {
                         if plan.topology.is_exceptional(slot) && self.uses_undeclared(plan, command, args) =>
                     {
                         let text = self.undeclared_text(plan, slot);
-                        return self.refuse(handle, class, &text);
+                        let waits = self.wait_for_home(handle, &command.name, Wanted::Slot(slot), text);
+                        return waits.unwrap_or_else(|text| self.refuse(handle, class, &text));
                     }
                     (Ok(()), Route::Owner(slot, node)) if command.flags.has(Flags::BLOCKING) && command.blocks(args) => {
                         return self.block(handle, command, node, Some(slot), raw, args);

@@ -15,6 +15,7 @@ use crate::settings::ListenerSettings;
 use crate::settings::Reads;
 use crate::slab::Handle;
 use crate::users::User;
+use crate::worker::homing::Homing;
 use crate::worker::login::Verdict;
 use crate::worker::pubsub::{Kind, Subscriber};
 use crate::worker::quiet::Quieting;
@@ -171,6 +172,8 @@ pub(super) struct Client {
     pub(super) repeat: Option<Box<Repeat>>,
     /// Its command waits for keys that are being moved.
     pub(super) moving: Option<Box<Moving>>,
+    /// Its command waits for keys to come home.
+    pub(super) homing: Option<Box<Homing>>,
     /// A command that waits at a node, and may have to wait at another one.
     pub(super) waiting: Option<Box<Waiting>>,
     /// A command of it waits until movers are quiet.
@@ -252,6 +255,7 @@ impl Client {
             streaming: false,
             repeat: None,
             moving: None,
+            homing: None,
             waiting: None,
             quieting: None,
             refusal: None,

@@ -1,20 +1,41 @@
 //! Keys that live elsewhere than their slots (`Topology::lives_at`): what becomes of commands that need more than one key of such a slot.
 //!
-//! A command of one key goes where that key lives, and one whose keys live together as well: nothing here is asked. What is left is refused with the
-//! command that brings the keys home, except where `cross_slot` can bring the values together. Not brought home on demand: a client that uses
-//! two keys together would undo what an operator has just done, as often as it is done.
+//! A command of one key goes where that key lives, and one whose keys live together as well: nothing here is asked. What is left waits until its keys
+//! are home (`homing`), except where `cross_slot` can bring the values together; where they do not come home it is refused with the command that
+//! brings them.
 
 use std::sync::Arc;
 
+use switchyard_policy::homecoming::Wanted;
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{NodeId, Slot, slot_of};
-use switchyard_resp::command::{Flags, errors};
+use switchyard_resp::command::{Command, Flags, errors};
+use switchyard_resp::request::Args;
 
 use super::Worker;
+use super::dispatch::Flow;
 use super::transit::parsed;
 use crate::shared::Plan;
+use crate::slab::Handle;
+
+/// What is wanted so that these keys of one slot live together: those that do not live where their slot is.
+pub(super) fn wanted_of<'k>(plan: &Plan, keys: impl Iterator<Item = &'k [u8]>) -> Wanted {
+    Wanted::Keys(keys.filter(|key| plan.topology.exception(key).is_some()).map(Arc::from).collect())
+}
 
 impl Worker {
+    /// A command that needs its keys together, the arguments at `keys`, which are not: in several slots, or some of them live elsewhere than their slot.
+    #[cold]
+    pub(super) fn bring_together(&mut self, plan: &Plan, handle: Handle, command: &Command, args: &Args<'_>, keys: &[u32]) -> Flow {
+        let keys = keys.iter().filter_map(|k| args.get(*k as usize));
+        let text = self.not_together(plan, keys.clone());
+        let waits = match route(&plan.topology, keys.clone()) {
+            Route::Parted(_) => self.wait_for_home(handle, &command.name, wanted_of(plan, keys), text),
+            _ => Err(text),
+        };
+        waits.unwrap_or_else(|text| self.refuse(handle, command.class() as u8, &text))
+    }
+
     /// The error for keys that a command needs together and that are not: in several slots, or one of them lives elsewhere than its slot.
     #[cold]
     pub(super) fn not_together<'k>(&self, plan: &Plan, mut keys: impl Iterator<Item = &'k [u8]> + Clone) -> String {
@@ -82,6 +103,32 @@ impl Worker {
             }
         }
         Ok(found.unwrap_or(owner))
+    }
+
+    /// What a transaction in this slot needs to live together: of the keys that its commands name and of those that are watched.
+    pub(super) fn wanted_by_transaction(&mut self, plan: &Arc<Plan>, slot: Slot, requests: &[Vec<u8>], watched: &[Box<[u8]>]) -> Wanted {
+        let mut wanted: Vec<Arc<[u8]>> = Vec::new();
+        for request in requests {
+            let all = parsed(plan, request, |command, args| {
+                let mut keys = Vec::new();
+                if command.flags.has(Flags::PUBSUB) || command.find_keys(args, &mut keys).is_err() || keys.is_empty() {
+                    return false;
+                }
+                if self.uses_undeclared(plan, command, args) {
+                    return true;
+                }
+                let keys = keys.iter().filter_map(|k| args.get(*k as usize));
+                wanted.extend(keys.filter(|key| plan.topology.exception(key).is_some()).map(Arc::from));
+                false
+            });
+            if all == Some(true) {
+                return Wanted::Slot(slot);
+            }
+        }
+        wanted.extend(watched.iter().map(|key| &**key).filter(|key| plan.topology.exception(key).is_some()).map(Arc::from));
+        wanted.sort_unstable();
+        wanted.dedup();
+        Wanted::Keys(wanted)
     }
 
     /// Whether these keys of one slot are all used at this node now, going by what has moved.

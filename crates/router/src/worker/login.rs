@@ -153,7 +153,11 @@ impl Worker {
                 return Some(self.refuse(handle, class, &denied.text(command)));
             }
         }
-        if self.clients.get(handle)?.guard & guard::COUNTED != 0
+        let client = self.clients.get(handle)?;
+        // One that waited for its keys was counted when it came.
+        let is_counted = client.moving.is_some() || client.waits_for_home();
+        if client.guard & guard::COUNTED != 0
+            && !is_counted
             && let Err(text) = self.count(handle, command, args)
         {
             self.counters.limited.add(1);

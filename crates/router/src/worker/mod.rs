@@ -23,6 +23,7 @@ mod downstream;
 mod exceptions;
 mod gather;
 mod greeting;
+mod homing;
 mod info;
 mod large;
 mod local;
@@ -180,6 +181,8 @@ pub(crate) struct Worker {
     detour: bool,
     /// Clients that wait for keys.
     moving_clients: Vec<Handle>,
+    /// Clients that wait for keys to come home.
+    homing_clients: Vec<Handle>,
     /// Clients with a recalled command.
     recalled_clients: Vec<Handle>,
     /// Number of the last question whether a client waits at a node.
@@ -264,6 +267,7 @@ impl Worker {
             plan_before: None,
             detour: false,
             moving_clients: Vec::new(),
+            homing_clients: Vec::new(),
             recalled_clients: Vec::new(),
             last_look: 0,
             written: Vec::new(),
@@ -407,6 +411,7 @@ impl Worker {
             self.fail_watches_left_behind();
         }
         self.replace_moving();
+        self.look_home_again();
         self.drop_foreign_links();
         self.follow_servers();
         let limits_changed = before.live.key_limits != self.plan.live.key_limits;
@@ -427,6 +432,7 @@ impl Worker {
         self.retry_unblocks();
         self.tick_pause();
         self.tick_moving();
+        self.tick_homing();
         self.tick_recalled();
         self.tick_quieting();
         self.tick_topics();
@@ -532,6 +538,7 @@ impl Worker {
         match message {
             Message::Login { client, right } => self.on_login(client, right),
             Message::Admitted => self.wake_moving(),
+            Message::Home { client, number, refusal } => self.on_home(client, number, refusal),
             Message::Turn { client } => self.on_turn(client),
             Message::Recall { client } => self.on_recall(client),
             Message::Refused { move_id, keys, error } => self.refuse_moving(move_id, keys.as_deref(), &error),

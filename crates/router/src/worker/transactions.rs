@@ -24,6 +24,7 @@ use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
 use super::downstream::Client;
+use super::exceptions::wanted_of;
 use super::local::parse;
 use super::pool::Acquired;
 use super::pubsub::Kind;
@@ -371,10 +372,17 @@ impl Worker {
     fn watch(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
         let class = command.class() as u8;
         let keys = args.iter().skip(1);
-        let Route::Owner(slot, node) = route(&plan.topology, keys.clone()) else {
-            self.watch_failed(handle);
-            let text = self.not_together(plan, keys);
-            return self.refuse(handle, class, &text);
+        let target = route(&plan.topology, keys.clone());
+        let Route::Owner(slot, node) = target else {
+            let text = self.not_together(plan, keys.clone());
+            let waits = match target {
+                Route::Parted(_) => self.wait_for_home(handle, &command.name, wanted_of(plan, keys), text),
+                _ => Err(text),
+            };
+            return waits.unwrap_or_else(|text| {
+                self.watch_failed(handle);
+                self.refuse(handle, class, &text)
+            });
         };
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if client.session().watch_failed {
@@ -388,9 +396,15 @@ impl Worker {
             return self.refuse(handle, class, errors::CROSSSLOT);
         }
         if let Some((.., at)) = before.filter(|(.., at)| *at != node && plan.topology.is_exceptional(slot)) {
-            self.watch_failed(handle);
             let text = self.parted_text(plan, slot, if at == plan.topology.owner(slot) { node } else { at });
-            return self.refuse(handle, class, &text);
+            let watched = self.clients.get(handle).and_then(|c| c.session.as_ref()).and_then(|s| s.watch.as_ref());
+            let mut watched = watched.map(|watch| watch.keys.clone()).unwrap_or_default();
+            watched.extend(keys.map(Box::from));
+            let wanted = wanted_of(plan, watched.iter().map(|key| &**key));
+            return self.wait_for_home(handle, &command.name, wanted, text).unwrap_or_else(|text| {
+                self.watch_failed(handle);
+                self.refuse(handle, class, &text)
+            });
         }
         let link = match before.map(|(slot, link, _)| (slot, link)) {
             // In doubt already: EXEC will answer nil whatever else is watched.
@@ -514,8 +528,7 @@ impl Worker {
         if let Some(watch) = watch {
             let (link, slot, node) = (watch.link, watch.slot, watch.node);
             if let Some(text) = self.exec_elsewhere(plan, handle, slot, Some(node)).err() {
-                self.discard(handle);
-                return self.refuse(handle, class, &text);
+                return self.exec_at_home(plan, handle, slot, class, text);
             }
             if let Some(client) = self.clients.get_mut(handle) {
                 client.may_take(Lane::Watch);
@@ -535,10 +548,7 @@ impl Worker {
         let node = match multi.slot {
             Some(slot) => match self.exec_elsewhere(plan, handle, slot, None) {
                 Ok(node) => Some(node),
-                Err(text) => {
-                    self.discard(handle);
-                    return self.refuse(handle, class, &text);
-                }
+                Err(text) => return self.exec_at_home(plan, handle, slot, class, text),
             },
             None => self.choose_node(plan),
         };
@@ -585,6 +595,20 @@ impl Worker {
             }
             (watched, node) => Ok(watched.or(node).unwrap_or_else(|| plan.topology.owner(slot))),
         }
+    }
+
+    /// What is queued needs keys together that are not: EXEC waits until they are home. Where that takes away a key that is watched, it is answered by nil
+    /// then, as after every change of a watched key.
+    #[cold]
+    fn exec_at_home(&mut self, plan: &Arc<Plan>, handle: Handle, slot: Slot, class: u8, text: String) -> Flow {
+        let Some(session) = self.clients.get(handle).and_then(|c| c.session.as_ref()) else { return Flow::Close };
+        let watched = session.watch.as_ref().map(|watch| watch.keys.clone()).unwrap_or_default();
+        let queue = session.multi.requests();
+        let wanted = self.wanted_by_transaction(plan, slot, &queue, &watched);
+        self.wait_for_home(handle, "EXEC", wanted, text).unwrap_or_else(|text| {
+            self.discard(handle);
+            self.refuse(handle, class, &text)
+        })
     }
 
     /// A transaction on a connection of its own.

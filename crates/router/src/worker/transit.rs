@@ -387,6 +387,14 @@ impl Worker {
         self.look_again(false);
     }
 
+    /// A client that waits for keys is told this error.
+    pub(super) fn refuse_held(&mut self, handle: Handle, error: String) {
+        if let Some(moving) = self.clients.get_mut(handle).and_then(|c| c.moving.as_mut()) {
+            moving.refusal = Some(error.into());
+        }
+        self.look_again(false);
+    }
+
     /// Nobody waits longer than a node may take to answer.
     pub(super) fn tick_moving(&mut self) {
         if self.moving_clients.is_empty() {

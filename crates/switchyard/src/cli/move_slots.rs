@@ -175,6 +175,9 @@ fn render(plan: &PlanReport) -> String {
         })
         .collect();
     let mut out = table(&columns, &rows);
+    for note in &plan.notes {
+        out.push_str(&format!("NOTE: {note}\n"));
+    }
     out.push_str(if plan.dry_run {
         "only planned: without --dry-run it is done\n"
     } else {
@@ -201,13 +204,16 @@ mod tests {
     fn a_plan_is_a_table() {
         let planned =
             |id, ranges: &str| PlannedReport { id, from: "a:1".into(), to: "b:1".into(), slots: 1234, ranges: ranges.into(), keys: None };
-        let shown = render(&PlanReport { dry_run: false, moves: vec![planned(Some(7), "0-1233")] });
+        let shown = render(&PlanReport { dry_run: false, moves: vec![planned(Some(7), "0-1233")], notes: Vec::new() });
         assert!(shown.contains("   7  a:1   b:1  1 234  0-1233\n"), "{shown}");
         let many = (0..100).map(|i| (i * 2).to_string()).collect::<Vec<_>>().join(",");
-        let shown = render(&PlanReport { dry_run: true, moves: vec![planned(None, &many)] });
-        assert!(shown.contains("0,2,4,6,8,10,12,14,16,18,20,22,24,26,28...\n") && shown.contains("only planned"), "{shown}");
+        let shown = render(&PlanReport { dry_run: true, moves: vec![planned(None, &many)], notes: vec!["think twice".to_owned()] });
+        assert!(
+            shown.contains("0,2,4,6,8,10,12,14,16,18,20,22,24,26,28...\n") && shown.contains("NOTE: think twice\nonly planned"),
+            "{shown}"
+        );
         let of_keys = PlannedReport { keys: Some(7), ..planned(None, "5") };
-        let shown = render(&PlanReport { dry_run: true, moves: vec![of_keys, planned(None, "6")] });
+        let shown = render(&PlanReport { dry_run: true, moves: vec![of_keys, planned(None, "6")], ..PlanReport::default() });
         assert!(shown.contains("   -  a:1   b:1     7  1 234  5\n") && shown.contains("b:1   all  1 234  6"), "{shown}");
         assert_eq!(render(&PlanReport::default()), "nothing is to be moved\n");
     }

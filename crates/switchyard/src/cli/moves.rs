@@ -188,7 +188,7 @@ fn render(report: &MovesReport) -> String {
                 0 => "none".to_owned(),
                 _ => format!("{}/{}/{}", held(report.hold_p50_us), held(report.hold_p99_us), held(report.hold_max_us)),
             },
-            report.doing.clone(),
+            format!("{}{}", report.doing, home_for(report)),
         ]
     };
     let mut out = String::new();
@@ -204,6 +204,10 @@ fn render(report: &MovesReport) -> String {
     if !latest.is_empty() {
         out.push_str("\nended, the latest first:\n");
         out.push_str(&table(&columns, &latest));
+    }
+    if !report.brought_home.is_empty() {
+        let by_command: Vec<String> = report.brought_home.iter().map(|home| format!("{} {}", home.command, count(home.keys))).collect();
+        out.push_str(&format!("\nkeys brought home because commands needed them with others: {}\n", by_command.join(", ")));
     }
     if let Some(trouble) = &report.journal.trouble {
         out.push_str(&format!("\n{trouble}\n"));
@@ -283,15 +287,22 @@ fn numbers(report: &MoveReport) -> String {
         _ => format!("held p50 {} p99 {} max {}", held(report.hold_p50_us), held(report.hold_p99_us), held(report.hold_max_us)),
     };
     format!(
-        "{}/{} slots, {} keys, {}, {} keys/s{left}, {} pulled, {holds}: {}",
+        "{}/{} slots, {} keys, {}, {} keys/s{left}, {} pulled, {holds}: {}{}",
         count(report.slots_done),
         count(report.slots),
         count(report.keys_moved),
         format_rate(report.bytes_per_second),
         count(report.keys_per_second.max(0.0) as u64),
         count(report.pulled),
-        report.doing
+        report.doing,
+        home_for(report)
     )
+}
+
+/// For which commands it brings keys home, if it does.
+fn home_for(report: &MoveReport) -> String {
+    let commands: Vec<&str> = report.home_for.iter().map(|home| home.command.as_str()).collect();
+    if commands.is_empty() { String::new() } else { format!(" (brings home what {} needs)", commands.join(", ")) }
 }
 
 /// What became of big keys, if there were any.
@@ -362,6 +373,8 @@ impl Bars {
 
 #[cfg(test)]
 mod tests {
+    use switchyard_control::admin::HomeReport;
+
     use super::*;
 
     fn running() -> MoveReport {
@@ -389,10 +402,15 @@ mod tests {
     fn what_moves_is_seen_at_a_glance() {
         let stopped = MoveReport { id: 6, state: MoveState::Stopped, doing: "the target is full".into(), ..running() };
         let journal = switchyard_control::admin::JournalReport { trouble: Some("no room".into()), ..Default::default() };
-        let shown = render(&MovesReport { moves: vec![running()], ended: vec![stopped], journal });
+        let home = |command: &str, keys| HomeReport { command: command.to_owned(), keys };
+        let homeward = MoveReport { id: 8, home_for: vec![home("RENAME", 1)], ..running() };
+        let brought_home = vec![home("EVAL", 1200), home("RENAME", 3)];
+        let shown = render(&MovesReport { moves: vec![running(), homeward], ended: vec![stopped], journal, brought_home });
         let lines: Vec<&str> = shown.lines().collect();
         assert!(lines[1].contains("a:1   b:1  running  25/100  1 500"), "{shown}");
         assert!(lines[1].contains("2.5 MB/s") && lines[1].contains("1m 15s") && lines[1].contains("0.400 ms/2.00 ms/12.0 ms"), "{shown}");
+        assert!(lines[2].contains("moving (brings home what RENAME needs)"), "{shown}");
+        assert!(shown.contains("with others: EVAL 1 200, RENAME 3\n"), "{shown}");
         assert!(shown.contains("STOPPED") && shown.contains("the target is full") && shown.ends_with("no room\n"), "{shown}");
         assert_eq!(render(&MovesReport::default()), "no moves are under way\n");
     }

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use sd_notify::NotifyState;
 use switchyard_control::admin::AdminTls;
-use switchyard_router::{ListenAddress, Router, Settings, StartError};
+use switchyard_router::{HomePort, ListenAddress, Router, Settings, StartError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
@@ -108,6 +108,7 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
     };
     let router = Router::start(settings, Arc::clone(&topology)).map_err(explain_start)?;
     router.set_operator(RespOperator::start(Arc::clone(&moves))?);
+    router.set_home_port(Arc::clone(&moves) as Arc<dyn HomePort>);
     let addresses: Vec<String> = router
         .listeners()
         .iter()

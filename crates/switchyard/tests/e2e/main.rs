@@ -13,6 +13,7 @@ mod doctor;
 mod empty_return;
 mod failure;
 mod histories;
+mod homecoming;
 mod hostile;
 mod in_flight;
 mod keyspace;

@@ -11,37 +11,41 @@ use crate::movectl_moves::{eventually, the_move, wait_for};
 use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok};
 
 /// Two nodes, the first of which owns the lower half of the slots.
-struct Scene {
-    site: Site,
+pub(crate) struct Scene {
+    pub(crate) site: Site,
     low: usize,
 }
 
 impl Scene {
-    fn start() -> Option<Scene> {
+    pub(crate) fn start() -> Option<Scene> {
+        Scene::with("")
+    }
+
+    pub(crate) fn with(config: &str) -> Option<Scene> {
         // With the commands that count and name keys of a slot.
-        let router = RouterOptions { args: vec!["--cluster".to_owned()], ..RouterOptions::default() };
+        let router = RouterOptions { args: vec!["--cluster".to_owned()], config: config.to_owned(), ..RouterOptions::default() };
         let site = Site::router_only(2, &SiteOptions { router, ..SiteOptions::default() })?;
         let names = names(&site);
         Some(Scene { low: usize::from(names[1] < names[0]), site })
     }
 
-    fn router(&self) -> &Router {
+    pub(crate) fn router(&self) -> &Router {
         self.site.router()
     }
 
     /// The node that owns the slot of a key, and the other one.
-    fn nodes_of(&self, key: &str) -> (&Node, &Node) {
+    pub(crate) fn nodes_of(&self, key: &str) -> (&Node, &Node) {
         let owner = if slot_of(key.as_bytes()).number() < 8192 { self.low } else { 1 - self.low };
         (&self.site.nodes()[owner], &self.site.nodes()[1 - owner])
     }
 
     /// Moves the keys away from the owner of this one's slot.
-    fn part(&self, pattern: &str) {
+    pub(crate) fn part(&self, pattern: &str) {
         let (owner, other) = self.nodes_of(pattern);
         done(self.router(), &format!("move --from {} --to {} --keys {pattern} --wait", owner.address(), other.address()));
     }
 
-    fn exceptions(&self) -> Vec<u64> {
+    pub(crate) fn exceptions(&self) -> Vec<u64> {
         let nodes = json(self.router(), "nodes list");
         nodes["nodes"].as_array().expect("nodes").iter().map(|node| node["exceptions"].as_u64().expect("a number")).collect()
     }
@@ -146,7 +150,8 @@ fn a_key_moves_alone_and_comes_home() {
 
 #[test]
 fn commands_of_several_keys_are_right_or_refused() {
-    let Some(scene) = Scene::start() else { return };
+    // What cannot be done where the keys are has them come home (`homecoming`), unless that is turned off.
+    let Some(scene) = Scene::with("[moves]\nbring-home-timeout = \"0s\"\n") else { return };
     let mut client = scene.site.client();
     for line in ["SET {t}a 1", "SET {t}b 2", "SADD {t}s x y", "SADD {t}r y z", "RPUSH {t}l 1 2", "RPUSH {t}m 3"] {
         client.cmd(line);

@@ -70,6 +70,7 @@ const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("line", &["topology"]),
     ("migration", &["topology"]),
     ("balance", &["topology"]),
+    ("homecoming", &["topology"]),
 ];
 
 /// Paths into the standard library that pure code has no use for. Clippy bans the types it can name (policy/clippy.toml); this

@@ -1,8 +1,10 @@
 //! Keys of moves, and a node's weight.
 
+use std::time::Duration;
+
 use switchyard_policy::migration::{Durability, Goal};
 
-use super::{GB, Key, Section, Takes, quoted, size};
+use super::{GB, HOUR, Key, Section, Takes, quoted, size, time};
 use crate::config::{Config, NodeConfig};
 
 /// The words for what must be safe before a key leaves its source.
@@ -81,6 +83,19 @@ pub(super) const MOVES: &[Key<Config>] = &[
             Ok(())
         },
         |config| size(config.live.big_key)
+    ),
+    key!(
+        Section::Moves,
+        "bring-home-timeout",
+        Takes::Reload,
+        &["home-timeout"],
+        "How long a command that needs keys together waits for those that were moved alone (move --keys) to be brought home. 0s: they are not brought \
+         home, and it is refused with CROSSSLOT.",
+        |config, raw, _| {
+            config.live.bring_home_timeout = raw.time(Duration::ZERO..=HOUR)?;
+            Ok(())
+        },
+        |config| time(config.live.bring_home_timeout)
     ),
 ];
 

@@ -20,6 +20,7 @@ use switchyard_router::{Link, Steer};
 use tracing::info;
 
 use super::direct::check_node;
+use super::home::Told;
 use super::{MemberChange, Moves, Options, Planned, save_as};
 use crate::config::{DURABILITIES, name_of, named, parse_endpoint};
 
@@ -32,11 +33,13 @@ pub(super) struct Wish {
     pub(super) shift: Shift,
     pub(super) keys: Option<Arc<[Key]>>,
     pub(super) pattern: Option<String>,
+    /// Commands of clients that need these keys at home, with how many keys each needed first.
+    pub(super) home_for: BTreeMap<String, u64>,
 }
 
 impl From<Shift> for Wish {
     fn from(shift: Shift) -> Self {
-        Self { shift, keys: None, pattern: None }
+        Self { shift, keys: None, pattern: None, home_for: BTreeMap::new() }
     }
 }
 
@@ -79,13 +82,13 @@ impl Moves {
         }
     }
 
-    fn topology_now(&self) -> Result<Arc<Topology>, Refused> {
+    pub(super) fn topology_now(&self) -> Result<Arc<Topology>, Refused> {
         let serving = self.running.with(|_| ()).is_some() && !self.stopping.load(Ordering::Acquire);
         let topology = self.placement.topology().filter(|_| serving);
         topology.ok_or_else(|| Refused::Unavailable("the router is not serving: it is starting, or was told to stop".to_owned()))
     }
 
-    fn how(&self, request: &HowRequest) -> Result<How, Refused> {
+    pub(super) fn how(&self, request: &HowRequest) -> Result<How, Refused> {
         let tuning = self.tuning.read().unwrap_or_else(PoisonError::into_inner);
         let config = &tuning.config;
         let of = |what: &str, error: String| wrong(format!("{what}: {error}"));
@@ -143,7 +146,7 @@ impl Moves {
         }
         let shift = Shift { source, target, slots };
         if request.dry_run {
-            return json(&PlanReport { dry_run: true, moves: vec![self.planned(None, &shift.into())] });
+            return json(&PlanReport { dry_run: true, moves: vec![self.planned(None, &shift.into())], ..PlanReport::default() });
         }
         json(&self.accept(&topology, vec![shift.into()], &how)?)
     }
@@ -156,7 +159,7 @@ impl Moves {
         let shifts = balance::even(&topology, &self.weights(&topology)).map_err(|error| conflict(error.to_string()))?;
         if request.dry_run {
             let moves = shifts.into_iter().map(|shift| self.planned(None, &shift.into())).collect();
-            return json(&PlanReport { dry_run: true, moves });
+            return json(&PlanReport { dry_run: true, moves, ..PlanReport::default() });
         }
         json(&self.accept(&topology, wishes(shifts), &how)?)
     }
@@ -274,6 +277,9 @@ impl Moves {
                     None => return Err(conflict(format!("move {} is over", id.0))),
                 }
             };
+            if let Some(keys) = planned.keys.as_ref().filter(|_| !planned.options.home_for.is_empty()) {
+                self.home.tell(Told::Stopped { keys: Arc::clone(keys), why: format!("move {} was aborted", id.0) });
+            }
             let mut report = self.report_of(id, &planned);
             report.state = MoveState::Stopped;
             report.doing = "aborted before it began".to_owned();
@@ -354,7 +360,7 @@ impl Moves {
 
         let mut records = Vec::new();
         let mut planned = Vec::new();
-        for Wish { shift, keys, pattern } in &wishes {
+        for Wish { shift, keys, pattern, home_for } in &wishes {
             let id = self.ledger.next_move();
             records.push(Record::Begun {
                 move_id: id,
@@ -372,6 +378,7 @@ impl Moves {
                 purge_target: how.purge_target,
                 paused: false,
                 pattern: pattern.clone(),
+                home_for: home_for.clone(),
             };
             planned.push((id, options));
         }
@@ -411,7 +418,7 @@ impl Moves {
             }
         }
         self.wake();
-        Ok(PlanReport { dry_run: false, moves })
+        Ok(PlanReport { dry_run: false, moves, ..PlanReport::default() })
     }
 
     /// Waits for the journal, but not for ever. What comes on record after that is ended at once: whoever asked was told that it is not begun.

@@ -63,11 +63,13 @@ impl Moves {
                 false => format!("no key that lives at {} matches, so there is nothing to move", request.from),
             }));
         }
+        let away = wishes.iter().filter(|_| !request.home).filter_map(|wish| wish.keys.clone());
+        let notes: Vec<String> = away.filter_map(|keys| self.home.warning(&keys)).collect();
         if request.dry_run {
             let moves = wishes.iter().map(|wish| self.planned(None, wish)).collect();
-            return json(&PlanReport { dry_run: true, moves });
+            return json(&PlanReport { dry_run: true, moves, notes });
         }
-        json(&self.accept(topology, wishes, how)?)
+        json(&PlanReport { notes, ..self.accept(topology, wishes, how)? })
     }
 
     /// What brings the keys home that live at a node although their slots do not: a move for each owner of slots.
@@ -154,7 +156,7 @@ impl Moves {
 fn wish(source: NodeId, target: NodeId, keys: BTreeSet<Key>, pattern: Option<&str>) -> Option<Wish> {
     let slots: BTreeSet<Slot> = keys.iter().map(|key| slot_of(key)).collect();
     let shift = Shift { source, target, slots: slots.into_iter().collect() };
-    let wish = Wish { shift, keys: Some(keys.into_iter().collect()), pattern: pattern.map(str::to_owned) };
+    let wish = Wish { shift, keys: Some(keys.into_iter().collect()), pattern: pattern.map(str::to_owned), home_for: BTreeMap::new() };
     wish.keys.as_ref().is_some_and(|keys| !keys.is_empty()).then_some(wish)
 }
 

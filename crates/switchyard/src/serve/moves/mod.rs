@@ -6,6 +6,7 @@
 
 mod accept;
 mod direct;
+mod home;
 mod host;
 mod keys;
 mod members;
@@ -62,6 +63,9 @@ struct Options {
     /// The pattern by which its keys were chosen, to be shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pattern: Option<String>,
+    /// It was begun because these commands of clients need its keys at home: for how many keys, by the command that needed them first.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    home_for: BTreeMap<String, u64>,
 }
 
 /// A move that is not over.
@@ -115,6 +119,7 @@ pub(super) struct Moves {
     members: Members,
     /// One plan at a time: what is planned is true until it is on record.
     planning: Mutex<()>,
+    home: home::Home,
 }
 
 /// The thread of the executor.
@@ -159,6 +164,7 @@ impl Moves {
                 }
             })
             .context("cannot start a thread")?;
+        self.start_home().context("cannot start a thread")?;
         Ok(MovesThread { thread })
     }
 
@@ -186,7 +192,9 @@ impl Moves {
                 // A move of which a leg is open goes on whatever the bound says: clients wait for its keys.
                 let must = planned.resume.as_ref().is_some_and(|resume| resume.leg.is_some());
                 let free = [planned.source, planned.target].iter().all(|node| busy.get(node).copied().unwrap_or(0) < max);
-                if planned.begun || planned.end.is_some() || !(must || (free && !planned.options.paused)) {
+                // The same where clients wait for keys to come home: they would wait for an end that may be hours away.
+                let may = (free || !planned.options.home_for.is_empty()) && !planned.options.paused;
+                if planned.begun || planned.end.is_some() || !(must || may) {
                     continue;
                 }
                 for node in [planned.source, planned.target] {
@@ -265,13 +273,20 @@ impl Moves {
         let Some(planned) = state.open.get(&id) else { return };
         let Some(end) = &planned.end else { return };
         let mut report = self.report_of(id, planned);
+        let homeward = planned.keys.as_ref().filter(|_| !planned.options.home_for.is_empty());
         match end {
             MoveEnd::Done => {
+                if let Some(keys) = homeward {
+                    self.home.note_done(keys, &planned.options.home_for);
+                }
                 report.state = MoveState::Done;
                 report.doing = "done".to_owned();
                 info!("move {} is done: {} keys, {} bytes", id.0, report.keys_moved, report.bytes_moved);
             }
             MoveEnd::Stopped(why) => {
+                if let Some(keys) = homeward {
+                    self.home.tell(home::Told::Stopped { keys: Arc::clone(keys), why: format!("move {} has stopped: {why}", id.0) });
+                }
                 report.state = MoveState::Stopped;
                 report.doing.clone_from(why);
                 warn!("move {} has stopped: {why}. What was moved stays moved, the rest stays where it was", id.0);
@@ -305,6 +320,7 @@ impl Moves {
             warn!("the list of moves that have ended cannot be kept: {error}");
         }
         self.save_options();
+        self.home.tell(home::Told::Look);
     }
 
     fn save_options(&self) {

@@ -7,6 +7,7 @@ use switchyard_policy::migration::{Phase, Protocol};
 use switchyard_policy::topology::MoveId;
 use switchyard_router::Router;
 
+use super::home::report_of;
 use super::{Moves, Planned};
 use crate::config::{DURABILITIES, name_of};
 
@@ -35,7 +36,7 @@ impl Moves {
             length: journal.length,
             trouble: journal.trouble,
         };
-        MovesReport { moves, ended, journal }
+        MovesReport { moves, ended, journal, brought_home: self.home.report() }
     }
 
     pub(super) fn report_of(&self, id: MoveId, planned: &Planned) -> MoveReport {
@@ -70,6 +71,7 @@ impl Moves {
             max_rate: planned.options.max_rate,
             keys: planned.keys.as_ref().map(|keys| keys.len() as u64),
             pattern: planned.options.pattern.clone(),
+            home_for: report_of(&planned.options.home_for),
             slots: planned.slots.len() as u64,
             slots_done: planned.resume.as_ref().map_or(0, |resume| resume.handed_over.len() as u64),
             ..MoveReport::default()
@@ -150,6 +152,18 @@ impl Moves {
         metric("moves_journal_length_bytes", "gauge", "Length of the journal of moves", journal.length as f64);
         let trouble = u8::from(journal.trouble.is_some());
         metric("moves_journal_trouble", "gauge", "1 while the journal of moves cannot be written", f64::from(trouble));
+        out.push_str(
+            "# HELP switchyard_moves_brought_home_keys Keys brought home because a command needed them together with others of their slots.\n\
+             # TYPE switchyard_moves_brought_home_keys counter\n",
+        );
+        for home in &report.brought_home {
+            let _ = writeln!(
+                out,
+                "switchyard_moves_brought_home_keys_total{{command=\"{}\"}} {}",
+                home.command.to_ascii_lowercase(),
+                home.keys
+            );
+        }
         out
     }
 }

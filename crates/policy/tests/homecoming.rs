@@ -1,0 +1,117 @@
+//! Keys that come home because commands need them: which moves bring them.
+
+use std::sync::Arc;
+
+use switchyard_policy::homecoming::{HOMEWARD_MAX, Open, Plan, Standing, Wanted, plan};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, slot_of};
+
+type Key = Arc<[u8]>;
+
+fn key(name: &str) -> Key {
+    name.as_bytes().into()
+}
+
+fn keys(names: &[&str]) -> Wanted {
+    Wanted::Keys(names.iter().map(|name| key(name)).collect())
+}
+
+/// The node so many steps from the owner of the slot of these keys.
+fn node(topology: &Topology, steps: u16) -> NodeId {
+    NodeId((topology.owner_of(b"{a}").0 + steps) % 3)
+}
+
+/// Three nodes, and three keys of a slot away at two of them.
+fn parted() -> Topology {
+    let names: Vec<String> = (0..3).map(|i| format!("127.0.0.1:{}", 7000 + i)).collect();
+    let before = Topology::even(&names).expect("three nodes");
+    let (near, far) = (node(&before, 1), node(&before, 2));
+    before.keys_handed_over(&[], [&key("{a}1"), &key("{a}2")], near).keys_handed_over(&[], [&key("{a}3")], far)
+}
+
+fn asked(topology: &Topology, wanted: &[Wanted], open: &[Open<'_>], away: &[NodeId]) -> Plan {
+    plan(topology, &wanted.iter().collect::<Vec<_>>(), open, |node| away.contains(&node))
+}
+
+fn shown(plan: &Plan) -> Vec<(NodeId, NodeId, Vec<String>)> {
+    let names = |keys: Vec<&Key>| keys.into_iter().map(|key| String::from_utf8_lossy(key).into_owned()).collect();
+    plan.moves.iter().map(|m| (m.source, m.target, names(m.keys.keys().collect()))).collect()
+}
+
+#[test]
+fn only_what_is_needed_comes_home_and_once_for_all_who_need_it() {
+    let topology = parted();
+    let (home, near) = (node(&topology, 0), node(&topology, 1));
+    let plan = asked(&topology, &[keys(&["{a}1"]), keys(&["{a}1"]), keys(&["{a}cold"]), keys(&[])], &[], &[]);
+    assert_eq!(plan.standings, [Standing::Wait, Standing::Wait, Standing::Home, Standing::Home]);
+    assert_eq!(shown(&plan), [(near, home, vec!["{a}1".to_owned()])]);
+    assert_eq!(plan.moves[0].keys[&key("{a}1")], 0);
+    assert_eq!(plan.moves[0].wanted_by, [0, 1].into());
+}
+
+#[test]
+fn what_lives_at_several_nodes_comes_from_one_after_the_other() {
+    let topology = parted();
+    let slot = slot_of(b"{a}");
+    let (home, near, far) = (node(&topology, 0), node(&topology, 1), node(&topology, 2));
+    let wanted = [Wanted::Slot(slot), keys(&["{a}3"])];
+    let mut now = topology;
+    let mut sources = Vec::new();
+    loop {
+        let plan = asked(&now, &wanted, &[], &[]);
+        let [one] = &plan.moves[..] else {
+            assert_eq!((plan.standings, plan.moves.len()), (vec![Standing::Home; 2], 0));
+            break;
+        };
+        assert_eq!(one.target, home);
+        sources.push(one.source);
+        now = now.keys_handed_over(&[slot], one.keys.keys(), home);
+    }
+    sources.sort_unstable();
+    let mut both = [near, far];
+    both.sort_unstable();
+    assert_eq!(sources, both);
+    assert!(!now.has_exceptions());
+}
+
+#[test]
+fn a_slot_that_is_part_of_a_move_is_waited_for_or_said_to_be_stuck() {
+    let topology = parted();
+    let slots = [slot_of(b"{a}")];
+    let (home, near, far) = (node(&topology, 0), node(&topology, 1), node(&topology, 2));
+    let open = Open { id: MoveId(7), source: home, target: near, slots: &slots, is_paused: false, is_homeward: false };
+    let paused = Open { is_paused: true, ..open };
+    for (open, away, standing) in [
+        (open, &[][..], Standing::Wait),
+        (open, &[far][..], Standing::Wait),
+        (open, &[near][..], Standing::Away(near)),
+        (paused, &[][..], Standing::Paused(MoveId(7))),
+        (paused, &[near][..], Standing::Paused(MoveId(7))),
+    ] {
+        // Also what is at home by the topology: it may be on its way elsewhere.
+        let plan = asked(&topology, &[keys(&["{a}1"]), keys(&["{a}cold"])], &[open], away);
+        assert_eq!((plan.standings, plan.moves.len()), (vec![standing; 2], 0));
+    }
+    for away in [home, near] {
+        let plan = asked(&topology, &[keys(&["{a}1"])], &[], &[away]);
+        assert_eq!((plan.standings, plan.moves.len()), (vec![Standing::Away(away)], 0));
+    }
+    let plan = asked(&topology, &[keys(&["{a}1"])], &[], &[far]);
+    assert_eq!((plan.standings, plan.moves.len()), (vec![Standing::Wait], 1));
+}
+
+#[test]
+fn many_who_ask_do_not_begin_as_many_moves() {
+    let topology = parted();
+    let (home, near) = (node(&topology, 0), node(&topology, 1));
+    let others: Vec<[Slot; 1]> =
+        (0..HOMEWARD_MAX as u16).map(|n| [Slot::new((slot_of(b"{a}").number() + 1 + n) % 16384).expect("a slot")]).collect();
+    let open: Vec<Open<'_>> =
+        others.iter().map(|slots| Open { id: MoveId(1), source: near, target: home, slots, is_paused: false, is_homeward: true }).collect();
+    let plan = asked(&topology, &[keys(&["{a}1"])], &open, &[]);
+    assert_eq!((plan.standings, plan.moves.len()), (vec![Standing::Wait], 0));
+    let plan = asked(&topology, &[keys(&["{a}1"])], &open[1..], &[]);
+    assert_eq!((plan.standings, plan.moves.len()), (vec![Standing::Wait], 1));
+    // Those of somebody else do not count.
+    let others: Vec<Open<'_>> = open.iter().map(|open| Open { is_homeward: false, ..*open }).collect();
+    assert_eq!(asked(&topology, &[keys(&["{a}1"])], &others, &[]).moves.len(), 1);
+}

@@ -1,0 +1,96 @@
+//! What a worker asks of whoever moves data: bring keys home that a command needs together with others of their slot.
+//!
+//! The router does not begin moves: the journal is not its own. A worker only says what it needs, and for which of its clients; the answer comes
+//! through its mailbox, and that the keys are home it sees by the topology.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use switchyard_policy::homecoming::Wanted;
+
+use crate::shared::{Mailboxes, Message};
+use crate::slab::Handle;
+
+/// Who brings keys home. Called by workers, so it must not wait.
+pub trait HomePort: Send + Sync + fmt::Debug {
+    /// Takes a wish; it may be answered on any thread.
+    fn bring_home(&self, wish: HomeWish);
+}
+
+/// What a client's command needs. Dropped without an answer, it is refused.
+pub struct HomeWish {
+    wanted: Wanted,
+    command: String,
+    within: Duration,
+    place: Option<Place>,
+}
+
+/// Where the answer goes.
+struct Place {
+    mailboxes: Arc<Mailboxes>,
+    worker: usize,
+    client: Handle,
+    number: u32,
+}
+
+impl HomeWish {
+    pub(crate) fn new(
+        wanted: Wanted,
+        command: &str,
+        within: Duration,
+        mailboxes: Arc<Mailboxes>,
+        worker: usize,
+        (client, number): (Handle, u32),
+    ) -> Self {
+        let place = Some(Place { mailboxes, worker, client, number });
+        Self { wanted, command: command.to_owned(), within, place }
+    }
+
+    /// What has to live together.
+    #[must_use]
+    pub fn wanted(&self) -> &Wanted {
+        &self.wanted
+    }
+
+    /// The name of the command.
+    #[must_use]
+    pub fn command(&self) -> &str {
+        &self.command
+    }
+
+    /// How long the client waits, from when the wish was given.
+    #[must_use]
+    pub fn within(&self) -> Duration {
+        self.within
+    }
+
+    /// It lives together, by the topology that was published last.
+    pub fn done(mut self) {
+        self.answer(None);
+    }
+
+    /// It does not, and will not soon.
+    pub fn refuse(mut self, why: &str) {
+        self.answer(Some(why));
+    }
+
+    fn answer(&mut self, refusal: Option<&str>) {
+        if let Some(Place { mailboxes, worker, client, number }) = self.place.take() {
+            mailboxes.send(worker, Message::Home { client, number, refusal: refusal.map(Arc::from) });
+        }
+    }
+}
+
+impl Drop for HomeWish {
+    fn drop(&mut self) {
+        self.answer(Some("the router is stopping"));
+    }
+}
+
+impl fmt::Debug for HomeWish {
+    /// Without names of keys.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HomeWish").field("command", &self.command).finish_non_exhaustive()
+    }
+}

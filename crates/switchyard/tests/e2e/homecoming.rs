@@ -1,0 +1,424 @@
+//! Commands that need keys together of which some live elsewhere than their slots: these are brought home, and what clients see meanwhile and where they
+//! cannot be.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use switchyard_policy::topology::slot_of;
+
+use crate::movectl::{ask, done, json};
+use crate::movectl_moves::{eventually, report, the_move, wait_for};
+use crate::movekeys::Scene;
+use crate::support::{Client, Node, Value, bulk, encode, int, ok, simple, until};
+
+const EXAMPLE: &str = "switchyard move --from";
+
+/// On a busy machine a move takes its time.
+const PATIENT: &str = "[moves]\nbring-home-timeout = \"60s\"\n";
+
+/// How many moves were begun because commands needed keys, by what the report says of all moves.
+fn homeward(scene: &Scene) -> usize {
+    let report = report(scene.router());
+    let all = ["moves", "ended"].map(|list| report[list].as_array().cloned().unwrap_or_default()).concat();
+    all.iter().filter(|m| m["home_for"].is_array()).count()
+}
+
+/// Keys that live elsewhere than their slots.
+fn away(scene: &Scene) -> u64 {
+    scene.exceptions().iter().sum()
+}
+
+fn wait_until_at_rest(scene: &Scene) {
+    eventually("no move is under way", || report(scene.router())["moves"].as_array().is_some_and(Vec::is_empty).then_some(()));
+}
+
+#[test]
+fn what_a_command_needs_comes_home_and_no_more() {
+    let Some(scene) = Scene::with(PATIENT) else { return };
+    let mut client = scene.site.client();
+    client.cmd("SET {t}other 1");
+    scene.part("{t}other");
+    for line in ["SADD {t}s x y", "RPUSH {t}l 1 2", "SET {t}w1 1", "HSET {t}h f 1"] {
+        client.cmd(line);
+    }
+    let queued = || simple("QUEUED");
+    let mut asked = 0;
+    for (parted, line, reply) in [
+        (&["{t}b"][..], "RENAME {t}a {t}b", ok()),
+        (&["{t}b"], "RENAME {t}b {t}a", ok()),
+        (&["{t}b"], "RENAMENX {t}a {t}b", int(1)),
+        (&["{t}r"], "SMOVE {t}s {t}r x", int(1)),
+        (&["{t}m"], "LMOVE {t}l {t}m LEFT LEFT", bulk("1")),
+        (&["{t}n", "{t}o"], "MSETNX {t}n 1 {t}o 1 {t}p 1", int(1)),
+        (&["{t}m"], "BLPOP {t}none {t}m 5", Value::Array(vec![bulk("{t}m"), bulk("1")])),
+        (&["{t}n"], "EVAL \"return redis.call('GET', KEYS[2])\" 2 {t}b {t}n", bulk("1")),
+        (&["{t}h"], "EVAL \"return redis.call('HGET', KEYS[1], 'f') .. redis.call('GET', KEYS[2])\" 2 {t}h {t}n", bulk("11")),
+    ] {
+        client.cmd("DEL {t}a");
+        client.cmd("SETNX {t}a 1");
+        if line.starts_with("RENAME {t}b") {
+            client.cmd("SET {t}b 1");
+        } else if line.starts_with("RENAME") {
+            client.cmd("DEL {t}b");
+        }
+        parted.iter().for_each(|key| scene.part(key));
+        // What is sent behind it comes behind it.
+        client.write(&[&encode(&crate::support::words(line))[..], &encode(&["ECHO", "behind"])].concat());
+        assert_eq!((client.reply(), client.reply()), (reply, bulk("behind")), "{line}");
+        asked += 1;
+        wait_until_at_rest(&scene);
+        assert_eq!((away(&scene), homeward(&scene)), (1, asked), "{line}");
+    }
+
+    // Transactions: what is queued, and what is watched.
+    scene.part("{t}b");
+    for (line, reply) in [("MULTI", ok()), ("SET {t}a 1", queued()), ("SET {t}b 2", queued()), ("GET {t}a", queued())] {
+        assert_eq!(client.cmd(line), reply);
+    }
+    assert_eq!(client.cmd("EXEC"), Value::Array(vec![ok(), ok(), bulk("1")]));
+    wait_until_at_rest(&scene);
+    scene.part("{t}b");
+    assert_eq!(client.cmd("WATCH {t}a {t}b"), ok());
+    client.cmd("MULTI");
+    client.cmd("INCR {t}b");
+    assert_eq!(client.cmd("EXEC"), Value::Array(vec![int(3)]));
+    wait_until_at_rest(&scene);
+    // A key that is not watched comes to one that is: the watch holds. One that is watched comes home: that is a change of it.
+    for (watched, used, result) in [("{t}a", "{t}b", Value::Array(vec![int(4)])), ("{t}b", "{t}a", Value::Nil)] {
+        scene.part("{t}b");
+        assert_eq!(client.cmd(&format!("WATCH {watched}")), ok());
+        client.cmd("MULTI");
+        client.cmd(&format!("INCR {used}"));
+        assert_eq!(client.cmd("EXEC"), result, "{watched}, {used}");
+        wait_until_at_rest(&scene);
+        assert_eq!(away(&scene), 1);
+    }
+    scene.part("{t}b");
+    assert_eq!((client.cmd("WATCH {t}a"), client.cmd("WATCH {t}b")), (ok(), ok()));
+    scene.site.client().cmd("SET {t}a other");
+    client.cmd("MULTI");
+    client.cmd("SET {t}b mine");
+    assert_eq!((client.cmd("EXEC"), client.cmd("GET {t}b")), (Value::Nil, bulk("4")), "the first watch was not lost");
+    wait_until_at_rest(&scene);
+
+    // What may use any key of the slot has all of them come home.
+    scene.part("{t}b");
+    assert_eq!(away(&scene), 2);
+    assert_eq!(client.cmd("EVAL \"return redis.call('GET', ARGV[1])\" 1 {t}a {t}other"), bulk("1"));
+    wait_until_at_rest(&scene);
+    assert_eq!(away(&scene), 0);
+    scene.part("{t}w1");
+    assert_eq!(client.cmd("RPUSH {t}q 1"), int(1));
+    assert_eq!(client.cmd("SORT {t}q BY nosort GET {t}w*").items(), [bulk("1")]);
+    wait_until_at_rest(&scene);
+    assert_eq!(away(&scene), 0);
+    let (owner, other) = scene.nodes_of("{t}");
+    assert_eq!(other.cmd("DBSIZE"), int(0));
+    assert_eq!(owner.cmd("DBSIZE"), client.cmd("DBSIZE"));
+}
+
+#[test]
+fn what_came_home_is_shown_and_who_moves_it_again_is_told() {
+    let Some(scene) = Scene::with(PATIENT) else { return };
+    let mut client = scene.site.client();
+    client.cmd("SET {t}secret value");
+    scene.part("{t}secret");
+    assert_eq!(client.cmd("RENAME {t}secret {t}mystery"), ok());
+    wait_until_at_rest(&scene);
+    let m = the_move(scene.router(), 2);
+    assert_eq!((m["state"].as_str(), m["keys"].as_u64(), m["goal"].as_str()), (Some("done"), Some(1), Some("fast")));
+    assert_eq!((m["home_for"][0]["command"].as_str(), m["home_for"][0]["keys"].as_u64()), (Some("RENAME"), Some(1)));
+    let text = done(scene.router(), "moves");
+    assert!(text.contains("(brings home what RENAME needs)") && text.contains("with others: RENAME 1"), "{text}");
+    let metrics = scene.router().metrics();
+    for line in [
+        "switchyard_moves_brought_home_keys_total{command=\"rename\"} 1",
+        "switchyard_home_waits_total 1",
+        "switchyard_home_refused_total 0",
+    ] {
+        assert!(metrics.lines().any(|l| l == line), "{line} is not in\n{metrics}");
+    }
+    let log = scene.router().process().log();
+    assert!(log.contains("move 2 brings 1 keys home: RENAME needs them"), "{log}");
+    for text in [&text, &metrics, &log] {
+        assert!(!text.contains("mystery"), "names of keys are nobody's business: {text}");
+    }
+    let (owner, other) = scene.nodes_of("{t}");
+    for (keys, told) in [("{t}secret", true), ("{t}mystery", false)] {
+        let line = format!("move --from {} --to {} --keys {keys} --dry-run", owner.address(), other.address());
+        let text = done(scene.router(), &line);
+        assert_eq!(text.contains("NOTE: 1 of these keys came home") && text.contains("(RENAME)"), told, "{text}");
+    }
+    let line = format!("move --from {} --to {} --keys {{t}}* --dry-run", owner.address(), other.address());
+    assert!(json(scene.router(), &line)["notes"].is_null(), "what is there now has not come home");
+}
+
+#[test]
+fn many_who_need_the_same_key_share_one_move() {
+    const CLIENTS: usize = 300;
+    let Some(scene) = Scene::with(PATIENT) else { return };
+    let mut client = scene.site.client();
+    client.cmd("MSET {t}a 0 {t}b 0");
+    scene.part("{t}b");
+    let script = "EVAL \"redis.call('INCR', KEYS[1]) return redis.call('INCR', KEYS[2])\" 2 {t}a {t}b";
+    let mut clients: Vec<Client> = (0..CLIENTS).map(|_| scene.site.client()).collect();
+    clients.iter_mut().for_each(|client| client.post(script));
+    let mut seen: Vec<i64> = clients.iter_mut().map(|client| client.reply().int()).collect();
+    seen.sort_unstable();
+    assert_eq!(seen, (1..=CLIENTS as i64).collect::<Vec<_>>());
+    assert_eq!(client.cmd("MGET {t}a {t}b").items(), [bulk(CLIENTS.to_string()), bulk(CLIENTS.to_string())]);
+    wait_until_at_rest(&scene);
+    assert_eq!((homeward(&scene), away(&scene)), (1, 0));
+}
+
+/// Keys that somebody moves away again and again, under clients that need them together, and count what they do.
+#[test]
+fn nothing_is_lost_or_seen_half_done_while_keys_are_moved_away_and_come_home() {
+    const ROUNDS: usize = 8;
+    let Some(scene) = Scene::with(PATIENT) else { return };
+    let mut client = scene.site.client();
+    client.cmd("MSET {t}a 0 {t}b 0 {t}c 0 {t}v 0 {t}w 0 {t}r1 round");
+    client.cmd("SADD {t}s1 one stays");
+    let (stop, turns) = (AtomicBool::new(false), AtomicU64::new(0));
+    let address = scene.router().address();
+    let repeat = |mut step: Box<dyn FnMut(&mut Client) + Send>| {
+        let (stop, turns) = (&stop, &turns);
+        move || {
+            let mut client = Client::connect(address);
+            let mut count = 0_i64;
+            while !stop.load(Ordering::Relaxed) {
+                step(&mut client);
+                count += 1;
+                turns.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            count
+        }
+    };
+    let multi = |client: &mut Client, lines: &[&str]| {
+        assert_eq!(client.cmd("MULTI"), ok());
+        for line in lines {
+            assert_eq!(client.cmd(line), simple("QUEUED"));
+        }
+        client.cmd("EXEC")
+    };
+    let watched = AtomicU64::new(0);
+    let counts = std::thread::scope(|scope| {
+        let watched = &watched;
+        let by_script = scope.spawn(repeat(Box::new(|client| {
+            let reply =
+                client.cmd("EVAL \"local a = redis.call('DECR', KEYS[1]) local b = redis.call('INCR', KEYS[2]) return a + b\" 2 {t}a {t}b");
+            assert_eq!(reply, int(0));
+        })));
+        let by_multi = scope.spawn(repeat(Box::new(move |client| {
+            let reply = multi(client, &["DECR {t}a", "INCR {t}b"]);
+            assert_eq!(reply.items().iter().map(Value::int).sum::<i64>(), 0, "{reply:?}");
+        })));
+        let looks = scope.spawn(repeat(Box::new(move |client| {
+            let reply = multi(client, &["GET {t}a", "GET {t}b"]);
+            let sum = reply.items().iter().map(|value| value.text().parse::<i64>().expect("a number")).sum::<i64>();
+            assert_eq!(sum, 0, "half of a transfer: {reply:?}");
+        })));
+        let single = scope.spawn(repeat(Box::new(|client| assert!(client.cmd("INCR {t}c").error().is_none()))));
+        let mut to = ["{t}s1", "{t}s2"];
+        let sets = scope.spawn(repeat(Box::new(move |client| {
+            assert_eq!(client.cmd(&format!("SMOVE {} {} one", to[0], to[1])), int(1));
+            to.reverse();
+        })));
+        let mut name = ["{t}r1", "{t}r2"];
+        let renames = scope.spawn(repeat(Box::new(move |client| {
+            assert_eq!(client.cmd(&format!("RENAME {} {}", name[0], name[1])), ok());
+            assert_eq!(client.cmd(&format!("GET {}", name[1])), bulk("round"));
+            name.reverse();
+        })));
+        let watches = scope.spawn(repeat(Box::new(move |client| {
+            assert_eq!(client.cmd("WATCH {t}v {t}w"), ok());
+            let both = client.cmd("MGET {t}v {t}w");
+            let next = both.items()[0].text().parse::<u64>().expect("a number") + 1;
+            assert_eq!(both.items()[0], both.items()[1]);
+            let reply = multi(client, &[&format!("SET {{t}}v {next}"), &format!("SET {{t}}w {next}")]);
+            if reply != Value::Nil {
+                assert_eq!(reply.items(), [ok(), ok()]);
+                watched.store(next, Ordering::Relaxed);
+            }
+        })));
+        let (owner, other) = scene.nodes_of("{t}");
+        let (mut rounds, mut tried) = (0, 0);
+        while rounds < ROUNDS {
+            // Refused while what it matches comes home; and what is away already does not match.
+            let line = format!("move --from {} --to {} --keys {{t}}[bcsrv]* --wait --goal fast", owner.address(), other.address());
+            let said = ask(scene.router(), &line);
+            rounds += usize::from(said.code == 0);
+            tried += 1;
+            assert!(said.code == 0 || said.err.contains("is part of move") || said.err.contains("no key that lives"), "{}", said.err);
+            assert!(tried < 500, "only {rounds} of {tried} moves were begun");
+            let from = turns.load(Ordering::Relaxed);
+            until("clients have gone on", || (turns.load(Ordering::Relaxed) > from + 20).then_some(()));
+        }
+        stop.store(true, Ordering::Relaxed);
+        let count = |thread: std::thread::ScopedJoinHandle<'_, i64>| thread.join().expect("a client saw nothing wrong");
+        [by_script, by_multi, looks, single, sets, renames, watches].map(count)
+    });
+    let [by_script, by_multi, _, single, sets, renames, _] = counts;
+    let number = |client: &mut Client, key: &str| client.cmd(&format!("GET {key}")).text().parse::<i64>().expect("a number");
+    assert_eq!((number(&mut client, "{t}a"), number(&mut client, "{t}b")), (-by_script - by_multi, by_script + by_multi));
+    assert_eq!(number(&mut client, "{t}c"), single);
+    let last = watched.load(Ordering::Relaxed) as i64;
+    assert_eq!((number(&mut client, "{t}v"), number(&mut client, "{t}w")), (last, last));
+    let at = |client: &mut Client, key: &str| client.cmd(&format!("SISMEMBER {key} one"));
+    let there = [at(&mut client, "{t}s1"), at(&mut client, "{t}s2")];
+    assert_eq!(there, if sets % 2 == 0 { [int(1), int(0)] } else { [int(0), int(1)] });
+    assert_eq!(client.cmd(if renames % 2 == 0 { "GET {t}r1" } else { "GET {t}r2" }), bulk("round"));
+    assert_eq!(client.cmd("EXISTS {t}r1 {t}r2"), int(1));
+    assert!(homeward(&scene) > 0);
+    eprintln!("{} homeward moves, {counts:?} turns", homeward(&scene));
+}
+
+#[test]
+fn where_they_cannot_come_home_clients_are_told_why() {
+    let Some(mut scene) = Scene::with(PATIENT) else { return };
+    let mut client = scene.site.client();
+    client.cmd("MSET {t}a 1 {t}b 2");
+    for n in 0..400 {
+        client.cmd(&format!("SET {{t}}x{n} {}", "x".repeat(200)));
+    }
+    scene.part("{t}b");
+    let error = |client: &mut Client, line: &str| {
+        let answer = client.cmd(line);
+        answer.error().unwrap_or_else(|| panic!("{line}: {answer:?}")).to_owned()
+    };
+    let script = "EVAL \"return redis.call('MGET', KEYS[1], KEYS[2])\" 2 {t}a {t}b";
+
+    // Somebody uses a node past the router.
+    let (owner, other) = scene.nodes_of("{t}");
+    let (from, to) = (owner.address(), other.address());
+    let mut direct = other.client();
+    direct.cmd("CLIENT SETNAME billing");
+    direct.cmd("SET past-the-router 1");
+    let text = error(&mut client, script);
+    assert!(text.starts_with("CROSSSLOT") && text.contains(EXAMPLE), "{text}");
+    assert!(text.contains("not brought home by itself") && text.contains("is used past this router by 1 clients"), "{text}");
+    direct.cmd("DEL past-the-router");
+    drop(direct);
+    until("the node has noticed", || (other.cmd("CLIENT LIST").text().lines().all(|l| !l.contains("name=billing"))).then_some(()));
+
+    // A move of other keys of the slot is paused.
+    done(scene.router(), &format!("move --from {from} --to {to} --keys {{t}}x* --goal gentle --max-rate 2k"));
+    let id = report(scene.router())["moves"][0]["id"].as_u64().expect("a move");
+    done(scene.router(), &format!("moves pause {id}"));
+    let text = error(&mut client, script);
+    assert!(text.contains(&format!("part of move {id}, which is paused")), "{text}");
+    client.cmd("MULTI");
+    client.cmd("GET {t}a");
+    client.cmd("GET {t}b");
+    let text = error(&mut client, "EXEC");
+    assert!(text.starts_with("EXECABORT") && text.contains("CROSSSLOT") && text.contains("which is paused"), "{text}");
+    assert_eq!(client.cmd("GET {t}b"), bulk("2"));
+    // It goes on, and so does who comes now.
+    client.post(script);
+    done(scene.router(), &format!("moves max-rate {id} none"));
+    done(scene.router(), &format!("moves goal {id} fast"));
+    let first = client.reply();
+    done(scene.router(), &format!("moves resume {id}"));
+    assert!(first.error().is_some_and(|text| text.contains("which is paused")), "{first:?}");
+    assert_eq!(client.cmd(script).items(), [bulk("1"), bulk("2")]);
+    wait_for(scene.router(), id, "done");
+    wait_until_at_rest(&scene);
+
+    // Its node is away. What is left of it is there when the node is.
+    scene.part("{t}b");
+    let other = usize::from(scene.site.nodes()[1].address() == to);
+    scene.site.node_mut(other).kill();
+    let text = eventually("the router knows that the node is away", || {
+        let answer = scene.site.client().cmd(script);
+        answer.error().filter(|text| text.contains("is away")).map(str::to_owned)
+    });
+    assert!(text.starts_with("CROSSSLOT") && text.contains(&format!("{to} is away")), "{text}");
+    assert_eq!(scene.site.client().cmd("GET {t}a"), bulk("1"));
+}
+
+/// Clients wait for it: the end of the other move may be hours away.
+#[test]
+fn a_homecoming_does_not_wait_for_other_moves_of_its_nodes() {
+    let Some(scene) = Scene::with(PATIENT) else { return };
+    let mut client = scene.site.client();
+    let (owner, other) = scene.nodes_of("{t}");
+    let near = |n: &usize| scene.nodes_of(&format!("{{{n}}}")).0.address() == owner.address();
+    let tag = (0..).find(near).expect("half of all slots");
+    for n in 0..400 {
+        client.cmd(&format!("SET {{{tag}}}x{n} {}", "x".repeat(200)));
+    }
+    client.cmd("SET {t}a 1");
+    scene.part("{t}b");
+    let slot = slot_of(tag.to_string().as_bytes()).number();
+    let line = format!("move --from {} --to {} --slots {slot} --goal gentle --max-rate 2k", owner.address(), other.address());
+    done(scene.router(), &line);
+    wait_for(scene.router(), 2, "running");
+    assert_eq!(client.cmd("RENAME {t}a {t}b"), ok());
+    assert_eq!(the_move(scene.router(), 2)["state"], "running");
+    done(scene.router(), "moves max-rate 2 none");
+    done(scene.router(), "moves goal 2 fast");
+    wait_for(scene.router(), 2, "done");
+    assert_eq!((client.cmd("GET {t}b"), away(&scene)), (bulk("1"), 0));
+}
+
+#[test]
+fn nobody_waits_longer_than_allowed() {
+    let Some(scene) = Scene::with("[moves]\nbring-home-timeout = \"300ms\"\n") else { return };
+    let mut client = scene.site.client();
+    client.cmd("MSET {t}a 1 {t}b 2");
+    scene.part("{t}b");
+    let (_, other) = scene.nodes_of("{t}");
+    other.freeze();
+    client.post("RENAME {t}a {t}b");
+    // Whoever needs nothing of that is not held up.
+    let mut somebody = scene.site.client();
+    assert_eq!(somebody.cmd("GET {t}a"), bulk("1"));
+    let answer = client.reply();
+    other.thaw();
+    let text = answer.error().unwrap_or_else(|| panic!("{answer:?}"));
+    assert!(text.starts_with("CROSSSLOT") && text.contains(EXAMPLE) && text.contains("not home within 300ms"), "{text}");
+    assert!(scene.router().metrics().lines().any(|line| line == "switchyard_home_refused_total 1"));
+    assert_eq!(somebody.cmd("MGET {t}a {t}b").items(), [bulk("1"), bulk("2")], "it was not executed");
+    // Later it is home, or comes home.
+    eventually("the node answers again", || (client.cmd("RENAME {t}a {t}b") == ok()).then_some(()));
+    assert_eq!(somebody.cmd("MGET {t}a {t}b").items(), [Value::Nil, bulk("1")]);
+}
+
+#[test]
+fn a_homecoming_goes_on_after_a_crash() {
+    const KEYS: usize = 3000;
+    let config = "[moves]\nbring-home-timeout = \"10m\"\nmax-rate = \"50kb\"\n";
+    let Some(mut scene) = Scene::with(config) else { return };
+    let mut client = scene.site.client();
+    let value = |n: usize| format!("{n} {}", "x".repeat(100));
+    let bytes: Vec<u8> = (0..KEYS).flat_map(|n| encode(&["SET", &format!("{{t}}{n}"), &value(n)])).collect();
+    client.pipeline(&bytes, KEYS);
+    let (owner, other) = scene.nodes_of("{t}");
+    let (from, to) = (owner.address(), other.address());
+    done(scene.router(), &format!("move --from {from} --to {to} --keys {{t}}* --wait --goal fast --max-rate 1gb"));
+    assert_eq!(away(&scene), KEYS as u64);
+    let script = "EVAL \"return redis.call('GET', ARGV[1])\" 1 {t}5 {t}77";
+    client.post(script);
+    eventually("a move brings them", || (homeward(&scene) == 1).then_some(()));
+    eventually("keys come home", || the_move(scene.router(), 2)["keys_moved"].as_u64().filter(|keys| *keys > 100));
+    let nodes: Vec<SocketAddr> = scene.site.nodes().iter().map(Node::address).collect();
+    scene.site.router_mut().process_mut().kill();
+    scene.site.router_mut().start_again(&nodes);
+    let m = the_move(scene.router(), 2);
+    assert_eq!((m["home_for"][0]["command"].as_str(), m["home_for"][0]["keys"].as_u64()), (Some("EVAL"), Some(KEYS as u64)));
+    let mut client = scene.site.client();
+    client.post(script);
+    done(scene.router(), "moves max-rate 2 none");
+    assert_eq!(client.reply(), bulk(value(77)));
+    wait_for(scene.router(), 2, "done");
+    assert_eq!((away(&scene), homeward(&scene)), (0, 1));
+    let bytes: Vec<u8> = (0..KEYS).flat_map(|n| encode(&["GET", &format!("{{t}}{n}")])).collect();
+    for (n, reply) in client.pipeline(&bytes, KEYS).into_iter().enumerate() {
+        let expected = value(n);
+        assert_eq!(String::from_utf8_lossy(&reply), format!("${}\r\n{expected}\r\n", expected.len()), "{{t}}{n}");
+    }
+    let (owner, other) = scene.nodes_of("{t}");
+    assert_eq!((owner.cmd("DBSIZE"), other.cmd("DBSIZE")), (int(KEYS as i64), int(0)));
+}
