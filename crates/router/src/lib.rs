@@ -46,7 +46,7 @@ use switchyard_resp::command::CommandTable;
 use listener::Listener;
 pub use lua::is_wrapped_library as is_checked_library;
 
-use metrics::{Counter, NodeCounters, Scrape};
+use metrics::{Counter, NodeCounters, Scrape, Waits};
 use shared::{Plan, Shared, lock};
 use worker::Worker;
 
@@ -262,6 +262,18 @@ impl Router {
     pub fn moves(&self) -> Vec<MoveProgress> {
         let moves: Vec<_> = lock(&self.shared.moves).values().cloned().collect();
         moves.iter().map(|m| m.progress()).collect()
+    }
+
+    /// Takes note of what clients wait now, for moves to come: `balanced` and `gentle` ones are steered by whether it gets more. To be called about
+    /// once a second; a move that begins without it waits half a second to find out, and takes that half second for what is usual.
+    pub fn note_waits(&self) {
+        let moving = lock(&self.shared.moves).values().any(|m| lock(&m.progress).end.is_none());
+        let mut lately = lock(&self.shared.waits_lately);
+        if moving {
+            lately.forget();
+        } else {
+            lately.note(Instant::now(), || Waits::so_far(&self.shared.counters));
+        }
     }
 
     /// Steers a move; false where no such move is under way.

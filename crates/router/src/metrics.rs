@@ -3,9 +3,11 @@
 //! Not a metrics library's counters: a shared, labelled counter costs more than forwarding a command does, and one cache line
 //! written by two cores costs both. The library encodes at scrape time. Keys are never labels.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, LabelSetEncoder, NoLabelSet};
@@ -96,6 +98,37 @@ impl Waits {
             seen * 100 >= count * 99
         })?;
         (count >= 200).then(|| upper_bound(bucket))
+    }
+}
+
+/// How long clients have waited by then, about once a second in the last half minute; only of times without a move.
+#[derive(Debug, Default)]
+pub(crate) struct WaitsLately(VecDeque<(Instant, Waits)>);
+
+impl WaitsLately {
+    /// Two of them are so far apart at least.
+    const BETWEEN: Duration = Duration::from_secs(1);
+    const KEPT: usize = 31;
+
+    /// Takes note of how it is now, as often as there is need to.
+    pub(crate) fn note(&mut self, now: Instant, waits: impl FnOnce() -> Waits) {
+        if self.0.back().is_some_and(|(last, _)| now.saturating_duration_since(*last) < Self::BETWEEN) {
+            return;
+        }
+        if self.0.len() == Self::KEPT {
+            self.0.pop_front();
+        }
+        self.0.push_back((now, waits()));
+    }
+
+    /// A move is under way: what clients wait from here on is no measure for another one.
+    pub(crate) fn forget(&mut self) {
+        self.0.clear();
+    }
+
+    /// How it was when this begins: at least so long ago.
+    pub(crate) fn since(&self, now: Instant, at_least: Duration) -> Option<&Waits> {
+        self.0.front().filter(|(first, _)| now.saturating_duration_since(*first) >= at_least).map(|(_, waits)| waits)
     }
 }
 
@@ -461,6 +494,24 @@ impl Collector for Scrape {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn waits_of_the_last_half_minute_are_known_until_a_move_begins() {
+        let start = Instant::now();
+        let second = Duration::from_secs(1);
+        let mut lately = WaitsLately::default();
+        let waits = |number: u64| Waits([number; BUCKETS]);
+        let first = |lately: &WaitsLately, at: Instant| lately.since(at, 3 * second).map(|waits| waits.0[0]);
+        for quarter in 0..400 {
+            lately.note(start + quarter * second / 4, || waits(u64::from(quarter)));
+        }
+        assert_eq!(first(&lately, start + 100 * second), Some((99 - 30) * 4), "thirty seconds before the last one");
+        lately.forget();
+        assert_eq!(first(&lately, start + 101 * second), None);
+        lately.note(start + 101 * second, || waits(7));
+        assert_eq!(first(&lately, start + 103 * second), None, "too short a time");
+        assert_eq!(first(&lately, start + 104 * second), Some(7));
+    }
 
     #[test]
     fn a_value_is_below_the_bound_of_its_bucket_and_not_of_the_one_before() {

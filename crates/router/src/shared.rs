@@ -16,7 +16,7 @@ use switchyard_resp::command::CommandTable;
 use crate::homeward::HomePort;
 use crate::limits::Limits;
 use crate::lines::Lines;
-use crate::metrics::WorkerCounters;
+use crate::metrics::{WaitsLately, WorkerCounters};
 use crate::mover::{Moves, SharedMove};
 use crate::operator::OperatorPort;
 use crate::pubsub::Subscriptions;
@@ -264,6 +264,8 @@ pub(crate) struct Shared {
     pub(crate) moves: Mutex<BTreeMap<MoveId, Arc<SharedMove>>>,
     /// Their threads.
     pub(crate) movers: Mutex<Vec<JoinHandle<()>>>,
+    /// What clients wait without a move.
+    pub(crate) waits_lately: Mutex<WaitsLately>,
     /// Set by `drain`: stop accepting and reading, finish what is in flight.
     pub(crate) draining: AtomicBool,
     /// Set when the bound of a drain is reached: close whatever is left.
@@ -344,6 +346,7 @@ impl Shared {
             drain_wanted: AtomicU64::new(0),
             moves: Mutex::default(),
             movers: Mutex::default(),
+            waits_lately: Mutex::default(),
             draining: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             cut: AtomicU64::new(0),

@@ -1,6 +1,8 @@
 //! How fast keys move: as fast as the goal allows, and slower as soon as clients or nodes feel it.
 //!
-//! Two things are steered apart. The *size of a batch* follows from how long a batch takes: commands for its keys wait so long at most.
+//! Two things are steered apart. The *size of a batch* follows from how much longer a batch takes with every key in it: commands for its keys wait so long.
+//! (What a batch takes whatever is in it - the journal, the way to the nodes, the clients' commands before it - no smaller batch makes shorter; in very small
+//! ones it would only have to be paid for every key.)
 //! The *rate* grows quickly while nobody feels it, is cut where somebody does, comes back quickly to a part of where that was and goes on by
 //! small steps from there (as in TCP: several moves that share a node then find their shares by themselves). How large a part and how small the steps
 //! is the goal's: what clients notice of a move as a whole is mostly the moments in which it is felt, so the gentler the goal the rarer they are. A
@@ -45,8 +47,10 @@ struct Limits {
     batches: u32,
     /// Keys per second at the beginning.
     start: f64,
-    /// Keys per second, at least: a move that is felt all the time still comes to its end.
+    /// Keys per second, at least: a move that is felt all the time still comes to its end. As long as nothing is known of the nodes.
     least: f64,
+    /// The same once it is: this share of what batches reach where nothing holds them up.
+    least_share: f64,
     /// To so much of the rate that was felt it comes back quickly.
     back: f64,
     /// By so much it goes on from there, ten times a second.
@@ -63,6 +67,7 @@ const fn limits(goal: Goal) -> Limits {
             batches: 4,
             start: 200_000.0,
             least: 2_000.0,
+            least_share: 0.25,
             back: 0.8,
             step: 0.02,
         },
@@ -74,6 +79,7 @@ const fn limits(goal: Goal) -> Limits {
             batches: 2,
             start: 2_000.0,
             least: 2_000.0,
+            least_share: 0.15,
             back: 0.7,
             step: 0.012,
         },
@@ -85,6 +91,7 @@ const fn limits(goal: Goal) -> Limits {
             batches: 1,
             start: 500.0,
             least: 50.0,
+            least_share: 0.01,
             back: 0.5,
             step: 0.005,
         },
@@ -97,6 +104,69 @@ const BATCH_MIN: f64 = 1.0;
 const BATCH_MAX: f64 = 1_000.0;
 /// Bytes of a batch, about: what the mover has in memory of it, and what a node has in its buffers.
 const BATCH_BYTES: f64 = 4_194_304.0;
+
+/// How quickly batches of one size end where little holds them up.
+#[derive(Clone, Copy, Debug, Default)]
+struct Quickest {
+    /// Zero until there was one.
+    us: f64,
+    keys: f64,
+    /// How many there were, and the number of the last one.
+    seen: u32,
+    last: u64,
+}
+
+/// What a batch takes whatever is in it, and what each key adds. Whatever else happens on the machine makes batches longer, never shorter, so the quickest ones
+/// of a size tell what they take, and those of different sizes what a key does.
+#[derive(Clone, Debug, Default)]
+struct BatchCost {
+    /// By doublings of the number of keys.
+    sizes: [Quickest; 11],
+    batches: u64,
+}
+
+impl BatchCost {
+    /// Sizes that were not seen for so many batches are forgotten.
+    const MEMORY: u64 = 1_000;
+    /// The quickest of fewer may have been held up, too.
+    const ENOUGH: u32 = 3;
+
+    fn learn(&mut self, keys: u32, us: u64) {
+        self.batches += 1;
+        let doublings = (keys.max(1).ilog2() as usize).min(self.sizes.len() - 1);
+        let (keys, us) = (f64::from(keys), us.max(1) as f64);
+        let of_size = &mut self.sizes[doublings];
+        if of_size.us == 0.0 || us < of_size.us {
+            (of_size.us, of_size.keys) = (us, keys);
+        } else {
+            // What was possible once may be so no more.
+            of_size.us += 0.002 * (us.min(2.0 * of_size.us) - of_size.us);
+            of_size.keys += 0.002 * (keys - of_size.keys);
+        }
+        of_size.seen = of_size.seen.saturating_add(1);
+        of_size.last = self.batches;
+    }
+
+    fn known(&self) -> impl DoubleEndedIterator<Item = &Quickest> {
+        self.sizes.iter().filter(|size| size.seen >= Self::ENOUGH && self.batches - size.last < Self::MEMORY)
+    }
+
+    /// What a batch takes at least, and each key in it, microseconds. `None` until two sizes are known.
+    fn split(&self) -> Option<(f64, f64)> {
+        let (small, large) = (self.known().next()?, self.known().next_back()?);
+        let each = large.us / large.keys;
+        if large.keys < 2.0 * small.keys {
+            return None;
+        }
+        let per_key_us = ((large.us - small.us) / (large.keys - small.keys)).clamp(0.02 * each, each);
+        Some((large.us - per_key_us * large.keys, per_key_us))
+    }
+
+    /// Keys per second that can be had, one batch after the other.
+    fn reach(&self) -> Option<f64> {
+        self.known().map(|size| size.keys * 1e6 / size.us).max_by(f64::total_cmp)
+    }
+}
 
 /// How it was when something began to be felt.
 #[derive(Clone, Copy, Debug)]
@@ -124,6 +194,7 @@ pub struct Pacer {
     in_a_row: u32,
     batch_keys: f64,
     bytes_per_key: f64,
+    cost: BatchCost,
 }
 
 impl Pacer {
@@ -142,6 +213,7 @@ impl Pacer {
             in_a_row: 0,
             batch_keys: 16.0,
             bytes_per_key: 64.0,
+            cost: BatchCost::default(),
         }
     }
 
@@ -157,6 +229,7 @@ impl Pacer {
     /// A batch of so many keys took so long from its copy to its admission. Until somebody has felt something, batches grow as fast as
     /// they end: the first ones are small only because nothing is known.
     pub fn batch_ended(&mut self, batch_us: u64, keys: u32) {
+        self.cost.learn(keys, batch_us);
         let room = batch_us as f64 * 2.0 < limits(self.goal).batch_us;
         if self.felt_at.is_none() && room && f64::from(keys) >= self.batch_keys.floor() {
             self.batch_keys = (self.batch_keys * 1.5).clamp(BATCH_MIN, BATCH_MAX);
@@ -168,6 +241,13 @@ impl Pacer {
         self.bytes_per_second_max = bytes_per_second_max;
     }
 
+    /// Keys per second, at least. A share of what can be had, and not a number for all: where a thousand small keys per second are nothing, a
+    /// thousand of 64 KiB are much; and how much longer a move takes that is felt all the time is then bounded as well.
+    fn least(&self) -> f64 {
+        let Limits { least, least_share, .. } = limits(self.goal);
+        self.cost.reach().map_or(least, |reach| reach * least_share)
+    }
+
     /// How much of what the goal bears was seen: above 1 it is too much.
     fn share(&self, seen: &Observation) -> f64 {
         let limits = limits(self.goal);
@@ -175,7 +255,9 @@ impl Pacer {
         let clients = seen.clients_us.zip(base_us).map_or(0.0, |(now, base)| now as f64 / (base * limits.factor + limits.slack_us));
         let node = seen.node_cpu.map_or(0.0, |cpu| cpu / limits.node_cpu.max(self.base_cpu * 1.1));
         // A batch of one key that is slow is a large key; going slower makes it no smaller.
-        let batch = seen.batch_us.filter(|_| seen.batch_keys > 1).map_or(0.0, |us| us as f64 / (4.0 * limits.batch_us));
+        let batch = seen.batch_us.filter(|_| seen.batch_keys > 1);
+        let fixed_us = self.cost.split().map_or(0.0, |(fixed_us, _)| fixed_us);
+        let batch = batch.map_or(0.0, |us| us as f64 / (4.0 * (limits.batch_us + fixed_us)));
         clients.max(node).max(batch)
     }
 
@@ -185,7 +267,7 @@ impl Pacer {
         let node_cpu = seen.node_cpu.unwrap_or(0.0);
         let episode = *self.episode.get_or_insert(Episode { rate: self.rate, clients_us, node_cpu });
         self.felt_at = Some(episode.rate);
-        let slow = self.rate <= 0.05 * episode.rate || self.rate <= limits(self.goal).least;
+        let slow = self.rate <= 0.05 * episode.rate || self.rate <= self.least();
         if slow && clients_us >= 0.8 * episode.clients_us && node_cpu >= episode.node_cpu - 0.1 {
             self.base_us = seen.clients_us.map(|us| us as f64).or(self.base_us);
             self.base_cpu = node_cpu;
@@ -229,12 +311,14 @@ impl Pacer {
         } else if share <= 1.0 {
             self.borne(seen);
         }
-        self.rate = self.rate.clamp(limits.least, RATE_MAX);
+        self.rate = self.rate.clamp(self.least().min(RATE_MAX), RATE_MAX);
         if seen.keys > 0 {
             self.bytes_per_key += 0.3 * (seen.bytes as f64 / seen.keys as f64 - self.bytes_per_key);
         }
         if let Some(batch_us) = seen.batch_us.filter(|_| seen.batch_keys > 0) {
-            let fits = f64::from(seen.batch_keys) * limits.batch_us / (batch_us as f64).max(1.0);
+            // Those of one size tell nothing of others, so it does not go on to the smallest one without knowing better.
+            let all_alike = (f64::from(seen.batch_keys) * limits.batch_us / (batch_us as f64).max(1.0)).max(4.0);
+            let fits = self.cost.split().map_or(all_alike, |(_, per_key_us)| limits.batch_us / per_key_us);
             self.batch_keys = fits.clamp(self.batch_keys * 0.5, self.batch_keys * 1.5).clamp(BATCH_MIN, BATCH_MAX);
         }
         self.pace()
@@ -308,7 +392,10 @@ mod tests {
         let mut pacer = Pacer::new(Goal::Balanced, None);
         let mut pace = pacer.pace();
         for _ in 0..50 {
-            // A millisecond per key.
+            // A millisecond per key. A batch is smaller where a leg ends.
+            for keys in [pace.batch_keys, pace.batch_keys.div_ceil(3), pace.batch_keys] {
+                pacer.batch_ended(u64::from(keys) * 1_000, keys);
+            }
             let batch_us = Some(u64::from(pace.batch_keys) * 1_000);
             pace = pacer.observe(&Observation {
                 batch_us,
@@ -319,6 +406,27 @@ mod tests {
             });
         }
         assert!((1..=3).contains(&pace.batch_keys), "{pace:?}");
+    }
+
+    #[test]
+    fn what_a_batch_costs_whatever_is_in_it_makes_none_smaller() {
+        let mut pacer = Pacer::new(Goal::Balanced, None);
+        let mut pace = pacer.pace();
+        for n in 0..400_u32 {
+            // Batches end where a leg ends, so some are smaller. Each takes 5 ms for the journal and what stands before it, and 20 us a key.
+            let keys = if n % 3 == 0 { pace.batch_keys.div_ceil(2) } else { pace.batch_keys };
+            let batch_us = 5_000 + u64::from(keys) * 20 + if n % 10 == 0 { 40_000 } else { 0 };
+            pacer.batch_ended(batch_us, keys);
+            pace = pacer.observe(&Observation {
+                batch_us: Some(batch_us),
+                batch_keys: keys,
+                keys: 1_000,
+                bytes: 64_000,
+                interval_us: 100_000,
+                ..Observation::default()
+            });
+        }
+        assert!((50..=200).contains(&pace.batch_keys), "{pace:?}");
     }
 
     #[test]
@@ -342,6 +450,34 @@ mod tests {
             assert!(rate(pace) >= 40.0, "{pace:?}");
         }
         assert!(pace.batches >= 1 && pace.batch_keys >= 1 && rate(pace) >= 40.0, "{pace:?}");
+    }
+
+    #[test]
+    fn what_is_felt_all_the_time_costs_no_more_than_a_share_of_what_can_be_had() {
+        for (goal, us_per_key, least, most) in
+            [(Goal::Balanced, 20, 6_000.0, 9_000.0), (Goal::Balanced, 1_000, 100.0, 200.0), (Goal::Gentle, 20, 400.0, 600.0)]
+        {
+            let mut pacer = Pacer::new(goal, None);
+            let mut clients_us = 2_000;
+            let mut pace = pacer.pace();
+            for n in 0..300_u64 {
+                for _ in 0..10 {
+                    // Every fourth batch is held up by something.
+                    let held_up = if n % 4 == 0 { 30_000 } else { 0 };
+                    pacer.batch_ended(u64::from(pace.batch_keys) * us_per_key + held_up, pace.batch_keys);
+                }
+                // Always worse, so that it is never taken for the usual state of things for long.
+                clients_us += 400;
+                pace = pacer.observe(&Observation { clients_us: Some(clients_us), before_us: Some(1_000), ..Observation::default() });
+                assert!(n < 100 || rate(pace) > least, "{goal:?}, {us_per_key} us a key: {pace:?}");
+            }
+            let lowest = (0..50).map(|_| {
+                clients_us = clients_us * 11 / 10;
+                rate(pacer.observe(&Observation { clients_us: Some(clients_us), before_us: Some(1_000), ..Observation::default() }))
+            });
+            let lowest = lowest.fold(f64::MAX, f64::min);
+            assert!(lowest > least && lowest < most, "{goal:?}, {us_per_key} us a key: {lowest}");
+        }
     }
 
     #[test]

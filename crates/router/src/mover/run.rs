@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use switchyard_policy::migration::pace::{Observation, Pacer};
 use switchyard_policy::migration::{Fingerprint, FingerprintSet, Goal, Outcome, Pace, Progress, Side};
 use switchyard_policy::topology::{Slot, Stage, slot_of};
-use tracing::{error, info, warn};
+use tracing::{error, info, trace, warn};
 
 use super::big::Big;
 use super::connection::Connection;
@@ -35,6 +35,9 @@ const LOOK: Duration = Duration::from_millis(500);
 
 /// How clients wait without the move is looked at for so long.
 const LEARN: Duration = Duration::from_millis(500);
+
+/// What was noted before the move says more than that, if it is of so long a time at least.
+const LATELY: Duration = Duration::from_secs(3);
 
 /// Where commands are few: how long clients' waits are collected.
 const FEW_WAITS: Duration = Duration::from_secs(2);
@@ -704,16 +707,18 @@ impl Mover {
         self.paced = Instant::now();
         (self.paced_keys, self.paced_bytes) = (keys, bytes);
         let _ = self.pacer.observe(&seen);
+        trace!(move_id = self.order.id.0, ?seen, pacer = ?self.pacer, "paced");
         Some(self.pace())
     }
 
     /// Clients have felt nothing of the move so far: how long they wait without it.
     fn learn_waits(&mut self) -> Result<(), Halt> {
-        while self.goal != Goal::Fast && self.began.elapsed() < LEARN {
+        let lately = lock(&self.shared.waits_lately).since(self.began, LATELY).cloned();
+        while lately.is_none() && self.goal != Goal::Fast && self.began.elapsed() < LEARN {
             self.rest(Duration::from_millis(20))?;
         }
         let waits = Waits::so_far(&self.shared.counters);
-        self.waited_before = waits.p99_since(&self.waits);
+        self.waited_before = waits.p99_since(lately.as_ref().unwrap_or(&self.waits));
         self.waits = waits;
         self.waits_from = Instant::now();
         self.paced = Instant::now();

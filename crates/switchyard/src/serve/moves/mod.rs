@@ -31,7 +31,7 @@ use switchyard_control::store::{RedbStore, save_as};
 use switchyard_policy::migration::record::OpenMove;
 use switchyard_policy::migration::{Durability, Goal, Key, Protocol, Record};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
-use switchyard_router::{MoveEnd, MoveOrder, MoveProgress, Router, Steer};
+use switchyard_router::{MoveEnd, MoveOrder, MoveProgress, Steer};
 use tracing::{error, info, warn};
 
 use super::placement::Placement;
@@ -170,7 +170,11 @@ impl Moves {
 
     /// Looks at progress, notes what has ended, and begins what may begin.
     fn look(self: &Arc<Self>) {
-        let Some(progress) = self.running.with(Router::moves) else { return };
+        let told = self.running.with(|router| {
+            router.note_waits();
+            router.moves()
+        });
+        let Some(progress) = told else { return };
         let mut ended = Vec::new();
         let mut next = Vec::new();
         {
