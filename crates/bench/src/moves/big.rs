@@ -132,6 +132,7 @@ impl Bench<'_> {
     pub(super) fn big(&mut self) -> Result<()> {
         let name = self.name("routed");
         let site = Routed::start(&self.programs, &self.settings.serve_args, &name, self.folder)?;
+        self.note_version(site.addresses[0])?;
         let layout = Layout::new(2);
         let (key, other) = (layout.name(0), layout.name(1));
         let fields = self.settings.keys;

@@ -80,7 +80,7 @@ pub struct Settings {
     pub baseline_only: bool,
     /// Settings of `--cluster-pipeline` to try.
     pub pipelines: Vec<u32>,
-    /// How long the load runs before a move begins: what it is compared with.
+    /// How long the load runs before a move begins, and again after it: what it is compared with.
     pub control: Duration,
     /// Share of what can be had that the load takes.
     pub load: f64,
@@ -139,6 +139,7 @@ struct Noticed {
     way: String,
     rate: f64,
     capacity: f64,
+    /// Before the move and after it.
     control: Counts,
     control_time: Duration,
     moving: Counts,
@@ -410,6 +411,7 @@ impl Bench<'_> {
         let layout = layout(self.settings.keys);
         let name = self.name("routed");
         let site = Routed::start(&self.programs, &self.settings.serve_args, &name, self.folder)?;
+        self.note_version(site.addresses[0])?;
         let data = Arc::new(Keys::new((0..self.settings.keys).collect(), 64, &layout));
         self.fill(&data, |_| site.entry, &name)?;
         let before = keys_at(site.addresses[0])?;
@@ -445,7 +447,7 @@ impl Bench<'_> {
         Ok(noticed)
     }
 
-    /// What can be had, then the load without a move, then with one.
+    /// What can be had, then the load without a move, with one, and without one again.
     #[allow(clippy::too_many_arguments)] // each is one thing that the two ways have differently
     fn under_load(
         &mut self,
@@ -476,8 +478,8 @@ impl Bench<'_> {
         let pids: Vec<u32> = servers.into_iter().chain(router).chain([std::process::id()]).collect();
         let cpu_before = cpu(&pids);
         self.pause(self.settings.control)?;
-        let control_time = begun.elapsed();
-        let control = run.take();
+        let mut control_time = begun.elapsed();
+        let mut control = run.take();
         let (busy, _, period) = MachineReading::now()?.since(&machine);
         let ours: Duration = cpu(&pids).iter().zip(&cpu_before).map(|(now, then)| now.since(then)).sum();
         let cpus = std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64);
@@ -488,6 +490,14 @@ impl Bench<'_> {
         let outcome = relocate();
         let moving_time = begun.elapsed();
         let moving = run.take();
+        // A machine that others use may be another one after minutes: what is compared with is measured on both sides.
+        self.say(format!("{way}: {rate:.0} requests/s after the move"));
+        self.pause(Duration::from_secs(2))?;
+        run.take();
+        let begun = Instant::now();
+        self.pause(self.settings.control)?;
+        control_time += begun.elapsed();
+        control.tally.add(&run.take().tally);
         let (_, complaints) = run.finish()?;
         outcome?;
         Ok(Noticed { way, rate, capacity, control, control_time, moving, moving_time, unloaded, wrong_after: 0, complaints })
@@ -505,6 +515,7 @@ impl Bench<'_> {
     fn converges(&mut self) -> Result<()> {
         let name = self.name("routed");
         let site = Routed::start(&self.programs, &self.settings.serve_args, &name, self.folder)?;
+        self.note_version(site.addresses[0])?;
         let keys = self.settings.keys.min(100_000);
         let layout = layout(keys);
         let numbers: Vec<u64> = (0..).filter(|n| layout.is_in_first_half(*n)).take(keys as usize).collect();

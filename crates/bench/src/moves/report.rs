@@ -156,12 +156,14 @@ fn noticed(results: &Results) -> Table {
     row("ratio to the move without load", &|n| {
         n.unloaded.map_or("-".to_owned(), |u| format!("{:.2}", n.moving_time.as_secs_f64() / u.as_secs_f64()))
     });
-    row("requests/s before -> during", &|n| {
+    row("requests/s without a move -> during it", &|n| {
         format!("{:.0} -> {:.0}", per_second(&n.control, n.control_time), per_second(&n.moving, n.moving_time))
     });
     row("ratio", &|n| format!("{:.3}", per_second(&n.moving, n.moving_time) / per_second(&n.control, n.control_time)));
     for (name, share) in [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999), ("slowest", 1.0)] {
-        row(&format!("{name} before -> during, ms"), &|n| format!("{:.2} -> {:.2}", ms(share, &n.control), ms(share, &n.moving)));
+        row(&format!("{name} without a move -> during it, ms"), &|n| {
+            format!("{:.2} -> {:.2}", ms(share, &n.control), ms(share, &n.moving))
+        });
     }
     row("ratio of p99", &|n| format!("{:.2}", ms(0.99, &n.moving) / ms(0.99, &n.control)));
     row("p99.9 above the control, ms", &|n| format!("{:.2}", ms(0.999, &n.moving) - ms(0.999, &n.control)));

@@ -51,7 +51,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "10,100,1000")]
     pipelines: Vec<u32>,
 
-    /// How long the load runs before a move begins [default: 10s; with --quick: 2s]
+    /// How long the load runs before a move begins, and again after it [default: 30s; with --quick: 2s]
     #[arg(long, value_name = "TIME", value_parser = time_flag)]
     control: Option<Duration>,
 
@@ -103,7 +103,7 @@ pub(super) fn run(arguments: &Arguments, command_line: String, stop: Arc<AtomicB
         keys: arguments.keys.unwrap_or(if quick { 20_000 } else { 1_000_000 }),
         baseline_only: arguments.baseline_only,
         pipelines: arguments.pipelines.clone(),
-        control: arguments.control.unwrap_or(Duration::from_secs(if quick { 2 } else { 10 })),
+        control: arguments.control.unwrap_or(Duration::from_secs(if quick { 2 } else { 30 })),
         load: arguments.load,
         connections: arguments.connections,
         writes: arguments.writes,
