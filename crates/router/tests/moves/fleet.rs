@@ -121,6 +121,13 @@ impl Client {
         Client { stream, input: Vec::new() }
     }
 
+    /// How far a server is in its primary's history, or in its own.
+    pub(crate) fn replication_offset(&mut self) -> u64 {
+        let info = self.cmd("INFO replication");
+        let field = |name: &str| info.split(name).nth(1).and_then(|rest| rest.split("\\r").next()).and_then(|number| number.parse().ok());
+        field("slave_repl_offset:").or_else(|| field("master_repl_offset:")).expect("an offset")
+    }
+
     pub(crate) fn send(&mut self, args: &[&[u8]]) {
         let mut out = format!("*{}\r\n", args.len()).into_bytes();
         for arg in args {
@@ -214,6 +221,8 @@ pub(crate) struct Keeper {
     pub(crate) handed_over: AtomicUsize,
     /// Replicas do not have it while it is set.
     pub(crate) replicas_are_behind: Arc<AtomicBool>,
+    /// Replicas that are asked, too.
+    pub(crate) replicas: Mutex<Vec<SocketAddr>>,
 }
 
 impl Keeper {
@@ -261,11 +270,15 @@ impl Host for Keeper {
     }
 
     fn replicas_need(&self, node: NodeId, position: Position, _: Duration, done: Done) {
+        let offset = position.offset;
         self.needs.lock().expect("lock").push((node, position, self.handed_over.load(Ordering::SeqCst)));
         let behind = self.replicas_are_behind.clone();
+        let replicas = self.replicas.lock().expect("lock").clone();
         std::thread::spawn(move || {
-            while behind.load(Ordering::SeqCst) {
-                std::thread::sleep(Duration::from_millis(1));
+            until("replicas are not behind", || !behind.load(Ordering::SeqCst));
+            for replica in replicas {
+                let mut replica = Client::connect(replica);
+                until("a replica has it", || replica.replication_offset() >= offset);
             }
             done(Ok(()));
         });
@@ -398,6 +411,7 @@ impl Fleet {
             needs: Mutex::default(),
             handed_over: AtomicUsize::new(0),
             replicas_are_behind: Arc::default(),
+            replicas: Mutex::default(),
         });
         *keeper.router.lock().expect("lock") = Some(Arc::downgrade(&router));
         Fleet { router: Some(router), keeper, servers, password, _dir: dir }
