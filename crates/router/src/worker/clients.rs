@@ -539,7 +539,13 @@ impl Worker {
         client.dirty = false;
         let mut broken = false;
         while client.unsent() > 0 && client.writable {
-            match transport::send(&client.fd, &mut client.tls, &client.out[client.out_sent..]) {
+            let bytes = &client.out[client.out_sent..];
+            let sent = if client.closing && client.in_flight() == 0 {
+                transport::send_last(&client.fd, &mut client.tls, bytes)
+            } else {
+                transport::send(&client.fd, &mut client.tls, bytes)
+            };
+            match sent {
                 Ok(count) => {
                     self.counters.bytes_sent.add(count as u64);
                     client.note_sent(count, self.now_us);

@@ -42,6 +42,10 @@ impl Worker {
             Local::Hello => return self.hello(plan, handle, class, args),
             Local::Auth => return self.auth(plan, handle, class, args),
             Local::Quit => {
+                // Before it is told: who has read the reply finds nobody of it subscribed.
+                if let Some(subscriber) = client.pubsub.take() {
+                    self.forget_subscriber(handle, &subscriber);
+                }
                 self.answer(handle, class, b"+OK\r\n");
                 self.close_after_replies(handle);
                 return Flow::Close;

@@ -76,6 +76,15 @@ pub(crate) fn send(fd: &OwnedFd, tls: &mut Option<Box<Tls>>, bytes: &[u8]) -> Re
     }
 }
 
+/// The same for what is the last: it may stay back until [`finish`], and goes in one packet with the end of the connection. A client that has read it then
+/// knows of the end as well, and sends nothing more; many look only at what is there already.
+pub(crate) fn send_last(fd: &OwnedFd, tls: &mut Option<Box<Tls>>, bytes: &[u8]) -> Result<usize, Errno> {
+    match tls {
+        None => rustix::net::send(fd, bytes, SendFlags::NOSIGNAL | SendFlags::MORE),
+        Some(tls) => tls.send(fd, bytes),
+    }
+}
+
 /// Says that nothing follows, and closes our side of the connection.
 pub(crate) fn finish(fd: &OwnedFd, tls: &mut Option<Box<Tls>>) {
     if let Some(tls) = tls {

@@ -1,5 +1,6 @@
 //! Pub/sub: subscriptions of the router's clients on the worker's own at every node.
 
+use std::io::Read as _;
 use std::time::{Duration, Instant};
 
 use crate::support::client::PATIENCE;
@@ -631,6 +632,23 @@ fn subscriptions_of_a_client_are_bounded() {
     client.cmd("SSUBSCRIBE a").expect_error();
     assert_eq!(client.cmd("UNSUBSCRIBE 1").items()[2], int(9));
     assert_eq!(client.cmd("SSUBSCRIBE a").items()[2], int(1));
+}
+
+/// A client that has read OK may look whether its connection has ended (pools do), and others may count the subscribers: both see it.
+#[test]
+fn who_has_quit_is_gone_with_the_reply() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let mut others: Vec<Client> = (0..4).map(|_| site.client()).collect();
+    for round in 0..300 {
+        let mut client = site.client();
+        assert_eq!(client.cmd("PSUBSCRIBE hello*").items()[2], int(1));
+        assert_eq!(client.cmd("QUIT"), ok());
+        client.stream().set_nonblocking(true).expect("a socket");
+        assert!(matches!(client.stream().read(&mut [0; 1]), Ok(0)), "round {round}: the connection seems to live on");
+        for other in &mut others {
+            assert_eq!(other.cmd("PUBLISH hello-all text"), int(0), "round {round}");
+        }
+    }
 }
 
 #[test]
