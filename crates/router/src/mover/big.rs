@@ -1,6 +1,6 @@
 //! Big keys: which keys of the move are so large that a DUMP and a RESTORE of them would hold up everybody at their nodes, and what became of them.
 //!
-//! Every key's size is asked once, with the listing (`MEMORY USAGE`, in one pipeline with the SCAN), and again, before its leg, if it was written
+//! Every key's size is asked once, with the listing (`STRLEN` or `MEMORY USAGE`, in one pipeline with the SCAN), and again, before its leg, if it was written
 //! since. Not guessed from an average: the one key that matters is the one that no average shows.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -91,6 +91,10 @@ impl Big {
 
     pub(super) fn bytes_of(&self, slot: Slot) -> u64 {
         self.found.get(&slot).map_or(0, |found| found.values().map(|found| found.bytes).sum())
+    }
+
+    pub(super) fn has_some_of(&self, slot: Slot) -> bool {
+        self.found.contains_key(&slot)
     }
 
     pub(super) fn get(&self, slot: Slot, place: &Place) -> Option<&Found> {

@@ -174,6 +174,7 @@ impl Mover {
             run.events.push_back(Event::Quiesce);
         }
         (self.source.slow, self.target.slow) = (0, 0);
+        self.measure_ahead(&run.is_ours);
         let outcome = loop {
             if self.is_stopped() {
                 return Err(Halt::RouterStops);
@@ -185,6 +186,7 @@ impl Mover {
             }
             self.check_drain(&mut run);
             self.go_on_walking(&mut run);
+            self.go_on_measuring(run.machine.progress().phase);
             self.serve_lists(&mut run);
             self.retry_publishing(&mut run);
             self.go_on_catching_up(&mut run);
@@ -229,9 +231,12 @@ impl Mover {
             while !self.end(side).is_idle() && !self.is_stopped() {
                 match self.end_mut(side).exchange(patience) {
                     Ok(done) if done.is_empty() => self.wait(Duration::from_millis(1)),
-                    Ok(done) => {
-                        done.iter().filter(|(ask, _)| matches!(ask, Ask::Look)).for_each(|(_, answers)| self.note_work(side, answers))
-                    }
+                    Ok(done) => done.into_iter().for_each(|(ask, answers)| match ask {
+                        Ask::Look => self.note_work(side, &answers),
+                        // What is not known of them is asked again before their leg.
+                        Ask::Sizes { page, selected } => drop(self.sizes_answered(page, selected, &answers)),
+                        _ => {}
+                    }),
                     Err(why) => {
                         warn!(move_id = self.order.id.0, node = self.name(self.end(side).node), why, "a mover has lost its connection");
                         self.end_mut(side).fail();
@@ -525,6 +530,7 @@ impl Mover {
             self.cannot_read_again(run);
         }
         self.position_unknown(run, side);
+        self.sizes_unknown(side);
         run.events.push_back(Event::Lost { side });
     }
 
@@ -623,6 +629,7 @@ impl Mover {
                 }
             }
             Ask::Look => self.note_work(side, &answers),
+            Ask::Sizes { page, selected } => return self.sizes_answered(page, selected, &answers).map_err(|why| format!("it {why}")),
             Ask::Purge => {
                 if let Some(why) = refused(&answers) {
                     return Err(format!("it refuses to remove keys: {why}"));

@@ -1,41 +1,53 @@
-//! Before the first leg: the keys of the slots are listed at the source, and their sizes asked; at the target is looked whether it has any.
+//! Before the first leg: the keys of the slots are listed at the source (and their sizes asked, [`super::sizes`]); at the target is looked whether it has any.
 //!
-//! Both nodes are walked through at the same time, a page of each per round. With the goal `fast` the next round is asked for before what the last
-//! one brought is worked through, so that neither the nodes nor the mover wait for the other; else the mover rests between rounds, because a
-//! SCAN holds up everybody at its node.
+//! Both nodes are walked through at the same time, page by page. With the goal `fast` the next page is asked for as soon as the cursor of the last one is
+//! known, and before its keys are worked through, so that neither the nodes nor the mover wait for the other; else the mover rests between pages,
+//! because a SCAN holds up everybody at its node.
 
-use std::ops::Range;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::{Goal, Key, Side, is_temporary};
-use switchyard_policy::topology::{SLOT_COUNT, Slot, slot_of};
+use switchyard_policy::topology::{SLOT_COUNT, slot_of};
 use switchyard_resp::reply;
 use tracing::info;
 
 use super::connection::error_text;
 use super::run::{Halt, Mover};
+use super::sizes::Page;
 
-/// How far the walk through a node is.
+/// How far the walk through a node is, and what was asked there.
 struct Walk {
     /// Databases to be walked through; the last one is under way.
     databases: Vec<u32>,
     cursor: Vec<u8>,
+    /// A SCAN is under way.
+    scanning: bool,
+    /// Not answered yet, in this order.
+    asked: VecDeque<Question>,
+    /// Answers that were not looked at yet.
+    answers: Vec<Vec<u8>>,
+}
+
+/// What one answer or more are to.
+enum Question {
+    Database,
+    Scan,
+    Sizes(Page),
 }
 
 impl Walk {
     fn new(databases: &[u32]) -> Self {
-        Self { databases: databases.iter().rev().copied().collect(), cursor: b"0".to_vec() }
-    }
-
-    fn database(&self) -> Option<u32> {
-        self.databases.last().copied()
+        let databases = databases.iter().rev().copied().collect();
+        Self { databases, cursor: b"0".to_vec(), scanning: false, asked: VecDeque::new(), answers: Vec::new() }
     }
 
     /// A SCAN was answered: its place, for as much as has to be known to ask on.
     fn take(&mut self, answer: &[u8]) -> Option<u32> {
-        let database = self.database()?;
+        let database = self.databases.last().copied()?;
         self.cursor = reply::elements(answer).next().and_then(reply::text)?.to_vec();
+        self.scanning = false;
         if self.cursor == b"0" {
             self.databases.pop();
         }
@@ -43,37 +55,18 @@ impl Walk {
     }
 }
 
-/// Keys of the move that a SCAN brought, and whose sizes are to be asked.
-struct Page {
-    database: u32,
-    answer: Arc<Vec<u8>>,
-    keys: Vec<(Slot, Range<usize>)>,
-}
-
-impl Page {
-    fn keys(&self) -> impl Iterator<Item = (Slot, &[u8])> {
-        self.keys.iter().map(|(slot, at)| (*slot, &self.answer[at.clone()]))
-    }
-}
-
-/// What was asked in a round, in this order: sizes of a page, a SCAN at the source; a SCAN at the target.
-#[derive(Default)]
-struct Round {
-    /// Replies to a SELECT and the sizes before the SCAN of the source.
-    sizes_behind: usize,
-    sizes: Option<Page>,
-    source_behind: usize,
-    source: bool,
-    target_behind: usize,
-    target: bool,
-}
-
-/// What a round brought.
-#[derive(Default)]
-struct Brought {
-    sizes: Option<(Page, Vec<Vec<u8>>)>,
-    source: Option<(u32, Vec<u8>)>,
-    target: Option<(u32, Vec<u8>)>,
+/// The pass over both nodes.
+struct Pass {
+    is_ours: Vec<bool>,
+    source: Walk,
+    target: Walk,
+    /// Pages whose sizes are to be asked.
+    pages: Vec<Page>,
+    /// Their sizes are asked on the way.
+    sized: bool,
+    found: Found,
+    /// A node refuses: what was asked is waited for, and then it ends.
+    refused: Option<Halt>,
 }
 
 /// What was found on the way, and needs questions of its own.
@@ -86,6 +79,12 @@ struct Found {
     removed: u64,
 }
 
+impl Found {
+    fn is_to_be_cleared(&self) -> bool {
+        !self.temporary.is_empty() || !self.stale.is_empty()
+    }
+}
+
 impl Mover {
     /// Lists the keys of the slots at the source, in one pass, and sees to it that the target has none.
     pub(super) fn list(&mut self) -> Result<(), Halt> {
@@ -95,41 +94,59 @@ impl Mover {
         self.listed = 0;
         // If the connection breaks all is listed anew.
         self.listed_of = self.source.connection.as_ref().map(|c| c.process.run_id.clone());
-        let mut is_ours = vec![false; SLOT_COUNT];
-        self.slots_left.iter().for_each(|slot| is_ours[slot.index()] = true);
         self.big_limit_now = self.big_limit();
         let was_refused = self.sizes_are_refused();
         let databases = self.databases_in_use()?;
-        let (mut source, mut target) = (Walk::new(&databases), Walk::new(&databases));
-        let (mut page, mut brought, mut found) = (None, None, Found::default());
+        let mut pass = Pass {
+            is_ours: vec![false; SLOT_COUNT],
+            source: Walk::new(&databases),
+            target: Walk::new(&databases),
+            pages: Vec::new(),
+            sized: self.sizes_with_listing(&databases),
+            found: Found::default(),
+            refused: None,
+        };
+        self.slots_left.iter().for_each(|slot| pass.is_ours[slot.index()] = true);
         loop {
+            self.while_paused()?;
             let asked = Instant::now();
-            let round = self.ask_round(&source, &target, page.take());
-            let is_last = round.sizes.is_none() && !round.source && !round.target;
-            let mut answers = (Vec::new(), Vec::new());
-            if !is_last && self.goal == Goal::Fast {
-                self.exchange_both(&mut answers.0, &mut answers.1)?;
+            // Other questions are alone on their connection.
+            let ends = self.is_aborted() || pass.refused.is_some();
+            let pauses = ends || pass.found.is_to_be_cleared();
+            if !pauses {
+                self.ask(&mut pass);
             }
-            match brought.take() {
-                Some(brought) => page = self.take_brought(brought, &is_ours, &mut found),
-                None if is_last => break,
-                None => {}
-            }
-            if is_last {
+            if pass.source.asked.is_empty() && pass.target.asked.is_empty() {
+                if let Some(why) = pass.refused {
+                    return Err(why);
+                }
+                if ends {
+                    return Err(Halt::Stop("stopped by the user while its keys were listed".to_owned()));
+                }
+                if !pauses {
+                    break;
+                }
+                self.clear(&mut pass.found, false)?;
                 continue;
             }
-            self.collect_into(&mut answers.0, &mut answers.1)?;
-            let of_round = self.take_round(round, answers, &mut source, &mut target)?;
-            if self.goal == Goal::Fast {
-                brought = Some(of_round);
+            let fast = self.goal == Goal::Fast;
+            if fast {
+                self.exchange_both(&mut pass.source.answers, &mut pass.target.answers)?;
+                if pass.source.answers.is_empty() && pass.target.answers.is_empty() {
+                    self.wait(Duration::from_millis(10));
+                    continue;
+                }
             } else {
-                page = self.take_brought(of_round, &is_ours, &mut found);
+                self.collect_into(&mut pass.source.answers, &mut pass.target.answers)?;
             }
-            self.clear(&mut found, target.databases.is_empty() && brought.is_none())?;
-            self.while_paused()?;
-            if self.is_aborted() {
-                return Err(Halt::Stop("stopped by the user while its keys were listed".to_owned()));
+            let brought = [Side::Source, Side::Target].map(|side| self.take_answered(&mut pass, side));
+            if fast && !pauses {
+                self.ask(&mut pass);
+                self.exchange_both(&mut pass.source.answers, &mut pass.target.answers)?;
             }
+            let [of_source, of_target] = brought;
+            of_source.into_iter().for_each(|(database, answer)| self.take_keys(&mut pass, database, answer));
+            of_target.into_iter().for_each(|(database, answer)| self.look_at_keys(&mut pass, database, &answer));
             let taken = asked.elapsed();
             match self.goal {
                 Goal::Fast => {}
@@ -137,6 +154,7 @@ impl Mover {
                 Goal::Gentle => self.rest(taken * 4)?,
             }
         }
+        let mut found = pass.found;
         self.clear(&mut found, true)?;
         if found.removed > 0 {
             info!(move_id = self.order.id.0, keys = found.removed, "removed what was left over at the target");
@@ -147,109 +165,110 @@ impl Mover {
         Ok(())
     }
 
-    /// Asks for a round: what is left to be asked.
-    fn ask_round(&mut self, source: &Walk, target: &Walk, page: Option<Page>) -> Round {
-        let mut round = Round::default();
-        let sized = self.big_limit_now.is_some() && !self.sizes_are_refused();
-        let (Some(at_source), Some(at_target)) = (&mut self.source.connection, &mut self.target.connection) else { return round };
-        if let Some(page) = page.filter(|page| sized && !page.keys.is_empty()) {
-            round.sizes_behind = usize::from(at_source.select(page.database));
-            page.keys().for_each(|(_, key)| at_source.push(&[b"MEMORY", b"USAGE", key]));
-            round.sizes = Some(page);
-        }
-        if let Some(database) = source.database() {
-            round.source_behind = usize::from(at_source.select(database));
-            at_source.push(&[b"SCAN", &source.cursor, b"COUNT", b"1000"]);
-            round.source = true;
-        }
-        if let Some(database) = target.database() {
-            round.target_behind = usize::from(at_target.select(database));
-            at_target.push(&[b"SCAN", &target.cursor, b"COUNT", b"1000"]);
-            round.target = true;
-        }
-        round
-    }
-
-    /// Sorts the answers of a round, and moves the walks on.
-    fn take_round(
-        &self,
-        round: Round,
-        (at_source, at_target): (Vec<Vec<u8>>, Vec<Vec<u8>>),
-        source: &mut Walk,
-        target: &mut Walk,
-    ) -> Result<Brought, Halt> {
-        let mut brought = Brought::default();
-        let (mut at_source, mut at_target) = (at_source.into_iter(), at_target.into_iter());
-        let selected =
-            |answers: &mut dyn Iterator<Item = Vec<u8>>, count: usize, side| match answers.take(count).find(|a| reply::is_error(a)) {
-                Some(error) => Err(Halt::Stop(format!("{} refuses a database: {}", self.name(self.end(side).node), error_text(&error)))),
-                None => Ok(()),
-            };
-        let scanned = |walk: &mut Walk, answer: Vec<u8>, side| match walk.take(&answer) {
-            Some(database) => Ok(Some((database, answer))),
-            None => Err(Halt::Stop(format!("{} refuses SCAN: {}", self.name(self.end(side).node), error_text(&answer)))),
-        };
-        if let Some(page) = round.sizes {
-            selected(&mut at_source, round.sizes_behind, Side::Source)?;
-            let count = page.keys.len();
-            brought.sizes = Some((page, at_source.by_ref().take(count).collect()));
-        }
-        if round.source {
-            selected(&mut at_source, round.source_behind, Side::Source)?;
-            brought.source = scanned(source, at_source.next().unwrap_or_default(), Side::Source)?;
-        }
-        if round.target {
-            selected(&mut at_target, round.target_behind, Side::Target)?;
-            brought.target = scanned(target, at_target.next().unwrap_or_default(), Side::Target)?;
-        }
-        Ok(brought)
-    }
-
-    /// Works through what a round brought: sizes, keys of the source, which are the next page, and what the target should not have.
-    fn take_brought(&mut self, brought: Brought, is_ours: &[bool], found: &mut Found) -> Option<Page> {
-        if let Some((page, sizes)) = brought.sizes {
-            let limit = self.big_limit_now.unwrap_or(u64::MAX);
-            for ((slot, key), answer) in page.keys().zip(&sizes) {
-                self.big.note_listed(slot, key, page.database, answer, limit);
+    /// Asks for what can be asked for now: the next page of either node, sizes of pages of the source.
+    fn ask(&mut self, pass: &mut Pass) {
+        let sized = pass.sized && !self.sizes_are_refused();
+        let (Some(at_source), Some(at_target)) = (&mut self.source.connection, &mut self.target.connection) else { return };
+        for (connection, walk) in [(&mut *at_source, &mut pass.source), (at_target, &mut pass.target)] {
+            let Some(database) = walk.databases.last().copied().filter(|_| !walk.scanning) else { continue };
+            if connection.select(database) {
+                walk.asked.push_back(Question::Database);
             }
+            connection.push(&[b"SCAN", &walk.cursor, b"COUNT", b"1000"]);
+            walk.asked.push_back(Question::Scan);
+            walk.scanning = true;
         }
-        let topology = self.shared.plan().topology.clone();
-        if let Some((database, answer)) = brought.target {
-            for key in keys_of(&answer) {
-                if is_temporary(key) {
-                    found.temporary.push((Side::Target, database, key.into()));
-                } else if let slot = slot_of(key)
-                    && is_ours[slot.index()]
-                    // A key that lives there although its slot does not is where it belongs; one that lives at a third node left this one.
-                    && let lives_at = topology.exception(key)
-                    && lives_at != Some(self.order.target)
-                {
-                    if lives_at.is_some() || self.may_be_removed(key) {
-                        found.stale.push((database, key.into()));
-                    } else {
-                        found.foreign += 1;
+        for page in std::mem::take(&mut pass.pages) {
+            if !sized || page.len() == 0 {
+                continue;
+            }
+            let page = self.sizes.lengths.choose(page);
+            if page.ask(at_source) {
+                pass.source.asked.push_back(Question::Database);
+            }
+            pass.source.asked.push_back(Question::Sizes(page));
+        }
+    }
+
+    /// Takes what a node has answered: moves its walk on, and notes sizes. What its SCANs brought, with the database.
+    fn take_answered(&mut self, pass: &mut Pass, side: Side) -> Vec<(u32, Vec<u8>)> {
+        let limit = self.big_limit_now.unwrap_or(u64::MAX);
+        let walk = if side == Side::Source { &mut pass.source } else { &mut pass.target };
+        let mut brought = Vec::new();
+        for answer in std::mem::take(&mut walk.answers) {
+            let refused = match walk.asked.front_mut() {
+                Some(Question::Sizes(page)) => {
+                    page.take(&answer, &mut self.sizes.lengths, &mut self.big, limit);
+                    if page.is_answered()
+                        && let Some(Question::Sizes(page)) = walk.asked.pop_front()
+                    {
+                        pass.pages.extend(page.rest());
                     }
+                    continue;
                 }
+                Some(Question::Scan) => match walk.take(&answer) {
+                    Some(database) => {
+                        brought.push((database, answer));
+                        None
+                    }
+                    None => Some(format!("SCAN: {}", error_text(&answer))),
+                },
+                Some(Question::Database) => reply::is_error(&answer).then(|| format!("a database: {}", error_text(&answer))),
+                None => None,
+            };
+            walk.asked.pop_front();
+            if let Some(what) = refused {
+                let node = if side == Side::Source { self.source.node } else { self.target.node };
+                let name = self.name(node);
+                pass.refused.get_or_insert(Halt::Stop(format!("{name} refuses {what}")));
             }
         }
-        let (database, answer) = brought.source?;
+        brought
+    }
+
+    /// Puts keys of the source on the list. They are the next page whose sizes are asked.
+    fn take_keys(&mut self, pass: &mut Pass, database: u32, answer: Vec<u8>) {
+        let topology = self.shared.plan().topology.clone();
         let answer = Arc::new(answer);
-        let mut page = Page { database, answer: answer.clone(), keys: Vec::new() };
+        let mut keys = Vec::new();
         for key in keys_of(&answer) {
             if is_temporary(key) {
-                found.temporary.push((Side::Source, database, key.into()));
+                pass.found.temporary.push((Side::Source, database, key.into()));
                 continue;
             }
             let slot = slot_of(key);
             // What is left over of a key that lives elsewhere does not move with its slot.
-            if is_ours[slot.index()] && topology.exception(key).is_none() {
+            if pass.is_ours[slot.index()] && topology.exception(key).is_none() {
                 self.spool_key(slot, key);
                 self.listed += 1;
                 let at = key.as_ptr().addr() - answer.as_ptr().addr();
-                page.keys.push((slot, at..at + key.len()));
+                keys.push((slot, at..at + key.len()));
             }
         }
-        Some(page)
+        if pass.sized {
+            pass.pages.push(Page::new(database, answer, keys));
+        }
+    }
+
+    /// Looks for what the target should not have.
+    fn look_at_keys(&self, pass: &mut Pass, database: u32, answer: &[u8]) {
+        let topology = self.shared.plan().topology.clone();
+        for key in keys_of(answer) {
+            if is_temporary(key) {
+                pass.found.temporary.push((Side::Target, database, key.into()));
+            } else if let slot = slot_of(key)
+                && pass.is_ours[slot.index()]
+                // A key that lives there although its slot does not is where it belongs; one that lives at a third node left this one.
+                && let lives_at = topology.exception(key)
+                && lives_at != Some(self.order.target)
+            {
+                if lives_at.is_some() || self.may_be_removed(key) {
+                    pass.found.stale.push((database, key.into()));
+                } else {
+                    pass.found.foreign += 1;
+                }
+            }
+        }
     }
 
     /// Removes what was found and is nobody's, with nothing else under way. `looked`: the target has been walked through.

@@ -16,6 +16,7 @@ mod pieces;
 mod replicas;
 mod run;
 mod side;
+mod sizes;
 mod spool;
 mod staging;
 mod tails;

@@ -15,6 +15,7 @@ use tracing::{error, info, trace, warn};
 use super::big::Big;
 use super::connection::Connection;
 use super::side::End;
+use super::sizes::Sizes;
 use super::spool::Spool;
 use super::staging::{LEG_BYTES, Staging};
 use super::{BigKeys, MoveEnd, MoveOrder, SharedMove, Steer, Told};
@@ -23,6 +24,9 @@ use crate::shared::{Message, Shared, lock};
 
 /// Fingerprints of moved keys that are remembered until the end; beyond it what is found late can no longer be told apart.
 const REMEMBERED_MAX: usize = 20_000_000;
+
+/// Keys of a leg with the goal `fast`. With more of them what is known of each is in no cache any more, which costs more than the drains of smaller legs.
+const LEG_KEYS: u32 = 65_536;
 
 /// Between two attempts of a leg that could not begin.
 const LEG_REST: Duration = Duration::from_millis(250);
@@ -65,6 +69,7 @@ pub(super) struct Mover {
     pub(super) target: End,
     pub(super) spool: Spool,
     pub(super) big: Big,
+    pub(super) sizes: Sizes,
     /// From how many bytes a key is big, as it was when the keys were listed.
     pub(super) big_limit_now: Option<u64>,
     pub(super) staging: Staging,
@@ -208,6 +213,7 @@ impl Mover {
             target: End::new(order.target),
             spool,
             big: Big::default(),
+            sizes: Sizes::default(),
             big_limit_now: Some(shared.plan().live.big_key as u64).filter(|limit| *limit > 0),
             staging: Staging::default(),
             mortal_fields: None,
@@ -282,7 +288,11 @@ impl Mover {
             if self.aborted {
                 return Ok(MoveEnd::Stopped("stopped by the user between two legs".to_owned()));
             }
-            let slots = self.next_leg();
+            self.until_connected(Self::measure_next)?;
+            if self.aborted {
+                continue;
+            }
+            let slots = self.next_leg(&[]);
             self.until_connected(|mover| mover.has_room(&slots))?;
             self.until_connected(|mover| mover.stage(&slots))?;
             if self.aborted {
@@ -606,10 +616,10 @@ impl Mover {
         }
     }
 
-    /// Whole slots, as many as have the keys of a leg.
-    fn next_leg(&self) -> Vec<Slot> {
+    /// Whole slots, as many as have the keys of a leg. `without`: those that are in the one under way.
+    pub(super) fn next_leg(&self, without: &[bool]) -> Vec<Slot> {
         let keys_max = match self.goal {
-            Goal::Fast => 65_536,
+            Goal::Fast => LEG_KEYS,
             Goal::Balanced => 4096,
             Goal::Gentle => 1024,
         };
@@ -617,7 +627,8 @@ impl Mover {
         let mut keys = 0;
         let mut big_bytes = 0;
         // Those in which scripts write what they do not name come last and together: their keys have to be listed once more.
-        let (last, first): (Vec<Slot>, Vec<Slot>) = self.slots_left.iter().partition(|slot| self.anything.contains(slot));
+        let left = self.slots_left.iter().filter(|slot| !without.get(slot.index()).is_some_and(|without| *without));
+        let (last, first): (Vec<Slot>, Vec<Slot>) = left.partition(|slot| self.anything.contains(slot));
         for slot in if first.is_empty() { last } else { first } {
             let of_slot = self.spool.count(slot);
             let big_of_slot = self.big.bytes_of(slot);

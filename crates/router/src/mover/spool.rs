@@ -96,11 +96,17 @@ impl Spool {
 
     /// The keys of these slots. They stay until [`Spool::forget`].
     pub(super) fn keys(&self, slots: &[Slot]) -> io::Result<Vec<Key>> {
+        let mut keys = Vec::new();
+        self.for_each(slots, |_, key| keys.push(Key::from(key)))?;
+        Ok(keys)
+    }
+
+    /// Calls `with` with each key of these slots.
+    pub(super) fn for_each(&self, slots: &[Slot], mut with: impl FnMut(Slot, &[u8])) -> io::Result<()> {
         let mut wanted = vec![false; SLOT_COUNT];
         for slot in slots {
             wanted[slot.index()] = true;
         }
-        let mut keys = Vec::new();
         let mut numbers: Vec<usize> = slots.iter().map(|slot| slot.index() / PART_SLOTS).collect();
         numbers.sort_unstable();
         numbers.dedup();
@@ -109,11 +115,11 @@ impl Spool {
             if let Some(path) = &part.file {
                 let mut written = Vec::new();
                 File::open(path)?.read_to_end(&mut written)?;
-                take(&written, &wanted, &mut keys);
+                take(&written, &wanted, &mut with);
             }
-            part.pieces.iter().for_each(|piece| take(piece, &wanted, &mut keys));
+            part.pieces.iter().for_each(|piece| take(piece, &wanted, &mut with));
         }
-        Ok(keys)
+        Ok(())
     }
 
     /// These slots have been handed over. What is in memory of parts that have no others is given back.
@@ -133,13 +139,15 @@ impl Spool {
     }
 }
 
-fn take(mut entries: &[u8], wanted: &[bool], keys: &mut Vec<Key>) {
+fn take(mut entries: &[u8], wanted: &[bool], with: &mut impl FnMut(Slot, &[u8])) {
     while let Some((slot, rest)) = entries.split_first_chunk::<2>()
         && let Some((len, rest)) = rest.split_first_chunk::<4>()
         && let Some((key, rest)) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)
     {
-        if wanted.get(usize::from(u16::from_le_bytes(*slot))).is_some_and(|wanted| *wanted) {
-            keys.push(key.into());
+        if let Some(slot) = Slot::new(u16::from_le_bytes(*slot))
+            && wanted[slot.index()]
+        {
+            with(slot, key);
         }
         entries = rest;
     }

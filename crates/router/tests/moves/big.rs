@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use switchyard_policy::migration::{Durability, Goal};
-use switchyard_policy::topology::MoveId;
+use switchyard_policy::topology::{MoveId, SLOT_COUNT, Slot, slot_of};
 use switchyard_router::{MoveEnd, MoveOrder, Steer};
 
 use super::fleet::{Client, Fleet, Server, all_there, fill, until};
@@ -119,6 +119,39 @@ fn big_values_of_all_types_arrive_as_they_were() {
     assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
     assert_eq!(fleet.servers[1].client().cmd("DBSIZE"), "5");
     no_temporary_keys(&fleet.servers[1]);
+}
+
+/// With the goal `fast` the sizes of a leg's keys are asked while the leg before it is under way.
+#[test]
+fn big_keys_of_later_legs_are_known_in_time() {
+    let fleet = Fleet::new(2);
+    let owned = fleet.slots_of(fleet.node(0));
+    let is_in = |slots: &[Slot], key: &str| slots.contains(&slot_of(key.as_bytes()));
+    // More than the first leg takes.
+    let mut mine = vec![false; SLOT_COUNT];
+    owned.iter().for_each(|slot| mine[slot.index()] = true);
+    let small: Vec<String> = (0..).map(|n| format!("small:{n}")).filter(|key| mine[slot_of(key.as_bytes()).index()]).take(70_000).collect();
+    let mut direct = fleet.servers[0].client();
+    for some in small.chunks(500) {
+        let args: Vec<&[u8]> = std::iter::once(&b"MSET"[..]).chain(some.iter().flat_map(|key| [key.as_bytes(), b"value"])).collect();
+        direct.send(&args);
+        assert_eq!(direct.reply(), "OK");
+    }
+    let late = &owned[owned.len() - 100..];
+    let key = |name: &str| (0..).map(|n| format!("{{{n}}}{name}")).find(|key| is_in(late, key)).expect("a key");
+    let mut client = fleet.client();
+    hash(&mut client, &key("hash"), 20_000);
+    assert_eq!(client.cmd(&format!("SETRANGE {} 3000000 end", key("string"))), "3000003");
+    assert_eq!(client.cmd(&format!("HSET {} field value", key("few"))), "1");
+    fleet.begin(fleet.order(1, 0, 1));
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    let big = fleet.progress(1).big;
+    assert_eq!((big.in_pieces, big.whole, big.under_way.len()), (2, 0, 0), "{big:?}");
+    assert_eq!(fields(&mut client, &key("hash")).len(), 20_000);
+    assert_eq!(client.cmd(&format!("STRLEN {}", key("string"))), "3000003");
+    assert_eq!(client.cmd(&format!("HGET {} field", key("few"))), "value");
+    assert_eq!(direct.cmd("DBSIZE"), "0");
+    assert_eq!(fleet.servers[1].client().cmd("DBSIZE"), "70003");
 }
 
 /// Every acknowledged write to a big hash is there at the end, once, whoever wrote it and whenever.

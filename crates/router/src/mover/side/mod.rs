@@ -19,6 +19,7 @@ pub(in crate::mover) use self::answers::{OneByOne, copied, scanned, secured, sto
 use crate::mover::big::Place;
 use crate::mover::connection::{Connection, field};
 use crate::mover::last_piece::{self, Last, LastRead};
+use crate::mover::sizes::Page;
 use crate::mover::staging::Staged;
 use crate::settings::NodeAccess;
 
@@ -142,6 +143,11 @@ pub(in crate::mover) enum Ask {
     Discard,
     /// How much it has worked.
     Look,
+    /// The sizes of keys, behind a SELECT or not.
+    Sizes {
+        page: Page,
+        selected: bool,
+    },
 }
 
 /// What a reply to a [`Ask::Store`] is about.
@@ -589,6 +595,14 @@ impl End {
         let Some(connection) = &mut self.connection else { return };
         connection.push(&[b"INFO", b"cpu"]);
         self.ask(Ask::Look, 1);
+    }
+
+    /// Asks for the sizes of keys.
+    pub(in crate::mover) fn ask_sizes(&mut self, page: Page) {
+        let Some(connection) = &mut self.connection else { return };
+        let selected = page.ask(connection);
+        let replies = page.len() + usize::from(selected);
+        self.ask(Ask::Sizes { page, selected }, replies);
     }
 
     /// What of a processor the thread that executes commands has used since it last said so: a share, or `None` at first.

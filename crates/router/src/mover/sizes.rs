@@ -1,0 +1,344 @@
+//! Sizes of the keys of a move: which of them are big has to be known before their leg begins.
+//!
+//! Asked by STRLEN where nearly all keys are strings: it costs the node less than MEMORY USAGE. It leaves out what a string has in reserve, so it only
+//! tells which strings are small for certain; of all others, and of what is no string, MEMORY USAGE decides.
+//!
+//! With the listing; but with the goal `fast` leg by leg, those of the next one while a leg is under way. While keys are listed only the source has work,
+//! and a processor may be idle.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use switchyard_policy::migration::{Goal, Phase, Protocol, Side};
+use switchyard_policy::topology::Slot;
+use switchyard_resp::reply;
+use tracing::warn;
+
+use super::big::Big;
+use super::connection::{Connection, error_text};
+use super::run::{Halt, Mover};
+use super::spool::Spool;
+
+/// Keys that are asked for in one go.
+const AT_ONCE: usize = 1000;
+
+/// The same while a leg is under way: what the leg asks waits behind them.
+const BESIDE: usize = 300;
+
+/// So many keys are asked for their lengths to find out whether they are strings.
+const SAMPLE: usize = 50;
+
+/// A string has at most three times its length in memory, and its key and so many bytes more.
+const AROUND: u64 = 512;
+
+/// Keys whose sizes are asked.
+#[derive(Debug)]
+pub(super) struct Page {
+    pub(super) database: u32,
+    /// What their names are in: an answer to SCAN, or a copy from the spool.
+    text: Arc<Vec<u8>>,
+    keys: Vec<(Slot, Range<usize>)>,
+    /// So many of them, the first ones, are asked by STRLEN.
+    by_length: usize,
+    /// So many are answered.
+    answered: usize,
+    /// Only MEMORY USAGE will do.
+    is_unsure: bool,
+    /// Those that may be big, and are asked by MEMORY USAGE next.
+    unsure: Vec<(Slot, Range<usize>)>,
+}
+
+impl Page {
+    /// Of keys whose names are at these places of `text`.
+    pub(super) fn new(database: u32, text: Arc<Vec<u8>>, keys: Vec<(Slot, Range<usize>)>) -> Self {
+        Self { database, text, keys, by_length: 0, answered: 0, is_unsure: false, unsure: Vec::new() }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    pub(super) fn is_answered(&self) -> bool {
+        self.answered == self.keys.len()
+    }
+
+    /// Asks for all of them. True where a SELECT goes before.
+    pub(super) fn ask(&self, connection: &mut Connection) -> bool {
+        let selected = connection.select(self.database);
+        for (number, (_, at)) in self.keys.iter().enumerate() {
+            let key = &self.text[at.clone()];
+            if number < self.by_length {
+                connection.push(&[b"STRLEN", key]);
+            } else {
+                connection.push(&[b"MEMORY", b"USAGE", key]);
+            }
+        }
+        selected
+    }
+
+    /// Takes the next answer.
+    pub(super) fn take(&mut self, answer: &[u8], lengths: &mut Lengths, big: &mut Big, limit: u64) {
+        let Some((slot, at)) = self.keys.get(self.answered).cloned() else { return };
+        let key = &self.text[at.clone()];
+        if self.answered >= self.by_length {
+            big.note_listed(slot, key, self.database, answer, limit);
+        } else if !lengths.is_small(key, answer, limit) || big.has_some_of(slot) {
+            self.unsure.push((slot, at));
+        }
+        self.answered += 1;
+    }
+
+    /// The keys that have to be asked once more, once all are answered.
+    pub(super) fn rest(self) -> Option<Self> {
+        (!self.unsure.is_empty()).then(|| Self { is_unsure: true, ..Self::new(self.database, self.text, self.unsure) })
+    }
+}
+
+/// What is known of the keys by the answers to STRLEN.
+#[derive(Debug, Default)]
+pub(super) struct Lengths {
+    /// It is not to be used.
+    refused: bool,
+    strings: usize,
+    others: usize,
+}
+
+impl Lengths {
+    /// Has a page ask as is best by what is known.
+    pub(super) fn choose(&self, mut page: Page) -> Page {
+        page.by_length = match self.strings + self.others {
+            _ if self.refused || page.is_unsure => 0,
+            known if known < SAMPLE => page.len().min(SAMPLE),
+            known if self.strings * 10 >= known * 9 => page.len(),
+            _ => 0,
+        };
+        page
+    }
+
+    /// Whether a key is small for certain, by its answer to STRLEN.
+    fn is_small(&mut self, key: &[u8], answer: &[u8], limit: u64) -> bool {
+        if answer.starts_with(b"-WRONGTYPE") {
+            self.others += 1;
+            return false;
+        }
+        self.refused |= reply::is_error(answer);
+        let Some(length) = reply::integer(answer).and_then(|length| u64::try_from(length).ok()) else { return false };
+        self.strings += 1;
+        length.saturating_mul(3).saturating_add(key.len() as u64 * 2 + AROUND) < limit
+    }
+}
+
+/// Sizes that have still to be asked.
+#[derive(Debug, Default)]
+pub(super) struct Sizes {
+    pub(super) lengths: Lengths,
+    /// Slots whose keys are listed and have not been asked for, and their only database.
+    due: BTreeSet<Slot>,
+    database: u32,
+    /// Of the next leg, in order, and not begun.
+    ahead: VecDeque<Slot>,
+    /// Those that are being asked for, and what is left to be asked of them.
+    under_way: Vec<Slot>,
+    pages: VecDeque<Page>,
+    /// A page is asked for.
+    asked: bool,
+}
+
+impl Sizes {
+    /// What was asked is not known.
+    pub(super) fn drop_asked(&mut self) {
+        self.ahead.clear();
+        self.under_way.clear();
+        self.pages.clear();
+        self.asked = false;
+    }
+}
+
+impl Mover {
+    /// Keys are about to be listed. True where their sizes are to be asked with that.
+    pub(super) fn sizes_with_listing(&mut self, databases: &[u32]) -> bool {
+        // STRLEN is a use of the key, and a node that evicts by use would be told a wrong one.
+        let counts_uses = ["lru", "lfu"].iter().any(|by| self.source.policy.contains(by));
+        self.sizes = Sizes { lengths: Lengths { refused: counts_uses, ..Lengths::default() }, ..Sizes::default() };
+        if self.big_limit_now.is_none() || self.sizes_are_refused() {
+            return false;
+        }
+        let &[database] = databases else { return true };
+        if self.goal != Goal::Fast || self.order.protocol != Protocol::Switchyard {
+            return true;
+        }
+        self.sizes.due = self.slots_left.clone();
+        self.sizes.database = database;
+        false
+    }
+
+    /// Asks for the sizes that are due of the next leg's keys, as far as that was not done beside the last one.
+    pub(super) fn measure_next(&mut self) -> Result<(), Halt> {
+        self.sizes.drop_asked();
+        loop {
+            let due: Vec<Slot> = self.next_leg(&[]).into_iter().filter(|slot| self.sizes.due.contains(slot)).collect();
+            if due.is_empty() {
+                return Ok(());
+            }
+            self.doing = "asking for the sizes of keys".to_owned();
+            self.sizes.ahead = due.into();
+            while let Some(page) = self.next_page(AT_ONCE) {
+                let asked = Instant::now();
+                let Some(connection) = &mut self.source.connection else { return Err(Halt::Lost) };
+                let selected = page.ask(connection);
+                let (answers, _) = self.collect()?;
+                if let Err(why) = self.sizes_answered(page, selected, &answers) {
+                    return Err(Halt::Stop(format!("{} {why}", self.name(self.order.source))));
+                }
+                self.while_paused()?;
+                match self.goal {
+                    Goal::Fast => {}
+                    Goal::Balanced => self.rest(asked.elapsed())?,
+                    Goal::Gentle => self.rest(asked.elapsed() * 4)?,
+                }
+                if self.is_aborted() {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// A leg begins: the sizes of the next one are asked for beside it.
+    pub(super) fn measure_ahead(&mut self, is_ours: &[bool]) {
+        self.sizes.drop_asked();
+        if self.goal == Goal::Fast && !self.sizes.due.is_empty() {
+            self.sizes.ahead = self.next_leg(is_ours).into_iter().filter(|slot| self.sizes.due.contains(slot)).collect();
+        }
+    }
+
+    /// Asks for some more, if the leg moves keys and none are asked for.
+    pub(super) fn go_on_measuring(&mut self, phase: Phase) {
+        if self.sizes.asked || phase != Phase::Moving || self.goal != Goal::Fast || self.source.connection.is_none() {
+            return;
+        }
+        if let Some(page) = self.next_page(BESIDE) {
+            self.sizes.asked = true;
+            self.source.ask_sizes(page);
+        }
+    }
+
+    /// Sizes were answered, behind a SELECT or not.
+    ///
+    /// # Errors
+    /// If the database is refused.
+    pub(super) fn sizes_answered(&mut self, mut page: Page, selected: bool, answers: &[Vec<u8>]) -> Result<(), String> {
+        self.sizes.asked = false;
+        let (before, answers) = answers.split_at(usize::from(selected).min(answers.len()));
+        if let Some(error) = before.iter().find(|answer| reply::is_error(answer)) {
+            return Err(format!("refuses a database: {}", error_text(error)));
+        }
+        let limit = self.big_limit_now.unwrap_or(u64::MAX);
+        answers.iter().for_each(|answer| page.take(answer, &mut self.sizes.lengths, &mut self.big, limit));
+        if let Some(rest) = page.rest() {
+            self.sizes.pages.push_front(rest);
+        }
+        Ok(())
+    }
+
+    /// What is to be asked next; `None` when all that lies ahead is done.
+    fn next_page(&mut self, keys_max: usize) -> Option<Page> {
+        loop {
+            if let Some(page) = self.sizes.pages.pop_front() {
+                return Some(self.sizes.lengths.choose(page));
+            }
+            for slot in std::mem::take(&mut self.sizes.under_way) {
+                self.sizes.due.remove(&slot);
+            }
+            if self.sizes_are_refused() {
+                self.sizes.due.clear();
+                self.sizes.ahead.clear();
+            }
+            let slots = Spool::together(self.sizes.ahead.make_contiguous()).to_vec();
+            if slots.is_empty() {
+                return None;
+            }
+            self.sizes.ahead.drain(..slots.len());
+            let mut pages = VecDeque::new();
+            let (mut text, mut keys) = (Vec::new(), Vec::new());
+            let database = self.sizes.database;
+            let outcome = self.spool.for_each(&slots, |slot, key| {
+                keys.push((slot, text.len()..text.len() + key.len()));
+                text.extend_from_slice(key);
+                if keys.len() == keys_max {
+                    pages.push_back(Page::new(database, Arc::new(std::mem::take(&mut text)), std::mem::take(&mut keys)));
+                }
+            });
+            if let Err(error) = outcome {
+                // The leg finds its keys by walking through the node, and moves big ones whole.
+                warn!(%error, "the list of keys cannot be read: their sizes are not known");
+            }
+            if !keys.is_empty() {
+                pages.push_back(Page::new(database, Arc::new(text), keys));
+            }
+            self.sizes.pages = pages;
+            self.sizes.under_way = slots;
+        }
+    }
+
+    /// The connection to the source is lost.
+    pub(super) fn sizes_unknown(&mut self, side: Side) {
+        if side == Side::Source {
+            self.sizes.drop_asked();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(names: &[&str]) -> Page {
+        let mut text = Vec::new();
+        let places = names.iter().map(|name| {
+            let from = text.len();
+            text.extend_from_slice(name.as_bytes());
+            (switchyard_policy::topology::slot_of(name.as_bytes()), from..text.len())
+        });
+        let keys = places.collect();
+        Page::new(0, Arc::new(text), keys)
+    }
+
+    #[test]
+    fn what_is_no_small_string_for_certain_is_asked_once_more() {
+        let (mut lengths, mut big) = (Lengths::default(), Big::default());
+        let mut first = lengths.choose(page(&["small", "long", "hash", "refused"]));
+        assert_eq!(first.by_length, 4);
+        for answer in [":100\r\n", ":40000\r\n", "-WRONGTYPE Operation against a key\r\n", "-NOPERM no\r\n"] {
+            first.take(answer.as_bytes(), &mut lengths, &mut big, 100_000);
+        }
+        assert!(first.is_answered());
+        let again = first.rest().expect("three are left");
+        let mut again = Lengths::default().choose(again);
+        assert_eq!((again.len(), again.by_length), (3, 0));
+        for answer in [":140000\r\n", ":100000\r\n", ":99999\r\n"] {
+            again.take(answer.as_bytes(), &mut lengths, &mut big, 100_000);
+        }
+        assert!(again.rest().is_none());
+        let slot = |name: &str| switchyard_policy::topology::slot_of(name.as_bytes());
+        assert_eq!(["small", "long", "hash", "refused"].map(|name| big.bytes_of(slot(name))), [0, 140_000, 100_000, 0]);
+        assert_eq!(lengths.choose(page(&["more"])).by_length, 0, "a node that refuses it is not asked again");
+    }
+
+    #[test]
+    fn where_many_are_no_strings_their_lengths_are_not_asked() {
+        let names: Vec<String> = (0..200).map(|n| format!("key:{n}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        for (strings, then) in [(50, 200), (45, 200), (44, 0), (0, 0)] {
+            let mut lengths = Lengths::default();
+            let mut first = lengths.choose(page(&names));
+            assert_eq!(first.by_length, SAMPLE);
+            for number in 0..SAMPLE {
+                let answer: &[u8] = if number < strings { b":64\r\n" } else { b"-WRONGTYPE no\r\n" };
+                first.take(answer, &mut lengths, &mut Big::default(), 1 << 20);
+            }
+            assert_eq!(lengths.choose(page(&names)).by_length, then, "of {SAMPLE} keys {strings} are strings");
+        }
+    }
+}
