@@ -108,11 +108,11 @@ impl Mover {
         };
         self.slots_left.iter().for_each(|slot| pass.is_ours[slot.index()] = true);
         loop {
-            self.while_paused()?;
+            let is_to_rest = self.listen()?;
             let asked = Instant::now();
-            // Other questions are alone on their connection.
+            // Other questions are alone on their connection; and who waits with an answer unread does not sleep.
             let ends = self.is_aborted() || pass.refused.is_some();
-            let pauses = ends || pass.found.is_to_be_cleared();
+            let pauses = ends || is_to_rest || pass.found.is_to_be_cleared();
             if !pauses {
                 self.ask(&mut pass);
             }
@@ -126,6 +126,7 @@ impl Mover {
                 if !pauses {
                     break;
                 }
+                self.while_paused()?;
                 self.clear(&mut pass.found, false)?;
                 continue;
             }

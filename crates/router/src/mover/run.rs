@@ -410,18 +410,24 @@ impl Mover {
     /// Between two steps that take long: what was said meanwhile.
     pub(super) fn pump(&mut self) -> Result<(), Halt> {
         loop {
-            if self.is_stopped() {
-                return Err(Halt::RouterStops);
-            }
-            for what in self.own.take_told() {
-                self.note(what);
-            }
-            self.show(None);
+            self.listen()?;
             if self.tickets.is_empty() {
                 return Ok(());
             }
             self.wait(Duration::from_millis(5));
         }
+    }
+
+    /// The same without waiting. True where nothing more is to be asked of the nodes now.
+    pub(super) fn listen(&mut self) -> Result<bool, Halt> {
+        if self.is_stopped() {
+            return Err(Halt::RouterStops);
+        }
+        for what in self.own.take_told() {
+            self.note(what);
+        }
+        self.show(None);
+        Ok(self.paused || !self.tickets.is_empty())
     }
 
     pub(super) fn is_aborted(&self) -> bool {

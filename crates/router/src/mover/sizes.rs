@@ -215,7 +215,8 @@ impl Mover {
 
     /// Asks for some more, if the leg moves keys and none are asked for.
     pub(super) fn go_on_measuring(&mut self, phase: Phase) {
-        if self.sizes.asked || phase != Phase::Moving || self.goal != Goal::Fast || self.source.connection.is_none() {
+        let rests = self.pace().batches == 0 || !self.tickets.is_empty();
+        if rests || self.sizes.asked || phase != Phase::Moving || self.goal != Goal::Fast || self.source.connection.is_none() {
             return;
         }
         if let Some(page) = self.next_page(BESIDE) {
