@@ -16,7 +16,7 @@ use crate::slab::Handle;
 const SHARDS: usize = 16;
 
 /// A client of a worker.
-type Whose = (usize, Handle);
+pub(crate) type Whose = (usize, Handle);
 
 /// A wait's place among those of its slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,10 +81,10 @@ impl Lines {
         is_its(turn, mailboxes)
     }
 
-    /// It was seen at its node.
-    pub(crate) fn seen(&self, ticket: Ticket, mailboxes: &Mailboxes) {
-        let next = lock(self.shard(ticket.slot)).seen(ticket.slot, ticket.number);
-        tell(next, mailboxes);
+    /// It was seen at its node. Whose turn it may be now, to be told at once: all behind it wait for that.
+    #[must_use]
+    pub(crate) fn seen(&self, ticket: Ticket) -> Option<Whose> {
+        lock(self.shard(ticket.slot)).seen(ticket.slot, ticket.number)
     }
 
     /// It is over.

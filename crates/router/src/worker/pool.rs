@@ -21,6 +21,12 @@ use crate::slab::Handle;
 /// node's): more attempts than the node's backlog (511) and its one thread take would cost each other the time they have to come up.
 const COMING_MAX: usize = 128;
 
+/// Where no more than so many are free or coming, connections are made for clients that will ask for one soon.
+const AHEAD_MIN: usize = 32;
+
+/// For so long none are made ahead where the node did not take one, us.
+const AHEAD_REST_US: u64 = 1_000_000;
+
 /// The exclusive connections of one kind to one node.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
@@ -32,6 +38,8 @@ pub(super) struct Pool {
     free: Vec<Handle>,
     /// Clients in line.
     waiters: VecDeque<Handle>,
+    /// Until then none are made ahead, us.
+    ahead_rests_until_us: u64,
 }
 
 /// What became of a client's wish for a connection.
@@ -144,13 +152,37 @@ impl Worker {
             let Some(other) = pool.free.pop() else { return };
             self.drop_link(other);
         }
+        self.open_exclusive(node, lane, resp3, false);
+    }
+
+    fn open_exclusive(&mut self, node: NodeId, lane: Lane, resp3: bool, is_ahead: bool) {
         let Some(pool) = self.pool(node, lane) else { return };
         pool.open += 1;
         pool.coming[usize::from(resp3)] += 1;
         let mut link = Link::new(node, lane, resp3, self.plan.live.database, self.counters.node(node), self.now_us);
         link.coming = true;
+        link.is_ahead = is_ahead;
         let link = self.links.insert(Box::new(link));
         self.connect(link);
+    }
+
+    /// Has connections made for clients that will ask for one soon, but one after the other: each would wait for its own to come up, and all behind it
+    /// with it. Nobody has them before it asks: who is first in a line finds one however many are behind it. `how_many` will ask, as far as that has to
+    /// be known.
+    pub(super) fn make_ahead(&mut self, node: NodeId, lane: Lane, resp3: bool, how_many: impl FnOnce(&Self, usize) -> usize) {
+        let bound = self.bound(lane).0;
+        let Some(pool) = lane.pool().and_then(|place| self.routes.get(node.index())?.pools.get(place)) else { return };
+        let free = pool.free.iter().filter(|h| self.links.get(**h).is_some_and(|l| l.resp3 == resp3)).count();
+        let (there, coming, room) =
+            (free + pool.coming[usize::from(resp3)], pool.coming[0] + pool.coming[1], bound.saturating_sub(pool.open));
+        let most = COMING_MAX.saturating_sub(coming.max(there)).min(room);
+        let rests = self.now_us < pool.ahead_rests_until_us;
+        if there >= AHEAD_MIN || most == 0 || rests || self.node_fails(node) {
+            return;
+        }
+        for _ in there..how_many(self, there + most).min(there + most) {
+            self.open_exclusive(node, lane, resp3, true);
+        }
     }
 
     /// Puts a request, or its beginning, on the connection that `handle` has acquired. `seq` is that of a command already owed.
@@ -268,9 +300,14 @@ impl Worker {
     /// connections that others give back, unless the node cannot be reached at all.
     pub(super) fn exclusive_failed(&mut self, handle: Handle, why: &str) {
         let Some(link) = self.links.get(handle) else { return };
-        let (node, lane) = (link.node, link.lane);
+        let (node, lane, is_ahead) = (link.node, link.lane, link.is_ahead);
         self.drop_link(handle);
-        if self.node_fails(node) {
+        let rests_until_us = self.now_us + AHEAD_REST_US;
+        if let Some(pool) = self.pool(node, lane).filter(|_| is_ahead) {
+            pool.ahead_rests_until_us = rests_until_us;
+        }
+        // Who waits for one by now has another made, and is told of that one.
+        if is_ahead || self.node_fails(node) {
             self.wake(node, lane);
             return;
         }

@@ -24,7 +24,7 @@ use super::pool::Acquired;
 use super::upstream::{Lane, Phase, Purpose};
 use super::{Stall, Worker};
 use crate::lines::Ticket;
-use crate::shared::Plan;
+use crate::shared::{Message, Plan};
 use crate::slab::Handle;
 
 /// A node that does not show for so long that a client waits there, us, never will.
@@ -340,6 +340,8 @@ impl Worker {
             Ok(None) => return,
             Err(text) => return self.end_recalled(handle, Ended::Error(text)),
         };
+        let resp3 = self.clients.get(handle).is_some_and(|client| client.resp3);
+        self.make_ahead(node, Lane::Blocking, resp3, |worker, most| worker.recalled_of(resp3, most));
         if !self.shared.lines.is_turn(ticket, &self.shared.mailboxes) {
             return self.stall(handle, Stall::Moving); // until its turn
         }
@@ -371,6 +373,12 @@ impl Worker {
             }
         }
         self.look_whether_it_waits(link);
+    }
+
+    /// How many clients of this protocol have a recalled command that is with us; `most` are as good as all.
+    fn recalled_of(&self, resp3: bool, most: usize) -> usize {
+        let is = |h: &&Handle| self.clients.get(**h).is_some_and(|client| client.resp3 == resp3 && client.is_recalled());
+        self.recalled_clients.iter().filter(is).take(most).count()
     }
 
     /// Ends a wait that is with us.
@@ -462,7 +470,12 @@ impl Worker {
     fn is_there(&mut self, handle: Handle) {
         if let Some(waiting) = self.clients.get_mut(handle).and_then(|c| c.waiting.as_mut()) {
             waiting.state = State::There;
-            self.shared.lines.seen(waiting.ticket, &self.shared.mailboxes);
+            match self.shared.lines.seen(waiting.ticket) {
+                // In this turn: a bell of our own would ring in the next one.
+                Some((worker, next)) if worker == self.index => self.on_turn(next),
+                Some((worker, next)) => self.shared.mailboxes.send(worker, Message::Turn { client: next }),
+                None => {}
+            }
         }
     }
 

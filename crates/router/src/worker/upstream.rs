@@ -208,6 +208,8 @@ pub(super) struct Link {
     pub(super) free: bool,
     /// Counted by its pool among those that have never been up.
     pub(super) coming: bool,
+    /// Made for nobody in particular: somebody will ask for it soon.
+    pub(super) is_ahead: bool,
     /// The node holds WATCHes of the holder on this connection.
     pub(super) watching: bool,
     /// The slot of the blocking command under way.
@@ -303,6 +305,7 @@ impl Link {
             holder: Handle::NONE,
             free: false,
             coming: false,
+            is_ahead: false,
             watching: false,
             slot: None,
             waits_until_us: 0,

@@ -1,7 +1,7 @@
 //! Clients that wait for an element while its list changes its node: in which order they get it, and what else ends their wait.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use switchyard_policy::topology::slot_of;
 use switchyard_router::MoveEnd;
@@ -118,5 +118,38 @@ fn client_unblock_works_wherever_its_client_waits_just_then() {
             assert_eq!(client.cmd("PING"), "PONG");
         }
         assert_eq!(fleet.wait_for(id), MoveEnd::Done);
+    }
+}
+
+/// A node takes so many one after the other, on connections that are made while others go; clients of both protocols and of all workers.
+#[test]
+fn hundreds_who_wait_for_one_list_are_served_in_the_order_in_which_they_came() {
+    const WAITERS: usize = 300;
+    let fleet = Fleet::new(2);
+    let owned = fleet.slots_of(fleet.node(0));
+    let key = (0..).map(|n| format!("{{q{n}}}list")).find(|key| owned.contains(&slot_of(key.as_bytes()))).expect("one");
+    let mut waiting: Vec<Client> = Vec::new();
+    for place in 0..WAITERS {
+        let mut client = fleet.client();
+        if place % 3 == 0 {
+            client.cmd("HELLO 3");
+        }
+        client.post(&format!("BLPOP {key} 0"));
+        waiting.push(client);
+        until("it waits", || blocked(&fleet.servers[0]) == place + 1);
+    }
+    fleet.keeper.holds_moving.store(true, Ordering::SeqCst);
+    fleet.begin(fleet.order(1, 0, 1));
+    until("nobody waits there any more", || blocked(&fleet.servers[0]) == 0);
+    let since = Instant::now();
+    fleet.keeper.holds_moving.store(false, Ordering::SeqCst);
+    until("all wait at the other node", || blocked(&fleet.servers[1]) == WAITERS);
+    eprintln!("{WAITERS} clients wait at the other node {:?} after the copying could begin", since.elapsed());
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    let mut pusher = fleet.client();
+    let elements: Vec<String> = (0..WAITERS).map(|place| format!("element{place}")).collect();
+    pusher.cmd(&format!("RPUSH {key} {}", elements.join(" ")));
+    for (client, element) in waiting.iter_mut().zip(&elements) {
+        assert_eq!(client.reply(), format!("[{key}, {element}]"));
     }
 }
