@@ -493,6 +493,10 @@ impl Mover {
                 connection.kill(dead.client_id, patience)?;
             }
         }
+        if side == Side::Target {
+            // It was looked through before; who answers now may be another process, with keys of long ago.
+            self.target_is_clean = false;
+        }
         let end = self.end_mut(side);
         end.dead.clear();
         end.next_try = None;

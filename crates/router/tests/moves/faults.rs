@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use switchyard_policy::migration::{Durability, Goal};
 use switchyard_policy::topology::MoveId;
-use switchyard_router::{MoveEnd, MoveOrder};
+use switchyard_router::{LateKeys, MoveEnd, MoveOrder};
 
 use super::fleet::{Fleet, Server, all_there, fill, until};
 
@@ -85,6 +85,8 @@ fn a_source_that_is_killed_and_shows_old_keys_again_brings_nothing_back() {
     fleet.servers[0].crash(&[]);
     fleet.router().steer_move(MoveId(1), switchyard_router::Steer::Goal(Goal::Fast));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    // Nor was anything of it there when the slots had left it.
+    assert_eq!(fleet.progress(1).late, LateKeys::default());
     let mut client = fleet.client();
     for n in 0..4000 {
         let expected = match moved.iter().position(|m| *m == n) {

@@ -216,6 +216,9 @@ pub(crate) struct Keeper {
     /// The record that a leg has drained does not become durable while it is set; and then `is_held` says that there is one.
     pub(crate) holds_moving: AtomicBool,
     pub(crate) is_held: AtomicBool,
+    /// That keys have moved is never on record while it is set, nor what comes behind it; and then `is_losing` says that there was such a record.
+    pub(crate) loses_moved: AtomicBool,
+    pub(crate) is_losing: AtomicBool,
     /// What replicas were to have before slots were handed over, and how often that was done by then.
     pub(crate) needs: Mutex<Vec<(NodeId, Position, usize)>>,
     pub(crate) handed_over: AtomicUsize,
@@ -247,6 +250,11 @@ impl Host for Keeper {
                 self.is_held.store(true, Ordering::SeqCst);
                 std::thread::sleep(Duration::from_millis(1));
             }
+        }
+        let moved = |record: &Record| matches!(record, Record::Moved { .. });
+        if self.loses_moved.load(Ordering::SeqCst) && (self.is_losing.load(Ordering::SeqCst) || records.iter().any(moved)) {
+            self.is_losing.store(true, Ordering::SeqCst);
+            return;
         }
         self.records.lock().expect("lock").extend(records);
         done(Ok(()));
@@ -324,7 +332,7 @@ pub(crate) fn settings(topology: &Topology, password: Option<&str>) -> Settings 
         pin: false,
         batched_sends: true,
         servers: BTreeMap::new(),
-        live: Live { nodes, ..Live::default() },
+        live: Live { nodes, bring_home_timeout: PATIENCE, ..Live::default() },
     }
 }
 
@@ -346,6 +354,8 @@ impl Fleet {
         let router = self.router.take().expect("running");
         self.keeper.router.lock().expect("lock").take();
         drop(Arc::into_inner(router).expect("nobody else has it"));
+        self.keeper.loses_moved.store(false, Ordering::SeqCst);
+        self.keeper.is_losing.store(false, Ordering::SeqCst);
         let replay = Replay::of(self.keeper.records.lock().expect("lock").iter()).expect("a journal");
         self.keeper.transits.lock().expect("lock").clear();
         let mut topology = self.keeper.topology.lock().expect("lock").with_transits([]).expect("none");
@@ -408,6 +418,8 @@ impl Fleet {
             stuck: AtomicBool::new(false),
             holds_moving: AtomicBool::new(false),
             is_held: AtomicBool::new(false),
+            loses_moved: AtomicBool::new(false),
+            is_losing: AtomicBool::new(false),
             needs: Mutex::default(),
             handed_over: AtomicUsize::new(0),
             replicas_are_behind: Arc::default(),

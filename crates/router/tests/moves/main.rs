@@ -7,6 +7,8 @@ mod clients;
 mod durability;
 mod faults;
 mod fleet;
+mod homing;
+mod moments;
 mod serving;
 mod several;
 mod versions;

@@ -537,8 +537,9 @@ impl End {
         true
     }
 
-    fn unlink(&mut self, keys: &[Key], databases: &[u32]) -> usize {
-        let Some(connection) = &mut self.connection else { return 0 };
+    /// How many replies there will be; `None`: there is no connection, so nothing is asked.
+    fn unlink(&mut self, keys: &[Key], databases: &[u32]) -> Option<usize> {
+        let connection = self.connection.as_mut()?;
         let before = connection.unanswered;
         let mut args: Vec<&[u8]> = vec![b"UNLINK"];
         args.extend(keys.iter().map(|key| &key[..]));
@@ -546,13 +547,15 @@ impl End {
             connection.select(*database);
             connection.push(&args);
         }
-        connection.unanswered - before
+        Some(connection.unanswered - before)
     }
 
     /// Removes keys, of all these databases.
     pub(in crate::mover) fn remove(&mut self, batch: BatchId, keys: &[Key], databases: &[u32]) {
-        let replies = self.unlink(keys, databases);
-        self.ask(Ask::Remove { batch }, replies);
+        // The loss of a connection is heard of behind what came before it. A job that awaits no reply would be done as soon as there is another.
+        if let Some(replies) = self.unlink(keys, databases) {
+            self.ask(Ask::Remove { batch }, replies);
+        }
     }
 
     /// Has the node migrate keys itself to where `access` leads.
@@ -579,8 +582,9 @@ impl End {
 
     /// Removes keys of a database that should not be there.
     pub(in crate::mover) fn purge(&mut self, keys: &[Key], database: u32) {
-        let replies = self.unlink(keys, &[database]);
-        self.ask(Ask::Purge, replies);
+        if let Some(replies) = self.unlink(keys, &[database]) {
+            self.ask(Ask::Purge, replies);
+        }
     }
 
     pub(in crate::mover) fn scan(&mut self, database: u32, cursor: &[u8], purges: bool) {
@@ -693,5 +697,22 @@ fn set(connection: &mut Connection, key: &[u8], value: &[u8], expires_ms: i64) {
     match expires_ms {
         0 => connection.push(&[b"SET", key, value, b"NX"]),
         _ => connection.push(&[b"SET", key, value, b"NX", b"PXAT", until.as_bytes()]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_connection_nothing_is_asked_that_would_be_done_when_there_is_another() {
+        let mut end = End::new(NodeId(0));
+        let keys = [Key::from(&b"a"[..])];
+        end.remove(BatchId(0), &keys, &[0]);
+        end.purge(&keys, 0);
+        end.discard(vec![(0, b"a".to_vec())]);
+        end.scan(0, b"0", false);
+        end.look();
+        assert!(end.is_idle() && !end.ask_position());
     }
 }

@@ -1,0 +1,77 @@
+//! Commands that wait for keys to come home, with somebody in the place of the control plane who answers when the test wants.
+
+use std::sync::{Arc, Mutex};
+
+use switchyard_policy::topology::{NodeId, slot_of};
+use switchyard_router::{HomePort, HomeWish};
+
+use super::fleet::{Fleet, until};
+
+/// Keeps wishes.
+#[derive(Debug, Default)]
+struct Port {
+    wishes: Mutex<Vec<HomeWish>>,
+}
+
+impl HomePort for Port {
+    fn bring_home(&self, wish: HomeWish) {
+        self.wishes.lock().expect("lock").push(wish);
+    }
+}
+
+impl Port {
+    #[track_caller]
+    fn next(&self) -> HomeWish {
+        until("somebody asks", || !self.wishes.lock().expect("lock").is_empty());
+        self.wishes.lock().expect("lock").remove(0)
+    }
+}
+
+/// Has a key live at a node.
+fn publish(fleet: &Fleet, key: &str, node: NodeId) {
+    let topology = fleet.keeper.topology.lock().expect("lock").clone();
+    fleet.keeper.publish(topology.keys_handed_over(&[slot_of(key.as_bytes())], &[Arc::from(key.as_bytes())], node));
+}
+
+#[test]
+fn who_is_told_that_keys_are_home_and_finds_them_parted_asks_again() {
+    let fleet = Fleet::new(2);
+    let port = Arc::new(Port::default());
+    fleet.router().set_home_port(port.clone());
+    let owned_by_first = fleet.slots_of(fleet.node(0)).contains(&slot_of(b"{t}"));
+    let (home, away) = if owned_by_first { (fleet.node(0), fleet.node(1)) } else { (fleet.node(1), fleet.node(0)) };
+    let mut client = fleet.client();
+    assert_eq!(client.cmd("SET {t}a 1"), "OK");
+    publish(&fleet, "{t}b", away);
+    client.post("RENAME {t}a {t}b");
+    port.next().done();
+    let again = port.next();
+    publish(&fleet, "{t}b", home);
+    assert_eq!((client.reply(), client.cmd("GET {t}b")), ("OK".to_owned(), "1".to_owned()));
+    again.done();
+}
+
+#[test]
+fn the_answer_to_one_command_is_not_taken_for_that_to_another() {
+    let fleet = Fleet::new(2);
+    let port = Arc::new(Port::default());
+    fleet.router().set_home_port(port.clone());
+    let owned_by_first = fleet.slots_of(fleet.node(0)).contains(&slot_of(b"{t}"));
+    let (home, away) = if owned_by_first { (fleet.node(0), fleet.node(1)) } else { (fleet.node(1), fleet.node(0)) };
+    let (mut client, mut other) = (fleet.client(), fleet.client());
+    assert_eq!(client.cmd("SET {t}a 1"), "OK");
+    publish(&fleet, "{t}b", away);
+    client.post("RENAME {t}a {t}b");
+    let first = port.next();
+    publish(&fleet, "{t}b", home);
+    assert_eq!(client.reply(), "OK");
+    publish(&fleet, "{t}c", away);
+    client.post("RENAME {t}b {t}c");
+    let second = port.next();
+    first.refuse("of the past");
+    // All workers answer this behind what they are told before.
+    assert!(other.cmd("CLIENT LIST").contains("id="));
+    publish(&fleet, "{t}c", home);
+    assert_eq!((client.reply(), client.cmd("GET {t}c")), ("OK".to_owned(), "1".to_owned()));
+    second.done();
+}
