@@ -5,6 +5,9 @@ use crate::node::{KeyIx, Op, Reply, Watched};
 use crate::planted::Bug;
 use crate::world::{Ev, World, say};
 
+/// Fields of a hash.
+pub(crate) const FIELDS: u64 = 6;
+
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) number: usize,
@@ -104,6 +107,16 @@ impl World {
         }
         let mut one = |random: &mut crate::random::Random, key: KeyIx| {
             unique += 1;
+            if scenario.parts > 0 && random.chance(scenario.parts) {
+                let field = random.below(FIELDS) as u32;
+                return match random.below(100) {
+                    0..=24 => Op::Get(key),
+                    25..=69 => Op::Put(key, field, unique),
+                    70..=87 => Op::Cut(key, field),
+                    88..=93 => Op::Del(key),
+                    _ => Op::Expire(key, random.between(1_000, 30_000)),
+                };
+            }
             match random.below(100) {
                 0..=34 => Op::Get(key),
                 35..=54 => {

@@ -1,7 +1,7 @@
 //! What clients did and saw, for the checker.
 
 use crate::linear::{Act, OPERATIONS_MAX, Operation, UNKNOWN, Verdict, check};
-use crate::node::{Entry, KeyIx, Op, Reply};
+use crate::node::{Entry, KeyIx, Op, Reply, part};
 
 /// Where a key is when a node forgets, as far as the journal tells.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,6 +58,9 @@ impl History {
             Op::Del(key) => marks.push(self.add(*key, Act::Remove(None), now_us, by)),
             Op::Push(key, value) => marks.push(self.add(*key, Act::Push(*value, None), now_us, by)),
             Op::Pop(key) => marks.push(self.add(*key, Act::Take(None), now_us, by)),
+            Op::Put(key, field, value) => marks.push(self.add(*key, Act::Put(part(*field, *value), None), now_us, by)),
+            Op::Cut(key, field) => marks.push(self.add(*key, Act::Cut(*field, None), now_us, by)),
+            Op::Expire(key, ttl_us) => marks.push(self.add(*key, Act::Live(*ttl_us, None), now_us, by)),
             Op::Several(ops) => ops.iter().for_each(|op| self.asked(op, now_us, by, marks)),
             Op::Script(op) => self.asked(op, now_us, by, marks),
             Op::Watch(_) => {}
@@ -88,8 +91,10 @@ impl History {
                 (Act::Read(seen), Some(Reply::Value(value))) => seen.clone_from(value),
                 (Act::Count(told), Some(Reply::Number(number))) => *told = Some(Some(*number)),
                 (Act::Count(told), Some(Reply::Error)) => *told = Some(None),
-                (Act::Remove(told), Some(Reply::Number(number))) => *told = Some(*number),
-                (Act::Push(_, told), Some(Reply::Number(number))) => *told = Some(*number),
+                (
+                    Act::Remove(told) | Act::Push(_, told) | Act::Put(_, told) | Act::Cut(_, told) | Act::Live(_, told),
+                    Some(Reply::Number(number)),
+                ) => *told = Some(*number),
                 (Act::Take(told), Some(Reply::Value(Some(value)))) => *told = value.first().copied(),
                 _ => {}
             }
@@ -163,8 +168,10 @@ impl KeyHistory {
 /// Whether what was answered says that the key was changed.
 fn has_changed(act: &Act) -> bool {
     match act {
-        Act::Write(..) | Act::Swap(..) | Act::Push(_, Some(_)) | Act::Count(Some(Some(_))) | Act::Take(Some(_)) => true,
-        Act::Remove(told) => *told == Some(1),
+        Act::Write(..) | Act::Swap(..) | Act::Push(_, Some(_)) | Act::Put(_, Some(_)) | Act::Count(Some(Some(_))) | Act::Take(Some(_)) => {
+            true
+        }
+        Act::Remove(told) | Act::Cut(_, told) | Act::Live(_, told) => *told == Some(1),
         _ => false,
     }
 }

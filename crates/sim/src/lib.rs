@@ -23,7 +23,7 @@ pub use planted::{Bug, Planted};
 pub use random::Random;
 pub use scenario::Scenario;
 
-use crate::node::Persistence;
+use crate::node::{Persistence, STAGING};
 use crate::world::World;
 
 /// What came of a run.
@@ -43,6 +43,10 @@ pub struct Run {
     pub actions: u64,
     /// Transactions that were executed because a watched key had not changed.
     pub executed: u64,
+    /// Keys moved in pieces.
+    pub in_pieces: u64,
+    /// Keys that were to be moved in pieces and were moved whole.
+    pub whole: u64,
     /// What happened, if it was asked for.
     pub trace: Vec<String>,
 }
@@ -60,7 +64,7 @@ pub fn run(seed: u64, scenario: &Scenario, planted: Option<Planted>, trace: bool
     if world.violation.is_none() {
         let (violation, unknown) = world.history.check();
         unchecked = unknown;
-        world.violation = violation.or_else(|| left_behind(&world));
+        world.violation = violation.or_else(|| left_behind(&world)).or_else(|| left_for_ever(&world));
     }
     Run {
         seed,
@@ -70,6 +74,8 @@ pub fn run(seed: u64, scenario: &Scenario, planted: Option<Planted>, trace: bool
         unchecked,
         actions: world.actions,
         executed: world.executed,
+        in_pieces: world.mover.stager.in_pieces,
+        whole: world.mover.stager.whole,
         trace: world.trace.unwrap_or_default(),
     }
 }
@@ -80,9 +86,15 @@ fn left_behind(world: &World) -> Option<String> {
         return None;
     }
     let at = world.node_left();
-    let alive = world.nodes[at].keys.iter().filter(|(_, entry)| entry.expires_us.is_none_or(|end| end > world.now));
+    let alive = world.nodes[at].keys.range(..STAGING).filter(|(_, entry)| entry.expires_us.is_none_or(|end| end > world.now));
     let left: Vec<_> = alive.filter(|(key, _)| world.lives_at(**key) != at && world.has_left(**key)).collect();
     (!left.is_empty()).then(|| format!("the node that they have left still has {left:?}"))
+}
+
+/// Whatever is left of what is copied in pieces ends by itself.
+fn left_for_ever(world: &World) -> Option<String> {
+    let mut left = world.nodes.iter().flat_map(|node| node.keys.range(STAGING..));
+    left.find(|(_, entry)| entry.expires_us.is_none()).map(|(name, _)| format!("the staging key {name} stays for ever"))
 }
 
 /// Runs with the seeds from `from` on, so many, on `threads` threads; `progress` is told after each. Returns the first that was wrong, by its seed,

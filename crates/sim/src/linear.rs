@@ -6,6 +6,8 @@
 
 use std::collections::HashSet;
 
+use crate::node::{field_of, is_hash, put};
+
 /// What was done to a key and what was answered; `None` where the answer is not known.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Act {
@@ -21,6 +23,12 @@ pub enum Act {
     Push(u32, Option<i64>),
     /// The first element was taken.
     Take(Option<u32>),
+    /// A field of a hash was set to this part, and was new or not.
+    Put(u32, Option<i64>),
+    /// A field was removed, and there or not.
+    Cut(u32, Option<i64>),
+    /// It got so long to live, if it was there.
+    Live(u64, Option<i64>),
     /// It was written only because it was still what is here.
     Swap(Option<Vec<u32>>, u32),
     /// Something else made the key what it is here (a node came back with what its disk had), with the exact end of its life.
@@ -141,7 +149,7 @@ fn apply_to(value: Option<&Value>, act: &Act, invoked_us: u64, returned_us: u64,
         Act::Count(told) => {
             let list = value.map_or(&[0][..], |value| &value.list);
             match list {
-                [count] => {
+                [count] if !is_hash(list) => {
                     let count = count + 1;
                     let fits = told.is_none_or(|told| told == Some(count.into()));
                     fits.then(|| Some(Value { list: vec![count], ends: value.and_then(|value| value.ends) }))
@@ -150,6 +158,26 @@ fn apply_to(value: Option<&Value>, act: &Act, invoked_us: u64, returned_us: u64,
             }
         }
         Act::Remove(told) => told.is_none_or(|told| told == i64::from(value.is_some())).then_some(None),
+        // WRONGTYPE: nothing was done.
+        Act::Push(..) if value.is_some_and(|value| is_hash(&value.list)) => Some(value.cloned()),
+        Act::Put(..) | Act::Cut(..) if value.is_some_and(|value| !is_hash(&value.list)) => Some(value.cloned()),
+        Act::Put(new, told) => {
+            let mut list = value.map(|value| value.list.clone()).unwrap_or_default();
+            let is_new = put(&mut list, *new);
+            let fits = told.is_none_or(|told| told == i64::from(is_new));
+            fits.then(|| Some(Value { list, ends: value.and_then(|value| value.ends) }))
+        }
+        Act::Cut(field, told) => {
+            let mut list = value.map(|value| value.list.clone()).unwrap_or_default();
+            let before = list.len();
+            list.retain(|part| field_of(*part) != *field);
+            let fits = told.is_none_or(|told| told == (before - list.len()) as i64);
+            fits.then(|| (!list.is_empty()).then_some(Value { list, ends: value.and_then(|value| value.ends) }))
+        }
+        Act::Live(ttl_us, told) => told.is_none_or(|told| told == i64::from(value.is_some())).then(|| {
+            let ends = Some((invoked_us.saturating_add(*ttl_us), returned_us.saturating_add(*ttl_us)));
+            value.map(|value| Value { list: value.list.clone(), ends })
+        }),
         Act::Push(new, told) => {
             let mut list = value.map(|value| value.list.clone()).unwrap_or_default();
             list.push(*new);

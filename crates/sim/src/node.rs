@@ -1,13 +1,59 @@
 //! A node as the protocol knows it: keys with times to live, processes that die and come back with what their disk kept, and commands that are
 //! executed one after the other in the order in which each connection delivers them.
 //!
-//! Values are lists of numbers, whatever the command: a register has one, a counter's is counted up, `RPUSH` adds one. So every command has a
-//! meaning for every key, and the checker has one model for all.
+//! Values are lists of numbers, whatever the command: a register has one, a counter's is counted up, `RPUSH` adds one. A hash is a list, too, of numbers that
+//! say so and have the field in them ([`part`]). So the checker has one model for all.
 
 use std::collections::BTreeMap;
 
+use switchyard_policy::migration::staging::Renamed;
+
 /// A key, by its number.
 pub type KeyIx = usize;
+
+/// Keys from this number on are staging keys.
+pub const STAGING: KeyIx = 1_000_000;
+
+/// How long a staging key lives without being written to, microseconds.
+const STAGING_LIFE_US: u64 = 150_000;
+
+const IS_PART: u32 = 1 << 31;
+
+/// A field of a hash with its value, as a number of a list.
+#[must_use]
+pub const fn part(field: u32, value: u32) -> u32 {
+    IS_PART | field << 24 | value & 0x00ff_ffff
+}
+
+/// The field of a part.
+#[must_use]
+pub const fn field_of(part: u32) -> u32 {
+    (part & !IS_PART) >> 24
+}
+
+/// Whether a value is a hash.
+#[must_use]
+pub fn is_hash(value: &[u32]) -> bool {
+    value.first().is_some_and(|first| first & IS_PART != 0)
+}
+
+/// Gives a hash a field. True where it is new.
+pub fn put(value: &mut Vec<u32>, new: u32) -> bool {
+    match value.iter().position(|old| field_of(*old) >= field_of(new)) {
+        Some(at) if field_of(value[at]) == field_of(new) => {
+            value[at] = new;
+            false
+        }
+        Some(at) => {
+            value.insert(at, new);
+            true
+        }
+        None => {
+            value.push(new);
+            true
+        }
+    }
+}
 
 /// What a key holds.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -45,6 +91,12 @@ pub enum Op {
     Push(KeyIx, u32),
     /// BLPOP without end
     Pop(KeyIx),
+    /// HSET of one field
+    Put(KeyIx, u32, u32),
+    /// HDEL of one field
+    Cut(KeyIx, u32),
+    /// PEXPIRE, in microseconds
+    Expire(KeyIx, u64),
     /// MGET, MSET, or MULTI ... EXEC
     Several(Vec<Op>),
     /// A script that the node may not have yet.
@@ -69,6 +121,21 @@ pub struct Watched {
 }
 
 impl Op {
+    /// Which fields of which keys it may change; `None`: anything of the key. As `switchyard_resp` has it of the real commands.
+    pub fn touches(&self, out: &mut Vec<(KeyIx, Option<Vec<u32>>)>) {
+        match self {
+            Self::Get(_) | Self::Watch(_) | Self::Expire(..) | Self::Flush => {}
+            Self::Put(key, field, _) | Self::Cut(key, field) => out.push((*key, Some(vec![*field]))),
+            Self::Several(ops) => ops.iter().for_each(|op| op.touches(out)),
+            Self::Script(op) if op.is_read() => {}
+            _ => {
+                let mut keys = Vec::new();
+                self.keys(&mut keys);
+                out.extend(keys.into_iter().map(|key| (key, None)));
+            }
+        }
+    }
+
     /// Its keys.
     pub fn keys(&self, out: &mut Vec<KeyIx>) {
         match self {
@@ -78,6 +145,9 @@ impl Op {
             | Self::Del(key)
             | Self::Push(key, _)
             | Self::Pop(key)
+            | Self::Put(key, ..)
+            | Self::Cut(key, _)
+            | Self::Expire(key, _)
             | Self::Watch(key)
             | Self::Exec(key, _) => out.push(*key),
             Self::Several(ops) => ops.iter().for_each(|op| op.keys(out)),
@@ -127,6 +197,37 @@ pub enum Cmd {
     WaitAof,
     /// MIGRATE to the other node.
     Migrate(Vec<KeyIx>),
+    /// TYPE, and HLEN or LLEN
+    Look(KeyIx),
+    /// HSCAN or LRANGE: of a hash or a list, from here on, so many.
+    Piece(KeyIx, bool, u32, u32),
+    /// HMGET
+    Fields(KeyIx, Vec<u32>),
+    /// PEXPIRETIME, HLEN or LLEN, HMGET
+    Tail(KeyIx, bool, Vec<u32>),
+    /// Writes a piece to a staging key, which is new or is not; in one transaction.
+    Stage(KeyIx, bool, Elements),
+    /// Writes the last piece to a staging key, and counts: EXISTS of the key first; in one transaction.
+    Count(KeyIx, KeyIx, Elements),
+    /// PEXPIREAT or PERSIST, and RENAMENX; in one transaction.
+    Rename(KeyIx, KeyIx, Option<u64>),
+}
+
+/// Elements of a hash, or of a list, to be written.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Elements {
+    /// Parts to be there, or elements to be added.
+    pub there: Vec<u32>,
+    /// Fields not to be there.
+    pub gone: Vec<u32>,
+}
+
+impl Elements {
+    /// Whether there is nothing to be written.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.there.is_empty() && self.gone.is_empty()
+    }
 }
 
 /// What it answers.
@@ -154,6 +255,20 @@ pub enum Reply {
     NoScript,
     /// -UNBLOCKED
     Unblocked,
+    /// Whether it is a hash, and how many elements it has, if it is there.
+    Looked(Option<(bool, usize)>),
+    /// Elements, and where to go on.
+    Piece(Vec<u32>, Option<u32>),
+    /// Fields as they are.
+    Fields(Vec<Option<u32>>),
+    /// If it is there: when it ends, its elements, and fields as they are.
+    Tail(Option<(Option<u64>, usize, Vec<Option<u32>>)>),
+    /// Whether the staging key was there.
+    Staged(bool),
+    /// Whether the key was there, whether the staging key was, and how many elements that has.
+    Counted(bool, bool, usize),
+    /// What came of it.
+    Renamed(Renamed),
     /// -WRONGTYPE or the like: nothing was done.
     Error,
 }
@@ -251,7 +366,7 @@ impl Node {
     pub fn execute(&mut self, op: &Op, now_us: u64) -> Option<Reply> {
         let reply = match op {
             Op::Get(key) => Reply::Value(self.keys.get(key).map(|entry| entry.value.clone())),
-            Op::Set(..) | Op::Incr(_) | Op::Push(..) if self.full => Reply::Oom,
+            Op::Set(..) | Op::Incr(_) | Op::Push(..) | Op::Put(..) if self.full => Reply::Oom,
             Op::Set(key, value, ttl_us) => {
                 let expires_us = ttl_us.map(|ttl| now_us + ttl);
                 self.keys.insert(*key, Entry { value: vec![*value], expires_us });
@@ -259,7 +374,7 @@ impl Node {
             }
             Op::Incr(key) => {
                 let entry = self.keys.entry(*key).or_insert(Entry { value: vec![0], expires_us: None });
-                if entry.value.len() == ONE {
+                if entry.value.len() == ONE && !is_hash(&entry.value) {
                     entry.value[0] += 1;
                     Reply::Number(entry.value[0].into())
                 } else {
@@ -269,11 +384,44 @@ impl Node {
             Op::Del(key) => Reply::Number(self.keys.remove(key).is_some().into()),
             Op::Push(key, value) => {
                 let entry = self.keys.entry(*key).or_insert(Entry { value: Vec::new(), expires_us: None });
+                if is_hash(&entry.value) {
+                    return Some(Reply::Error);
+                }
                 entry.value.push(*value);
                 Reply::Number(entry.value.len() as i64)
             }
+            Op::Put(key, field, value) => {
+                let entry = self.keys.entry(*key).or_insert(Entry { value: Vec::new(), expires_us: None });
+                if !entry.value.is_empty() && !is_hash(&entry.value) {
+                    return Some(Reply::Error);
+                }
+                Reply::Number(put(&mut entry.value, part(*field, *value)).into())
+            }
+            Op::Cut(key, field) => {
+                let Some(entry) = self.keys.get_mut(key) else { return Some(Reply::Number(0)) };
+                if !is_hash(&entry.value) {
+                    return Some(Reply::Error);
+                }
+                let before = entry.value.len();
+                entry.value.retain(|part| field_of(*part) != *field);
+                let left = entry.value.len();
+                if left == 0 {
+                    self.keys.remove(key);
+                }
+                Reply::Number((before - left) as i64)
+            }
+            Op::Expire(key, ttl_us) => match self.keys.get_mut(key) {
+                Some(entry) => {
+                    entry.expires_us = Some(now_us + ttl_us);
+                    Reply::Number(1)
+                }
+                None => Reply::Number(0),
+            },
             Op::Pop(key) => {
                 let entry = self.keys.get_mut(key)?;
+                if is_hash(&entry.value) {
+                    return Some(Reply::Error);
+                }
                 let first = entry.value.remove(0);
                 if entry.value.is_empty() {
                     self.keys.remove(key);
@@ -342,9 +490,92 @@ impl Node {
     /// SCAN: keys that are there from its beginning to its end are shown, others may be.
     #[must_use]
     pub fn scan(&self, from: KeyIx, count: usize) -> Reply {
+        // Whoever asks passes over staging keys.
         let keys: Vec<KeyIx> = self.keys.range(from..from + count).map(|(key, _)| *key).collect();
-        let next = self.keys.range(from + count..).next().map(|_| from + count);
+        let next = self.keys.range(from + count..STAGING).next().map(|_| from + count);
         Reply::Scanned(keys, next)
+    }
+
+    /// What is asked for copying in pieces. `None`: it is something else.
+    pub fn in_pieces(&mut self, cmd: &Cmd, now_us: u64) -> Option<Reply> {
+        Some(match cmd {
+            Cmd::Look(key) => Reply::Looked(self.keys.get(key).map(|entry| (is_hash(&entry.value), entry.value.len()))),
+            Cmd::Piece(key, of_hash, from, count) => {
+                let value = self.keys.get(key).map(|entry| entry.value.as_slice()).unwrap_or_default();
+                if !value.is_empty() && is_hash(value) != *of_hash {
+                    return Some(Reply::Error);
+                }
+                let end = from + count;
+                if *of_hash {
+                    let piece = value.iter().copied().filter(|part| (*from..end).contains(&field_of(*part))).collect();
+                    Reply::Piece(piece, value.iter().any(|part| field_of(*part) >= end).then_some(end))
+                } else {
+                    let piece: Vec<u32> = value.iter().copied().skip(*from as usize).take(*count as usize).collect();
+                    let next = (piece.len() == *count as usize).then_some(end);
+                    Reply::Piece(piece, next)
+                }
+            }
+            Cmd::Fields(key, fields) => match self.fields(*key, fields) {
+                Some(fields) => Reply::Fields(fields),
+                None => Reply::Error,
+            },
+            Cmd::Tail(key, of_hash, fields) => {
+                let Some(entry) = self.keys.get(key) else { return Some(Reply::Tail(None)) };
+                let fields = if fields.is_empty() { Some(Vec::new()) } else { self.fields(*key, fields) };
+                match fields.filter(|_| is_hash(&entry.value) == *of_hash) {
+                    Some(fields) => Reply::Tail(Some((entry.expires_us, entry.value.len(), fields))),
+                    None => Reply::Error,
+                }
+            }
+            Cmd::Stage(..) | Cmd::Count(..) if self.full => Reply::Oom,
+            Cmd::Stage(name, afresh, elements) => {
+                if *afresh {
+                    self.keys.remove(name);
+                }
+                let was_there = self.keys.contains_key(name);
+                self.write_staged(*name, elements, now_us);
+                Reply::Staged(was_there)
+            }
+            Cmd::Count(name, key, elements) => {
+                let (key_was_there, was_there) = (self.keys.contains_key(key), self.keys.contains_key(name));
+                self.write_staged(*name, elements, now_us);
+                Reply::Counted(key_was_there, was_there, self.keys.get(name).map_or(0, |entry| entry.value.len()))
+            }
+            Cmd::Rename(name, key, expires_us) => Reply::Renamed(match self.keys.remove(name) {
+                None => Renamed::Gone,
+                Some(_) if expires_us.is_some_and(|end| end <= now_us) => Renamed::TimeIsOver,
+                Some(entry) => {
+                    let is_there = self.keys.contains_key(key);
+                    let (name, expires_us) = if is_there { (*name, Some(now_us + STAGING_LIFE_US)) } else { (*key, *expires_us) };
+                    self.keys.insert(name, Entry { expires_us, ..entry });
+                    if is_there { Renamed::KeyIsThere } else { Renamed::Yes }
+                }
+            }),
+            _ => return None,
+        })
+    }
+
+    /// `None`: it is no hash.
+    fn fields(&self, key: KeyIx, fields: &[u32]) -> Option<Vec<Option<u32>>> {
+        let value = self.keys.get(&key).map(|entry| entry.value.as_slice()).unwrap_or_default();
+        let of = |field: &u32| value.iter().copied().find(|part| field_of(*part) == *field);
+        (value.is_empty() || is_hash(value)).then(|| fields.iter().map(of).collect())
+    }
+
+    fn write_staged(&mut self, name: KeyIx, elements: &Elements, now_us: u64) {
+        let entry = self.keys.entry(name).or_insert(Entry { value: Vec::new(), expires_us: None });
+        for element in &elements.there {
+            if is_hash(&[*element]) {
+                put(&mut entry.value, *element);
+            } else {
+                entry.value.push(*element);
+            }
+        }
+        entry.value.retain(|part| !is_hash(&[*part]) || !elements.gone.contains(&field_of(*part)));
+        entry.expires_us = Some(now_us + STAGING_LIFE_US);
+        if entry.value.is_empty() {
+            self.keys.remove(&name);
+        }
     }
 
     /// The first connection that waits for this key, and what it gets.

@@ -52,6 +52,10 @@ pub enum Bug {
     WatchStays,
     /// A watch still counts when its key has been elsewhere meanwhile and is back.
     WatchReturns,
+    /// What workers told before the drain is not taken note of before the tails are read.
+    ToldNotTakenInTheLeg,
+    /// The tail of a key that is copied in pieces is read before the leg, while it is written.
+    TailReadBeforeTheLeg,
 }
 
 /// One bug, of either kind.
@@ -91,6 +95,8 @@ impl Planted {
         Self::Around(Bug::WatchForgotten),
         Self::Around(Bug::WatchStays),
         Self::Around(Bug::WatchReturns),
+        Self::Around(Bug::ToldNotTakenInTheLeg),
+        Self::Around(Bug::TailReadBeforeTheLeg),
         Self::Machine(MachineBug::UnlinkBeforeRecord),
         Self::Machine(MachineBug::AdmitBeforeUnlink),
         Self::Machine(MachineBug::AdmitBeforeRecord),
@@ -106,6 +112,15 @@ impl Planted {
         Self::Machine(MachineBug::TurnBackWithoutDrain),
         Self::Machine(MachineBug::NotListedAgain),
         Self::Machine(MachineBug::LeftWhereItRestarted),
+        Self::Machine(MachineBug::StagedWithoutBarrier),
+        Self::Machine(MachineBug::TouchedNotReadAgain),
+        Self::Machine(MachineBug::TailReadTooEarly),
+        Self::Machine(MachineBug::PieceWrittenLate),
+        Self::Machine(MachineBug::ChangeAsAWholeUnheard),
+        Self::Machine(MachineBug::TailNotReadInTheLeg),
+        Self::Machine(MachineBug::StagedAtAnotherProcess),
+        Self::Machine(MachineBug::NotCounted),
+        Self::Machine(MachineBug::GoneIsRenamed),
     ];
 }
 

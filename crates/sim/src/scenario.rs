@@ -51,6 +51,8 @@ pub struct Scenario {
     pub exceptions: u64,
     /// Clients watch a key, read it, and change it if nobody else has.
     pub watch: u64,
+    /// Commands are about a field of a hash, and keys of several elements are big: they are copied in pieces.
+    pub parts: u64,
 }
 
 /// A line of a scenario that is not understood.
@@ -78,6 +80,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("stop-and-copy", include_str!("../scenarios/stop-and-copy.txt")),
     ("exceptions", include_str!("../scenarios/exceptions.txt")),
     ("watch", include_str!("../scenarios/watch.txt")),
+    ("staging", include_str!("../scenarios/staging.txt")),
 ];
 
 impl Scenario {
@@ -117,6 +120,7 @@ impl Scenario {
             ttl: 0,
             exceptions: 0,
             watch: 0,
+            parts: 0,
         };
         for (at, line) in text.lines().enumerate() {
             let line = line.split('#').next().unwrap_or_default().trim();
@@ -150,6 +154,7 @@ impl Scenario {
                 "ttl" => (&mut scenario.ttl, 1000),
                 "exceptions" => (&mut scenario.exceptions, 1000),
                 "watch" => (&mut scenario.watch, 1000),
+                "parts" => (&mut scenario.parts, 1000),
                 _ => return Err(error(format!("there is nothing called `{name}`"))),
             };
             if value > most {

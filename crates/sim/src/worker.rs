@@ -172,7 +172,7 @@ impl World {
             Choice::Node(node) => {
                 self.workers[ix].waiting.remove(&op);
                 if writes && matches!(self.workers[ix].view.stage, Stage::Observed) && !self.bug(Bug::WritesNotNoted) {
-                    self.mover_notes(&keys);
+                    self.tell_mover(op, &keys);
                 }
                 self.choose(ix, op, node);
             }

@@ -15,7 +15,7 @@ use switchyard_policy::migration::{Event, Fingerprinter, Key};
 use crate::clients::Client;
 use crate::history::History;
 use crate::mover::{Mover, What as MoverWhat};
-use crate::node::{Cmd, KeyIx, Node, Op, Persistence, Reply};
+use crate::node::{Cmd, KeyIx, Node, Op, Persistence, Reply, part};
 use crate::planted::{Bug, Garden, Planted};
 use crate::random::Random;
 use crate::scenario::Scenario;
@@ -114,6 +114,7 @@ pub(crate) enum Ev {
     Dial { worker: usize, node: usize },
     DialMover { side: usize },
     NextLeg,
+    Staging,
     AskAgain { op: u64 },
     Client { client: usize },
     Fault(Fault),
@@ -248,7 +249,7 @@ impl World {
         // What is there before anything begins.
         for key in 0..self.keys.len() {
             if self.random.chance(500) {
-                let value = vec![1_000 + key as u32];
+                let value = if self.scenario.parts > 0 { self.draw_big(key) } else { vec![1_000 + key as u32] };
                 self.nodes[0].keys.insert(key, crate::node::Entry { value: value.clone(), expires_us: None });
                 self.nodes[0].disk = self.nodes[0].keys.clone();
                 self.history.begins_with(key, value);
@@ -272,6 +273,14 @@ impl World {
         let when = self.random.below(4_000);
         self.after(when, Ev::NextLeg);
         self.after(SWEEP_US, Ev::Sweep);
+    }
+
+    /// A hash, or a list.
+    fn draw_big(&mut self, key: KeyIx) -> Vec<u32> {
+        let count = self.random.between(3, crate::clients::FIELDS) as u32;
+        let of_hash = self.random.chance(700);
+        let first = 1_000 + 10 * key as u32;
+        (0..count).map(|at| if of_hash { part(at, first + at) } else { first + at }).collect()
     }
 
     fn draw_faults(&mut self) {
@@ -590,6 +599,12 @@ impl World {
                 Reply::Ok
             }
             Cmd::Migrate(keys) => self.migrate(ix, &keys),
+            cmd => {
+                if let Cmd::Rename(_, key, _) = cmd {
+                    grown.push(key);
+                }
+                node.in_pieces(&cmd, now).unwrap_or(Reply::Error)
+            }
         };
         self.reply(conn, request, reply);
         for key in grown {
@@ -651,6 +666,7 @@ impl World {
             Ev::Dial { worker, node } => self.dial(worker, node),
             Ev::DialMover { side } => self.dial_mover(side),
             Ev::NextLeg => self.next_leg(),
+            Ev::Staging => self.staging_is_due(),
             Ev::AskAgain { op } => self.ask_again(op),
             Ev::Client { client } => self.client_goes_on(client),
             Ev::Fault(fault) => self.fault(fault),

@@ -2,13 +2,19 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use switchyard_sim::{Scenario, sweep};
+use switchyard_sim::{Run, Scenario, sweep};
 
 /// Gives how many transactions were executed of clients that watched.
 fn clean(name: &str, seeds: u64) -> u64 {
+    clean_and(name, seeds, |_| {})
+}
+
+/// The same, and looks at each run.
+fn clean_and(name: &str, seeds: u64, look: impl Fn(&Run) + Sync) -> u64 {
     let scenario = Scenario::built_in(name).expect("it comes with the simulator");
     let [moved, unchecked, actions, executed] = std::array::from_fn(|_| AtomicU64::new(0));
     let found = sweep(&scenario, None, 0, seeds, 2, |run| {
+        look(run);
         moved.fetch_add(run.outcomes.iter().filter(|outcome| *outcome == "Moved").count() as u64, Ordering::Relaxed);
         unchecked.fetch_add(run.unchecked, Ordering::Relaxed);
         actions.fetch_add(run.actions, Ordering::Relaxed);
@@ -53,6 +59,18 @@ fn exceptions() {
 fn watch() {
     let executed = clean("watch", 10_000);
     assert!(executed > 10_000, "not every EXEC answered nil: {executed}");
+}
+
+#[test]
+fn staging() {
+    let (in_pieces, whole) = (AtomicU64::new(0), AtomicU64::new(0));
+    clean_and("staging", 10_000, |run| {
+        in_pieces.fetch_add(run.in_pieces, Ordering::Relaxed);
+        whole.fetch_add(run.whole, Ordering::Relaxed);
+    });
+    let (in_pieces, whole) = (in_pieces.into_inner(), whole.into_inner());
+    println!("staging: {in_pieces} keys moved in pieces, {whole} were to be and moved whole");
+    assert!(in_pieces > 5_000 && whole > 500, "both are tried: {in_pieces} in pieces, {whole} whole");
 }
 
 #[test]

@@ -27,6 +27,7 @@ mod leg;
 pub mod pace;
 mod planted;
 pub mod record;
+pub mod staging;
 mod stop_and_copy;
 pub mod tail;
 

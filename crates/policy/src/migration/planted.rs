@@ -37,6 +37,24 @@ pub enum Bug {
     NotListedAgain,
     /// What a source that restarted shows of the keys of a batch that was read before stays there.
     LeftWhereItRestarted,
+    /// A copy in pieces begins before all workers tell what they write, and before what they sent earlier is answered.
+    StagedWithoutBarrier,
+    /// What commands touch while a key is copied in pieces is not read again.
+    TouchedNotReadAgain,
+    /// It is read again before the command that touches it has been answered.
+    TailReadTooEarly,
+    /// A piece that was read before is written after what was read again.
+    PieceWrittenLate,
+    /// A command that changes a key as a whole does not make its copy begin again.
+    ChangeAsAWholeUnheard,
+    /// What was touched last is not read in the leg.
+    TailNotReadInTheLeg,
+    /// What was copied in pieces is used though a node is another process now.
+    StagedAtAnotherProcess,
+    /// A staging key gets its name though it has not as many elements as the key.
+    NotCounted,
+    /// A staging key that is gone is taken for renamed.
+    GoneIsRenamed,
 }
 
 /// The bug of a machine, if any.

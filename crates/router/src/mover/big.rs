@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use switchyard_policy::migration::staging::Place;
 use switchyard_policy::migration::{Key, Side};
 use switchyard_policy::topology::Slot;
 use switchyard_resp::reply;
@@ -46,9 +47,6 @@ pub struct BigKey {
     /// How often the copy began again, because the value was changed as a whole.
     pub restarts: u32,
 }
-
-/// A key in one database.
-pub(super) type Place = (Key, u32);
 
 /// What is known of one.
 #[derive(Debug)]

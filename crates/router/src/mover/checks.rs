@@ -193,7 +193,7 @@ impl Mover {
         let needed = number(&source, "used_memory_dataset").saturating_mul(keys.min(keys_there)) / keys_there.max(1);
         // Big keys do not show in an average. What is staged of them is there already.
         let big: u64 = slots.iter().map(|slot| self.big.bytes_of(*slot)).sum();
-        let staged: u64 = self.staging.all.values().map(|staged| staged.copied).sum();
+        let staged = self.staging.copied();
         let needed = needed.max(big).saturating_sub(staged);
         if used.saturating_add(needed) > limit {
             return Err(Halt::Stop(format!(

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use switchyard_policy::migration::staging::Storing;
 use switchyard_policy::migration::{
     Action, BatchId, Event, Fingerprint, Key, Leg, Machine, Orders, Outcome, Phase, Protocol, Side, StopAndCopy, is_temporary,
 };
@@ -15,7 +16,6 @@ use super::replicas::CatchingUp;
 use super::run::{Halt, Mover};
 use super::side::{self, Ask, Content, Form, Use};
 use super::spool::Spool;
-use super::tails::Storing;
 use super::{LegView, SharedLeg, Told};
 use crate::shared::Message;
 

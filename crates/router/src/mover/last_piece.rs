@@ -1,14 +1,13 @@
-//! The end of a staged key's way, in its leg: its tail is read where it is, written to its staging key, all is counted, and that is renamed.
+//! The end of a staged key's way, in its leg: the commands by which its tail is read where it is, written to its staging key, and that is renamed.
 //!
-//! Two steps at the target, because the count decides whether there is a second. Both are one transaction each, so a connection that breaks leaves
-//! a staging key or the key, never both or neither. Doing them again is harmless: elements are written as they are, and a staging key that is gone
-//! where the key is there has been renamed.
+//! Two steps at the target, because the count decides whether there is a second (`switchyard_policy::migration::staging`). Both are one transaction each, so a
+//! connection that breaks leaves a staging key or the key, never both or neither.
 
+use switchyard_policy::migration::staging::{Counted, Finished, Place, Renamed, Step, Storing, renamed};
 use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::{Key, Stored};
 use switchyard_resp::reply;
 
-use super::big::Place;
 use super::connection::{Connection, error_text};
 use super::pieces::{Kind, Piece};
 use super::staging::{LIFE_MS, Staged};
@@ -37,14 +36,6 @@ pub(super) struct Last {
     pub(super) bytes: u64,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Step {
-    /// Writes the tail, and counts.
-    Write,
-    /// Renames.
-    Rename,
-}
-
 /// A key that is being finished.
 #[derive(Debug)]
 pub(super) struct Item {
@@ -54,20 +45,8 @@ pub(super) struct Item {
     pub(super) replies: usize,
 }
 
-/// What came of a step.
-#[derive(PartialEq, Eq, Debug)]
-pub(super) enum Finished {
-    /// The next step.
-    GoOn,
-    /// It is over.
-    Over(Stored),
-    /// The staging key is worth nothing (why): the key has to be copied in another way.
-    Unusable(String),
-}
-
 /// Asks for the tail, at the source.
-pub(super) fn ask(connection: &mut Connection, key: &Key, staged: &Staged) -> LastRead {
-    let elements: Vec<Element> = staged.tail.all().cloned().collect();
+pub(super) fn ask(connection: &mut Connection, key: &Key, staged: &Staged, elements: Vec<Element>) -> LastRead {
     connection.push(&[staged.kind.length(), key]);
     for some in elements.chunks(AT_ONCE) {
         staged.kind.ask_elements(connection, key, some);
@@ -115,13 +94,15 @@ pub(super) fn push(connection: &mut Connection, step: Step, item: &Item, last: &
                 _ => connection.push(&[b"PEXPIREAT", name, at.as_bytes()]),
             }
             connection.push(&[b"RENAMENX", name, key]);
+            // If it has not got the name, it does not stay for ever.
+            connection.push(&[b"PEXPIRE", name, LIFE_MS]);
         }
     }
     connection.push(&[b"EXEC"]);
 }
 
 /// What the replies to a step mean.
-pub(super) fn outcome(step: Step, item: &Item, last: &Last, answers: &[Vec<u8>]) -> Finished {
+pub(super) fn outcome(storing: &Storing, step: Step, item: &Item, last: &Last, answers: &[Vec<u8>]) -> Finished {
     let exec = answers.last().map(Vec::as_slice).unwrap_or_default();
     if let Some(error) = answers.iter().find(|answer| reply::is_error(answer)) {
         return Finished::Over(Stored::Refused(error_text(error)));
@@ -130,31 +111,18 @@ pub(super) fn outcome(step: Step, item: &Item, last: &Last, answers: &[Vec<u8>])
     let number = |at: usize| results.get(at).and_then(|answer| reply::integer(answer));
     match step {
         Step::Write => {
-            // What is not there any more was renamed, or was lost.
-            let (exists, was_there) = (number(0) == Some(1), number(1) == Some(1));
-            let count = results.last().and_then(|answer| reply::integer(answer));
             if let Some(error) = results.iter().find(|answer| reply::is_error(answer)) {
                 return Finished::Unusable(error_text(error));
             }
-            match (was_there, exists) {
-                (false, true) => Finished::Over(Stored::Exists),
-                (false, false) => Finished::Unusable("what was copied of it is gone".to_owned()),
-                (true, _) if count != Some(last.count) => {
-                    let there = count.unwrap_or(0);
-                    Finished::Unusable(format!(
-                        "its copy has {there} elements, and it has {}: it was changed past the router, or emptied",
-                        last.count
-                    ))
-                }
-                (true, _) => Finished::GoOn,
-            }
+            let there = results.last().and_then(|answer| reply::integer(answer)).unwrap_or(0);
+            let (key_was_there, staging_was_there) = (number(0) == Some(1), number(1) == Some(1));
+            storing.counted(Counted { key_was_there, staging_was_there, there, at_source: last.count })
         }
         Step::Rename => match results.get(1) {
-            // Its time was over before it came.
-            Some(answer) if reply::is_error(answer) && item.expires_ms > 0 && number(0) == Some(1) => Finished::Over(Stored::Stored),
+            Some(answer) if reply::is_error(answer) && item.expires_ms > 0 && number(0) == Some(1) => renamed(Renamed::TimeIsOver),
             Some(answer) if reply::is_error(answer) => Finished::Unusable(error_text(answer)),
-            Some(answer) if reply::integer(answer) == Some(1) => Finished::Over(Stored::Stored),
-            Some(answer) if reply::integer(answer) == Some(0) => Finished::Over(Stored::Exists),
+            Some(answer) if reply::integer(answer) == Some(1) => renamed(Renamed::Yes),
+            Some(answer) if reply::integer(answer) == Some(0) => renamed(Renamed::KeyIsThere),
             _ => Finished::Unusable("the node answered EXEC with something else than was asked".to_owned()),
         },
     }

@@ -1,17 +1,7 @@
 //! Staging: copying big keys in pieces, while their slots are observed and the source serves everything.
 //!
-//! A big key is copied under another name at the target, its *staging key*, before its leg begins. In the leg, when nobody writes any more, only its
-//! *tail* is read (what commands have touched since it was read), written to the staging key, and that is renamed. So what commands wait for is
-//! short, however large the value. The leg's machine knows nothing of it: for a staged key "copy" and "store" are done in another way.
-//!
-//! # Why nothing is lost
-//! Workers tell the elements that a command may touch before they send it ([`Told::Touched`]). The copy begins behind a drain barrier: what was sent
-//! before the workers knew that the key is staged has been answered. So every element at the source was either read by the scan and not touched
-//! since, or told. What was told is read again behind a later barrier ([`Tail`]). A command that does not name its elements makes the copy begin
-//! again; after some times the key is moved whole, and that is reported.
-//!
-//! What only *removes* without being told (expiry, eviction) is found by counting: all elements of the source are in the staging key, with
-//! their values, so if both have as many, both have the same. If not, the key is moved whole.
+//! What is decided about it (which key is copied, what is read again and when, what is worth nothing) is in `switchyard_policy::migration::staging`, and is
+//! the same for the simulator. Here is how it is done: the connections, the formats of pieces, and how fast.
 //!
 //! # What is left over
 //! Staging keys have names that no client uses, and a time to live that is renewed with every piece: what a crash leaves ends by itself. Before that,
@@ -21,32 +11,29 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, poll};
-use switchyard_policy::migration::tail::{Element, Tail};
-use switchyard_policy::migration::{Fingerprint, Goal, Key, Protocol, Side, TEMPORARY};
+use switchyard_policy::migration::staging::{self, Action, Ends, Event, Place, Seen, Wrote};
+use switchyard_policy::migration::tail::Element;
+use switchyard_policy::migration::{Fingerprint, Goal, Key, Process, Protocol, Side, TEMPORARY};
 use switchyard_policy::topology::{Slot, slot_of};
 use switchyard_resp::reply;
 use tracing::{info, warn};
 
-use super::big::{BigKey, Place};
+use super::big::BigKey;
 use super::connection::{Connection, error_text};
 use super::pieces::{Cursor, Kind, Piece};
 use super::run::{Halt, Mover};
 
 /// How long a staging key lives without being written to, milliseconds.
 pub(super) const LIFE_MS: &[u8] = b"3600000";
-/// A copy begins so often at most, before the key is moved whole.
-const STARTS_MAX: u32 = 5;
-/// The leg begins when no more elements than these have to be read in it, or after so many rounds.
-const FEW: usize = 200;
-const ROUNDS_MAX: u32 = 50;
 /// Pieces that take longer get smaller.
 const LONG_PIECE: Duration = Duration::from_millis(16);
 /// Between two barriers while pieces are read: each makes every worker look at what it has in flight.
 const BARRIER_REST: Duration = Duration::from_millis(50);
-/// Elements that are read again in one go.
-const TAIL_AT_ONCE: usize = 500;
 /// Bytes of big keys that are staged for one leg, about.
 pub(super) const LEG_BYTES: u64 = 512 << 20;
+
+/// What people are told meanwhile.
+const COPYING: &str = "copying big keys in pieces";
 
 /// A big key that is being copied, or has been.
 #[derive(Debug)]
@@ -54,7 +41,6 @@ pub(super) struct Staged {
     pub(super) kind: Kind,
     /// Its staging key.
     pub(super) name: Vec<u8>,
-    pub(super) tail: Tail,
     /// Where the next piece begins; `None`: all has been read.
     cursor: Option<Cursor>,
     /// Read, and not written.
@@ -62,113 +48,118 @@ pub(super) struct Staged {
     /// Elements (or bytes) of a piece: now, and at first.
     count: u64,
     count_first: u64,
-    /// The barrier behind which the copy may begin.
-    since: Option<u64>,
-    ready: bool,
-    begun: bool,
-    written: bool,
     /// Size at the source, and bytes written.
     bytes: u64,
     pub(super) copied: u64,
-    starts: u32,
-    /// The mover's connections when it began.
-    clients: (u64, u64),
-    /// The processes.
-    pub(super) processes: (String, String),
 }
 
 /// What is staged.
 #[derive(Debug, Default)]
 pub(super) struct Staging {
-    pub(super) all: BTreeMap<Place, Staged>,
+    machine: staging::Staging,
+    all: BTreeMap<Place, Staged>,
     /// Staging keys to be removed.
     pub(super) discarded: Vec<(u32, Vec<u8>)>,
-    named: u64,
-    /// The epoch that is waited for.
-    barrier: Option<u64>,
     /// While pieces are read, another barrier is not set before this.
     rests_until: Option<Instant>,
 }
 
 impl Staging {
-    /// The place of a key is known, or was lost: its staging key is not used any more.
+    /// Something happened. Gives what is to be done about it, but what concerns nobody else.
+    fn step(&mut self, event: Event) -> Vec<Action> {
+        let mut actions = Vec::new();
+        self.machine.step(event, &mut actions);
+        actions.retain(|action| {
+            let Action::Drop { place, .. } = action else { return true };
+            if let Some(staged) = self.all.remove(place) {
+                self.discarded.push((place.1, staged.name));
+            }
+            false
+        });
+        actions
+    }
+
+    /// What concerns nobody else.
+    fn note(&mut self, event: Event) {
+        let actions = self.step(event);
+        debug_assert!(actions.is_empty(), "nothing follows from it: {actions:?}");
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.machine.is_empty()
+    }
+
+    /// Whether a key is staged.
+    pub(super) fn has(&self, place: &Place) -> bool {
+        self.all.contains_key(place)
+    }
+
+    /// A staged key, and what has to be read of it in the leg.
+    pub(super) fn last_of(&self, place: &Place) -> Option<(&Staged, Vec<Element>)> {
+        self.all.get(place).zip(self.machine.tail(place))
+    }
+
+    /// What is staged of a key is not used any more.
     pub(super) fn drop_place(&mut self, place: &Place) {
-        if let Some(staged) = self.all.remove(place) {
-            self.discarded.push((place.1, staged.name));
-        }
+        self.note(Event::Over { place: place.clone() });
     }
 
     pub(super) fn drop_all(&mut self) {
-        for (place, staged) in std::mem::take(&mut self.all) {
-            self.discarded.push((place.1, staged.name));
-        }
-        self.barrier = None;
-    }
-
-    /// Those in any database.
-    fn of_mut<'s>(&'s mut self, key: &Key) -> impl Iterator<Item = &'s mut Staged> + use<'s> {
-        self.all.range_mut((key.clone(), 0)..=(key.clone(), u32::MAX)).map(|(_, staged)| staged)
+        self.note(Event::AllOver);
     }
 
     /// A command is about to be sent that may touch these elements; `None`: anything of the key.
     pub(super) fn touched(&mut self, key: &Key, elements: Option<Vec<Element>>) {
-        match elements {
-            Some(elements) => self.of_mut(key).for_each(|staged| staged.tail.touch(elements.iter().cloned())),
-            None => self.of_mut(key).for_each(|staged| staged.tail.touch_everything()),
-        }
+        self.note(Event::Touched { key: key.clone(), elements });
     }
 
     pub(super) fn places_of(&self, key: &Key) -> Vec<Place> {
-        self.all.range((key.clone(), 0)..=(key.clone(), u32::MAX)).map(|(place, _)| place.clone()).collect()
+        self.machine.places_of(key).cloned().collect()
     }
 
-    /// A worker that did not know yet that the key is staged has said that it writes it: before the copy begins that is answered.
+    /// A worker that did not know yet that the key is staged has said that it writes it.
     pub(super) fn written(&mut self, key: &Key) {
-        if !self.all.is_empty() {
-            self.of_mut(key).filter(|staged| staged.begun).for_each(|staged| staged.tail.touch_everything());
+        if !self.is_empty() {
+            self.note(Event::Written { key: key.clone() });
         }
     }
 
-    /// The same for any key of a slot.
+    /// Any key of a slot may be written.
     pub(super) fn touched_slot(&mut self, slot: Slot) {
-        for (_, staged) in self.all.iter_mut().filter(|((key, _), _)| slot_of(key) == slot) {
-            staged.tail.touch_everything();
-        }
+        self.note(Event::TouchedSlot(slot));
     }
 
-    /// The same for all of them.
+    /// All keys may go.
     pub(super) fn touched_all(&mut self) {
-        self.all.values_mut().for_each(|staged| staged.tail.touch_everything());
+        self.note(Event::Flush);
     }
 
     /// Names of staging keys that may be at the target, with their databases.
     pub(super) fn names(&self) -> Vec<(u32, Vec<u8>)> {
-        let used = self.all.iter().filter(|(_, staged)| staged.written).map(|(place, staged)| (place.1, staged.name.clone()));
+        let used =
+            self.all.iter().filter(|(place, _)| self.machine.is_written(place)).map(|(place, staged)| (place.1, staged.name.clone()));
         used.chain(self.discarded.iter().cloned()).collect()
     }
 
+    /// Bytes of what is staged.
+    pub(super) fn copied(&self) -> u64 {
+        self.all.values().map(|staged| staged.copied).sum()
+    }
+
     pub(super) fn shown(&self) -> Vec<BigKey> {
-        let one = |staged: &Staged| BigKey {
+        let one = |(place, staged): (&Place, &Staged)| BigKey {
             kind: staged.kind.name(),
             bytes: staged.bytes,
             copied: staged.copied,
             is_read: staged.cursor.is_none(),
-            restarts: staged.starts.saturating_sub(1),
+            restarts: self.machine.starts(place).saturating_sub(1),
         };
-        self.all.values().take(32).map(one).collect()
+        self.all.iter().take(32).map(one).collect()
     }
 }
 
 /// Of one connection, in order.
 type Replies = Vec<Vec<u8>>;
-
-/// What came of writing a piece.
-enum Written {
-    Yes,
-    /// The staging key was gone.
-    Vanished,
-    Refused(String),
-}
 
 impl Mover {
     /// Sends what was asked for on both connections, and waits until all is answered.
@@ -227,180 +218,89 @@ impl Mover {
 
     /// Copies the big keys of these slots in pieces, as far as that can be done. When it returns, what is staged lacks only its tail.
     pub(super) fn stage(&mut self, slots: &[Slot]) -> Result<(), Halt> {
-        self.drop_if_reconnected();
         self.discard()?;
         self.measure_written(slots)?;
-        let fresh: Vec<Place> = self
-            .big
-            .of(slots)
-            .filter(|(place, found)| found.whole.is_none() && !self.staging.all.contains_key(*place))
-            .map(|(place, _)| place.clone())
-            .collect();
-        for place in fresh {
-            self.begin_staging(&place, 1)?;
-        }
-        if self.staging.all.is_empty() {
-            return Ok(());
-        }
-        self.doing = "copying big keys in pieces".to_owned();
+        let Some(ends) = self.ends() else { return Err(Halt::Lost) };
+        let big = match self.order.protocol {
+            Protocol::Switchyard => self.big.of(slots).filter(|(_, found)| found.whole.is_none()).map(|(place, _)| place.clone()).collect(),
+            Protocol::StopAndCopy => Vec::new(),
+        };
+        self.on_staging(Event::Begin { big, ends });
+        self.discard()?;
         self.copy_pieces()
     }
 
-    /// What was copied over another connection is copied again: what that had sent last is not known.
-    fn drop_if_reconnected(&mut self) {
-        let now = self.clients();
-        if self.staging.all.values().any(|staged| Some(staged.clients) != now) {
-            self.staging.drop_all();
-            self.share_staged();
-        }
+    /// Something happened to what is staged. Gives what has to be asked of nodes or workers about it.
+    fn on_staging(&mut self, event: Event) -> Vec<Action> {
+        let mut actions = self.staging.step(event);
+        actions.retain(|action| match action {
+            Action::Forget { place } => {
+                self.big.forget(slot_of(&place.0), place);
+                false
+            }
+            Action::Whole { place, why } => {
+                info!(move_id = self.order.id.0, why, "a big key cannot be copied in pieces");
+                if let Some(found) = self.big.get_mut(slot_of(&place.0), place) {
+                    found.whole = Some(why.clone());
+                }
+                false
+            }
+            _ => true,
+        });
+        actions
     }
 
-    fn clients(&self) -> Option<(u64, u64)> {
-        let id = |side| self.end(side).connection.as_ref().map(|c| c.process.client_id);
-        id(Side::Source).zip(id(Side::Target))
-    }
-
-    pub(super) fn processes(&self) -> Option<(String, String)> {
-        let id = |side| self.end(side).connection.as_ref().map(|c| c.process.run_id.clone());
-        id(Side::Source).zip(id(Side::Target))
-    }
-
-    /// A key is moved whole, and why; reported when it is done.
-    fn move_whole(&mut self, place: &Place, why: &str) {
-        info!(move_id = self.order.id.0, why, "a big key cannot be copied in pieces");
-        self.staging.drop_place(place);
-        if let Some(found) = self.big.get_mut(slot_of(&place.0), place) {
-            found.whole = Some(why.to_owned());
-        }
+    /// The processes that the mover is connected to, and by which connections.
+    fn ends(&self) -> Option<Ends> {
+        let process = |side| self.end(side).connection.as_ref().map(|c| c.process.clone());
+        let (source, target): (Process, Process) = process(Side::Source).zip(process(Side::Target))?;
+        Some(Ends { source, target })
     }
 
     /// Has the workers know what is staged.
     fn share_staged(&self) {
-        let fingerprints: Vec<Fingerprint> = self.staging.all.keys().map(|(key, _)| self.order.fingerprints.of(key)).collect();
+        let fingerprints: Vec<Fingerprint> = self.staging.machine.places().map(|(key, _)| self.order.fingerprints.of(key)).collect();
         self.own.share_staged(fingerprints);
     }
 
-    fn begin_staging(&mut self, place: &Place, starts: u32) -> Result<(), Halt> {
-        if self.order.protocol != Protocol::Switchyard {
-            return Ok(());
-        }
-        if self.order.direct_clients {
-            self.move_whole(place, "clients use the nodes directly, and what they write is not known");
-            return Ok(());
-        }
-        if starts > STARTS_MAX {
-            self.move_whole(place, "commands changed it as a whole, again and again, while it was copied");
-            return Ok(());
-        }
-        let (key, database) = place;
-        self.select(Side::Source, *database)?;
-        let kind = self.call(Side::Source, &[b"TYPE", key])?;
-        let kind = match reply::text(&kind).unwrap_or_default() {
-            b"none" => {
-                self.forget_big(place);
-                return Ok(());
-            }
-            name => match Kind::named(name) {
-                Some(kind) => kind,
-                None => {
-                    let why = format!("a {} is not copied in pieces", String::from_utf8_lossy(name));
-                    self.move_whole(place, &why);
-                    return Ok(());
-                }
-            },
-        };
-        let length = self.call(Side::Source, &[kind.length(), key])?;
-        let size = self.call(Side::Source, &[b"MEMORY", b"USAGE", key])?;
-        let number = |answer: &[u8]| reply::integer(answer).and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
-        let (length, bytes) = (number(&length), number(&size));
-        if length == 0 || bytes < self.big_limit_now.unwrap_or(u64::MAX) {
-            self.forget_big(place);
-            return Ok(());
-        }
-        let piece_bytes: u64 = match self.goal {
-            Goal::Fast => 256 << 10,
-            Goal::Balanced => 64 << 10,
-            Goal::Gentle => 16 << 10,
-        };
-        let count = if kind == Kind::String { piece_bytes } else { (piece_bytes * length / bytes).clamp(1, 4096) };
-        let (Some(clients), Some(processes)) = (self.clients(), self.processes()) else { return Err(Halt::Lost) };
-        self.staging.named += 1;
-        let name = format!("switchyard:temporary:{}:staging-{}-{}", self.shared.incarnation, self.order.id.0, self.staging.named);
-        let staged = Staged {
-            kind,
-            name: name.into_bytes(),
-            tail: Tail::default(),
-            cursor: Some(kind.begin()),
-            piece: None,
-            count,
-            count_first: count,
-            since: None,
-            ready: false,
-            begun: false,
-            written: false,
-            bytes,
-            copied: 0,
-            starts,
-            clients,
-            processes,
-        };
-        self.staging.all.insert(place.clone(), staged);
-        Ok(())
-    }
-
-    /// It is gone, or not big any more.
-    fn forget_big(&mut self, place: &Place) {
-        self.staging.drop_place(place);
-        self.big.forget(slot_of(&place.0), place);
-    }
-
     fn copy_pieces(&mut self) -> Result<(), Halt> {
-        let mut rounds = 0;
-        let mut is_read = false;
+        if !self.staging.is_empty() {
+            self.doing = COPYING.to_owned();
+        }
         loop {
-            // In this order: what was told before the barrier was reached is taken after it was.
-            let reached = self.staging.barrier.filter(|epoch| self.shared.drained_source(*epoch, self.order.source));
+            // In this order: what was told before the barrier was reached is taken before that it was.
+            let reached = self.staging.machine.awaits().filter(|epoch| self.shared.drained_source(*epoch, self.order.source));
             self.while_paused()?;
             if self.is_aborted() {
                 return Ok(());
             }
-            self.begin_again()?;
-            if self.staging.all.is_empty() {
-                return Ok(());
-            }
-            if let Some(epoch) = reached
-                && self.staging.barrier == Some(epoch)
-            {
-                self.staging.barrier = None;
-                for staged in self.staging.all.values_mut() {
-                    staged.ready |= staged.since.is_some_and(|since| since <= epoch);
-                    if !staged.begun {
-                        staged.tail.drop_old();
-                    }
-                }
+            if let Some(epoch) = reached {
+                self.staging.note(Event::Reached { epoch });
                 self.staging.rests_until = Some(Instant::now() + BARRIER_REST);
-                self.read_tails()?;
-                let all_read = |staged: &Staged| staged.cursor.is_none() && staged.piece.is_none() && !staged.tail.is_everything();
-                is_read = self.staging.all.values().all(all_read);
-                if is_read {
-                    rounds += 1;
-                    let left: usize = self.staging.all.values().map(|staged| staged.tail.len()).sum();
-                    if left <= FEW || rounds >= ROUNDS_MAX {
-                        return Ok(());
-                    }
-                }
             }
             let rests = self.staging.rests_until.is_some_and(|until| Instant::now() < until);
-            let waits = self.staging.all.values().any(|staged| staged.since.is_none()) || is_read;
-            if self.staging.barrier.is_none() && (waits || !rests) {
-                self.set_barrier();
+            let mut idle = true;
+            for action in self.on_staging(Event::Go { barrier: !rests }) {
+                idle &= action == Action::Barrier;
+                match action {
+                    Action::Look { place } => {
+                        self.doing = COPYING.to_owned();
+                        self.look_at_big(place)?;
+                    }
+                    Action::Barrier => self.set_barrier(),
+                    Action::Copy { place, afresh } => self.copy_piece(&place, afresh)?,
+                    Action::ReadAgain { place, elements, held_first, afresh } => self.read_tail(&place, &elements, held_first, afresh)?,
+                    Action::Ready => {
+                        self.share_staged();
+                        return self.discard();
+                    }
+                    // Nobody else's concern, or done.
+                    Action::Drop { .. } | Action::Forget { .. } | Action::Whole { .. } => {}
+                }
             }
-            let next =
-                self.staging.all.iter().find(|(_, s)| s.ready && (s.cursor.is_some() || s.piece.is_some()) && !s.tail.is_everything());
-            if let Some(place) = next.map(|(place, _)| place.clone()) {
-                self.copy_piece(&place)?;
-            } else {
-                if let Some(epoch) = self.staging.barrier {
+            self.discard()?;
+            if idle {
+                if let Some(epoch) = self.staging.machine.awaits() {
                     self.shared.want_drained(epoch);
                 }
                 self.wait(Duration::from_millis(2));
@@ -408,64 +308,92 @@ impl Mover {
         }
     }
 
-    /// Copies begin again that a command has changed as a whole, or end.
-    fn begin_again(&mut self) -> Result<(), Halt> {
-        let all = self.staging.all.iter();
-        let places: Vec<(Place, u32)> = all.filter(|(_, s)| s.tail.is_everything()).map(|(place, s)| (place.clone(), s.starts)).collect();
-        for (place, starts) in places {
-            self.staging.drop_place(&place);
-            self.begin_staging(&place, starts + 1)?;
+    /// Looks what a big key is, and whether it still is one.
+    fn look_at_big(&mut self, place: Place) -> Result<(), Halt> {
+        let (seen, staged) = self.seen_of(&place)?;
+        self.on_staging(Event::Looked { place: place.clone(), seen });
+        if let Some((mut staged, number)) = staged.zip(self.staging.machine.number(&place)) {
+            let name = format!("switchyard:temporary:{}:staging-{}-{number}", self.shared.incarnation, self.order.id.0);
+            staged.name = name.into_bytes();
+            self.staging.all.insert(place, staged);
         }
-        self.discard()
+        Ok(())
+    }
+
+    fn seen_of(&mut self, place: &Place) -> Result<(Seen, Option<Staged>), Halt> {
+        let unfit = |why: String| Ok((Seen::Unfit(why), None));
+        if self.order.direct_clients {
+            return unfit("clients use the nodes directly, and what they write is not known".to_owned());
+        }
+        let (key, database) = place;
+        self.select(Side::Source, *database)?;
+        let kind = self.call(Side::Source, &[b"TYPE", key])?;
+        let kind = match reply::text(&kind).unwrap_or_default() {
+            b"none" => return Ok((Seen::Gone, None)),
+            name => match Kind::named(name) {
+                Some(kind) => kind,
+                None => return unfit(format!("a {} is not copied in pieces", String::from_utf8_lossy(name))),
+            },
+        };
+        let length = self.call(Side::Source, &[kind.length(), key])?;
+        let size = self.call(Side::Source, &[b"MEMORY", b"USAGE", key])?;
+        let number = |answer: &[u8]| reply::integer(answer).and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
+        let (length, bytes) = (number(&length), number(&size));
+        if length == 0 || bytes < self.big_limit_now.unwrap_or(u64::MAX) {
+            return Ok((Seen::Gone, None));
+        }
+        let piece_bytes: u64 = match self.goal {
+            Goal::Fast => 256 << 10,
+            Goal::Balanced => 64 << 10,
+            Goal::Gentle => 16 << 10,
+        };
+        let count = if kind == Kind::String { piece_bytes } else { (piece_bytes * length / bytes).clamp(1, 4096) };
+        let cursor = Some(kind.begin());
+        let staged = Staged { kind, name: Vec::new(), cursor, piece: None, count, count_first: count, bytes, copied: 0 };
+        Ok((Seen::Fit, Some(staged)))
     }
 
     /// Has the workers know what is staged, and asks for the moment at which all that was sent before is answered.
     fn set_barrier(&mut self) {
         self.share_staged();
-        self.staging.all.values_mut().for_each(|staged| staged.tail.begin_round());
         // If the topology cannot be changed now, it is tried again.
         let Ok(epoch) = self.publish_observed() else { return };
         self.shared.want_drained(epoch);
-        self.staging.barrier = Some(epoch);
-        for staged in self.staging.all.values_mut() {
-            staged.since.get_or_insert(epoch);
-        }
+        self.staging.note(Event::Published { epoch });
     }
 
     /// Reads the next piece of a key, and writes the one before.
-    fn copy_piece(&mut self, place: &Place) -> Result<(), Halt> {
+    fn copy_piece(&mut self, place: &Place, afresh: bool) -> Result<(), Halt> {
         let (key, database) = place;
         self.select(Side::Source, *database)?;
         self.select(Side::Target, *database)?;
         let began = Instant::now();
         let Some(staged) = self.staging.all.get_mut(place) else { return Ok(()) };
         let (Some(source), Some(target)) = (&mut self.source.connection, &mut self.target.connection) else { return Err(Halt::Lost) };
-        staged.begun = true;
         if let Some(cursor) = &staged.cursor {
             staged.kind.ask(source, key, cursor, staged.count);
         }
         let piece = staged.piece.take().filter(|piece| !piece.is_empty());
         let bytes = piece.as_ref().map_or(0, Piece::bytes);
         if let Some(piece) = &piece {
-            write(target, staged, piece);
+            write(target, staged, piece, afresh);
         }
-        let (read, wrote) = self.collect()?;
-        if piece.is_some() && !self.written(place, &wrote, bytes)? {
-            return Ok(());
-        }
+        let (answers, wrote) = self.collect()?;
+        let wrote = if piece.is_some() { Some(self.wrote(place, &wrote, bytes, afresh)?) } else { None };
         let Some(staged) = self.staging.all.get_mut(place) else { return Ok(()) };
-        if let Some(cursor) = &staged.cursor {
-            match staged.kind.take(cursor, staged.count, read.last().map(Vec::as_slice).unwrap_or_default()) {
+        let read = staged.cursor.take().map(|cursor| {
+            match staged.kind.take(&cursor, staged.count, answers.last().map(Vec::as_slice).unwrap_or_default()) {
                 Some((piece, next)) => {
-                    staged.cursor = next;
                     staged.piece = Some(piece);
+                    staged.cursor = next;
+                    if staged.cursor.is_some() { staging::Piece::More } else { staging::Piece::Last }
                 }
-                // It is of another type by now.
-                None => staged.tail.touch_everything(),
+                None => staging::Piece::OtherType,
             }
-        }
+        });
+        self.on_staging(Event::Copied { place: place.clone(), wrote, read });
         if self.has_mortal_fields(place)? {
-            self.move_whole(place, "its fields have times to live of their own");
+            self.unusable(place, "its fields have times to live of their own");
             return Ok(());
         }
         let taken = began.elapsed();
@@ -521,71 +449,56 @@ impl Mover {
         Ok(known)
     }
 
-    /// Takes the answers to a piece that was written. False where the copy does not go on.
-    fn written(&mut self, place: &Place, answers: &[Vec<u8>], bytes: u64) -> Result<bool, Halt> {
-        let Some(staged) = self.staging.all.get_mut(place) else { return Ok(false) };
-        match outcome(answers, !staged.written) {
-            Written::Yes => {
-                staged.written = true;
-                staged.copied += bytes;
-                Ok(true)
+    /// What the answers to a piece that was written mean.
+    fn wrote(&mut self, place: &Place, answers: &[Vec<u8>], bytes: u64, afresh: bool) -> Result<Wrote, Halt> {
+        let wrote = outcome(answers, afresh);
+        let name = || self.name(self.order.target);
+        match wrote {
+            Wrote::Refused(why) if why.starts_with("OOM") => Err(Halt::Stop(format!("{} has no room for a big key: {why}", name()))),
+            Wrote::Refused(why) => Ok(Wrote::Refused(format!("{} refuses its pieces: {why}", name()))),
+            Wrote::Yes => {
+                if let Some(staged) = self.staging.all.get_mut(place) {
+                    staged.copied += bytes;
+                }
+                Ok(Wrote::Yes)
             }
-            Written::Vanished => {
-                staged.tail.touch_everything();
-                Ok(false)
-            }
-            Written::Refused(why) if why.starts_with("OOM") => {
-                let name = self.name(self.order.target);
-                Err(Halt::Stop(format!("{name} has no room for a big key: {why}")))
-            }
-            Written::Refused(why) => {
-                let name = self.name(self.order.target);
-                self.move_whole(place, &format!("{name} refuses its pieces: {why}"));
-                Ok(false)
-            }
+            Wrote::Vanished => Ok(Wrote::Vanished),
         }
     }
 
-    /// Reads again what was touched before the barrier that has been reached.
-    fn read_tails(&mut self) -> Result<(), Halt> {
-        let places: Vec<Place> = self.staging.all.keys().cloned().collect();
-        for place in places {
-            while let Some(staged) = self.staging.all.get_mut(&place) {
-                let elements = staged.tail.take(TAIL_AT_ONCE);
-                if elements.is_empty() {
+    /// Reads again what was touched before the barrier that has been reached, and writes it, behind what was read before.
+    fn read_tail(&mut self, place: &Place, elements: &[Element], held_first: bool, mut afresh: bool) -> Result<(), Halt> {
+        self.select(Side::Source, place.1)?;
+        self.select(Side::Target, place.1)?;
+        let Some(staged) = self.staging.all.get_mut(place) else { return Ok(()) };
+        let (kind, before) = (staged.kind, if held_first { staged.piece.take() } else { None });
+        let Some(source) = &mut self.source.connection else { return Err(Halt::Lost) };
+        kind.ask_elements(source, &place.0, elements);
+        let (read, _) = self.collect()?;
+        let mut wrote = None;
+        if let Some(piece) = kind.take_elements(elements, read.last().map(Vec::as_slice).unwrap_or_default()) {
+            wrote = Some(Wrote::Yes);
+            for piece in before.into_iter().chain([piece]).filter(|piece| !piece.is_empty()) {
+                let Some(staged) = self.staging.all.get(place) else { return Ok(()) };
+                let Some(target) = &mut self.target.connection else { return Err(Halt::Lost) };
+                write(target, staged, &piece, afresh);
+                let (_, answers) = self.collect()?;
+                let outcome = self.wrote(place, &answers, 0, afresh)?;
+                let goes_on = outcome == Wrote::Yes;
+                wrote = Some(outcome);
+                if !goes_on {
                     break;
                 }
-                let (kind, before) = (staged.kind, staged.piece.take());
-                self.select(Side::Source, place.1)?;
-                self.select(Side::Target, place.1)?;
-                let Some(source) = &mut self.source.connection else { return Err(Halt::Lost) };
-                kind.ask_elements(source, &place.0, &elements);
-                let (read, _) = self.collect()?;
-                let Some(piece) = kind.take_elements(&elements, read.last().map(Vec::as_slice).unwrap_or_default()) else {
-                    // It is of another type by now.
-                    if let Some(staged) = self.staging.all.get_mut(&place) {
-                        staged.tail.touch_everything();
-                    }
-                    break;
-                };
-                // What was read before is written before.
-                for piece in before.into_iter().chain([piece]).filter(|piece| !piece.is_empty()) {
-                    let Some(staged) = self.staging.all.get_mut(&place) else { break };
-                    let Some(target) = &mut self.target.connection else { return Err(Halt::Lost) };
-                    write(target, staged, &piece);
-                    let (_, wrote) = self.collect()?;
-                    if !self.written(&place, &wrote, 0)? {
-                        break;
-                    }
-                }
+                afresh = false;
             }
         }
+        self.on_staging(Event::ReadAgain { place: place.clone(), wrote });
         Ok(())
     }
 
     /// These slots have left.
     pub(super) fn forget_staged(&mut self, slots: &[Slot]) {
-        let places: Vec<Place> = self.staging.all.keys().filter(|(key, _)| slots.contains(&slot_of(key))).cloned().collect();
+        let places: Vec<Place> = self.staging.machine.places().filter(|(key, _)| slots.contains(&slot_of(key))).cloned().collect();
         for place in &places {
             self.staging.drop_place(place);
         }
@@ -594,17 +507,13 @@ impl Mover {
         }
     }
 
-    /// Whether what is staged of a key may be used: all of it was read, it was not changed as a whole since, and both nodes are who they were.
-    fn is_usable(&self, staged: &Staged) -> bool {
-        let same = |side, process: &String| self.end(side).connection.as_ref().is_none_or(|c| c.process.run_id == *process);
-        let complete = staged.cursor.is_none() && staged.piece.is_none() && staged.written && !staged.tail.is_everything();
-        complete && same(Side::Source, &staged.processes.0) && same(Side::Target, &staged.processes.1)
-    }
-
     /// Before keys are read in a leg: what is staged of them and is worth nothing is forgotten.
     pub(super) fn drop_unusable(&mut self, is_ours: &[bool]) {
-        let of_leg = self.staging.all.iter().filter(|((key, _), _)| is_ours.get(slot_of(key).index()).is_some_and(|ours| *ours));
-        let places: Vec<Place> = of_leg.filter(|(_, staged)| !self.is_usable(staged)).map(|(place, _)| place.clone()).collect();
+        let run_id = |side| self.end(side).connection.as_ref().map(|c| c.process.run_id.as_str());
+        let (source, target) = (run_id(Side::Source), run_id(Side::Target));
+        let machine = &self.staging.machine;
+        let of_leg = machine.places().filter(|(key, _)| is_ours.get(slot_of(key).index()).is_some_and(|ours| *ours));
+        let places: Vec<Place> = of_leg.filter(|place| !machine.is_usable(place, source, target)).cloned().collect();
         for place in places {
             self.unusable(&place, "it was changed as a whole, or a node was started again, after it had been copied in pieces");
         }
@@ -612,7 +521,7 @@ impl Mover {
 
     /// What is staged of a key is worth nothing: it is moved whole.
     pub(super) fn unusable(&mut self, place: &Place, why: &str) {
-        self.move_whole(place, why);
+        self.on_staging(Event::Unfit { place: place.clone(), why: why.to_owned() });
     }
 
     /// Removes staging keys that are not used any more.
@@ -664,30 +573,29 @@ impl Mover {
     }
 }
 
-/// Writes a piece to the staging key, and renews its life.
-fn write(target: &mut Connection, staged: &Staged, piece: &Piece) {
+/// Writes a piece to the staging key, and renews its life. `afresh`: whatever has its name goes first.
+fn write(target: &mut Connection, staged: &Staged, piece: &Piece, afresh: bool) {
     target.push(&[b"MULTI"]);
-    if staged.written {
-        target.push(&[b"PEXPIRE", &staged.name, LIFE_MS]);
-    } else {
+    if afresh {
         target.push(&[b"UNLINK", &staged.name]);
+    } else {
+        target.push(&[b"PEXPIRE", &staged.name, LIFE_MS]);
     }
     staged.kind.write(target, &staged.name, piece);
-    if !staged.written {
-        target.push(&[b"PEXPIRE", &staged.name, LIFE_MS]);
-    }
+    // Also where it was not to be made anew, and was gone: nothing stays for ever.
+    target.push(&[b"PEXPIRE", &staged.name, LIFE_MS]);
     target.push(&[b"EXEC"]);
 }
 
 /// What the answers to [`write`] mean.
-fn outcome(answers: &[Vec<u8>], is_first: bool) -> Written {
+fn outcome(answers: &[Vec<u8>], afresh: bool) -> Wrote {
     let exec = answers.last().map(Vec::as_slice).unwrap_or_default();
     if let Some(error) = answers.iter().map(Vec::as_slice).chain(reply::elements(exec)).find(|answer| reply::is_error(answer)) {
-        return Written::Refused(error_text(error));
+        return Wrote::Refused(error_text(error));
     }
     // What is not there any more was written anew, and is not whole.
-    if !is_first && reply::elements(exec).next().and_then(reply::integer) != Some(1) {
-        return Written::Vanished;
+    if !afresh && reply::elements(exec).next().and_then(reply::integer) != Some(1) {
+        return Wrote::Vanished;
     }
-    Written::Yes
+    Wrote::Yes
 }

@@ -3,48 +3,15 @@
 //! Beside `drive.rs`, which does what the machine says and need not know how; here is what is different for these keys, and the report about big keys
 //! that were not staged.
 
-use std::collections::BTreeMap;
-
+use switchyard_policy::migration::staging::{Finished, Next, Place, Step};
 use switchyard_policy::migration::{BatchId, Copied, Event, Key, Side, Stored};
 use switchyard_policy::topology::slot_of;
 use tracing::warn;
 
-use super::big::Place;
 use super::drive::Run;
-use super::last_piece::{self, Finished, Last, Step};
+use super::last_piece::{self, Last};
 use super::run::Mover;
 use super::side::{Content, Form, Known, Read, kind_of};
-
-/// A batch with staged keys that is being stored.
-#[derive(Debug)]
-pub(super) struct Storing {
-    keys: Vec<Key>,
-    outcomes: Vec<Stored>,
-    /// Of these what was staged is worth nothing: they are read once more, whole, and stored.
-    again: Vec<Key>,
-}
-
-impl Storing {
-    pub(super) fn of(keys: Vec<Key>) -> Self {
-        Self { keys, outcomes: Vec::new(), again: Vec::new() }
-    }
-
-    fn read_again(&mut self, key: &Key) {
-        if !self.again.contains(key) {
-            self.again.push(key.clone());
-        }
-    }
-
-    /// What came of one of a key's databases: a refusal counts most, then a key that was there.
-    fn note(&mut self, key: &Key, outcome: Stored) {
-        let Some(at) = self.keys.iter().position(|of| of == key) else { return };
-        let Some(so_far) = self.outcomes.get_mut(at) else { return };
-        match (&so_far, &outcome) {
-            (Stored::Refused(_), _) | (Stored::Exists, Stored::Stored) => {}
-            _ => *so_far = outcome,
-        }
-    }
-}
 
 /// What the staging key of a place lacks, as it was read.
 fn last_of<'c>(read: &'c [(Key, Vec<Content>)], place: &Place) -> Option<&'c Last> {
@@ -56,11 +23,10 @@ impl Mover {
     /// Reads keys: whole, or of staged ones the tail.
     pub(super) fn copy(&mut self, run: &Run, batch: BatchId, from: Side, keys: Vec<Key>) {
         let (form, usage) = (self.form(run), self.usage());
-        let none = BTreeMap::new();
         self.drop_unusable(&run.is_ours);
         let (end, staged) = match from {
-            Side::Source => (&mut self.source, &self.staging.all),
-            Side::Target => (&mut self.target, &none),
+            Side::Source => (&mut self.source, Some(&self.staging)),
+            Side::Target => (&mut self.target, None),
         };
         end.copy(batch, keys, Known { databases: &run.databases, lasting: run.lasting(from), staged }, form, usage);
     }
@@ -74,10 +40,9 @@ impl Mover {
             self.copy(run, batch, from, read.keys);
             return None;
         }
-        let none = BTreeMap::new();
         let (end, staged) = match from {
-            Side::Source => (&mut self.source, &self.staging.all),
-            Side::Target => (&mut self.target, &none),
+            Side::Source => (&mut self.source, Some(&self.staging)),
+            Side::Target => (&mut self.target, None),
         };
         end.copy_others(batch, read, Known { databases: &run.databases, lasting: run.lasting(from), staged })
     }
@@ -108,47 +73,41 @@ impl Mover {
             run.events.push_back(Event::Stored { batch, outcomes });
             return;
         };
-        if !storing.again.is_empty() {
-            for (key, outcome) in std::mem::take(&mut storing.again).into_iter().zip(outcomes) {
-                storing.note(&key, outcome);
-            }
-            self.ask_staged(run, batch, to, Step::Rename, Vec::new());
-            return;
-        }
-        storing.outcomes = outcomes;
-        let mut items = Vec::new();
+        let mut staged = Vec::new();
         for (key, contents) in run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default() {
             for content in contents.iter().filter(|content| content.form == Form::Staged) {
                 let place = (key.clone(), content.database);
-                if self.staging.all.contains_key(&place) {
-                    items.push(last_piece::Item { place, expires_ms: content.expires_ms, replies: 0 });
-                } else {
-                    storing.read_again(key);
-                }
+                let is_staged = self.staging.has(&place);
+                staged.push((place, is_staged));
             }
         }
-        self.ask_staged(run, batch, to, Step::Write, items);
+        let next = storing.stored(outcomes, staged);
+        self.go_on_storing(run, batch, to, next);
     }
 
-    fn ask_staged(&mut self, run: &mut Run, batch: BatchId, to: Side, step: Step, items: Vec<last_piece::Item>) {
-        if items.is_empty() {
-            let again = run.storing.get(&batch).map(|storing| storing.again.clone()).unwrap_or_default();
-            if again.is_empty() {
-                if let Some(storing) = run.storing.remove(&batch) {
-                    run.events.push_back(Event::Stored { batch, outcomes: storing.outcomes });
-                }
-            } else if self.source.connection.is_some() {
-                let known = Known { databases: &run.databases, lasting: run.lasting(Side::Source), staged: &BTreeMap::new() };
-                self.source.copy_again(batch, again, known);
-            } else {
-                self.cannot_read_again(run);
+    fn go_on_storing(&mut self, run: &mut Run, batch: BatchId, to: Side, next: Next) {
+        match next {
+            Next::Done(outcomes) => {
+                run.storing.remove(&batch);
+                run.events.push_back(Event::Stored { batch, outcomes });
             }
-            return;
+            Next::ReadAgain(keys) if self.source.connection.is_some() => {
+                let known = Known { databases: &run.databases, lasting: run.lasting(Side::Source), staged: None };
+                self.source.copy_again(batch, keys, known);
+            }
+            Next::ReadAgain(_) => self.cannot_read_again(run),
+            Next::Finish(step, places) => {
+                let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
+                let of = |place: Place| {
+                    let last = last_of(read, &place)?;
+                    let contents = read.iter().filter(|(key, _)| *key == place.0).flat_map(|(_, contents)| contents);
+                    let expires_ms = contents.filter(|content| content.database == place.1).map(|content| content.expires_ms).next()?;
+                    Some((last_piece::Item { place, expires_ms, replies: 0 }, last))
+                };
+                let (items, lasts): (Vec<_>, Vec<_>) = places.into_iter().filter_map(of).unzip();
+                self.end_mut(to).finish(batch, step, items, &lasts);
+            }
         }
-        let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
-        let lasts = items.into_iter().filter_map(|item| last_of(read, &item.place).map(|last| (item, last)));
-        let (items, lasts): (Vec<_>, Vec<_>) = lasts.unzip();
-        self.end_mut(to).finish(batch, step, items, &lasts);
     }
 
     /// A step of staged keys was answered.
@@ -161,40 +120,34 @@ impl Mover {
         items: Vec<last_piece::Item>,
         mut answers: &[Vec<u8>],
     ) {
-        let mut next = Vec::new();
+        let Some(storing) = run.storing.get_mut(&batch) else { return };
+        let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
+        let mut all = Vec::new();
         for item in items {
             let (of_item, rest) = answers.split_at(item.replies.min(answers.len()));
             answers = rest;
-            let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
             let finished = match last_of(read, &item.place) {
-                Some(last) => last_piece::outcome(step, &item, last, of_item),
+                Some(last) => last_piece::outcome(storing, step, &item, last, of_item),
                 None => Finished::Unusable("what was read of it is gone".to_owned()),
             };
-            let Some(storing) = run.storing.get_mut(&batch) else { return };
-            match finished {
-                Finished::GoOn => next.push(item),
-                Finished::Over(outcome) => storing.note(&item.place.0, outcome),
-                Finished::Unusable(why) => {
-                    storing.read_again(&item.place.0);
-                    self.unusable(&item.place, &why);
-                }
+            if let Finished::Unusable(why) = &finished {
+                self.unusable(&item.place, why);
             }
+            all.push((item.place, finished));
         }
-        self.ask_staged(run, batch, to, Step::Rename, next);
+        let next = storing.finished(all);
+        self.go_on_storing(run, batch, to, next);
     }
 
     /// Keys were read whole, of which what was staged is worth nothing. Nobody has written them since the drain, so they are what they were.
     pub(super) fn read_again(&mut self, run: &mut Run, batch: BatchId, read: Read) {
-        let Some(storing) = run.storing.get_mut(&batch).filter(|storing| !storing.again.is_empty()) else { return };
+        let Some(storing) = run.storing.get_mut(&batch).filter(|storing| storing.is_reading_again()) else { return };
         let refused = read.outcomes.iter().find_map(|outcome| if let Copied::Refused(why) = outcome { Some(why.clone()) } else { None });
         if let Some(why) = refused {
-            for key in std::mem::take(&mut storing.again) {
-                storing.note(&key, Stored::Refused(why.clone()));
-            }
-            self.ask_staged(run, batch, Side::Target, Step::Rename, Vec::new());
+            let next = storing.refused(&why);
+            self.go_on_storing(run, batch, Side::Target, next);
             return;
         }
-        storing.again.clone_from(&read.keys);
         self.note_big(run, batch, &read);
         if read.contents.iter().any(Vec::is_empty) {
             // It has expired; or it was at the target, which has lost it.
@@ -215,19 +168,18 @@ impl Mover {
 
     /// The source is lost: what was to be read there again is refused, and the machine tries again.
     pub(super) fn cannot_read_again(&mut self, run: &mut Run) {
-        let waiting: Vec<BatchId> = run.storing.iter().filter(|(_, storing)| !storing.again.is_empty()).map(|(batch, _)| *batch).collect();
+        let waiting: Vec<BatchId> = run.storing.iter().filter(|(_, storing)| storing.is_reading_again()).map(|(batch, _)| *batch).collect();
         for batch in waiting {
             let Some(mut storing) = run.storing.remove(&batch) else { continue };
-            for key in std::mem::take(&mut storing.again) {
-                storing.note(&key, Stored::Refused("what was copied of it in pieces is worth nothing, and its source is lost".to_owned()));
+            if let Next::Done(outcomes) = storing.refused("what was copied of it in pieces is worth nothing, and its source is lost") {
+                run.events.push_back(Event::Stored { batch, outcomes });
             }
-            run.events.push_back(Event::Stored { batch, outcomes: storing.outcomes });
         }
     }
 
     /// A key is admitted: its staging key is not needed any more, or has become the key.
     pub(super) fn staged_is_moved(&mut self, key: &Key) {
-        if self.staging.all.is_empty() {
+        if self.staging.is_empty() {
             return;
         }
         for place in self.staging.places_of(key) {

@@ -7,9 +7,10 @@ use switchyard_policy::migration::record::{Record, Replay};
 use switchyard_policy::migration::{Durability, Event, Outcome};
 use switchyard_policy::topology::MoveId;
 
+use super::staging::Told;
 use super::{Flush, Stage};
 use crate::history::Place;
-use crate::node::{KeyIx, Op};
+use crate::node::{KeyIx, Op, STAGING};
 use crate::planted::Bug;
 use crate::worker::{Stage as ViewStage, Worker};
 use crate::world::{Ev, World};
@@ -69,6 +70,7 @@ impl World {
         if let Some((_, keys)) = self.mover.written.pop_front_if(|(_, record)| matches!(record, Record::Keys { .. })) {
             self.keep(&keys);
         }
+        let planted = self.planted;
         let m = &mut self.mover;
         m.written.clear();
         m.syncing = None;
@@ -81,6 +83,7 @@ impl World {
         m.flush = None;
         m.flushes.clear();
         m.links = Default::default();
+        m.stager.forget_all(planted);
         m.stage = Stage::Idle;
     }
 
@@ -158,6 +161,7 @@ impl World {
             return;
         }
         self.mover.flush = Some(Flush { op, sent: false, told: 0 });
+        self.mover.stager.tell(Told::Flush);
         self.mover_event(Event::Quiesce);
     }
 
@@ -213,7 +217,7 @@ impl World {
         let node = &self.nodes[self.node_of(side)];
         let known = self.mover.met_at_end[side] == Some(node.process);
         let now = self.now;
-        let left = node.keys.iter().filter(|(_, entry)| entry.expires_us.is_none_or(|end| end > now)).map(|(key, _)| *key);
+        let left = node.keys.range(..STAGING).filter(|(_, entry)| entry.expires_us.is_none_or(|end| end > now)).map(|(key, _)| *key);
         let left: Vec<KeyIx> = left.filter(|key| self.is_own(*key)).collect();
         if node.up && known && !left.is_empty() {
             self.violated(format!("the leg has ended ({outcome:?}), and keys {left:?} are left at the side that the slots have left"));

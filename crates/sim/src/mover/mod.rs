@@ -1,8 +1,10 @@
 //! What surrounds the machine of a leg in the router: connections, listing, batches, journal, the stored topology, and recovery after a crash. It does
 //! what the machine says and tells it what came of it; what it must get right itself is what the planted bugs of [`crate::planted`] break.
 
+mod batches;
 mod journal;
 mod scope;
+mod staging;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -10,12 +12,14 @@ use std::sync::Arc;
 
 use switchyard_policy::migration::record::{OpenLeg, Record, Replay};
 use switchyard_policy::migration::{
-    Action, BatchId, Copied, Durability, Event, Fingerprint, Fingerprinter, Key, Leg, Machine, Orders, Outcome, Process, Protocol, Side,
-    StopAndCopy, Stored,
+    Action, BatchId, Durability, Event, Fingerprint, Fingerprinter, Key, Leg, Machine, Orders, Outcome, Process, Protocol, Side,
+    StopAndCopy,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, slot_of};
 
-use crate::node::{Cmd, Entry, KeyIx, Reply};
+use self::batches::{Batch, Kind};
+use self::staging::{Part, Stager};
+use crate::node::{Cmd, KeyIx, Reply};
 use crate::planted::{Bug, Planted};
 use crate::random::Random;
 use crate::scenario::Scenario;
@@ -31,7 +35,9 @@ const TRIES: u32 = 40;
 pub(crate) enum What {
     Hello,
     Kill,
-    Batch(BatchId, usize),
+    /// With the round of the batch, and the place in it.
+    Batch(BatchId, u64, usize),
+    Staging(Part),
     Scan(u64),
     PurgeScan,
     PurgeRemove,
@@ -43,6 +49,8 @@ enum Stage {
     /// Workers adopt that the slots are observed.
     Observing,
     Connecting,
+    /// Big keys are copied in pieces.
+    Staging,
     Running,
     Over,
 }
@@ -56,24 +64,6 @@ struct Link {
     kills: u32,
     /// Earlier connections that may still do something.
     stale: Vec<(u32, u64)>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
-    Dump,
-    Restore,
-    Remove,
-    Secure,
-    Migrate,
-}
-
-#[derive(Debug)]
-struct Batch {
-    kind: Kind,
-    keys: Vec<KeyIx>,
-    replies: Vec<Option<Reply>>,
-    left: usize,
-    content: BTreeMap<KeyIx, (Entry, u64)>,
 }
 
 #[derive(Debug, Default)]
@@ -128,6 +118,8 @@ pub(crate) struct Mover {
     resume: Option<OpenLeg>,
     links: [Link; 2],
     batches: BTreeMap<BatchId, Batch>,
+    rounds: u64,
+    pub(crate) stager: Stager,
     /// Keys that were read and are not admitted, in this leg: copies of them may be under way, also after a crash of the router.
     in_hand: BTreeSet<KeyIx>,
     listing: Listing,
@@ -180,6 +172,8 @@ impl Mover {
             resume: None,
             links: Default::default(),
             batches: BTreeMap::new(),
+            rounds: 0,
+            stager: Stager::default(),
             in_hand: BTreeSet::new(),
             listing: Listing::default(),
             noted: BTreeSet::new(),
@@ -290,6 +284,7 @@ impl World {
         }
         say!(self, "leg {} of move {}: {} to {}", self.mover.leg, self.mover.move_id, self.mover.source, self.mover.target);
         self.mover.noted.clear();
+        self.mover.stager.begin_leg(self.planted);
         if resumes {
             self.mover.stage = Stage::Connecting;
             self.connect_both();
@@ -391,6 +386,7 @@ impl World {
         self.mover.machine = None;
         self.mover.inbox.clear();
         self.mover.barrier = None;
+        self.staging_is_over();
         for side in 0..2 {
             self.let_go(side);
         }
@@ -487,7 +483,7 @@ impl World {
                 self.scan();
             }
         } else if self.mover.links.iter().all(|link| link.ready) && self.mover.stage == Stage::Connecting {
-            self.begin_machine();
+            self.connected();
         }
     }
 
@@ -529,8 +525,12 @@ impl World {
             self.mover.listing.asked = false;
         }
         self.mover.purge.take_if(|purge| purge.side == side);
+        self.staging_broke(side);
         if ready && self.mover.machine.is_some() {
             say!(self, "the mover loses side {side}");
+            if side == 0 {
+                self.refuse_reading_again();
+            }
             self.mover_event(Event::Lost { side: if side == 0 { Side::Source } else { Side::Target } });
         } else {
             let delay = self.random.between(300, 3_000);
@@ -549,7 +549,8 @@ impl World {
                     self.link_ready(side);
                 }
             }
-            (What::Batch(batch, at), reply) => self.batch_answered(batch, at, reply),
+            (What::Batch(batch, round, at), reply) => self.batch_answered(batch, round, at, reply),
+            (What::Staging(part), reply) => self.staging_answered(part, reply),
             (What::Scan(number), Reply::Scanned(keys, next)) => {
                 let keys: Vec<KeyIx> = keys.into_iter().filter(|key| self.is_own(*key)).collect();
                 let listing = &mut self.mover.listing;
@@ -633,10 +634,15 @@ impl World {
 
     pub(crate) fn mover_event(&mut self, event: Event) {
         if self.mover.machine.is_none() {
-            if event == Event::Quiesce {
+            // While big keys are copied it is looked for between two pieces.
+            if event == Event::Quiesce && self.mover.stage != Stage::Staging {
                 self.flush_goes();
             }
             return;
+        }
+        // What was told before the drain is taken before the tails are read: that waits for the record of the drain.
+        if event != Event::Drained && !self.bug(Bug::ToldNotTakenInTheLeg) {
+            self.staging_hears();
         }
         self.mover.inbox.push_back(event);
         if std::mem::replace(&mut self.mover.pumping, true) {
@@ -656,82 +662,6 @@ impl World {
             }
         }
         self.mover.pumping = false;
-    }
-
-    fn begin_batch(&mut self, id: BatchId, side: Side, keys: &[Key], kind: Kind) {
-        let keys: Vec<KeyIx> = keys.iter().map(|key| self.key_ix(key)).collect();
-        let content = self.mover.batches.remove(&id).map(|batch| batch.content).filter(|_| kind != Kind::Dump).unwrap_or_default();
-        let mut cmds = Vec::new();
-        for key in &keys {
-            cmds.push(match kind {
-                Kind::Dump => Cmd::Dump(*key),
-                Kind::Remove => Cmd::Unlink(*key),
-                Kind::Restore => {
-                    let Some((entry, read_us)) = content.get(key) else {
-                        self.violated(format!("{id:?}: key {key} is to be stored and was not read"));
-                        return;
-                    };
-                    let mut entry = entry.clone();
-                    if self.bug(Bug::RelativeTtl) {
-                        entry.expires_us = entry.expires_us.map(|end| self.now + end.saturating_sub(*read_us));
-                    }
-                    if self.bug(Bug::RestoreReplace) { Cmd::Replace(*key, entry) } else { Cmd::Restore(*key, entry) }
-                }
-                Kind::Secure | Kind::Migrate => continue,
-            });
-        }
-        match kind {
-            Kind::Secure => cmds.push(Cmd::WaitAof),
-            Kind::Migrate => cmds.push(Cmd::Migrate(keys.clone())),
-            _ => {}
-        }
-        let left = cmds.len();
-        self.mover.batches.insert(id, Batch { kind, keys, replies: vec![None; left], left, content });
-        for (at, cmd) in cmds.into_iter().enumerate() {
-            self.demand(ix(side), cmd, What::Batch(id, at));
-        }
-    }
-
-    fn batch_answered(&mut self, id: BatchId, at: usize, reply: Reply) {
-        let now = self.now;
-        let Some(batch) = self.mover.batches.get_mut(&id) else { return };
-        if let (Kind::Dump, Reply::Dumped(Some(entry))) = (batch.kind, &reply) {
-            batch.content.insert(batch.keys[at], (entry.clone(), now));
-        }
-        batch.replies[at] = Some(reply);
-        batch.left -= 1;
-        if batch.left > 0 {
-            return;
-        }
-        let refused = |reply: &Reply| matches!(reply, Reply::Oom | Reply::Error).then(|| format!("{reply:?}"));
-        let replies: Vec<Reply> = batch.replies.drain(..).flatten().collect();
-        let event = match batch.kind {
-            Kind::Dump => {
-                let outcome = |reply| match reply {
-                    Reply::Dumped(Some(_)) => Copied::Taken { bytes: 1 },
-                    _ => Copied::Absent,
-                };
-                Event::Copied { batch: id, outcomes: replies.into_iter().map(outcome).collect() }
-            }
-            Kind::Restore => {
-                let outcome = |reply| match reply {
-                    Reply::Ok => Stored::Stored,
-                    Reply::BusyKey => Stored::Exists,
-                    other => Stored::Refused(format!("{other:?}")),
-                };
-                Event::Stored { batch: id, outcomes: replies.into_iter().map(outcome).collect() }
-            }
-            Kind::Remove => Event::Removed { batch: id },
-            Kind::Secure => Event::Secured { batch: id, refused: replies.first().and_then(refused) },
-            Kind::Migrate => {
-                let refused = match replies.first() {
-                    Some(Reply::BusyKey) => Some("BUSYKEY Target key name already exists.".to_owned()),
-                    other => other.and_then(refused),
-                };
-                Event::Migrated { batch: id, refused }
-            }
-        };
-        self.mover_event(event);
     }
 
     fn tell_workers(&mut self, keys: &[Key]) {
@@ -765,6 +695,7 @@ impl World {
                 self.publish(ViewStage::Settled);
             }
             Action::Turn { away, .. } => {
+                self.staging_is_over();
                 self.mover.uid += 1;
                 let away = away.iter().filter_map(|key| self.mover.names.get(key).copied()).collect();
                 let stage = ViewStage::Turned { uid: self.mover.uid, source: self.mover.source, away };
@@ -805,6 +736,7 @@ impl World {
                     let key = self.key_ix(key);
                     self.mover.in_hand.remove(&key);
                 }
+                self.staged_are_moved(&keys);
                 self.tell_workers(&keys);
             }
             Action::Refuse { keys, .. } => {

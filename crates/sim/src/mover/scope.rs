@@ -8,7 +8,7 @@ use switchyard_policy::migration::{Protocol, Side};
 use switchyard_policy::topology::{NodeId, Topology};
 
 use super::ix;
-use crate::node::KeyIx;
+use crate::node::{KeyIx, STAGING};
 use crate::planted::Bug;
 use crate::world::World;
 
@@ -33,6 +33,9 @@ impl World {
 
     /// Whether a key is part of the move under way: it is named, or (of a slot) lives where its slot is.
     pub(super) fn is_own(&self, key: KeyIx) -> bool {
+        if key >= STAGING {
+            return false;
+        }
         match &self.mover.scope {
             Some(scope) => scope.contains(&key),
             None => self.mover.map.exception(&self.keys[key]).is_none() || self.bug(Bug::ExceptionTaken),
@@ -67,7 +70,7 @@ impl World {
 
     /// Whether a key that is found at a side is to be purged there.
     pub(super) fn is_wrong(&self, side: usize, key: KeyIx) -> bool {
-        let Some(purge) = &self.mover.purge else { return false };
+        let Some(purge) = self.mover.purge.as_ref().filter(|_| key < STAGING) else { return false };
         let may = match &self.mover.scope {
             Some(scope) => scope.contains(&key) || self.bug(Bug::PurgedBeyondScope),
             None => self.lives_at(key) == self.owner() || self.bug(Bug::ExceptionPurged),

@@ -11,16 +11,16 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use switchyard_policy::migration::staging::{Place, Step};
 use switchyard_policy::migration::{BatchId, Copied, Durability, Key, Process, Stored};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply;
 
 pub(in crate::mover) use self::answers::{OneByOne, copied, scanned, secured, stored};
-use crate::mover::big::Place;
 use crate::mover::connection::{Connection, field};
 use crate::mover::last_piece::{self, Last, LastRead};
 use crate::mover::sizes::Page;
-use crate::mover::staging::Staged;
+use crate::mover::staging::Staging;
 use crate::settings::NodeAccess;
 
 /// Between two attempts to reach a node.
@@ -136,7 +136,7 @@ pub(in crate::mover) enum Ask {
     /// Give staging keys what they lack, and count; then rename them.
     Finish {
         batch: BatchId,
-        step: last_piece::Step,
+        step: Step,
         items: Vec<last_piece::Item>,
     },
     /// Remove staging keys.
@@ -212,7 +212,7 @@ pub(in crate::mover) struct Known<'k> {
     /// Those in which no key expires.
     pub(in crate::mover) lasting: &'k [u32],
     /// Keys of which all but the tail is at the target.
-    pub(in crate::mover) staged: &'k BTreeMap<Place, Staged>,
+    pub(in crate::mover) staged: Option<&'k Staging>,
 }
 
 impl Read {
@@ -380,7 +380,8 @@ impl End {
         let mut asked = Vec::new();
         let mut tails = BTreeMap::new();
         let small = (TOGETHER_BYTES / self.bytes_per_key.max(1)).min(TOGETHER_MAX);
-        let one_by_one = form != Form::Plain || self.only_one_by_one || !known.staged.is_empty();
+        let staging = known.staged.filter(|staging| !staging.is_empty());
+        let one_by_one = form != Form::Plain || self.only_one_by_one || staging.is_some();
         let together = if one_by_one || keys.len() < TOGETHER_MIN || small < 2 { 1 } else { small };
         for database in known.databases.iter().copied() {
             let of = AskedOf { database, selected: connection.select(database), expiry: !known.lasting.contains(&database), together };
@@ -395,12 +396,12 @@ impl End {
                 continue;
             }
             for key in &keys {
-                if !known.staged.is_empty()
+                if let Some(staging) = staging
                     && let place = (key.clone(), database)
-                    && let Some(staged) = known.staged.get(&place)
+                    && let Some((staged, elements)) = staging.last_of(&place)
                 {
                     connection.push(&[if absolute { b"PEXPIRETIME" } else { b"PTTL" }, key]);
-                    let read = last_piece::ask(connection, key, staged);
+                    let read = last_piece::ask(connection, key, staged, elements);
                     tails.insert(place, read);
                     continue;
                 }
@@ -491,7 +492,7 @@ impl End {
     }
 
     /// Does a step of finishing what is staged.
-    pub(in crate::mover) fn finish(&mut self, batch: BatchId, step: last_piece::Step, mut items: Vec<last_piece::Item>, lasts: &[&Last]) {
+    pub(in crate::mover) fn finish(&mut self, batch: BatchId, step: Step, mut items: Vec<last_piece::Item>, lasts: &[&Last]) {
         let Some(connection) = &mut self.connection else { return };
         let before = connection.unanswered;
         for (item, last) in items.iter_mut().zip(lasts) {

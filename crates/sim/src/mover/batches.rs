@@ -1,0 +1,278 @@
+//! Batches: what the leg's machine asks for of some keys, as commands, and what their answers mean. Of keys that were copied in pieces "copy" reads the tail,
+//! and "store" does what [`Storing`] says.
+
+use std::collections::BTreeMap;
+
+use switchyard_policy::migration::staging::{Counted, Finished, Next, Place, Step, Storing, renamed};
+use switchyard_policy::migration::{BatchId, Copied, Event, Key, Side, Stored};
+
+use super::staging::{as_they_are, storing};
+use super::{What, ix};
+use crate::node::{Cmd, Elements, Entry, KeyIx, Reply};
+use crate::planted::Bug;
+use crate::world::World;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    Dump,
+    Restore,
+    Remove,
+    Secure,
+    Migrate,
+    /// Of staged keys.
+    Finish(Step),
+    /// Of what was staged in vain.
+    DumpAgain,
+    RestoreAgain,
+}
+
+#[derive(Debug)]
+pub(super) struct Batch {
+    kind: Kind,
+    /// Answers to what was asked before mean nothing.
+    round: u64,
+    side: usize,
+    keys: Vec<KeyIx>,
+    replies: Vec<Option<Reply>>,
+    left: usize,
+    content: BTreeMap<KeyIx, Content>,
+    /// Fields that were asked for, of staged keys.
+    fields: BTreeMap<KeyIx, Vec<u32>>,
+    storing: Option<Storing>,
+}
+
+#[derive(Clone, Debug)]
+enum Content {
+    /// And when it was read.
+    Whole(Entry, u64),
+    /// What its staging key lacks.
+    Last { name: KeyIx, count: usize, expires_us: Option<u64>, elements: Elements },
+}
+
+impl World {
+    pub(super) fn begin_batch(&mut self, id: BatchId, side: Side, keys: &[Key], kind: Kind) {
+        let before = self.mover.batches.remove(&id);
+        let content = before.map(|batch| batch.content).filter(|_| kind != Kind::Dump).unwrap_or_default();
+        if kind == Kind::Dump {
+            self.drop_unusable();
+        }
+        let numbers: Vec<KeyIx> = keys.iter().map(|key| self.key_ix(key)).collect();
+        let is_staged = |key: &KeyIx| matches!(content.get(key), Some(Content::Last { .. }));
+        let storing = (kind == Kind::Restore && numbers.iter().any(is_staged)).then(|| storing(keys.to_vec(), self.planted));
+        self.ask_batch(id, ix(side), numbers, kind, content, storing);
+    }
+
+    fn ask_batch(
+        &mut self,
+        id: BatchId,
+        side: usize,
+        keys: Vec<KeyIx>,
+        kind: Kind,
+        content: BTreeMap<KeyIx, Content>,
+        storing: Option<Storing>,
+    ) {
+        let mut cmds = Vec::new();
+        let mut fields = BTreeMap::new();
+        for (at, key) in keys.iter().enumerate() {
+            let cmd = match (kind, content.get(key)) {
+                (Kind::Dump | Kind::DumpAgain, _) => match self.tail_of(*key).filter(|_| kind == Kind::Dump && side == 0) {
+                    Some((cmd, of_key)) => {
+                        fields.insert(*key, of_key);
+                        cmd
+                    }
+                    None => Cmd::Dump(*key),
+                },
+                (Kind::Remove, _) => Cmd::Unlink(*key),
+                (Kind::Restore | Kind::RestoreAgain, Some(Content::Whole(entry, read_us))) => {
+                    let mut entry = entry.clone();
+                    if self.bug(Bug::RelativeTtl) {
+                        entry.expires_us = entry.expires_us.map(|end| self.now + end.saturating_sub(*read_us));
+                    }
+                    if self.bug(Bug::RestoreReplace) { Cmd::Replace(*key, entry) } else { Cmd::Restore(*key, entry) }
+                }
+                // It is finished afterwards; or it is gone.
+                (Kind::Restore, Some(Content::Last { .. })) | (Kind::RestoreAgain, None) => continue,
+                (Kind::Finish(Step::Write), Some(Content::Last { name, elements, .. })) => Cmd::Count(*name, *key, elements.clone()),
+                (Kind::Finish(Step::Rename), Some(Content::Last { name, expires_us, .. })) => Cmd::Rename(*name, *key, *expires_us),
+                (Kind::Restore | Kind::RestoreAgain | Kind::Finish(_), _) => {
+                    self.violated(format!("{id:?}: key {key} is to be stored and was not read"));
+                    return;
+                }
+                (Kind::Secure | Kind::Migrate, _) => continue,
+            };
+            cmds.push((at, cmd));
+        }
+        match kind {
+            Kind::Secure => cmds.push((0, Cmd::WaitAof)),
+            Kind::Migrate => cmds.push((0, Cmd::Migrate(keys.clone()))),
+            _ => {}
+        }
+        let (left, replies) = (cmds.len(), vec![None; keys.len().max(1)]);
+        self.mover.rounds += 1;
+        let round = self.mover.rounds;
+        self.mover.batches.insert(id, Batch { kind, round, side, keys, replies, left, content, fields, storing });
+        if left == 0 {
+            self.batch_done(id);
+        }
+        for (at, cmd) in cmds {
+            self.demand(side, cmd, What::Batch(id, round, at));
+        }
+    }
+
+    pub(super) fn batch_answered(&mut self, id: BatchId, round: u64, at: usize, reply: Reply) {
+        let now = self.now;
+        let Some(batch) = self.mover.batches.get_mut(&id).filter(|batch| batch.round == round) else { return };
+        let key = batch.keys.get(at).copied();
+        match (batch.kind, key, &reply) {
+            (Kind::Dump | Kind::DumpAgain, Some(key), Reply::Dumped(Some(entry))) => {
+                batch.content.insert(key, Content::Whole(entry.clone(), now));
+            }
+            (Kind::DumpAgain, Some(key), Reply::Dumped(None)) => {
+                batch.content.remove(&key);
+            }
+            (Kind::Dump, Some(key), Reply::Tail(Some((expires_us, count, values)))) => {
+                let elements = as_they_are(batch.fields.get(&key).map(Vec::as_slice).unwrap_or_default(), values);
+                if let Some(name) = self.mover.stager.name_of(key) {
+                    batch.content.insert(key, Content::Last { name, count: *count, expires_us: *expires_us, elements });
+                }
+            }
+            _ => {}
+        }
+        batch.replies[at] = Some(reply);
+        batch.left -= 1;
+        if batch.left == 0 {
+            self.batch_done(id);
+        }
+    }
+
+    /// All is answered.
+    fn batch_done(&mut self, id: BatchId) {
+        let Some(batch) = self.mover.batches.get_mut(&id) else { return };
+        let (kind, side, keys) = (batch.kind, batch.side, batch.keys.clone());
+        let replies = std::mem::take(&mut batch.replies);
+        let refused = |reply: &Reply| matches!(reply, Reply::Oom | Reply::Error).then(|| format!("{reply:?}"));
+        let first = replies.first().cloned().flatten();
+        let event = match kind {
+            Kind::Dump => {
+                // Of another type than what was copied.
+                let others = keys.iter().zip(&replies).filter(|(_, reply)| **reply == Some(Reply::Error)).map(|(key, _)| self.place(*key));
+                let others: Vec<Place> = others.collect();
+                if !others.is_empty() {
+                    for place in others {
+                        self.unusable(place, "its tail cannot be read");
+                    }
+                    let keys: Vec<Key> = keys.iter().map(|key| self.keys[*key].clone()).collect();
+                    self.begin_batch(id, if side == 0 { Side::Source } else { Side::Target }, &keys, Kind::Dump);
+                    return;
+                }
+                let outcome = |reply| match reply {
+                    Some(Reply::Dumped(Some(_)) | Reply::Tail(Some(_))) => Copied::Taken { bytes: 1 },
+                    _ => Copied::Absent,
+                };
+                Event::Copied { batch: id, outcomes: replies.into_iter().map(outcome).collect() }
+            }
+            Kind::Restore | Kind::RestoreAgain => {
+                let outcome = |reply| match reply {
+                    Some(Reply::Ok) | None => Stored::Stored,
+                    Some(Reply::BusyKey) => Stored::Exists,
+                    Some(other) => Stored::Refused(format!("{other:?}")),
+                };
+                self.batch_stored(id, replies.into_iter().map(outcome).collect());
+                return;
+            }
+            Kind::Finish(_) => {
+                self.staged_answered(id, &keys, replies);
+                return;
+            }
+            Kind::DumpAgain => {
+                let content = std::mem::take(&mut batch.content);
+                let storing = batch.storing.take();
+                self.ask_batch(id, 1, keys, Kind::RestoreAgain, content, storing);
+                return;
+            }
+            Kind::Remove => Event::Removed { batch: id },
+            Kind::Secure => Event::Secured { batch: id, refused: first.as_ref().and_then(refused) },
+            Kind::Migrate => {
+                let refused = match first {
+                    Some(Reply::BusyKey) => Some("BUSYKEY Target key name already exists.".to_owned()),
+                    other => other.as_ref().and_then(refused),
+                };
+                Event::Migrated { batch: id, refused }
+            }
+        };
+        self.mover_event(event);
+    }
+
+    fn batch_stored(&mut self, id: BatchId, outcomes: Vec<Stored>) {
+        let Some(batch) = self.mover.batches.get(&id) else { return };
+        let last = batch.content.iter().filter(|(key, content)| batch.keys.contains(key) && matches!(content, Content::Last { .. }));
+        let staged: Vec<(Place, bool)> = last.map(|(key, _)| (self.place(*key), self.mover.stager.name_of(*key).is_some())).collect();
+        match self.mover.batches.get_mut(&id).and_then(|batch| batch.storing.as_mut()) {
+            Some(storing) => {
+                let next = storing.stored(outcomes, staged);
+                self.go_on_storing(id, next);
+            }
+            None => self.mover_event(Event::Stored { batch: id, outcomes }),
+        }
+    }
+
+    fn staged_answered(&mut self, id: BatchId, keys: &[KeyIx], replies: Vec<Option<Reply>>) {
+        let mut all = Vec::new();
+        for (key, reply) in keys.iter().zip(replies) {
+            let Some(batch) = self.mover.batches.get(&id) else { return };
+            let finished = match (batch.storing.as_ref(), batch.content.get(key), reply) {
+                (Some(storing), Some(Content::Last { count, .. }), Some(Reply::Counted(key_was_there, staging_was_there, there))) => {
+                    storing.counted(Counted { key_was_there, staging_was_there, there: there as i64, at_source: *count as i64 })
+                }
+                (_, _, Some(Reply::Renamed(seen))) => renamed(seen),
+                (_, _, reply) => Finished::Over(Stored::Refused(format!("{reply:?}"))),
+            };
+            if let Finished::Unusable(why) = &finished {
+                self.unusable(self.place(*key), why);
+            }
+            all.push((self.place(*key), finished));
+        }
+        if let Some(storing) = self.mover.batches.get_mut(&id).and_then(|batch| batch.storing.as_mut()) {
+            let next = storing.finished(all);
+            self.go_on_storing(id, next);
+        }
+    }
+
+    fn go_on_storing(&mut self, id: BatchId, next: Next) {
+        let Some(batch) = self.mover.batches.get_mut(&id) else { return };
+        let numbers = |world: &Self, keys: &[&Key]| keys.iter().map(|key| world.key_ix(key)).collect::<Vec<KeyIx>>();
+        let (keys, kind, side) = match &next {
+            Next::Done(outcomes) => {
+                batch.storing = None;
+                let outcomes = outcomes.clone();
+                self.mover_event(Event::Stored { batch: id, outcomes });
+                return;
+            }
+            Next::Finish(step, places) => (places.iter().map(|(key, _)| key).collect::<Vec<_>>(), Kind::Finish(*step), 1),
+            Next::ReadAgain(keys) => (keys.iter().collect(), Kind::DumpAgain, 0),
+        };
+        if kind == Kind::DumpAgain && !self.mover.links[0].ready {
+            batch.kind = kind;
+            self.refuse_reading_again();
+            return;
+        }
+        let (content, storing) = (std::mem::take(&mut batch.content), batch.storing.take());
+        let keys = numbers(self, &keys);
+        self.ask_batch(id, side, keys, kind, content, storing);
+    }
+
+    /// Batches of which something was to be read again at the source.
+    pub(super) fn take_refused(&mut self, why: &str) -> Vec<(BatchId, Vec<Stored>)> {
+        let reading = self.mover.batches.iter_mut().filter(|(_, batch)| batch.kind == Kind::DumpAgain);
+        reading
+            .filter_map(|(id, batch)| {
+                // Its answers mean nothing any more.
+                batch.round = 0;
+                match batch.storing.take()?.refused(why) {
+                    Next::Done(outcomes) => Some((*id, outcomes)),
+                    _ => None,
+                }
+            })
+            .collect()
+    }
+}

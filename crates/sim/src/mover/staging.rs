@@ -1,0 +1,481 @@
+//! Big keys: what surrounds the machine of copying in pieces (`switchyard_policy::migration::staging`) in the router. It reads and writes pieces as the machine
+//! says, and takes what workers tell; when only the tails are missing the leg begins ([`super::batches`]).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use switchyard_policy::migration::Event as LegEvent;
+use switchyard_policy::migration::staging::{Action, Ends, Event, Piece, Place, Seen, Staging, Storing, Wrote};
+use switchyard_policy::migration::tail::Element;
+use switchyard_policy::migration::{Key, Process, Protocol};
+
+use super::{Stage, What};
+use crate::node::{Cmd, Elements, KeyIx, Reply, STAGING};
+use crate::planted::{Bug, Planted};
+use crate::worker::Stage as ViewStage;
+use crate::world::{Ev, World, say};
+
+/// A key of so many elements is big.
+const BIG: usize = 3;
+/// Elements of a piece.
+const PIECE: u32 = 2;
+
+/// What was asked for a piece.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Part {
+    Looked,
+    Read,
+    Wrote,
+    Fields,
+    Discarded,
+}
+
+/// What workers tell, and what is taken note of when the mover looks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Told {
+    Touched(KeyIx, Option<Vec<u32>>),
+    Written(KeyIx),
+    Flush,
+}
+
+#[derive(Debug)]
+struct Copying {
+    of_hash: bool,
+    name: KeyIx,
+    /// Where the next piece begins.
+    cursor: Option<u32>,
+    /// Read, and not written.
+    piece: Option<Vec<u32>>,
+}
+
+/// What is under way: one thing at a time.
+#[derive(Debug)]
+enum Task {
+    Look(KeyIx),
+    Copy { key: KeyIx, afresh: bool, left: u8, wrote: Option<Wrote>, read: Option<Piece> },
+    ReadAgain { key: KeyIx, fields: Vec<u32>, afresh: bool, writes: Vec<Elements> },
+}
+
+/// What is being copied in pieces.
+#[derive(Debug, Default)]
+pub(crate) struct Stager {
+    machine: Staging,
+    copies: BTreeMap<KeyIx, Copying>,
+    /// As workers know them.
+    shared: BTreeSet<KeyIx>,
+    told: Vec<Told>,
+    task: Option<Task>,
+    discarded: Vec<KeyIx>,
+    /// Moved whole by this leg.
+    wholes: BTreeSet<KeyIx>,
+    /// Names that were given, by all routers.
+    names: KeyIx,
+    /// It is looked at again.
+    is_due: bool,
+    /// A planted bug's: tails as they were when the leg was to begin.
+    early: BTreeMap<KeyIx, Vec<Element>>,
+    pub(crate) in_pieces: u64,
+    pub(crate) whole: u64,
+}
+
+impl Stager {
+    pub(super) fn tell(&mut self, what: Told) {
+        self.told.push(what);
+    }
+
+    /// Another leg, or another try.
+    pub(super) fn begin_leg(&mut self, planted: Option<Planted>) {
+        self.wholes.clear();
+        if self.machine.is_empty() {
+            self.machine = machine(planted);
+        }
+    }
+
+    /// The router has crashed.
+    pub(super) fn forget_all(&mut self, planted: Option<Planted>) {
+        let Self { names, in_pieces, whole, .. } = *self;
+        *self = Self { machine: machine(planted), names, in_pieces, whole, ..Self::default() };
+    }
+
+    /// The staging key of a key that is staged.
+    pub(super) fn name_of(&self, key: KeyIx) -> Option<KeyIx> {
+        self.copies.get(&key).map(|copying| copying.name)
+    }
+}
+
+fn fields_of(elements: &[Element]) -> Vec<u32> {
+    elements.iter().map(|element| element.first().copied().unwrap_or_default().into()).collect()
+}
+
+/// Fields as they are, to be written.
+pub(super) fn as_they_are(fields: &[u32], values: &[Option<u32>]) -> Elements {
+    let gone = fields.iter().zip(values).filter(|(_, value)| value.is_none()).map(|(field, _)| *field).collect();
+    Elements { there: values.iter().copied().flatten().collect(), gone }
+}
+
+impl World {
+    pub(super) fn place(&self, key: KeyIx) -> Place {
+        (self.keys[key].clone(), 0)
+    }
+
+    fn stager_step(&mut self, event: Event) -> Vec<Action> {
+        say!(self, "staging <- {event:?}");
+        let mut actions = Vec::new();
+        self.mover.stager.machine.step(event, &mut actions);
+        for action in &actions {
+            say!(self, "staging -> {action:?}");
+            let key = |place: &Place| self.key_ix(&place.0);
+            match action {
+                Action::Drop { place, .. } => {
+                    let key = key(place);
+                    let stager = &mut self.mover.stager;
+                    stager.discarded.extend(stager.copies.remove(&key).map(|copying| copying.name));
+                }
+                Action::Whole { place, .. } => {
+                    let key = key(place);
+                    self.mover.stager.wholes.insert(key);
+                    self.mover.stager.whole += 1;
+                }
+                _ => {}
+            }
+        }
+        actions
+    }
+
+    // What workers tell.
+
+    /// A command is about to be sent that writes these keys.
+    pub(crate) fn tell_mover(&mut self, op: u64, keys: &[KeyIx]) {
+        let shared = &self.mover.stager.shared;
+        let (staged, others): (Vec<KeyIx>, Vec<KeyIx>) = keys.iter().copied().partition(|key| shared.contains(key));
+        self.mover_notes(&others);
+        let stager = &mut self.mover.stager;
+        stager.told.extend(others.into_iter().map(Told::Written));
+        let mut touched = Vec::new();
+        if let Some(command) = self.ops.get(&op) {
+            command.op.touches(&mut touched);
+        }
+        let touched = touched.into_iter().filter(|(key, _)| staged.contains(key));
+        stager.told.extend(touched.map(|(key, fields)| Told::Touched(key, fields)));
+    }
+
+    /// What was told is taken note of.
+    pub(super) fn staging_hears(&mut self) {
+        for told in std::mem::take(&mut self.mover.stager.told) {
+            let event = match told {
+                Told::Touched(key, fields) => {
+                    let elements = fields.map(|fields| fields.into_iter().map(|field| Element::from([field as u8])).collect());
+                    Event::Touched { key: self.keys[key].clone(), elements }
+                }
+                Told::Written(key) => Event::Written { key: self.keys[key].clone() },
+                Told::Flush => Event::Flush,
+            };
+            if !self.mover.stager.machine.is_empty() {
+                self.stager_step(event);
+            }
+        }
+    }
+
+    // Before the leg.
+
+    /// Both nodes are reached, and the leg may begin.
+    pub(super) fn connected(&mut self) {
+        let goes_on = self.mover.resume.as_ref().is_some_and(|open| open.moving);
+        if self.scenario.parts == 0 || self.mover.protocol != Protocol::Switchyard || goes_on {
+            self.begin_machine();
+            return;
+        }
+        self.mover.stage = Stage::Staging;
+        let own: Vec<KeyIx> = (0..self.keys.len()).filter(|key| self.is_own(*key)).collect();
+        // The router has listed them before.
+        self.mover.noted.extend(own.iter().copied());
+        let big = own.into_iter().filter(|key| !self.mover.stager.wholes.contains(key)).map(|key| self.place(key)).collect();
+        let process = |side: usize| {
+            let (process, client_id) = self.mover.links[side].process.unwrap_or_default();
+            Process { run_id: process.to_string(), client_id }
+        };
+        let ends = Ends { source: process(0), target: process(1) };
+        self.stager_step(Event::Begin { big, ends });
+        self.staging_goes_on();
+    }
+
+    /// A connection broke while keys were copied: what was asked at the other side must not be answered to what is asked next.
+    pub(super) fn staging_broke(&mut self, side: usize) {
+        if self.mover.stage != Stage::Staging {
+            return;
+        }
+        self.mover.stage = Stage::Connecting;
+        self.mover.stager.task = None;
+        self.let_go(1 - side);
+        let delay = self.random.between(300, 3_000);
+        self.after(delay, Ev::DialMover { side: 1 - side });
+    }
+
+    fn staging_later(&mut self) {
+        if !std::mem::replace(&mut self.mover.stager.is_due, true) {
+            let delay = self.random.between(50, 400);
+            self.after(delay, Ev::Staging);
+        }
+    }
+
+    pub(crate) fn staging_is_due(&mut self) {
+        self.mover.stager.is_due = false;
+        self.staging_goes_on();
+    }
+
+    fn staging_goes_on(&mut self) {
+        if self.mover.stage != Stage::Staging || self.mover.stager.task.is_some() {
+            return;
+        }
+        if self.mover.flush.is_some() {
+            self.flush_goes();
+            self.staging_later();
+            return;
+        }
+        let awaited = self.mover.stager.machine.awaits();
+        let reached = awaited.filter(|epoch| self.workers.iter().all(|worker| worker.has_drained(*epoch, true)));
+        self.staging_hears();
+        if let Some(epoch) = reached {
+            self.stager_step(Event::Reached { epoch });
+        }
+        let barrier = self.random.chance(500);
+        for action in self.stager_step(Event::Go { barrier }) {
+            self.count_action();
+            match action {
+                Action::Look { place } => {
+                    let key = self.key_ix(&place.0);
+                    self.mover.stager.task = Some(Task::Look(key));
+                    self.demand(0, Cmd::Look(key), What::Staging(Part::Looked));
+                }
+                Action::Barrier => {
+                    self.share_staged();
+                    let epoch = self.publish(ViewStage::Observed);
+                    self.stager_step(Event::Published { epoch });
+                }
+                Action::Copy { place, afresh } => self.copy_piece(&place, afresh),
+                Action::ReadAgain { place, elements, held_first, afresh } => {
+                    let key = self.key_ix(&place.0);
+                    let fields = fields_of(&elements);
+                    let held = self.mover.stager.copies.get_mut(&key).filter(|_| held_first).and_then(|copying| copying.piece.take());
+                    let writes = held.into_iter().map(|there| Elements { there, ..Elements::default() }).collect();
+                    self.mover.stager.task = Some(Task::ReadAgain { key, fields: fields.clone(), afresh, writes });
+                    self.demand(0, Cmd::Fields(key, fields), What::Staging(Part::Fields));
+                }
+                Action::Ready => {
+                    self.share_staged();
+                    self.note_early_tails();
+                    self.discard_staged();
+                    self.begin_machine();
+                    return;
+                }
+                Action::Drop { .. } | Action::Forget { .. } | Action::Whole { .. } => {}
+            }
+        }
+        self.discard_staged();
+        if self.mover.stager.task.is_none() {
+            self.staging_later();
+        }
+    }
+
+    fn share_staged(&mut self) {
+        let shared = self.mover.stager.machine.places().map(|place| self.key_ix(&place.0)).collect();
+        self.mover.stager.shared = shared;
+    }
+
+    fn note_early_tails(&mut self) {
+        let machine = &self.mover.stager.machine;
+        let early = machine.places().filter_map(|place| Some((self.key_ix(&place.0), machine.tail(place)?))).collect();
+        self.mover.stager.early = early;
+    }
+
+    fn copy_piece(&mut self, place: &Place, afresh: bool) {
+        let key = self.key_ix(&place.0);
+        let Some(copying) = self.mover.stager.copies.get_mut(&key) else { return };
+        let (name, of_hash, cursor) = (copying.name, copying.of_hash, copying.cursor);
+        let held = copying.piece.take().filter(|piece| !piece.is_empty());
+        let left = u8::from(held.is_some()) + u8::from(cursor.is_some());
+        if left == 0 {
+            self.stager_step(Event::Copied { place: place.clone(), wrote: None, read: None });
+            return;
+        }
+        self.mover.stager.task = Some(Task::Copy { key, afresh, left, wrote: None, read: None });
+        if let Some(from) = cursor {
+            self.demand(0, Cmd::Piece(key, of_hash, from, PIECE), What::Staging(Part::Read));
+        }
+        if let Some(there) = held {
+            self.demand(1, Cmd::Stage(name, afresh, Elements { there, ..Elements::default() }), What::Staging(Part::Wrote));
+        }
+    }
+
+    pub(super) fn staging_answered(&mut self, part: Part, reply: Reply) {
+        if part == Part::Discarded {
+            return;
+        }
+        let Some(task) = self.mover.stager.task.take() else {
+            self.violated(format!("staging: {reply:?} in answer to nothing ({part:?})"));
+            return;
+        };
+        match task {
+            Task::Look(key) => self.looked(key, &reply),
+            Task::Copy { key, afresh, mut left, mut wrote, mut read } => {
+                left -= 1;
+                let copying = self.mover.stager.copies.get_mut(&key);
+                match (part, reply) {
+                    (Part::Read, Reply::Piece(piece, next)) => {
+                        if let Some(copying) = copying {
+                            (copying.piece, copying.cursor) = (Some(piece), next);
+                        }
+                        read = Some(if next.is_some() { Piece::More } else { Piece::Last });
+                    }
+                    (Part::Read, _) => read = Some(Piece::OtherType),
+                    (_, reply) => wrote = Some(written(&reply, afresh)),
+                }
+                if left > 0 {
+                    self.mover.stager.task = Some(Task::Copy { key, afresh, left, wrote, read });
+                    return;
+                }
+                let place = self.place(key);
+                self.stager_step(Event::Copied { place, wrote, read });
+            }
+            Task::ReadAgain { key, fields, afresh, mut writes } => {
+                let wrote = match (part, reply) {
+                    (Part::Fields, Reply::Fields(values)) => {
+                        writes.push(as_they_are(&fields, &values));
+                        writes.retain(|elements| !elements.is_empty());
+                        Some(Wrote::Yes)
+                    }
+                    (Part::Fields, _) => None,
+                    (_, reply) => Some(written(&reply, afresh)),
+                };
+                // What was written first was perhaps written afresh.
+                let afresh = afresh && part == Part::Fields;
+                let name = self.mover.stager.name_of(key);
+                if let Some(name) = name.filter(|_| wrote == Some(Wrote::Yes) && !writes.is_empty()) {
+                    let elements = writes.remove(0);
+                    self.mover.stager.task = Some(Task::ReadAgain { key, fields, afresh, writes });
+                    self.demand(1, Cmd::Stage(name, afresh, elements), What::Staging(Part::Wrote));
+                    return;
+                }
+                let place = self.place(key);
+                self.stager_step(Event::ReadAgain { place, wrote });
+            }
+        }
+        self.staging_goes_on();
+    }
+
+    fn looked(&mut self, key: KeyIx, reply: &Reply) {
+        let of_hash = match reply {
+            Reply::Looked(Some((of_hash, length))) if *length >= BIG => Some(*of_hash),
+            _ => None,
+        };
+        let seen = if of_hash.is_some() { Seen::Fit } else { Seen::Gone };
+        let place = self.place(key);
+        self.stager_step(Event::Looked { place: place.clone(), seen });
+        let stager = &mut self.mover.stager;
+        if let Some(of_hash) = of_hash.filter(|_| stager.machine.number(&place).is_some()) {
+            stager.names += 1;
+            let name = STAGING + stager.names;
+            stager.copies.insert(key, Copying { of_hash, name, cursor: Some(0), piece: None });
+        }
+    }
+
+    // In the leg.
+
+    /// What is staged and worth nothing is forgotten, before keys are read.
+    pub(super) fn drop_unusable(&mut self) {
+        let run_id = |side: usize| {
+            let link = &self.mover.links[side];
+            link.process.filter(|_| link.conn.is_some()).map(|(process, _)| process.to_string())
+        };
+        let (source, target) = (run_id(0), run_id(1));
+        let machine = &self.mover.stager.machine;
+        let is_unusable = |place: &&Place| !machine.is_usable(place, source.as_deref(), target.as_deref());
+        let places: Vec<Place> = machine.places().filter(is_unusable).cloned().collect();
+        for place in places {
+            self.unusable(place, "it was changed as a whole, or a node was started again");
+        }
+    }
+
+    pub(super) fn unusable(&mut self, place: Place, why: &str) {
+        self.stager_step(Event::Unfit { place, why: why.to_owned() });
+    }
+
+    /// What is asked of a staged key in the leg, and the fields.
+    pub(super) fn tail_of(&self, key: KeyIx) -> Option<(Cmd, Vec<u32>)> {
+        let stager = &self.mover.stager;
+        let copying = stager.copies.get(&key)?;
+        let early = stager.early.get(&key).filter(|_| self.bug(Bug::TailReadBeforeTheLeg));
+        let elements = early.cloned().or_else(|| stager.machine.tail(&self.place(key)))?;
+        let fields = fields_of(&elements);
+        Some((Cmd::Tail(key, copying.of_hash, fields.clone()), fields))
+    }
+
+    /// A key is admitted: its staging key is not needed any more, or has become the key.
+    pub(super) fn staged_are_moved(&mut self, keys: &[Key]) {
+        for key in keys {
+            let key = self.key_ix(key);
+            if self.mover.stager.copies.contains_key(&key) {
+                self.mover.stager.in_pieces += 1;
+                let place = self.place(key);
+                self.stager_step(Event::Over { place });
+            }
+        }
+        self.discard_staged();
+    }
+
+    /// The leg goes back, or has ended.
+    pub(super) fn staging_is_over(&mut self) {
+        self.stager_step(Event::AllOver);
+        self.discard_staged();
+        self.mover.stager.shared.clear();
+    }
+
+    fn discard_staged(&mut self) {
+        if self.mover.links[1].ready {
+            for name in std::mem::take(&mut self.mover.stager.discarded) {
+                self.demand(1, Cmd::Unlink(name), What::Staging(Part::Discarded));
+            }
+        }
+    }
+
+    /// The source is lost: what was to be read there again is refused.
+    pub(super) fn refuse_reading_again(&mut self) {
+        for (batch, outcomes) in self.take_refused("its source is lost") {
+            self.mover_event(LegEvent::Stored { batch, outcomes });
+        }
+    }
+}
+
+/// What the answer to a piece that was written means.
+fn written(reply: &Reply, afresh: bool) -> Wrote {
+    match reply {
+        Reply::Staged(was_there) if afresh || *was_there => Wrote::Yes,
+        Reply::Staged(_) => Wrote::Vanished,
+        other => Wrote::Refused(format!("{other:?}")),
+    }
+}
+
+#[cfg(feature = "planted-bugs")]
+pub(super) fn machine(planted: Option<Planted>) -> Staging {
+    match planted {
+        Some(Planted::Machine(bug)) => Staging::default().with(Some(bug)),
+        _ => Staging::default(),
+    }
+}
+
+#[cfg(not(feature = "planted-bugs"))]
+pub(super) fn machine(_planted: Option<Planted>) -> Staging {
+    Staging::default()
+}
+
+#[cfg(feature = "planted-bugs")]
+pub(super) fn storing(keys: Vec<Key>, planted: Option<Planted>) -> Storing {
+    match planted {
+        Some(Planted::Machine(bug)) => Storing::of(keys).with(Some(bug)),
+        _ => Storing::of(keys),
+    }
+}
+
+#[cfg(not(feature = "planted-bugs"))]
+pub(super) fn storing(keys: Vec<Key>, _planted: Option<Planted>) -> Storing {
+    Storing::of(keys)
+}
