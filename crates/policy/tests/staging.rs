@@ -147,7 +147,7 @@ fn another_connection_copies_anew_and_what_vanished_too() {
 #[test]
 fn what_was_staged_in_vain_is_read_again() {
     let other: Key = Arc::from(&b"other"[..]);
-    let mut storing = Storing::of(vec![place().0, other.clone()]);
+    let mut storing = Storing::of(vec![place().0, other]);
     let next = storing.stored(vec![Stored::Stored, Stored::Exists], vec![(place(), true)]);
     assert_eq!(next, Next::Finish(Step::Write, vec![place()]));
     let seen = Counted { key_was_there: false, staging_was_there: true, there: 3, at_source: 3 };
