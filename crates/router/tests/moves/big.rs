@@ -494,6 +494,43 @@ fn what_a_crash_has_left_is_removed_by_the_next_move() {
     all_there(&mut client, 50);
 }
 
+/// Whatever is written to a staging key, and whatever has become of that before, it has a time to live afterwards.
+#[test]
+fn what_is_staged_ends_by_itself_whoever_dies() {
+    let fleet = Fleet::new(2);
+    let mut client = fleet.client();
+    let key = key_of(&fleet, 0, "hash");
+    hash(&mut client, &key, 30_000);
+    let mut monitor = fleet.servers[1].client();
+    assert_eq!(monitor.cmd("MONITOR"), "OK");
+    fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+    until("it is being copied", || fleet.progress(1).big.under_way.iter().any(|big| big.copied > 0));
+    let mut target = fleet.servers[1].client();
+    let staging = target.cmd("KEYS switchyard:*").replace(['[', ']'], "");
+    assert_eq!(target.cmd(&format!("UNLINK {staging}")), "1");
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    assert_eq!(client.cmd(&format!("HLEN {key}")), "30000");
+    assert_eq!(target.cmd("ECHO enough"), "enough");
+    // The last command of each transaction that does something to a staging key.
+    let (mut last, mut transactions) = (None::<String>, 0);
+    loop {
+        let line = monitor.reply();
+        let (is_over, begins) = (line.contains("\"enough\""), line.contains("\"MULTI\""));
+        if is_over || begins {
+            if let Some(last) = last.take() {
+                assert!(last.contains("\"PEXPIRE\"") || last.contains("\"UNLINK\""), "{}", &last[..last.len().min(200)]);
+                transactions += 1;
+            }
+        } else if line.contains("\"switchyard:temporary:") && !line.contains("\"HLEN\"") {
+            last = Some(line);
+        }
+        if is_over {
+            break;
+        }
+    }
+    assert!(transactions > 3, "it was copied in pieces: {transactions}");
+}
+
 /// With FLUSHALL in between.
 #[test]
 fn what_is_flushed_while_it_is_copied_stays_away() {
