@@ -24,7 +24,7 @@ use crate::{
 /// How long a cluster may take until both nodes know of each other.
 const CLUSTER_PATIENCE: Duration = Duration::from_secs(30);
 /// How often a move is looked at.
-const LOOK: Duration = Duration::from_millis(10);
+const LOOK: Duration = Duration::from_millis(25);
 /// The first slot of the second node.
 pub(super) const HALF: u16 = SLOTS / 2;
 
