@@ -338,6 +338,11 @@ impl Sources {
 }
 
 impl Config {
+    /// How long a node may take to answer (`nodes.command-timeout`).
+    pub(crate) fn command_timeout(&self) -> Duration {
+        self.live.command_timeout
+    }
+
     fn apply_override(&mut self, change: &Override, problems: &mut Vec<Problem>) {
         let origin = Origin::Flag(change.flag.clone());
         if change.path == "node" {

@@ -10,7 +10,7 @@ use switchyard_policy::topology::slot_of;
 use crate::movectl::{ask, done, json};
 use crate::movectl_moves::{eventually, report, the_move, wait_for};
 use crate::movekeys::Scene;
-use crate::support::{Client, Node, Value, bulk, encode, int, ok, simple, until};
+use crate::support::{Client, Node, RouterOptions, Site, SiteOptions, Value, bulk, encode, int, ok, simple, until};
 
 const EXAMPLE: &str = "switchyard move --from";
 
@@ -421,4 +421,157 @@ fn a_homecoming_goes_on_after_a_crash() {
     }
     let (owner, other) = scene.nodes_of("{t}");
     assert_eq!((owner.cmd("DBSIZE"), other.cmd("DBSIZE")), (int(KEYS as i64), int(0)));
+}
+
+/// A function may use any key of the slot, whatever it is given.
+#[test]
+fn a_function_has_all_of_its_slot_come_home() {
+    const LIBRARY: &str = "#!lua name=of_slots\nredis.register_function('sum', function(keys, args) return redis.call('GET', keys[1]) + redis.call('GET', args[1]) end)\n\
+        redis.register_function{function_name='peek', callback=function(keys, args) return redis.call('GET', args[1]) end, flags={'no-writes'}}";
+    let Some(scene) = Scene::with(PATIENT) else { return };
+    let mut client = scene.site.client();
+    client.write(&encode(&["FUNCTION", "LOAD", LIBRARY]));
+    let loaded = client.reply();
+    if loaded.error().is_some_and(|text| text.contains("unknown command")) {
+        eprintln!("skipped: this server has no functions");
+        return;
+    }
+    assert_eq!(loaded, bulk("of_slots"));
+    client.cmd("MSET {t}a 1 {t}b 2 {t}other 3");
+    let mut asked = 0;
+    for (line, reply) in [("FCALL sum 1 {t}a {t}b", int(3)), ("FCALL_RO peek 1 {t}a {t}b", bulk("2"))] {
+        scene.part("{t}b");
+        scene.part("{t}other");
+        assert_eq!(client.cmd(line), reply, "{line}");
+        wait_until_at_rest(&scene);
+        asked += 1;
+        assert_eq!((away(&scene), homeward(&scene)), (0, asked), "{line}");
+    }
+    // Within a transaction it is no different.
+    scene.part("{t}b");
+    scene.part("{t}other");
+    assert_eq!(client.cmd("MULTI"), ok());
+    assert_eq!(client.cmd("FCALL sum 1 {t}a {t}other"), simple("QUEUED"));
+    assert_eq!(client.cmd("INCR {t}a"), simple("QUEUED"));
+    assert_eq!(client.cmd("EXEC"), Value::Array(vec![int(4), int(2)]));
+    wait_until_at_rest(&scene);
+    assert_eq!(away(&scene), 0);
+}
+
+/// How many clients wait at a node.
+fn blocked(node: &Node) -> usize {
+    let info = node.cmd("INFO clients").text();
+    let number = info.lines().find_map(|line| line.strip_prefix("blocked_clients:")).expect("the field");
+    number.trim().parse().expect("a number")
+}
+
+/// One that waits at a node with several keys of which a move takes some away is told so; given again, it has them come home. One whose keys stay
+/// together waits on.
+#[test]
+fn who_waits_at_a_node_for_keys_that_are_parted_is_told() {
+    let Some(scene) = Scene::with(PATIENT) else { return };
+    let (owner, other) = scene.nodes_of("{t}");
+    let mut client = scene.site.client();
+    let mut asked = 0;
+    for (line, element, reply) in [
+        ("BLPOP {t}a {t}b 0", "RPUSH {t}b x", Value::Array(vec![bulk("{t}b"), bulk("x")])),
+        ("BLMOVE {t}a {t}b LEFT LEFT 0", "RPUSH {t}a x", bulk("x")),
+        ("BLMOVE {t}b {t}a LEFT LEFT 0", "RPUSH {t}b x", bulk("x")),
+        ("BZPOPMIN {t}a {t}b 0", "ZADD {t}b 1 x", Value::Array(vec![bulk("{t}b"), bulk("x"), bulk("1")])),
+        ("BLMPOP 0 2 {t}a {t}b LEFT", "RPUSH {t}b x", Value::Array(vec![bulk("{t}b"), Value::Array(vec![bulk("x")])])),
+        (
+            "XREAD BLOCK 0 STREAMS {t}a {t}b $ $",
+            "XADD {t}b 7-7 f v",
+            Value::Array(vec![Value::Array(vec![
+                bulk("{t}b"),
+                Value::Array(vec![Value::Array(vec![bulk("7-7"), Value::Array(vec![bulk("f"), bulk("v")])])]),
+            ])]),
+        ),
+    ] {
+        client.cmd("DEL {t}a {t}b {t}c");
+        let (mut waits, mut waits_for_one) = (scene.site.client(), scene.site.client());
+        waits.post(line);
+        waits_for_one.post("BLPOP {t}c 0");
+        until("both wait", || (blocked(owner) == 2).then_some(()));
+        scene.part("{t}b");
+        let answer = waits.reply();
+        let text = answer.error().unwrap_or_else(|| panic!("{line}: {answer:?}"));
+        assert!(text.starts_with("CROSSSLOT") && text.contains(EXAMPLE), "{line}: {text}");
+        waits.post(line);
+        until("it waits again, and the other one as ever", || (blocked(owner) == 2).then_some(()));
+        asked += 1;
+        // What it waits for is used at home before all have been told that it is there.
+        wait_until_at_rest(&scene);
+        assert_eq!(away(&scene), 0, "{line}");
+        client.cmd(element);
+        assert_eq!(waits.reply(), reply, "{line}");
+        client.cmd("RPUSH {t}c y");
+        assert_eq!(waits_for_one.reply(), Value::Array(vec![bulk("{t}c"), bulk("y")]), "{line}");
+        wait_until_at_rest(&scene);
+
+        // Keys that live together elsewhere: it waits there, and goes home with them.
+        client.cmd("DEL {t}a {t}b");
+        scene.part("{t}a");
+        scene.part("{t}b");
+        waits.post(line);
+        until("it waits where they live", || (blocked(other) == 1).then_some(()));
+        done(scene.router(), &format!("move --from {} --home --wait", other.address()));
+        until("it waits at home", || ((blocked(owner), blocked(other)) == (1, 0)).then_some(()));
+        client.cmd(element);
+        assert_eq!(waits.reply(), reply, "{line}");
+        assert_eq!((away(&scene), homeward(&scene)), (0, asked), "{line}");
+    }
+}
+
+/// Keys of a move are asked of nodes before it begins, and a node that stands still does not answer.
+#[test]
+fn a_node_that_stands_still_delays_only_what_concerns_it() {
+    // Longer than anything here takes: who waits for that node's answer gets none.
+    let config = "[nodes]\ncommand-timeout = \"10m\"\n[moves]\nbring-home-timeout = \"2m\"\n".to_owned();
+    let router = RouterOptions { config, ..RouterOptions::default() };
+    let Some(site) = Site::router_only(3, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    let mut client = site.client();
+    let mut owned_by_first = (0..).map(|n| format!("{{{n}}}")).filter(|tag| {
+        assert_eq!(client.cmd(&format!("SET {tag}a {tag}")), ok());
+        site.nodes()[0].cmd(&format!("EXISTS {tag}a")) == int(1)
+    });
+    let [one, two, three] = std::array::from_fn(|_| owned_by_first.next().expect("a third of all"));
+    drop(owned_by_first);
+    let part = |tag: &str, to: usize| {
+        let [from, to] = [0, to].map(|place| site.nodes()[place].address());
+        done(site.router(), &format!("move --from {from} --to {to} --keys {tag}b --wait"));
+    };
+    part(&one, 1);
+    part(&two, 2);
+    site.nodes()[2].freeze();
+    let mut held_up = site.client();
+    held_up.post(&format!("RENAME {two}a {two}b"));
+    until("it waits", || site.router().metrics().lines().any(|line| line == "switchyard_home_waits_total 1").then_some(()));
+    let comes_home = |client: &mut Client| {
+        assert_eq!(client.cmd(&format!("RENAME {one}a {one}b")), ok());
+        assert_eq!(client.cmd(&format!("RENAME {one}b {one}a")), ok());
+        eventually("the move has ended", || report(site.router())["moves"].as_array().is_some_and(Vec::is_empty).then_some(()));
+    };
+    comes_home(&mut client);
+    // By now the node has been asked for sure. And somebody may order moves elsewhere.
+    part(&one, 1);
+    comes_home(&mut client);
+    part(&one, 1);
+    let [from, to] = [0, 2].map(|place| site.nodes()[place].address());
+    let line = format!("move --from {from} --to {to} --keys {three}b");
+    let asked = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| ask(site.router(), &line));
+        // Whoever orders that waits for the node.
+        until("it is asked for", || (site.router().process().log().matches("asked: move").count() >= 5).then_some(()));
+        comes_home(&mut client);
+        site.nodes()[2].thaw();
+        asked.join().expect("it ends")
+    });
+    assert!(asked.code == 0, "{}{}", asked.out, asked.err);
+    let first = held_up.reply();
+    assert!(first == ok() || first.error().is_some_and(|text| text.contains("not home within")), "{first:?}");
+    eventually("it is renamed", || {
+        client.cmd(&format!("RENAME {two}a {two}b"));
+        (client.cmd(&format!("GET {two}b")) == bulk(&*two)).then_some(())
+    });
 }

@@ -19,7 +19,7 @@ use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Topology};
 use switchyard_router::{Link, Steer};
 use tracing::info;
 
-use super::direct::check_node;
+use super::direct::{PATIENCE, check_node};
 use super::home::Told;
 use super::{MemberChange, Moves, Options, Planned, save_as};
 use crate::config::{DURABILITIES, name_of, named, parse_endpoint};
@@ -336,6 +336,13 @@ impl Moves {
 
     /// Checks what can be checked before anything is done, and puts moves on record.
     pub(super) fn accept(self: &Arc<Self>, topology: &Topology, wishes: Vec<Wish>, how: &How) -> Result<PlanReport, Refused> {
+        self.nothing_in_the_way(&wishes)?;
+        self.check_nodes(topology, &wishes, how)?;
+        self.accept_checked(wishes, how)
+    }
+
+    /// That no other move has these slots, and that the journal takes records.
+    fn nothing_in_the_way(&self, wishes: &[Wish]) -> Result<(), Refused> {
         let shifts = || wishes.iter().map(|wish| &wish.shift);
         {
             let state = self.state();
@@ -354,10 +361,25 @@ impl Moves {
         if let Some(trouble) = trouble {
             return Err(Refused::Failed(trouble));
         }
-        let nodes: BTreeSet<NodeId> = shifts().flat_map(|shift| [shift.source, shift.target]).collect();
-        let targets: BTreeSet<NodeId> = shifts().map(|shift| shift.target).collect();
-        self.check_nodes(topology, &nodes, &targets, how)?;
+        Ok(())
+    }
 
+    /// Puts moves on record whose nodes have just been checked, if what they were planned by still holds.
+    pub(super) fn accept_checked(self: &Arc<Self>, wishes: Vec<Wish>, how: &How) -> Result<PlanReport, Refused> {
+        let _one = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
+        self.nothing_in_the_way(&wishes)?;
+        let topology = self.topology_now()?;
+        for Wish { shift, keys, .. } in &wishes {
+            let is_there = match keys {
+                Some(keys) => keys.iter().all(|key| topology.lives_at(key) == shift.source),
+                None => shift.slots.iter().all(|slot| topology.owner(*slot) == shift.source),
+            };
+            if !is_there {
+                let source = self.name(shift.source);
+                return Err(conflict(format!("some of what was to move has left {source} by another move meanwhile; ask again")));
+            }
+        }
+        let shifts = || wishes.iter().map(|wish| &wish.shift);
         let mut records = Vec::new();
         let mut planned = Vec::new();
         for Wish { shift, keys, pattern, home_for } in &wishes {
@@ -446,17 +468,22 @@ impl Moves {
         }
     }
 
-    fn check_nodes(&self, topology: &Topology, nodes: &BTreeSet<NodeId>, targets: &BTreeSet<NodeId>, how: &How) -> Result<(), Refused> {
-        let access = self.running.with(switchyard_router::Router::node_access).unwrap_or_default();
-        for id in nodes {
-            let Some(access) = access.get(id) else {
-                return Err(Refused::Failed(format!("it is not known how {} is reached", self.name(*id))));
-            };
-            let needs = targets.contains(id).then_some(how.durability);
-            check_node(access, needs, how.allow_direct_clients).map_err(conflict)?;
-        }
+    fn check_nodes(&self, topology: &Topology, wishes: &[Wish], how: &How) -> Result<(), Refused> {
+        let shifts = || wishes.iter().map(|wish| &wish.shift);
+        let targets: BTreeSet<NodeId> = shifts().map(|shift| shift.target).collect();
+        let nodes: BTreeSet<NodeId> = shifts().map(|shift| shift.source).chain(targets.iter().copied()).collect();
         debug_assert!(nodes.iter().all(|id| topology.node(*id).is_some()));
-        Ok(())
+        nodes.into_iter().try_for_each(|id| self.check_one(id, targets.contains(&id), how))
+    }
+
+    /// Asks a node whether keys may move to or from it, which takes as long as it takes to answer.
+    pub(super) fn check_one(&self, id: NodeId, is_target: bool, how: &How) -> Result<(), Refused> {
+        let access = self.running.with(switchyard_router::Router::node_access).unwrap_or_default();
+        let Some(access) = access.get(&id) else {
+            return Err(Refused::Failed(format!("it is not known how {} is reached", self.name(id))));
+        };
+        let patience = self.tuning.read().unwrap_or_else(PoisonError::into_inner).patience.max(PATIENCE);
+        check_node(access, patience, is_target.then_some(how.durability), how.allow_direct_clients).map_err(conflict)
     }
 }
 

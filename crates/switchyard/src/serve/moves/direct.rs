@@ -8,16 +8,21 @@ use switchyard_router::NodeAccess;
 use crate::doctor::connection::NodeConnection;
 use crate::doctor::{direct_clients, redis_version};
 
-/// How long a node may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a node may take to answer, at least.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The oldest versions that moves work on.
 const REDIS_MIN: (u32, u32) = (6, 2);
 
-/// Checks a node. `durability`: what it must be able to promise, if it is a target.
-pub(super) fn check_node(access: &NodeAccess, durability: Option<Durability>, allow_direct_clients: bool) -> Result<(), String> {
+/// Checks a node, which may take `patience` for each answer. `durability`: what it must be able to promise, if it is a target.
+pub(super) fn check_node(
+    access: &NodeAccess,
+    patience: Duration,
+    durability: Option<Durability>,
+    allow_direct_clients: bool,
+) -> Result<(), String> {
     let name = &access.name;
-    let mut node = NodeConnection::open(access, PATIENCE).map_err(|why| format!("node {name} {why}"))?;
+    let mut node = NodeConnection::open(access, patience).map_err(|why| format!("node {name} {why}"))?;
     let mut ask = |args: &[&str]| node.ask(args).map_err(|error| format!("node {name} does not answer: {error}"));
     let info = ask(&["INFO", "server"])?.text();
     let version = redis_version(&info);

@@ -1,15 +1,17 @@
 //! Keys that live elsewhere than their slots are brought home because commands of clients need them together with others.
 //!
 //! Workers say what their clients wait for; here moves are begun for it, as an operator would begin them: on record, and with the same checks.
-//! Who asks for what is on its way already waits with the others. It is a thread of its own, because checks ask nodes, and neither a worker nor the
-//! executor of moves may wait for them.
+//! Who asks for what is on its way already waits with the others. It is a thread of its own, because moves are put on record here, and neither a worker nor the
+//! executor of moves may wait for that. Nor may it wait for nodes: each pair is asked on a thread of its own before a move between them begins, so that a
+//! node that does not answer delays only what concerns it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use switchyard_control::admin::{HomeReport, HowRequest};
+use switchyard_control::admin::{HomeReport, HowRequest, Refused};
 use switchyard_policy::balance::Shift;
 use switchyard_policy::homecoming::{self, Open, Standing, Wanted};
 use switchyard_policy::migration::Key;
@@ -17,11 +19,14 @@ use switchyard_policy::topology::{MoveId, NodeId, Slot, slot_of};
 use switchyard_router::{HomePort, HomeWish, Link, Router};
 use tracing::info;
 
-use super::accept::Wish;
+use super::accept::{How, Wish};
 use super::{LOOK, Moves};
 
 /// How often it is looked at what somebody waits for. What ends is heard of at once.
 const SOON: Duration = Duration::from_millis(50);
+
+/// How long it counts what nodes said when they were asked. Mostly a move begins at once.
+const FRESH: Duration = Duration::from_secs(2);
 
 /// How long it is remembered that a key was brought home.
 const REMEMBERED: Duration = Duration::from_secs(3600);
@@ -38,6 +43,18 @@ pub(super) enum Told {
     Look,
     /// A move that was to bring these keys home has ended before its end.
     Stopped { keys: Arc<[Key]>, why: String },
+    /// What the nodes of a pair have said: keys may move from the first to the second, or why not.
+    Checked { between: Pair, outcome: Result<(), Refused> },
+}
+
+/// From where keys come home, and to where.
+type Pair = (NodeId, NodeId);
+
+/// How it stands with what the nodes of a pair have to be asked.
+#[derive(Debug)]
+enum Check {
+    UnderWay(JoinHandle<()>),
+    Over(Instant, Result<(), Refused>),
 }
 
 /// What is known of keys that were brought home.
@@ -145,6 +162,7 @@ impl Moves {
 
     fn keep_home(self: &Arc<Self>, told: &mpsc::Receiver<Told>) {
         let mut waiting: Vec<Waiting> = Vec::new();
+        let mut checks: BTreeMap<Pair, Check> = BTreeMap::new();
         while !self.stopping.load(Ordering::Acquire) {
             let first = told.recv_timeout(if waiting.is_empty() { LOOK } else { SOON });
             for what in first.into_iter().chain(told.try_iter()) {
@@ -154,25 +172,27 @@ impl Moves {
                     Told::Stopped { keys, why } => {
                         refuse(waiting.extract_if(.., |w| w.wish.wanted().concerns(&keys)), &why);
                     }
+                    Told::Checked { between, outcome } => {
+                        checks.insert(between, Check::Over(Instant::now(), outcome));
+                    }
                 }
             }
             let now = Instant::now();
             // Their workers have told them.
             waiting.extract_if(.., |w| w.until <= now).for_each(|w| w.wish.done());
+            checks.retain(|_, check| match check {
+                // Its answer is here, or it panicked.
+                Check::UnderWay(thread) => !thread.is_finished(),
+                Check::Over(at, _) => at.elapsed() < FRESH,
+            });
             if !waiting.is_empty() {
-                waiting = self.bring_home_now(waiting);
+                waiting = self.bring_home_now(waiting, &mut checks);
             }
         }
     }
 
     /// Begins what can begin. Gives those who still wait.
-    fn bring_home_now(self: &Arc<Self>, waiting: Vec<Waiting>) -> Vec<Waiting> {
-        // Whoever plans may be looking for keys at a node, which takes long.
-        let _one = match self.planning.try_lock() {
-            Ok(one) => one,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return waiting,
-        };
+    fn bring_home_now(self: &Arc<Self>, waiting: Vec<Waiting>, checks: &mut BTreeMap<Pair, Check>) -> Vec<Waiting> {
         let topology = match self.topology_now() {
             Ok(topology) => topology,
             Err(refused) => {
@@ -196,6 +216,21 @@ impl Moves {
         };
         let mut refusals: BTreeMap<usize, String> = BTreeMap::new();
         for homecoming in plan.moves {
+            let between = (homecoming.source, homecoming.target);
+            let outcome = match checks.remove(&between) {
+                Some(Check::Over(_, outcome)) => outcome,
+                Some(Check::UnderWay(thread)) => {
+                    checks.insert(between, Check::UnderWay(thread));
+                    continue;
+                }
+                None => match self.begin_check(between) {
+                    Ok(thread) => {
+                        checks.insert(between, Check::UnderWay(thread));
+                        continue;
+                    }
+                    Err(error) => Err(Refused::Failed(format!("a thread that asks the nodes cannot be started: {error}"))),
+                },
+            };
             let mut home_for: BTreeMap<String, u64> = BTreeMap::new();
             for first in homecoming.keys.values() {
                 *home_for.entry(waiting[*first].wish.command().to_owned()).or_default() += 1;
@@ -206,9 +241,7 @@ impl Moves {
             let shift = Shift { source: homecoming.source, target: homecoming.target, slots: slots.into_iter().collect() };
             let count = keys.len();
             let wish = Wish { shift, keys: Some(keys), pattern: None, home_for };
-            // Clients wait for it.
-            let how = self.how(&HowRequest { goal: Some("fast".to_owned()), ..HowRequest::default() });
-            match how.and_then(|how| self.accept(&topology, vec![wish], &how)) {
+            match outcome.and_then(|()| self.accept_checked(vec![wish], &self.how_home()?)) {
                 Ok(report) => {
                     let id = report.moves.first().and_then(|planned| planned.id).unwrap_or_default();
                     info!("move {id} brings {count} keys home: {commands} needs them together with others of their slots");
@@ -232,6 +265,25 @@ impl Moves {
             }
         }
         still
+    }
+
+    /// How keys come home: clients wait for it.
+    fn how_home(&self) -> Result<How, Refused> {
+        self.how(&HowRequest { goal: Some("fast".to_owned()), ..HowRequest::default() })
+    }
+
+    /// Has both nodes asked, as before a move that somebody orders.
+    fn begin_check(self: &Arc<Self>, between: Pair) -> std::io::Result<JoinHandle<()>> {
+        let moves = Arc::clone(self);
+        let check = move || {
+            let (source, target) = between;
+            let outcome = moves.how_home().and_then(|how| {
+                moves.check_one(source, false, &how)?;
+                moves.check_one(target, true, &how)
+            });
+            moves.home.tell(Told::Checked { between, outcome });
+        };
+        std::thread::Builder::new().name("home-check".to_owned()).spawn(check)
     }
 
     /// Nodes that cannot be reached, with the reasons.

@@ -101,6 +101,8 @@ struct Tuning {
     config: MovesConfig,
     /// By name of the node.
     weights: BTreeMap<String, u32>,
+    /// How long a node that is checked may take to answer.
+    patience: Duration,
 }
 
 #[derive(Debug)]
@@ -117,8 +119,11 @@ pub(super) struct Moves {
     /// The router is told to stop: what ends now goes on after the next start.
     stopping: AtomicBool,
     members: Members,
-    /// One plan at a time: what is planned is true until it is on record.
+    /// One plan at a time of what somebody orders.
     planning: Mutex<()>,
+    /// Keys come home beside that, because plans ask nodes and may take long: what holds by then is looked at once more while a move comes on record,
+    /// one at a time.
+    recording: Mutex<()>,
     home: home::Home,
 }
 
@@ -135,7 +140,8 @@ impl Moves {
     /// Takes over what a reload may change.
     pub(super) fn tune(&self, config: &Config, nodes: &[NodeAddress]) {
         let weights = nodes.iter().map(|node| (node.name.clone(), node.weight)).collect();
-        *self.tuning.write().unwrap_or_else(PoisonError::into_inner) = Tuning { config: config.moves.clone(), weights };
+        *self.tuning.write().unwrap_or_else(PoisonError::into_inner) =
+            Tuning { config: config.moves.clone(), weights, patience: config.command_timeout() };
         self.wake();
     }
 

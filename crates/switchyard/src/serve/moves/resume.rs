@@ -61,6 +61,7 @@ impl Moves {
             stopping: AtomicBool::new(false),
             members,
             planning: Mutex::default(),
+            recording: Mutex::default(),
             home: super::home::Home::default(),
         }))
     }
