@@ -1,7 +1,6 @@
 //! Big keys: which keys of the move are so large that a DUMP and a RESTORE of them would hold up everybody at their nodes, and what became of them.
 //!
-//! Every key's size is asked once, with the listing (`STRLEN` or `MEMORY USAGE`, in one pipeline with the SCAN), and again, before its leg, if it was written
-//! since. Not guessed from an average: the one key that matters is the one that no average shows.
+//! Every key's size is asked once, with the listing or before its leg ([`super::sizes`]), and again, before its leg, if it was written since. Not guessed from an average: the one key that matters is the one that no average shows.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 

@@ -27,6 +27,25 @@ impl Port {
     }
 }
 
+/// Two nodes, of which `home` has the slot of `{t}`.
+struct Scene {
+    fleet: Fleet,
+    port: Arc<Port>,
+    home: NodeId,
+    away: NodeId,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let fleet = Fleet::new(2);
+        let port = Arc::new(Port::default());
+        fleet.router().set_home_port(port.clone());
+        let owned_by_first = fleet.slots_of(fleet.node(0)).contains(&slot_of(b"{t}"));
+        let (home, away) = if owned_by_first { (fleet.node(0), fleet.node(1)) } else { (fleet.node(1), fleet.node(0)) };
+        Self { fleet, port, home, away }
+    }
+}
+
 /// Has a key live at a node.
 fn publish(fleet: &Fleet, key: &str, node: NodeId) {
     let topology = fleet.keeper.topology.lock().expect("lock").clone();
@@ -35,11 +54,7 @@ fn publish(fleet: &Fleet, key: &str, node: NodeId) {
 
 #[test]
 fn who_is_told_that_keys_are_home_and_finds_them_parted_asks_again() {
-    let fleet = Fleet::new(2);
-    let port = Arc::new(Port::default());
-    fleet.router().set_home_port(port.clone());
-    let owned_by_first = fleet.slots_of(fleet.node(0)).contains(&slot_of(b"{t}"));
-    let (home, away) = if owned_by_first { (fleet.node(0), fleet.node(1)) } else { (fleet.node(1), fleet.node(0)) };
+    let Scene { fleet, port, home, away } = Scene::new();
     let mut client = fleet.client();
     assert_eq!(client.cmd("SET {t}a 1"), "OK");
     publish(&fleet, "{t}b", away);
@@ -53,11 +68,7 @@ fn who_is_told_that_keys_are_home_and_finds_them_parted_asks_again() {
 
 #[test]
 fn the_answer_to_one_command_is_not_taken_for_that_to_another() {
-    let fleet = Fleet::new(2);
-    let port = Arc::new(Port::default());
-    fleet.router().set_home_port(port.clone());
-    let owned_by_first = fleet.slots_of(fleet.node(0)).contains(&slot_of(b"{t}"));
-    let (home, away) = if owned_by_first { (fleet.node(0), fleet.node(1)) } else { (fleet.node(1), fleet.node(0)) };
+    let Scene { fleet, port, home, away } = Scene::new();
     let (mut client, mut other) = (fleet.client(), fleet.client());
     assert_eq!(client.cmd("SET {t}a 1"), "OK");
     publish(&fleet, "{t}b", away);
