@@ -15,7 +15,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 help: ## list the tasks
 	@echo "Tasks:"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "Settings: HOLD=1 (demo), TIME=60 (fuzz: seconds for each target; soak: seconds in all), SEEDS=10000 (sim), ARGS=... (demo, bench-peers, soak: more flags)"
+	@echo "Settings: HOLD=1 (demo), TIME=60 (fuzz: seconds for each target; soak: seconds in all), SEEDS=10000 (sim), COUNT=100000 (soak-scripts), ARGS=... (demo, bench-peers, soak: more flags)"
 
 .PHONY: demo
 demo: ## three Redis servers, a router and a real load; HOLD=1 keeps it up to try with redis-cli
@@ -82,6 +82,14 @@ compat: ## public compatibility suites, from checkouts given by COMPAT_SUITE=DIR
 	    [ -x $$venv/bin/python ] || { python3 -m venv $$venv && $$venv/bin/pip install --quiet "redis>=4.3.4,<6" pyyaml; }; \
 	    exec $$venv/bin/python scripts/compat/compat.py --switchyard "$$target_dir/fast/switchyard" --out docs/compatibility.md $(ARGS)
 
+.PHONY: compat-clients
+compat-clients: ## suites of client libraries, from checkouts given by REDIS_PY=DIR, GO_REDIS=DIR and IOREDIS=DIR; see CONTRIBUTING.md
+	@scripts/install-deps.sh test
+	$(CARGO) build --locked --profile fast -p switchyard
+	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
+	    exec python3 scripts/compat/clients.py --switchyard "$$target_dir/fast/switchyard" --cache "$$target_dir/compat-clients" \
+	        --out docs/compatibility.md $(ARGS)
+
 SEEDS ?= 10000
 .PHONY: sim
 sim: ## moves in a simulated world: SEEDS seeds in each scenario, and every planted bug must be found
@@ -98,6 +106,12 @@ soak: ## moves with faults for TIME seconds, under clients whose histories must 
 	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
 	    (cd tests-clients/history-check && go build -buildvcs=false -o "$$target_dir/history-check" .) && \
 	    exec "$$target_dir/fast/switchyard" bench soak --checker "$$target_dir/history-check" --time $(TIME)s $(ARGS)
+
+COUNT ?= 100000
+.PHONY: soak-scripts
+soak-scripts: ## COUNT random scripts and functions: answers as of one server, and no key at a wrong node
+	@scripts/install-deps.sh test
+	SWITCHYARD_E2E_SCRIPTS=$(COUNT) $(CARGO) test --locked -p switchyard --test e2e script_generator:: -- --nocapture
 
 .PHONY: fuzz
 .PHONY: sbom

@@ -38,6 +38,8 @@ OTHER_UNITS = [
     "type/hash", "type/list", "type/list-2", "type/list-3", "type/zset", "type/stream", "type/stream-cgroups", "hyperloglog",
     "multi", "protocol", "pubsub", "pubsubshard", "scripting", "functions", "querybuf", "tracking", "other",
 ]
+# Their reasons stand in the same file: see clients.py.
+CLIENT_SUITES = ["redis-py", "go-redis", "ioredis"]
 TAGS = "-slow -needs:debug -needs:repl -needs:config-maxmemory -needs:config-resetstat -needs:reset -needs:save -needs:pfdebug"
 
 
@@ -64,13 +66,13 @@ def wait_for(port, what):
 class Target:
     """A plain server, or a router before two of them. Ended by handle."""
 
-    def __init__(self, server, router=None, nodes=2):
+    def __init__(self, server, router=None, nodes=2, port=None):
         self.dir = tempfile.mkdtemp(prefix="compat-")
         self.processes = []
-        ports = [self.start_server(server) for _ in range(nodes if router else 1)]
+        ports = [self.start_server(server, port if not router else None) for _ in range(nodes if router else 1)]
         self.port = ports[0]
         if router:
-            self.port = free_port()
+            self.port = port or free_port()
             command = [router, "serve", "--listen", f"127.0.0.1:{self.port}", "--admin", f"127.0.0.1:{free_port()}", "--workers", "2"]
             command += ["--state-dir", os.path.join(self.dir, "state"), "--config", os.path.join(HERE, "switchyard.toml")]
             for port in ports:
@@ -82,8 +84,8 @@ class Target:
         log = open(os.path.join(self.dir, name + ".log"), "wb")
         self.processes.append(subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.dir))
 
-    def start_server(self, program):
-        port = free_port()
+    def start_server(self, program, port=None):
+        port = port or free_port()
         folder = os.path.join(self.dir, str(port))
         os.mkdir(folder)
         self.start([program, "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", folder, "--enable-debug-command", "yes"], str(port))
@@ -210,6 +212,14 @@ def percent(part, whole):
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
+def write_between(path, begin, end, text):
+    """Replaces what stands between two lines of a file."""
+    with open(path, encoding="utf-8") as file:
+        before, rest = file.read().split(begin)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(before + begin + text + end + rest.split(end)[1])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--switchyard", required=True, help="the binary")
@@ -296,15 +306,10 @@ def main():
     print(report.getvalue())
     if whole_run:
         for unit, pattern, reason in reasons:
-            if reason not in used:
+            if reason not in used and unit not in CLIENT_SUITES:
                 print(f"a reason that nothing needs: {unit} | {pattern.pattern}", file=sys.stderr)
     if args.out and whole_run:
-        begin, end = "<!-- results: made by make compat -->\n", "<!-- end of results -->\n"
-        with open(args.out, encoding="utf-8") as file:
-            text = file.read()
-        before, rest = text.split(begin)
-        with open(args.out, "w", encoding="utf-8") as file:
-            file.write(before + begin + report.getvalue() + end + rest.split(end)[1])
+        write_between(args.out, "<!-- results: made by make compat -->\n", "<!-- end of results -->\n", report.getvalue())
     if not args.suite and not args.tests:
         raise SystemExit("nothing to run: give COMPAT_SUITE=DIR or VALKEY_TESTS=DIR (see docs/compatibility.md)")
     raise SystemExit(1 if unexplained else 0)

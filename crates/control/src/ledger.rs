@@ -8,11 +8,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
-use switchyard_policy::migration::record::Replay;
+use switchyard_policy::migration::record::{Kind, Replay};
 use switchyard_policy::migration::{Fingerprinter, Record, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 
-use crate::journal::{Content, Done, Journal, JournalError, JournalStatus, Kind, Sync};
+use crate::journal::{Content, Done, Journal, JournalError, JournalStatus, Sync};
 use crate::store::{Store, StoreError, load_as, save_as};
 
 /// The document of the store with what belongs to the journal and must not be in it.
@@ -44,6 +44,21 @@ pub enum LedgerError {
         directory: String,
         /// What contradicts what.
         what: String,
+    },
+    /// The journal says something that this version of the program does not know.
+    #[error(
+        "the journal of moves in {directory} says something that Switchyard {} does not know: {what}. Switchyard {} has written it; use that version, \
+         or a later one",
+        crate::VERSION,
+        version.as_deref().unwrap_or("of a later version"),
+    )]
+    Unknown {
+        /// The state directory.
+        directory: String,
+        /// What it says.
+        what: String,
+        /// The newest version that has written to the directory, if that is known.
+        version: Option<String>,
     },
     /// The system has no random numbers.
     #[error("cannot read random numbers from the system: {0}")]
@@ -93,6 +108,8 @@ struct OpenEntries {
 struct Entry {
     /// The leg that it is about, where nobody asks for it once the leg has ended.
     until_end_of: Option<u32>,
+    /// The leg that it begins.
+    begins: Option<u32>,
     bytes: Vec<u8>,
 }
 
@@ -139,21 +156,24 @@ impl Ledger {
             save_as(store, IDENTITY, &identity)?;
         }
         let contradiction = |what: String| LedgerError::Contradiction { directory: directory.display().to_string(), what };
+        let unknown =
+            |what: String| LedgerError::Unknown { directory: directory.display().to_string(), what, version: store.newest_version() };
         let mut found = State::default();
         let mut replay = Replay::default();
         for entry in &opened.entries {
             match entry.split_first() {
                 Some((&KEPT, kept)) => {
-                    let kept: Kept = serde_json::from_slice(kept).map_err(|error| contradiction(error.to_string()))?;
+                    let kept: Kept = serde_json::from_slice(kept).map_err(|error| unknown(error.to_string()))?;
                     replay.last = replay.last.max(kept.last);
                     found.take_over(kept);
                 }
                 Some((&RECORD, bytes)) => {
-                    let record = Record::decode(bytes).map_err(|error| contradiction(error.to_string()))?;
+                    // The journal has checksums: what was written by this version can be read.
+                    let record = Record::decode(bytes).map_err(|error| unknown(error.to_string()))?;
                     replay.apply(&record).map_err(|error| contradiction(error.to_string()))?;
                     found.note(&record, entry);
                 }
-                _ => return Err(contradiction("an entry of no known kind".into())),
+                _ => return Err(unknown("an entry of no known kind".into())),
             }
         }
         *state.lock().unwrap_or_else(PoisonError::into_inner) = found;
@@ -184,22 +204,22 @@ impl Ledger {
         self.state().left.get(&node).map(|slots| slots.iter().copied().collect()).unwrap_or_default()
     }
 
-    /// Makes records durable, after all that were given before; then calls `done`, from the thread of the journal.
+    /// Makes records of a move durable, after all of it that were given before; then calls `done`, from the thread of the journal. Several moves may begin
+    /// together.
     ///
-    /// A move is refused where there is no room to end it, and a leg waits until there is. The rest waits for room.
+    /// A move is refused where there is no room to end it, and a leg waits until there is, with what its move records after it. The rest waits for room.
     pub fn record(&self, records: Vec<Record>, done: Done) {
-        let kind = match () {
-            () if records.iter().any(|record| matches!(record, Record::Begun { .. })) => Kind::Begins,
-            () if records.iter().any(|record| matches!(record, Record::LegBegun { .. })) => Kind::Waits,
-            () => Kind::Goes,
-        };
+        let kind = Kind::of(&records);
+        let Some(of) = records.first().map(Record::move_id) else { return done(Ok(())) };
+        assert!(kind == Kind::Begins || records.iter().all(|record| record.move_id() == of), "records of one move");
         let entry = |record: &Record| {
             let mut entry = vec![RECORD];
             record.encode(&mut entry);
             entry
         };
         let entries: Vec<Vec<u8>> = records.iter().map(entry).collect();
-        let shorter = records.iter().any(|record| matches!(record, Record::LegEnded { .. } | Record::Ended { .. }));
+        let gives_up = |record: &Record| matches!(record, Record::LegBegun { leg, .. } if *leg > 0);
+        let shorter = records.iter().any(|record| matches!(record, Record::LegEnded { .. } | Record::Ended { .. }) || gives_up(record));
         let state = Arc::clone(&self.state);
         let noted = entries.clone();
         // On the thread of the journal.
@@ -210,7 +230,7 @@ impl Ledger {
             }
             done(outcome);
         };
-        self.journal.append(entries, kind, Box::new(durable));
+        self.journal.append(of, entries, kind, Box::new(durable));
         if shorter {
             let state = Arc::clone(&self.state);
             self.journal.replace(Box::new(move |length| {
@@ -246,7 +266,8 @@ impl State {
     fn note(&mut self, record: &Record, bytes: &[u8]) {
         let add = |state: &mut Self, move_id: &MoveId, until_end_of| {
             if let Some(open) = state.open.get_mut(move_id) {
-                open.entries.push(Entry { until_end_of, bytes: bytes.to_vec() });
+                let begins = if let Record::LegBegun { leg, .. } = record { Some(*leg) } else { None };
+                open.entries.push(Entry { until_end_of, begins, bytes: bytes.to_vec() });
             }
         };
         match record {
@@ -264,6 +285,10 @@ impl State {
             }
             Record::LegBegun { move_id, leg, slots, .. } => {
                 if let Some(open) = self.open.get_mut(move_id) {
+                    // What began before and never moved is given up with this.
+                    let given_up = |leg: Option<u32>| leg.and_then(|leg| open.legs.get(&leg)).is_some_and(|(_, moving)| !moving);
+                    open.entries.retain(|entry| !given_up(entry.begins) && !given_up(entry.until_end_of));
+                    open.legs.retain(|_, (_, moving)| *moving);
                     open.legs.insert(*leg, (slots.clone(), false));
                 }
                 add(self, move_id, None);
@@ -374,6 +399,34 @@ mod tests {
     }
 
     #[test]
+    fn legs_that_do_not_begin_leave_nothing_behind() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (opened, store) = open(dir.path());
+        let ledger = opened.ledger;
+        record(&ledger, &[begun(MOVE)]);
+        record(&ledger, &leg(0, 0..10));
+        record(&ledger, &[Record::LegEnded { move_id: MOVE, leg: 0, owner: Side::Target }]);
+        for number in 1..=800 {
+            record(&ledger, &leg(number, 10..5_000)[..1]);
+        }
+        {
+            let state = ledger.state();
+            assert_eq!(
+                (state.open[&MOVE].legs.len(), state.open[&MOVE].entries.len()),
+                (1, 5),
+                "the move, the leg that moved, the last attempt"
+            );
+        }
+        assert!(ledger.status().length < 5 << 20, "the file does not grow: {:?}", ledger.status());
+        record(&ledger, &leg(800, 10..5_000)[1..]);
+        drop((ledger, store));
+        let (opened, _store) = open(dir.path());
+        let open_move = &opened.replay.open[&MOVE];
+        assert_eq!((open_move.handed_over.len(), open_move.next_leg), (10, 801));
+        assert!(open_move.leg.as_ref().is_some_and(|leg| leg.leg == 800 && leg.moving && leg.slots.len() == 4_990));
+    }
+
+    #[test]
     fn what_was_under_way_is_told_after_a_restart_and_what_was_left_behind_remembered() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (opened, store) = open(dir.path());
@@ -409,6 +462,38 @@ mod tests {
         assert_eq!(opened.ledger.left_at(NodeId(0)), slots(0..10));
         assert_eq!(opened.ledger.left_at(NodeId(1)), slots(10..20), "what a leg that went back has left");
         assert!(opened.ledger.status().length < 300, "nothing else is kept: {:?}", opened.ledger.status());
+    }
+
+    #[test]
+    fn records_of_a_newer_version_are_refused_with_its_name_and_not_called_damaged() {
+        let mut with_more = Vec::new();
+        Record::Ended { move_id: MOVE }.encode(&mut with_more);
+        with_more.push(1);
+        for (what, entry) in [
+            ("a kind of entry", vec![200, 1]),
+            ("a version of records", vec![RECORD, 200, 8, 1]),
+            ("a kind of record", vec![RECORD, 1, 200, 1]),
+            ("a field more", [&[RECORD][..], &with_more].concat()),
+            ("a field of what was kept", [&[KEPT][..], br#"{"last":1,"left":{},"colours":[]}"#].concat()),
+        ] {
+            let dir = tempfile::tempdir().expect("a temporary directory");
+            let (opened, store) = open(dir.path());
+            let (told, outcome) = channel();
+            opened.ledger.journal.append(
+                switchyard_policy::topology::MoveId(1),
+                vec![entry],
+                Kind::Goes,
+                Box::new(move |result| told.send(result).expect("waited for")),
+            );
+            outcome.recv().expect("an outcome").expect("written");
+            drop((opened, store));
+            let store = RedbStore::open(dir.path()).expect("a store");
+            let error = Ledger::open(dir.path(), &store, Sync::Always).map(|_| ()).expect_err(what);
+            assert!(matches!(error, LedgerError::Unknown { .. }), "{what}: {error:?}");
+            let text = error.to_string();
+            let has_written = format!("Switchyard {} has written it; use that version", crate::VERSION);
+            assert!(text.contains(&has_written) && !text.contains("damaged"), "{what}: {text}");
+        }
     }
 
     #[test]

@@ -11,3 +11,6 @@ pub mod admin;
 pub mod journal;
 pub mod ledger;
 pub mod store;
+
+/// The version of this program, as errors and the state directory name it.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");

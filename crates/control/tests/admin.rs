@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use switchyard_control::admin::{
-    Admin, AdminError, AdminOptions, LinkReport, NodeReport, NodesReport, Operation, Refused, Source, StatusReport, Token,
+    Access, Admin, AdminAccess, AdminError, AdminOptions, LinkReport, NodeReport, NodesReport, Operation, Refused, Source, StatusReport,
+    Token,
 };
 use tokio::sync::oneshot;
 
@@ -70,12 +71,13 @@ struct Running {
     thread: Option<JoinHandle<()>>,
 }
 
+/// With this token of the configuration, or with one that was made.
 fn options(token: Option<&str>, host_names: &[&str]) -> AdminOptions {
-    AdminOptions {
-        token: token.map(|text| Token::new(text).expect("a token")),
-        host_names: host_names.iter().map(|&name| name.to_owned()).collect(),
-        tls: None,
-    }
+    let access = match token {
+        Some(text) => Access::Given(Token::new(text).expect("a token")),
+        None => Access::Made { token: Token::new("made").expect("a token"), file: "/state/admin-token".into() },
+    };
+    AdminOptions { access: AdminAccess::new(access), host_names: host_names.iter().map(|&name| name.to_owned()).collect(), tls: None }
 }
 
 fn start(options: AdminOptions) -> Running {
@@ -300,7 +302,7 @@ fn other_paths_and_methods() {
     assert_eq!(answer.status, 404);
     assert!(answer.json()["error"].as_str().is_some_and(|text| text.contains("/api/v1/nodes")));
     for method in ["POST", "PUT", "DELETE", "PATCH"] {
-        let answer = running.ask(&[&format!("{method} /api/v1/status HTTP/1.1"), "Host: localhost"]);
+        let answer = running.ask(&[&format!("{method} /api/v1/status HTTP/1.1"), "Host: localhost", "Authorization: Bearer made"]);
         assert_eq!(answer.status, 405, "{method}");
         assert!(answer.head.contains("\r\nallow: get,head\r\n"), "{}", answer.head);
     }
@@ -311,7 +313,8 @@ fn other_paths_and_methods() {
 #[test]
 fn what_changes_something_is_asked_by_post() {
     let running = start(options(None, &[]));
-    let json_type = &["Content-Type: application/json"][..];
+    let token = "Authorization: Bearer made";
+    let json_type = &["Content-Type: application/json", token][..];
     let asked = |answer: &Answer| answer.json()["asked"].as_str().expect("a text").to_owned();
     let begun = running.post("/api/v1/moves", json_type, r#"{"from":"a:1","to":"b:1","slots":"0-5","goal":"fast","max_rate":1000}"#);
     assert_eq!(begun.status, 200, "{}", begun.body);
@@ -325,9 +328,13 @@ fn what_changes_something_is_asked_by_post() {
         assert!(matches!(answer.status, 400 | 422), "{wrong}: {}", answer.status);
         assert!(answer.json()["error"].is_string(), "{wrong}");
     }
-    assert_eq!(running.post("/api/v1/moves", &[], r#"{"from":"a:1","to":"b:1"}"#).status, 415, "pages of others can send forms, not JSON");
+    assert_eq!(
+        running.post("/api/v1/moves", &[token], r#"{"from":"a:1","to":"b:1"}"#).status,
+        415,
+        "pages of others can send forms, not JSON"
+    );
     for (verb, what) in [("pause", "Pause"), ("resume", "Resume"), ("abort", "Abort")] {
-        assert_eq!(asked(&running.post(&format!("/api/v1/moves/7/{verb}"), &[], "")), format!("Steer {{ id: 7, what: {what} }}"));
+        assert_eq!(asked(&running.post(&format!("/api/v1/moves/7/{verb}"), &[token], "")), format!("Steer {{ id: 7, what: {what} }}"));
     }
     let goal = running.post("/api/v1/moves/7/goal", json_type, r#"{"goal":"fast"}"#);
     assert_eq!(asked(&goal), r#"Steer { id: 7, what: Goal("fast") }"#);
@@ -336,21 +343,73 @@ fn what_changes_something_is_asked_by_post() {
         assert_eq!(asked(&given), format!("Steer {{ id: 7, what: MaxRate({what}) }}"));
     }
     assert!(matches!(running.post("/api/v1/moves/7/goal", json_type, "{}").status, 400 | 422));
-    assert_eq!(running.post("/api/v1/moves/x/pause", &[], "").status, 400);
+    assert_eq!(running.post("/api/v1/moves/x/pause", &[token], "").status, 400);
     let drained = running.post("/api/v1/nodes/10.0.0.1:6379/drain", json_type, r#"{"goal":"gentle"}"#);
     assert!(asked(&drained).contains(r#"address: "10.0.0.1:6379""#) && asked(&drained).contains("gentle"), "{}", drained.body);
-    let refused = running.post("/api/v1/nodes/10.0.0.1:6379/remove", &[], "");
+    let refused = running.post("/api/v1/nodes/10.0.0.1:6379/remove", &[token], "");
     assert_eq!((refused.status, refused.json()["error"].as_str()), (409, Some("10.0.0.1:6379 still owns slots")));
-    assert!(asked(&running.post("/api/v1/balance", &[], "")).contains("dry_run: false"));
+    assert!(asked(&running.post("/api/v1/balance", &[token], "")).contains("dry_run: false"));
     assert!(asked(&running.post("/api/v1/balance", json_type, r#"{"dry_run":true}"#)).contains("dry_run: true"));
     assert!(asked(&running.post("/api/v1/nodes", json_type, r#"{"address":"c:1","rebalance":true}"#)).contains("rebalance: true"));
 
     let foreign = running.post("/api/v1/moves/7/abort", &["Origin: http://evil.example"], "");
     assert_eq!(foreign.status, 403);
     assert_eq!(running.get("/api/v1/moves/7/abort").status, 405, "nothing changes by GET");
+    // Nothing changes without a token either; where the one is that was made, everybody is told.
+    for path in [
+        "/api/v1/moves",
+        "/api/v1/moves/7/abort",
+        "/api/v1/nodes",
+        "/api/v1/nodes/a:1/drain",
+        "/api/v1/nodes/a:1/accept",
+        "/api/v1/balance",
+    ] {
+        let refused = running.post(path, &["Content-Type: application/json"], "{}");
+        assert_eq!(refused.status, 401, "{path}");
+        assert!(refused.json()["error"].as_str().is_some_and(|e| e.contains("/state/admin-token")), "{}", refused.body);
+    }
+    assert_eq!(running.get("/api/v1/token").json(), json!({"file": "/state/admin-token"}));
     let guarded = start(options(Some("s3cret"), &[]));
     assert_eq!(guarded.post("/api/v1/moves/7/abort", &[], "").status, 401);
     assert_eq!(guarded.post("/api/v1/moves/7/abort", &["Authorization: Bearer s3cret"], "").status, 200);
+    assert_eq!(guarded.get("/api/v1/token").json(), json!({"file": null}));
+}
+
+/// The command line shows no token to whoever listens: it proves that it has one.
+#[test]
+fn a_proof_stands_for_the_token_that_was_made() {
+    let running = start(options(None, &[]));
+    let token = Token::new("made").expect("a token");
+    let (path, body) = ("/api/v1/moves/7/goal", r#"{"goal":"fast"}"#);
+    let post = |path: &str, proof: &str, body: &str| {
+        running.post(path, &["Content-Type: application/json", &format!("Authorization: {proof}")], body)
+    };
+    let proof = token.prove(running.address, "POST", path, body.as_bytes()).expect("a proof");
+    assert_eq!(post(path, &proof, r#"{"goal":"gentle"}"#).status, 401, "of another body");
+    assert_eq!(post("/api/v1/moves/8/goal", &proof, body).status, 401, "of another path");
+    let done = post(path, &proof, body);
+    assert_eq!((done.status, done.json()["asked"].as_str()), (200, Some(r#"Steer { id: 7, what: Goal("fast") }"#)));
+    assert_eq!(post(path, &proof, body).status, 401, "a second time");
+    let elsewhere = SocketAddr::from(([127, 0, 0, 1], running.address.port() ^ 1));
+    assert_eq!(
+        post(path, &token.prove(elsewhere, "POST", path, body.as_bytes()).expect("a proof"), body).status,
+        401,
+        "for another router"
+    );
+}
+
+#[test]
+fn another_token_holds_from_the_next_request() {
+    let options = options(Some("first"), &[]);
+    let access = options.access.clone();
+    let running = start(options);
+    let abort = |token: &str| running.post("/api/v1/moves/7/abort", &[&format!("Authorization: Bearer {token}")], "").status;
+    assert_eq!((abort("first"), abort("second")), (200, 401));
+    access.renew(Access::Given(Token::new("second").expect("a token")));
+    assert_eq!((abort("first"), abort("second")), (401, 200));
+    access.renew(Access::Made { token: Token::new("third").expect("a token"), file: "/f".into() });
+    assert_eq!((abort("second"), abort("third")), (401, 200));
+    assert_eq!(running.get("/api/v1/status").status, 200, "reading needs no token that was made");
 }
 
 #[test]

@@ -9,4 +9,5 @@ pub mod limits;
 pub mod line;
 pub mod migration;
 pub mod routing;
+pub mod scan;
 pub mod topology;

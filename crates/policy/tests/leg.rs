@@ -158,3 +158,29 @@ fn nothing_is_admitted_before_the_workers_know_that_a_leg_goes_back() {
     driven.tell(Event::Wanted { keys: vec![there] });
     assert_eq!(driven.take_all(), vec![]);
 }
+
+#[test]
+fn a_key_that_the_target_has_before_it_was_stored_turns_the_leg_back() {
+    let (strange, other) = (key("strange"), key("other"));
+    let stored = || Event::Stored { batch: BATCH, outcomes: vec![Stored::Exists, Stored::Stored] };
+    let read = || Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }, Copied::Taken { bytes: 1 }] };
+    let mut driven = Driven::moving(Durability::Memory, &[strange.clone(), other.clone()]);
+    driven.tell(read());
+    driven.take_all();
+    driven.tell(stored());
+    driven.tell(Event::Tick);
+    let records: Vec<&Record> =
+        driven.said.iter().filter_map(|action| if let Action::Record { record, .. } = action { Some(record) } else { None }).collect();
+    assert!(matches!(records.as_slice(), [Record::TurnedBack { .. }, ..]), "{records:?}");
+    let removed =
+        driven.take_all().into_iter().any(|action| matches!(action, Action::Remove { from: Side::Source, .. } | Action::Admit { .. }));
+    assert!(!removed, "both keys stay where they are");
+    // After an attempt whose end is unknown it is the leg's own.
+    let mut driven = Driven::moving(Durability::Memory, &[strange.clone(), other.clone()]);
+    driven.tell(read());
+    driven.tell(Event::Lost { side: Side::Target });
+    driven.tell(Event::Restored { side: Side::Target, process: process("t1") });
+    driven.take_all();
+    driven.tell(stored());
+    assert_eq!(driven.take_all(), vec![Action::Remove { batch: BATCH, from: Side::Source, keys: vec![strange, other] }]);
+}

@@ -32,6 +32,13 @@ pub fn bulk(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
+/// Appends a bulk string that is there in parts.
+pub fn bulk_of(out: &mut Vec<u8>, parts: &[&[u8]]) {
+    header(out, b'$', parts.iter().map(|part| part.len()).sum());
+    parts.iter().for_each(|part| out.extend_from_slice(part));
+    out.extend_from_slice(b"\r\n");
+}
+
 /// Appends a command of the given arguments.
 pub fn command<'a, I>(out: &mut Vec<u8>, args: I)
 where

@@ -6,7 +6,7 @@
 //! - [`request`]: finds the arguments of a command in a buffer (multibulk and inline).
 //! - [`reply`]: finds where a reply ends, and what kind it is, in RESP2 and RESP3.
 //! - [`encode`]: writes commands and replies.
-//! - [`glob`]: the patterns of `PSUBSCRIBE` and relatives.
+//! - [`glob`]: the patterns of `KEYS`, `PSUBSCRIBE`, `CONFIG GET` and of users' rights.
 //! - [`translate`]: replies of one protocol in the form of the other.
 //! - [`command`]: the command table as data: names, arity, flags, where the keys are, who answers.
 

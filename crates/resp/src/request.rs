@@ -261,6 +261,11 @@ impl Scanner {
         self.declared > 0
     }
 
+    /// Bytes that it takes.
+    pub fn memory(&self) -> usize {
+        size_of::<Self>() + self.spans.capacity() * size_of::<Span>()
+    }
+
     /// Scans the command at the start of `buf`.
     #[inline]
     pub fn scan(&mut self, buf: &[u8], limits: &Limits) -> Result<Scan, ProtocolError> {

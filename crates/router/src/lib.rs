@@ -6,16 +6,23 @@
 //!
 //! Absent on purpose: locks on the path of a command, knowledge of who changes the topology and why, HTTP, files.
 
+mod config_set;
+mod fences;
+mod functions_dump;
 mod homeward;
 mod limits;
 mod lines;
 mod listener;
 mod lua;
+mod memory;
 mod metrics;
 mod mover;
+pub mod open_files;
 mod operator;
 mod poll;
 mod pubsub;
+mod rooms;
+mod scripts;
 mod settings;
 mod shared;
 mod slab;
@@ -27,11 +34,13 @@ mod worker;
 
 pub use homeward::{HomePort, HomeWish};
 pub use limits::{KEY_RATE_MAX, KeyLimit};
+pub use memory::heap_used;
 pub use mover::{BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveOrder, MoveProgress, Steer};
 pub use operator::{OperatorCommand, OperatorPort};
 pub use settings::{Cluster, EmptyReturn, ListenAddress, ListenerSettings, Live, NodeAccess, Reads, Secret, Servers, Settings};
+pub use sys::CountedHeap;
 pub use tls::{NodeTls, ServerTls};
-pub use users::{Bounds, RuleError, User, Users};
+pub use users::{Bounds, RuleError, User, Users, hash_password};
 
 use std::io;
 use std::net::SocketAddr;
@@ -44,7 +53,7 @@ use switchyard_policy::topology::{MoveId, NodeId, Topology};
 use switchyard_resp::command::CommandTable;
 
 use listener::Listener;
-pub use lua::is_wrapped_library as is_checked_library;
+pub use lua::{is_wrapped_library as is_checked_library, renewed_library};
 
 use metrics::{Counter, NodeCounters, Scrape, Waits};
 use shared::{Plan, Shared, lock};
@@ -151,12 +160,14 @@ impl Router {
         let listeners_read_replicas = settings.listen.iter().any(|l| l.reads.is_some_and(|reads| reads != Reads::Primary));
         let plan = Plan {
             topology,
+            configured_users: settings.live.users.clone(),
             live: Arc::new(settings.live),
+            overrides: Arc::default(),
             commands: Arc::new(CommandTable::builtin()),
             servers: Arc::new(settings.servers),
             moves: Arc::default(),
         };
-        let shared = Arc::new(Shared::new(workers, plan, port, listeners_read_replicas, settings.batched_sends)?);
+        let shared = Arc::new(Shared::new(workers, plan, port, settings.site, listeners_read_replicas, settings.batched_sends)?);
         let processors = if settings.pin { processors() } else { Vec::new() };
         let mut router = Router { shared: shared.clone(), addresses, listeners: bound.addresses, threads: Vec::new() };
         let mut guards = bound.guards;
@@ -167,6 +178,7 @@ impl Router {
             let shared = shared.clone();
             let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
                 let _guard = guard;
+                let _account = memory::Account::open();
                 if let Some(processor) = processor {
                     pin(processor);
                 }
@@ -230,9 +242,47 @@ impl Router {
         let _ = self.shared.home.set(port);
     }
 
-    /// Makes every worker adopt new settings. Connections to nodes whose credentials have changed are made anew; a changed address counts for new ones.
+    /// Makes every worker adopt new settings; what CONFIG SET has changed stays so. Connections to nodes whose credentials have changed are made
+    /// anew; a changed address counts for new ones. Users that are configured as before stay as they are: clients may have changed them since.
     pub fn reconfigure(&self, live: Live) {
-        self.shared.change_plan(|plan| Plan { live: Arc::new(live), ..plan.clone() });
+        self.shared.change_plan(|plan| plan.reconfigured(live, plan.overrides.clone()));
+    }
+
+    /// Forgets what CONFIG SET has changed: the settings are these again. False where it had changed nothing.
+    pub fn forget_config_set(&self, live: Live) -> bool {
+        let had_any = !self.shared.plan().overrides.is_empty();
+        if had_any {
+            self.shared.change_plan(|plan| plan.reconfigured(live, Arc::default()));
+        }
+        had_any
+    }
+
+    /// Says who executes `ACL SETUSER` and its relatives. Once; without it they are refused.
+    pub fn set_users_port(&self, port: Arc<dyn OperatorPort>) {
+        // A second one is a mistake of the caller that changes nothing.
+        let _ = self.shared.users.set(port);
+    }
+
+    /// The users in force, and those that were configured last.
+    pub fn users(&self) -> (Arc<Users>, Arc<Users>) {
+        let plan = self.shared.plan();
+        (plan.live.users.clone(), plan.configured_users.clone())
+    }
+
+    /// Replaces the users in force, where they are still those of `before`; with `configured`, these are what the configuration says, too.
+    /// False where they are not: then nothing has changed.
+    pub fn replace_users(&self, before: &Arc<Users>, after: &Arc<Users>, configured: bool) -> bool {
+        let mut done = false;
+        self.shared.change_plan(|plan| {
+            done = Arc::ptr_eq(&plan.live.users, before);
+            if !done {
+                return plan.clone();
+            }
+            let live = Arc::new(Live { users: after.clone(), ..(*plan.live).clone() });
+            let configured_users = if configured { after.clone() } else { plan.configured_users.clone() };
+            Plan { live, configured_users, ..plan.clone() }
+        });
+        done
     }
 
     /// The drain barrier: no command sent under an epoch older than the one returned is still in flight. In flight ends with a reply, or
@@ -345,8 +395,14 @@ impl Router {
                 (node.id, node.name.clone(), up)
             })
             .collect();
-        Scrape { workers: self.shared.counters.clone(), nodes, epoch: plan.topology.epoch(), uptime_s: self.shared.uptime().as_secs_f64() }
-            .text()
+        Scrape {
+            workers: self.shared.counters.clone(),
+            nodes,
+            epoch: plan.topology.epoch(),
+            uptime_s: self.shared.uptime().as_secs_f64(),
+            memory: (heap_used(), plan.live.memory_max),
+        }
+        .text()
     }
 
     /// Stops accepting, lets what is in flight finish within `bound`, then stops the workers.
@@ -457,6 +513,7 @@ mod tests {
             workers: 1,
             pin: false,
             batched_sends: true,
+            site: "test".to_owned(),
             servers: BTreeMap::new(),
             live: Live::default(),
         };

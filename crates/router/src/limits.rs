@@ -1,7 +1,8 @@
-//! What users, listeners, prefixes and keys have used of what they may: shared by all workers, without a lock on the way of a command.
+//! What users, listeners, prefixes and keys have used of what they may, over all workers.
 //!
-//! A rate is one atomic word ([`switchyard_policy::limits::Rate`]), so a limit is exact over all workers. Only commands of clients that
-//! are counted (`login::guard::COUNTED`) come here.
+//! A rate is one atomic word ([`switchyard_policy::limits::Rate`]), and bytes are another. Each worker has a [`Part`] of an account, filled from
+//! these in slices: a command uses what its worker has, and writes to no memory that workers share. So a limit may be exceeded, by
+//! [`SLICES_PERCENT`](switchyard_policy::limits::SLICES_PERCENT) percent. Only commands of clients that are counted (`login::guard::COUNTED`) come here.
 //!
 //! Keys have a table of fixed size. A place holds a part of the key's hash and the time until which its bucket is not full; a place whose
 //! bucket is full says nothing, and is free. Where more keys are busy at once than a set has places, the least busy is forgotten.
@@ -10,8 +11,9 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use switchyard_policy::limits::Rate;
+use switchyard_policy::limits::{Rate, unused_max};
 
+use crate::metrics::Counter;
 use crate::shared::lock;
 
 /// Commands on keys with a prefix, per second.
@@ -33,7 +35,7 @@ pub const KEY_RATE_MAX: u32 = 10_000;
 pub(crate) struct Account {
     connections: AtomicU64,
     bytes: AtomicU64,
-    pub(crate) requests: Bucket,
+    requests: Bucket,
     pub(crate) accepts: Bucket,
 }
 
@@ -44,43 +46,115 @@ pub(crate) struct Bucket(AtomicU64);
 impl Bucket {
     /// Takes one; the error is the time to wait, ns.
     pub(crate) fn take(&self, per_second: u32, now_us: u64) -> Result<(), u64> {
-        take(&self.0, |full_at| Rate { per_second }.take(full_at, now_us * 1000))
+        self.take_up_to(1, per_second, now_us).map(drop)
+    }
+
+    fn take_up_to(&self, wanted: u32, per_second: u32, now_us: u64) -> Result<u32, u64> {
+        take(&self.0, |full_at| Rate { per_second }.take_up_to(wanted, full_at, now_us * 1000))
     }
 }
 
-fn take(word: &AtomicU64, mut change: impl FnMut(u64) -> Result<u64, u64>) -> Result<(), u64> {
+/// Changes a bucket; gives how many were taken. Nothing is written where there is nothing to take.
+fn take(word: &AtomicU64, mut change: impl FnMut(u64) -> Result<(u64, u32), u64>) -> Result<u32, u64> {
     let mut before = word.load(Ordering::Relaxed);
     loop {
-        let after = change(before)?;
+        let (after, taken) = change(before)?;
         match word.compare_exchange_weak(before, after, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => return Ok(()),
+            Ok(_) => return Ok(taken),
             Err(other) => before = other,
         }
+    }
+}
+
+/// One worker's part of an account. Only that worker writes it.
+#[derive(Debug)]
+pub(crate) struct Part {
+    account: Arc<Account>,
+    holders: usize,
+    /// Of the last slice of the rate.
+    requests_left: Counter,
+    /// Bytes that its clients hold.
+    held: Counter,
+    /// Bytes that the account was told: at least those.
+    claimed: Counter,
+    /// So many more than they hold are claimed at once, and up to twice as many kept: so that not every change is told.
+    step: Counter,
+}
+
+impl Part {
+    /// The part of one of so many workers.
+    pub(crate) fn new(account: Arc<Account>, holders: usize) -> Self {
+        let [requests_left, held, claimed, step] = Default::default();
+        Self { account, holders, requests_left, held, claimed, step }
+    }
+
+    /// Takes one of the rate; the error is the time to wait, ns.
+    pub(crate) fn take(&self, per_second: u32, now_us: u64) -> Result<(), u64> {
+        let mut left = self.requests_left.get();
+        if left == 0 {
+            let slice = Rate { per_second }.slice(self.holders);
+            left = u64::from(self.account.requests.take_up_to(slice, per_second, now_us)?);
+        }
+        self.requests_left.set(left - 1);
+        Ok(())
+    }
+
+    /// Its clients hold so many bytes together; false where that is more than fits, and then it is not counted.
+    fn hold(&self, bytes: u64, max: Option<u64>) -> bool {
+        if let Some(max) = max {
+            self.step.set(unused_max(max, self.holders) / 2);
+        }
+        let (claimed, step) = (self.claimed.get(), self.step.get());
+        if bytes > claimed {
+            let claim = |all: u64| {
+                let others = all - claimed;
+                let fits = max.is_none_or(|max| others + bytes <= max + 2 * step * (self.holders as u64 - 1));
+                fits.then(|| others + bytes + step)
+            };
+            if self.account.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim).is_err() {
+                return false;
+            }
+            self.claimed.set(bytes + step);
+        } else if claimed - bytes > 2 * step {
+            self.account.bytes.fetch_sub(claimed - bytes - step, Ordering::Relaxed);
+            self.claimed.set(bytes + step);
+        }
+        self.held.set(bytes);
+        true
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        self.account.bytes.fetch_sub(self.claimed.get(), Ordering::Relaxed);
     }
 }
 
 /// A client's share of an account, given back when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Share {
-    pub(crate) account: Arc<Account>,
+    pub(crate) part: Arc<Part>,
     bytes: u64,
 }
 
 impl Share {
     /// A connection's share, unless there are `max` already.
-    pub(crate) fn connect(account: Arc<Account>, max: Option<u32>) -> Option<Self> {
-        let before = account.connections.fetch_add(1, Ordering::Relaxed);
-        let share = Self { account, bytes: 0 };
+    pub(crate) fn connect(part: Arc<Part>, max: Option<u32>) -> Option<Self> {
+        let before = part.account.connections.fetch_add(1, Ordering::Relaxed);
+        let share = Self { part, bytes: 0 };
         max.is_none_or(|max| before < u64::from(max)).then_some(share)
     }
 
     /// Says how many bytes the client holds now; false where that is more than fits, and then it is not counted.
     pub(crate) fn hold(&mut self, bytes: u64, max: Option<u64>) -> bool {
-        let others = self.account.bytes.load(Ordering::Relaxed).saturating_sub(self.bytes);
-        if bytes > self.bytes && max.is_some_and(|max| others + bytes > max) {
+        if bytes == self.bytes {
+            return true;
+        }
+        let all = self.part.held.get() - self.bytes + bytes;
+        // What becomes less always fits.
+        if !self.part.hold(all, max.filter(|_| bytes > self.bytes)) {
             return false;
         }
-        self.account.bytes.fetch_add(bytes.wrapping_sub(self.bytes), Ordering::Relaxed);
         self.bytes = bytes;
         true
     }
@@ -92,8 +166,55 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.account.connections.fetch_sub(1, Ordering::Relaxed);
-        self.account.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.part.account.connections.fetch_sub(1, Ordering::Relaxed);
+        self.hold(0, None);
+    }
+}
+
+/// Slices of keys' rates that one worker has.
+#[derive(Debug, Default)]
+pub(crate) struct KeySlices(Vec<KeySlice>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct KeySlice {
+    hash: u64,
+    left: u32,
+    /// When it was taken, ms.
+    since_ms: u32,
+}
+
+/// Keys of which a worker has slices at once.
+const SLICED_KEYS: usize = 4096;
+
+/// For so long a slice keeps its place from another key, ms.
+const SLICE_MS: u32 = 1000;
+
+impl KeySlices {
+    /// Takes one of a key's rate; the error is the time to wait, ns.
+    pub(crate) fn take(&mut self, limits: &Limits, holders: usize, key: &[u8], per_second: u32, now_us: u64) -> Result<(), u64> {
+        let rate = Rate { per_second: per_second.min(KEY_RATE_MAX) };
+        let hash = rapidhash::v3::rapidhash_v3(key);
+        let slice = rate.slice(holders);
+        if slice == 1 {
+            // So small a limit is exact: its key's word is written as often as the limit says, and no more.
+            return limits.take_key(hash, 1, rate, now_us).map(drop);
+        }
+        if self.0.is_empty() {
+            self.0 = vec![KeySlice::default(); SLICED_KEYS];
+        }
+        let now_ms = (now_us / 1000) as u32;
+        let place = &mut self.0[hash as usize % SLICED_KEYS];
+        let is_own = place.hash == hash;
+        if is_own && place.left > 0 {
+            place.left -= 1;
+            return Ok(());
+        }
+        let is_free = is_own || place.left == 0 || now_ms.wrapping_sub(place.since_ms) > SLICE_MS;
+        let taken = limits.take_key(hash, if is_free { slice } else { 1 }, rate, now_us)?;
+        if is_free {
+            *place = KeySlice { hash, left: taken - 1, since_ms: now_ms };
+        }
+        Ok(())
     }
 }
 
@@ -109,36 +230,29 @@ const TIME_MASK: u64 = (1 << TIME_BITS) - 1;
 #[derive(Debug, Default)]
 pub(crate) struct Limits {
     accounts: Mutex<HashMap<String, Arc<Account>>>,
-    prefixes: Mutex<HashMap<String, Arc<Account>>>,
     keys: OnceLock<Box<[AtomicU64]>>,
 }
 
 impl Limits {
-    /// The account of a user (`user:NAME`) or listener (`listener:N`).
+    /// The account of a user (`user:NAME`), a listener (`listener:N`) or a prefix (`prefix:PREFIX`).
     pub(crate) fn account(&self, name: &str) -> Arc<Account> {
         lock(&self.accounts).entry(name.to_owned()).or_default().clone()
     }
 
-    /// The account of a prefix.
-    pub(crate) fn prefix(&self, prefix: &str) -> Arc<Account> {
-        lock(&self.prefixes).entry(prefix.to_owned()).or_default().clone()
-    }
-
-    /// Takes one of a key's rate; the error is the time to wait, ns.
-    pub(crate) fn take_key(&self, key: &[u8], per_second: u32, now_us: u64) -> Result<(), u64> {
+    /// Takes up to so many of the rate of the key with this hash; the error is the time to wait, ns.
+    fn take_key(&self, hash: u64, wanted: u32, rate: Rate, now_us: u64) -> Result<u32, u64> {
         let table = self.keys.get_or_init(|| (0..SETS * WAYS).map(|_| AtomicU64::new(0)).collect());
-        let hash = rapidhash::v3::rapidhash_v3(key);
         let set = &table[(hash as usize % SETS) * WAYS..][..WAYS];
         let tag = hash >> TIME_BITS << TIME_BITS;
         let full_at = |word: u64| word & TIME_MASK;
         let is_it = |word: u64| word & !TIME_MASK == tag && full_at(word) > now_us;
         let place = set.iter().find(|place| is_it(place.load(Ordering::Relaxed)));
         // Free places have a time that is over: the smallest of all.
-        let Some(place) = place.or_else(|| set.iter().min_by_key(|place| full_at(place.load(Ordering::Relaxed)))) else { return Ok(()) };
+        let Some(place) = place.or_else(|| set.iter().min_by_key(|place| full_at(place.load(Ordering::Relaxed)))) else { return Ok(1) };
         take(place, |before| {
             let bucket = if is_it(before) { full_at(before) } else { 0 };
-            let after_ns = Rate { per_second: per_second.min(KEY_RATE_MAX) }.take(bucket * 1000, now_us * 1000)?;
-            Ok(tag | (after_ns / 1000) & TIME_MASK)
+            let (after_ns, taken) = rate.take_up_to(wanted, bucket * 1000, now_us * 1000)?;
+            Ok((tag | (after_ns / 1000) & TIME_MASK, taken))
         })
     }
 }
@@ -149,8 +263,9 @@ mod tests {
 
     #[test]
     fn keys_are_counted_apart() {
-        let limits = Limits::default();
-        let admitted = |key: &str, now_us: u64| (0..100).filter(|_| limits.take_key(key.as_bytes(), 10, now_us).is_ok()).count();
+        let (limits, mut slices) = (Limits::default(), KeySlices::default());
+        let mut admitted =
+            |key: &str, now_us: u64| (0..100).filter(|_| slices.take(&limits, 4, key.as_bytes(), 10, now_us).is_ok()).count();
         for round in 0..3 {
             let now = 5_000_000 + round * 10_000_000;
             for key in 0..1000 {
@@ -163,25 +278,99 @@ mod tests {
     #[test]
     fn shares_are_given_back() {
         let account = Arc::new(Account::default());
-        let mut first = Share::connect(account.clone(), Some(2)).expect("room");
-        let second = Share::connect(account.clone(), Some(2)).expect("room");
-        assert!(Share::connect(account.clone(), Some(2)).is_none());
+        let part = Arc::new(Part::new(account.clone(), 1));
+        let mut first = Share::connect(part.clone(), Some(2)).expect("room");
+        let second = Share::connect(part.clone(), Some(2)).expect("room");
+        assert!(Share::connect(part.clone(), Some(2)).is_none());
         assert!(first.hold(900, Some(1000)));
         assert!(!first.hold(1001, Some(1000)) && first.held() == 900);
         assert!(first.hold(10, Some(1000)));
         drop(second);
         drop(first);
+        drop(part);
         assert_eq!((account.connections.load(Ordering::Relaxed), account.bytes.load(Ordering::Relaxed)), (0, 0));
     }
 
-    #[test]
-    fn threads_share_one_rate() {
-        let bucket = Bucket::default();
-        let admitted: usize = std::thread::scope(|scope| {
-            let threads: Vec<_> =
-                (0..4).map(|_| scope.spawn(|| (0..5000).filter(|_| bucket.take(1000, 7_000_000).is_ok()).count())).collect();
+    /// Four workers ask without pause for what a rate gives at one instant; gives how many get it.
+    fn admitted_to_four(take: impl Fn(usize) -> bool + Sync) -> usize {
+        std::thread::scope(|scope| {
+            let take = &take;
+            let threads: Vec<_> = (0..4).map(|worker| scope.spawn(move || (0..5000).filter(|_| take(worker)).count())).collect();
             threads.into_iter().map(|t| t.join().expect("no panic")).sum()
-        });
-        assert_eq!(admitted, 1000);
+        })
+    }
+
+    #[test]
+    fn workers_share_one_rate() {
+        let account = Arc::new(Account::default());
+        let parts: Vec<Part> = (0..4).map(|_| Part::new(account.clone(), 4)).collect();
+        assert_eq!(admitted_to_four(|worker| parts[worker].take(1000, 7_000_000).is_ok()), 1000);
+        let limits = Limits::default();
+        let slices: Vec<Mutex<KeySlices>> = (0..4).map(|_| Mutex::default()).collect();
+        let take = |worker: usize| lock(&slices[worker]).take(&limits, 4, b"key", 1000, 7_000_000).is_ok();
+        assert_eq!(admitted_to_four(take), 1000);
+    }
+
+    #[test]
+    fn a_slice_is_taken_from_what_is_shared_once() {
+        let account = Arc::new(Account::default());
+        let part = Part::new(account.clone(), 2);
+        let mut writes = 0;
+        for _ in 0..1000 {
+            let before = account.requests.0.load(Ordering::Relaxed);
+            part.take(10_000, 7_000_000).expect("there is enough");
+            writes += u32::from(account.requests.0.load(Ordering::Relaxed) != before);
+        }
+        assert_eq!(writes, 4, "251 at once");
+        let (limits, mut slices, mut writes) = (Limits::default(), KeySlices::default(), 0);
+        for _ in 0..1000 {
+            let before: u64 =
+                limits.keys.get().map_or(0, |keys| keys.iter().map(|word| word.load(Ordering::Relaxed)).fold(0, u64::wrapping_add));
+            slices.take(&limits, 2, b"key", 10_000, 7_000_000).expect("there is enough");
+            writes += u32::from(
+                limits.keys.get().expect("it is there").iter().map(|word| word.load(Ordering::Relaxed)).fold(0, u64::wrapping_add)
+                    != before,
+            );
+        }
+        assert_eq!(writes, 4);
+    }
+
+    #[test]
+    fn bytes_of_all_workers_stay_within_the_percentage() {
+        const MAX: u64 = 100_000;
+        let account = Arc::new(Account::default());
+        let parts: Vec<Arc<Part>> = (0..4).map(|_| Arc::new(Part::new(account.clone(), 4))).collect();
+        let mut shares: Vec<Share> = (0..40).map(|n| Share::connect(parts[n % 4].clone(), None).expect("room")).collect();
+        let (mut random, mut refused) = (88_172_645_463_325_252u64, 0);
+        for _ in 0..100_000 {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let share = (random >> 8) as usize % shares.len();
+            let bytes = (random >> 32) % 6000;
+            let held = shares.iter().map(Share::held).sum::<u64>();
+            let wanted = held - shares[share].held() + bytes;
+            if shares[share].hold(bytes, Some(MAX)) {
+                let grew = wanted > held;
+                assert!(!grew || wanted <= MAX * 105 / 100, "{wanted} bytes");
+            } else {
+                refused += 1;
+                assert!(wanted > MAX, "refused at {wanted} bytes");
+            }
+        }
+        assert!(refused > 1000, "{refused} refused");
+        // Small changes are not told.
+        let told = account.bytes.load(Ordering::Relaxed);
+        shares[0].hold(0, Some(MAX));
+        let held = shares[0].held();
+        shares[0].hold(held + 300, Some(MAX));
+        let begin = account.bytes.load(Ordering::Relaxed);
+        for bytes in [100, 400, 50, 500, 0, 300].repeat(100) {
+            shares[0].hold(bytes, Some(MAX));
+            assert_eq!(account.bytes.load(Ordering::Relaxed), begin, "{told} before");
+        }
+        drop(shares);
+        drop(parts);
+        assert_eq!(account.bytes.load(Ordering::Relaxed), 0);
     }
 }

@@ -3,292 +3,168 @@
 //!
 //! A script is sent to the owner of its declared keys. Whatever else it reads or writes there is the wrong node's: it would see nothing
 //! where there is a value, and store what nobody finds again. Neither shows as an error. So:
-//! - Text in which every `redis.call` names its keys as `KEYS[...]` is sent as it is ([`Verdict::Proved`]).
+//! - Text in which every `redis.call` names its command as a literal and its keys as `KEYS[...]` is sent as it is ([`Verdict::Proved`]).
 //! - Any other gets a prelude in which `redis` is a table of ours: each call is checked before it is made ([`Verdict::Wrapped`]).
 //!   Keys of the same slot as a declared one are allowed, as in Redis Cluster.
-//! - Text that could reach around the prelude (`_G`, `loadstring`) is refused.
+//! - Text that uses a global name other than the listed ones is refused, because by some (`_G`, `loadstring`) the prelude could be passed by.
 //!
-//! Not a Lua parser: tokens are enough, because what is not understood is merely wrapped.
+//! Everything that is allowed is listed: commands ([`rules`]), members of `redis` ([`prelude`]), global names (here). What the grammar
+//! ([`syntax`]) does not understand is not executed.
 
-use std::fmt::Write as _;
-use std::sync::LazyLock;
+mod prelude;
+mod rules;
+mod syntax;
 
-use switchyard_resp::command::{Command, CommandTable, Handling, Keys, Local};
+use std::sync::Arc;
+
+use sha1::{Digest, Sha1};
+use switchyard_resp::command::CommandTable;
+
+use prelude::{HARMLESS, NOT_UNDERSTOOD, OF_LIBRARY};
 
 /// What is done with a script.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
     /// It touches nothing but `KEYS`.
     Proved,
-    /// It is executed behind a prelude.
-    Wrapped,
-    /// It uses this name, by which the prelude could be passed by.
-    Refused(&'static str),
+    /// It is executed behind this prelude.
+    Wrapped(Arc<str>),
+    /// It is not executed, for this reason.
+    Refused(Arc<str>),
 }
 
-/// Names that reach global variables other than by their names.
-const AROUND: [&str; 6] = ["_G", "getfenv", "setfenv", "loadstring", "load", "dofile"];
-
-/// Members of `redis` that touch no keys.
-const HARMLESS: [&str; 10] = [
-    "log",
-    "sha1hex",
-    "error_reply",
-    "status_reply",
-    "setresp",
-    "replicate_commands",
-    "set_repl",
-    "acl_check_cmd",
-    "register_function",
-    "REDIS_VERSION_NUM",
+/// Global names that a script may use. None of them leads to a global by another name, or to a function of another script.
+const GLOBALS: [&str; 33] = [
+    "ARGV",
+    "KEYS",
+    "_VERSION",
+    "assert",
+    "bit",
+    "cjson",
+    "cmsgpack",
+    "collectgarbage",
+    "coroutine",
+    "error",
+    "gcinfo",
+    "getmetatable",
+    "ipairs",
+    "math",
+    "next",
+    "os",
+    "pairs",
+    "pcall",
+    "rawequal",
+    "rawget",
+    "rawset",
+    "redis",
+    "select",
+    "server",
+    "setmetatable",
+    "string",
+    "struct",
+    "table",
+    "tonumber",
+    "tostring",
+    "type",
+    "unpack",
+    "xpcall",
 ];
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Token<'a> {
-    Word(&'a [u8]),
-    /// A string without escapes; with them it is a `Symbol`, which nothing is made of.
-    Text(&'a [u8]),
-    Number,
-    Symbol(u8),
-    /// `==`
-    Equals,
-}
+/// Length and SHA-1 of the line that older routers put before libraries.
+const OLDER_PRELUDES: [(usize, [u8; 20]); 1] =
+    [(3051, [0x35, 0x11, 0x90, 0xf1, 0xe8, 0x25, 0x57, 0xf9, 0xe7, 0xe6, 0xf2, 0x1f, 0xcb, 0x3f, 0x81, 0x66, 0xa1, 0x69, 0x88, 0xb9])];
 
-/// A long bracket (`[[`, `[=[`) at the start: the length of what opens it, and its level.
-fn long_bracket(bytes: &[u8]) -> Option<(usize, usize)> {
-    let level = bytes.strip_prefix(b"[")?.iter().take_while(|b| **b == b'=').count();
-    (bytes.get(level + 1) == Some(&b'[')).then_some((level + 2, level))
-}
-
-fn after_long(bytes: &[u8], level: usize) -> usize {
-    let mut close = vec![b']'];
-    close.extend(std::iter::repeat_n(b'=', level));
-    close.push(b']');
-    bytes.windows(close.len()).position(|w| w == close).map_or(bytes.len(), |at| at + close.len())
-}
-
-fn tokens(body: &[u8]) -> Vec<Token<'_>> {
-    let mut out = Vec::new();
-    let mut at = 0;
-    if body.starts_with(b"#!") {
-        at = memchr(body, b'\n');
+/// The shebang of a text and what follows its line.
+fn divided(body: &[u8]) -> (&[u8], &[u8]) {
+    if !body.starts_with(b"#!") {
+        return (&[], body);
     }
-    while let Some(&byte) = body.get(at) {
-        let rest = &body[at..];
-        if byte.is_ascii_alphabetic() || byte == b'_' {
-            let len = rest.iter().take_while(|b| b.is_ascii_alphanumeric() || **b == b'_').count();
-            out.push(Token::Word(&rest[..len]));
-            at += len;
-        } else if byte.is_ascii_digit() {
-            at += rest.iter().take_while(|b| b.is_ascii_alphanumeric() || **b == b'.').count();
-            out.push(Token::Number);
-        } else if rest.starts_with(b"--") {
-            at += match long_bracket(&rest[2..]) {
-                Some((open, level)) => 2 + open + after_long(&rest[2 + open..], level),
-                None => memchr(rest, b'\n'),
-            };
-        } else if let Some((open, level)) = long_bracket(rest) {
-            at += open + after_long(&rest[open..], level);
-            out.push(Token::Symbol(b'"'));
-        } else if byte == b'"' || byte == b'\'' {
-            let mut end = 1;
-            let mut escaped = false;
-            while let Some(&b) = rest.get(end) {
-                match b {
-                    b'\\' => {
-                        escaped = true;
-                        end += 1;
-                    }
-                    b if b == byte => break,
-                    _ => {}
-                }
-                end += 1;
-            }
-            let end = end.min(rest.len());
-            out.push(if escaped { Token::Symbol(b'"') } else { Token::Text(&rest[1..end.max(1)]) });
-            at += end + 1;
-        } else if rest.starts_with(b"==") {
-            out.push(Token::Equals);
-            at += 2;
-        } else {
-            if !byte.is_ascii_whitespace() {
-                out.push(Token::Symbol(byte));
-            }
-            at += 1;
-        }
-    }
-    out
+    let end = body.iter().position(|b| *b == b'\n').map_or(body.len(), |at| at + 1);
+    body.split_at(end)
 }
 
-/// The place of a byte, or the end.
-fn memchr(bytes: &[u8], byte: u8) -> usize {
-    bytes.iter().position(|b| *b == byte).unwrap_or(bytes.len())
-}
-
-/// `KEYS[x]` at the start of the tokens, `x` being one token: how many tokens it takes.
-fn declared_key(tokens: &[Token<'_>]) -> Option<usize> {
-    match tokens {
-        [Token::Word(b"KEYS"), Token::Symbol(b'['), Token::Number | Token::Word(_), Token::Symbol(b']'), ..] => Some(4),
-        _ => None,
-    }
-}
-
-/// Whether a command without keys shows or changes the keys of the node that it is executed by, which a script would take for all.
-fn concerns_all_keys(command: &Command) -> bool {
-    matches!(command.handling, Handling::Every(_) | Handling::Local(Local::Scan | Local::RandomKey) | Handling::Refused(_))
-}
-
-/// Whether the arguments of a call, after its opening parenthesis, name every key as `KEYS[...]`.
-fn call_is_declared(table: &CommandTable, tokens: &[Token<'_>]) -> bool {
-    let [Token::Text(name), rest @ ..] = tokens else { return false };
-    let Some(command) = std::str::from_utf8(name).ok().filter(|n| !n.contains('|')).and_then(|n| table.by_name(n)) else { return false };
-    let keys = match command.keys {
-        Keys::None => return !concerns_all_keys(command) && command.name != "COMMAND",
-        Keys::Range { first: 1, last: 1, .. } => 1,
-        Keys::Range { first: 1, last: 2, .. } => 2,
-        Keys::Range { first: 1, last: -1, step: 1 } => {
-            let mut rest = rest;
-            while let [Token::Symbol(b','), after @ ..] = rest {
-                let Some(taken) = declared_key(after) else { return false };
-                rest = &after[taken..];
-            }
-            return matches!(rest, [Token::Symbol(b')'), ..]);
-        }
-        _ => return false,
-    };
-    let mut rest = rest;
-    for _ in 0..keys {
-        let [Token::Symbol(b','), after @ ..] = rest else { return false };
-        let Some(taken) = declared_key(after) else { return false };
-        rest = &after[taken..];
-    }
-    matches!(rest, [Token::Symbol(b',' | b')'), ..])
-}
-
-/// What is to be done with a script.
+/// What is to be done with a script or a library.
 pub(crate) fn judge(body: &[u8], table: &CommandTable) -> Verdict {
-    let tokens = tokens(body);
-    if let Some(name) = AROUND.into_iter().find(|n| tokens.contains(&Token::Word(n.as_bytes()))) {
-        return Verdict::Refused(name);
+    let refused = |why: &str| Verdict::Refused(format!("ERR Switchyard does not run this script: {why}").into());
+    let (shebang, text) = divided(body);
+    let engine = shebang.split(u8::is_ascii_whitespace).next().unwrap_or_default();
+    if !shebang.is_empty() && !engine.eq_ignore_ascii_case(b"#!lua") {
+        return refused("it is not written in Lua");
     }
-    for (at, token) in tokens.iter().enumerate() {
-        let rest = &tokens[at..];
-        let proved = match token {
-            Token::Word(b"redis" | b"server") => match rest {
-                [_, Token::Symbol(b'.'), Token::Word(b"call" | b"pcall"), Token::Symbol(b'('), call @ ..] => call_is_declared(table, call),
-                [_, Token::Symbol(b'.'), Token::Word(name), ..] => {
-                    HARMLESS.iter().any(|h| h.as_bytes() == *name) || name.starts_with(b"LOG_") || name.starts_with(b"REPL_")
-                }
-                _ => false,
-            },
-            // Read, and only read.
-            Token::Word(b"KEYS") => {
-                let counted = at > 0 && tokens[at - 1] == Token::Symbol(b'#');
-                counted || declared_key(rest).is_some_and(|taken| rest.get(taken) != Some(&Token::Symbol(b'=')))
-            }
-            _ => true,
-        };
-        if !proved {
-            return Verdict::Wrapped;
-        }
+    let Some(facts) = syntax::read(text, table) else { return Verdict::Wrapped(NOT_UNDERSTOOD.into()) };
+    if let Some(name) = facts.globals.iter().find(|name| !GLOBALS.iter().any(|g| g.as_bytes() == **name)) {
+        let shown = String::from_utf8_lossy(&name[..name.len().min(64)]);
+        return refused(&format!("it uses the global name {shown}, which docs/commands.md does not list (scripts.undeclared-keys)"));
     }
-    Verdict::Proved
+    if facts.changes_redis {
+        return refused("it assigns to redis, which no server allows");
+    }
+    let is_known = |member: &[u8]| matches!(member, b"call" | b"pcall") || HARMLESS.iter().any(|h| h.as_bytes() == member);
+    let calls = !facts.commands.is_empty();
+    let open = facts.redis_escapes
+        || facts.calls_any
+        || calls && (facts.other_keys || facts.keys_escape)
+        || facts.globals.contains(&b"getmetatable"[..])
+        || !facts.members.iter().all(|member| is_known(member));
+    if open { Verdict::Wrapped(prelude::of_script(&facts, table).into()) } else { Verdict::Proved }
 }
 
-/// Names of commands whose only key is their first argument, and of those without keys, as the prelude searches them.
-fn names(fits: impl Fn(&Command) -> bool) -> String {
-    let table = CommandTable::builtin();
-    let mut names: Vec<String> = table.iter().filter(|c| !c.name.contains('|') && fits(c)).map(|c| c.name.to_ascii_lowercase()).collect();
-    names.sort();
-    format!(" {} ", names.join(" "))
+/// Puts a prelude behind the shebang, if there is one; in parts, so that nobody has to keep the whole.
+pub(crate) fn with_prelude<'a>(body: &'a [u8], prelude: &'a str) -> [&'a [u8]; 3] {
+    let (shebang, text) = divided(body);
+    [shebang, prelude.as_bytes(), text]
 }
 
-/// The part of the prelude that checks a call. `K` is the table of declared keys. `redis` is the server's own here: a local of that name
-/// is in scope only after the statement that makes it. A library is loaded with next to no global names, so everything is looked up when
-/// a function runs.
-static CHECK: LazyLock<String> = LazyLock::new(|| {
-    let one = names(|c| matches!(c.keys, Keys::Range { first: 1, last: 1, .. }));
-    let all = names(|c| c.keys == Keys::None && concerns_all_keys(c) && !matches!(c.handling, Handling::Refused(_)));
-    // CRC16 bit by bit: only keys that are not declared literally come so far.
-    format!(
-        "local function S(k) local F=string.find local a=F(k,'{{',1,true) if a then local b=F(k,'}}',a+1,true) \
-         if b and b>a+1 then k=string.sub(k,a+1,b-1) end end \
-         local c=0 for i=1,#k do c=bit.bxor(c,bit.lshift(string.byte(k,i),8)) for _=1,8 do c=bit.lshift(c,1) \
-         if c>=65536 then c=bit.bxor(c,69665) end end end return c%16384 end;\
-         local function D(k) for i=1,#K do if K[i]==k then return end end \
-         if #K>0 then local s=S(k) for i=1,#K do if S(K[i])==s then return end end end \
-         error({{err='ERR Switchyard: the script touches the key \\''..k..'\\', which it neither declares in KEYS nor has in the slot of one that it \
-         declares'}},0) end;\
-         local function V(c,k,...) if type(c)=='string' then c=string.lower(c) local F,n=string.find,' '..c..' ' \
-         if type(k)=='string' and F('{one}',n,1,true) then return D(k) end \
-         if F('{all}',n,1,true) then error({{err='ERR Switchyard: a script may not call '..c..', which would concern one node only'}},0) end \
-         if k==nil then return end \
-         local g=redis.pcall('COMMAND','GETKEYS',c,k,...) if type(g)=='table' and not g.err then for i=1,#g do D(g[i]) end end end end;\
-         local P={{call=function(...) V(...) return redis.call(...) end,\
-         pcall=function(...) local o,e=pcall(V,...) if not o then if type(e)~='table' then e={{err=e}} end return e end return redis.pcall(...) end}};"
-    )
-});
-
-/// Stands before the text of a script, on its first line, so that the lines of errors stay right.
-static SCRIPT_PRELUDE: LazyLock<String> = LazyLock::new(|| {
-    format!(
-        "local redis=(function() local K={{}} for i=1,#KEYS do K[i]=KEYS[i] end;{}return setmetatable(P,{{__index=redis}}) end)(); local server=redis; ",
-        *CHECK
-    )
-});
-
-/// The same for a library of functions: the keys are those of each call.
-static LIBRARY_PRELUDE: LazyLock<String> = LazyLock::new(|| {
-    let mut prelude = String::from("local redis=(function() local K={};");
-    let _ = write!(
-        prelude,
-        "{}local M;local function W(f) return function(k,a) if not M then M=setmetatable(P,{{__index=redis}}) end \
-         local o=K K={{}} for i=1,#k do K[i]=k[i] end local r=f(k,a) K=o return r end end;\
-         P.register_function=function(n,f) if f~=nil then return redis.register_function(n,W(f)) end \
-         n.callback=n.callback and W(n.callback) return redis.register_function(n) end;\
-         P.log=redis.log P.LOG_DEBUG=redis.LOG_DEBUG P.LOG_VERBOSE=redis.LOG_VERBOSE P.LOG_NOTICE=redis.LOG_NOTICE \
-         P.LOG_WARNING=redis.LOG_WARNING return P end)(); local server=redis; ",
-        *CHECK
-    );
-    prelude
-});
-
-/// Puts a prelude behind the shebang, if there is one.
-fn with_prelude(body: &[u8], prelude: &str) -> Vec<u8> {
-    let at = if body.starts_with(b"#!") { (memchr(body, b'\n') + 1).min(body.len()) } else { 0 };
-    [&body[..at], prelude.as_bytes(), &body[at..]].concat()
-}
-
-/// A script in which every call is checked.
-pub(crate) fn wrapped_script(body: &[u8]) -> Vec<u8> {
-    with_prelude(body, &SCRIPT_PRELUDE)
-}
-
-/// A library in which every call of its functions is checked.
-pub(crate) fn wrapped_library(code: &[u8]) -> Vec<u8> {
-    if is_wrapped_library(code) { code.to_vec() } else { with_prelude(code, &LIBRARY_PRELUDE) }
+/// A library in which every call of its functions is checked; `Err` has the reason for which it is refused.
+pub(crate) fn wrapped_library(code: &[u8], table: &CommandTable) -> Result<Vec<u8>, Arc<str>> {
+    let code = unwrapped_library(code).unwrap_or_else(|| code.to_vec());
+    match judge(&code, table) {
+        Verdict::Refused(why) => Err(why),
+        Verdict::Wrapped(prelude) if *prelude == *NOT_UNDERSTOOD => Ok(with_prelude(&code, "do return end ").concat()),
+        _ => Ok(with_prelude(&code, &OF_LIBRARY).concat()),
+    }
 }
 
 /// Whether a library of functions, as a node has it, is kept to its keys by the router's check.
 pub fn is_wrapped_library(code: &[u8]) -> bool {
-    unwrapped_library(code).is_some()
+    divided(code).1.starts_with(OF_LIBRARY.as_bytes())
 }
 
-/// The library as its author wrote it, where it has the prelude.
+/// What a library becomes that an older router has put its prelude before: `None` for any other; `Err` has the reason why it cannot be.
+pub fn renewed_library(code: &[u8]) -> Option<Result<Vec<u8>, String>> {
+    if is_wrapped_library(code) || unwrapped_library(code).is_none() {
+        return None;
+    }
+    Some(wrapped_library(code, &CommandTable::builtin()).map_err(|why| why.to_string()))
+}
+
+/// The library as its author wrote it, where this router or an older one has put a prelude before it.
 pub(crate) fn unwrapped_library(code: &[u8]) -> Option<Vec<u8>> {
-    let prelude = LIBRARY_PRELUDE.as_bytes();
-    let at = code.windows(prelude.len()).position(|w| w == prelude)?;
-    Some([&code[..at], &code[at + prelude.len()..]].concat())
+    let (shebang, text) = divided(code);
+    let of_older = |(len, sha): &(usize, [u8; 20])| text.get(..*len).is_some_and(|front| Sha1::digest(front)[..] == sha[..]);
+    let rest = text
+        .strip_prefix(OF_LIBRARY.as_bytes())
+        .or_else(|| OLDER_PRELUDES.iter().find(|older| of_older(older)).and_then(|(len, _)| text.get(*len..)))?;
+    Some([shebang, rest].concat())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn judged(text: &str) -> &'static str {
+        match judge(text.as_bytes(), &CommandTable::builtin()) {
+            Verdict::Proved => "proved",
+            Verdict::Wrapped(prelude) if *prelude == *NOT_UNDERSTOOD => "not understood",
+            Verdict::Wrapped(_) => "wrapped",
+            Verdict::Refused(_) => "refused",
+        }
+    }
+
     #[test]
     fn what_uses_only_its_keys_is_proved() {
-        let table = CommandTable::builtin();
         for body in [
+            "",
             "return 1",
             "return redis.call('GET', KEYS[1])",
             "-- redis.call(x)\nreturn redis.call(\"incrby\",KEYS[1],ARGV[1])",
@@ -297,47 +173,171 @@ mod tests {
             "#!lua flags=no-writes\nreturn redis.call('RENAME',KEYS[1],KEYS[2])",
             "if KEYS[1] == 'x' then redis.log(redis.LOG_WARNING, 'x') end return {KEYS[1],ARGV[1]}",
             "return redis.status_reply([[ redis.call('GET','x') ]])",
+            "local function f(k) return redis.call('LPUSH', KEYS[k], unpack(ARGV)) end return {f(1), f(2)}",
+            "local t = {a=1, [2]=KEYS[1]; 3} t.load = 5 function t.f(...) return arg, ... end return t:f(-#KEYS, not t.a)",
+            "local load, _G = 1, 2 return load + _G",
+            "return redis.call('XGROUP','CREATE',KEYS[1],'g','$','MKSTREAM')",
+            "return redis.call('OBJECT','ENCODING',KEYS[tonumber(ARGV[1])])",
+            "return redis.call('MSET',KEYS[1],ARGV[1],KEYS[2],(f or unpack)(ARGV) .. '')".replace("f or ", "").as_str(),
+            "redis.call('PUBLISH', ARGV[1], ARGV[2]) return ('x'):rep(3) .. KEYS[1]:upper()",
+            "repeat local done = true until done return redis.call('GET')",
+            "local KEYS = {} KEYS[1] = 'x' return KEYS",
+            "while true do break end local a <const>".split(" local").next().unwrap_or_default(),
+            "return 0x1F + 1e-5 + .5 .. [==[ ]] ]==] --[==[ ]] \n ]==]",
+            "return 'a\\\n b\\'' , \"\\\"\"",
         ] {
-            assert_eq!(judge(body.as_bytes(), &table), Verdict::Proved, "{body}");
+            assert_eq!(judged(body), "proved", "{body}");
         }
     }
 
     #[test]
-    fn what_might_use_others_is_wrapped_and_what_reaches_around_is_refused() {
-        let table = CommandTable::builtin();
+    fn what_might_use_others_is_wrapped() {
         for body in [
             "return redis.call('GET','x')",
             "return redis.call('GET',KEYS[1]..'x')",
             "return redis.call('GET',ARGV[1])",
+            "return redis.call('GET',(KEYS[1]))",
+            "return redis.call('GET',KEYS[1]:sub(2))",
+            "return redis.call('GET',not KEYS[1])",
+            "return redis.call('GET',unpack(ARGV))",
+            "return redis.call('DEL',KEYS[1],...)",
+            "return redis.call('MSET',KEYS[1],unpack(ARGV))",
+            "return redis.call('RENAME',KEYS[1],unpack(ARGV))",
             "local r = redis; return r.call('GET','x')",
+            "local f = redis.call return f('GET','x')",
             "return redis['call']('GET','x')",
             "return redis.call(ARGV[1],KEYS[1])",
+            "return redis.call'PING'",
+            "return redis:call('PING')",
             "KEYS[1]='x' return redis.call('GET',KEYS[1])",
+            "local x KEYS[1],x='w0',1 return redis.call('SET',KEYS[1],'astray')",
+            "local x x,KEYS[1]=1,'w0' return redis.call('SET',KEYS[1],'astray')",
+            "for i=1,1 do KEYS[1]='w0' end return redis.call('SET',KEYS[1],'astray')",
+            "function KEYS.x() end return redis.call('GET',KEYS[1])",
             "local KEYS={'x'} return redis.call('GET',KEYS[1])",
             "local k=KEYS k[1]='x' return redis.call('GET',KEYS[1])",
+            "for k,v in pairs(KEYS) do end return redis.call('GET',KEYS[1])",
+            "rawset(KEYS,1,'x') return redis.call('GET',KEYS[1])",
             "return redis.call('G\\69T',KEYS[1])",
+            "return redis.call([[GET]],KEYS[1])",
             "return redis.call('FLUSHALL')",
+            "return redis.call('SWAPDB',0,1)",
+            "return redis.call('MIGRATE','127.0.0.1','1',KEYS[1],0,1)",
             "return redis.call('KEYS','*')",
             "return redis.call('SCAN',0)",
             "return redis.call('NOSUCH',KEYS[1])",
             "return redis.call('RENAME',KEYS[1],'x')",
+            "return redis.call('XGROUP','CREATE',ARGV[1],'g','$','MKSTREAM')",
+            "return redis.call('XGROUP',ARGV[1],KEYS[1],'g','$','MKSTREAM')",
+            "return redis.call('MEMORY','STATS')",
+            "return redis.call('SORT',KEYS[1],'BY','w_*')",
+            "return redis.call('EVAL','return 1',0)",
             "return server.call('GET','x')",
+            "return getmetatable('')",
+            "return redis.register_function('x')",
+            "do local redis = 1 end return redis.call('GET','x')",
+            "local redis = redis return redis.call('GET','x')",
+            "-- a line that ends in a carriage return \r return redis.call('GET','x')",
+            "--[ no long comment \n return redis.call('GET','x') --]]",
+            "--[==[ ]]\n ]==] return redis.call('GET','x')",
+            "local s = '\\\\' return redis.call('GET','x') --'",
+            "local s = 'a\\\r\nb' return redis.call('GET','x') --'",
+            "return #KEYS[1] + #KEYS.x, redis.call('GET',KEYS[1])",
         ] {
-            assert_eq!(judge(body.as_bytes(), &table), Verdict::Wrapped, "{body}");
+            assert_eq!(judged(body), "wrapped", "{body}");
         }
-        assert_eq!(judge(b"return _G.redis.call('GET','x')", &table), Verdict::Refused("_G"));
-        assert_eq!(judge(b"return loadstring('return 1')()", &table), Verdict::Refused("loadstring"));
+    }
+
+    #[test]
+    fn what_uses_other_globals_is_refused_and_what_is_no_lua_is_not_understood() {
+        for body in [
+            "return _G.redis.call('GET','x')",
+            "return loadstring('return 1')()",
+            "local x = 1 ..load",
+            "return getfenv()",
+            "local function f() local load end return load",
+            "for load=1,2 do end return load",
+            "repeat local setfenv until true return setfenv",
+            "x = 1",
+            "function x() end",
+            "redis = nil",
+            "redis.call = nil",
+            "local x x, redis.call = 1, 2",
+            "function redis.call() end",
+            "#!js\nreturn 1",
+        ] {
+            assert_eq!(judged(body), "refused", "{body}");
+        }
+        for body in [
+            "return 1 end redis.call('SET','x','y') do",
+            "return 1 +",
+            "return 1 return 2",
+            "syntax error here",
+            "'x'",
+            "f() = 1",
+            "local s = 'a\nb'",
+            "local s = 'open",
+            "local s = [[ [[ ]]",
+            "--[[ open",
+            "return \x1b",
+            "return 1 \0",
+            "goto x ::x::",
+        ] {
+            assert_eq!(judged(body), "not understood", "{body}");
+        }
+    }
+
+    #[test]
+    fn deep_and_wide_texts_end_early() {
+        let nested = |open: &str, close: &str, depth: usize| format!("return {}1{}", open.repeat(depth), close.repeat(depth));
+        assert_eq!(judged(&nested("(", ")", 150)), "proved");
+        assert_eq!(judged(&nested("(", ")", 100_000)), "not understood");
+        assert_eq!(judged(&nested("{", "}", 100_000)), "not understood");
+        assert_eq!(judged(&nested("function() return ", " end", 100_000)), "not understood");
+        assert_eq!(judged(&format!("return {}1", "-".repeat(2).replace("--", "- ").repeat(100_000))), "proved");
+        assert_eq!(judged(&format!("{} return 1", "local a ".repeat(201))), "not understood");
+        assert_eq!(judged(&format!("return 1{}", " + 1".repeat(100_000))), "proved");
     }
 
     #[test]
     fn preludes_stay_on_one_line_and_come_off_again() {
-        assert!(!SCRIPT_PRELUDE.contains('\n') && !LIBRARY_PRELUDE.contains('\n'));
+        let table = CommandTable::builtin();
+        for script in ["return redis.call('GET','x')", "local r = redis return r.call('GET', getmetatable(''))"] {
+            let Verdict::Wrapped(prelude) = judge(script.as_bytes(), &table) else { panic!("{script}") };
+            assert!(!prelude.contains('\n'));
+            assert!(with_prelude(script.as_bytes(), &prelude).concat().ends_with(script.as_bytes()));
+            // It is Lua, as far as is known here; the tests before real servers tell the rest.
+            assert!(syntax::read(prelude.as_bytes(), &table).is_some(), "{prelude}");
+        }
+        assert!(!OF_LIBRARY.contains('\n'));
+        assert!(syntax::read(OF_LIBRARY.as_bytes(), &table).is_some());
         let library = b"#!lua name=x\nredis.register_function('f', function() return 1 end)";
-        let wrapped = wrapped_library(library);
-        assert!(wrapped.starts_with(b"#!lua name=x\nlocal redis="));
-        assert_eq!(wrapped_library(&wrapped), wrapped);
+        let wrapped = wrapped_library(library, &table).expect("allowed");
+        assert!(wrapped.starts_with(b"#!lua name=x\nlocal redis=") && is_wrapped_library(&wrapped));
+        assert_eq!(wrapped_library(&wrapped, &table).as_deref(), Ok(&wrapped[..]));
         assert_eq!(unwrapped_library(&wrapped).as_deref(), Some(&library[..]));
         assert_eq!(unwrapped_library(library), None);
-        assert!(wrapped_script(b"return 1").ends_with(b"return 1"));
+        assert!(wrapped_library(b"#!lua name=x\n_G.x()", &table).is_err());
+    }
+
+    #[test]
+    fn a_prelude_elsewhere_does_not_pass_for_the_check() {
+        let table = CommandTable::builtin();
+        let evil = format!("#!lua name=x\nlocal r = redis --[==[ \n{} ]==]", *OF_LIBRARY);
+        assert!(!is_wrapped_library(evil.as_bytes()));
+        let wrapped = wrapped_library(evil.as_bytes(), &table).expect("it is Lua");
+        assert_eq!(unwrapped_library(&wrapped).as_deref(), Some(evil.as_bytes()), "checked as a whole");
+    }
+
+    #[test]
+    fn libraries_of_older_routers_get_the_present_check() {
+        let table = CommandTable::builtin();
+        let older = include_str!("lua/prelude-0.1.0.lua");
+        let (front, back) = ("#!lua name=x\n", "redis.register_function('f', function() return 1 end)");
+        let code = [front, older, back].concat();
+        assert!(!is_wrapped_library(code.as_bytes()));
+        assert_eq!(unwrapped_library(code.as_bytes()), Some([front, back].concat().into_bytes()));
+        let wrapped = wrapped_library(code.as_bytes(), &table).expect("allowed");
+        assert_eq!(wrapped, wrapped_library([front, back].concat().as_bytes(), &table).expect("allowed"));
     }
 }

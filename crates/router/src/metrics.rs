@@ -210,6 +210,10 @@ pub(crate) struct WorkerCounters {
     pub(crate) logins_failed: Counter,
     pub(crate) denied: Counter,
     pub(crate) limited: Counter,
+    /// Commands that took long and were not entered into the slow log, because there were too many.
+    pub(crate) slow_not_entered: Counter,
+    /// Subscribers disconnected because messages for them may have been missed.
+    pub(crate) cut_missed: Counter,
     pub(crate) limited_connections: Counter,
     /// Channels and patterns of clients, each client's counted.
     pub(crate) subscriptions: Counter,
@@ -227,6 +231,11 @@ pub(crate) struct WorkerCounters {
     pub(crate) tracked_prefixes: Counter,
     pub(crate) invalidations: Counter,
     pub(crate) cut_push: Counter,
+    /// Clients cut because of `memory-max`.
+    pub(crate) evicted: Counter,
+    /// Bytes of the client that takes the most, near the budget; and of requests that wait for their answers although their clients were cut.
+    pub(crate) memory_biggest: Counter,
+    pub(crate) memory_leaving: Counter,
     pub(crate) bytes_received: Counter,
     pub(crate) bytes_sent: Counter,
     pub(crate) commands: [Counter; CommandClass::COUNT],
@@ -270,6 +279,8 @@ pub(crate) struct Scrape {
     pub(crate) nodes: Vec<(NodeId, String, bool)>,
     pub(crate) epoch: u64,
     pub(crate) uptime_s: f64,
+    /// Bytes in use, and how many may be.
+    pub(crate) memory: (usize, usize),
 }
 
 impl fmt::Debug for Scrape {
@@ -335,10 +346,13 @@ const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
     ("clients_cut_output", "Clients cut because they did not read their replies", |w| &w.cut_output),
     ("clients_handshakes_failed", "TLS handshakes with clients that failed or took too long", |w| &w.handshakes_failed),
     ("clients_logins_failed", "Logins with a wrong password or user", |w| &w.logins_failed),
+    ("clients_cut_missed", "Subscribers disconnected because messages for them may have been missed", |w| &w.cut_missed),
+    ("slow_commands_not_entered", "Commands that took long while more did than the slow log takes", |w| &w.slow_not_entered),
     ("clients_limited", "Commands and logins refused because of a limit of a user, a listener or keys", |w| &w.limited),
     ("clients_limited_connections", "Connections refused because of a limit of their listener", |w| &w.limited_connections),
     ("clients_denied", "Commands refused because the user may not run them", |w| &w.denied),
     ("clients_cut_push", "Subscribers cut because they did not read their messages", |w| &w.cut_push),
+    ("clients_evicted", "Clients cut because more memory was in use than memory-max", |w| &w.evicted),
     ("messages", "Messages given to subscribers", |w| &w.messages),
     ("invalidations", "Invalidations given to clients with CLIENT TRACKING", |w| &w.invalidations),
     ("subscriptions_lost", "Subscriptions at nodes that were lost with a connection and had to be restored", |w| &w.subscriptions_lost),
@@ -486,6 +500,12 @@ impl Collector for Scrape {
         encoder
             .encode_descriptor("topology_epoch", "Epoch of the topology in use", None, MetricType::Gauge)?
             .encode_gauge(&(self.epoch as i64))?;
+        let (used, max) = self.memory;
+        let max = if max == usize::MAX { 0 } else { max };
+        let gauges = [("memory_used", "Memory in use", used), ("memory_max", "Memory that may be used (memory-max); 0: no bound", max)];
+        for (name, help, bytes) in gauges {
+            encoder.encode_descriptor(name, help, Some(&Unit::Bytes), MetricType::Gauge)?.encode_gauge(&(bytes as i64))?;
+        }
         encoder.encode_descriptor("uptime", "Time since start", Some(&Unit::Seconds), MetricType::Gauge)?.encode_gauge(&self.uptime_s)?;
         Ok(())
     }

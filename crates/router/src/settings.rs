@@ -34,6 +34,8 @@ pub struct Settings {
     pub pin: bool,
     /// Send what a turn has to send in one system call, by io_uring, where the kernel lets it.
     pub batched_sends: bool,
+    /// Names what runs of this router have in common, among the connections of a node: what an earlier run has left there is ended. Letters and digits.
+    pub site: String,
     /// Of nodes that have replicas: who is who, as far as it is known at start.
     pub servers: BTreeMap<NodeId, Servers>,
     /// What a reload may change.
@@ -94,9 +96,15 @@ pub struct Live {
     pub database: u32,
     /// Clients at once over all workers (Redis `maxclients`).
     pub max_clients: usize,
+    /// Open files that the process needs besides one for each client.
+    pub files_reserved: u64,
     /// A client without traffic for longer is closed; `None`: never (Redis `timeout`).
     pub client_idle_timeout: Option<Duration>,
-    /// Bytes of replies that may wait for one client before it is cut (Redis `client-output-buffer-limit`).
+    /// A client that has to log in and has not for so long is closed; `None`: never.
+    pub login_timeout: Option<Duration>,
+    /// Bytes in the heap of the process beyond which the biggest clients are cut (Redis `maxmemory-clients`, of the whole process).
+    pub memory_max: usize,
+    /// Bytes of replies that may wait for one client before it is cut (Redis `client-output-buffer-limit`); `usize::MAX`: no limit.
     pub client_output_limit: usize,
     /// Bytes of messages that may wait for one subscriber before it is cut (Redis `client-output-buffer-limit pubsub`).
     pub push_limit: usize,
@@ -104,6 +112,8 @@ pub struct Live {
     pub push_soft_limit: usize,
     /// See `push_soft_limit`.
     pub push_soft_time: Duration,
+    /// Whether subscribers are disconnected when messages for them may have been missed.
+    pub missed_disconnects: bool,
     /// Channels and patterns that one client may be subscribed to.
     pub subscriptions_max: usize,
     /// Commands of one client that may be in flight; more wait in its socket.
@@ -120,7 +130,7 @@ pub struct Live {
     pub slow_command_timeout: Duration,
     /// Longest pause between two attempts to reconnect to a node.
     pub reconnect_backoff_max: Duration,
-    /// Connections for large values per worker and node.
+    /// Connections for large values to a node, over all workers.
     pub large_connections_max: usize,
     /// What clients of TLS listeners are shown; `None` where there is no such listener.
     pub tls: Option<ServerTls>,
@@ -148,9 +158,9 @@ pub struct Live {
     pub empty_return: EmptyReturn,
     /// How the router looks to clients of a Redis Cluster; `None`: like a server without cluster support.
     pub cluster: Option<Cluster>,
-    /// Connections for transactions that begin with WATCH, per worker and node.
+    /// Connections for transactions that begin with WATCH, to a node, over all workers.
     pub watch_connections_max: usize,
-    /// Connections for commands that wait at the node, per worker and node.
+    /// Connections for commands that wait at the node, over all workers.
     pub blocking_connections_max: usize,
     /// Who answers reads of new clients.
     pub reads: Reads,
@@ -239,11 +249,15 @@ impl Default for Live {
             users: Arc::default(),
             database: 0,
             max_clients: 10_000,
+            files_reserved: 0,
             client_idle_timeout: None,
-            client_output_limit: 256 << 20,
+            login_timeout: Some(Duration::from_secs(60)),
+            memory_max: usize::MAX,
+            client_output_limit: usize::MAX,
             push_limit: 32 << 20,
             push_soft_limit: 8 << 20,
             push_soft_time: Duration::from_secs(60),
+            missed_disconnects: true,
             subscriptions_max: 100_000,
             client_pipeline_max: 4096,
             argument_max: 512 << 20,
@@ -252,7 +266,7 @@ impl Default for Live {
             command_timeout: Duration::from_secs(5),
             slow_command_timeout: Duration::from_secs(60),
             reconnect_backoff_max: Duration::from_secs(2),
-            large_connections_max: 16,
+            large_connections_max: 64,
             tls: None,
             key_limits: Vec::new(),
             handshake_timeout: Duration::from_secs(10),
@@ -266,8 +280,8 @@ impl Default for Live {
             check_scripts: true,
             empty_return: EmptyReturn::Auto,
             cluster: None,
-            watch_connections_max: 64,
-            blocking_connections_max: 2000,
+            watch_connections_max: 256,
+            blocking_connections_max: 5000,
             reads: Reads::Primary,
             nodes: BTreeMap::new(),
         }

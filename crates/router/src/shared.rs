@@ -1,7 +1,7 @@
 //! What the workers of a router have in common. Nothing here is touched on the path of a forwarded command: workers look at
 //! one generation number per turn, and at their mailbox when they are woken.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -10,9 +10,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use switchyard_policy::migration::Fingerprint;
+use switchyard_policy::scan::{Scans, TICK_MS};
 use switchyard_policy::topology::{MoveId, NodeId, Topology};
 use switchyard_resp::command::CommandTable;
 
+use crate::config_set::Overrides;
+use crate::fences::Fences;
 use crate::homeward::HomePort;
 use crate::limits::Limits;
 use crate::lines::Lines;
@@ -20,21 +23,40 @@ use crate::metrics::{WaitsLately, WorkerCounters};
 use crate::mover::{Moves, SharedMove};
 use crate::operator::OperatorPort;
 use crate::pubsub::Subscriptions;
+use crate::rooms::Rooms;
+use crate::scripts::Scripts;
 use crate::settings::{Live, Reads, Servers};
 use crate::slab::Handle;
 use crate::slow_log::SlowLog;
-use crate::users::Logins;
+use crate::users::{AclLog, Attempt, Logins, Users};
+use crate::worker::Lane;
 
 /// Everything that a worker adopts together, at one epoch.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) topology: Arc<Topology>,
+    /// The configuration's, with `overrides`.
     pub(crate) live: Arc<Live>,
+    /// What CONFIG SET has changed.
+    pub(crate) overrides: Arc<Overrides>,
     pub(crate) commands: Arc<CommandTable>,
     /// Of nodes that have replicas: who is who.
     pub(crate) servers: Arc<BTreeMap<NodeId, Servers>>,
     /// Moves under way, and their legs.
     pub(crate) moves: Arc<Moves>,
+    /// The users as they were configured last. Those in force (`live.users`) differ from them after `ACL SETUSER`.
+    pub(crate) configured_users: Arc<Users>,
+}
+
+impl Plan {
+    /// This plan by other settings of the configuration. Users that are configured as before stay as clients have changed them.
+    pub(crate) fn reconfigured(&self, mut live: Live, overrides: Arc<Overrides>) -> Self {
+        let configured_users = live.users.clone();
+        if configured_users == self.configured_users {
+            live.users = self.live.users.clone();
+        }
+        Self { live: Arc::new(overrides.over(live)), overrides, configured_users, ..self.clone() }
+    }
 }
 
 /// How far the router is with learning a node's commands.
@@ -110,6 +132,8 @@ pub(crate) enum Message {
     Turn { client: Handle },
     /// What this client of yours waits for is to be issued again, behind somebody else.
     Recall { client: Handle },
+    /// More memory is in use than may be, and you have the client that takes the most.
+    Evict,
     /// Keys of a leg that your clients wait for were admitted.
     Admitted,
     /// Your clients that wait for these keys of a move (`None`: any) are told this error.
@@ -118,8 +142,12 @@ pub(crate) enum Message {
     Home { client: Handle, number: u32, refusal: Option<Arc<str>> },
     /// The mover is quiet, as was asked under this ticket.
     Quiet { move_id: MoveId, ticket: u64 },
+    /// Others have clients in line for an exclusive connection of this kind to the node, and got none: give up what you do not use.
+    WantRoom { node: NodeId, lane: Lane },
+    /// There may be room for an exclusive connection to the node.
+    Room { node: NodeId },
     /// A password of a client was checked.
-    Login { client: Handle, right: bool },
+    Login { client: Handle, attempt: Attempt },
     #[cfg(test)]
     Panic,
 }
@@ -198,62 +226,36 @@ impl std::ops::Deref for Mailboxes {
     }
 }
 
-/// Scripts that went through the router, by SHA-1, so that a node that lost one can be given it again.
-#[derive(Debug, Default)]
-pub(crate) struct Scripts {
-    bodies: HashMap<[u8; 40], Arc<[u8]>>,
-    bytes: usize,
-}
-
-/// Script bodies kept; beyond it the router keeps what it has and forgets newcomers (clients then see NOSCRIPT as from one server).
-const SCRIPTS_BYTES_MAX: usize = 64 << 20;
-
-impl Scripts {
-    pub(crate) fn remember(&mut self, sha: [u8; 40], body: &[u8]) {
-        if self.bytes + body.len() <= SCRIPTS_BYTES_MAX && !self.bodies.contains_key(&sha) {
-            self.bytes += body.len();
-            self.bodies.insert(sha, body.into());
-        }
-    }
-
-    pub(crate) fn body(&self, sha: &[u8]) -> Option<Arc<[u8]>> {
-        let sha: [u8; 40] = sha.to_ascii_lowercase().try_into().ok()?;
-        self.bodies.get(&sha).cloned()
-    }
-
-    /// All of them.
-    pub(crate) fn bodies(&self) -> Vec<Arc<[u8]>> {
-        self.bodies.values().cloned().collect()
-    }
-
-    pub(crate) fn clear(&mut self) {
-        *self = Self::default();
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) started: Instant,
-    /// Names this process in CLIENT LIST of the nodes.
+    /// Names this router in CLIENT LIST of the nodes, whichever run it is.
+    pub(crate) site: String,
+    /// Names this run of it there.
     pub(crate) incarnation: String,
+    pub(crate) fences: Arc<Fences>,
     plan: Mutex<Arc<Plan>>,
     /// Counts changes of the plan; a worker that sees another number than its own takes the new plan.
     pub(crate) generation: AtomicU64,
     pub(crate) nodes: Mutex<BTreeMap<NodeId, NodeFacts>>,
     pub(crate) scripts: Mutex<Scripts>,
     pub(crate) slow_log: Mutex<SlowLog>,
+    pub(crate) acl_log: Mutex<AclLog>,
     pub(crate) subscriptions: Subscriptions,
     /// Clients in MONITOR: worker and handle.
     pub(crate) monitors: Mutex<Vec<(usize, Handle)>>,
     pub(crate) pause: Mutex<Option<Pause>>,
     connections: Mutex<Vec<Connection>>,
     pub(crate) lines: Lines,
+    rooms: Mutex<BTreeMap<NodeId, Arc<Rooms>>>,
     pub(crate) mailboxes: Arc<Mailboxes>,
     pub(crate) logins: Arc<Logins>,
     pub(crate) limits: Limits,
     pub(crate) counters: Vec<Arc<WorkerCounters>>,
     pub(crate) clients: AtomicUsize,
     pub(crate) next_client_id: AtomicU64,
+    /// Held by the worker that cuts clients because of `memory-max`.
+    pub(crate) evicting: Mutex<()>,
     /// Per worker: the oldest epoch under which a command still in flight was sent (its own epoch when none is older).
     pub(crate) drained: Vec<AtomicU64>,
     /// The same by node, while somebody waits for that.
@@ -262,6 +264,9 @@ pub(crate) struct Shared {
     pub(crate) drain_wanted: AtomicU64,
     /// All moves since the start, also those that have ended.
     pub(crate) moves: Mutex<BTreeMap<MoveId, Arc<SharedMove>>>,
+    /// What scans of clients have to know of them. Locked behind the plan.
+    pub(crate) scans: Mutex<Scans>,
+    started_tick: u64,
     /// Their threads.
     pub(crate) movers: Mutex<Vec<JoinHandle<()>>>,
     /// What clients wait without a move.
@@ -280,6 +285,8 @@ pub(crate) struct Shared {
     pub(crate) batched_sends: bool,
     /// Who executes what is asked of the operator.
     pub(crate) operator: OnceLock<Arc<dyn OperatorPort>>,
+    /// Who changes users.
+    pub(crate) users: OnceLock<Arc<dyn OperatorPort>>,
     looking: Arc<Mutex<Looking>>,
     /// Who brings keys home.
     pub(crate) home: OnceLock<Arc<dyn HomePort>>,
@@ -312,7 +319,14 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    pub(crate) fn new(workers: usize, plan: Plan, port: u16, listeners_read_replicas: bool, batched_sends: bool) -> std::io::Result<Self> {
+    pub(crate) fn new(
+        workers: usize,
+        plan: Plan,
+        port: u16,
+        site: String,
+        listeners_read_replicas: bool,
+        batched_sends: bool,
+    ) -> std::io::Result<Self> {
         let mailboxes: Vec<Mailbox> = (0..workers)
             .map(|_| {
                 let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
@@ -322,25 +336,33 @@ impl Shared {
         let mailboxes = Arc::new(Mailboxes(mailboxes));
         let epoch = plan.topology.epoch();
         let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let started_tick = since_epoch.as_millis() as u64 / TICK_MS;
         Ok(Self {
+            scans: Mutex::new(Scans::new(Arc::clone(&plan.topology), started_tick)),
+            started_tick,
             started: Instant::now(),
+            site,
+            fences: Arc::default(),
             incarnation: format!("{:x}-{:x}", std::process::id(), since_epoch.as_micros()),
             plan: Mutex::new(Arc::new(plan)),
             generation: AtomicU64::new(1),
             nodes: Mutex::default(),
             scripts: Mutex::default(),
             slow_log: Mutex::default(),
+            acl_log: Mutex::default(),
             subscriptions: Subscriptions::default(),
             monitors: Mutex::default(),
             pause: Mutex::default(),
             connections: Mutex::default(),
             limits: Limits::default(),
             lines: Lines::default(),
+            rooms: Mutex::default(),
             logins: Arc::new(Logins::new(mailboxes.clone())),
             mailboxes,
             counters: (0..workers).map(|_| Arc::default()).collect(),
             clients: AtomicUsize::new(0),
             next_client_id: AtomicU64::new(1),
+            evicting: Mutex::default(),
             drained: (0..workers).map(|_| AtomicU64::new(epoch)).collect(),
             drained_at: (0..workers).map(|_| Mutex::default()).collect(),
             drain_wanted: AtomicU64::new(0),
@@ -354,13 +376,24 @@ impl Shared {
             listeners_read_replicas,
             batched_sends,
             operator: OnceLock::new(),
+            users: OnceLock::new(),
             looking: Arc::default(),
             home: OnceLock::new(),
         })
     }
 
+    /// The name of a connection to a node; `what` says whose it is.
+    pub(crate) fn connection_name(&self, what: impl std::fmt::Display) -> String {
+        format!("switchyard-{}-{}-{what}", self.site, self.incarnation)
+    }
+
     pub(crate) fn plan(&self) -> Arc<Plan> {
         lock(&self.plan).clone()
+    }
+
+    /// The plan in an allocation of the caller's own.
+    pub(crate) fn own_plan(&self) -> Arc<Plan> {
+        Arc::new((**lock(&self.plan)).clone())
     }
 
     /// Whether some clients may read from replicas, where nodes have them.
@@ -371,7 +404,10 @@ impl Shared {
     /// Replaces the plan by what `change` makes of it, and wakes everybody.
     pub(crate) fn change_plan(&self, change: impl FnOnce(&Plan) -> Plan) {
         let mut plan = lock(&self.plan);
-        *plan = Arc::new(change(&plan));
+        let next = change(&plan);
+        let back = next.moves.legs.iter().filter(|(_, leg)| leg.away.is_some()).map(|(leg, _)| *leg).collect();
+        lock(&self.scans).observe(&next.topology, back, self.scan_tick());
+        *plan = Arc::new(next);
         self.generation.fetch_add(1, Ordering::Release);
         drop(plan);
         self.ring_all();
@@ -428,6 +464,11 @@ impl Shared {
         lock(&self.connections).retain(|c| (c.worker, c.node, c.client_id) != (worker, node, client_id));
     }
 
+    /// The exclusive connections to a node, over all workers.
+    pub(crate) fn rooms(&self, node: NodeId) -> Arc<Rooms> {
+        lock(&self.rooms).entry(node).or_insert_with(|| Rooms::new(self.counters.len())).clone()
+    }
+
     /// The connections that a dead worker had.
     pub(crate) fn take_connections(&self, worker: usize) -> Vec<Connection> {
         lock(&self.connections).extract_if(.., |c| c.worker == worker).collect()
@@ -443,8 +484,11 @@ impl Shared {
         counters.subscribers.set(0);
         counters.upstream_subscriptions.set(0);
         counters.tracking.set(0);
+        counters.memory_biggest.set(0);
+        counters.memory_leaving.set(0);
         self.subscriptions.forget_worker(worker);
         self.lines.forget_worker(worker, &self.mailboxes);
+        lock(&self.rooms).values().for_each(|rooms| rooms.forget_worker(worker));
         lock(&self.monitors).retain(|(w, _)| *w != worker);
         for node in lock(&counters.nodes).iter().flatten() {
             node.in_flight.set(0);
@@ -460,6 +504,17 @@ impl Shared {
 
     pub(crate) fn uptime(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// The time of [`Scans`].
+    pub(crate) fn scan_tick(&self) -> u64 {
+        self.started_tick + self.uptime().as_millis() as u64 / TICK_MS
+    }
+
+    /// Whether every node is known to have a database of this number.
+    pub(crate) fn has_database(&self, topology: &Topology, database: u32) -> bool {
+        let nodes = lock(&self.nodes);
+        topology.nodes().all(|node| nodes.get(&node.id).is_some_and(|facts| database < facts.databases))
     }
 
     /// Changes what is known of a node.

@@ -68,6 +68,13 @@ impl<T> Slab<T> {
         })
     }
 
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (Handle, &mut T)> {
+        self.entries.iter_mut().enumerate().filter_map(|(index, e)| {
+            let handle = Handle { index: index as u32, generation: e.generation };
+            e.value.as_mut().map(|value| (handle, value))
+        })
+    }
+
     pub(crate) fn handles(&self) -> Vec<Handle> {
         self.iter().map(|(handle, _)| handle).collect()
     }

@@ -1,9 +1,10 @@
 //! Commands that took long, with who sent them: the nodes' own logs name only the router.
 //!
-//! One log for all workers behind a lock, because an entry is rare by definition: a command pays one comparison with a time that its
-//! worker has read anyway.
+//! One log for all workers behind a lock: a command pays one comparison with a time that its worker has read anyway. A worker makes so many entries a
+//! second and no more (`worker::slowlog`), and does not wait for the lock.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// Arguments of an entry, as Redis cuts them.
 const ARGUMENTS_MAX: usize = 32;
@@ -34,14 +35,14 @@ pub(crate) struct SlowEntry {
 
 #[derive(Debug, Default)]
 pub(crate) struct SlowLog {
-    entries: VecDeque<SlowEntry>,
+    entries: VecDeque<Arc<SlowEntry>>,
     next_id: u64,
 }
 
 impl SlowLog {
     /// Adds an entry, and forgets the oldest ones beyond `max`. Its id is given here.
     pub(crate) fn add(&mut self, entry: SlowEntry, max: usize) {
-        self.entries.push_front(SlowEntry { id: self.next_id, ..entry });
+        self.entries.push_front(Arc::new(SlowEntry { id: self.next_id, ..entry }));
         self.next_id += 1;
         self.entries.truncate(max);
     }
@@ -51,7 +52,7 @@ impl SlowLog {
     }
 
     /// The latest entries, latest first; all without a count.
-    pub(crate) fn latest(&self, count: Option<usize>) -> Vec<SlowEntry> {
+    pub(crate) fn latest(&self, count: Option<usize>) -> Vec<Arc<SlowEntry>> {
         self.entries.iter().take(count.unwrap_or(usize::MAX)).cloned().collect()
     }
 

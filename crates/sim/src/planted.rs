@@ -18,6 +18,10 @@ pub enum Bug {
     ReplacedWithoutKill,
     /// After a crash the connections of the router before are left alone.
     ResumedWithoutKill,
+    /// That alone for a leg that is taken up again, and not where another one begins.
+    EndedOnlyForALeg,
+    /// Connections that broke are forgotten at the end of a leg.
+    ForgottenAtTheEnd,
     /// A copy is stored over what is there.
     RestoreReplace,
     /// The time to live travels as a duration.
@@ -32,6 +36,8 @@ pub enum Bug {
     OneKeyIsEnough,
     /// A worker keeps what was admitted when a leg turns back.
     AdmittedKept,
+    /// All is admitted when the slots are handed over, also where workers would use it at the other node.
+    AdmittedAtTheOther,
     /// The journal says that a record is durable before it is.
     JournalNotSynced,
     /// After a crash the stored topology decides, and not the journal.
@@ -78,6 +84,8 @@ impl Planted {
         Self::Around(Bug::SentBeforeHandshake),
         Self::Around(Bug::ReplacedWithoutKill),
         Self::Around(Bug::ResumedWithoutKill),
+        Self::Around(Bug::EndedOnlyForALeg),
+        Self::Around(Bug::ForgottenAtTheEnd),
         Self::Around(Bug::RestoreReplace),
         Self::Around(Bug::RelativeTtl),
         Self::Around(Bug::WritesNotNoted),
@@ -85,6 +93,7 @@ impl Planted {
         Self::Around(Bug::BlockedNotParked),
         Self::Around(Bug::OneKeyIsEnough),
         Self::Around(Bug::AdmittedKept),
+        Self::Around(Bug::AdmittedAtTheOther),
         Self::Around(Bug::JournalNotSynced),
         Self::Around(Bug::TopologyDecides),
         Self::Around(Bug::FlushHalfAwaited),
@@ -110,6 +119,7 @@ impl Planted {
         Self::Machine(MachineBug::AbsentNotRecorded),
         Self::Machine(MachineBug::FlushWithoutQuiet),
         Self::Machine(MachineBug::TurnBackWithoutDrain),
+        Self::Machine(MachineBug::ReturnedThoughRemoved),
         Self::Machine(MachineBug::NotListedAgain),
         Self::Machine(MachineBug::LeftWhereItRestarted),
         Self::Machine(MachineBug::StagedWithoutBarrier),
@@ -121,6 +131,8 @@ impl Planted {
         Self::Machine(MachineBug::StagedAtAnotherProcess),
         Self::Machine(MachineBug::NotCounted),
         Self::Machine(MachineBug::GoneIsRenamed),
+        Self::Machine(MachineBug::LegOvertaken),
+        Self::Machine(MachineBug::GivenUpStays),
     ];
 }
 

@@ -41,6 +41,10 @@ pub struct Scenario {
     pub full: u64,
     /// The user goes back.
     pub turn_back: u64,
+    /// The mover's connection to its target breaks while what is left over there is being removed, and the user goes back.
+    pub give_up: u64,
+    /// A node that is killed is away for longer than a leg waits for it.
+    pub away: u64,
     /// FLUSHALL by a client.
     pub flush: u64,
     /// Commands that wait.
@@ -53,6 +57,10 @@ pub struct Scenario {
     pub watch: u64,
     /// Commands are about a field of a hash, and keys of several elements are big: they are copied in pieces.
     pub parts: u64,
+    /// The router's disk has no room for another leg, or move.
+    pub full_disk: u64,
+    /// Nothing can be written to the router's disk.
+    pub broken_disk: u64,
 }
 
 /// A line of a scenario that is not understood.
@@ -80,7 +88,9 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("stop-and-copy", include_str!("../scenarios/stop-and-copy.txt")),
     ("exceptions", include_str!("../scenarios/exceptions.txt")),
     ("watch", include_str!("../scenarios/watch.txt")),
+    ("given-up", include_str!("../scenarios/given-up.txt")),
     ("staging", include_str!("../scenarios/staging.txt")),
+    ("full-disk", include_str!("../scenarios/full-disk.txt")),
 ];
 
 impl Scenario {
@@ -115,12 +125,16 @@ impl Scenario {
             deaf: 0,
             full: 0,
             turn_back: 0,
+            give_up: 0,
+            away: 0,
             flush: 0,
             blocking: 0,
             ttl: 0,
             exceptions: 0,
             watch: 0,
             parts: 0,
+            full_disk: 0,
+            broken_disk: 0,
         };
         for (at, line) in text.lines().enumerate() {
             let line = line.split('#').next().unwrap_or_default().trim();
@@ -149,11 +163,15 @@ impl Scenario {
                 "deaf" => (&mut scenario.deaf, 1000),
                 "full" => (&mut scenario.full, 1000),
                 "turn-back" => (&mut scenario.turn_back, 1000),
+                "give-up" => (&mut scenario.give_up, 1000),
+                "away" => (&mut scenario.away, 1000),
                 "flush" => (&mut scenario.flush, 1000),
                 "blocking" => (&mut scenario.blocking, 1000),
                 "ttl" => (&mut scenario.ttl, 1000),
                 "exceptions" => (&mut scenario.exceptions, 1000),
                 "watch" => (&mut scenario.watch, 1000),
+                "full-disk" => (&mut scenario.full_disk, 1000),
+                "broken-disk" => (&mut scenario.broken_disk, 1000),
                 "parts" => (&mut scenario.parts, 1000),
                 _ => return Err(error(format!("there is nothing called `{name}`"))),
             };

@@ -83,6 +83,8 @@ pub(crate) struct Worker {
     links: [Link; 2],
     admitted: BTreeSet<KeyIx>,
     admitted_uid: u64,
+    /// Every key is admitted, also those that nobody has named.
+    admitted_all: bool,
     pub(crate) flying: BTreeMap<u64, Flying>,
     /// Commands that wait for keys.
     waiting: BTreeSet<u64>,
@@ -102,6 +104,7 @@ impl Worker {
             links: Default::default(),
             admitted: BTreeSet::new(),
             admitted_uid: 0,
+            admitted_all: false,
             flying: BTreeMap::new(),
             waiting: BTreeSet::new(),
         }
@@ -131,7 +134,7 @@ impl Worker {
                 Stage::Moving { .. } => moves(key),
                 Stage::Turned { away, .. } => away.contains(key),
             };
-            must_come && !(known && self.admitted.contains(key))
+            must_come && !(known && (self.admitted_all || self.admitted.contains(key)))
         };
         let missing: Vec<KeyIx> = keys.iter().copied().filter(is_missing).collect();
         let one_is_enough = garden.is(Bug::OneKeyIsEnough) && missing.len() < keys.len() && matches!(view.stage, Stage::Moving { .. });
@@ -428,6 +431,7 @@ impl World {
         if uid != worker.admitted_uid && !(self.garden.is(Bug::AdmittedKept) && uid != 0) {
             worker.admitted.clear();
         }
+        worker.admitted_all &= uid == worker.admitted_uid;
         worker.admitted_uid = uid;
         worker.view = view;
         self.look_at_watches(ix);
@@ -459,6 +463,13 @@ impl World {
     pub(crate) fn admitted(&mut self, ix: usize, uid: u64, keys: &[KeyIx]) {
         if self.workers[ix].admitted_uid == uid {
             self.workers[ix].admitted.extend(keys);
+            self.look_at_waiting(ix);
+        }
+    }
+
+    pub(crate) fn admitted_all(&mut self, ix: usize, uid: u64) {
+        if self.workers[ix].admitted_uid == uid {
+            self.workers[ix].admitted_all = true;
             self.look_at_waiting(ix);
         }
     }

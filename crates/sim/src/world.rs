@@ -96,7 +96,10 @@ pub(crate) enum Fault {
     Deaf(usize),
     Full(usize),
     TurnBack,
+    GiveUp,
     Snapshot(usize),
+    FullDisk,
+    BrokenDisk,
 }
 
 #[derive(Debug)]
@@ -107,9 +110,11 @@ pub(crate) enum Ev {
     Release { conn: u32 },
     Adopt { worker: usize, view: Rc<View> },
     Admitted { worker: usize, uid: u64, keys: Rc<Vec<KeyIx>> },
+    AdmittedAll { worker: usize, uid: u64 },
     Refused { worker: usize, keys: Option<Rc<Vec<KeyIx>>> },
     Mover(Event),
     Synced,
+    DiskIsWell,
     Stored { owner: usize },
     Dial { worker: usize, node: usize },
     DialMover { side: usize },
@@ -205,7 +210,7 @@ impl World {
         let nodes = [Node::new(persistence(), 1), Node::new(persistence(), 2)];
         let keys: Vec<Key> = (0..scenario.keys).map(|number| Key::from(format!("{{t}}{number}").into_bytes())).collect();
         let fingerprints = Fingerprinter::new(7);
-        let mover = Mover::new(&mut random, scenario, &keys, fingerprints);
+        let mover = Mover::new(&mut random, scenario, &keys, fingerprints, planted);
         let mut world = Self {
             now: 0,
             queue: BinaryHeap::new(),
@@ -287,7 +292,7 @@ impl World {
         let s = self.scenario.clone();
         let mut faults = Vec::new();
         type Make = fn(usize) -> Fault;
-        let kinds: [(u64, Make); 9] = [
+        let kinds: [(u64, Make); 11] = [
             (s.kill_node, Fault::KillNode),
             (s.kill_router, |_| Fault::KillRouter),
             (s.stop, Fault::Stop),
@@ -297,6 +302,8 @@ impl World {
             (s.deaf, Fault::Deaf),
             (s.full, Fault::Full),
             (s.turn_back, |_| Fault::TurnBack),
+            (s.full_disk, |_| Fault::FullDisk),
+            (s.broken_disk, |_| Fault::BrokenDisk),
         ];
         for (chance, make) in kinds {
             if self.random.chance(chance) {
@@ -305,6 +312,9 @@ impl World {
                     faults.push(make(node));
                 }
             }
+        }
+        if s.give_up > 0 && self.random.chance(s.give_up) {
+            faults.push(Fault::GiveUp);
         }
         self.faulty = faults.iter().any(|fault| *fault != Fault::TurnBack);
         for node in 0..2 {
@@ -659,9 +669,11 @@ impl World {
             Ev::Release { conn } => self.release(conn),
             Ev::Adopt { worker, view } => self.adopt(worker, view),
             Ev::Admitted { worker, uid, keys } => self.admitted(worker, uid, &keys),
+            Ev::AdmittedAll { worker, uid } => self.admitted_all(worker, uid),
             Ev::Refused { worker, keys } => self.refused(worker, keys.as_deref()),
             Ev::Mover(event) => self.mover_event(event),
             Ev::Synced => self.synced(),
+            Ev::DiskIsWell => self.disk_is_well(),
             Ev::Stored { owner } => self.stored(owner),
             Ev::Dial { worker, node } => self.dial(worker, node),
             Ev::DialMover { side } => self.dial_mover(side),
@@ -760,6 +772,7 @@ impl World {
                     | Ev::Continue(_)
                     | Ev::Hear(_)
                     | Ev::Fit(_)
+                    | Ev::DiskIsWell
             );
             if of_router && incarnation != self.incarnation {
                 continue;

@@ -25,6 +25,7 @@ fn one_key() {
     clean("one key, a node restarts", Bounds { restarts: 1, ..base });
     clean("one key, the router is killed", Bounds { crashes: 1, ..base });
     clean("one key, the leg goes back", Bounds { turns: 1, ..base });
+    clean("one key, a connection breaks and the leg goes back", Bounds { cuts: 1, turns: 1, ..base });
 }
 
 #[test]

@@ -28,8 +28,9 @@ const STAGING: &[Machine] = &[
 fn each_bug_is_found_within_ten_thousand_seeds() {
     std::panic::set_hook(Box::new(|_| {}));
     let scenarios = |names: &[&str]| -> Vec<Scenario> { names.iter().filter_map(|name| Scenario::built_in(name)).collect() };
-    let (others, watch) = (scenarios(&["rough", "forgetful", "calm", "exceptions"]), scenarios(&["watch"]));
-    let staging = scenarios(&["staging"]);
+    let (others, watch) = (scenarios(&["rough", "forgetful", "calm", "exceptions", "given-up"]), scenarios(&["watch"]));
+    let (staging, stop_and_copy) = (scenarios(&["staging"]), scenarios(&["stop-and-copy"]));
+    let full_disk = scenarios(&["full-disk"]);
     let mut missed = Vec::new();
     for planted in Planted::ALL {
         // In the others nobody watches.
@@ -40,6 +41,11 @@ fn each_bug_is_found_within_ten_thousand_seeds() {
             &watch
         } else if of_staging {
             &staging
+        } else if matches!(planted, Planted::Machine(Machine::LegOvertaken | Machine::GivenUpStays)) {
+            &full_disk
+        } else if *planted == Planted::Around(Bug::AdmittedAtTheOther) {
+            // The only protocol that goes back without telling the workers.
+            &stop_and_copy
         } else {
             &others
         }

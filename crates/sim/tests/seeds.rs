@@ -50,9 +50,29 @@ fn stop_and_copy() {
     clean("stop-and-copy", 10_000);
 }
 
+/// MIGRATE removes at the source before anything is on record, so a target that restarts in the middle loses keys: why the router does it only where that
+/// is allowed. Who mends the protocol gives nodes that are killed to its scenario, and removes this.
+#[test]
+fn stop_and_copy_loses_keys_where_nodes_are_killed() {
+    let text = switchyard_sim::scenario::BUILT_IN.iter().find(|(name, _)| *name == "stop-and-copy").expect("it comes with the simulator").1;
+    let scenario = Scenario::parse("stop-and-copy with kills", &format!("{text}\nkill-node = 500")).expect("a scenario");
+    let found = sweep(&scenario, None, 0, 10_000, 2, |_| {}).and_then(|run| run.violation);
+    assert!(found.as_ref().is_some_and(|what| what.contains("fits no order")), "what clients wrote is lost: {found:?}");
+}
+
+#[test]
+fn full_disk() {
+    clean("full-disk", 10_000);
+}
+
 #[test]
 fn exceptions() {
     clean("exceptions", 10_000);
+}
+
+#[test]
+fn given_up() {
+    clean("given-up", 10_000);
 }
 
 #[test]

@@ -8,18 +8,21 @@ mod serve;
 use std::process::ExitCode;
 
 use clap::Parser;
+use switchyard_router::CountedHeap;
 
 use crate::cli::{Cli, Failure};
 
 /// The system's allocator keeps freed memory of big values in the arena of the thread that freed it; jemalloc gives it back, and
-/// the workers do not meet in it.
+/// the workers do not meet in it. What is in use is counted, for `memory-max`.
 #[global_allocator]
-static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+static ALLOCATOR: CountedHeap<tikv_jemallocator::Jemalloc> = CountedHeap(tikv_jemallocator::Jemalloc);
 
 fn main() -> ExitCode {
     // clap ends the process itself for --help (0) and for a wrong command line (2).
     let cli = Cli::parse();
-    match cli::run(cli) {
+    let ended = cli::run(cli);
+    serve::flush_log();
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("{failure}");

@@ -288,7 +288,7 @@ fn status_without_a_router_is_1_and_says_what_to_do() {
 #[test]
 fn serve_tells_systemd_and_stops_with_0() {
     let serve = Serve::start(&node(7001));
-    assert!(serve.log().contains(&format!("ready: clients connect to {}; 1 node, 2 workers", serve.listen)), "{}", serve.log());
+    serve.expect_log(&format!("ready: clients connect to {}; 1 node, 2 workers", serve.listen));
     TcpStream::connect(serve.listen).expect("clients can connect once it is ready");
     serve.expect_notification("WATCHDOG=1");
     serve.reload(&node(7001));
@@ -321,6 +321,112 @@ fn the_admin_token_is_asked_for_and_found() {
     let (code, _, err) = run(&["status", "--admin", &admin, "--admin-token-file", &wrong.display().to_string()]);
     assert_eq!(code, 1);
     assert!(!err.contains("guess") && !err.contains("s3cret"), "{err}");
+}
+
+/// A POST as a script of somebody else on this machine makes it.
+fn post(admin: SocketAddr, path: &str, more: &str) -> String {
+    use std::io::{Read, Write};
+    let mut stream = TcpStream::connect(admin).expect("a connection");
+    write!(stream, "POST {path} HTTP/1.0\r\nHost: {admin}\r\nContent-Length: 0\r\n{more}\r\n").expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+#[test]
+fn without_a_token_nothing_changes_and_the_command_line_finds_it() {
+    use std::os::unix::fs::PermissionsExt;
+    let serve = Serve::start(&node(7001));
+    let admin = serve.admin.to_string();
+    let refused = post(serve.admin, "/api/v1/moves/1/abort", "");
+    assert!(refused.starts_with("HTTP/1.0 401"), "{refused}");
+    let file = serve.dir.path().join("state/admin-token");
+    assert!(refused.contains(&file.display().to_string()), "{refused}");
+    assert_eq!(std::fs::metadata(&file).expect("there").permissions().mode() & 0o777, 0o600);
+    // Nobody types anything: reading needs none, and for the rest the file is found.
+    assert_eq!(run(&["status", "--admin", &admin]).0, 0);
+    let abort = || run(&["moves", "abort", "1", "--admin", &admin]);
+    let (code, _, err) = abort();
+    assert!(code == 1 && err.contains("there is no move 1"), "{err}");
+    let bearer = format!("Authorization: Bearer {}\r\n", std::fs::read_to_string(&file).expect("the token").trim());
+    assert!(post(serve.admin, "/api/v1/moves/1/abort", &bearer).contains("there is no move 1"), "for curl");
+    assert!(!serve.log().contains(bearer[22..].trim()), "never logged");
+    let audit = serve.log().lines().filter(|line| line.contains("audit")).count();
+    assert!(audit >= 3, "{}", serve.log());
+    // Who cannot read it is told why.
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).expect("mode");
+    let (code, _, err) = abort();
+    assert!(code == 1 && err.contains("others than its owner") && err.contains("--admin-token-file"), "{err}");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("mode");
+    // A reload gives another one, and takes it away.
+    let with = |token: &str| format!("[admin]\ntoken = \"{token}\"\n{}", node(7001));
+    serve.reload(&with("first"));
+    serve.expect_log("the token of the admin port has changed");
+    let (code, _, err) = abort();
+    assert!(code == 1 && err.contains("token"), "{err}");
+    assert!(post(serve.admin, "/api/v1/moves/1/abort", &bearer).starts_with("HTTP/1.0 401"), "the made one is good no more");
+    let status = |token: &str| {
+        let mut command = switchyard();
+        outcome(command.args(["status", "--admin", &admin]).env("SWITCHYARD_ADMIN_TOKEN", token).output().expect("the binary runs")).0
+    };
+    assert_eq!((status("first"), status("second")), (0, 1));
+    serve.reload(&with("second"));
+    assert_eq!((status("first"), status("second")), (1, 0));
+    serve.reload(&node(7001));
+    let (code, _, err) = abort();
+    assert!(code == 1 && err.contains("there is no move 1"), "{err}");
+    assert_eq!(serve.stop(), 0);
+}
+
+/// Whoever listens where a router was expected gets no token, and no other file's content.
+#[test]
+fn a_stranger_at_the_admin_port_learns_no_token() {
+    use std::io::{Read, Write};
+    use std::os::unix::fs::PermissionsExt;
+    let serve = Serve::start(&node(7001));
+    let state = serve.dir.path().join("state");
+    let secret = serve.dir.path().join("secret");
+    std::fs::write(&secret, "hunter2\n").expect("written");
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).expect("mode");
+    for named in [state.join("admin-token"), secret, "/dev/zero".into(), "/etc/passwd".into()] {
+        let stranger = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = stranger.local_addr().expect("its address");
+        let body = serde_json::json!({ "file": named }).to_string();
+        let heard = std::thread::spawn(move || {
+            let mut heard = Vec::new();
+            for stream in stranger.incoming() {
+                let mut stream = stream.expect("a client");
+                let mut buffer = [0; 4096];
+                let length = stream.read(&mut buffer).unwrap_or(0);
+                let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+                let asks_where = text.starts_with("GET /api/v1/token");
+                let last = text.starts_with("POST") || text.starts_with("stop");
+                heard.push(text);
+                let body = if asks_where { body.as_str() } else { "{}" };
+                let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/json";
+                let _ = write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+                if last {
+                    return heard;
+                }
+            }
+            heard
+        });
+        run(&["moves", "abort", "1", "--admin", &address.to_string()]);
+        if let Ok(mut stream) = TcpStream::connect(address) {
+            let _ = stream.write_all(b"stop");
+        }
+        let heard = heard.join().expect("the stranger").join("\n");
+        let token = std::fs::read_to_string(state.join("admin-token")).expect("the token");
+        assert!(!heard.contains(token.trim()) && !heard.contains("hunter2") && !heard.contains("root:"), "{heard}");
+        // What it was shown is of no use at the real router.
+        let proof = heard.lines().find_map(|line| line.to_lowercase().starts_with("authorization:").then(|| line.to_owned()));
+        assert_eq!(proof.is_some(), named == state.join("admin-token"), "{heard}");
+        if let Some(proof) = proof {
+            let answer = post(serve.admin, "/api/v1/moves/1/abort", &format!("{}\r\n", proof.trim()));
+            assert!(answer.starts_with("HTTP/1.0 401"), "{answer}");
+        }
+    }
+    assert_eq!(serve.stop(), 0);
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Who may ask: the check of the `Host` header and of the token, before any route.
 
-use std::hint::black_box;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use axum::body::{Body, to_bytes};
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::header::{AUTHORIZATION, HOST, ORIGIN, WWW_AUTHENTICATE};
 use axum::http::uri::Authority;
@@ -12,25 +13,36 @@ use axum::middleware::Next;
 use axum::response::Response;
 
 use super::listener::Peer;
-use super::routes::{is_probe, refuse};
-use super::{AdminOptions, Token};
+use super::routes::{is_for_all, refuse};
+use super::token::{Proofs, SCHEME};
+use super::{Access, AdminAccess, AdminOptions};
+
+/// The largest request whose proof is checked (as axum's own bound for JSON).
+const BODY_MAX: usize = 2 << 20;
 
 /// What a request must fulfil.
 pub(super) struct Guard {
-    token: Option<Token>,
+    /// Where it is asked.
+    address: SocketAddr,
+    access: AdminAccess,
+    proofs: Proofs,
     /// In lower case.
     host_names: Vec<String>,
 }
 
-/// Whether the request may see more than "yes" or "no": there is no token, or it carried it. An extension of every request that
+/// Whether the request may see more than "yes" or "no": reading needs no token, or it carried it. An extension of every request that
 /// passed the guard.
 #[derive(Clone, Copy)]
 pub(super) struct Trusted(pub(super) bool);
 
+/// The file of the token that was made, if one was. An extension as well.
+#[derive(Clone)]
+pub(super) struct TokenFile(pub(super) Option<PathBuf>);
+
 impl Guard {
-    pub(super) fn new(options: AdminOptions) -> Arc<Self> {
+    pub(super) fn new(address: SocketAddr, options: AdminOptions) -> Arc<Self> {
         let host_names = options.host_names.iter().map(|name| name.to_ascii_lowercase()).collect();
-        Arc::new(Self { token: options.token, host_names })
+        Arc::new(Self { address, access: options.access, proofs: Proofs::default(), host_names })
     }
 
     /// Whether a browser that was led here by somebody else's name is turned away, and nobody else is. The attack needs a name that
@@ -53,21 +65,24 @@ impl Guard {
         host.is_some() && host == own
     }
 
-    fn carries_token(&self, request: &Request) -> bool {
-        let Some(Token(token)) = &self.token else {
-            return true;
+    /// Whether the request shows the token: itself, or the proof of one that was made. A body that was read for that is put back.
+    async fn shows_token(&self, access: &Access, request: Request) -> (bool, Request) {
+        let given = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok()).map(str::to_owned).unwrap_or_default();
+        let of_scheme = |scheme: &str| {
+            let (own, rest) = given.split_at_checked(scheme.len())?;
+            own.eq_ignore_ascii_case(scheme).then_some(rest.trim_ascii())
         };
-        let given = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes);
-        let Some((scheme, given)) = given.and_then(|value| value.split_at_checked(7)) else {
-            return false;
-        };
-        scheme.eq_ignore_ascii_case(b"Bearer ") && same(given.trim_ascii(), token.as_bytes())
+        let (Access::Given(token) | Access::Made { token, .. }) = access;
+        if let Some(given) = of_scheme("Bearer ") {
+            return (token.is(given.as_bytes()), request);
+        }
+        let (Some(proof), Access::Made { .. }) = (of_scheme(SCHEME), access) else { return (false, request) };
+        let (parts, body) = request.into_parts();
+        let Ok(body) = to_bytes(body, BODY_MAX).await else { return (false, Request::from_parts(parts, Body::empty())) };
+        let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
+        let good = self.proofs.take(token, self.address, proof, parts.method.as_str(), path, &body);
+        (good, Request::from_parts(parts, Body::from(body)))
     }
-}
-
-/// Compares without telling by its duration where the first difference is. The length is no secret.
-fn same(given: &[u8], expected: &[u8]) -> bool {
-    given.len() == expected.len() && given.iter().zip(expected).fold(0, |difference, (a, b)| black_box(difference | (a ^ b))) == 0
 }
 
 /// Whether a method only reads.
@@ -88,7 +103,7 @@ pub(super) async fn check(State(guard): State<Arc<Guard>>, request: Request, nex
     response
 }
 
-async fn admit(guard: &Guard, mut request: Request, next: Next) -> Response {
+async fn admit(guard: &Guard, request: Request, next: Next) -> Response {
     let path = request.uri().path();
     // A request that names the host in its first line means that one, whatever the header says (RFC 9112).
     let authority = match request.uri().authority() {
@@ -114,27 +129,43 @@ async fn admit(guard: &Guard, mut request: Request, next: Next) -> Response {
     if !only_reads(request.method()) && !guard.knows_origin(&request) {
         return refuse(path, StatusCode::FORBIDDEN, "requests that change something are not taken from pages of other sites");
     }
-    let trusted = guard.carries_token(&request);
+    let access = guard.access.now();
+    let (shown, mut request) = guard.shows_token(&access, request).await;
+    let path = request.uri().path();
+    let file = match &*access {
+        Access::Given(_) => None,
+        Access::Made { file, .. } => Some(file.clone()),
+    };
+    let trusted = shown || (file.is_some() && only_reads(request.method()));
     // Those who check health have no token, and learn no more than yes or no.
-    if !trusted && !is_probe(path) {
-        let message = "the admin port needs its token, in the header \"Authorization: Bearer TOKEN\"";
-        let mut response = refuse(path, StatusCode::UNAUTHORIZED, message);
+    if !trusted && !is_for_all(path) {
+        let message = match &file {
+            None => "the admin port needs its token, in the header \"Authorization: Bearer TOKEN\"".to_owned(),
+            Some(file) => format!(
+                "what changes something needs the token in {}, which the user that runs this router can read; the command line finds it itself",
+                file.display()
+            ),
+        };
+        let mut response = refuse(path, StatusCode::UNAUTHORIZED, &message);
         let scheme = HeaderValue::from_static("Bearer realm=\"switchyard\"");
         response.headers_mut().insert(WWW_AUTHENTICATE, scheme);
         return response;
     }
     request.extensions_mut().insert(Trusted(trusted));
+    request.extensions_mut().insert(TokenFile(file));
     next.run(request).await
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::Token;
     use super::*;
 
     #[test]
     fn hosts() {
-        let options = AdminOptions { token: None, host_names: vec!["Router-1.example".into()], tls: None };
-        let guard = Guard::new(options);
+        let access = AdminAccess::new(Access::Given(Token::new("t").expect("a token")));
+        let options = AdminOptions { access, host_names: vec!["Router-1.example".into()], tls: None };
+        let guard = Guard::new(SocketAddr::from(([127, 0, 0, 1], 6381)), options);
         let knows = |host: &'static str| guard.knows_host(&Authority::from_static(host));
         for host in [
             "localhost",
@@ -160,21 +191,5 @@ mod tests {
         ] {
             assert!(!knows(host), "{host}");
         }
-    }
-
-    #[test]
-    fn tokens_are_compared_whole() {
-        assert!(same(b"secret", b"secret"));
-        for other in ["", "secre", "secret1", "Secret", "secres"] {
-            assert!(!same(other.as_bytes(), b"secret"), "{other}");
-        }
-    }
-
-    #[test]
-    fn tokens_that_fit_no_header() {
-        for text in ["", "two words", "line\n", "tökén"] {
-            assert_eq!(Token::new(text), None, "{text:?}");
-        }
-        assert_eq!(format!("{:?}", Token::new("secret")), "Some(***)");
     }
 }

@@ -1,8 +1,8 @@
 //! The admin port: metrics, health, status, and what changes nodes and moves, over HTTP or HTTPS.
 //!
-//! It answers whoever can reach it, so it listens on loopback unless told otherwise, and elsewhere only with a token. Loopback
-//! alone does not keep web pages out (a page can point a name of its own at 127.0.0.1), hence the check of the `Host` header.
-//! Nothing here changes state by GET.
+//! Whoever can reach it may read, so it listens on loopback unless told otherwise, and elsewhere only with a token of the configuration.
+//! What changes something needs a token also on loopback ([`token`]). Loopback alone does not keep web pages out (a page can point a name of
+//! its own at 127.0.0.1), hence the check of the `Host` header. Nothing here changes state by GET.
 //!
 //! HTTP is not spoken by the router's workers but on tokio here, in a thread of its own: a scrape must never take a turn of a
 //! worker's loop, and a worker that hangs must be visible from outside.
@@ -13,8 +13,8 @@ mod moves;
 mod report;
 mod routes;
 mod tls;
+mod token;
 
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,9 +26,10 @@ pub use moves::{
     AddNodeRequest, BalanceRequest, BigKeyReport, GoalRequest, HomeReport, HowRequest, JournalReport, MaxRateRequest, MoveReport,
     MoveRequest, MoveState, MovesReport, NodeRequest, Operation, PlanReport, PlannedReport, Refused, SteerRequest,
 };
-pub use report::{LinkReport, NodeReport, NodesReport, NotReady, Readiness, Source, StatusReport};
+pub use report::{LinkReport, NodeReport, NodesReport, NotReady, Readiness, Source, StatusReport, TokenReport};
 
 pub use tls::AdminTls;
+pub use token::{Access, AdminAccess, Token};
 
 use guard::Guard;
 use listener::{BoundedListener, Peer};
@@ -36,30 +37,11 @@ use listener::{BoundedListener, Peer};
 /// How long requests that are being answered may take after the shutdown was asked for.
 const SHUTDOWN_BOUND: Duration = Duration::from_secs(1);
 
-/// The bearer token that requests must carry. Never printed: `Debug` shows asterisks.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Token(String);
-
-impl Token {
-    /// A token of that text, which must be something that fits in a header: visible ASCII, at least one character.
-    #[must_use]
-    pub fn new(text: &str) -> Option<Self> {
-        let fits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
-        fits.then(|| Self(text.to_owned()))
-    }
-}
-
-impl fmt::Debug for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
-    }
-}
-
 /// How the admin port is reached, and by whom.
 #[derive(Clone, Debug)]
 pub struct AdminOptions {
-    /// Asked of every request but health checks, if given. Must be given if `address` is not a loopback address.
-    pub token: Option<Token>,
+    /// Who may do what. Must be [`Access::Given`] if the address is not a loopback address. The handle is kept by whoever renews it.
+    pub access: AdminAccess,
     /// Names by which browsers and tools may address this host, beside `localhost` and any IP address: what stands in their
     /// `Host` header, without the port.
     pub host_names: Vec<String>,
@@ -104,14 +86,14 @@ impl Admin {
     /// # Errors
     /// If the port cannot be had, or would be exposed without a token.
     pub async fn bind(address: SocketAddr, options: AdminOptions, source: Arc<dyn Source>) -> Result<Self, AdminError> {
-        if !address.ip().to_canonical().is_loopback() && options.token.is_none() {
+        if !address.ip().to_canonical().is_loopback() && matches!(*options.access.now(), Access::Made { .. }) {
             return Err(AdminError::Exposed { address });
         }
         let refused = |source| AdminError::Listen { address, source };
         let listener = TcpListener::bind(address).await.map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
         let tls = options.tls.clone();
-        let router = routes::router(source, Guard::new(options));
+        let router = routes::router(source, Guard::new(address, options));
         Ok(Self { address, listener, tls, router })
     }
 

@@ -26,6 +26,19 @@ pub enum Operation {
     Balance(BalanceRequest),
 }
 
+impl Operation {
+    /// Whether it changes something. What is only planned does not.
+    #[must_use]
+    pub fn changes(&self) -> bool {
+        match self {
+            Self::Moves => false,
+            Self::Move(request) => !request.dry_run,
+            Self::Balance(request) => !request.dry_run,
+            Self::Steer { .. } | Self::AddNode(_) | Self::DrainNode(_) | Self::RemoveNode(_) => true,
+        }
+    }
+}
+
 /// Slots to move, or keys. What is not said is as the configuration has it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -76,6 +89,9 @@ pub struct HowRequest {
     /// Remove what is found at a target in slots that it does not own, whoever put it there.
     #[serde(default)]
     pub purge_target: bool,
+    /// Go on by a protocol that loses keys when a node restarts in the middle.
+    #[serde(default)]
+    pub allow_key_loss: bool,
 }
 
 /// What may be done to a move.

@@ -160,3 +160,10 @@ impl StatusReport {
         Readiness { draining: self.draining, not_ready }
     }
 }
+
+/// Where the token is that the router has made for what changes something.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenReport {
+    /// `None`: the configuration gives one, and says where.
+    pub file: Option<std::path::PathBuf>,
+}

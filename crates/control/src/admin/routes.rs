@@ -14,26 +14,28 @@ use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Json};
 use serde::Serialize;
 
-use super::guard::{Guard, Trusted, check};
+use super::guard::{Guard, TokenFile, Trusted, check};
 use super::listener::Peer;
 use super::moves::{
     AddNodeRequest, BalanceRequest, GoalRequest, HowRequest, MaxRateRequest, MoveRequest, NodeRequest, Operation, Refused, SteerRequest,
 };
-use super::report::{NodesReport, Source, StatusReport};
+use super::report::{NodesReport, Source, StatusReport, TokenReport};
 
 type Shared = Arc<dyn Source>;
 
 const HEALTH: &str = "/healthz";
 const READY: &str = "/readyz";
+const TOKEN: &str = "/api/v1/token";
 const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
 
 /// Path, what it is for, and its handler.
-fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 16] {
+fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 17] {
     [
         ("/", "this page", get(index)),
         ("/metrics", "all metrics, for Prometheus", get(metrics)),
         (HEALTH, "200 while the process is alive", get(health)),
         (READY, "200 while every slot's owner can be reached, else 503", get(ready)),
+        (TOKEN, "the file with the token for what changes something, where one was made; as JSON", get(token_file)),
         ("/api/v1/status", "state of the router and its nodes, as JSON", get(status)),
         ("/api/v1/nodes", "the nodes, as JSON; POST {\"address\"} adds one", get(nodes).post(add_node)),
         (ACCEPT, "POST: serve a node that came back empty, or follow the server that claims to be its primary", post(accept)),
@@ -49,9 +51,9 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 16] {
     ]
 }
 
-/// Whether the path is a health check, which is answered without a token.
-pub(super) fn is_probe(path: &str) -> bool {
-    path == HEALTH || path == READY
+/// Whether the path is answered without a token: a health check, or where a token is.
+pub(super) fn is_for_all(path: &str) -> bool {
+    path == HEALTH || path == READY || path == TOKEN
 }
 
 pub(super) fn router(source: Shared, guard: Arc<Guard>) -> Router {
@@ -104,6 +106,10 @@ async fn metrics(State(source): State<Shared>) -> Result<Response, Response> {
 
 async fn health() -> &'static str {
     "ok\n"
+}
+
+async fn token_file(Extension(TokenFile(file)): Extension<TokenFile>) -> Json<TokenReport> {
+    Json(TokenReport { file })
 }
 
 async fn ready(State(source): State<Shared>, Extension(Trusted(trusted)): Extension<Trusted>) -> Result<Response, Response> {

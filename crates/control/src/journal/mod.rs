@@ -8,7 +8,7 @@
 //! works again. After an error of the disk the file itself is in doubt, since a second `fdatasync` may succeed without what the first one lost. Then
 //! another file is written with all that counts, and takes its place.
 //!
-//! The journal knows entries as bytes. What they say is the matter of [`crate::ledger`].
+//! The journal knows entries as bytes. What they say is the matter of [`crate::ledger`], and in which order they are written that of [`Queue`].
 
 mod frames;
 
@@ -22,6 +22,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use frames::{FORMAT, Unfit};
+use switchyard_policy::migration::record::{Given, Kind, Queue};
+use switchyard_policy::topology::MoveId;
 
 const FILE_NAME: &str = "moves.journal";
 const NEXT_NAME: &str = "moves.journal.new";
@@ -109,17 +111,6 @@ pub struct JournalStatus {
     pub trouble: Option<String>,
 }
 
-/// How an entry is to be written.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// It begins something: it is refused where there would not be room to end it.
-    Begins,
-    /// It begins something that was accepted: it waits until there is room to end it, and holds up nothing else.
-    Waits,
-    /// It must be written, if it takes until the disk has room again, or works again.
-    Goes,
-}
-
 /// What says as much as the entries so far, given the length of the file; `None`: it is to stay as it is.
 pub type Shorter = Box<dyn FnOnce(u64) -> Option<Content> + Send>;
 
@@ -137,15 +128,12 @@ pub struct Content {
 }
 
 enum Ask {
-    Append { entries: Vec<Vec<u8>>, kind: Kind, done: Done },
+    Append(Member),
     Replace(Shorter),
 }
 
-/// What is to be written together.
-type Group = Vec<Member>;
-
-/// What was given together, and who is told.
-type Member = (Vec<Vec<u8>>, Kind, Done);
+/// Entries that were given together, and who is told.
+type Member = Given<(Vec<Vec<u8>>, Done)>;
 
 /// The journal, open. Dropping it ends its thread when what was given is written.
 #[derive(Debug)]
@@ -241,12 +229,11 @@ impl Journal {
         Ok(Opened { journal: Self { asks: Some(asks), written, thread: Some(thread) }, entries: scanned.entries, torn })
     }
 
-    /// Makes entries durable, after all that were given before, and together with others that wait; then calls `done`.
-    pub fn append(&self, entries: Vec<Vec<u8>>, kind: Kind, done: Done) {
-        if let Some(Err(mpsc::SendError(Ask::Append { done, .. }))) =
-            self.asks.as_ref().map(|asks| asks.send(Ask::Append { entries, kind, done }))
-        {
-            done(Err("the journal's thread has ended".to_owned()));
+    /// Makes entries of a move durable, after all of that move that were given before, and together with others that wait; then calls `done`.
+    pub fn append(&self, of: MoveId, entries: Vec<Vec<u8>>, kind: Kind, done: Done) {
+        let given = Given { of, kind, what: (entries, done) };
+        if let Some(Err(mpsc::SendError(Ask::Append(given)))) = self.asks.as_ref().map(|asks| asks.send(Ask::Append(given))) {
+            (given.what.1)(Err("the journal's thread has ended".to_owned()));
         }
     }
 
@@ -315,26 +302,26 @@ struct Writer {
 
 impl Writer {
     fn run(mut self, asked: &mpsc::Receiver<Ask>) {
-        let mut waiting: Group = Vec::new();
+        let mut queue = Queue::default();
         loop {
-            let first = match waiting.is_empty() {
-                true => asked.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
-                false => asked.recv_timeout(RETRY),
+            let first = match queue.has_waiting() {
+                false => asked.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
+                true => asked.recv_timeout(RETRY),
             };
             let mut next = match first {
                 Ok(ask) => Some(ask),
                 Err(mpsc::RecvTimeoutError::Timeout) => None,
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
             };
-            let mut group = Vec::new();
             let mut bytes = 0;
             let mut shorter = None;
             while let Some(ask) = next.take() {
                 match ask {
-                    Ask::Append { entries, kind: Kind::Waits, done } => waiting.push((entries, Kind::Waits, done)),
-                    Ask::Append { entries, kind, done } => {
-                        bytes += entries.iter().map(Vec::len).sum::<usize>();
-                        group.push((entries, kind, done));
+                    Ask::Append(given) => {
+                        bytes += given.what.0.iter().map(Vec::len).sum::<usize>();
+                        for given_up in queue.give(given) {
+                            (given_up.what.1)(Err("its leg was given up before the journal of moves had room for it".to_owned()));
+                        }
                     }
                     Ask::Replace(wanted) => {
                         shorter = Some(wanted);
@@ -345,61 +332,42 @@ impl Writer {
                     next = asked.try_recv().ok();
                 }
             }
-            if !waiting.is_empty() {
-                self.let_in(&mut waiting, &mut group);
-            }
-            if !group.is_empty() {
-                self.write_group(group);
-            }
+            self.write_what_may_be(&mut queue);
             if let Some(shorter) = shorter.and_then(|shorter| shorter(self.end))
                 && let Err(error) = self.replace(&shorter)
             {
                 tracing::warn!("the journal of moves cannot be made shorter now: {error}");
             }
         }
-        for (_, _, done) in waiting {
-            done(Err("the router stopped before the journal of moves had room for it".to_owned()));
+        for given in queue.into_rest() {
+            (given.what.1)(Err("the router stopped before the journal of moves had room for it".to_owned()));
         }
     }
 
-    /// Lets those who wait for room into the group, if there is some.
-    fn let_in(&mut self, waiting: &mut Group, group: &mut Group) {
-        match self.reserve(waiting) {
-            Ok(()) => {
-                self.starved = false;
-                group.append(waiting);
-            }
-            Err(error) => {
-                self.starved = true;
-                if self
-                    .set_trouble(Some(format!("the journal of moves has no room for another leg: {error}; moves wait until there is some")))
-                {
-                    tracing::error!(
-                        "the journal of moves has no room for another leg: {error}. Moves wait, and go on when there is room in {}",
-                        self.directory.display()
-                    );
-                }
-            }
-        }
-    }
-
-    fn write_group(&mut self, mut group: Group) {
-        if group.iter().any(|(_, kind, _)| *kind == Kind::Begins)
-            && let Err(error) = self.reserve(&group)
+    /// Writes what the queue lets through, and says what it does not.
+    fn write_what_may_be(&mut self, queue: &mut Queue<(Vec<Vec<u8>>, Done)>) {
+        let room = queue.decide(|given| self.reserve(given));
+        self.starved = room.starved.is_some();
+        if let Some(error) = room.starved
+            && self.set_trouble(Some(format!("the journal of moves has no room for another leg: {error}; moves wait until there is some")))
         {
-            let refused = group.extract_if(.., |(_, kind, _)| *kind == Kind::Begins).collect::<Vec<_>>();
-            for (_, _, done) in refused {
-                done(Err(format!(
+            tracing::error!(
+                "the journal of moves has no room for another leg: {error}. Moves wait, and go on when there is room in {}",
+                self.directory.display()
+            );
+        }
+        if let Some((refused, error)) = room.refused {
+            for given in refused {
+                (given.what.1)(Err(format!(
                     "the journal of moves cannot have the room that a move needs: {error}; make room for the state directory"
                 )));
             }
         }
-        if group.is_empty() {
-            return;
-        }
-        let outcome = self.write_all(&group);
-        for (_, _, done) in group {
-            done(outcome.clone());
+        if !queue.writing().is_empty() {
+            let outcome = self.write_all(queue.writing());
+            for given in queue.written() {
+                (given.what.1)(outcome.clone());
+            }
         }
     }
 
@@ -408,12 +376,12 @@ impl Writer {
         if self.in_doubt {
             self.make_anew()?;
         }
-        let bytes: usize = group.iter().flat_map(|(entries, ..)| entries).map(|entry| entry.len() + 4).sum();
+        let bytes: usize = group.iter().flat_map(|given| &given.what.0).map(|entry| entry.len() + 4).sum();
         reserve(&self.file, self.end, bytes as u64 + RESERVE)
     }
 
     /// Writes a group and waits for the disk, again and again until it is there. Fails only if the router stops meanwhile.
-    fn write_all(&mut self, group: &Group) -> Result<(), String> {
+    fn write_all(&mut self, group: &[Member]) -> Result<(), String> {
         while let Err(error) = self.try_write(group) {
             let text = format!("the journal of moves cannot be written: {error}; moves wait until it can be");
             if self.set_trouble(Some(text)) {
@@ -433,12 +401,12 @@ impl Writer {
         Ok(())
     }
 
-    fn try_write(&mut self, group: &Group) -> io::Result<()> {
+    fn try_write(&mut self, group: &[Member]) -> io::Result<()> {
         if self.in_doubt {
             self.make_anew()?;
         }
         let mut frame = Vec::new();
-        let entries = group.iter().flat_map(|(entries, ..)| entries.iter().map(Vec::as_slice));
+        let entries = group.iter().flat_map(|given| given.what.0.iter().map(Vec::as_slice));
         frames::frame(self.identity, self.next, entries, &mut frame);
         if let Err(error) = self.file.seek(SeekFrom::Start(self.end)).and_then(|_| self.file.write_all(&frame)) {
             let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge);
@@ -455,7 +423,7 @@ impl Writer {
         self.end += frame.len() as u64;
         self.written.bytes.fetch_add(frame.len() as u64, Ordering::Relaxed);
         self.written.length.store(self.end, Ordering::Relaxed);
-        let entries = group.iter().map(|(entries, ..)| entries.len() as u64).sum();
+        let entries = group.iter().map(|given| given.what.0.len() as u64).sum();
         self.written.entries.fetch_add(entries, Ordering::Relaxed);
         Ok(())
     }
@@ -530,7 +498,7 @@ mod tests {
     fn append(journal: &Journal, entries: &[&[u8]], kind: Kind) -> Result<(), String> {
         let (told, outcome) = channel();
         let tell = move |result| told.send(result).expect("waited for");
-        journal.append(entries.iter().map(|e| e.to_vec()).collect(), kind, Box::new(tell));
+        journal.append(MoveId(1), entries.iter().map(|e| e.to_vec()).collect(), kind, Box::new(tell));
         outcome.recv().expect("an outcome")
     }
 
@@ -560,7 +528,7 @@ mod tests {
         for i in 0..1000_u32 {
             let told = told.clone();
             let tell = move |result: Result<(), String>| told.send((i, result)).expect("waited for");
-            opened.journal.append(vec![i.to_le_bytes().to_vec()], Kind::Goes, Box::new(tell));
+            opened.journal.append(MoveId(1), vec![i.to_le_bytes().to_vec()], Kind::Goes, Box::new(tell));
         }
         let order: Vec<u32> = outcomes.iter().take(1000).map(|(i, result)| result.map(|()| i).expect("written")).collect();
         assert!(order.is_sorted());
@@ -625,7 +593,7 @@ mod tests {
     fn member(entry: &[u8], kind: Kind) -> (Member, mpsc::Receiver<Result<(), String>>) {
         let (told, outcome) = channel();
         let tell = move |result: Result<(), String>| told.send(result).expect("waited for");
-        ((vec![entry.to_vec()], kind, Box::new(tell)), outcome)
+        (Given { of: MoveId(1), kind, what: (vec![entry.to_vec()], Box::new(tell)) }, outcome)
     }
 
     fn trouble(written: &Written) -> Option<String> {
@@ -637,14 +605,16 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory");
         // Every write to this device says that the disk is full, and it has no space to reserve.
         let mut writer = writer("/dev/full", dir.path(), &[]);
+        let mut queue = Queue::default();
         let (first, outcome) = member(b"x", Kind::Begins);
-        writer.write_group(vec![first]);
+        queue.give(first);
+        writer.write_what_may_be(&mut queue);
         let refused = outcome.recv().expect("an outcome").expect_err("refused");
         assert!(refused.contains("room"), "{refused}");
         let (second, outcome) = member(b"x", Kind::Waits);
-        let (mut waiting, mut group) = (vec![second], Vec::new());
-        writer.let_in(&mut waiting, &mut group);
-        assert!((waiting.len(), group.len()) == (1, 0) && outcome.try_recv().is_err(), "it waits");
+        queue.give(second);
+        writer.write_what_may_be(&mut queue);
+        assert!(queue.has_waiting() && outcome.try_recv().is_err(), "it waits");
         assert!(trouble(&writer.written).is_some_and(|t| t.contains("another leg")));
     }
 
@@ -660,8 +630,8 @@ mod tests {
             let thread = std::thread::spawn(move || writer.run(&asked));
             let mut outcomes = Vec::new();
             for entry in [b"one", b"two"] {
-                let ((entries, kind, done), outcome) = member(entry, Kind::Goes);
-                asks.send(Ask::Append { entries, kind, done }).expect("it runs");
+                let (given, outcome) = member(entry, Kind::Goes);
+                asks.send(Ask::Append(given)).expect("it runs");
                 outcomes.push(outcome);
                 while trouble(&written).is_none() {
                     std::thread::yield_now();
@@ -687,7 +657,9 @@ mod tests {
         let mut writer = writer("/dev/full", &dir.path().join("nowhere"), &[]);
         writer.written.stopping.store(true, Ordering::Relaxed);
         let (member, outcome) = member(b"x", Kind::Goes);
-        writer.write_group(vec![member]);
+        let mut queue = Queue::default();
+        queue.give(member);
+        writer.write_what_may_be(&mut queue);
         let why = outcome.recv().expect("an outcome").expect_err("not written");
         assert!(why.contains("until the router stopped"), "{why}");
     }

@@ -64,6 +64,12 @@ pub trait Store: Send + Sync {
 
     /// What is wrong with a document, as an error that names where it is.
     fn damaged_document(&self, name: &str, what: &str) -> StoreError;
+
+    /// The same, by what JSON says of it: damaged, or of a version that knows more.
+    fn unfit_document(&self, name: &str, error: &serde_json::Error) -> StoreError;
+
+    /// The newest version of Switchyard that has written to the store.
+    fn newest_version(&self) -> Option<String>;
 }
 
 /// What can go wrong with the store.
@@ -127,6 +133,21 @@ pub enum StoreError {
         /// The latest format that this program knows.
         known: u64,
     },
+    /// The file says something that this version of the program does not know.
+    #[error(
+        "{} says something that Switchyard {} does not know: {what}. Switchyard {} has written it; use that version, or a later one",
+        file.display(),
+        crate::VERSION,
+        version.as_deref().unwrap_or("of a later version"),
+    )]
+    Unknown {
+        /// The file.
+        file: PathBuf,
+        /// What it says.
+        what: String,
+        /// The newest version that has written it, if that is known.
+        version: Option<String>,
+    },
     /// An older topology was about to replace a newer one. The caller worked from a stale copy.
     #[error(
         "the topology of epoch {given} was not saved, because that of epoch {stored} is stored already; load the stored one and \
@@ -147,7 +168,7 @@ pub enum StoreError {
 pub fn load_as<T: serde::de::DeserializeOwned + Default>(store: &dyn Store, name: &str) -> Result<T, StoreError> {
     match store.load_document(name)? {
         None => Ok(T::default()),
-        Some(bytes) => serde_json::from_slice(&bytes).map_err(|error| store.damaged_document(name, &error.to_string())),
+        Some(bytes) => serde_json::from_slice(&bytes).map_err(|error| store.unfit_document(name, &error)),
     }
 }
 

@@ -34,6 +34,8 @@ const INCARNATION_KEY: &str = "incarnation";
 /// Documents (JSON) by name: [`TOPOLOGY_KEY`], `primary:` with the name of a node, and `document:` with the name of one that others keep.
 const DOCUMENTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("documents");
 const TOPOLOGY_KEY: &str = "topology";
+/// The newest version of Switchyard that has written here: who meets what it does not know names it.
+const VERSION_KEY: &str = "version";
 
 /// The state is some hundred kilobytes at most and read at start; redb's default would be a gigabyte.
 const CACHE_BYTES: usize = 4 << 20;
@@ -100,7 +102,14 @@ impl RedbStore {
 
     fn read<T>(&self, work: impl FnOnce(&redb::ReadTransaction) -> Result<T, Failure>) -> Result<T, StoreError> {
         self.with(|database| database.begin_read().map_err(Failure::from).and_then(|transaction| work(&transaction)))
-            .map_err(|failure| failure.at("read", &self.file))
+            .map_err(|failure| self.error(failure, "read"))
+    }
+
+    fn error(&self, failure: Failure, action: &'static str) -> StoreError {
+        match failure {
+            Failure::Unknown(what) => StoreError::Unknown { file: self.file.clone(), what, version: self.newest_version() },
+            other => other.at(action, &self.file),
+        }
     }
 
     /// Runs `work` in a transaction, and makes its changes durable if it succeeds; otherwise nothing changes.
@@ -108,10 +117,11 @@ impl RedbStore {
         let run = |database: &Database| {
             let transaction = database.begin_write()?;
             let result = work(&transaction)?;
+            note_version(&transaction)?;
             transaction.commit()?;
             Ok(result)
         };
-        self.with(run).map_err(|failure: Failure| failure.at("write", &self.file))
+        self.with(run).map_err(|failure: Failure| self.error(failure, "write"))
     }
 
     /// Gives the database to `work`. After a failure of the disk, as when it is full, redb refuses everything until it is opened again; that is
@@ -184,8 +194,8 @@ impl Store for RedbStore {
         self.read(|transaction| {
             let table = transaction.open_table(DOCUMENTS)?;
             let Some(row) = table.get(primary_key(node).as_str())? else { return Ok(None) };
-            let bad = |error: serde_json::Error| Failure::Damaged(format!("its record of the primary of {node} cannot be read: {error}"));
-            let stored: PrimaryDocument = serde_json::from_slice(row.value()).map_err(bad)?;
+            let stored: PrimaryDocument =
+                serde_json::from_slice(row.value()).map_err(|error| unfit(&format!("record of the primary of {node}"), &error))?;
             let PrimaryDocument { primary, config_epoch, replication_id } = stored;
             Ok(Some(Record { primary, config_epoch, replication_id }))
         })
@@ -218,6 +228,41 @@ impl Store for RedbStore {
     fn damaged_document(&self, name: &str, what: &str) -> StoreError {
         self.damaged(format!("its document \"{name}\" cannot be read: {what}"))
     }
+
+    fn unfit_document(&self, name: &str, error: &serde_json::Error) -> StoreError {
+        self.error(unfit(&format!("document \"{name}\""), error), "read")
+    }
+
+    fn newest_version(&self) -> Option<String> {
+        let read = self.read(|transaction| {
+            let table = transaction.open_table(DOCUMENTS)?;
+            Ok(table.get(VERSION_KEY)?.map(|row| String::from_utf8_lossy(row.value()).into_owned()))
+        });
+        read.ok().flatten()
+    }
+}
+
+/// A document that does not say what it should. The file has checksums: what is JSON and says more, or in another form, was written so by a
+/// version that knows more.
+fn unfit(document: &str, error: &serde_json::Error) -> Failure {
+    let said = error.to_string();
+    let is_newer = error.is_data() && ["unknown ", "invalid type", "invalid length"].iter().any(|start| said.starts_with(start));
+    let what = format!("its {document} cannot be read: {said}");
+    if is_newer { Failure::Unknown(what) } else { Failure::Damaged(what) }
+}
+
+fn note_version(transaction: &redb::WriteTransaction) -> Result<(), Failure> {
+    let numbers = |version: &[u8]| -> Vec<u64> {
+        let text = String::from_utf8_lossy(version);
+        text.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0)).collect()
+    };
+    let own = crate::VERSION.as_bytes();
+    let mut table = transaction.open_table(DOCUMENTS)?;
+    let is_newest = table.get(VERSION_KEY)?.is_none_or(|row| numbers(row.value()) < numbers(own));
+    if is_newest {
+        table.insert(VERSION_KEY, own)?;
+    }
+    Ok(())
 }
 
 fn document_key(name: &str) -> String {
@@ -252,7 +297,12 @@ fn open_database(file: File) -> Result<Database, Failure> {
 enum Failure {
     Database(redb::Error),
     Damaged(String),
-    Stale { stored: u64, given: u64 },
+    /// Something that this version does not know.
+    Unknown(String),
+    Stale {
+        stored: u64,
+        given: u64,
+    },
 }
 
 impl<E: Into<redb::Error>> From<E> for Failure {
@@ -266,6 +316,7 @@ impl Failure {
         let file = file.to_owned();
         match self {
             Self::Damaged(what) => StoreError::Damaged { file, what },
+            Self::Unknown(what) => StoreError::Unknown { file, what, version: None },
             Self::Stale { stored, given } => StoreError::Stale { stored, given },
             // What redb says of a file that is not one of its own.
             Self::Database(redb::Error::Io(source))
@@ -331,7 +382,7 @@ fn encode(topology: &Topology) -> Vec<u8> {
 
 fn decode(bytes: &[u8]) -> Result<Topology, Failure> {
     let bad = |what: String| Failure::Damaged(format!("its topology cannot be read: {what}"));
-    let document: Document = serde_json::from_slice(bytes).map_err(|error| bad(error.to_string()))?;
+    let document: Document = serde_json::from_slice(bytes).map_err(|error| unfit("topology", &error))?;
     let nodes = document.nodes.into_iter().map(|node| Node { id: NodeId(node.id), name: node.name }).collect();
     let ranges = document.ranges.into_iter().map(|(first, last, owner)| (NodeId(owner), RangeInclusive::new(first, last)));
     let topology = Topology::from_parts(document.epoch, nodes, ranges, document.next_id).map_err(|error| bad(error.to_string()))?;
@@ -521,6 +572,42 @@ mod tests {
     }
 
     #[test]
+    fn what_a_newer_version_says_is_refused_with_its_name_and_not_called_damaged() {
+        let directory = temporary();
+        let first = topology(&["a:1"]);
+        RedbStore::open(directory.path()).expect("opens").save_topology(&first).expect("saves");
+        tamper(directory.path(), |transaction| {
+            let mut table = transaction.open_table(DOCUMENTS).expect("a table");
+            let documents = [
+                (TOPOLOGY_KEY, String::from_utf8_lossy(&encode(&first)).replacen('{', "{\"colours\":[],", 1)),
+                ("primary:a:1", r#"{"primary":"127.0.0.1:1","config_epoch":1,"replication_id":null,"colours":[]}"#.to_owned()),
+                ("document:x", r#"["no number"]"#.to_owned()),
+                (VERSION_KEY, "99.10.1".to_owned()),
+            ];
+            for (name, document) in &documents {
+                table.insert(*name, document.as_bytes()).expect("inserts");
+            }
+        });
+        let store = RedbStore::open(directory.path()).expect("opens");
+        // What this version writes does not make it the newest.
+        store.next_incarnation().expect("counts");
+        let errors = [
+            store.load_topology().map(|_| ()),
+            store.load_primary("a:1").map(|_| ()),
+            crate::store::load_as::<Vec<u64>>(&store, "x").map(|_| ()),
+            store.save_topology(&next(&first, &["a:1", "b:1"])),
+        ];
+        for error in errors {
+            let error = error.expect_err("unknown");
+            assert!(matches!(error, StoreError::Unknown { .. }), "{error:?}");
+            let text = error.to_string();
+            assert!(text.contains("Switchyard 99.10.1 has written it; use that version") && text.contains(crate::VERSION), "{text}");
+            assert!(!text.contains("damaged"), "{text}");
+        }
+        assert_eq!(RedbStore::open(temporary().path()).expect("opens").newest_version().as_deref(), Some(crate::VERSION));
+    }
+
+    #[test]
     fn a_newer_format_is_refused() {
         let directory = temporary();
         drop(RedbStore::open(directory.path()).expect("opens"));
@@ -586,7 +673,11 @@ mod tests {
             };
             let store = write(bad);
             let error = store.load_topology().expect_err("refused");
-            assert!(matches!(error, StoreError::Damaged { .. }), "{error:?}");
+            let is_newer = says.starts_with("unknown");
+            assert!(
+                matches!(&error, StoreError::Unknown { .. } if is_newer) || matches!(&error, StoreError::Damaged { .. } if !is_newer),
+                "{error:?}"
+            );
             assert!(error.to_string().contains(says), "{error}");
             // Nor is it overwritten by accident.
             store.save_topology(&topology(&["b:1"])).expect_err("refused");

@@ -82,6 +82,13 @@ impl Side {
     }
 }
 
+/// Whether every key of a leg is where workers use those that are admitted (`to`), once the slots are handed over to `owner`. A protocol that goes back without
+/// [`Action::Turn`] hands over to the side at which workers do not look: then nothing is admitted, and who waits does so until the topology is published.
+#[must_use]
+pub fn are_all_there(to: Side, owner: Side) -> bool {
+    to == owner
+}
+
 /// What must be safe at the target before the copy at the source goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Durability {
@@ -184,7 +191,7 @@ pub enum Copied {
 pub enum Stored {
     /// It is there now (or its time to live was over before it came).
     Stored,
-    /// There was one already: ours, from an attempt whose end was unknown. It stays.
+    /// There was one already. It stays: it is ours from an attempt whose end was unknown, or else a stranger's, and the leg goes back.
     Exists,
     /// The node refuses it (`OOM`, `MISCONF`, `Bad data format`, ...).
     Refused(String),
@@ -375,7 +382,8 @@ pub enum Action {
         /// The side.
         side: Side,
     },
-    /// Every key is at the side `to`: admit all, store and publish the topology in which that node owns the slots; [`Event::HandedOver`] follows.
+    /// Every key is at the side `to`: admit all where that is right ([`are_all_there`]), store and publish the topology in which that node owns the slots;
+    /// [`Event::HandedOver`] follows.
     HandOver {
         /// The side.
         to: Side,

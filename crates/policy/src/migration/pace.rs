@@ -45,6 +45,8 @@ struct Limits {
     /// A batch takes about so long.
     batch_us: f64,
     batches: u32,
+    /// Keys of a leg.
+    leg_keys: f64,
     /// Keys per second at the beginning.
     start: f64,
     /// Keys per second, at least: a move that is felt all the time still comes to its end. As long as nothing is known of the nodes.
@@ -65,6 +67,8 @@ const fn limits(goal: Goal) -> Limits {
             node_cpu: 1.1,
             batch_us: 20_000.0,
             batches: 4,
+            // With more of them what is known of each is in no cache any more, which costs more than the drains of smaller legs.
+            leg_keys: 65_536.0,
             start: 200_000.0,
             least: 2_000.0,
             least_share: 0.25,
@@ -77,6 +81,7 @@ const fn limits(goal: Goal) -> Limits {
             node_cpu: 0.9,
             batch_us: 2_000.0,
             batches: 2,
+            leg_keys: 4_096.0,
             start: 2_000.0,
             least: 2_000.0,
             least_share: 0.15,
@@ -89,6 +94,7 @@ const fn limits(goal: Goal) -> Limits {
             node_cpu: 0.7,
             batch_us: 2_000.0,
             batches: 1,
+            leg_keys: 1_024.0,
             start: 500.0,
             least: 50.0,
             least_share: 0.01,
@@ -104,6 +110,14 @@ const BATCH_MIN: f64 = 1.0;
 const BATCH_MAX: f64 = 1_000.0;
 /// Bytes of a batch, about: what the mover has in memory of it, and what a node has in its buffers.
 const BATCH_BYTES: f64 = 4_194_304.0;
+
+/// A leg takes about so long: whoever needs all of it waits until it is over.
+const LEG_US: f64 = 1_500_000.0;
+/// Bytes of a leg, about.
+const LEG_BYTES: f64 = 67_108_864.0;
+/// Keys of a leg as long as nothing is known, and how quickly legs grow then.
+const LEG_FIRST: f64 = 1_024.0;
+const LEG_GROWTH: f64 = 8.0;
 
 /// How quickly batches of one size end where little holds them up.
 #[derive(Clone, Copy, Debug, Default)]
@@ -195,6 +209,8 @@ pub struct Pacer {
     batch_keys: f64,
     bytes_per_key: f64,
     cost: BatchCost,
+    /// Keys of a leg that takes as long as it may, as the last one went.
+    leg_keys: f64,
 }
 
 impl Pacer {
@@ -214,6 +230,7 @@ impl Pacer {
             batch_keys: 16.0,
             bytes_per_key: 64.0,
             cost: BatchCost::default(),
+            leg_keys: LEG_FIRST,
         }
     }
 
@@ -324,6 +341,31 @@ impl Pacer {
         self.pace()
     }
 
+    /// A leg of so many keys, with so many bytes, has moved in so long.
+    pub fn leg_ended(&mut self, keys: u64, bytes: u64, us: u64) {
+        if keys > 0 {
+            let (keys, us) = (keys as f64, us.max(1) as f64);
+            self.leg_keys = (keys * LEG_US / us).clamp(1.0, LEG_GROWTH * keys.max(self.leg_keys));
+            self.bytes_per_key = self.bytes_per_key.max(bytes as f64 / keys);
+        }
+    }
+
+    /// Keys of the next leg, at most: few enough that it takes a second or two, whatever the goal.
+    #[must_use]
+    pub fn leg_keys(&self) -> u32 {
+        let Pace { batch_keys, interval_us, .. } = self.pace();
+        let at_this_rate = f64::from(batch_keys) * LEG_US / interval_us.max(1) as f64;
+        let of_bytes = LEG_BYTES / self.bytes_per_key.max(1.0);
+        limits(self.goal).leg_keys.min(self.leg_keys).min(at_this_rate).min(of_bytes).max(1.0) as u32
+    }
+
+    /// The pace where commands wait for the end of the leg under way: as fast as it goes, whatever the goal and the bound.
+    #[must_use]
+    pub fn hurried(&self) -> Pace {
+        let batch_keys = (BATCH_BYTES / self.bytes_per_key.max(1.0)).clamp(BATCH_MIN, BATCH_MAX);
+        Pace { batch_keys: batch_keys as u32, batches: limits(Goal::Fast).batches, interval_us: 0 }
+    }
+
     /// The pace as it stands.
     #[must_use]
     pub fn pace(&self) -> Pace {
@@ -342,6 +384,32 @@ impl Pacer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn legs_take_a_second_or_two_whatever_the_goal() {
+        for (goal, most) in [(Goal::Fast, 65_536), (Goal::Balanced, 4_096), (Goal::Gentle, 1_024)] {
+            // Small keys, at 300,000 a second: as many as the goal allows, once that is known.
+            let mut pacer = Pacer::new(goal, None);
+            assert!(pacer.leg_keys() <= 1_024, "nothing is known yet");
+            for _ in 0..3 {
+                let keys = u64::from(pacer.leg_keys());
+                pacer.leg_ended(keys, keys * 100, keys * 10 / 3);
+                pacer.rate = 300_000.0;
+                pacer.batch_keys = 1_000.0;
+            }
+            assert_eq!(pacer.leg_keys(), most);
+            // Large ones: 20 MB a second.
+            let keys = u64::from(pacer.leg_keys());
+            pacer.leg_ended(keys, keys << 16, (keys << 16) / 20);
+            assert!(pacer.leg_keys() <= 460, "{goal:?}: {} keys of 64 KiB", pacer.leg_keys());
+            // Large and quick: so many bytes and no more.
+            pacer.leg_ended(1_000, 1_000 << 20, 1_000);
+            assert_eq!(pacer.leg_keys(), 64);
+        }
+        let slow = Pacer::new(Goal::Fast, Some(6_400));
+        assert_eq!(slow.leg_keys(), 150, "a hundred keys a second");
+        assert!(slow.hurried().interval_us == 0 && slow.hurried().batch_keys > 100);
+    }
 
     fn rate(pace: Pace) -> f64 {
         f64::from(pace.batch_keys) * 1e6 / pace.interval_us.max(1) as f64

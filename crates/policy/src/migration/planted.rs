@@ -31,6 +31,8 @@ pub enum Bug {
     AbsentNotRecorded,
     /// FLUSHALL does not wait for what is under way.
     FlushWithoutQuiet,
+    /// A leg that goes back without its target takes keys for never moved whose removal was sent.
+    ReturnedThoughRemoved,
     /// Keys come back before the workers know.
     TurnBackWithoutDrain,
     /// Keys listed before the source restarted are taken for all that it has.
@@ -55,6 +57,10 @@ pub enum Bug {
     NotCounted,
     /// A staging key that is gone is taken for renamed.
     GoneIsRenamed,
+    /// What a move records while its leg waits for room is written before the beginning of the leg.
+    LegOvertaken,
+    /// A leg that was given up before there was room for it is written all the same.
+    GivenUpStays,
 }
 
 /// The bug of a machine, if any.

@@ -131,6 +131,17 @@ impl Topology {
         self.exceptions.iter().filter_map(move |exceptions| exceptions.by_slot.get(&slot)).flatten().map(|(key, node)| (key, *node))
     }
 
+    /// Whether other keys of this slot live elsewhere by `other` than by this topology, or they live at other nodes.
+    #[must_use]
+    pub fn parts_otherwise(&self, other: &Self, slot: Slot) -> bool {
+        match (&self.exceptions, &other.exceptions) {
+            (None, None) => false,
+            (Some(one), Some(another)) if Arc::ptr_eq(one, another) => false,
+            _ if !self.is_exceptional(slot) && !other.is_exceptional(slot) => false,
+            _ => !self.exceptions_in(slot).eq(other.exceptions_in(slot)),
+        }
+    }
+
     /// How many keys live at a node though their slot does not.
     #[must_use]
     pub fn exceptions_at(&self, node: NodeId) -> usize {

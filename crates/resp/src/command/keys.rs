@@ -304,7 +304,8 @@ impl Command {
                 let mut index = usize::from(*options);
                 while index + 1 < args.len() {
                     let arg = args.get(index).ok_or(KeyError::Incomplete)?;
-                    if arg.eq_ignore_ascii_case(b"store") || arg.eq_ignore_ascii_case(b"storedist") {
+                    let option = as_option(arg);
+                    if option.eq_ignore_ascii_case(b"store") || option.eq_ignore_ascii_case(b"storedist") {
                         index += 1;
                         destination = Some(index); // the last one counts
                     }
@@ -339,6 +340,11 @@ fn push_range(args: &Args<'_>, first: usize, end: usize, step: usize, out: &mut 
     // The first place not pushed: beyond `end` where all is there.
     let next = if known > first { first + (known - first).div_ceil(step) * step } else { first };
     if next < end { Err(KeyError::Incomplete) } else { Ok(()) }
+}
+
+/// A word as servers compare it with the names of options: up to a byte 0.
+fn as_option(arg: &[u8]) -> &[u8] {
+    &arg[..memchr::memchr(0, arg).unwrap_or(arg.len())]
 }
 
 /// An integer as Redis's `string2ll` takes it: no plus, no spaces, no leading zeros.
@@ -401,7 +407,7 @@ fn sort_keys(args: &Args<'_>, store: bool, out: &mut Vec<u32>) -> Result<(), Key
     let mut destination = None;
     let mut index = 2;
     while index < args.len() {
-        let arg = args.get(index).ok_or(KeyError::Incomplete)?;
+        let arg = as_option(args.get(index).ok_or(KeyError::Incomplete)?);
         let has_value = index + 1 < args.len();
         let pattern = if arg.eq_ignore_ascii_case(b"by") {
             Some("BY")

@@ -189,7 +189,11 @@ impl CommandTable {
                 access: command.mapped_access(),
                 container: false,
             });
-            self.index();
+            if self.commands.len() * 2 > self.slots.len() {
+                self.index();
+            } else {
+                self.enter(self.commands.len() - 1);
+            }
         }
         self.commands.len() - before
     }
@@ -205,23 +209,26 @@ impl CommandTable {
         self.shift = u64::BITS - size.trailing_zeros();
         let none = Slot { name: Folded { head: 0, tail: 0, len: 0 }, parent: TOP, id: EMPTY };
         self.slots = vec![none; size].into_boxed_slice();
-        for id in 0..self.commands.len() {
-            let name = self.commands[id].name.clone();
-            let (parent, own) = match name.split_once('|') {
-                Some((container, subcommand)) => {
-                    let Some(parent) = self.at(container.as_bytes(), TOP).map(|c| c.id) else { continue };
-                    self.commands[usize::from(parent)].container = true;
-                    (parent, subcommand)
-                }
-                None => (TOP, &*name),
-            };
-            let folded = fold(own.as_bytes());
-            let mut place = self.place(folded, parent);
-            while self.slots[place].id != EMPTY {
-                place = (place + 1) & (size - 1);
+        (0..self.commands.len()).for_each(|id| self.enter(id));
+    }
+
+    /// Enters a command into the slots. There must be a free one.
+    fn enter(&mut self, id: usize) {
+        let name = self.commands[id].name.clone();
+        let (parent, own) = match name.split_once('|') {
+            Some((container, subcommand)) => {
+                let Some(parent) = self.at(container.as_bytes(), TOP).map(|c| c.id) else { return };
+                self.commands[usize::from(parent)].container = true;
+                (parent, subcommand)
             }
-            self.slots[place] = Slot { name: folded, parent, id: id as u16 };
+            None => (TOP, &*name),
+        };
+        let folded = fold(own.as_bytes());
+        let mut place = self.place(folded, parent);
+        while self.slots[place].id != EMPTY {
+            place = (place + 1) & (self.slots.len() - 1);
         }
+        self.slots[place] = Slot { name: folded, parent, id: id as u16 };
     }
 
     #[inline]

@@ -75,6 +75,12 @@ impl Flags {
 pub enum Merge {
     /// Integers are added (DBSIZE, DEL).
     Sum,
+    /// The smallest integer (LASTSAVE).
+    Least,
+    /// Maps of figures: counts are added, ratios made anew of the sums (MEMORY STATS).
+    Figures,
+    /// Texts for people, each under the name of its node (MEMORY DOCTOR).
+    Texts,
     /// All should answer the same: the first error wins, else the first reply (FLUSHALL, SCRIPT LOAD).
     Same,
     /// Arrays are concatenated in node order (KEYS).
@@ -133,6 +139,10 @@ pub enum Local {
     AclGetuser,
     AclCat,
     AclDryrun,
+    /// SETUSER, DELUSER, SAVE, LOAD.
+    AclChange,
+    AclLog,
+    AclGenpass,
     Info,
     Role,
     ConfigGet,

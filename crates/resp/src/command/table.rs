@@ -5,7 +5,7 @@
 //! `tests/command_table/` holds the rows against real servers and finds commands that are missing here.
 //!
 //! How the handling was chosen where it is not obvious:
-//! - What describes one server (`MEMORY STATS`, `LATENCY DOCTOR`, `LASTSAVE`) is refused: an answer of any one node would mislead.
+//! - What describes one server (`LATENCY GRAPH`, `LATENCY HISTOGRAM`) is refused: an answer of any one node would mislead.
 //! - What tools poll is merged: `LATENCY LATEST`, `SLOWLOG LEN`, `DBSIZE`. `LATENCY RESET` and `SLOWLOG RESET` reach every node.
 //! - `FLUSHALL` is not slow although it may take long: it must keep its place among the commands of its client.
 //! - `MOVE` and `COPY ... DB` pass by their keys: the other database is the same node's.
@@ -28,16 +28,14 @@ const PLACEMENT: &str = "Switchyard places the slots. Change its list of nodes i
 const DEBUGGING: &str = "it is for debugging one server. Call it at the node itself";
 const STOPPING: &str = "it would stop a node under all its clients. Stop the node itself, or Switchyard by SIGTERM";
 const REPLICATION: &str = "replication is arranged between nodes. Call it at the node itself";
-const CONFIGURING: &str =
-    "a node's configuration is its own. Call it at each node, or set Switchyard's in its configuration file (SIGHUP reloads it)";
+const CONFIGURING: &str = "what CONFIG SET changes is written nowhere. Change Switchyard's configuration file (SIGHUP reloads it), and call CONFIG REWRITE at each node";
 const MODULES: &str = "modules are loaded at the nodes. Load it at every node; Switchyard then learns its commands";
-const PERSISTENCE: &str = "each node persists by itself, and a snapshot of all at one instant does not exist. Call it at each node";
+const PERSISTENCE: &str = "it would stop every node until its file is written. Use BGSAVE";
 const MIGRATING: &str = "where a key lives is the router's business, and a key that left behind its back would be lost to clients";
 const RESTORING: &str = "it is for moves between nodes of a cluster. Use RESTORE";
 const SWAPPING: &str = "databases of several nodes cannot be swapped at one instant";
 const ONE_NODE: &str = "it describes one server, and any one node's answer would mislead. Call it at the node itself";
 const IMPORTING: &str = "it marks a connection to one server for imports. Call it at the node itself";
-const USERS: &str = "its users stand in the users file (clients.users-file). Change it there, then send SIGHUP";
 
 macro_rules! rows {
     ($($name:literal $arity:literal [$($flag:ident)*] $keys:ident => $handling:expr;)*) => {
@@ -383,20 +381,20 @@ rows! {
     // Servers
     "ACL"                       -2 []                                    NONE              => Any;
     "ACL|CAT"                   -2 []                                    NONE              => Handling::Local(Local::AclCat);
-    "ACL|DELUSER"               -3 [ADMIN]                               NONE              => Refused(USERS);
+    "ACL|DELUSER"               -3 [ADMIN]                               NONE              => Handling::Local(Local::AclChange);
     "ACL|DRYRUN"                -4 [ADMIN]                               NONE              => Handling::Local(Local::AclDryrun);
-    "ACL|GENPASS"               -2 []                                    NONE              => Any;
+    "ACL|GENPASS"               -2 []                                    NONE              => Handling::Local(Local::AclGenpass);
     "ACL|GETUSER"                3 [ADMIN]                               NONE              => Handling::Local(Local::AclGetuser);
     "ACL|HELP"                   2 []                                    NONE              => Any;
     "ACL|LIST"                   2 [ADMIN]                               NONE              => Handling::Local(Local::AclList);
-    "ACL|LOAD"                   2 [ADMIN]                               NONE              => Refused(USERS);
-    "ACL|LOG"                   -2 [ADMIN]                               NONE              => Refused(USERS);
-    "ACL|SAVE"                   2 [ADMIN]                               NONE              => Refused(USERS);
-    "ACL|SETUSER"               -3 [ADMIN]                               NONE              => Refused(USERS);
+    "ACL|LOAD"                   2 [ADMIN]                               NONE              => Handling::Local(Local::AclChange);
+    "ACL|LOG"                   -2 [ADMIN]                               NONE              => Handling::Local(Local::AclLog);
+    "ACL|SAVE"                   2 [ADMIN]                               NONE              => Handling::Local(Local::AclChange);
+    "ACL|SETUSER"               -3 [ADMIN]                               NONE              => Handling::Local(Local::AclChange);
     "ACL|USERS"                  2 [ADMIN]                               NONE              => Handling::Local(Local::AclUsers);
     "ACL|WHOAMI"                 2 []                                    NONE              => Handling::Local(Local::AclWhoami);
-    "BGREWRITEAOF"               1 [ADMIN]                               NONE              => Refused(PERSISTENCE);
-    "BGSAVE"                    -1 [ADMIN]                               NONE              => Refused(PERSISTENCE);
+    "BGREWRITEAOF"               1 [ADMIN]                               NONE              => Every(Merge::Same);
+    "BGSAVE"                    -1 [ADMIN]                               NONE              => Every(Merge::Same);
     "COMMAND"                   -1 []                                    NONE              => Any;
     "COMMAND|COUNT"              2 []                                    NONE              => Any;
     "COMMAND|DOCS"              -2 []                                    NONE              => Any;
@@ -417,9 +415,9 @@ rows! {
     "FLUSHALL"                  -1 [WRITE]                               NONE              => Every(Merge::Same);
     "FLUSHDB"                   -1 [WRITE]                               NONE              => Every(Merge::Same);
     "INFO"                      -1 []                                    NONE              => Handling::Local(Local::Info);
-    "LASTSAVE"                   1 [FAST]                                NONE              => Refused(PERSISTENCE);
+    "LASTSAVE"                   1 [FAST]                                NONE              => Every(Merge::Least);
     "LATENCY"                   -2 []                                    NONE              => Any;
-    "LATENCY|DOCTOR"             2 [ADMIN]                               NONE              => Refused(ONE_NODE);
+    "LATENCY|DOCTOR"             2 [ADMIN]                               NONE              => Every(Merge::Texts);
     "LATENCY|GRAPH"              3 [ADMIN]                               NONE              => Refused(ONE_NODE);
     "LATENCY|HELP"               2 []                                    NONE              => Any;
     "LATENCY|HISTOGRAM"         -2 [ADMIN]                               NONE              => Refused(ONE_NODE);
@@ -428,11 +426,11 @@ rows! {
     "LATENCY|RESET"             -2 [ADMIN]                               NONE              => Every(Merge::Sum);
     "LOLWUT"                    -1 [READONLY FAST]                       NONE              => Handling::Local(Local::Lolwut);
     "MEMORY"                    -2 []                                    NONE              => Any;
-    "MEMORY|DOCTOR"              2 []                                    NONE              => Refused(ONE_NODE);
+    "MEMORY|DOCTOR"              2 []                                    NONE              => Every(Merge::Texts);
     "MEMORY|HELP"                2 []                                    NONE              => Any;
-    "MEMORY|MALLOC-STATS"        2 []                                    NONE              => Refused(ONE_NODE);
+    "MEMORY|MALLOC-STATS"        2 []                                    NONE              => Every(Merge::Texts);
     "MEMORY|PURGE"               2 []                                    NONE              => Every(Merge::Same);
-    "MEMORY|STATS"               2 []                                    NONE              => Refused(ONE_NODE);
+    "MEMORY|STATS"               2 []                                    NONE              => Every(Merge::Figures);
     "MEMORY|USAGE"              -3 [READONLY]                            SECOND            => Keyed;
     "MODULE"                    -2 []                                    NONE              => Any;
     "MODULE|HELP"                2 []                                    NONE              => Any;

@@ -5,6 +5,7 @@
 //! half of a turn.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -12,8 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use hdrhistogram::Histogram;
 use rustix::event::{EventfdFlags, eventfd};
 use switchyard_policy::migration::tail::Element;
-use switchyard_policy::migration::{Fingerprint, FingerprintSet, Fingerprinter, Key};
-use switchyard_policy::topology::{MoveId, NodeId, Slot};
+use switchyard_policy::migration::{Fingerprint, FingerprintSet, Fingerprinter, Key, Side, are_all_there};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, slot_of};
 
 use super::{Holds, MoveProgress, Steer};
 use crate::shared::lock;
@@ -23,6 +24,10 @@ const SHARDS: usize = 64;
 
 /// Bytes of elements that wait to be taken by the mover, at most.
 const TOUCHED_MAX: usize = 64 << 20;
+
+/// Bytes of keys that may be created and wait to be taken by the mover, at most, and what each costs beside its name.
+const WRITTEN_MAX: usize = 16 << 20;
+const KEY_OVERHEAD: usize = 48;
 
 type Shard = RwLock<FingerprintSet>;
 
@@ -53,11 +58,7 @@ impl SharedLeg {
         }
     }
 
-    pub(crate) fn admit_all(&self) {
-        self.all.store(true, Ordering::SeqCst);
-    }
-
-    pub(crate) fn has_all(&self) -> bool {
+    fn has_all(&self) -> bool {
         self.all.load(Ordering::SeqCst)
     }
 
@@ -112,6 +113,19 @@ impl Scope {
 }
 
 impl LegView {
+    /// Where workers use the keys that are admitted.
+    pub(crate) const fn to(&self) -> Side {
+        if self.away.is_some() { Side::Source } else { Side::Target }
+    }
+
+    /// Every key is at `owner`, also those that nobody has named: the slots are being handed over to it. Where workers would look for them at the other
+    /// node, whoever waits does so until the topology says who the owner is.
+    pub(crate) fn admit_all(&self, owner: Side) {
+        if are_all_there(self.to(), owner) {
+            self.shared.all.store(true, Ordering::SeqCst);
+        }
+    }
+
     /// Whether a key is where the leg is going.
     pub(crate) fn is_there(&self, key: Fingerprint) -> bool {
         self.shared.has_all() || self.away.as_ref().is_some_and(|away| !away.contains(&key)) || self.shared.has(key)
@@ -138,6 +152,10 @@ pub(crate) enum Told {
         leg: u32,
         keys: Vec<Key>,
     },
+    /// A client waits for all of the leg.
+    WantedWhole {
+        leg: u32,
+    },
     /// Commands that may create these keys are about to be sent to the source.
     Written(Vec<Key>),
     /// The same of any key of the slot.
@@ -158,10 +176,10 @@ pub(crate) enum Told {
         ticket: u64,
     },
     Steer(Steer),
-    /// The records of the leg up to this number are durable, or could not be made so.
+    /// The records of the leg with these numbers are durable, or could not be made so.
     Recorded {
         leg: u32,
-        number: u64,
+        numbers: RangeInclusive<u64>,
         outcome: Result<(), String>,
     },
     /// The replicas of the leg's new node have what has moved, or are not read; or it is to be asked again.
@@ -171,8 +189,52 @@ pub(crate) enum Told {
     },
     HandedOver {
         leg: u32,
+        owner: NodeId,
         outcome: Result<(), String>,
     },
+}
+
+/// What the mover is told and has not taken. It may be busy for seconds while clients write, so what they write is told key by key as long as that is little,
+/// then slot by slot: of these the keys are listed again.
+#[derive(Debug, Default)]
+struct Queue {
+    told: Vec<Told>,
+    /// Of the keys in it that may be created.
+    written_bytes: usize,
+    /// Of these any key may be.
+    slots: BTreeSet<Slot>,
+    /// Of these staged keys anything may have been touched.
+    touched: BTreeSet<Key>,
+}
+
+impl Queue {
+    fn push(&mut self, what: Told) {
+        match what {
+            Told::WrittenAnything(slot) => {
+                self.slots.insert(slot);
+            }
+            Told::Touched { key, elements: None } => {
+                self.touched.insert(key);
+            }
+            Told::Touched { key, .. } if self.touched.contains(&key) => {}
+            Told::Written(keys) => {
+                self.written_bytes += keys.iter().map(|key| key.len() + KEY_OVERHEAD).sum::<usize>();
+                if self.written_bytes > WRITTEN_MAX {
+                    self.slots.extend(keys.iter().map(|key| slot_of(key)));
+                } else {
+                    self.told.push(Told::Written(keys));
+                }
+            }
+            what => self.told.push(what),
+        }
+    }
+
+    fn take(&mut self) -> Vec<Told> {
+        let Self { mut told, slots, touched, .. } = std::mem::take(self);
+        told.extend(touched.into_iter().map(|key| Told::Touched { key, elements: None }));
+        told.extend(slots.into_iter().map(Told::WrittenAnything));
+        told
+    }
 }
 
 /// A move, as workers and those who ask see it.
@@ -181,7 +243,7 @@ pub(crate) struct SharedMove {
     pub(crate) source: NodeId,
     pub(crate) target: NodeId,
     pub(crate) fingerprints: Fingerprinter,
-    told: Mutex<Vec<Told>>,
+    told: Mutex<Queue>,
     pub(crate) wake: OwnedFd,
     /// Keys that are being copied in pieces: of these more has to be told.
     staged: RwLock<FingerprintSet>,
@@ -269,7 +331,7 @@ impl SharedMove {
     pub(crate) fn take_told(&self) -> Vec<Told> {
         let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
         self.touched_bytes.store(0, Ordering::Relaxed);
-        std::mem::take(&mut lock(&self.told))
+        lock(&self.told).take()
     }
 
     /// A command was held back for so long, microseconds.
@@ -301,8 +363,34 @@ mod tests {
         assert!(!back.is_there(key(1)) && back.is_there(key(2)) && !back.are_all_there());
         back.shared.admit([key(1)]);
         assert!(back.is_there(key(1)));
-        forward.shared.admit_all();
-        assert!(forward.is_there(key(9)) && forward.are_all_there());
+        for (view, owner, other) in [(forward, Side::Target, Side::Source), (back, Side::Source, Side::Target)] {
+            view.admit_all(other);
+            assert!(!view.are_all_there(), "workers would use them at the {owner:?}, and they are at the {other:?}");
+            view.admit_all(owner);
+            assert!(view.is_there(key(9)) && view.are_all_there());
+        }
+    }
+
+    #[test]
+    fn what_the_mover_does_not_take_costs_bounded_memory() {
+        let mut queue = Queue::default();
+        let key = |number: usize| Key::from(format!("key:{number}").into_bytes());
+        queue.push(Told::Written(vec![key(0)]));
+        for number in 0..1_000_000 {
+            queue.push(Told::Written(vec![key(number)]));
+            queue.push(Told::WrittenAnything(slot_of(b"a")));
+            queue.push(Told::Touched { key: key(number % 3), elements: None });
+        }
+        assert!(queue.told.len() < WRITTEN_MAX / KEY_OVERHEAD && queue.touched.len() == 3 && queue.slots.len() <= 16_384);
+        let told = queue.take();
+        let named = |wanted: &Key| told.iter().any(|what| matches!(what, Told::Written(keys) if keys.contains(wanted)));
+        let of_slot = |wanted: &Key| told.iter().any(|what| matches!(what, Told::WrittenAnything(slot) if *slot == slot_of(wanted)));
+        assert!((0..1_000_000).step_by(1000).all(|number| named(&key(number)) || of_slot(&key(number))), "all are told, or their slots");
+        assert!(named(&key(0)) && of_slot(&Key::from(&b"a"[..])));
+        assert_eq!(told.iter().filter(|what| matches!(what, Told::Touched { .. })).count(), 3);
+        assert!(queue.take().is_empty());
+        queue.push(Told::Written(vec![key(7)]));
+        assert!(matches!(queue.take()[..], [Told::Written(_)]), "from then on key by key again");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Before the first leg: whether the move can be at all, and what the target needs. After the last: whether anything was left behind.
 
-use std::sync::Arc;
+use std::time::Duration;
 
 use switchyard_policy::migration::{Durability, Key, Side, is_temporary};
 use switchyard_policy::topology::{SLOT_COUNT, Slot, slot_of};
@@ -27,14 +27,7 @@ impl Mover {
                 versions.0, versions.1
             )));
         }
-        let times = (self.time(Side::Source)?, self.time(Side::Target)?);
-        let skew_us = times.0 - times.1;
-        if skew_us.abs() > SKEW_MAX_US {
-            return Err(Halt::Stop(format!(
-                "the clocks of {source} and {target} differ by {:.1} s, and keys would expire at a wrong time. Set the clocks right first",
-                skew_us as f64 / 1e6
-            )));
-        }
+        self.check_clocks()?;
         let durability = self.order.durability;
         if durability == Durability::Aof && !self.target.always_synced {
             let answer = self.call(Side::Target, &[b"WAITAOF", b"1", b"0", b"1"])?;
@@ -84,13 +77,50 @@ impl Mover {
         }
     }
 
-    fn time(&mut self, side: Side) -> Result<i64, Halt> {
+    /// Asks a side what time it is.
+    pub(super) fn ask_clock(&mut self, side: Side) -> Result<(), Halt> {
+        self.end_mut(side).ahead_us = None;
+        let before_us = self.now_us() as i64;
         let answer = self.call(side, &[b"TIME"])?;
+        let after_us = self.now_us() as i64;
         let parts: Vec<i64> = reply::elements(&answer).filter_map(|n| std::str::from_utf8(reply::text(n)?).ok()?.parse().ok()).collect();
-        match parts[..] {
-            [seconds, micros] => Ok(seconds * 1_000_000 + micros),
-            _ => Err(Halt::Stop(format!("{} does not tell its TIME", self.name(self.end(side).node)))),
+        let [seconds, micros] = parts[..] else {
+            return Err(Halt::Stop(format!("{} does not tell its TIME", self.name(self.end(side).node))));
+        };
+        let time_us = seconds * 1_000_000 + micros;
+        self.end_mut(side).ahead_us = Some((time_us - after_us, time_us - before_us));
+        Ok(())
+    }
+
+    /// Why nothing can move between the clocks of the two sides, as they were asked last.
+    pub(super) fn clocks_differ(&self) -> Option<String> {
+        let skew_us = skew_us(self.source.ahead_us?, self.target.ahead_us?);
+        (skew_us.abs() > SKEW_MAX_US).then(|| {
+            format!(
+                "the clocks of {} and {} differ by {:.1} s, and keys would expire at a wrong time. Set the clocks right first",
+                self.name(self.order.source),
+                self.name(self.order.target),
+                skew_us as f64 / 1e6
+            )
+        })
+    }
+
+    /// Asks both sides what time it is: before a move and before each of its legs, since clocks are set and nodes change their machine.
+    pub(super) fn check_clocks(&mut self) -> Result<(), Halt> {
+        self.ask_clock(Side::Source)?;
+        self.ask_clock(Side::Target)?;
+        self.clocks_differ().map_or(Ok(()), |why| Err(Halt::Stop(why)))
+    }
+
+    /// The same before a leg that was under way when the router ended: it cannot be left as it is, so it waits.
+    pub(super) fn until_clocks_agree(&mut self) -> Result<(), Halt> {
+        while let Err(halt) = self.check_clocks() {
+            let Halt::Stop(why) = halt else { return Err(halt) };
+            self.doing = format!("waiting: {why}");
+            self.pump()?;
+            self.wait(Duration::from_millis(300));
         }
+        Ok(())
     }
 
     /// Walks through the keys of some slots at a node: calls `with` with the keys of each step, in their database.
@@ -144,11 +174,17 @@ impl Mover {
 
     /// Functions, and the scripts that went through us, are at the target before it serves.
     pub(super) fn give_functions(&mut self) -> Result<(), Halt> {
-        let bodies: Vec<Arc<[u8]>> = lock(&self.shared.scripts).bodies();
-        for body in bodies {
+        let hashes = lock(&self.shared.scripts).hashes();
+        for sha in hashes {
+            let Some(body) = lock(&self.shared.scripts).text(&sha) else { continue };
             self.call(Side::Target, &[b"SCRIPT", b"LOAD", &body])?;
             self.pump()?;
         }
+        // Whoever changes functions has movers be quiet until all nodes have done it: nobody does until the target has what is read here. The connection
+        // on which it was to have it before, if there was one, is confirmed to be dead.
+        self.gives_functions = false;
+        self.say_quiet();
+        self.pump()?;
         let theirs = self.call(Side::Source, &[b"FUNCTION", b"DUMP"])?;
         if reply::is_error(&theirs) {
             return Ok(()); // before 7.0 there were none
@@ -159,7 +195,9 @@ impl Mover {
             return Ok(());
         }
         let theirs = theirs.to_vec();
+        self.gives_functions = true;
         let answer = self.call(Side::Target, &[b"FUNCTION", b"RESTORE", &theirs, b"REPLACE"])?;
+        self.gives_functions = false;
         if reply::is_error(&answer) {
             return Err(Halt::Stop(format!(
                 "{} does not take the functions of {}: {}",
@@ -273,5 +311,23 @@ impl Mover {
         }
         self.unlink(Side::Source, std::slice::from_ref(key))?;
         Ok(true)
+    }
+}
+
+/// By how much one clock is ahead of another one, at least, where each is ahead of a third one by so much, at least and at most.
+fn skew_us(one: (i64, i64), other: (i64, i64)) -> i64 {
+    let (at_least, at_most) = (one.0 - other.1, one.1 - other.0);
+    if at_least > 0 { at_least } else { at_most.min(0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_differ_by_no_more_than_is_certain() {
+        assert_eq!(skew_us((5_000, 5_010), (1_000, 1_020)), 3_980);
+        assert_eq!(skew_us((1_000, 1_020), (5_000, 5_010)), -3_980);
+        assert_eq!(skew_us((0, 4_000), (1_000, 1_020)), 0, "an answer that was long under way tells little");
     }
 }

@@ -14,11 +14,18 @@ use switchyard_policy::migration::Process;
 use switchyard_resp::reply::{ReplyScan, ReplyScanner};
 use switchyard_resp::{encode, reply};
 
+use crate::fences::left_behind;
 use crate::settings::NodeAccess;
 use crate::worker::transport::{self, Received, Tls};
 
 /// Bytes read at once.
 const READ_SIZE: usize = 128 << 10;
+
+/// A reply is no longer than this: a value that is read whole, or a batch of them.
+const REPLY_MAX: usize = 1 << 30;
+
+/// The same while a node is greeted.
+const GREETING_MAX: usize = 1 << 20;
 
 /// A connection.
 #[derive(Debug)]
@@ -29,6 +36,8 @@ pub(super) struct Connection {
     sent: usize,
     input: Vec<u8>,
     scanner: ReplyScanner,
+    /// A node that sends a longer reply is given up.
+    reply_max: usize,
     buffer: Vec<u8>,
     database: u32,
     /// Commands whose replies have not come.
@@ -69,6 +78,7 @@ impl Connection {
             sent: 0,
             input: Vec::new(),
             scanner: ReplyScanner::default(),
+            reply_max: GREETING_MAX,
             buffer: vec![0; READ_SIZE],
             database: 0,
             unanswered: 0,
@@ -102,6 +112,7 @@ impl Connection {
         if reply::elements(&role).next().and_then(reply::text).is_some_and(|role| role != b"master") {
             return Err("the server at its address is a replica now".to_owned());
         }
+        connection.reply_max = REPLY_MAX;
         Ok(connection)
     }
 
@@ -129,6 +140,17 @@ impl Connection {
             ));
         }
         Ok(())
+    }
+
+    /// Has the node end what an earlier run of the router has left there.
+    pub(super) fn end_strangers(&mut self, site: &str, incarnation: &str, patience: Duration) -> Result<(), String> {
+        let list = self.call(&[b"CLIENT", b"LIST"], patience)?;
+        if reply::is_error(&list) {
+            let why = error_text(&list);
+            return Err(format!("it refuses CLIENT LIST, so what an earlier run of the router may still do is unknown: {why}"));
+        }
+        let list = String::from_utf8_lossy(reply::text(&list).unwrap_or_default()).into_owned();
+        left_behind(&list, site, incarnation).into_iter().try_for_each(|id| self.kill(id, patience))
     }
 
     /// A SELECT was asked for and answered.
@@ -272,6 +294,9 @@ impl Connection {
                     answers.push(self.input[at..at + len].to_vec());
                     at += len;
                 }
+                Ok(ReplyScan::Incomplete(need)) if need.max(self.input.len() - at) > self.reply_max => {
+                    return Err(format!("it sends a reply of more than {} bytes", self.reply_max));
+                }
                 Ok(ReplyScan::Incomplete(_)) => break,
                 Err(error) => return Err(error.to_string()),
             }
@@ -317,5 +342,27 @@ mod tests {
         let mut answers = Vec::new();
         assert_eq!(connection.exchange(&mut answers), Err(why));
         assert!(answers.is_empty() && connection.is_lost());
+    }
+
+    #[test]
+    fn a_node_that_sends_without_end_is_given_up() {
+        for (head, more) in [("$100000000000\r\n", "x"), ("*1000000000\r\n", ":1\r\n"), ("+", "x"), ("$", "1")] {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+            let address = listener.local_addr().expect("its address");
+            let node = std::thread::spawn(move || {
+                let (mut stream, _) = listener.accept().expect("accepted");
+                let _ = stream.write_all(head.as_bytes());
+                let piece = more.repeat(20_000);
+                let mut sent = 0;
+                while sent < 200 << 20 && stream.write_all(piece.as_bytes()).is_ok() {
+                    sent += piece.len();
+                }
+                sent
+            });
+            let access = NodeAccess { name: "n".into(), address: Some(address), username: None, password: None, tls: None };
+            let why = Connection::open(&access, address, "test", Duration::from_secs(60)).expect_err("no greeting");
+            assert!(why.contains("more than 1048576 bytes") || why.contains("not RESP"), "{why}");
+            assert!(node.join().expect("done") < 100 << 20, "{head}");
+        }
     }
 }

@@ -1,12 +1,13 @@
 //! A leg: steps its machine with what happened, and does what it says.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::staging::Storing;
 use switchyard_policy::migration::{
-    Action, BatchId, Event, Fingerprint, Key, Leg, Machine, Orders, Outcome, Phase, Protocol, Side, StopAndCopy, is_temporary,
+    Action, BatchId, Event, Fingerprint, Key, Leg, Machine, Orders, Outcome, Protocol, Side, StopAndCopy, is_temporary,
 };
 use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot, Stage, slot_of};
 use switchyard_resp::reply;
@@ -22,8 +23,8 @@ use crate::shared::Message;
 /// The machine is told that time passes at least so often.
 const TICK: Duration = Duration::from_millis(1);
 
-/// After this long the workers have not drained, and the leg is withdrawn, microseconds: clients wait meanwhile.
-const DRAIN_PATIENCE_US: u64 = 40_000;
+/// Keys that nobody has are remembered in a leg as those are that have moved. After so many it ends as soon as it can.
+const ABSENT_MAX: u64 = 100_000;
 
 /// Where the keys of the leg come from.
 #[derive(Debug)]
@@ -67,6 +68,8 @@ pub(super) struct Run {
     /// When batches were begun, of how many keys they are, and where these are read.
     begun: HashMap<BatchId, (Instant, usize, Side)>,
     pub(super) events: VecDeque<Event>,
+    /// Records of the leg that are durable: so many from the first.
+    recorded: u64,
     pub(super) view: LegView,
     /// The epoch that every worker has to know, and the node at which nothing older may be in flight.
     drain: Option<(u64, NodeId)>,
@@ -93,6 +96,10 @@ pub(super) struct Run {
     /// Something was stored at the target, or what it has is not known.
     target_touched: bool,
     next_tick: Instant,
+    /// The drain was complete.
+    moving_since: Option<Instant>,
+    /// Keys admitted.
+    admitted: u64,
     outcome: Option<Outcome>,
 }
 
@@ -121,10 +128,11 @@ impl Mover {
             target: order.target,
             slots: slots.clone(),
             durability: order.durability,
-            drain_patience_us: DRAIN_PATIENCE_US,
+            drain_patience_us: self.drain_patience.as_micros() as u64,
         };
         let mut is_ours = vec![false; SLOT_COUNT];
         slots.iter().for_each(|slot| is_ours[slot.index()] = true);
+        let recorded = resume.as_ref().map(|open| open.target.clone());
         let restarted = self.source.connection.as_ref().map(|c| &c.process.run_id) != self.listed_of.as_ref();
         let whole = !fresh || restarted || slots.iter().any(|slot| self.anything.contains(slot));
         let walk =
@@ -138,6 +146,7 @@ impl Mover {
             },
             begun: HashMap::new(),
             events: VecDeque::new(),
+            recorded: 0,
             view: LegView { shared: Arc::default(), away: None, scope: self.scope_of(&slots) },
             drain: None,
             publish_again: None,
@@ -162,13 +171,22 @@ impl Mover {
             purge: None,
             target_touched: !fresh || !self.target_is_clean,
             next_tick: Instant::now(),
+            moving_since: None,
+            admitted: 0,
             outcome: None,
             slots,
         };
-        let (Some(source), Some(target)) = (&self.source.connection, &self.target.connection) else {
-            return Err(Halt::Lost);
-        };
-        run.events.push_back(Event::Met { source: source.process.clone(), target: target.process.clone() });
+        let Some(source) = self.source.connection.as_ref().map(|connection| connection.process.clone()) else { return Err(Halt::Lost) };
+        match (&self.target.connection, recorded) {
+            (Some(target), _) => run.events.push_back(Event::Met { source, target: target.process.clone() }),
+            // It is met when it is there again. Until then the process is there that was, and is lost.
+            (None, Some(target)) => run.events.extend([Event::Met { source, target }, Event::Lost { side: Side::Target }]),
+            (None, None) => return Err(Halt::Lost),
+        }
+        if self.is_aborted() {
+            run.events.push_back(Event::TurnBack);
+        }
+        self.hurry(false);
         run.events.push_back(Event::Pace(self.pace()));
         if !self.tickets.is_empty() {
             run.events.push_back(Event::Quiesce);
@@ -213,7 +231,7 @@ impl Mover {
         };
         self.hear_out();
         let progress = run.machine.progress();
-        self.ended_legs(progress);
+        self.ended_legs(progress, run.moving_since.map_or(Duration::ZERO, |since| since.elapsed()));
         self.shared.change_moves(|moves| {
             moves.legs.remove(&(self.order.id, number));
         });
@@ -250,20 +268,21 @@ impl Mover {
         let mut actions = Vec::new();
         run.machine.step(event, self.now_us(), &mut actions);
         let mut records = Vec::new();
-        let mut last = 0;
+        let mut numbers: Option<RangeInclusive<u64>> = None;
         for action in actions {
             match action {
                 Action::Record { number, record } => {
+                    let first = numbers.map_or(number, |numbers| *numbers.start());
+                    numbers = Some(first..=number);
                     records.push(record);
-                    last = number;
                 }
                 other => self.act(run, other),
             }
         }
-        if !records.is_empty() {
+        if let Some(numbers) = numbers {
             let (own, leg) = (self.own.clone(), run.number);
             self.records += records.len() as u64;
-            self.order.host.record(records, Box::new(move |outcome| own.tell(Told::Recorded { leg, number: last, outcome })));
+            self.order.host.record(records, Box::new(move |outcome| own.tell(Told::Recorded { leg, numbers, outcome })));
         }
     }
 
@@ -339,6 +358,10 @@ impl Mover {
             Action::Admit { keys } => {
                 let fingerprints: Vec<Fingerprint> = keys.iter().map(|key| self.order.fingerprints.of(key)).collect();
                 keys.iter().for_each(|key| self.staged_is_moved(key));
+                run.admitted += keys.len() as u64;
+                if run.admitted - run.machine.progress().keys_moved.min(run.admitted) > ABSENT_MAX {
+                    self.hurry(true);
+                }
                 self.note_moved(&fingerprints, run.view.away.is_some());
                 run.view.shared.admit(fingerprints);
                 self.wake_workers(&run.view.shared);
@@ -354,7 +377,7 @@ impl Mover {
                 self.end_mut(side).next_try.get_or_insert_with(Instant::now);
             }
             Action::HandOver { to } => {
-                run.view.shared.admit_all();
+                run.view.admit_all(to);
                 self.wake_workers(&run.view.shared);
                 self.catch_up(run, to);
             }
@@ -392,7 +415,8 @@ impl Mover {
         match self.order.host.set_transits(id, transits) {
             Ok(epoch) => {
                 run.publish_again = None;
-                let node = if run.view.away.is_some() { self.order.target } else { self.order.source };
+                // Where the keys are used until then.
+                let node = self.end(run.view.to().other()).node;
                 run.drain = Some((epoch, node));
                 self.shared.want_drained(epoch);
             }
@@ -417,7 +441,7 @@ impl Mover {
 
     pub(super) fn hand_over(&mut self, run: &Run, owner: NodeId) {
         let (own, leg) = (self.own.clone(), run.number);
-        let done = Box::new(move |outcome| own.tell(Told::HandedOver { leg, outcome }));
+        let done = Box::new(move |outcome| own.tell(Told::HandedOver { leg, owner, outcome }));
         let keys = run.view.scope.as_ref().map(|scope| &scope.keys[..]);
         self.order.host.hand_over(self.order.id, &run.slots, keys, owner, done);
     }
@@ -444,19 +468,27 @@ impl Mover {
                     self.keep_own(&mut keys);
                     run.events.push_back(Event::Wanted { keys });
                 }
-                Told::Recorded { leg, number, outcome } if leg == run.number => match outcome {
-                    Ok(()) => run.events.push_back(Event::Recorded(number)),
+                Told::WantedWhole { leg } if leg == run.number => {
+                    self.hurry(true);
+                    run.events.push_back(Event::Pace(self.pace()));
+                }
+                Told::Recorded { leg, numbers, outcome } if leg == run.number => match outcome {
+                    Ok(()) => {
+                        // The machine takes the last one for all. What is not in order is not relied upon: the next start reads what is there.
+                        assert_eq!(*numbers.start(), run.recorded + 1, "records of a leg are durable in their order");
+                        run.recorded = *numbers.end();
+                        run.events.push_back(Event::Recorded(run.recorded));
+                    }
                     Err(why) => {
                         // Whoever keeps the records tries until the router stops. Nothing of it takes effect; the next start takes the leg up.
                         tracing::error!(move_id = self.order.id.0, leg, why, "the journal of moves cannot be written: the leg waits");
                         self.doing = format!("the journal cannot be written: {why}");
                     }
                 },
-                Told::HandedOver { leg, outcome } if leg == run.number => match outcome {
+                Told::HandedOver { leg, owner, outcome } if leg == run.number => match outcome {
                     Ok(()) => run.events.push_back(Event::HandedOver),
                     Err(why) => {
                         self.doing = format!("the topology cannot be stored: {why}");
-                        let owner = if run.view.away.is_some() { self.order.source } else { self.order.target };
                         run.hand_over_again = Some((Instant::now() + Duration::from_millis(500), owner));
                     }
                 },
@@ -475,7 +507,7 @@ impl Mover {
                     }
                 }
                 Told::Steer(steer) => {
-                    if self.steer(steer) && run.machine.progress().phase == Phase::Preparing {
+                    if self.steer(steer) {
                         run.events.push_back(Event::TurnBack);
                     }
                     run.events.push_back(Event::Pace(self.pace()));
@@ -647,7 +679,9 @@ impl Mover {
         if self.end(side).connection.is_some() || self.end(side).next_try.is_none_or(|at| Instant::now() < at) {
             return;
         }
-        match self.reach(side) {
+        // A leg does not end because of clocks: it waits until they are set right.
+        let reached = self.reach(side).and_then(|()| self.clocks_differ().map_or(Ok(()), Err));
+        match reached {
             Ok(()) => {
                 if let Ok(databases) = self.databases_in_use() {
                     run.databases = databases;
@@ -662,6 +696,7 @@ impl Mover {
             }
             Err(why) => {
                 self.doing = format!("waiting for {}: {why}", self.name(self.end(side).node));
+                self.end_mut(side).fail();
                 self.end_mut(side).try_later();
             }
         }
@@ -693,6 +728,7 @@ impl Mover {
             Err(_) => return,
         }
         run.drain = None;
+        run.moving_since = Some(Instant::now());
         run.events.push_back(Event::Drained);
     }
 

@@ -295,8 +295,8 @@ impl Mover {
         Ok(())
     }
 
-    /// Has the workers tell what they write from now on, and waits until what they sent before is answered.
-    pub(super) fn observe(&mut self) -> Result<(), Halt> {
+    /// Has the workers tell what they write from now on, and waits until what they sent before is answered. Gives how long that took.
+    pub(super) fn observe(&mut self) -> Result<Duration, Halt> {
         let epoch = loop {
             match self.publish_observed() {
                 Ok(epoch) => break epoch,
@@ -306,15 +306,18 @@ impl Mover {
                 }
             }
         };
+        let since = Instant::now();
         while !self.shared.drained_source(epoch, self.order.source) {
             self.shared.want_drained(epoch);
             self.pump()?;
             if self.is_aborted() {
-                return Err(Halt::Stop("stopped by the user before anything was moved".to_owned()));
+                return Err(Halt::Stop("stopped by the user while commands sent earlier were waited for".to_owned()));
             }
             self.wait(Duration::from_millis(5));
         }
-        Ok(())
+        let took = since.elapsed();
+        self.note_drain(took);
+        Ok(took)
     }
 }
 

@@ -12,6 +12,7 @@ mod drive;
 mod keys;
 mod last_piece;
 mod listing;
+mod moved;
 mod pieces;
 mod replicas;
 mod run;
@@ -120,11 +121,11 @@ pub struct MoveOrder {
 /// What a user may do to a move under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Steer {
-    /// Start no further leg, and no further batch of the present one but those that commands need.
+    /// End the leg under way, and start no further one.
     Pause,
     /// Go on.
     Resume,
-    /// End the leg under way (forwards, where it can), start no other, and end the move.
+    /// Turn the leg under way back, or let it end where that is less; start no other, and end the move.
     Abort,
     /// Go on with another goal.
     Goal(Goal),

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use switchyard_policy::migration::pace::{Observation, Pacer};
-use switchyard_policy::migration::{Fingerprint, FingerprintSet, Goal, Outcome, Pace, Progress, Side};
+use switchyard_policy::migration::{Fingerprint, Goal, Outcome, Pace, Progress, Side};
 use switchyard_policy::topology::{Slot, Stage, slot_of};
 use tracing::{error, info, trace, warn};
 
 use super::big::Big;
 use super::connection::Connection;
+use super::moved::Moved;
 use super::side::End;
 use super::sizes::Sizes;
 use super::spool::Spool;
@@ -25,11 +26,19 @@ use crate::shared::{Message, Shared, lock};
 /// Fingerprints of moved keys that are remembered until the end; beyond it what is found late can no longer be told apart.
 const REMEMBERED_MAX: usize = 20_000_000;
 
-/// Keys of a leg with the goal `fast`. With more of them what is known of each is in no cache any more, which costs more than the drains of smaller legs.
-const LEG_KEYS: u32 = 65_536;
-
-/// Between two attempts of a leg that could not begin.
+/// Between two attempts of a leg that could not begin, at least; and as a multiple of what clients may have waited for it.
 const LEG_REST: Duration = Duration::from_millis(250);
+const LEG_REST_FACTOR: u32 = 8;
+
+/// Workers may take so long to drain, where nothing else is known, and never more than that: clients wait meanwhile.
+const DRAIN_PATIENCE: Duration = Duration::from_millis(40);
+const DRAIN_PATIENCE_MAX: Duration = Duration::from_secs(2);
+
+/// Between two attempts to reach a node.
+const REACH_REST: Duration = Duration::from_millis(300);
+
+/// A leg that a router before this one has left goes on without its target when that was not reached for so long.
+const TARGET_PATIENCE: Duration = Duration::from_secs(3);
 
 /// How often the pace is looked at.
 const PACE: Duration = Duration::from_millis(100);
@@ -86,6 +95,8 @@ pub(super) struct Mover {
     pub(super) tickets: BTreeMap<u64, usize>,
     pub(super) doing: String,
     pub(super) records: u64,
+    /// What gives functions to the target may still be executed there.
+    pub(super) gives_functions: bool,
     databases: BTreeSet<u32>,
     /// Databases of the source in which no key expired when it was asked last.
     pub(super) lasting: Vec<u32>,
@@ -94,6 +105,10 @@ pub(super) struct Mover {
     pub(super) goal: Goal,
     paused: bool,
     aborted: bool,
+    /// Somebody waits for the end of the leg under way.
+    hurried: bool,
+    /// For so long a leg may hold clients back before it moves.
+    pub(super) drain_patience: Duration,
     moved: Moved,
     /// Whether `moved` has all of them.
     remembers_all: bool,
@@ -124,46 +139,6 @@ pub(super) struct Mover {
     pub(super) first_source: Option<String>,
 }
 
-/// Fingerprints of keys that were moved. Noting is all that most moves need of it: they are put in order when somebody asks.
-#[derive(Debug, Default)]
-struct Moved {
-    count: usize,
-    /// As they came, in pieces: one that grows is copied again and again, and has as much again in reserve.
-    noted: Vec<Vec<Fingerprint>>,
-    all: FingerprintSet,
-}
-
-impl Moved {
-    fn note(&mut self, mut keys: &[Fingerprint]) {
-        self.count += keys.len();
-        while !keys.is_empty() {
-            if self.noted.last().is_none_or(|piece| piece.len() == piece.capacity()) {
-                self.noted.push(Vec::with_capacity(4096));
-            }
-            let Some(piece) = self.noted.last_mut() else { return };
-            let (now, then) = keys.split_at(keys.len().min(piece.capacity() - piece.len()));
-            piece.extend_from_slice(now);
-            keys = then;
-        }
-    }
-
-    fn sort(&mut self) {
-        self.noted.drain(..).for_each(|piece| self.all.extend(piece));
-    }
-
-    fn forget(&mut self, keys: &[Fingerprint]) {
-        self.sort();
-        keys.iter().for_each(|key| {
-            self.all.remove(key);
-        });
-    }
-
-    fn contains(&mut self, key: Fingerprint) -> bool {
-        self.sort();
-        self.all.contains(&key)
-    }
-}
-
 const NO_PROGRESS: Progress =
     Progress { phase: switchyard_policy::migration::Phase::Preparing, keys_moved: 0, bytes_moved: 0, pulled: 0, repeated: 0 };
 
@@ -180,6 +155,8 @@ pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, order: MoveOrder) {
         }
         outcome
     }));
+    mover.source.let_go();
+    mover.target.let_go();
     let end = match outcome {
         Ok(Ok(end)) => end,
         Ok(Err(Halt::Stop(why))) => MoveEnd::Stopped(why),
@@ -209,8 +186,8 @@ impl Mover {
         let spool = Spool::new(order.host.spool_directory().join(format!("move-{}", order.id.0)));
         let now = Instant::now();
         Self {
-            source: End::new(order.source),
-            target: End::new(order.target),
+            source: End::new(order.source, shared.fences.clone()),
+            target: End::new(order.target, shared.fences.clone()),
             spool,
             big: Big::default(),
             sizes: Sizes::default(),
@@ -224,12 +201,15 @@ impl Mover {
             tickets: BTreeMap::new(),
             doing: "connecting".to_owned(),
             records: 0,
+            gives_functions: false,
             databases: BTreeSet::new(),
             lasting: Vec::new(),
             strings: false,
             goal: order.goal,
             paused: false,
             aborted: false,
+            hurried: false,
+            drain_patience: DRAIN_PATIENCE,
             moved: Moved::default(),
             remembers_all: order.resume.is_none(),
             before: NO_PROGRESS,
@@ -262,15 +242,23 @@ impl Mover {
         let mut open = resume.as_ref().and_then(|r| r.leg.clone()).filter(|leg| leg.moving);
         let mut next_leg = resume.as_ref().map_or(0, |r| r.next_leg);
         if let Some(leg) = resume.as_ref().and_then(|r| r.leg.as_ref()) {
-            self.source.dead.push(leg.source.clone());
-            self.target.dead.push(leg.target.clone());
+            self.shared.fences.broke(self.order.source, leg.source.clone());
+            self.shared.fences.broke(self.order.target, leg.target.clone());
         }
-        let resumed = resume.is_some();
-        self.reach_both(resumed)?;
+        if open.is_some() {
+            self.reach_for_leg()?;
+        } else {
+            self.reach_both()?;
+        }
         self.first_source = self.source.connection.as_ref().map(|c| c.process.run_id.clone());
         if let Some(leg) = open.take() {
             // Its keys can be used by nobody until it is under way again: first of all.
             self.doing = "going on with the leg that was under way".to_owned();
+            match self.until_clocks_agree() {
+                // A side that is not connected is asked when it is: the leg may have to go back without it.
+                Err(Halt::Lost) => {}
+                agreed => agreed?,
+            }
             let number = leg.leg;
             let slots = leg.slots.clone();
             match self.run_leg(number, slots.clone(), Some(leg), false)? {
@@ -280,9 +268,10 @@ impl Mover {
             }
         }
         self.until_connected(Self::check)?;
-        self.until_connected(Self::give_functions)?;
         self.learn_waits()?;
         self.until_connected(if self.order.keys.is_some() { Self::list_named } else { Self::list })?;
+        // Now that nothing is under way that does not know of the move.
+        self.until_connected(Self::give_functions)?;
         while !self.slots_left.is_empty() {
             self.while_paused()?;
             if self.aborted {
@@ -293,6 +282,7 @@ impl Mover {
                 continue;
             }
             let slots = self.next_leg(&[]);
+            self.until_connected(Self::check_clocks)?;
             self.until_connected(|mover| mover.has_room(&slots))?;
             self.until_connected(|mover| mover.stage(&slots))?;
             if self.aborted {
@@ -301,7 +291,7 @@ impl Mover {
             self.doing = "moving".to_owned();
             let outcome = match self.run_leg(next_leg, slots.clone(), None, true) {
                 Err(Halt::Lost) => {
-                    self.reach_both(false)?;
+                    self.reach_both()?;
                     continue;
                 }
                 other => other?,
@@ -312,7 +302,10 @@ impl Mover {
                 Outcome::Returned { why } => return Ok(MoveEnd::Stopped(why)),
                 Outcome::NotBegun { why } => {
                     self.doing = format!("trying again: {why}");
-                    self.rest(LEG_REST)?;
+                    self.rest(LEG_REST.max(self.drain_patience * LEG_REST_FACTOR))?;
+                    if !self.aborted {
+                        self.until_connected(Self::learn_drain)?;
+                    }
                 }
             }
         }
@@ -387,21 +380,24 @@ impl Mover {
                 self.steer(steer);
             }
             // Of a leg that has ended.
-            Told::Wanted { .. } | Told::Recorded { .. } | Told::CaughtUp { .. } | Told::HandedOver { .. } => {}
+            Told::Wanted { .. } | Told::WantedWhole { .. } | Told::Recorded { .. } | Told::CaughtUp { .. } | Told::HandedOver { .. } => {}
         }
     }
 
     pub(super) fn spool_key(&mut self, slot: Slot, key: &[u8]) {
-        if let Err(error) = self.spool.add(slot, key) {
-            // Without the list the leg asks the node itself.
-            warn!(%error, "the list of keys cannot be written");
-            self.anything.insert(slot);
+        if let Err(unlisted) = self.spool.add(slot, key) {
+            let (error, slots) = (unlisted.error, unlisted.slots);
+            warn!(%error, slots = slots.len(), "the list of keys cannot be written and stays in memory; for these slots that is too much, and their node is asked again");
+            self.anything.extend(slots);
         }
     }
 
     /// Nothing is under way.
     pub(super) fn say_quiet(&self) {
         self.own.share_temporary(self.staging.names());
+        if self.gives_functions {
+            return;
+        }
         for (ticket, worker) in &self.tickets {
             self.shared.mailboxes.send(*worker, Message::Quiet { move_id: self.order.id, ticket: *ticket });
         }
@@ -485,75 +481,87 @@ impl Mover {
         let access = plan.live.nodes.get(&node).ok_or("no address is configured for it")?;
         let address = plan.address_of(node, None).ok_or("no Sentinel has named its primary yet")?;
         let patience = plan.live.connect_timeout;
-        let name = format!("switchyard-{}-mover-{}", self.shared.incarnation, self.order.id.0);
+        let name = self.shared.connection_name(format_args!("mover-{}", self.order.id.0));
         let mut connection = Connection::open(access, address, &name, patience)?;
-        for dead in &self.end(side).dead {
+        let fences = &self.shared.fences;
+        let broken = fences.broken(node);
+        for dead in &broken {
             // Another process has none of the old one's connections.
             if dead.run_id == connection.process.run_id {
                 connection.kill(dead.client_id, patience)?;
             }
+        }
+        fences.ended(node, &broken);
+        if !fences.is_cleared(node, &connection.process.run_id) {
+            connection.end_strangers(&self.shared.site, &self.shared.incarnation, patience)?;
+            fences.cleared(node, &connection.process.run_id);
         }
         if side == Side::Target {
             // It was looked through before; who answers now may be another process, with keys of long ago.
             self.target_is_clean = false;
         }
         let end = self.end_mut(side);
-        end.dead.clear();
         end.next_try = None;
         end.connection = Some(connection);
-        end.learn(patience).inspect_err(|_| end.fail())
+        end.learn(patience).inspect_err(|_| end.fail())?;
+        // Another process may be on another machine.
+        self.ask_clock(side).map_err(|halt| match halt {
+            Halt::Stop(why) => why,
+            Halt::Lost | Halt::RouterStops => "its connection was lost".to_owned(),
+        })
     }
 
-    /// Reaches both sides, however long that takes. `resumed`: ends what an earlier router has left there first.
-    fn reach_both(&mut self, resumed: bool) -> Result<(), Halt> {
+    /// Reaches both sides, however long that takes.
+    fn reach_both(&mut self) -> Result<(), Halt> {
         for side in [Side::Source, Side::Target] {
-            if self.end(side).connection.as_ref().is_some_and(Connection::is_lost) {
-                self.end_mut(side).fail();
-            }
-            while self.end(side).connection.is_none() {
-                self.pump()?;
-                let reached = self.reach(side).and_then(|()| if resumed { self.end_strangers(side) } else { Ok(()) });
-                if let Err(why) = reached {
-                    self.end_mut(side).fail();
-                    self.doing = format!("waiting for {}: {why}", self.name(self.end(side).node));
-                    if self.aborted {
-                        return Err(Halt::Stop(self.doing.clone()));
-                    }
-                    self.rest(Duration::from_millis(300))?;
+            while !self.try_to_reach(side)? {
+                if self.aborted {
+                    return Err(Halt::Stop(self.doing.clone()));
                 }
+                self.rest(REACH_REST)?;
             }
         }
         Ok(())
+    }
+
+    /// The same for a leg that is under way. Clients wait for its keys: it goes on whatever the user wishes, and without a target that does not answer, because
+    /// the source has keys that can be served.
+    fn reach_for_leg(&mut self) -> Result<(), Halt> {
+        while !self.try_to_reach(Side::Source)? {
+            self.wait(REACH_REST);
+        }
+        let since = Instant::now();
+        while !self.try_to_reach(Side::Target)? && since.elapsed() < TARGET_PATIENCE {
+            self.wait(REACH_REST);
+        }
+        Ok(())
+    }
+
+    /// Whether the side is connected, after an attempt where it was not.
+    fn try_to_reach(&mut self, side: Side) -> Result<bool, Halt> {
+        if self.end(side).connection.as_ref().is_some_and(Connection::is_lost) {
+            self.end_mut(side).fail();
+        }
+        if self.end(side).connection.is_some() {
+            return Ok(true);
+        }
+        self.pump()?;
+        let reached = self.reach(side);
+        if let Err(why) = &reached {
+            self.end_mut(side).fail();
+            self.doing = format!("waiting for {}: {why}", self.name(self.end(side).node));
+        }
+        Ok(reached.is_ok())
     }
 
     /// Does something that needs both nodes, again from its beginning whenever one was lost.
     fn until_connected(&mut self, mut what: impl FnMut(&mut Self) -> Result<(), Halt>) -> Result<(), Halt> {
         loop {
             match what(self) {
-                Err(Halt::Lost) => self.reach_both(false)?,
+                Err(Halt::Lost) => self.reach_both()?,
                 other => return other,
             }
         }
-    }
-
-    /// Ends connections of an earlier router: what it sent may still be executed.
-    fn end_strangers(&mut self, side: Side) -> Result<(), String> {
-        let own = format!("switchyard-{}-", self.shared.incarnation);
-        let patience = self.patience();
-        let Some(connection) = &mut self.end_mut(side).connection else { return Err("not connected".to_owned()) };
-        let answer = connection.call(&[b"CLIENT", b"LIST"], patience)?;
-        let text = String::from_utf8_lossy(switchyard_resp::reply::text(&answer).unwrap_or_default()).into_owned();
-        let fields = |line: &str, name: &str| line.split(' ').find_map(|f| f.strip_prefix(name)).unwrap_or_default().to_owned();
-        for line in text.lines() {
-            let name = fields(line, "name=");
-            if name.starts_with("switchyard-")
-                && !name.starts_with(&own)
-                && let Ok(id) = fields(line, "id=").parse()
-            {
-                connection.kill(id, patience)?;
-            }
-        }
-        Ok(())
     }
 
     /// All databases that have keys at either node, as far as a question can be asked now.
@@ -628,11 +636,7 @@ impl Mover {
 
     /// Whole slots, as many as have the keys of a leg. `without`: those that are in the one under way.
     pub(super) fn next_leg(&self, without: &[bool]) -> Vec<Slot> {
-        let keys_max = match self.goal {
-            Goal::Fast => LEG_KEYS,
-            Goal::Balanced => 4096,
-            Goal::Gentle => 1024,
-        };
+        let keys_max = self.pacer.leg_keys();
         let mut slots = Vec::new();
         let mut keys = 0;
         let mut big_bytes = 0;
@@ -688,9 +692,30 @@ impl Mover {
 
     /// How fast.
     pub(super) fn pace(&self) -> Pace {
-        let pace = self.pacer.pace();
-        // Once it is to end, the leg under way ends.
-        if self.paused && !self.aborted { Pace { batches: 0, ..pace } } else { pace }
+        if self.hurried { self.pacer.hurried() } else { self.pacer.pace() }
+    }
+
+    /// Somebody waits for the end of the leg under way, or nobody does any more.
+    pub(super) fn hurry(&mut self, hurried: bool) {
+        self.hurried = hurried;
+    }
+
+    /// What was sent to the source earlier took so long to be answered: the next leg may hold clients back for twice that.
+    pub(super) fn note_drain(&mut self, took: Duration) {
+        self.drain_patience = (took * 2).clamp(DRAIN_PATIENCE, DRAIN_PATIENCE_MAX);
+    }
+
+    /// Waits until what was sent to the source earlier is answered, and until that takes no longer than clients can be held back. Nobody is held back for
+    /// that.
+    fn learn_drain(&mut self) -> Result<(), Halt> {
+        loop {
+            let took = self.observe()?;
+            if took <= DRAIN_PATIENCE_MAX {
+                return Ok(());
+            }
+            self.doing = format!("waiting for {}: commands sent to it earlier took {} s", self.name(self.order.source), took.as_secs());
+            self.rest(LEG_REST)?;
+        }
     }
 
     /// A batch took so long from its copy to its end.
@@ -762,7 +787,9 @@ impl Mover {
         }
     }
 
-    pub(super) fn ended_legs(&mut self, leg: Progress) {
+    /// `moving`: how long its keys have been on their way.
+    pub(super) fn ended_legs(&mut self, leg: Progress, moving: Duration) {
+        self.pacer.leg_ended(leg.keys_moved, leg.bytes_moved, moving.as_micros() as u64);
         self.before.keys_moved += leg.keys_moved;
         self.before.bytes_moved += leg.bytes_moved;
         self.before.pulled += leg.pulled;

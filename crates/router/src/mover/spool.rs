@@ -2,9 +2,13 @@
 //!
 //! One pass over a node gives the keys of all slots in no order, and legs need them slot by slot. So keys are appended to the *part* that their
 //! slot belongs to, and a leg reads the parts of its slots. A key may be there twice; whoever reads is indifferent to that.
+//!
+//! Of a file counts what was written to its end. What a write that failed has left behind it is written over by the next one, and read by nobody.
 
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use switchyard_policy::migration::Key;
@@ -25,6 +29,10 @@ pub(super) struct Spool {
     directory: PathBuf,
     parts: Vec<Part>,
     bytes: usize,
+    /// So many in memory; then the largest parts are written out.
+    memory_max: usize,
+    /// They could not be: from so many on it is tried again.
+    try_again_at: Option<usize>,
     /// Keys listed, by slot.
     counts: Vec<u32>,
 }
@@ -35,6 +43,16 @@ struct Part {
     pieces: Vec<Vec<u8>>,
     bytes: usize,
     file: Option<PathBuf>,
+    /// Bytes of the file that count.
+    written: u64,
+}
+
+/// Why the list of keys could not be written.
+#[derive(Debug)]
+pub(super) struct Unlisted {
+    pub(super) error: io::Error,
+    /// Of these slots keys are missing from here on: the node itself has to be asked. Of all others none is.
+    pub(super) slots: BTreeSet<Slot>,
 }
 
 impl Part {
@@ -55,16 +73,27 @@ impl Spool {
     /// An empty one, whose files are in `directory`, which is made when it is needed.
     pub(super) fn new(directory: PathBuf) -> Self {
         let parts = (0..SLOT_COUNT / PART_SLOTS).map(|_| Part::default()).collect();
-        Self { directory, parts, bytes: 0, counts: vec![0; SLOT_COUNT] }
+        Self { directory, parts, bytes: 0, memory_max: MEMORY_MAX, try_again_at: None, counts: vec![0; SLOT_COUNT] }
     }
 
-    /// Adds a key of a slot.
-    pub(super) fn add(&mut self, slot: Slot, key: &[u8]) -> io::Result<()> {
-        let Ok(len) = u32::try_from(key.len()) else { return Err(io::Error::other("a key of more than 4 GiB")) };
+    /// Adds a key of a slot. Where nothing can be written keys stay in memory, up to twice as many bytes as should be there.
+    pub(super) fn add(&mut self, slot: Slot, key: &[u8]) -> Result<(), Unlisted> {
+        self.add_by(slot, key, |file, bytes, at| file.write_all_at(bytes, at))
+    }
+
+    fn add_by(&mut self, slot: Slot, key: &[u8], write: impl FnMut(&File, &[u8], u64) -> io::Result<()>) -> Result<(), Unlisted> {
+        let Ok(len) = u32::try_from(key.len()) else {
+            return Err(Unlisted { error: io::Error::other("a key of more than 4 GiB"), slots: [slot].into() });
+        };
         self.parts[slot.index() / PART_SLOTS].add(slot, len, key);
         self.bytes += key.len() + 6;
         self.counts[slot.index()] += 1;
-        if self.bytes > MEMORY_MAX { self.write_out() } else { Ok(()) }
+        if self.bytes <= self.try_again_at.unwrap_or(self.memory_max) {
+            return Ok(());
+        }
+        let outcome = self.write_out(write).map_err(|error| Unlisted { error, slots: self.drop_what_is_too_much() });
+        self.try_again_at = outcome.is_err().then_some(self.bytes + self.memory_max / 16);
+        outcome
     }
 
     /// How many keys were added to a slot.
@@ -73,18 +102,38 @@ impl Spool {
     }
 
     /// Writes parts out until half of the memory is free, the largest first.
-    fn write_out(&mut self) -> io::Result<()> {
+    fn write_out(&mut self, mut write: impl FnMut(&File, &[u8], u64) -> io::Result<()>) -> io::Result<()> {
         std::fs::create_dir_all(&self.directory)?;
-        while self.bytes > MEMORY_MAX / 2 {
+        while self.bytes > self.memory_max / 2 {
             let Some((number, part)) = self.parts.iter_mut().enumerate().max_by_key(|(_, part)| part.bytes) else { break };
             let path = self.directory.join(format!("{number}.keys"));
-            let mut file = OpenOptions::new().create(true).append(true).open(&path)?;
-            part.pieces.iter().try_for_each(|piece| file.write_all(piece))?;
-            part.file = Some(path);
+            let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
+            let mut end = part.written;
+            for piece in &part.pieces {
+                write(&file, piece, end)?;
+                end += piece.len() as u64;
+            }
+            (part.file, part.written) = (Some(path), end);
             self.bytes -= part.bytes;
             (part.pieces, part.bytes) = (Vec::new(), 0);
         }
         Ok(())
+    }
+
+    /// Nothing can be written, and memory has its bounds: forgets keys, and says of which slots.
+    fn drop_what_is_too_much(&mut self) -> BTreeSet<Slot> {
+        let mut slots = BTreeSet::new();
+        let every = vec![true; SLOT_COUNT];
+        while self.bytes > 2 * self.memory_max {
+            let Some(part) = self.parts.iter_mut().max_by_key(|part| part.bytes) else { break };
+            let mut note = |slot, _: &[u8]| {
+                slots.insert(slot);
+            };
+            part.pieces.iter().for_each(|piece| take(piece, &every, &mut note));
+            self.bytes -= part.bytes;
+            (part.pieces, part.bytes) = (Vec::new(), 0);
+        }
+        slots
     }
 
     /// Of these slots, which are in order, the first ones: as many as are kept in one part.
@@ -114,7 +163,10 @@ impl Spool {
             let part = &self.parts[number];
             if let Some(path) = &part.file {
                 let mut written = Vec::new();
-                File::open(path)?.read_to_end(&mut written)?;
+                File::open(path)?.take(part.written).read_to_end(&mut written)?;
+                if written.len() as u64 != part.written {
+                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "a file of keys is shorter than what was written"));
+                }
                 take(&written, &wanted, &mut with);
             }
             part.pieces.iter().for_each(|piece| take(piece, &wanted, &mut with));
@@ -198,5 +250,49 @@ mod tests {
         assert_eq!((spool.bytes, spool.count(one)), (0, 0), "nothing of it stays in memory");
         drop(spool);
         assert!(!dir.path().join("move-1").exists());
+    }
+    /// A number from 0 to below `bound`.
+    fn draw(state: &mut u64, bound: u64) -> u64 {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (*state >> 33) % bound
+    }
+
+    #[test]
+    fn writes_that_stop_in_the_middle_lose_no_key() {
+        let (mut torn, mut dropped) = (0, 0);
+        for seed in 0..40 {
+            let dir = tempfile::tempdir().expect("a directory");
+            let mut spool = Spool::new(dir.path().join("move-1"));
+            spool.memory_max = 64 << 10;
+            let mut state = seed;
+            let mut unlisted = BTreeSet::new();
+            let mut keys = BTreeSet::new();
+            // In some runs the disk is full for long.
+            let failing = [0, 20, 300, 999][seed as usize % 4];
+            for number in 0..6000 {
+                let key = format!("{{{}}}{number}{}", draw(&mut state, 200), "x".repeat(draw(&mut state, 60) as usize)).into_bytes();
+                let added = spool.add_by(slot_of(&key), &key, |file, bytes, at| {
+                    if draw(&mut state, 1000) >= failing {
+                        return file.write_all_at(bytes, at);
+                    }
+                    torn += 1;
+                    let some = draw(&mut state, bytes.len() as u64) as usize;
+                    file.write_all_at(&bytes[..some], at)?;
+                    Err(io::ErrorKind::StorageFull.into())
+                });
+                if let Err(why) = added {
+                    dropped += why.slots.len();
+                    unlisted.extend(why.slots);
+                }
+                keys.insert(key);
+                assert!(spool.bytes <= 3 * spool.memory_max, "memory has its bounds: {}", spool.bytes);
+            }
+            let slots: Vec<Slot> = keys.iter().map(|key| slot_of(key)).collect::<BTreeSet<_>>().into_iter().collect();
+            let listed: BTreeSet<Vec<u8>> = spool.keys(&slots).expect("read").iter().map(|key| key.to_vec()).collect();
+            assert!(listed.is_subset(&keys), "seed {seed}: nothing is listed that was not added");
+            let missing = keys.difference(&listed).find(|key| !unlisted.contains(&slot_of(key)));
+            assert_eq!(missing, None, "seed {seed}: it is missing, and nobody says so");
+        }
+        assert!(torn > 100 && dropped > 0, "both are tried: {torn} torn writes, {dropped} slots to be asked for again");
     }
 }

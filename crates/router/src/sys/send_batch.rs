@@ -19,11 +19,14 @@ use rustix::net::SendFlags;
 /// Sends in one call; more are done in several.
 const ENTRIES: usize = 256;
 
+/// The outcome of a send of which the kernel has not said what became of it: its bytes may have been sent.
+pub(crate) const UNKNOWN: Errno = Errno::CANCELED;
+
 /// A ring for sends that do not wait. `T` tells the sends of a call apart.
 pub(crate) struct SendBatch<T> {
     ring: IoUring,
     tags: Vec<T>,
-    /// A call did not end: entries may be queued whose bytes are no longer there.
+    /// A call did not end, or the kernel refused one: entries may be queued whose bytes are no longer there. It sends nothing any more.
     broken: bool,
 }
 
@@ -41,7 +44,7 @@ impl<T: Copy> SendBatch<T> {
         let mut batch = Self { ring, tags: Vec::with_capacity(ENTRIES), broken: false };
         let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
         let mut outcome = None;
-        batch.send([(tag, ours.as_fd(), &b"?"[..])].into_iter(), |_, sent| outcome = Some(sent));
+        batch.send([(tag, ours.as_fd(), &b"?"[..])].into_iter(), |_, sent| outcome = Some(sent))?;
         let mut echo = [0; 2];
         match (outcome, rustix::net::recv(&theirs, &mut echo[..], rustix::net::RecvFlags::DONTWAIT)) {
             (Some(Ok(1)), Ok((_, 1))) if echo[0] == b'?' => Ok(batch),
@@ -49,15 +52,18 @@ impl<T: Copy> SendBatch<T> {
         }
     }
 
-    /// Sends each of `sends` once, as far as its socket takes it at once, and tells `done` the outcome with its tag.
+    /// Sends each of `sends` once, as far as its socket takes it at once, and tells `done` the outcome with its tag. After an error the ring is of no
+    /// use any more, and what `done` was not told of was not sent.
     pub(crate) fn send<'a>(
         &mut self,
         mut sends: impl Iterator<Item = (T, BorrowedFd<'a>, &'a [u8])>,
         mut done: impl FnMut(T, Result<usize, Errno>),
-    ) {
+    ) -> io::Result<()> {
         let flags = (SendFlags::DONTWAIT | SendFlags::NOSIGNAL).bits() as i32;
-        while !self.broken {
-            self.broken = true;
+        loop {
+            if std::mem::replace(&mut self.broken, true) {
+                return Err(io::Error::other("an earlier batch of sends did not end"));
+            }
             self.tags.clear();
             {
                 let mut queue = self.ring.submission();
@@ -73,23 +79,33 @@ impl<T: Copy> SendBatch<T> {
                     self.tags.push(tag);
                 }
             }
-            if !self.tags.is_empty() {
-                self.submit();
+            let refused = if self.tags.is_empty() { None } else { self.submit().err() };
+            let mut left = vec![true; if refused.is_some() { self.tags.len() } else { 0 }];
+            for completion in self.ring.completion() {
+                let (place, result) = (completion.user_data() as usize, completion.result());
+                let outcome = usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result));
+                done(self.tags[place], outcome);
+                if let Some(left) = left.get_mut(place) {
+                    *left = false;
+                }
+            }
+            if let Some(error) = refused {
+                // The ring stays broken. What the kernel has not taken out of the queue was not sent.
+                let taken = self.tags.len() - self.ring.submission().len();
+                for (_, tag) in left.iter().zip(&self.tags).take(taken).filter(|(left, _)| **left) {
+                    done(*tag, Err(UNKNOWN));
+                }
+                return Err(error);
             }
             self.broken = false;
-            for completion in self.ring.completion() {
-                let result = completion.result();
-                let outcome = usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result));
-                done(self.tags[completion.user_data() as usize], outcome);
-            }
             if self.tags.len() < ENTRIES {
-                return;
+                return Ok(());
             }
         }
     }
 
     /// Submits what is queued and waits until all is completed. That is no wait: with MSG_DONTWAIT a send completes while it is submitted.
-    fn submit(&mut self) {
+    fn submit(&mut self) -> io::Result<()> {
         while self.ring.completion().len() < self.tags.len() {
             match self.ring.submit_and_wait(self.tags.len()) {
                 Ok(_) => {}
@@ -98,9 +114,10 @@ impl<T: Copy> SendBatch<T> {
                 Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::AGAIN | Errno::BUSY | Errno::NOMEM)) => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                Err(error) => panic!("the kernel refuses a batch of sends, and has accepted others before: {error}"),
+                Err(error) => return Err(error),
             }
         }
+        Ok(())
     }
 }
 
@@ -123,7 +140,7 @@ mod tests {
         let texts: Vec<String> = (0..pairs.len()).map(|n| format!("to {n}")).collect();
         let mut outcomes = Vec::new();
         let sends = pairs.iter().zip(&texts).enumerate().map(|(n, (pair, text))| (n, pair.0.as_fd(), text.as_bytes()));
-        batch.send(sends, |n, outcome| outcomes.push((n, outcome)));
+        batch.send(sends, |n, outcome| outcomes.push((n, outcome))).unwrap();
         outcomes.sort_by_key(|(n, _)| *n);
         for (n, (pair, text)) in pairs.into_iter().zip(&texts).enumerate() {
             assert_eq!(outcomes[n], (n, Ok(text.len())));
@@ -145,7 +162,7 @@ mod tests {
         let mut outcomes = [const { None }; 4];
         let sends: [(usize, _, &[u8]); 4] =
             [(0, full.as_fd(), &big), (1, full.as_fd(), b"more"), (2, gone.as_fd(), b"hello"), (3, fine.as_fd(), b"hello")];
-        batch.send(sends.into_iter(), |n, outcome| outcomes[n] = Some(outcome));
+        batch.send(sends.into_iter(), |n, outcome| outcomes[n] = Some(outcome)).unwrap();
         let [first, second, third, fourth] = outcomes.map(Option::unwrap);
         assert!(first.unwrap() < big.len(), "what the socket takes, and no more");
         assert_eq!(second, Err(Errno::AGAIN));
@@ -154,5 +171,22 @@ mod tests {
         let mut got = [0; 5];
         reader.read_exact(&mut got).unwrap();
         assert_eq!(&got, b"hello");
+    }
+
+    #[test]
+    fn a_ring_that_the_kernel_refuses_sends_nothing_and_says_so() {
+        let Some(mut batch) = batch() else { return };
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        // A ring of a single issuer is refused to every other thread.
+        let refused = std::thread::spawn(move || {
+            let mut outcomes = 0;
+            let first = batch.send([(0, ours.as_fd(), &b"hello"[..])].into_iter(), |_, _| outcomes += 1);
+            let second = batch.send([(0, ours.as_fd(), &b"hello"[..])].into_iter(), |_, _| outcomes += 1);
+            (first.is_err(), second.is_err(), outcomes, ours)
+        });
+        let (first, second, outcomes, _ours) = refused.join().unwrap();
+        assert!(first && second && outcomes == 0, "{first} {second} {outcomes}");
+        assert_eq!((&theirs).read(&mut [0; 8]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 }

@@ -4,10 +4,10 @@
 //! the arguments, users who are bound to some keys are refused, because at the node the command would run as the router's user.
 
 use switchyard_resp::command::{Access, Command, Flags, KeyError};
+use switchyard_resp::glob;
 use switchyard_resp::request::Args;
 
 use super::User;
-use super::pattern::glob;
 
 /// Why a command is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,7 +89,7 @@ impl User {
             let index = *index as usize;
             let Some(key) = args.get(index) else { return Err(Denied::Unknown) };
             let wanted = command.key_access(args, place);
-            if !self.keys.iter().any(|rule| rule.access.covers(wanted) && glob(&rule.pattern, key)) {
+            if !self.keys.iter().any(|rule| rule.access.covers(wanted) && glob::matches(&rule.pattern, key)) {
                 return Err(Denied::Key(index));
             }
         }
@@ -113,7 +113,7 @@ impl User {
         for index in indexes {
             let channel = args.get(index).unwrap_or_default();
             // A pattern is allowed by the same pattern only: whether one covers another is not decided.
-            let fits = |pattern: &Vec<u8>| if are_patterns { pattern == channel } else { glob(pattern, channel) };
+            let fits = |pattern: &Vec<u8>| if are_patterns { pattern == channel } else { glob::matches(pattern, channel) };
             if !self.channels.iter().any(fits) {
                 return Err(Denied::Channel(index));
             }

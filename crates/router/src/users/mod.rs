@@ -6,9 +6,11 @@
 //!
 //! A user without any restriction costs nothing: the worker looks at one number of the client's ([`Client::guard`](crate::worker)).
 
+mod change;
 mod check;
+mod line;
+mod log;
 mod login;
-mod pattern;
 mod rules;
 
 use std::collections::BTreeMap;
@@ -19,6 +21,9 @@ use switchyard_resp::command::{Access, Categories, Command, CommandTable};
 
 use crate::settings::{Reads, Secret};
 
+pub use change::hash_password;
+pub(crate) use check::Denied;
+pub(crate) use log::{AclLog, Refused};
 pub(crate) use login::{Attempt, Logins};
 pub use rules::RuleError;
 
@@ -94,6 +99,8 @@ pub struct User {
     channels: Vec<Vec<u8>>,
     all_channels: bool,
     all_scripts: bool,
+    /// May change the fleet, and users who may.
+    operator: bool,
     bounds: Bounds,
     /// Who answers its reads, where it is not as its listener says.
     reads: Option<Reads>,
@@ -117,6 +124,7 @@ impl User {
             channels: Vec::new(),
             all_channels: false,
             all_scripts: false,
+            operator: false,
             bounds: Bounds::default(),
             reads: None,
             allowed: Vec::new(),
@@ -200,6 +208,11 @@ impl User {
         self.all_commands && self.all_keys && self.all_channels
     }
 
+    /// Whether the user may change the fleet. No other right includes it.
+    pub fn is_operator(&self) -> bool {
+        self.operator
+    }
+
     /// What all its clients may do together.
     pub fn bounds(&self) -> &Bounds {
         &self.bounds
@@ -217,8 +230,18 @@ impl User {
 pub struct Users {
     by_name: BTreeMap<String, Arc<User>>,
     default: Arc<User>,
-    /// The default user is one of the file's.
-    default_is_listed: bool,
+    default_user: DefaultUser,
+}
+
+/// Who says what the default user is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DefaultUser {
+    /// A line of the users file, or `ACL SETUSER`.
+    Listed,
+    /// The configuration, although there is a users file.
+    OfConfiguration,
+    /// Nothing more than that there is always one.
+    Nobody,
 }
 
 impl Users {
@@ -238,7 +261,7 @@ impl Users {
     /// Only the default user, who may do everything: with the password, or without where there is none.
     pub fn without_file(password: Option<&Secret>) -> Self {
         let proofs = password.into_iter().cloned().map(Proof::Clear).collect();
-        Self::assemble(BTreeMap::new(), User::unrestricted(DEFAULT, proofs))
+        Self::assemble(BTreeMap::new(), User::unrestricted(DEFAULT, proofs), DefaultUser::Nobody)
     }
 
     /// The users of a file. The default user is the file's; where the file has none, the one with the password; where there is none
@@ -251,20 +274,21 @@ impl Users {
                 return Err(vec![RuleError { line: 0, text }]);
             }
             let default = default.clone();
-            return Ok(Self { by_name: users, default, default_is_listed: true });
+            return Ok(Self { by_name: users, default, default_user: DefaultUser::Listed });
         }
         let mut default = match password {
             Some(password) => User::unrestricted(DEFAULT, vec![Proof::Clear(password.clone())]),
             None => User::new(DEFAULT),
         };
         default.on = password.is_some();
-        Ok(Self::assemble(users, default))
+        let of = if password.is_some() { DefaultUser::OfConfiguration } else { DefaultUser::Nobody };
+        Ok(Self::assemble(users, default, of))
     }
 
-    fn assemble(mut by_name: BTreeMap<String, Arc<User>>, default: User) -> Self {
+    fn assemble(mut by_name: BTreeMap<String, Arc<User>>, default: User, default_user: DefaultUser) -> Self {
         let default = Arc::new(default);
         by_name.insert(DEFAULT.to_owned(), default.clone());
-        Self { by_name, default, default_is_listed: false }
+        Self { by_name, default, default_user }
     }
 
     /// The same, where the default user may do less: by the words of a line of the file that are about commands, keys, channels, scripts,
@@ -274,12 +298,12 @@ impl Users {
             return Ok(self);
         }
         let wrong = |text: String| RuleError { line: 0, text };
-        if self.default_is_listed {
+        if self.default_user == DefaultUser::Listed {
             return Err(wrong("the users file has a line for the default user: write these words there".to_owned()));
         }
         let mut default = User::clone(&self.default);
         default.restrict(words).map_err(wrong)?;
-        Ok(Self::assemble(self.by_name, default))
+        Ok(Self::assemble(self.by_name, default, DefaultUser::OfConfiguration))
     }
 
     /// The default user.
@@ -288,7 +312,7 @@ impl Users {
     }
 
     /// The user of that name.
-    pub(crate) fn get(&self, name: &[u8]) -> Option<&Arc<User>> {
+    pub fn get(&self, name: &[u8]) -> Option<&Arc<User>> {
         self.by_name.get(std::str::from_utf8(name).ok()?)
     }
 

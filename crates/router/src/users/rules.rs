@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The words are Redis's, without those that make no sense here: passwords are Argon2id hashes only (a list of fast hashes that leaks is a
-//! list of passwords), there are no selectors, and no `+select|0`. Ours are `allscripts`, the bounds and `reads`. Every mistake is reported with
+//! list of passwords), there are no selectors, and no `+select|0`. Ours are `allscripts`, `operator`, the bounds and `reads`. Every mistake is reported with
 //! its line; a file with one is not taken at all.
 
 use std::collections::BTreeMap;
@@ -23,8 +23,8 @@ use super::{CommandRule, KeyRule, Proof, Subject, User};
 use crate::settings::Reads;
 
 /// Users in one file, and words about one user: more is a mistake.
-const USERS_MAX: usize = 10_000;
-const WORDS_MAX: usize = 10_000;
+pub(super) const USERS_MAX: usize = 10_000;
+pub(super) const WORDS_MAX: usize = 10_000;
 
 /// The most that a hash may ask for, so that a slip in the file does not take the machine's memory at the first login.
 const HASH_MEMORY_MAX_KIB: u32 = 1 << 20;
@@ -102,8 +102,12 @@ fn shown(word: &str) -> String {
     }
 }
 
-const KEYS_AFTER_ALL: &str = "a pattern after ~* or allkeys has no effect; resetkeys starts with an empty list";
-const CHANNELS_AFTER_ALL: &str = "a pattern after &* or allchannels has no effect; resetchannels starts with an empty list";
+// In Redis's words.
+const KEYS_AFTER_ALL: &str = "Adding a pattern after the * pattern (or the 'allkeys' flag) is not valid and does not have any effect. Try \
+                              'resetkeys' to start with an empty list of patterns";
+const CHANNELS_AFTER_ALL: &str = "Adding a pattern after the * pattern (or the 'allchannels' flag) is not valid and does not have any effect. \
+                                  Try 'resetchannels' to start with an empty list of channels";
+const UNKNOWN: &str = "Unknown command or category name in ACL";
 
 impl User {
     /// Takes rights away from a user who has all of them. Who may log in as it, and how, is said elsewhere.
@@ -121,7 +125,7 @@ impl User {
         Ok(())
     }
 
-    fn apply(&mut self, word: &str, table: &CommandTable) -> Result<(), String> {
+    pub(super) fn apply(&mut self, word: &str, table: &CommandTable) -> Result<(), String> {
         match word {
             "on" => self.on = true,
             "off" => self.on = false,
@@ -153,9 +157,13 @@ impl User {
             "nocommands" | "-@all" => self.rules = vec![CommandRule { allow: false, subject: Subject::All }],
             "allscripts" => self.all_scripts = true,
             "resetscripts" => self.all_scripts = false,
+            "operator" => self.operator = true,
+            "nooperator" => self.operator = false,
             "reset" => *self = User::new(&self.name),
             // About RESTORE's payloads, which nodes check as they are configured.
             "sanitize-payload" | "skip-sanitize-payload" => {}
+            // There are none.
+            "clearselectors" => {}
             _ => return self.apply_argument(word, table),
         }
         Ok(())
@@ -179,11 +187,16 @@ impl User {
             if self.all_channels {
                 return Err(CHANNELS_AFTER_ALL.to_owned());
             }
-            self.channels.push(pattern.as_bytes().to_vec());
+            let pattern = pattern.as_bytes().to_vec();
+            if !self.channels.contains(&pattern) {
+                self.channels.push(pattern);
+            }
             return Ok(());
         }
         if let Some((sign @ ('+' | '-'), name)) = word.chars().next().zip(word.get(1..)) {
             let subject = subject(name, table)?;
+            // The last rule about the same counts: one before it says nothing any more.
+            self.rules.retain(|rule| rule.subject != subject);
             self.rules.push(CommandRule { allow: sign == '+', subject });
             return Ok(());
         }
@@ -204,7 +217,7 @@ impl User {
         if let Some((name, value)) = word.split_once('=') {
             return self.add_bound(name, value);
         }
-        Err(format!("{} is not understood; see docs/security.md for the words there are", shown(word)))
+        Err(format!("Syntax error: {} is not understood; see docs/security.md for the words there are", shown(word)))
     }
 
     fn add_key(&mut self, access: Access, pattern: &str) -> Result<(), String> {
@@ -216,7 +229,10 @@ impl User {
             self.keys.clear();
             return Ok(());
         }
-        self.keys.push(KeyRule { access, pattern: pattern.as_bytes().to_vec() });
+        let rule = KeyRule { access, pattern: pattern.as_bytes().to_vec() };
+        if !self.keys.contains(&rule) {
+            self.keys.push(rule);
+        }
         Ok(())
     }
 
@@ -241,14 +257,20 @@ impl User {
         Ok(())
     }
 
-    /// The user as a line of the file; of passwords only that there are some.
-    pub(crate) fn describe(&self) -> String {
+    /// The user as a line of the file; of passwords only that there are some, unless `hashes` are wanted.
+    pub(crate) fn line(&self, hashes: bool) -> String {
         let mut line = format!("user {} {}", self.name, if self.on { "on" } else { "off" });
         if self.no_password {
             line.push_str(" nopass");
         }
-        for _ in &self.proofs {
-            line.push_str(" #hidden");
+        for proof in &self.proofs {
+            match proof {
+                Proof::Hash(hash) if hashes => {
+                    line.push(' ');
+                    line.push_str(hash);
+                }
+                _ => line.push_str(" #hidden"),
+            }
         }
         for part in [self.describe_keys(), self.describe_channels(), self.describe_commands()] {
             if !part.is_empty() {
@@ -264,6 +286,12 @@ impl User {
         let mut flags = vec![if self.on { "on" } else { "off" }];
         if self.no_password {
             flags.push("nopass");
+        }
+        if self.all_scripts && !self.is_unrestricted() {
+            flags.push("allscripts");
+        }
+        if self.operator {
+            flags.push("operator");
         }
         flags
     }
@@ -316,6 +344,9 @@ impl User {
         if self.all_scripts && !self.is_unrestricted() {
             text.push_str(" allscripts");
         }
+        if self.operator {
+            text.push_str(" operator");
+        }
         let bounds = &self.bounds;
         let numbers = [
             ("connections", bounds.connections.map(u64::from)),
@@ -341,7 +372,7 @@ fn subject(name: &str, table: &CommandTable) -> Result<Subject, String> {
             return Ok(Subject::All);
         }
         let Some(categories) = Categories::named(&category) else {
-            return Err(format!("there is no category {}; `ACL CAT` lists them", shown(&category)));
+            return Err(format!("{UNKNOWN}: there is no category {}; `ACL CAT` lists them", shown(&category)));
         };
         return Ok(Subject::Category(categories, category));
     }
@@ -354,13 +385,13 @@ fn subject(name: &str, table: &CommandTable) -> Result<Subject, String> {
         && let Some(container) = table.by_name(container)
     {
         let why = if container.is_container() { "there is no such subcommand" } else { "rules about first arguments are not supported" };
-        return Err(format!("{}: {why}", shown(name)));
+        return Err(format!("{UNKNOWN}: {}: {why}", shown(name)));
     }
     // A module's command is known only once a node with the module is there.
     if upper.contains('.') && upper.bytes().all(|b| b.is_ascii_graphic()) {
         return Ok(Subject::Command(upper));
     }
-    Err(format!("there is no command {}", shown(name)))
+    Err(format!("{UNKNOWN}: there is no command {}", shown(name)))
 }
 
 /// Whether a hash is one that can be checked, at a price that can be paid.
@@ -405,12 +436,12 @@ mod tests {
             "on nopass -@all +@write connections=3 requests-per-second=100 bytes-in-flight=1000000",
         ] {
             let user = one(rules).expect(rules);
-            let shown = user.describe();
+            let shown = user.line(false);
             assert_eq!(*parse(&shown).expect("again")["u"], *user, "{shown}");
         }
         let user = one(&format!("on {HASH} +@all ~*")).expect("good");
-        assert!(user.describe().contains("#hidden") && !user.describe().contains("argon2id"));
-        assert_eq!(one("on nopass ~* &* +@all").expect("good").describe(), "user u on nopass ~* &* +@all");
+        assert!(user.line(false).contains("#hidden") && !user.line(false).contains("argon2id"));
+        assert_eq!(one("on nopass ~* &* +@all").expect("good").line(false), "user u on nopass ~* &* +@all");
     }
 
     #[test]
@@ -428,7 +459,7 @@ mod tests {
             ("off +config|gett", "no such subcommand"),
             ("off +select|0", "first arguments"),
             ("off (+get ~a)", "selectors"),
-            ("off ~* ~a", "no effect"),
+            ("off ~* ~a", "does not have any effect"),
             ("off %X~a", "R, W or RW"),
             ("off %R", "has no ~"),
             ("off connections=0", "from 1 to"),
@@ -472,7 +503,7 @@ mod tests {
     #[test]
     fn the_default_user_may_be_given_less() {
         let users = Users::default().with_default_rules(&["-@dangerous", "+info", "resetkeys", "%R~a*", "connections=3"]).expect("good");
-        assert_eq!(users.default_user().describe(), "user default on nopass %R~a* &* +@all -@dangerous +info connections=3");
+        assert_eq!(users.default_user().line(false), "user default on nopass %R~a* &* +@all -@dangerous +info connections=3");
         assert!(!users.default_user().is_unrestricted() && users.default_user().is_open());
         assert_eq!(Users::default().with_default_rules::<&str>(&[]).expect("good"), Users::default());
         let bounded = Users::default().with_default_rules(&["connections=3"]).expect("good");
@@ -494,8 +525,8 @@ mod tests {
         fn no_text_makes_it_panic_and_what_is_taken_is_shown_the_same(text in "(user [a-c]{1,2}( (on|off|nopass|~[a-z*]{0,3}|%[RW]{0,2}~a|&c|[+-]@?[a-z|]{0,8}|[+-]@(read|all|write)|reset|\\$argon2id\\$|[\\PC]{0,6}|allkeys|resetkeys)){0,6}\n?){0,4}") {
             if let Ok(users) = parse(&text) {
                 for user in users.values() {
-                    let again = parse(&user.describe()).expect("what is shown can be read");
-                    prop_assert_eq!(again.values().next().expect("one").describe(), user.describe());
+                    let again = parse(&user.line(false)).expect("what is shown can be read");
+                    prop_assert_eq!(again.values().next().expect("one").line(false), user.line(false));
                 }
             }
         }

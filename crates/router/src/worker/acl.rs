@@ -1,17 +1,69 @@
-//! ACL, as far as it reads: who there is, and what they may do. Users are changed in the users file only: a change over the data port would
-//! be lost with the next start, or differ between two routers.
+//! ACL: who there is, what they may do, what was refused. What changes users is given away to a thread that may wait, because passwords are
+//! hashed and files written; the client is answered when every worker has adopted the change.
 
-use switchyard_resp::command::{CATEGORIES, Categories, Local, Lookup, errors};
+use switchyard_resp::command::{CATEGORIES, Categories, Command, Local, Lookup, Merge, errors};
 use switchyard_resp::encode;
 use switchyard_resp::request::{Args, Limits, Scan, Scanner};
 
-use super::Worker;
 use super::dispatch::Flow;
-use crate::shared::Plan;
+use super::gather::Whole;
+use super::local::parse;
+use super::upstream::Lane;
+use super::{Stall, Worker};
+use crate::operator::OperatorCommand;
+use crate::shared::{Plan, lock};
 use crate::slab::Handle;
+use crate::users::{Denied, Refused};
+
+/// Entries that ACL LOG shows where no number is given, as in Redis.
+const LOG_SHOWN: usize = 10;
 
 impl Worker {
+    /// `ACL SETUSER`, `DELUSER`, `SAVE`, `LOAD`. What follows on the connection and looks at users waits for it.
+    pub(super) fn change_users(&mut self, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+        let Some(port) = self.shared.users.get().cloned() else {
+            return self.refuse(handle, class, "ERR users of this router cannot be changed");
+        };
+        let Some(asker) = self.asker(handle) else { return Flow::Close };
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        if client.in_flight() > 0 {
+            return Flow::Stall(Stall::Barrier);
+        }
+        client.lane = Lane::Rounds;
+        let words = args.iter().skip(1).map(<[u8]>::to_vec).collect();
+        let parts = 1 + self.shared.mailboxes.len();
+        let Some(gather) = self.begin_gather(handle, class, parts, Whole::Merged(Merge::Same)) else { return Flow::Close };
+        port.take(OperatorCommand::new(words, asker, self.shared.mailboxes.clone(), self.index, gather).when_adopted());
+        Flow::Next
+    }
+
+    /// Whether the client has asked for other users and was not answered yet.
+    pub(super) fn awaits_users(&self, handle: Handle) -> bool {
+        self.clients.get(handle).is_some_and(|client| client.lane == Lane::Rounds && client.in_flight() > 0)
+    }
+
+    /// Enters a command that was refused into the log.
+    pub(super) fn note_denied(&self, handle: Handle, command: &Command, args: &Args<'_>, denied: Denied) {
+        let Some(client) = self.clients.get(handle) else { return };
+        let (reason, object) = match denied {
+            Denied::Key(index) => ("key", args.get(index).unwrap_or_default().to_vec()),
+            Denied::Channel(index) => ("channel", args.get(index).unwrap_or_default().to_vec()),
+            _ => ("command", command.name.to_ascii_lowercase().into_bytes()),
+        };
+        self.note_refused(handle, reason, object, client.user.name().as_bytes());
+    }
+
+    pub(super) fn note_refused(&self, handle: Handle, reason: &'static str, object: Vec<u8>, user: &[u8]) {
+        let Some(client) = self.clients.get(handle) else { return };
+        let context = if client.in_multi { "multi" } else { "toplevel" };
+        let client = client.describe(self.now_us, "acl", false);
+        lock(&self.shared.acl_log).note(Refused { reason, context, object, user: user.to_vec(), client });
+    }
+
     pub(super) fn acl(&mut self, plan: &Plan, handle: Handle, class: u8, local: Local, args: &Args<'_>) -> Flow {
+        if self.awaits_users(handle) {
+            return Flow::Stall(Stall::Barrier);
+        }
         let users = &plan.live.users;
         let arg = |index: usize| args.get(index).unwrap_or_default();
         let Some(client) = self.clients.get(handle) else { return Flow::Close };
@@ -24,7 +76,7 @@ impl Worker {
             }
             Local::AclList => {
                 encode::header(&mut out, b'*', users.iter().len());
-                users.iter().for_each(|user| encode::bulk(&mut out, user.describe().as_bytes()));
+                users.iter().for_each(|user| encode::bulk(&mut out, user.line(false).as_bytes()));
             }
             Local::AclGetuser => match users.get(arg(2)) {
                 None => encode::null(&mut out, resp3),
@@ -60,8 +112,37 @@ impl Worker {
                 encode::header(&mut out, b'*', commands.len());
                 commands.iter().for_each(|command| encode::bulk(&mut out, command.name.to_ascii_lowercase().as_bytes()));
             }
+            Local::AclLog if args.len() == 3 && arg(2).eq_ignore_ascii_case(b"RESET") => {
+                lock(&self.shared.acl_log).clear();
+                encode::simple(&mut out, "OK");
+            }
+            Local::AclLog if args.len() <= 3 => {
+                let Some(count) = args.get(2).map_or(Some(LOG_SHOWN as i64), parse::<i64>) else {
+                    return self.refuse(handle, class, "ERR value is not an integer or out of range");
+                };
+                lock(&self.shared.acl_log).show(usize::try_from(count).unwrap_or(0), resp3, &mut out);
+            }
+            Local::AclGenpass if args.len() <= 3 => {
+                let Some(bits) = args.get(2).map_or(Some(256), parse::<i64>) else {
+                    return self.refuse(handle, class, "ERR value is not an integer or out of range");
+                };
+                let Some(bits) = usize::try_from(bits).ok().filter(|bits| (1..=4096).contains(bits)) else {
+                    let text = "ERR ACL GENPASS argument must be the number of bits for the output password, a positive number up to 4096";
+                    return self.refuse(handle, class, text);
+                };
+                let mut bytes = vec![0; bits.div_ceil(8)];
+                if rustls::crypto::aws_lc_rs::default_provider().secure_random.fill(&mut bytes).is_err() {
+                    return self.refuse(handle, class, "ERR the system has no random bytes");
+                }
+                let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+                encode::bulk(&mut out, &digits.as_bytes()[..bits.div_ceil(4)]);
+            }
             Local::AclDryrun => return self.acl_dry_run(plan, handle, class, args),
-            _ => return self.refuse(handle, class, "ERR unknown subcommand or wrong number of arguments for 'CAT'. Try ACL HELP."),
+            _ => {
+                let name = String::from_utf8_lossy(arg(1)).to_ascii_uppercase();
+                let text = format!("ERR unknown subcommand or wrong number of arguments for '{name}'. Try ACL HELP.");
+                return self.refuse(handle, class, &text);
+            }
         }
         self.answer(handle, class, &out);
         Flow::Next

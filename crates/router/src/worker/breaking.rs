@@ -14,33 +14,41 @@ use crate::slab::Handle;
 /// Why a connection is given up whose node has been silent for too long.
 const SILENT: &str = "the node does not answer";
 
+/// What an error says of a command that the node may execute all the same.
+const PERHAPS: &str = "; the command may have been executed";
+
 /// Connections for the slow lane and large values that nobody used for this long are closed.
 const IDLE_US: u64 = 30_000_000;
 
 impl Worker {
-    /// Gives everybody who waits for a reply of this link an error instead. What was sent may still be executed: see [`Zombie`].
-    pub(super) fn fail_all(&mut self, handle: Handle, error: &str) {
+    /// Gives everybody who waits for a reply of this link an error instead, with the truth about the first `in_flight` of them: they may still be
+    /// executed (see [`Zombie`]).
+    pub(super) fn fail_all(&mut self, handle: Handle, error: &str, in_flight: usize) {
         let Some(link) = self.links.get_mut(handle) else { return };
+        link.uploading = false;
         let expired = std::mem::take(&mut link.expired);
         let pending = std::mem::take(&mut link.pending);
         link.counters.in_flight.sub(pending.len() as u64);
-        link.out.clear();
+        link.out = Vec::new();
         link.acked = 0;
         link.sent = 0;
         link.start_database = self.plan.live.database;
         link.database = link.start_database;
-        link.input.clear();
+        link.no_touch = false;
+        link.input = Vec::new();
         link.greeting.clear();
         link.body = Body::Whole(ReplyScanner::default());
         let waiters = std::mem::take(&mut link.waiters);
-        let mut bytes = Vec::new();
-        encode::error(&mut bytes, error);
+        let (mut not_executed, mut perhaps_executed) = (Vec::new(), Vec::new());
+        encode::error(&mut not_executed, error);
+        encode::error(&mut perhaps_executed, &format!("{error}{PERHAPS}"));
         for (place, pending) in pending.into_iter().enumerate() {
             if let Some(link) = self.links.get(handle) {
                 link.counters.classes[pending.class as usize].errors.add(1);
             }
             if place >= expired {
-                self.fail_pending(handle, pending, &bytes);
+                let bytes = if place < in_flight { &perhaps_executed } else { &not_executed };
+                self.fail_pending(handle, pending, bytes);
             }
         }
         for waiter in waiters {
@@ -48,7 +56,7 @@ impl Worker {
         }
     }
 
-    fn fail_pending(&mut self, handle: Handle, pending: Pending, error: &[u8]) {
+    pub(super) fn fail_pending(&mut self, handle: Handle, pending: Pending, error: &[u8]) {
         match pending.purpose {
             Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::Watch | Purpose::Wait => {
                 let holds = self.clients.get(pending.who).is_some_and(|c| c.held == Some(handle));
@@ -97,10 +105,10 @@ impl Worker {
         link.downgraded = false;
         link.counters.failures.add(1);
         link.counters.connections.sub(1);
-        let in_flight = if link.lane.is_exclusive() { !link.pending.is_empty() && !link.uploading } else { link.sent > link.acked };
-        let node = link.node;
-        let (client_id, run_id, lane) = (link.client_id, link.run_id.clone(), link.lane);
-        let oldest = link.oldest_epoch();
+        let in_flight = link.may_be_executed();
+        let (node, client_id, lane) = (link.node, link.client_id, link.lane);
+        self.leave_behind(handle);
+        let Some(link) = self.links.get_mut(handle) else { return };
         if let Some(fd) = link.fd.take() {
             if let Some(tls) = &mut link.tls {
                 tls.notify_close(&fd);
@@ -115,16 +123,10 @@ impl Worker {
         }
         link.phase = Phase::Waiting { until_us: self.now_us };
         let name = self.node_name(node);
-        info!(node = %name, why, in_flight, "lost a connection to node");
-        if let (true, Some(low)) = (in_flight && lane != Lane::Replica, oldest) {
-            let epoch = self.plan.topology.epoch();
-            let epoch = epoch - u64::from((epoch as u32).wrapping_sub(low));
-            self.next_zombie += 1;
-            self.zombies.push(Zombie { number: self.next_zombie, node, client_id, run_id, epoch, asked: Handle::NONE });
-            self.count_zombies(node);
+        if let Some(untold) = self.routes.get_mut(node.index()).and_then(|route| route.lost_log.tell(self.now_us)) {
+            info!(node = %name, why, in_flight, untold, "lost a connection to node");
         }
-        let fate = if in_flight { "; the command may have been executed" } else { "" };
-        self.fail_all(handle, &format!("NODELOST connection to {name} was lost: {why}{fate}"));
+        self.fail_all(handle, &format!("NODELOST connection to {name} was lost: {why}"), in_flight);
         self.forget_asked(handle);
         let known = self.plan.topology.node(node).is_some();
         if lane == Lane::Main && known {
@@ -142,6 +144,18 @@ impl Worker {
         if lane.is_exclusive() {
             self.wake(node, lane);
         }
+    }
+
+    /// A connection is about to be closed: remembers what the node may still execute of it.
+    fn leave_behind(&mut self, handle: Handle) {
+        let Some(link) = self.links.get(handle) else { return };
+        let (node, client_id, run_id) = (link.node, link.client_id, link.run_id.clone());
+        let Some(low) = link.oldest_epoch().filter(|_| link.may_be_executed() > 0 && link.lane != Lane::Replica) else { return };
+        let epoch = self.plan.topology.epoch();
+        let epoch = epoch - u64::from((epoch as u32).wrapping_sub(low));
+        self.next_zombie += 1;
+        self.zombies.push(Zombie { number: self.next_zombie, node, client_id, run_id, epoch, asked: Handle::NONE });
+        self.count_zombies(node);
     }
 
     /// A link that was to confirm kills is gone without having done so.
@@ -162,8 +176,9 @@ impl Worker {
         }
     }
 
-    /// Removes a link from the tables.
+    /// Removes a link from the tables. Nobody waits for a reply on it any more; what it leaves behind is remembered all the same.
     pub(super) fn drop_link(&mut self, handle: Handle) {
+        self.leave_behind(handle);
         let Some(link) = self.links.remove(handle) else { return };
         link.counters.in_flight.sub(link.pending.len() as u64);
         if let Some(fd) = &link.fd {
@@ -193,6 +208,7 @@ impl Worker {
         if let Some(unblock) = link.unblock {
             self.answer_unblock(&unblock, 0);
         }
+        self.ensure_killer(link.node);
     }
 
     pub(super) fn tick_links(&mut self) {
@@ -214,6 +230,7 @@ impl Worker {
                     }
                 }
                 Phase::Up => {
+                    link.shrink(self.now_us);
                     let stale = link.stale;
                     self.tick_up(handle, &live);
                     if stale {
@@ -226,14 +243,17 @@ impl Worker {
 
     fn tick_up(&mut self, handle: Handle, live: &crate::settings::Live) {
         let Some(link) = self.links.get_mut(handle) else { return };
-        let timeout = if link.lane == Lane::Slow { live.slow_command_timeout } else { live.command_timeout };
+        let timeout = if link.lane == Lane::Slow || link.slow { live.slow_command_timeout } else { live.command_timeout };
         let timeout_us = timeout.as_micros() as u32;
         // A node that is in the middle of a reply answers, however long the reply takes on its way.
         let mid_reply = !link.input.is_empty() || !matches!(link.body, Body::Whole(_));
         let is_answering = mid_reply && self.now_us.saturating_sub(link.received_us) < u64::from(timeout_us);
-        let busy = link.uploading || link.paused || is_answering || self.now_us < link.waits_until_us;
+        let busy = link.paused || is_answering || self.now_us < link.waits_until_us;
+        let uploading = link.uploading;
+        let sent_whole = link.pending.len() - usize::from(uploading && !link.pending.is_empty());
         let mut late = Vec::new();
         while let Some(pending) = link.pending.get(link.expired)
+            && link.expired < sent_whole
             && (self.now_us as u32).wrapping_sub(pending.sent_us) > timeout_us
             && !busy
         {
@@ -254,16 +274,21 @@ impl Worker {
         if !link.pending.is_empty() {
             link.idle_since_us = self.now_us;
         }
-        if !late.is_empty() {
-            let name = self.node_name(self.links.get(handle).map_or(NodeId(0), |l| l.node));
-            warn!(node = %name, commands = late.len(), ?timeout, "node does not answer in time");
+        let is_late = !late.is_empty();
+        if is_late {
+            let node = self.links.get(handle).map_or(NodeId(0), |l| l.node);
+            let name = self.node_name(node);
+            if let Some(untold) = self.routes.get_mut(node.index()).and_then(|route| route.late_log.tell(self.now_us)) {
+                warn!(node = %name, commands = late.len(), ?timeout, untold, "node does not answer in time");
+            }
             let mut error = Vec::new();
-            encode::error(&mut error, &format!("NODETIMEOUT {name} did not answer within {timeout:?}; the command may have been executed"));
+            encode::error(&mut error, &format!("NODETIMEOUT {name} did not answer within {timeout:?}{PERHAPS}"));
             for pending in late {
                 self.fail_pending(handle, pending, &error);
             }
         }
-        if silent {
+        // Nobody goes on with an upload behind a command that was given up.
+        if silent || (is_late && uploading) {
             // Still nothing: give the connection up. What it carried is in flight until its kill is confirmed.
             let frozen = self.links.get(handle).map(|l| (l.node, l.lane));
             self.break_link(handle, SILENT);

@@ -22,6 +22,12 @@ pub(super) fn is_valid_name(name: &[u8]) -> bool {
     name.iter().all(|b| (b'!'..=b'~').contains(b))
 }
 
+/// Whether servers of this version of Redis, or compatible with it, have CLIENT NO-TOUCH.
+fn knows_no_touch(redis_version: &str) -> bool {
+    let mut numbers = redis_version.split('.').map(|number| number.parse::<u32>().unwrap_or(0));
+    (numbers.next(), numbers.next()) >= (Some(7), Some(2))
+}
+
 const HELP: &[&str] = &[
     "CLIENT <subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
     "GETNAME",
@@ -34,8 +40,10 @@ const HELP: &[&str] = &[
     "    Kill connections. Options: ADDR, LADDR, ID, TYPE, USER, SKIPME, MAXAGE.",
     "LIST [TYPE type] [ID id ...]",
     "    Return information about client connections of the router.",
-    "NO-EVICT (ON|OFF), NO-TOUCH (ON|OFF)",
+    "NO-EVICT (ON|OFF)",
     "    Accepted for compatibility.",
+    "NO-TOUCH (ON|OFF)",
+    "    Will not touch LRU/LFU stats when this mode is on.",
     "REPLY (ON|OFF|SKIP)",
     "    Control the replies sent to the current connection.",
     "SETINFO <option> <value>",
@@ -91,9 +99,15 @@ impl Worker {
                 if !on && !is(2, "OFF") {
                     return self.refuse(handle, class, "ERR syntax error");
                 }
-                match local {
-                    Local::ClientNoEvict => client.details.no_evict = on,
-                    _ => client.details.no_touch = on,
+                if local == Local::ClientNoTouch {
+                    if on
+                        && !plan.topology.nodes().all(|node| self.shared.with_facts(node.id, |facts| knows_no_touch(&facts.redis_version)))
+                    {
+                        return self.refuse(handle, class, "ERR unknown subcommand 'NO-TOUCH'. Try CLIENT HELP.");
+                    }
+                    client.no_touch = on;
+                } else {
+                    client.details.no_evict = on;
                 }
                 out.extend_from_slice(b"+OK\r\n");
             }

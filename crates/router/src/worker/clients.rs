@@ -86,9 +86,10 @@ impl Worker {
         let settings = self.listeners[listener].settings.clone();
         let mut share = None;
         if settings.bounds != Bounds::default() || settings.connections_per_second.is_some() {
-            let account = self.shared.limits.account(&format!("listener:{}", self.listeners[listener].number));
+            let name = format!("listener:{}", self.listeners[listener].number);
+            let account = self.shared.limits.account(&name);
             let too_fast = settings.connections_per_second.is_some_and(|rate| account.accepts.take(rate, self.now_us).is_err());
-            share = Share::connect(account, settings.bounds.connections).filter(|_| !too_fast).map(Box::new);
+            share = Share::connect(self.part_of(name), settings.bounds.connections).filter(|_| !too_fast).map(Box::new);
             if share.is_none() {
                 self.counters.limited_connections.add(1);
                 if !settings.tls {
@@ -137,8 +138,8 @@ impl Worker {
             lib_name: String::new(),
             lib_ver: String::new(),
             created_us: self.now_us,
+            stranger_since_us: self.now_us,
             no_evict: false,
-            no_touch: false,
         });
         let mut client = Client::new(fd, tls, live.users.default_user().clone(), settings, live.database, self.now_us, details);
         client.listener_share = share;
@@ -292,9 +293,9 @@ impl Worker {
 
     /// Executes the commands at the start of `bytes` and returns how many bytes they took.
     fn process(&mut self, handle: Handle, bytes: &[u8]) -> usize {
+        let Some(client) = self.clients.get_mut(handle) else { return 0 };
         let plan = self.plan.clone();
         let mut scanner = std::mem::take(&mut self.scanner);
-        let Some(client) = self.clients.get_mut(handle) else { return 0 };
         if let Some(kept) = client.scanner.take() {
             scanner = *kept;
         }
@@ -326,9 +327,13 @@ impl Worker {
                 self.stall(handle, Stall::Pipeline);
                 break;
             }
-            if client.unsent() > OUTPUT_HIGH && !client.writes_first && !self.flush_client(handle) {
-                self.stall(handle, Stall::Output);
-                break;
+            if client.unsent() > OUTPUT_HIGH {
+                if !client.writes_first && !self.flush_client(handle) {
+                    self.stall(handle, Stall::Output);
+                    break;
+                }
+                // Few bytes read can be commands with large replies.
+                self.watch_memory();
             }
             let Some(client) = self.clients.get_mut(handle) else { break };
             let limits = Limits {

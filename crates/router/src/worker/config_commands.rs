@@ -1,20 +1,27 @@
 //! CONFIG GET and CONFIG SET for an operator who sees one server: the router's own settings, and those of the nodes.
 //!
-//! GET asks every node. What all answer alike is the answer; what differs is shown as such, with the nodes' names, because any one
-//! node's value would be taken for all. What is private to a node (its port, its files, its passwords) is not shown.
+//! GET asks every node. What all answer alike is the answer; where they differ it is a value of the same kind, chosen by name
+//! ([`super::config_values`]), because programs parse it. What is private to a node (its port, its files, its passwords) is not shown.
 //!
-//! SET reaches every node, for the names that `nodes.config-set` allows; nothing by default. A node's configuration is the
-//! operator's who runs it, and CONFIG SET is how servers have been taken over (`dir`, `dbfilename`): such names are never allowed.
+//! SET of what the router itself decides ([`crate::config_set`]) takes effect at every worker, for users who may call it. SET of a node's setting reaches every node, for the names that
+//! `nodes.config-set` allows; nothing by default. A node's configuration is the operator's who runs it, and CONFIG SET is how servers have
+//! been taken over (`dir`, `dbfilename`): such names are never allowed.
+
+use std::sync::Arc;
 
 use switchyard_resp::request::Args;
-use switchyard_resp::{encode, reply};
+use switchyard_resp::{encode, glob, reply};
 
+use super::config_values;
 use super::dispatch::Flow;
 use super::gather::Whole;
-use super::local::{glob, parse};
+use super::local::parse;
 use super::rounds::{Ask, Next, Procedure};
 use super::upstream::Lane;
 use super::{Stall, Worker};
+use crate::config_set::{SETTABLE, Settable};
+use crate::open_files;
+use crate::settings::Live;
 use crate::shared::Plan;
 use crate::slab::Handle;
 
@@ -59,15 +66,22 @@ const PRIVATE: &[&str] = &[
     "unixsocket*",
 ];
 
-/// Settings of ours that CONFIG SET can change.
-const OWN_SETTABLE: [&str; 2] = ["slowlog-log-slower-than", "slowlog-max-len"];
+/// Why CONFIG SET does not change a setting that is the router's, or is asked for often, and what to do instead.
+fn instead(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "requirepass" => "change the default user by ACL SETUSER, or clients.password in Switchyard's configuration file, and send SIGHUP",
+        "client-output-buffer-limit" => {
+            "set clients.output-limit, push-limit, push-soft-limit and push-soft-time in Switchyard's configuration file, and send SIGHUP"
+        }
+        "cluster-enabled" | "cluster-require-full-coverage" => "set cluster.emulate in Switchyard's configuration file, and start it anew",
+        "io-threads" | "port" => "set it in Switchyard's configuration file (workers, listen), and start it anew",
+        _ => return None,
+    })
+}
 
 fn is_private(name: &str) -> bool {
     PRIVATE.iter().any(|p| p.strip_suffix('*').map_or(*p == name, |start| name.starts_with(start)))
 }
-
-/// A node, by its place, and its value.
-type NodeValue = (usize, Vec<u8>);
 
 #[derive(Debug)]
 struct ConfigGet {
@@ -75,22 +89,21 @@ struct ConfigGet {
     own: Vec<(&'static str, String)>,
     /// Names of all settings that are the router's to answer.
     ours: Vec<&'static str>,
-    nodes: Vec<String>,
 }
 
 impl Procedure for ConfigGet {
     fn next(&mut self, _: &mut Worker, resp3: bool, parts: Vec<Vec<u8>>) -> Next {
         let mut out = Vec::new();
         // In the order of the first node, then what only others have.
-        let mut found: Vec<(String, Vec<NodeValue>)> = Vec::new();
-        for (node, part) in parts.iter().enumerate().filter(|(_, p)| !reply::is_error(p)) {
+        let mut found: Vec<(String, Vec<Vec<u8>>)> = Vec::new();
+        for part in parts.iter().filter(|p| !reply::is_error(p)) {
             let mut elements = reply::elements(part);
             while let (Some(name), Some(value)) = (elements.next(), elements.next()) {
                 let name = String::from_utf8_lossy(reply::text(name).unwrap_or_default()).to_ascii_lowercase();
                 if is_private(&name) || self.ours.contains(&name.as_str()) {
                     continue;
                 }
-                let value = (node, reply::text(value).unwrap_or_default().to_vec());
+                let value = reply::text(value).unwrap_or_default().to_vec();
                 match found.iter_mut().find(|(n, _)| *n == name) {
                     Some((_, values)) => values.push(value),
                     None => found.push((name, vec![value])),
@@ -111,22 +124,22 @@ impl Procedure for ConfigGet {
         }
         for (name, values) in found {
             encode::bulk(&mut out, name.as_bytes());
-            if values.iter().all(|(_, v)| *v == values[0].1) {
-                encode::bulk(&mut out, &values[0].1);
-            } else {
-                let each = values.iter().map(|(node, v)| format!("{} ({})", String::from_utf8_lossy(v), self.nodes[*node]));
-                encode::bulk(&mut out, format!("nodes differ: {}", each.collect::<Vec<_>>().join(", ")).as_bytes());
-            }
+            encode::bulk(&mut out, &config_values::one_of(&name, &values));
         }
         Next::Done(out)
     }
 }
 
 impl Worker {
-    pub(super) fn config_get(&mut self, plan: &Plan, handle: Handle, class: u8, raw: &[u8], args: &Args<'_>) -> Flow {
-        let live = &plan.live;
+    /// The settings that are the router's, as Redis writes them.
+    fn own_settings(&self, live: &Live) -> Vec<(&'static str, String)> {
         let slower = live.slowlog_slower_than.map_or(-1, |t| t.as_micros() as i64);
-        let own = [
+        let push = (live.push_limit, live.push_soft_limit, live.push_soft_time.as_secs());
+        vec![
+            (
+                "client-output-buffer-limit",
+                format!("normal {} 0 0 slave 0 0 0 pubsub {} {} {}", live.client_output_limit, push.0, push.1, push.2),
+            ),
             ("cluster-enabled", if live.cluster.is_some() { "yes" } else { "no" }.to_string()),
             ("cluster-require-full-coverage", "no".to_string()),
             ("io-threads", self.shared.mailboxes.len().to_string()),
@@ -136,17 +149,19 @@ impl Worker {
             ("slowlog-log-slower-than", slower.to_string()),
             ("slowlog-max-len", live.slowlog_max_len.to_string()),
             ("timeout", live.client_idle_timeout.map_or(0, |t| t.as_secs()).to_string()),
-        ];
+        ]
+    }
+
+    pub(super) fn config_get(&mut self, plan: &Plan, handle: Handle, class: u8, raw: &[u8], args: &Args<'_>) -> Flow {
+        let own = self.own_settings(&plan.live);
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Main) {
             return Flow::Stall(Stall::Barrier);
         }
-        let patterns: Vec<Vec<u8>> = args.iter().skip(2).map(<[u8]>::to_ascii_lowercase).collect();
         let ours = own.iter().map(|(name, _)| *name).collect();
-        let own = own.into_iter().filter(|(name, _)| patterns.iter().any(|p| glob(p, name.as_bytes()))).collect();
-        let nodes = plan.topology.nodes().map(|n| n.name.clone()).collect();
+        let own = own.into_iter().filter(|(name, _)| args.iter().skip(2).any(|p| glob::matches_setting(p, name.as_bytes()))).collect();
         let asks = plan.topology.nodes().map(|n| Ask { node: n.id, lane: Lane::Main, requests: vec![raw.to_vec()] }).collect();
-        self.begin_rounds(handle, class, Box::new(ConfigGet { own, ours, nodes }), asks)
+        self.begin_rounds(handle, class, Box::new(ConfigGet { own, ours }), asks)
     }
 
     pub(super) fn config_set(&mut self, plan: &Plan, handle: Handle, class: u8, raw: &[u8], args: &Args<'_>) -> Flow {
@@ -154,50 +169,59 @@ impl Worker {
             return self.refuse(handle, class, "ERR wrong number of arguments for 'config|set' command");
         }
         let names: Vec<String> = args.iter().skip(2).step_by(2).map(|n| String::from_utf8_lossy(n).to_ascii_lowercase()).collect();
-        let allowed = |name: &String| plan.live.config_set.iter().any(|p| glob(p.as_bytes(), name.as_bytes()));
-        if let Some(name) = names.iter().find(|n| !allowed(n) || (is_private(n) && !OWN_SETTABLE.contains(&n.as_str()))) {
-            let why = if is_private(name) { "it is a node's own business and cannot be allowed" } else { "allow it with nodes.config-set" };
-            return self.refuse(handle, class, &format!("ERR Switchyard does not serve CONFIG SET {name}: {why}, or call it at each node"));
+        if let Some(name) = names.iter().enumerate().find_map(|(at, name)| names[..at].contains(name).then_some(name)) {
+            let text = format!("ERR CONFIG SET failed (possibly related to argument '{name}') - duplicate parameter");
+            return self.refuse(handle, class, &text);
         }
-        let own = names.iter().filter(|n| OWN_SETTABLE.contains(&n.as_str())).count();
-        if own > 0 && own < names.len() {
+        let own: Vec<&Settable> = names.iter().filter_map(|name| SETTABLE.iter().find(|s| s.name == name)).collect();
+        let is_own = |name: &String| own.iter().any(|s| s.name == name);
+        let is_allowed = |name: &String| plan.live.config_set.iter().any(|p| glob::matches_nocase(p.as_bytes(), name.as_bytes()));
+        for name in names.iter().filter(|name| !is_own(name)) {
+            let why = match instead(name) {
+                Some(instead) => instead,
+                None if is_private(name) => "it is a node's own business and cannot be allowed, so call it at each node",
+                None if !is_allowed(name) => "allow it with nodes.config-set, or call it at each node",
+                None => continue,
+            };
+            return self.refuse(handle, class, &format!("ERR Switchyard does not serve CONFIG SET {name}: {why}"));
+        }
+        if !own.is_empty() && own.len() < names.len() {
             return self.refuse(handle, class, "ERR settings of the router and of the nodes cannot be set by one CONFIG SET");
         }
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
-        if own == 0 {
+        let id = client.details.id;
+        if own.is_empty() {
             if !client.may_take(Lane::Main) {
                 return Flow::Stall(Stall::Barrier);
             }
-            tracing::info!(client = client.details.id, settings = names.join(" "), "CONFIG SET at every node");
+            tracing::info!(client = id, settings = names.join(" "), "CONFIG SET at every node");
             self.gather_every(handle, Lane::Main, raw, class, Whole::Merged(switchyard_resp::command::Merge::Same));
             return Flow::Next;
         }
-        let mut live = (*plan.live).clone();
-        for (name, value) in names.iter().zip(args.iter().skip(3).step_by(2)) {
-            let number = parse::<i64>(value);
-            match (name.as_str(), number) {
-                ("slowlog-log-slower-than", Some(us @ -1..)) => {
-                    live.slowlog_slower_than = u64::try_from(us).ok().map(std::time::Duration::from_micros);
+        let mut numbers = Vec::with_capacity(own.len());
+        for (settable, value) in own.iter().zip(args.iter().skip(3).step_by(2)) {
+            let why = match parse::<i64>(value) {
+                None => "argument couldn't be parsed into an integer".to_owned(),
+                Some(number) if !settable.range.contains(&number) => {
+                    format!("argument must be between {} and {} inclusive", settable.range.start(), settable.range.end())
                 }
-                ("slowlog-max-len", Some(max @ 0..)) => live.slowlog_max_len = usize::try_from(max).unwrap_or(usize::MAX),
-                (name, Some(_)) => {
-                    let text = format!(
-                        "ERR CONFIG SET failed (possibly related to argument '{name}') - argument must be between -1 and 9223372036854775807 inclusive"
-                    );
-                    return self.refuse(handle, class, &text);
-                }
-                (name, None) => {
-                    let text = format!(
-                        "ERR CONFIG SET failed (possibly related to argument '{name}') - argument couldn't be parsed into an integer"
-                    );
-                    return self.refuse(handle, class, &text);
-                }
-            }
+                Some(number) => match room_for(settable.name, number, &plan.live) {
+                    Ok(()) => {
+                        numbers.push(number);
+                        continue;
+                    }
+                    Err(why) => why,
+                },
+            };
+            let text = format!("ERR CONFIG SET failed (possibly related to argument '{}') - {why}", settable.name);
+            return self.refuse(handle, class, &text);
         }
-        let (slower, max) = (live.slowlog_slower_than, live.slowlog_max_len);
+        tracing::info!(client = id, settings = names.join(" "), "CONFIG SET, until the next reload or restart");
         self.shared.change_plan(|plan| {
-            let live = crate::settings::Live { slowlog_slower_than: slower, slowlog_max_len: max, ..(*plan.live).clone() };
-            Plan { live: std::sync::Arc::new(live), ..plan.clone() }
+            let mut overrides = (*plan.overrides).clone();
+            own.iter().zip(&numbers).for_each(|(settable, number)| overrides.set(settable, *number));
+            let live = overrides.over((*plan.live).clone());
+            Plan { live: Arc::new(live), overrides: Arc::new(overrides), ..plan.clone() }
         });
         // The client that asked for it finds it done; other workers follow in their next turn.
         self.adopt_plan();
@@ -206,9 +230,32 @@ impl Worker {
     }
 }
 
+/// Whether the system has room for a setting: more clients need more open files.
+fn room_for(name: &str, number: i64, live: &Live) -> Result<(), String> {
+    if name != "maxclients" {
+        return Ok(());
+    }
+    let limit = open_files::raise(live.files_reserved.saturating_add(number.unsigned_abs()));
+    let room = limit.saturating_sub(live.files_reserved);
+    if room < number.unsigned_abs() {
+        return Err(format!(
+            "The operating system is not able to handle the specified number of clients, try with {room} (its limit of open files is {limit})"
+        ));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
-    use super::is_private;
+    use super::{SETTABLE, instead, is_private};
+
+    #[test]
+    fn nothing_of_the_routers_reaches_the_nodes() {
+        // It would close or bound the router's own connections, and CONFIG GET would not show it.
+        for name in ["timeout", "maxclients", "proto-max-bulk-len", "client-output-buffer-limit", "requirepass", "io-threads", "port"] {
+            assert!(SETTABLE.iter().any(|s| s.name == name) != instead(name).is_some(), "{name}");
+        }
+    }
 
     #[test]
     fn what_could_take_over_a_node_is_private() {

@@ -1,10 +1,13 @@
 //! Commands that are counted: limits of users, listeners, prefixes and keys.
 
+use std::sync::Arc;
+
 use switchyard_resp::command::Command;
 use switchyard_resp::request::Args;
 
 use super::Worker;
 use super::downstream::Client;
+use crate::limits::Part;
 use crate::slab::Handle;
 
 /// What an argument takes beside its bytes.
@@ -29,15 +32,14 @@ impl Worker {
         let now_us = self.now_us;
         let Some(client) = self.clients.get_mut(handle) else { return Ok(()) };
         let wait = |ns: u64| format!("try again in {} ms", ns.div_ceil(1_000_000).max(1));
-        let user = client.user.clone();
+        let user = &client.user;
         for (share, bounds, whose) in [
             (&client.user_share, user.bounds(), format_args!("user {}", user.name())),
             (&client.listener_share, &client.listener.bounds, format_args!("this listener")),
         ] {
             if let (Some(share), Some(per_second)) = (share, bounds.requests_per_second) {
                 share
-                    .account
-                    .requests
+                    .part
                     .take(per_second, now_us)
                     .map_err(|ns| format!("LIMITED {whose} has its {per_second} requests per second; {}", wait(ns)))?;
             }
@@ -61,37 +63,51 @@ impl Worker {
     }
 
     fn count_keys(&mut self, command: &Command, args: &Args<'_>) -> Result<(), String> {
-        let plan = self.plan.clone();
-        if plan.live.key_limits.is_empty() {
+        if self.plan.live.key_limits.is_empty() {
             return Ok(());
         }
-        let mut keys = Vec::new();
-        if command.find_keys(args, &mut keys).is_err() {
+        self.keys.clear();
+        if command.find_keys(args, &mut self.keys).is_err() {
             return Ok(()); // answered with an error
         }
+        let (holders, now_us) = (self.shared.counters.len(), self.now_us);
         let wait = |ns: u64| format!("try again in {} ms", ns.div_ceil(1_000_000).max(1));
-        for limit in &plan.live.key_limits {
-            let mut own =
-                keys.iter().filter_map(|key| args.get(*key as usize)).filter(|key| key.starts_with(limit.prefix.as_bytes())).peekable();
+        for (limit, part) in self.plan.live.key_limits.iter().zip(&self.prefix_parts) {
+            let mut own = self
+                .keys
+                .iter()
+                .filter_map(|key| args.get(*key as usize))
+                .filter(|key| key.starts_with(limit.prefix.as_bytes()))
+                .peekable();
             if own.peek().is_none() {
                 continue;
             }
             if let Some(per_second) = limit.requests_per_second {
-                let account = self.shared.limits.prefix(&limit.prefix);
-                account.requests.take(per_second, self.now_us).map_err(|ns| {
+                part.take(per_second, now_us).map_err(|ns| {
                     format!("LIMITED keys that begin with '{}' have their {per_second} requests per second; {}", limit.prefix, wait(ns))
                 })?;
             }
             if let Some(per_second) = limit.key_requests_per_second {
                 for key in own {
-                    self.shared
-                        .limits
-                        .take_key(key, per_second, self.now_us)
+                    self.key_slices
+                        .take(&self.shared.limits, holders, key, per_second, now_us)
                         .map_err(|ns| format!("LIMITED this key has its {per_second} requests per second; {}", wait(ns)))?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// This worker's part of an account.
+    pub(super) fn part_of(&mut self, name: String) -> Arc<Part> {
+        let (limits, holders) = (&self.shared.limits, self.shared.counters.len());
+        self.parts.entry(name).or_insert_with_key(|name| Arc::new(Part::new(limits.account(name), holders))).clone()
+    }
+
+    /// The limits of keys have changed.
+    pub(super) fn place_prefixes_anew(&mut self) {
+        let plan = self.plan.clone();
+        self.prefix_parts = plan.live.key_limits.iter().map(|limit| self.part_of(format!("prefix:{}", limit.prefix))).collect();
     }
 
     /// Looks anew at what counted clients hold: replies that were read are not held any more.

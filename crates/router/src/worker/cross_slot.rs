@@ -19,6 +19,7 @@ use switchyard_resp::{encode, reply};
 use super::Worker;
 use super::dispatch::Flow;
 use super::rounds::{Ask, Next, Procedure};
+use super::transactions::MULTI;
 use super::upstream::Lane;
 use crate::shared::Plan;
 use crate::slab::Handle;
@@ -110,12 +111,9 @@ impl Assemble {
         let ask = |f: &Foreign| {
             let key = self.args[f.index].as_slice();
             let requests = match self.kind {
-                Kind::Copy => vec![
-                    request::<&[u8]>(&[b"MULTI"]),
-                    request::<&[u8]>(&[b"PTTL", key]),
-                    request::<&[u8]>(&[b"DUMP", key]),
-                    request::<&[u8]>(&[b"EXEC"]),
-                ],
+                Kind::Copy => {
+                    vec![MULTI.to_vec(), request::<&[u8]>(&[b"PTTL", key]), request::<&[u8]>(&[b"DUMP", key]), request::<&[u8]>(&[b"EXEC"])]
+                }
                 _ => vec![request::<&[u8]>(&[b"DUMP", key])],
             };
             Ask { node: f.node, lane: Lane::Slow, requests }
@@ -137,7 +135,7 @@ impl Assemble {
 
     /// Restores of the values that exist, the command between them and their removal (not when trying), all in one transaction.
     fn block(&self, execute: bool) -> Vec<Ask> {
-        let mut requests = vec![request::<&[u8]>(&[b"MULTI"])];
+        let mut requests = vec![MULTI.to_vec()];
         let mut remove: Vec<&[u8]> = vec![b"UNLINK"];
         for foreign in &self.foreign {
             if let Some(payload) = &foreign.payload {
@@ -189,6 +187,9 @@ impl Assemble {
                 busy if busy.starts_with(b"-BUSYKEY") => b":0\r\n".to_vec(),
                 _ => answer,
             });
+        }
+        if answer.starts_with(b"-ERR EXEC without MULTI") {
+            return error("ERR the node refused MULTI: the commands were executed one by one. Allow MULTI to Switchyard's user there");
         }
         if reply::is_error(&answer) {
             return Next::Done(answer);

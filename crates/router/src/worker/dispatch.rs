@@ -55,7 +55,7 @@ impl Worker {
             return flow;
         }
         if !plan.topology.is_settled() {
-            match self.in_transit(handle, command, args) {
+            match self.in_transit(plan, handle, command, args) {
                 Transit::Settled => {}
                 Transit::Instead(Flow::Stall(Stall::Moving)) if command.flags.has(Flags::BLOCKING) => {
                     let flow = self.wait_on_the_way(plan, handle, command, raw, args);
@@ -188,7 +188,7 @@ impl Worker {
             Some(index) => {
                 let Some(key) = args.get(index) else { return Flow::Close };
                 if self.is_known_large(command, key) {
-                    return self.forward_large(handle, plan.topology.lives_at(key), raw, class);
+                    return self.forward_large(handle, plan.topology.lives_at(key), raw, command);
                 }
                 plan.topology.lives_at(key)
             }
@@ -251,29 +251,28 @@ impl Worker {
             let text = self.down_text(node);
             return self.refuse(handle, class, &text);
         }
-        if link.unsent() > Self::UNSENT_HIGH && self.link_is_full(link_handle, handle, Self::UNSENT_HIGH) {
+        if !link.has_room(Self::UNSENT_HIGH) && self.link_is_full(link_handle, handle, Self::UNSENT_HIGH) {
             return Flow::Stall(Stall::Upstream);
         }
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         let seq = client.owe(self.now_us, class);
         let read_only = command.flags.has(Flags::READONLY);
         client.wrote_to |= u64::from(!read_only) << (node.index() & 63);
+        let no_touch = client.no_touch;
         let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };
-        link.push(
-            raw,
-            database,
-            Pending {
-                who: handle,
-                seq,
-                len: 0,
-                sent_us: self.now_us as u32,
-                epoch: self.plan.topology.epoch() as u32,
-                purpose: Purpose::Client,
-                class,
-                repeatable: read_only && !command.flags.has(Flags::SCRIPT),
-                by_sha: command.flags.has(Flags::SCRIPT),
-            },
-        );
+        let pending = Pending {
+            who: handle,
+            seq,
+            len: 0,
+            sent_us: self.now_us as u32,
+            epoch: self.plan.topology.epoch() as u32,
+            purpose: Purpose::Client,
+            class,
+            repeatable: read_only && !command.flags.has(Flags::SCRIPT),
+            by_sha: command.flags.has(Flags::SCRIPT),
+        };
+        link.touch_as(no_touch, pending);
+        link.push(raw, database, pending);
         if !link.dirty {
             link.dirty = true;
             self.dirty_links.push(link_handle);
@@ -376,6 +375,19 @@ impl Worker {
     }
 
     fn every(&mut self, handle: Handle, command: &Command, merge: Merge, raw: &[u8], args: &Args<'_>) -> Flow {
+        let changes_functions = matches!(&*command.name, "FUNCTION|DELETE" | "FUNCTION|FLUSH" | "FUNCTION|LOAD" | "FUNCTION|RESTORE");
+        if changes_functions && let Some(flow) = self.wait_to_change_functions(handle, command.class() as u8) {
+            return flow;
+        }
+        let flow = self.every_now(handle, command, merge, raw, args);
+        if changes_functions && let Some(client) = self.clients.get_mut(handle) {
+            // What was begun keeps the movers quiet. Where it was refused they go on.
+            client.quieting = None;
+        }
+        flow
+    }
+
+    fn every_now(&mut self, handle: Handle, command: &Command, merge: Merge, raw: &[u8], args: &Args<'_>) -> Flow {
         let lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if !client.may_take(lane) {

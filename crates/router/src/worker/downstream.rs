@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use switchyard_policy::topology::NodeId;
+use switchyard_resp::command::CommandClass;
 use switchyard_resp::request::{Follower, Scanner};
 
 use crate::limits::Share;
@@ -29,14 +30,18 @@ use crate::worker::upstream::Lane;
 /// Bytes of replies that one client may probably have on their way.
 const EXPECTED_BYTES_MAX: usize = 8 << 20;
 
+/// What a reply is taken for before one has come: else the first pipeline of a client could ask for gigabytes, which everybody else on the
+/// shared connection would wait for, also after the client has gone.
+const REPLY_MEAN_FIRST: usize = 64 << 10;
+
 /// A reply that a client is owed: not there yet, or waiting in the client's parking buffer for those before it.
 #[derive(Clone, Copy, Debug)]
 struct Owed {
     /// When the command was read, us of the worker's clock.
     at_us: u32,
-    start: u32,
-    /// 0: not there yet (no reply is empty).
-    len: u32,
+    /// Where it begins in the parking buffer, which may be larger than 4 GiB; 0 bytes long: not there yet (no reply is empty).
+    start: usize,
+    len: usize,
     class: u8,
     /// CLIENT REPLY OFF or SKIP: the reply is not to be sent.
     muted: bool,
@@ -108,8 +113,9 @@ pub(super) struct Details {
     pub(super) lib_name: String,
     pub(super) lib_ver: String,
     pub(super) created_us: u64,
+    /// Since when it has to log in, where it has to.
+    pub(super) stranger_since_us: u64,
     pub(super) no_evict: bool,
-    pub(super) no_touch: bool,
 }
 
 #[derive(Debug)]
@@ -131,6 +137,8 @@ pub(super) struct Client {
     pub(super) charged: usize,
     pub(super) reply_mode: ReplyMode,
     pub(super) database: u32,
+    /// What it reads is not counted as used (CLIENT NO-TOUCH).
+    pub(super) no_touch: bool,
     /// Who answers its reads.
     pub(super) reads: Reads,
     /// Since when more messages wait for it than `push_soft_limit`; 0: they do not.
@@ -198,6 +206,8 @@ pub(super) struct Client {
     pub(super) active_ms: u32,
     pub(super) last_command: u16,
     pub(super) last_used_us: u64,
+    /// When it last sent what may change something at a node.
+    pub(super) wrote_us: u64,
     /// The client is in a state that not every command is allowed in: looked at once per command.
     pub(super) gated: bool,
     pub(super) pubsub: Option<Box<Subscriber>>,
@@ -225,6 +235,7 @@ impl Client {
             guard: super::login::guard::STRANGER,
             verdict: None,
             listener,
+            no_touch: false,
             listener_share: None,
             user_share: None,
             charged: 0,
@@ -240,7 +251,7 @@ impl Client {
             out: Vec::new(),
             out_sent: 0,
             owed: VecDeque::new(),
-            reply_mean: 0,
+            reply_mean: REPLY_MEAN_FIRST,
             first: 0,
             parked: Vec::new(),
             parked_count: 0,
@@ -270,6 +281,7 @@ impl Client {
             active_ms: 0,
             last_command: 0,
             last_used_us: now_us,
+            wrote_us: 0,
             gated: false,
             pubsub: None,
             monitor: false,
@@ -334,12 +346,31 @@ impl Client {
         self.unsent() + self.parked.len()
     }
 
+    /// Bytes that it takes, without what its commands hold at connections and gathers.
+    pub(super) fn memory(&self) -> usize {
+        size_of::<Self>()
+            + size_of::<Details>()
+            + self.input.capacity()
+            + self.out.capacity()
+            + self.parked.capacity()
+            + self.owed.capacity() * size_of::<Owed>()
+            + self.scanner.as_ref().map_or(0, |scanner| scanner.memory())
+            + self.repeat.as_ref().map_or(0, |repeat| repeat.request.capacity())
+            + self.waiting.as_ref().map_or(0, |waiting| waiting.memory())
+            + self.session.as_ref().map_or(0, |session| session.multi.memory())
+            + self.pubsub.as_ref().map_or(0, |subscriber| subscriber.memory())
+            + self.tracked.as_ref().map_or(0, |tracked| tracked.memory())
+    }
+
     /// Notes that a reply is owed for the command just read, and returns its number.
     #[inline]
     pub(super) fn owe(&mut self, now_us: u64, class: u8) -> u32 {
         let muted = self.reply_mode != ReplyMode::On;
         if self.reply_mode == ReplyMode::SkipNext {
             self.reply_mode = ReplyMode::On;
+        }
+        if class != CommandClass::Read as u8 && class != CommandClass::Local as u8 {
+            self.wrote_us = now_us;
         }
         self.owed.push_back(Owed { at_us: now_us as u32, start: 0, len: 0, class, muted });
         self.first.wrapping_add(self.owed.len() as u32).wrapping_sub(1)
@@ -352,6 +383,12 @@ impl Client {
             owed.muted = false;
         }
         seq
+    }
+
+    /// Whether it is held up, has more to say, and does not read the large reply on the connection that it has alone.
+    pub(super) fn writes_before_it_reads(&self) -> bool {
+        let has_more = self.readable || self.input_at < self.input.len();
+        self.held.is_some() && self.stall != Stall::None && has_more && self.unsent() > 0 && !self.writes_first
     }
 
     /// Number of the command that is answered next.
@@ -392,10 +429,10 @@ impl Client {
         };
         if place > 0 {
             if !owed.muted {
-                owed.start = self.parked.len() as u32;
+                owed.start = self.parked.len();
                 self.parked.extend_from_slice(reply);
             }
-            owed.len = reply.len() as u32;
+            owed.len = reply.len();
             self.parked_count += 1;
             return;
         }
@@ -408,8 +445,7 @@ impl Client {
         while self.parked_count > 0 {
             let Some(next) = self.owed.front().copied().filter(|o| o.len > 0) else { break };
             if !next.muted {
-                let start = next.start as usize;
-                self.out.extend_from_slice(&self.parked[start..start + next.len as usize]);
+                self.out.extend_from_slice(&self.parked[next.start..next.start + next.len]);
             }
             counters.total[next.class as usize].record(u64::from((now_us as u32).wrapping_sub(next.at_us)));
             self.parked_count -= 1;
@@ -435,15 +471,14 @@ impl Client {
     /// Drops the parked replies that have been sent: a client that pipelines without a pause never parks nothing.
     #[cold]
     fn compact_parked(&mut self) {
-        let live: usize = self.owed.iter().filter(|o| o.len > 0 && !o.muted).map(|o| o.len as usize).sum();
+        let live: usize = self.owed.iter().filter(|o| o.len > 0 && !o.muted).map(|o| o.len).sum();
         if live * 2 > self.parked.len() {
             return;
         }
         let mut kept = Vec::with_capacity(live);
         for owed in self.owed.iter_mut().filter(|o| o.len > 0 && !o.muted) {
-            let start = owed.start as usize;
-            owed.start = kept.len() as u32;
-            kept.extend_from_slice(&self.parked[start..start + owed.len as usize]);
+            let start = std::mem::replace(&mut owed.start, kept.len());
+            kept.extend_from_slice(&self.parked[start..start + owed.len]);
         }
         self.parked = kept;
     }
@@ -542,11 +577,7 @@ impl Client {
             multi.map_or(0, |m| m.bytes()),
             self.in_flight(),
             self.out.len(),
-            std::mem::size_of::<Self>()
-                + std::mem::size_of::<Details>()
-                + self.input.capacity()
-                + self.out.capacity()
-                + self.parked.capacity(),
+            self.memory(),
             last_command.to_ascii_lowercase(),
             self.user.name(),
             shown_redirect(self.tracked.as_deref()),
@@ -554,5 +585,41 @@ impl Client {
             d.lib_name,
             d.lib_ver,
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client() -> Client {
+        let fd = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()).expect("/dev/null");
+        let details = Details {
+            id: 1,
+            peer: None,
+            local: None,
+            unix: None,
+            name: String::new(),
+            lib_name: String::new(),
+            lib_ver: String::new(),
+            created_us: 0,
+            no_evict: false,
+            stranger_since_us: 0,
+        };
+        let listener = Arc::new(ListenerSettings::tcp(([127, 0, 0, 1], 0).into()));
+        Client::new(fd, None, crate::users::Users::default().default_user().clone(), listener, 0, 0, Box::new(details))
+    }
+
+    #[test]
+    fn replies_parked_beyond_four_gigabytes_are_those_sent() {
+        let counters = WorkerCounters::default();
+        let mut client = client();
+        let (first, second) = (client.owe(0, 0), client.owe(0, 0));
+        // As if so much were parked already: pages that nobody has touched cost nothing.
+        client.parked = vec![0; (4 << 30) + 4096];
+        client.parked.truncate((4 << 30) + 8);
+        client.complete(second, b"+second\r\n", 0, &counters);
+        client.complete(first, b"+first\r\n", 0, &counters);
+        assert_eq!(client.out.escape_ascii().to_string(), "+first\\r\\n+second\\r\\n");
     }
 }

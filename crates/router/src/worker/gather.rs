@@ -6,10 +6,14 @@ use switchyard_resp::command::Merge;
 use switchyard_resp::{encode, reply};
 
 use super::Worker;
+use super::info::Digest;
+use super::memory_stats;
 use super::pubsub::Kind;
+use super::quiet::Quieting;
 use super::rounds::{Next, Procedure};
 use super::tracking::Options;
-use super::upstream::{Lane, Pending, Purpose};
+use super::transactions::MULTI;
+use super::upstream::{Lane, Pending, Phase, Purpose};
 use crate::slab::Handle;
 
 /// What a client is told instead of a reply that is put together in memory and would exceed what may wait for it.
@@ -22,10 +26,8 @@ pub(super) enum Whole {
     Merged(Merge),
     /// MGET: element `i` of the reply is the next element of part `layout[i]`.
     Values { layout: Vec<u16> },
-    /// RANDOMKEY: one of the keys.
-    RandomKey { turn: usize },
     /// INFO: the nodes' and our own.
-    Info { sections: Vec<String> },
+    Info { sections: Vec<String>, digest: Box<Digest> },
     /// CLIENT LIST: texts, one after the other.
     ClientList,
     /// CLIENT KILL in its old form: OK, or an error where nobody was killed.
@@ -59,6 +61,8 @@ pub(super) struct Gather {
     /// The epoch under which it chose its nodes, also those of later rounds.
     epoch: u64,
     whole: Whole,
+    /// Movers that are quiet as long as it lives.
+    _quiet: Option<Box<Quieting>>,
 }
 
 impl Gather {
@@ -71,6 +75,18 @@ impl Gather {
     pub(super) fn client(&self) -> Handle {
         self.client
     }
+
+    /// Bytes of the parts that have come.
+    pub(super) fn memory(&self) -> usize {
+        self.parts.iter().flatten().map(Vec::capacity).sum()
+    }
+
+    /// Nobody waits for it any more: errors take the place of the parts that have come.
+    pub(super) fn drop_parts(&mut self) {
+        for part in self.parts.iter_mut().flatten() {
+            *part = b"-ERR the client was cut\r\n".to_vec();
+        }
+    }
 }
 
 impl Worker {
@@ -79,10 +95,12 @@ impl Worker {
         let client = self.clients.get_mut(client_handle)?;
         let seq = client.owe(self.now_us, class);
         let database = client.database;
+        let _quiet = client.quieting.take();
         let parts_of = vec![None; parts];
         let epoch = self.plan.topology.epoch();
         let nodes = Vec::new();
-        let gather = Gather { client: client_handle, seq, class, database, parts: parts_of, nodes, left: parts, bytes: 0, epoch, whole };
+        let gather =
+            Gather { client: client_handle, seq, class, database, parts: parts_of, nodes, left: parts, bytes: 0, epoch, whole, _quiet };
         Some(self.gathers.insert(gather))
     }
 
@@ -93,8 +111,11 @@ impl Worker {
 
     /// The same with several requests in one piece; the reply to the last is the part.
     pub(super) fn send_parts<R: AsRef<[u8]>>(&mut self, gather: Handle, part: u32, node: NodeId, lane: Lane, requests: &[R], class: u8) {
-        let known = self.gathers.get(gather).and_then(|g| Some((self.clients.get(g.client)?.resp3, g.database, g.epoch as u32)));
-        let Some((resp3, database, epoch)) = known else {
+        let known = self.gathers.get(gather).and_then(|g| {
+            let client = self.clients.get(g.client)?;
+            Some((client.resp3, client.no_touch, g.database, g.epoch as u32))
+        });
+        let Some((resp3, no_touch, database, epoch)) = known else {
             self.gathers.remove(gather);
             return;
         };
@@ -103,7 +124,12 @@ impl Worker {
         }
         let handle = self.shared_link(node, lane, resp3);
         let now_us = self.now_us as u32;
-        if let Some(link) = self.links.get_mut(handle).filter(|l| l.takes_commands()) {
+        let why = self.links.get(handle).filter(|l| l.phase == Phase::Up).and_then(|l| l.no_multi.clone());
+        if let Some(why) = why.filter(|_| requests[0].as_ref() == MULTI) {
+            let mut error = Vec::new();
+            encode::error(&mut error, &self.no_multi_text(node, &why));
+            self.gather_part(gather, part, &error);
+        } else if let Some(link) = self.links.get_mut(handle).filter(|l| l.takes_commands()) {
             let pending = Pending {
                 who: gather,
                 seq: part,
@@ -115,10 +141,14 @@ impl Worker {
                 repeatable: false,
                 by_sha: false,
             };
+            link.touch_as(no_touch, pending);
             for (number, request) in requests.iter().enumerate() {
-                let last = number + 1 == requests.len();
-                let purpose = if last { Purpose::Gather } else { Purpose::Nobody };
-                link.push(request.as_ref(), database, Pending { purpose, ..pending });
+                let pending = match request.as_ref() {
+                    _ if number + 1 == requests.len() => pending,
+                    MULTI => Pending { purpose: Purpose::Queued, seq: 0, ..pending },
+                    _ => Pending { purpose: Purpose::Nobody, ..pending },
+                };
+                link.push(request.as_ref(), database, pending);
             }
             self.mark_link(handle);
         } else {
@@ -131,6 +161,10 @@ impl Worker {
     /// Sends the same request to every node.
     pub(super) fn gather_every(&mut self, client: Handle, lane: Lane, request: &[u8], class: u8, whole: Whole) {
         let nodes: Vec<NodeId> = self.plan.topology.nodes().map(|n| n.id).collect();
+        if !matches!(whole, Whole::Info { .. }) {
+            // What follows may not be answered from what nodes said before (INFO).
+            self.clients.get_mut(client).into_iter().for_each(|client| client.wrote_us = self.now_us);
+        }
         let Some(gather) = self.begin_gather(client, class, nodes.len(), whole) else { return };
         for (part, node) in nodes.into_iter().enumerate() {
             self.send_part(gather, part as u32, node, lane, request, class);
@@ -142,8 +176,12 @@ impl Worker {
         let Some(gather) = self.gathers.get_mut(handle) else { return };
         let Some(place) = gather.parts.get_mut(part as usize).filter(|p| p.is_none()) else { return };
         gather.bytes += answer.len();
-        let too_large = gather.bytes > self.plan.live.client_output_limit;
-        *place = Some(if too_large {
+        let is_alone = self.clients.get(gather.client).is_none();
+        let too_large = is_alone || gather.bytes > self.plan.live.client_output_limit;
+        *place = Some(if let Whole::Info { digest, .. } = &mut gather.whole {
+            digest.take(answer);
+            Vec::new()
+        } else if too_large {
             let mut error = Vec::new();
             encode::error(&mut error, TOO_LARGE);
             error
@@ -192,8 +230,9 @@ impl Worker {
         let mut out = Vec::new();
         match (gather.whole, error) {
             (Whole::Merged(Merge::AnyOk), _) => return any_ok(parts),
-            (Whole::Info { sections }, _) => {
-                let text = self.info_text(&parts, &sections);
+            (Whole::Info { sections, digest }, _) => {
+                let text = self.info_text(&digest, &sections);
+                self.info_digest = Some(digest);
                 encode::verbatim(&mut out, text.as_bytes(), resp3);
             }
             (_, Some(error)) => return error.clone(),
@@ -201,6 +240,18 @@ impl Worker {
                 let sum = parts.iter().filter_map(|p| reply::integer(p)).sum();
                 encode::integer(&mut out, sum);
             }
+            (Whole::Merged(Merge::Least), None) => {
+                encode::integer(&mut out, parts.iter().filter_map(|p| reply::integer(p)).min().unwrap_or(0));
+            }
+            (Whole::Merged(Merge::Texts), None) => {
+                let mut whole = String::new();
+                for (node, part) in gather.nodes.iter().zip(&parts) {
+                    let text = String::from_utf8_lossy(reply::text(part).unwrap_or_default());
+                    whole.push_str(&format!("{}:\n{}\n\n", self.node_name(*node), text.trim_end()));
+                }
+                encode::verbatim(&mut out, whole.as_bytes(), resp3);
+            }
+            (Whole::Merged(Merge::Figures), None) => return memory_stats::together(&parts, resp3),
             (Whole::Merged(Merge::Same), None) => return parts.into_iter().next().unwrap_or_default(),
             (Whole::Merged(Merge::Concat), None) => {
                 // KEYS: what a move has left of its own is no key of anybody's.
@@ -221,13 +272,6 @@ impl Worker {
                         Some(element) => out.extend_from_slice(element),
                         None => return protocol_error("a node answered MGET with fewer values than keys"),
                     }
-                }
-            }
-            (Whole::RandomKey { turn }, None) => {
-                let keys: Vec<_> = parts.iter().filter(|p| !reply::is_null(p) && !reply::text(p).is_some_and(is_temporary)).collect();
-                match turn.checked_rem(keys.len()) {
-                    Some(chosen) => out.extend_from_slice(keys[chosen]),
-                    None => encode::null(&mut out, resp3),
                 }
             }
             (Whole::ClientList, None) => {

@@ -12,9 +12,22 @@ use super::Worker;
 use super::translate::refuses_resp3;
 use super::transport;
 use super::upstream::{Greeting, Lane, Link, Phase, Purpose};
+use crate::fences;
 use crate::settings::EmptyReturn;
-use crate::shared::{Commands, Connection, Plan};
+use crate::shared::{Commands, Connection, Plan, lock};
 use crate::slab::Handle;
+
+/// What a process that is not known is asked of its data.
+const ABOUT_DATA: [(Greeting, &[&str]); 3] = [
+    (Greeting::Persistence, &["INFO", "persistence"]),
+    (Greeting::Save, &["CONFIG", "GET", "save"]),
+    (Greeting::Keyspace, &["INFO", "keyspace"]),
+];
+
+/// The process that INFO is about.
+fn run_id_of(info: &[u8]) -> Option<String> {
+    String::from_utf8_lossy(info).lines().find_map(|line| line.strip_prefix("run_id:")).map(|id| id.trim().to_owned())
+}
 
 impl Worker {
     /// Connected: asks the node who it is before anything else is sent. Sending nothing before its answer makes the connection one
@@ -26,9 +39,10 @@ impl Worker {
         link.since_us = self.now_us;
         link.writable = true;
         link.greeting.clear();
+        (link.knows_data, link.is_empty, link.persists) = (false, false, false);
         // It is asked again: what an earlier connection was refused, this one may be allowed.
         link.no_multi = None;
-        let name = format!("switchyard-{}-{}", self.shared.incarnation, self.index);
+        let name = self.shared.connection_name(self.index);
         let mut bytes = Vec::new();
         let user = access.username.as_deref().unwrap_or("default");
         let mut ask = |link: &mut Link, what: Greeting, args: &[&str]| {
@@ -45,28 +59,56 @@ impl Worker {
         ask(link, Greeting::SetName, &["CLIENT", "SETNAME", &name]);
         let database = link.start_database.to_string();
         ask(link, Greeting::Select, &["SELECT", &database]);
+        let is_alone = link.lane.is_exclusive();
         // Sent in one piece later on, without waiting for the answer to MULTI: where that were refused, the commands behind it would be
         // executed one by one.
-        ask(link, Greeting::Multi, &["MULTI"]);
-        ask(link, Greeting::Exec, &["EXEC"]);
+        if !matches!(link.lane, Lane::Blocking | Lane::Pubsub) {
+            ask(link, Greeting::Multi, &["MULTI"]);
+            ask(link, Greeting::Exec, &["EXEC"]);
+        }
         if link.lane != Lane::Replica && self.plan.servers.contains_key(&link.node) {
             ask(link, Greeting::Role, &["ROLE"]);
         }
         ask(link, Greeting::ClientId, &["CLIENT", "ID"]);
-        if link.lane != Lane::Replica {
-            ask(link, Greeting::Persistence, &["INFO", "persistence"]);
-            ask(link, Greeting::Save, &["CONFIG", "GET", "save"]);
-            ask(link, Greeting::Keyspace, &["INFO", "keyspace"]);
+        // There may be thousands that one client has alone, and they say nothing new of a process that is known.
+        if is_alone {
+            ask(link, Greeting::Process, &["INFO", "server"]);
+        } else {
+            if link.lane != Lane::Replica {
+                ABOUT_DATA.into_iter().for_each(|(what, args)| ask(link, what, args));
+                ask(link, Greeting::MaxClients, &["CONFIG", "GET", "maxclients"]);
+            }
+            ask(link, Greeting::Info, &["INFO", "server"]);
         }
-        ask(link, Greeting::Info, &["INFO", "server"]);
-        // Small and first on a fresh connection: it fits the socket's buffer whole.
+        self.send_greeting(handle, &bytes);
+    }
+
+    fn send_greeting(&mut self, handle: Handle, bytes: &[u8]) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        // Small, on a connection that has nothing under way: it fits the socket's buffer whole.
         let tls = &mut link.tls;
-        let sent = link.fd.as_ref().map(|fd| transport::send(fd, tls, &bytes));
+        let sent = link.fd.as_ref().map(|fd| transport::send(fd, tls, bytes));
         match sent {
             Some(Ok(count)) if count == bytes.len() => {}
             Some(Err(error)) => self.attempt_failed(handle, &io::Error::from(error).to_string()),
             _ => self.attempt_failed(handle, "the connection took no greeting"),
         }
+    }
+
+    /// The process behind a connection that one client is to have alone has said who it is. One that is not known is asked about its data, as on every
+    /// shared connection.
+    fn greet_process(&mut self, handle: Handle, info: &[u8]) {
+        let run_id = String::from_utf8_lossy(info).lines().find_map(|line| Some(Arc::from(line.strip_prefix("run_id:")?.trim())));
+        let Some(link) = self.links.get_mut(handle) else { return };
+        if self.shared.with_facts(link.node, |facts| facts.run_id.is_some() && facts.run_id == run_id) {
+            return self.link_is_up(handle, info);
+        }
+        let mut bytes = Vec::new();
+        for (what, args) in ABOUT_DATA.into_iter().chain([(Greeting::Info, &["INFO", "server"][..])]) {
+            encode::command(&mut bytes, args.iter().map(|arg| arg.as_bytes()));
+            link.greeting.push_back(what);
+        }
+        self.send_greeting(handle, &bytes);
     }
 
     pub(super) fn on_greeting(&mut self, handle: Handle, answer: &[u8]) {
@@ -82,7 +124,7 @@ impl Worker {
                 let database = link.start_database;
                 self.attempt_failed(handle, &format!("it refuses database {database}: {error}"));
             }
-            (Greeting::ClientId | Greeting::Info, Some(error)) => {
+            (Greeting::ClientId | Greeting::Info | Greeting::Process, Some(error)) => {
                 self.attempt_failed(handle, &format!("it does not say who it is (CLIENT ID, INFO server): {error}"));
             }
             (Greeting::SetName, Some(error)) if error.starts_with("ERR max number of clients") => {
@@ -110,7 +152,11 @@ impl Worker {
                 link.client_id = reply::integer(answer).and_then(|id| u64::try_from(id).ok()).unwrap_or(0);
             }
             // Where it does not say, it is taken for one that keeps nothing and has keys: it is served.
-            (Greeting::Persistence | Greeting::Save | Greeting::Keyspace, Some(_)) => {}
+            (Greeting::Persistence | Greeting::Save | Greeting::Keyspace | Greeting::MaxClients, Some(_)) => {}
+            (Greeting::MaxClients, None) => {
+                let max = reply::elements(answer).nth(1).and_then(reply::text).and_then(super::local::parse::<usize>);
+                self.shared.rooms(node).set_clients_max(max.unwrap_or(0));
+            }
             (Greeting::Persistence, None) => {
                 link.persists = String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).contains("aof_enabled:1");
             }
@@ -121,8 +167,69 @@ impl Worker {
                 let text = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
                 link.is_empty = !text.lines().any(|line| line.starts_with("db"));
             }
-            (Greeting::Info, None) => self.link_is_up(handle, reply::text(answer).unwrap_or_default()),
+            (Greeting::Process, None) => self.greet_process(handle, reply::text(answer).unwrap_or_default()),
+            (Greeting::Info, None) => {
+                let info = reply::text(answer).unwrap_or_default();
+                if let Some(link) = self.links.get_mut(handle) {
+                    link.knows_data = link.lane != Lane::Replica;
+                }
+                let asks = run_id_of(info).is_some_and(|run_id| self.shared.fences.is_to_be_asked(node, &run_id));
+                if !asks || self.links.get(handle).is_none_or(|link| link.lane == Lane::Replica) {
+                    self.link_is_up(handle, info);
+                } else {
+                    self.ask_more(handle, vec![(Greeting::LeftBehind(info.to_vec()), vec!["CLIENT".to_owned(), "LIST".to_owned()])]);
+                }
+            }
+            (Greeting::LeftBehind(info), None) => {
+                let list = String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned();
+                let left = fences::left_behind(&list, &self.shared.site, &self.shared.incarnation);
+                let Some((last, first)) = left.split_last() else { return self.nothing_is_left(handle, &info) };
+                info!(node = %self.node_name(node), connections = left.len(), "an earlier run of the router has left connections at the node: they are ended before it is used");
+                let kill = |id: &u64| ["CLIENT", "KILL", "ID", &id.to_string()].map(str::to_owned).to_vec();
+                let mut kills: Vec<_> = first.iter().map(|id| (Greeting::Ended(None), kill(id))).collect();
+                kills.push((Greeting::Ended(Some(info)), kill(last)));
+                self.ask_more(handle, kills);
+            }
+            // It is gone already.
+            (Greeting::Ended(info), error) if error.as_ref().is_none_or(|error| error.starts_with("ERR No such")) => {
+                if let Some(info) = info {
+                    self.nothing_is_left(handle, &info);
+                }
+            }
+            (Greeting::Ended(_), None) => {}
+            // No move will be possible there, so nothing relies on it.
+            (Greeting::LeftBehind(info), Some(error)) => {
+                if let Some(run_id) = run_id_of(&info) {
+                    self.shared.fences.note_silent(node, &run_id);
+                }
+                warn!(node = %self.node_name(node), error, "node refuses CLIENT LIST: what an earlier run of the router has sent there may still be executed");
+                self.link_is_up(handle, &info);
+            }
+            (Greeting::Ended(_), Some(error)) => {
+                self.attempt_failed(
+                    handle,
+                    &format!("it refuses CLIENT KILL ID for a connection that an earlier run of the router has left: {error}"),
+                );
+            }
         }
+    }
+
+    /// Asks further questions before the connection is used.
+    fn ask_more(&mut self, handle: Handle, questions: Vec<(Greeting, Vec<String>)>) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let mut bytes = Vec::new();
+        for (what, args) in questions {
+            encode::command(&mut bytes, args.iter().map(|a| a.as_bytes()));
+            link.greeting.push_back(what);
+        }
+        self.send_greeting(handle, &bytes);
+    }
+
+    fn nothing_is_left(&mut self, handle: Handle, info: &[u8]) {
+        if let (Some(link), Some(run_id)) = (self.links.get(handle), run_id_of(info)) {
+            self.shared.fences.cleared(link.node, &run_id);
+        }
+        self.link_is_up(handle, info);
     }
 
     /// Commands that write sent to a node, by all workers.
@@ -174,13 +281,17 @@ impl Worker {
             return;
         }
         self.shared.connection_began(Connection { worker: self.index, node, client_id: link.client_id, run_id: run_id.clone() });
-        let (is_empty, persists) = (link.is_empty, link.persists);
+        let (is_empty, persists, knows_data) = (link.is_empty, link.persists, link.knows_data);
         let writes = self.writes_sent(node);
         let name = self.node_name(node);
         let mut restarted = false;
         let (recovered, learn) = self.shared.with_facts(node, |facts| {
             if facts.run_id != run_id {
                 restarted = facts.run_id.is_some();
+                if restarted {
+                    // Before any worker reads from it what a scan asked for.
+                    lock(&self.shared.scans).restarted(node, self.shared.scan_tick());
+                }
                 facts.commands = Commands::Unknown;
                 facts.databases = start_database + 1;
                 facts.run_id.clone_from(&run_id);
@@ -188,8 +299,10 @@ impl Worker {
                 facts.accepted = false;
                 facts.writes_before = writes;
             }
-            facts.had_keys |= !is_empty;
-            facts.persists = persists;
+            if knows_data {
+                facts.had_keys |= !is_empty;
+                facts.persists = persists;
+            }
             facts.flavour = flavour;
             facts.version = version.to_string();
             facts.redis_version = field("redis_version").unwrap_or(version).to_string();
@@ -218,6 +331,8 @@ impl Worker {
         }
         if lane.is_exclusive() {
             self.exclusive_up(handle);
+        } else {
+            self.refuse_waiting_transactions(handle);
         }
         self.mark_link(handle);
     }
@@ -226,13 +341,18 @@ impl Worker {
     pub(super) fn learn(&mut self, node: NodeId, answer: &[u8]) {
         let learnt = parse_command_reply(answer);
         self.shared.with_facts(node, |f| f.commands = Commands::Known);
-        let mut count = 0;
-        self.shared.change_plan(|plan| {
-            let mut commands = (*plan.commands).clone();
+        // Not under the lock of the plan: there may be many. Another worker may have learnt others meanwhile.
+        let (mut count, mut done) = (0, false);
+        while !done {
+            let known = self.shared.plan().commands.clone();
+            let mut commands = (*known).clone();
             count = commands.learn(&learnt);
-            let commands = if count == 0 { plan.commands.clone() } else { Arc::new(commands) };
-            Plan { commands, ..plan.clone() }
-        });
+            let commands = if count == 0 { known.clone() } else { Arc::new(commands) };
+            self.shared.change_plan(|plan| {
+                done = Arc::ptr_eq(&plan.commands, &known);
+                Plan { commands: if done { commands } else { plan.commands.clone() }, ..plan.clone() }
+            });
+        }
         if count > 0 {
             info!(node = %self.node_name(node), commands = count, "learnt commands from node");
         }

@@ -1,16 +1,28 @@
 //! INFO: the nodes' figures added up and the router's own, in Redis's sections and field names, so that tools made for one server
 //! read a fleet.
+//!
+//! Nodes are asked for the sections that are wanted, and what one says is read when it comes: at the end of the gather little is left to do.
+//! What they said is kept for [`FRESH_US`], because clients ask in storms: many libraries send INFO with every new connection.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
 
-use switchyard_resp::reply;
+use switchyard_policy::topology::Slot;
+use switchyard_resp::{encode, reply};
 
-use super::Worker;
+use super::dispatch::Flow;
+use super::gather::Whole;
 use super::local::oldest;
+use super::upstream::Lane;
+use super::{Stall, Worker};
 use crate::metrics::Counter;
 use crate::pubsub::Kind;
+use crate::shared::{Plan, lock};
+use crate::slab::Handle;
+
+/// So long what the nodes said is good for other clients, microseconds. A client that has written meanwhile is not given it.
+const FRESH_US: u64 = 100_000;
 
 /// Sections that INFO shows when none is named.
 const DEFAULT: &[&str] =
@@ -57,6 +69,132 @@ const LARGEST: [&str; 3] = ["number_of_cached_scripts", "number_of_functions", "
 /// Words of the section `memory` that are shown where every node says the same.
 const AGREED: &[&str] = &["mem_allocator", "maxmemory_policy"];
 
+/// Figures of the section `clients` that nodes know, and add up.
+const BLOCKING_KEYS: [&str; 2] = ["total_blocking_keys", "total_blocking_keys_on_nokey"];
+
+/// Sections that nodes are asked for. The last one is small: it shows who answers.
+const ASKED: [&str; 9] = ["clients", "memory", "persistence", "stats", "cpu", "commandstats", "errorstats", "keyspace", "cluster"];
+const WHO_ANSWERS: u16 = 1 << (ASKED.len() - 1);
+
+/// The figures of a line `name:a=1,b=2`, in their order.
+type Figures = Vec<(String, f64)>;
+
+/// What nodes have said, added up.
+#[derive(Debug, Default)]
+pub(super) struct Digest {
+    /// Sections of [`ASKED`], as bits.
+    asked: u16,
+    asked_us: u64,
+    answering: usize,
+    sums: BTreeMap<&'static str, f64>,
+    largest: BTreeMap<&'static str, f64>,
+    agreed: BTreeMap<&'static str, String>,
+    /// Lines of `commandstats` and `errorstats`.
+    statistics: BTreeMap<String, Figures>,
+    /// Of each database: keys, keys that expire, milliseconds until they do.
+    databases: BTreeMap<u32, (u64, u64, u64)>,
+}
+
+impl Digest {
+    /// Reads a node's reply.
+    pub(super) fn take(&mut self, answer: &[u8]) {
+        if reply::is_error(answer) {
+            return;
+        }
+        let Some(text) = reply::text(answer) else { return };
+        self.answering += 1;
+        for line in String::from_utf8_lossy(text).lines() {
+            let Some((name, value)) = line.split_once(':') else { continue };
+            if name.starts_with("cmdstat_") || name.starts_with("errorstat_") {
+                self.take_statistics(name, value);
+            } else if let Some(number) = name.strip_prefix("db").and_then(|number| number.parse().ok()) {
+                self.take_database(number, value);
+            } else {
+                self.take_field(name, value.trim());
+            }
+        }
+    }
+
+    fn take_field(&mut self, name: &str, value: &str) {
+        let of = |names: &[&'static str]| names.iter().find(|known| **known == name).copied();
+        if let Some(name) = SUMMED.iter().find_map(|(_, names)| of(names)).or_else(|| of(&BLOCKING_KEYS)) {
+            if let Ok(value) = value.parse::<f64>() {
+                *self.sums.entry(name).or_default() += value;
+            }
+        } else if let Some(name) = of(&LARGEST) {
+            if let Ok(value) = value.parse::<f64>() {
+                let largest = self.largest.entry(name).or_insert(value);
+                *largest = largest.max(value);
+            }
+        } else if let Some(name) = of(AGREED) {
+            let said = self.agreed.entry(name).or_insert_with(|| value.to_owned());
+            if said != value {
+                // No one of them is true of the whole.
+                "nodes differ".clone_into(said);
+            }
+        }
+    }
+
+    fn take_statistics(&mut self, name: &str, figures: &str) {
+        let line = match self.statistics.get_mut(name) {
+            Some(line) => line,
+            None => self.statistics.entry(name.to_owned()).or_default(),
+        };
+        for (figure, value) in figures.split(',').filter_map(|f| f.split_once('=')) {
+            let Ok(value) = value.trim().parse::<f64>() else { continue };
+            match line.iter_mut().find(|(known, _)| known == figure) {
+                Some((_, sum)) => *sum += value,
+                None => line.push((figure.to_owned(), value)),
+            }
+        }
+    }
+
+    fn take_database(&mut self, number: u32, fields: &str) {
+        let field = |name: &str| {
+            let of = |f: &str| f.trim().strip_prefix(name)?.strip_prefix('=')?.parse::<u64>().ok();
+            fields.split(',').find_map(of).unwrap_or(0)
+        };
+        let entry = self.databases.entry(number).or_default();
+        entry.0 += field("keys");
+        entry.1 += field("expires");
+        entry.2 += field("avg_ttl") * field("expires");
+    }
+
+    /// `cmdstat_get:calls=1,...` of all nodes; `usec_per_call` is computed anew.
+    fn statistics(&self, prefix: &str) -> Vec<(String, String)> {
+        let show = |(name, figures): (&String, &Figures)| {
+            let of = |wanted: &str| figures.iter().find(|(figure, _)| figure == wanted).map_or(0.0, |(_, value)| *value);
+            let shown = figures.iter().map(|(figure, value)| match figure.as_str() {
+                "usec_per_call" => format!("usec_per_call={:.2}", of("usec") / of("calls").max(1.0)),
+                _ => format!("{figure}={}", format_number(*value)),
+            });
+            (name.clone(), shown.collect::<Vec<_>>().join(","))
+        };
+        self.statistics.iter().filter(|(name, _)| name.starts_with(prefix)).map(show).collect()
+    }
+
+    /// `db0:keys=3,expires=1,avg_ttl=20` of all nodes (the average by the number of keys that expire). Without so many that movers have made for
+    /// themselves, all of which expire.
+    fn keyspace(&self, temporary: &BTreeMap<u32, u64>) -> Vec<(String, String)> {
+        let line = |(number, (keys, expires, ttl)): (&u32, &(u64, u64, u64))| {
+            let ours = temporary.get(number).copied().unwrap_or(0);
+            let (clients, clients_expiring) = (keys.saturating_sub(ours), expires.saturating_sub(ours));
+            let average = if clients_expiring == 0 { 0 } else { ttl / expires };
+            (clients > 0).then(|| (format!("db{number}"), format!("keys={clients},expires={clients_expiring},avg_ttl={average}")))
+        };
+        self.databases.iter().filter_map(line).collect()
+    }
+}
+
+/// Whether INFO with these arguments, in small letters, shows a section.
+fn shows(wanted: &[String], section: &str) -> bool {
+    let is_named = |name: &str| wanted.iter().any(|s| s == name);
+    is_named("all")
+        || is_named("everything")
+        || is_named(section)
+        || ((wanted.is_empty() || is_named("default")) && DEFAULT.contains(&section))
+}
+
 fn human(bytes: f64) -> String {
     let units = ["B", "K", "M", "G", "T"];
     let power = (bytes.max(1.0).log2() / 10.0).floor().clamp(0.0, 4.0);
@@ -64,25 +202,55 @@ fn human(bytes: f64) -> String {
 }
 
 impl Worker {
-    /// The text of INFO from the nodes' `INFO all` replies.
-    pub(super) fn info_text(&self, parts: &[Vec<u8>], wanted: &[String]) -> String {
-        let texts: Vec<String> = parts
-            .iter()
-            .filter(|p| !reply::is_error(p))
-            .filter_map(|p| reply::text(p))
-            .map(|t| String::from_utf8_lossy(t).into_owned())
-            .collect();
-        let everything = wanted.iter().any(|s| s == "all" || s == "everything");
-        let shows = |section: &str| {
-            everything
-                || wanted.iter().any(|s| s == section)
-                || ((wanted.is_empty() || wanted.iter().any(|s| s == "default")) && DEFAULT.contains(&section))
+    pub(super) fn info(&mut self, plan: &Plan, handle: Handle, class: u8, sections: Vec<String>) -> Flow {
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        if !client.may_take(Lane::Main) {
+            return Flow::Stall(Stall::Barrier);
+        }
+        let named = ASKED.iter().enumerate().filter(|(_, section)| shows(&sections, section) && **section != "cluster");
+        let mut asked = named.fold(0, |asked, (place, _)| asked | 1 << place);
+        if asked == 0 && shows(&sections, "switchyard") {
+            asked = WHO_ANSWERS;
+        }
+        let (wrote_us, in_flight, resp3) = (client.wrote_us, client.in_flight(), client.resp3);
+        let none = Digest::default();
+        let is_fresh = |digest: &&Digest| {
+            asked & !digest.asked == 0
+                && self.now_us < digest.asked_us + FRESH_US
+                && in_flight == 0
+                && (wrote_us == 0 || wrote_us + FRESH_US < digest.asked_us)
         };
-        let values = |field: &str| -> Vec<f64> {
-            let prefix = format!("{field}:");
-            texts.iter().filter_map(|t| t.lines().find_map(|l| l.strip_prefix(&prefix))?.trim().parse().ok()).collect()
+        let known = if asked == 0 { Some(&none) } else { self.info_digest.as_deref().filter(is_fresh) };
+        if let Some(known) = known {
+            let text = self.info_text(known, &sections);
+            let mut out = Vec::new();
+            encode::verbatim(&mut out, text.as_bytes(), resp3);
+            self.answer(handle, class, &out);
+            return Flow::Next;
+        }
+        let names: Vec<&str> = ASKED.iter().enumerate().filter(|(place, _)| asked & 1 << place != 0).map(|(_, name)| *name).collect();
+        // Redis before version 7 takes one section at most.
+        let takes_several = || {
+            let nodes = lock(&self.shared.nodes);
+            let major = |version: &str| version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+            plan.topology.nodes().all(|node| nodes.get(&node.id).is_some_and(|facts| major(&facts.redis_version) >= Some(7)))
         };
-        let sum = |field: &str| values(field).iter().sum::<f64>();
+        let words = match () {
+            () if names.len() == 1 || takes_several() => names,
+            () if names.contains(&"commandstats") => vec!["all"],
+            () => Vec::new(),
+        };
+        let mut request = Vec::new();
+        encode::command(&mut request, std::iter::once("INFO").chain(words).map(str::as_bytes).collect::<Vec<_>>());
+        let digest = Box::new(Digest { asked, asked_us: self.now_us, ..Digest::default() });
+        self.gather_every(handle, Lane::Main, &request, class, Whole::Info { sections, digest });
+        Flow::Next
+    }
+
+    /// The text of INFO from what the nodes have said.
+    pub(super) fn info_text(&self, digest: &Digest, wanted: &[String]) -> String {
+        let shows = |section: &str| shows(wanted, section);
+        let sum = |field: &str| digest.sums.get(field).copied();
         let workers = &self.shared.counters;
         let total = |counter: fn(&crate::metrics::WorkerCounters) -> &Counter| workers.iter().map(|w| counter(w).get()).sum::<u64>();
         let commands: u64 = workers.iter().flat_map(|w| w.commands.iter()).map(Counter::get).sum();
@@ -93,14 +261,9 @@ impl Worker {
         let mut add = |section: &'static str, fields: Vec<(&str, String)>| {
             sections.push((section, fields.into_iter().map(|(k, v)| (k.to_string(), v)).collect()));
         };
-        let compatible = oldest(
-            plan.topology
-                .nodes()
-                .map(|n| self.shared.with_facts(n.id, |f| f.redis_version.clone()))
-                .filter(|v| !v.is_empty())
-                .collect::<Vec<_>>()
-                .iter(),
-        );
+        let nodes = lock(&self.shared.nodes);
+        let compatible = oldest(plan.topology.nodes().filter_map(|n| Some(nodes.get(&n.id)?.redis_version.as_str())));
+        drop(nodes);
         let (server, version) = self.fleet_version(plan);
         let mut identity = vec![("redis_version", compatible)];
         if server == "valkey" {
@@ -130,24 +293,19 @@ impl Worker {
             ("tracking_clients", total(|w| &w.tracking).to_string()),
             ("pubsub_clients", total(|w| &w.subscribers).to_string()),
         ];
-        for field in ["total_blocking_keys", "total_blocking_keys_on_nokey"] {
-            if !values(field).is_empty() {
-                clients.push((field, format_number(sum(field))));
-            }
-        }
+        clients.extend(BLOCKING_KEYS.into_iter().filter_map(|field| Some((field, format_number(sum(field)?)))));
         add("clients", clients);
         for (section, fields) in SUMMED {
-            let mut list: Vec<(&str, String)> =
-                fields.iter().filter(|f| !values(f).is_empty()).map(|f| (*f, format_number(sum(f)))).collect();
+            let mut list: Vec<(&str, String)> = fields.iter().filter_map(|f| Some((*f, format_number(sum(f)?)))).collect();
             match *section {
                 "memory" => {
-                    list.push(("used_memory_human", human(sum("used_memory"))));
-                    for field in LARGEST {
-                        list.extend(values(field).into_iter().reduce(f64::max).map(|value| (field, format_number(value))));
-                    }
-                    for field in AGREED {
-                        list.extend(agreed(&texts, field).map(|value| (*field, value)));
-                    }
+                    list.push(("used_memory_human", human(sum("used_memory").unwrap_or(0.0))));
+                    let (used, max) = (crate::memory::heap_used(), plan.live.memory_max);
+                    list.push(("switchyard_used_memory", used.to_string()));
+                    list.push(("switchyard_used_memory_human", human(used as f64)));
+                    list.push(("switchyard_memory_max", if max == usize::MAX { 0 } else { max }.to_string()));
+                    list.extend(LARGEST.into_iter().filter_map(|field| Some((field, format_number(*digest.largest.get(field)?)))));
+                    list.extend(AGREED.iter().filter_map(|field| Some((*field, digest.agreed.get(field)?.clone()))));
                 }
                 "stats" => {
                     list.push(("total_connections_received", total(|w| &w.accepted).to_string()));
@@ -157,6 +315,7 @@ impl Worker {
                     list.push(("total_net_output_bytes", total(|w| &w.bytes_sent).to_string()));
                     let cut = total(|w| &w.cut_output) + total(|w| &w.cut_push);
                     list.push(("client_output_buffer_limit_disconnections", cut.to_string()));
+                    list.push(("evicted_clients", total(|w| &w.evicted).to_string()));
                     for (field, kind) in
                         [("pubsub_channels", Kind::Channel), ("pubsub_patterns", Kind::Pattern), ("pubsubshard_channels", Kind::Shard)]
                     {
@@ -170,40 +329,19 @@ impl Worker {
             }
             add(section, list);
         }
-        sections.push(("commandstats", merged(&texts, "cmdstat_")));
-        sections.push(("errorstats", merged(&texts, "errorstat_")));
+        sections.push(("commandstats", digest.statistics("cmdstat_")));
+        sections.push(("errorstats", digest.statistics("errorstat_")));
         let mut add = |section: &'static str, fields: Vec<(&str, String)>| {
             sections.push((section, fields.into_iter().map(|(k, v)| (k.to_string(), v)).collect()));
         };
         add("replication", vec![("role", "master".into()), ("connected_slaves", "0".into())]);
         add("cluster", vec![("cluster_enabled", u8::from(plan.live.cluster.is_some()).to_string())]);
         let mut temporary: BTreeMap<u32, u64> = BTreeMap::new();
-        plan.moves.by_id.values().for_each(|mover| mover.count_temporary(&mut temporary));
-        sections.push(("keyspace", keyspace(&texts, &temporary)));
-        let mut own: Vec<(String, String)> = vec![
-            ("workers".into(), workers.len().to_string()),
-            ("topology_epoch".into(), plan.topology.epoch().to_string()),
-            ("nodes".into(), plan.topology.nodes().len().to_string()),
-            ("nodes_answering".into(), texts.len().to_string()),
-            ("batched_sends".into(), if self.send_batch.is_some() { "yes" } else { "no" }.into()),
-            ("large_transfers".into(), total(|w| &w.large).to_string()),
-        ];
-        for node in plan.topology.nodes() {
-            let facts = self.shared.with_facts(node.id, |f| f.clone());
-            let in_flight: u64 = workers.iter().map(|w| w.node(node.id).in_flight.get()).sum();
-            let state = if facts.failure.is_some() { "down" } else { "up" };
-            own.push((
-                format!("node{}", node.id.0),
-                format!(
-                    "addr={},state={state},slots={},version={} {},in_flight={in_flight}",
-                    node.name,
-                    plan.topology.slots_of(node.id),
-                    facts.flavour,
-                    facts.version
-                ),
-            ));
+        if shows("keyspace") {
+            plan.moves.by_id.values().for_each(|mover| mover.count_temporary(&mut temporary));
         }
-        sections.push(("switchyard", own));
+        sections.push(("keyspace", digest.keyspace(&temporary)));
+        sections.push(("switchyard", if shows("switchyard") { self.own_fields(digest, total(|w| &w.large)) } else { Vec::new() }));
         for (section, fields) in sections.iter().filter(|(s, _)| shows(s)) {
             let mut title = (*section).to_string();
             title[..1].make_ascii_uppercase();
@@ -215,112 +353,101 @@ impl Worker {
         }
         text
     }
+
+    /// The section about the router and its nodes.
+    fn own_fields(&self, digest: &Digest, large: u64) -> Vec<(String, String)> {
+        let (topology, workers) = (&self.plan.topology, &self.shared.counters);
+        let mut own: Vec<(String, String)> = vec![
+            ("workers".into(), workers.len().to_string()),
+            ("topology_epoch".into(), topology.epoch().to_string()),
+            ("nodes".into(), topology.nodes().len().to_string()),
+            ("nodes_answering".into(), digest.answering.to_string()),
+            ("batched_sends".into(), if self.send_batch.is_some() { "yes" } else { "no" }.into()),
+            ("large_transfers".into(), large.to_string()),
+        ];
+        let mut slots = vec![0_u32; topology.node_id_bound()];
+        Slot::all().for_each(|slot| slots[topology.owner(slot).index()] += 1);
+        for node in topology.nodes() {
+            let in_flight: u64 = workers.iter().map(|w| w.node(node.id).in_flight.get()).sum();
+            let (state, version) = self.shared.with_facts(node.id, |facts| {
+                (if facts.failure.is_some() { "down" } else { "up" }, format!("{} {}", facts.flavour, facts.version))
+            });
+            let (name, slots) = (&node.name, slots[node.id.index()]);
+            own.push((
+                format!("node{}", node.id.0),
+                format!("addr={name},state={state},slots={slots},version={version},in_flight={in_flight}"),
+            ));
+        }
+        own
+    }
 }
 
 fn format_number(value: f64) -> String {
     if value.fract() == 0.0 { format!("{value:.0}") } else { format!("{value:.6}") }
 }
 
-/// `db0:keys=3,expires=1,avg_ttl=20` of every node, added up (the average by the number of keys that expire). Without so many that movers have made for
-/// themselves, all of which expire.
-fn keyspace(texts: &[String], temporary: &BTreeMap<u32, u64>) -> Vec<(String, String)> {
-    let mut databases: BTreeMap<u32, (u64, u64, u64)> = BTreeMap::new();
-    for line in texts.iter().flat_map(|t| t.lines()) {
-        let Some((number, fields)) = line.strip_prefix("db").and_then(|l| l.trim().split_once(':')) else { continue };
-        let Ok(number) = number.parse() else { continue };
-        let field = |name: &str| fields.split(',').find_map(|f| f.strip_prefix(name)?.strip_prefix('=')?.parse::<u64>().ok()).unwrap_or(0);
-        let entry = databases.entry(number).or_default();
-        entry.0 += field("keys");
-        entry.1 += field("expires");
-        entry.2 += field("avg_ttl") * field("expires");
-    }
-    let line = |(number, (keys, expires, ttl)): (u32, (u64, u64, u64))| {
-        let ours = temporary.get(&number).copied().unwrap_or(0);
-        let (clients, clients_expiring) = (keys.saturating_sub(ours), expires.saturating_sub(ours));
-        let average = if clients_expiring == 0 { 0 } else { ttl / expires };
-        (clients > 0).then(|| (format!("db{number}"), format!("keys={clients},expires={clients_expiring},avg_ttl={average}")))
-    };
-    databases.into_iter().filter_map(line).collect()
-}
-
-/// A word that every node says of itself. Where they say different things, `nodes differ`: no one of them is true of the whole.
-fn agreed(texts: &[String], field: &str) -> Option<String> {
-    let mut said = texts.iter().filter_map(|t| t.lines().find_map(|l| l.strip_prefix(field)?.strip_prefix(':'))).map(str::trim);
-    let first = said.next()?;
-    Some(if said.all(|other| other == first) { first } else { "nodes differ" }.to_owned())
-}
-
-/// Lines `PREFIXname:a=1,b=2` of every node, their figures added up by name; `usec_per_call` is computed anew.
-fn merged(texts: &[String], prefix: &str) -> Vec<(String, String)> {
-    let mut lines: BTreeMap<&str, Vec<(&str, f64)>> = BTreeMap::new();
-    for line in texts.iter().flat_map(|t| t.lines()).filter(|l| l.starts_with(prefix)) {
-        let Some((name, figures)) = line.split_once(':') else { continue };
-        let line = lines.entry(name).or_default();
-        for (figure, value) in figures.split(',').filter_map(|f| f.split_once('=')) {
-            let Ok(value) = value.trim().parse::<f64>() else { continue };
-            match line.iter_mut().find(|(known, _)| *known == figure) {
-                Some((_, sum)) => *sum += value,
-                None => line.push((figure, value)),
-            }
-        }
-    }
-    let show = |(name, figures): (&str, Vec<(&str, f64)>)| {
-        let of = |wanted: &str| figures.iter().find(|(figure, _)| *figure == wanted).map_or(0.0, |(_, value)| *value);
-        let shown = figures.iter().map(|(figure, value)| match *figure {
-            "usec_per_call" => format!("usec_per_call={:.2}", of("usec") / of("calls").max(1.0)),
-            _ => format!("{figure}={}", format_number(*value)),
-        });
-        (name.to_string(), shown.collect::<Vec<_>>().join(","))
-    };
-    lines.into_iter().map(show).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::{agreed, human, keyspace, merged};
+    use super::{Digest, human, shows};
+
+    fn digest(texts: &[&str]) -> Digest {
+        let mut digest = Digest::default();
+        for text in texts {
+            digest.take(format!("${}\r\n{text}\r\n", text.len()).as_bytes());
+        }
+        digest.take(b"-NOPERM no\r\n");
+        assert_eq!(digest.answering, texts.len());
+        digest
+    }
 
     #[test]
     fn words_are_shown_where_all_nodes_agree() {
-        let texts =
-            ["mem_allocator:jemalloc-5.3.0\r\nmaxmemory_policy:noeviction\r\n".to_string(), "maxmemory_policy:allkeys-lru\r\n".to_string()];
-        assert_eq!(agreed(&texts, "mem_allocator").as_deref(), Some("jemalloc-5.3.0"));
-        assert_eq!(agreed(&texts, "maxmemory_policy").as_deref(), Some("nodes differ"));
-        assert_eq!(agreed(&texts, "other"), None);
+        let digest = digest(&[
+            "# Memory\r\nused_memory:3\r\nnumber_of_functions:2\r\nmem_allocator:jemalloc-5.3.0\r\nmaxmemory_policy:noeviction\r\nother:1\r\n",
+            "used_memory:4\r\nnumber_of_functions:1\r\nmaxmemory_policy:allkeys-lru\r\n",
+        ]);
+        assert_eq!((digest.sums["used_memory"], digest.largest["number_of_functions"]), (7.0, 2.0));
+        let agreed: Vec<_> = digest.agreed.into_iter().collect();
+        assert_eq!(agreed, [("maxmemory_policy", "nodes differ".to_owned()), ("mem_allocator", "jemalloc-5.3.0".to_owned())]);
     }
 
     #[test]
     fn statistics_of_commands_and_errors_add_up() {
         let texts = [
-            "# Commandstats\r\ncmdstat_get:calls=3,usec=3,usec_per_call=1.00,rejected_calls=0,failed_calls=1\r\nerrorstat_ERR:count=2\r\n".to_string(),
-            "cmdstat_get:calls=1,usec=7,usec_per_call=7.00,rejected_calls=2,failed_calls=0\r\ncmdstat_set:calls=1,usec=1,usec_per_call=1.00\r\nerrorstat_ERR:count=3\r\nerrorstat_OOM:count=1\r\n"
-                .to_string(),
+            "# Commandstats\r\ncmdstat_get:calls=3,usec=3,usec_per_call=1.00,rejected_calls=0,failed_calls=1\r\nerrorstat_ERR:count=2\r\n",
+            "cmdstat_get:calls=1,usec=7,usec_per_call=7.00,rejected_calls=2,failed_calls=0\r\ncmdstat_set:calls=1,usec=1,usec_per_call=1.00\r\nerrorstat_ERR:count=3\r\nerrorstat_OOM:count=1\r\n",
         ];
         let pair = |name: &str, figures: &str| (name.to_string(), figures.to_string());
         let commands = [
             pair("cmdstat_get", "calls=4,usec=10,usec_per_call=2.50,rejected_calls=2,failed_calls=1"),
             pair("cmdstat_set", "calls=1,usec=1,usec_per_call=1.00"),
         ];
-        assert_eq!(merged(&texts, "cmdstat_"), commands);
-        assert_eq!(merged(&texts, "errorstat_"), [pair("errorstat_ERR", "count=5"), pair("errorstat_OOM", "count=1")]);
+        assert_eq!(digest(&texts).statistics("cmdstat_"), commands);
+        assert_eq!(digest(&texts).statistics("errorstat_"), [pair("errorstat_ERR", "count=5"), pair("errorstat_OOM", "count=1")]);
     }
 
     #[test]
     fn keys_of_all_nodes_add_up() {
-        let texts = [
-            "# Keyspace\r\ndb0:keys=3,expires=1,avg_ttl=10\r\n".to_string(),
-            "db0:keys=2,expires=3,avg_ttl=30\r\ndb5:keys=1,expires=0,avg_ttl=0\r\n".to_string(),
-        ];
-        let merged = keyspace(&texts, &BTreeMap::new());
+        let texts =
+            ["# Keyspace\r\ndb0:keys=3,expires=1,avg_ttl=10\r\n", "db0:keys=2,expires=3,avg_ttl=30\r\ndb5:keys=1,expires=0,avg_ttl=0\r\n"];
+        let merged = digest(&texts).keyspace(&BTreeMap::new());
         assert_eq!(merged[0], ("db0".into(), "keys=5,expires=4,avg_ttl=25".into()));
         assert_eq!(merged[1].0, "db5");
-        let without = keyspace(&texts, &BTreeMap::from([(0, 3), (5, 1)]));
+        let without = digest(&texts).keyspace(&BTreeMap::from([(0, 3), (5, 1)]));
         assert_eq!(
             without,
             [("db0".to_owned(), "keys=2,expires=1,avg_ttl=25".to_owned())],
             "what movers have made for themselves is nobody's"
         );
         assert_eq!(human(1536.0), "1.50K");
+    }
+
+    #[test]
+    fn a_section_is_shown_where_it_is_named_or_of_those_that_always_are() {
+        let shown = |words: &[&str], section| shows(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>(), section);
+        assert!(shown(&[], "memory") && !shown(&[], "commandstats") && shown(&["all"], "commandstats"));
+        assert!(shown(&["cpu"], "cpu") && !shown(&["cpu"], "memory") && shown(&["cpu", "default"], "memory"));
     }
 }

@@ -7,6 +7,8 @@
 //!   for the client) and asked again on a connection of its own; the key is remembered, and goes there at once the next time;
 //! - a large reply to a command that must not be asked twice is passed on as it comes, up to the client's output limit.
 
+use std::sync::Arc;
+
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, Flags, Handling, Lookup};
@@ -33,9 +35,57 @@ pub(super) const UPLOAD_LOW: usize = 64 << 10;
 /// How long keys with large values are remembered.
 const MEMORY_US: u64 = 60_000_000;
 
+/// Keys whose values were found to be large, for a minute: they may have been replaced since.
+#[derive(Debug)]
+pub(super) struct LargeKeys {
+    /// Hashes, by hash modulo its length; 0 is nobody.
+    hashes: Box<[u64]>,
+    is_empty: bool,
+    forgets_at_us: u64,
+}
+
+impl LargeKeys {
+    pub(super) fn new() -> Self {
+        Self { hashes: vec![0; 1024].into(), is_empty: true, forgets_at_us: 0 }
+    }
+
+    #[inline]
+    fn knows(&self, key: &[u8]) -> bool {
+        !self.is_empty && {
+            let hash = key_hash(key);
+            self.hashes[(hash % self.hashes.len() as u64) as usize] == hash
+        }
+    }
+
+    fn remember(&mut self, key: &[u8], now_us: u64) {
+        if self.is_empty {
+            self.is_empty = false;
+            self.forgets_at_us = now_us + MEMORY_US;
+        }
+        let hash = key_hash(key);
+        self.hashes[(hash % self.hashes.len() as u64) as usize] = hash;
+    }
+
+    /// All at once, a minute after the first: a key that is still large is found again by its next read.
+    fn forget_old(&mut self, now_us: u64) {
+        if !self.is_empty && now_us >= self.forgets_at_us {
+            self.hashes.fill(0);
+            self.is_empty = true;
+        }
+    }
+}
+
 impl Worker {
     /// A command whose next argument is large and not all there: `header` has the arguments before it. Starts to pass it on.
-    pub(super) fn dispatch_large(&mut self, plan: &Plan, handle: Handle, header: &[u8], args: &Args<'_>, len: usize, after: usize) -> Flow {
+    pub(super) fn dispatch_large(
+        &mut self,
+        plan: &Arc<Plan>,
+        handle: Handle,
+        header: &[u8],
+        args: &Args<'_>,
+        len: usize,
+        after: usize,
+    ) -> Flow {
         let Lookup::Command(command) = plan.commands.find(args) else { return Flow::Buffer };
         if self.alert || self.clients.get(handle).is_some_and(|c| c.gated) {
             return Flow::Buffer; // what is special is looked at where whole commands are
@@ -53,7 +103,7 @@ impl Worker {
         }
         let mut moved = None;
         if !plan.topology.is_settled() {
-            match self.in_transit(handle, command, args) {
+            match self.in_transit(plan, handle, command, args) {
                 Transit::Settled => {}
                 Transit::Moved(plan) => moved = Some(plan),
                 Transit::Instead(flow) => {
@@ -65,7 +115,7 @@ impl Worker {
                 }
             }
         }
-        let plan = moved.as_deref().unwrap_or(plan);
+        let plan = moved.as_ref().unwrap_or(plan);
         let mut keys = std::mem::take(&mut self.keys);
         keys.clear();
         let found = command.find_keys(args, &mut keys);
@@ -80,6 +130,7 @@ impl Worker {
         let link = self.send_large(handle, acquired, header, class, None);
         if let Some(link) = link.and_then(|l| self.links.get_mut(l)) {
             link.uploading = true;
+            link.slow |= command.flags.has(Flags::SLOW);
         }
         if let Some(client) = self.clients.get_mut(handle) {
             client.note_write(node);
@@ -123,19 +174,19 @@ impl Worker {
     /// Whether a read of this key is better sent on a connection of its own right away.
     #[inline]
     pub(super) fn is_known_large(&self, command: &Command, key: &[u8]) -> bool {
-        self.large_keys_known > 0 && command.flags.has(Flags::READONLY) && {
-            let hash = key_hash(key);
-            self.large_keys[(hash % self.large_keys.len() as u64) as usize] == hash
-        }
+        command.flags.has(Flags::READONLY) && self.large_keys.knows(key)
     }
 
     /// Sends a whole request on a connection of the client's own.
-    pub(super) fn forward_large(&mut self, handle: Handle, node: NodeId, raw: &[u8], class: u8) -> Flow {
+    pub(super) fn forward_large(&mut self, handle: Handle, node: NodeId, raw: &[u8], command: &Command) -> Flow {
         let acquired = match self.take_exclusive(handle, node, Lane::Large) {
             Ok(acquired) => acquired,
             Err(flow) => return flow,
         };
-        self.send_large(handle, acquired, raw, class, None);
+        let link = self.send_large(handle, acquired, raw, command.class() as u8, None);
+        if let Some(link) = link.and_then(|l| self.links.get_mut(l)) {
+            link.slow |= command.flags.has(Flags::SLOW);
+        }
         Flow::Next
     }
 
@@ -176,7 +227,7 @@ impl Worker {
             return;
         }
         self.flush_client(pending.who);
-        let behind = self.clients.get(pending.who).is_some_and(|c| c.unsent() >= OUTPUT_HIGH / 4);
+        let behind = self.clients.get(pending.who).is_some_and(|c| c.unsent() >= OUTPUT_HIGH / 4 && !c.writes_first);
         if alone
             && behind
             && let Some(link) = self.links.get_mut(handle)
@@ -259,18 +310,12 @@ impl Worker {
         if command.find_keys(&args, &mut keys).is_ok()
             && let Some(key) = keys.first().and_then(|k| args.get(*k as usize))
         {
-            let hash = key_hash(key);
-            let place = (hash % self.large_keys.len() as u64) as usize;
-            self.large_keys[place] = hash;
-            self.large_keys_known += 1;
+            self.large_keys.remember(key, self.now_us);
         }
     }
 
     pub(super) fn tick_large(&mut self) {
-        if self.large_keys_known > 0 && self.now_us % MEMORY_US < super::TICK.as_micros() as u64 {
-            self.large_keys.fill(0);
-            self.large_keys_known = 0;
-        }
+        self.large_keys.forget_old(self.now_us);
     }
 
     /// Starts to take a reply of at least `bytes` that is too large to be collected. False where it must be collected all the same.
@@ -318,13 +363,14 @@ impl Worker {
                 self.counters.cut_output.add(1);
                 self.close_client(pending.who);
             }
-            Purpose::Gather if too_large => {
+            Purpose::Gather if too_large || !self.is_awaited(&pending) => {
                 let mut error = Vec::new();
                 encode::error(&mut error, super::gather::TOO_LARGE);
                 self.gather_part(pending.who, pending.seq, &error);
             }
-            Purpose::Gather | Purpose::Learn | Purpose::Subscribe | Purpose::Sync | Purpose::Track => return false,
-            _ => {}
+            Purpose::Nobody | Purpose::Queued => {}
+            // Short ones: see `reply_max`.
+            _ => return false,
         }
         self.skip_head(handle);
         true
@@ -343,4 +389,27 @@ impl Worker {
 
 fn key_hash(key: &[u8]) -> u64 {
     rapidhash::v3::rapidhash_v3(key).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_keys_are_forgotten_after_a_minute_whenever_it_is_looked_at() {
+        let mut keys = LargeKeys::new();
+        // As often as clients are looked at, which never meets a full minute of the router's time.
+        let mut now_us = 130_017;
+        for round in 0..10 {
+            let key = format!("key{round}");
+            keys.remember(key.as_bytes(), now_us);
+            let began_us = now_us;
+            while keys.knows(key.as_bytes()) {
+                assert!(now_us - began_us < MEMORY_US + 200_000, "remembered for {} us", now_us - began_us);
+                now_us += 200_000;
+                keys.forget_old(now_us);
+            }
+            assert!(now_us - began_us >= MEMORY_US, "forgotten after {} us", now_us - began_us);
+        }
+    }
 }

@@ -10,8 +10,8 @@ use super::gather::Whole;
 use super::login::Login;
 use super::upstream::{Lane, Phase};
 use super::{Stall, Worker};
-use crate::operator::OperatorCommand;
-use crate::shared::Plan;
+use crate::operator::{Asker, OperatorCommand};
+use crate::shared::{Plan, lock};
 use crate::slab::Handle;
 
 impl Worker {
@@ -66,7 +66,7 @@ impl Worker {
                 client.reply_mode = ReplyMode::On;
                 client.details.name.clear();
                 client.details.no_evict = false;
-                client.details.no_touch = false;
+                client.no_touch = false;
                 let subscriber = client.pubsub.take();
                 let monitor = std::mem::take(&mut client.monitor);
                 let tracked = client.tracked.is_some();
@@ -94,27 +94,14 @@ impl Worker {
                 return Flow::Next;
             }
             Local::Scan => return self.scan(plan, handle, class, args),
-            Local::RandomKey => {
-                if !client.may_take(Lane::Main) {
-                    return Flow::Stall(Stall::Barrier);
-                }
-                self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
-                let turn = self.turn_of_nodes ^ (self.now_us >> 3) as usize;
-                self.gather_every(handle, Lane::Main, raw, class, Whole::RandomKey { turn });
-                return Flow::Next;
-            }
+            Local::RandomKey => return self.random_key(handle, class),
             Local::SlowlogGet | Local::SlowlogLen | Local::SlowlogReset => return self.slowlog(handle, class, local, args),
             Local::Cluster => return self.cluster(plan, handle, command, args),
             Local::ClusterMode => return self.cluster_mode(plan, handle, class),
             Local::ConfigSet => return self.config_set(plan, handle, class, raw, args),
             Local::Info => {
-                if !client.may_take(Lane::Main) {
-                    return Flow::Stall(Stall::Barrier);
-                }
                 let sections = args.iter().skip(1).map(|s| String::from_utf8_lossy(s).to_ascii_lowercase()).collect();
-                let request = b"*2\r\n$4\r\nINFO\r\n$3\r\nall\r\n";
-                self.gather_every(handle, Lane::Main, request, class, Whole::Info { sections });
-                return Flow::Next;
+                return self.info(plan, handle, class, sections);
             }
             Local::Lolwut => {
                 let text = format!("Switchyard {}: one address, {} nodes\n", env!("CARGO_PKG_VERSION"), plan.topology.nodes().len());
@@ -126,7 +113,8 @@ impl Worker {
             }
             Local::Wait => return self.wait(plan, handle, command, raw, args),
             Local::AclWhoami => encode::bulk(&mut out, client.user.name().as_bytes()),
-            Local::AclList | Local::AclUsers | Local::AclGetuser | Local::AclCat | Local::AclDryrun => {
+            Local::AclChange => return self.change_users(handle, class, args),
+            Local::AclList | Local::AclUsers | Local::AclGetuser | Local::AclCat | Local::AclDryrun | Local::AclLog | Local::AclGenpass => {
                 return self.acl(plan, handle, class, local, args);
             }
             Local::Script => return self.refuse(handle, class, "ERR unknown subcommand. Try SCRIPT HELP."),
@@ -178,7 +166,7 @@ impl Worker {
         let Ok(database) = u32::try_from(index) else {
             return self.refuse(handle, class, "ERR DB index is out of range");
         };
-        let known = plan.topology.nodes().all(|n| self.shared.with_facts(n.id, |f| database < f.databases));
+        let known = self.shared.has_database(&plan.topology, database);
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if client.lane == Lane::Rounds && client.in_flight() > 0 {
             // An earlier SELECT is still being asked about: what it answers must not come after this one.
@@ -208,6 +196,9 @@ impl Worker {
     }
 
     fn auth(&mut self, plan: &Plan, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+        if self.awaits_users(handle) {
+            return Flow::Stall(Stall::Barrier);
+        }
         let (user, password) = match args.len() {
             2 => (&b"default"[..], args.get(1).unwrap_or_default()),
             3 => (args.get(1).unwrap_or_default(), args.get(2).unwrap_or_default()),
@@ -244,7 +235,7 @@ impl Worker {
             };
         }
         let Some(client) = self.clients.get(handle) else { return Flow::Close };
-        if protocol.is_some_and(|p| p != client.resp3) && client.in_flight() > 0 {
+        if (protocol.is_some_and(|p| p != client.resp3) && client.in_flight() > 0) || self.awaits_users(handle) {
             // Replies to what is in flight are still in the old protocol.
             return Flow::Stall(Stall::Barrier);
         }
@@ -321,12 +312,12 @@ impl Worker {
     /// What clients are told that they talk to: Valkey where every node is one, and the oldest version, because what it lacks cannot be
     /// relied on.
     pub(super) fn fleet_version(&self, plan: &Plan) -> (&'static str, String) {
-        let facts: Vec<_> =
-            plan.topology.nodes().map(|n| self.shared.with_facts(n.id, |f| f.clone())).filter(|f| !f.version.is_empty()).collect();
-        if !facts.is_empty() && facts.iter().all(|f| f.flavour == "valkey") {
-            return ("valkey", oldest(facts.iter().map(|f| &f.version)));
+        let nodes = lock(&self.shared.nodes);
+        let known = || plan.topology.nodes().filter_map(|node| nodes.get(&node.id)).filter(|facts| !facts.version.is_empty());
+        if known().next().is_some() && known().all(|facts| facts.flavour == "valkey") {
+            return ("valkey", oldest(known().map(|facts| facts.version.as_str())));
         }
-        ("redis", oldest(facts.iter().map(|f| &f.redis_version)))
+        ("redis", oldest(known().map(|facts| facts.redis_version.as_str())))
     }
 
     /// `SWITCHYARD NODES | STATUS | HELP`, for people who live in redis-cli.
@@ -387,6 +378,7 @@ impl Worker {
                     "    Let a node join, move everything away from one, let one go that owns no slots.",
                     "MOVE FROM <node> TO <node> (SLOTS <ranges> | ALL | KEYS <pattern>) [GOAL fast|balanced|gentle] [MAX-RATE <bytes>] [DRY-RUN]",
                     "     [DURABILITY memory|aof|replica] [PROTOCOL switchyard|stop-and-copy] [PURGE-TARGET] [ALLOW-DIRECT-CLIENTS]",
+                    "     [ALLOW-KEY-LOSS]",
                     "    Move slots, or single keys, while they are used.",
                     "MOVE FROM <node> HOME [KEYS <pattern>] [...]",
                     "    Keys that were moved to the node without their slots go to the owners of these.",
@@ -416,74 +408,36 @@ impl Worker {
 }
 
 impl Worker {
+    /// Who asks the operator.
+    pub(super) fn asker(&self, handle: Handle) -> Option<Asker> {
+        let client = self.clients.get(handle)?;
+        let address = client.details.peer.map_or_else(|| "a Unix socket".to_owned(), |peer| peer.to_string());
+        let who = format!("the user {} from {address}", client.user.name());
+        Some(Asker { who, may_operate: client.user.is_operator(), resp3: client.resp3 })
+    }
+
     /// Gives a command away to the operator; the answer comes through the mailbox.
     fn ask_operator(&mut self, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         let Some(operator) = self.shared.operator.get().cloned() else {
             return self.refuse(handle, class, "ERR this router has no moves");
         };
-        let Some(client) = self.clients.get(handle) else { return Flow::Close };
-        let address = client.details.peer.map_or_else(|| "a Unix socket".to_owned(), |peer| peer.to_string());
-        let (who, resp3) = (format!("the user {} from {address}", client.user.name()), client.resp3);
+        let Some(asker) = self.asker(handle) else { return Flow::Close };
         let words = args.iter().skip(1).map(<[u8]>::to_vec).collect();
         let Some(gather) = self.begin_gather(handle, class, 1, Whole::Merged(Merge::Same)) else { return Flow::Close };
-        operator.take(OperatorCommand::new(words, who, resp3, self.shared.mailboxes.clone(), self.index, gather));
+        operator.take(OperatorCommand::new(words, asker, self.shared.mailboxes.clone(), self.index, gather));
         Flow::Next
     }
 }
 
 /// The oldest of some versions; a plain one where none is known yet.
-pub(super) fn oldest<'v>(versions: impl Iterator<Item = &'v String>) -> String {
-    let parts = |v: &&String| v.split('.').map(|p| p.parse::<u32>().unwrap_or(0)).collect::<Vec<_>>();
-    versions.min_by_key(parts).cloned().unwrap_or_else(|| "7.0.0".into())
+pub(super) fn oldest<'v>(versions: impl Iterator<Item = &'v str>) -> String {
+    let parts = |version: &&str| {
+        let mut parts = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
+        [(); 4].map(|()| parts.next().unwrap_or(0))
+    };
+    versions.filter(|version| !version.is_empty()).min_by_key(parts).unwrap_or("7.0.0").to_owned()
 }
 
 pub(super) fn parse<T: std::str::FromStr>(bytes: &[u8]) -> Option<T> {
     std::str::from_utf8(bytes).ok()?.parse().ok()
-}
-
-/// Redis's glob patterns, as far as names of settings need them: `*` and `?`.
-pub(super) fn glob(pattern: &[u8], text: &[u8]) -> bool {
-    // Backtracks to the last star only, so a pattern of many stars costs no more than their product.
-    let (mut p, mut t) = (0, 0);
-    let mut star: Option<(usize, usize)> = None;
-    while t < text.len() {
-        match pattern.get(p) {
-            Some(b'*') => {
-                star = Some((p + 1, t));
-                p += 1;
-            }
-            Some(c) if *c == b'?' || *c == text[t] => {
-                p += 1;
-                t += 1;
-            }
-            _ => match star {
-                Some((after, from)) => {
-                    p = after;
-                    t = from + 1;
-                    star = Some((after, from + 1));
-                }
-                None => return false,
-            },
-        }
-    }
-    pattern[p..].iter().all(|c| *c == b'*')
-}
-
-#[cfg(test)]
-mod tests {
-    use super::glob;
-
-    #[test]
-    fn patterns_match_names() {
-        for (pattern, name, matches) in [
-            ("*", "save", true),
-            ("max*", "maxmemory", true),
-            ("s?ve", "save", true),
-            ("save", "saved", false),
-            ("*e*y", "maxmemory", true),
-            ("", "x", false),
-        ] {
-            assert_eq!(glob(pattern.as_bytes(), name.as_bytes()), matches, "{pattern} {name}");
-        }
-    }
 }

@@ -27,8 +27,8 @@ pub(super) mod guard {
 pub(super) struct Verdict {
     name: Vec<u8>,
     password: Vec<u8>,
-    /// `None`: not there yet.
-    right: Option<bool>,
+    /// [`Attempt::Asked`]: not there yet.
+    attempt: Attempt,
 }
 
 impl Drop for Verdict {
@@ -47,7 +47,6 @@ pub(super) enum Login {
 }
 
 const WRONG: &str = "WRONGPASS invalid username-password pair or user is disabled.";
-const TOO_MANY: &str = "LIMITED too many failed logins of this user from your address; try again in a minute";
 const BUSY: &str = "LIMITED too many logins wait to be checked; try again";
 
 impl Worker {
@@ -60,13 +59,19 @@ impl Worker {
         if !authenticated || *bounds == Bounds::default() {
             client.user_share = None;
         } else if client.user_share.is_none() || client.user.name() != user.name() {
-            let account = self.shared.limits.account(&format!("user:{}", user.name()));
-            let Some(share) = Share::connect(account, bounds.connections) else {
+            let part = self.part_of(format!("user:{}", user.name()));
+            let Some(share) = Share::connect(part, bounds.connections) else {
                 self.counters.limited.add(1);
                 let max = bounds.connections.unwrap_or_default();
                 return Err(format!("LIMITED user {} has its {max} connections; close one, or try again later", user.name()));
             };
-            client.user_share = Some(Box::new(share));
+            if let Some(client) = self.clients.get_mut(handle) {
+                client.user_share = Some(Box::new(share));
+            }
+        }
+        let Some(client) = self.clients.get_mut(handle) else { return Ok(()) };
+        if client.authenticated && !authenticated {
+            client.details.stranger_since_us = self.now_us;
         }
         client.authenticated = authenticated;
         client.guard = 0;
@@ -87,42 +92,44 @@ impl Worker {
     pub(super) fn login(&mut self, plan: &Plan, handle: Handle, name: &[u8], password: &[u8]) -> Login {
         let Some(client) = self.clients.get_mut(handle) else { return Login::Wait };
         let user = plan.live.users.get(name);
-        if let Some(verdict) = client.verdict.take_if(|v| v.right.is_some() && v.name == name && v.password == password) {
-            // The user may have gone while it was checked.
-            return match user.filter(|user| user.is_on() && verdict.right == Some(true)) {
-                Some(user) => Login::As(user.clone()),
-                None => Login::Refused(WRONG),
-            };
-        }
         let from = client.details.peer.map(|peer| peer.ip());
-        match self.shared.logins.attempt(user, name, password, from, (self.index, handle)) {
-            Attempt::Right => user.map_or(Login::Refused(WRONG), |user| Login::As(user.clone())),
-            Attempt::Wrong => {
-                self.counters.logins_failed.add(1);
+        let attempt = match client.verdict.take_if(|v| v.attempt != Attempt::Asked && v.name == name && v.password == password) {
+            Some(verdict) => verdict.attempt,
+            None => self.shared.logins.attempt(user, password, from, (self.index, handle)),
+        };
+        match (attempt, user) {
+            // The user may have gone while it was checked.
+            (Attempt::Right, Some(user)) if user.is_on() => Login::As(user.clone()),
+            (Attempt::Right | Attempt::Wrong, _) => {
+                self.note_refused(handle, "auth", b"AUTH".to_vec(), name);
+                self.login_failed(handle, user.map(|user| user.name()));
                 Login::Refused(WRONG)
             }
-            Attempt::TooMany => {
-                self.counters.logins_failed.add(1);
-                Login::Refused(TOO_MANY)
-            }
-            Attempt::Busy => Login::Refused(BUSY),
-            Attempt::Asked => {
+            (Attempt::Busy, _) => Login::Refused(BUSY),
+            (Attempt::Asked, _) => {
                 if let Some(client) = self.clients.get_mut(handle) {
-                    client.verdict = Some(Box::new(Verdict { name: name.to_vec(), password: password.to_vec(), right: None }));
+                    let (name, password) = (name.to_vec(), password.to_vec());
+                    client.verdict = Some(Box::new(Verdict { name, password, attempt: Attempt::Asked }));
                 }
                 Login::Wait
             }
         }
     }
 
-    /// The helper has checked a password.
-    pub(super) fn on_login(&mut self, handle: Handle, right: bool) {
-        if !right {
-            self.counters.logins_failed.add(1);
+    /// Counts a failed login, and tells it. A name that nobody has may be a password in the wrong place.
+    fn login_failed(&mut self, handle: Handle, user: Option<&str>) {
+        self.counters.logins_failed.add(1);
+        let from = self.clients.get(handle).and_then(|c| c.details.peer).map_or_else(|| "a Unix socket".to_owned(), |p| p.to_string());
+        if let Some(untold) = self.login_log.tell(self.now_us) {
+            tracing::warn!(target: "audit", from, user = user.unwrap_or("(no such user)"), untold, "a login failed");
         }
+    }
+
+    /// The helper has checked a password.
+    pub(super) fn on_login(&mut self, handle: Handle, attempt: Attempt) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         if let Some(verdict) = &mut client.verdict {
-            verdict.right = Some(right);
+            verdict.attempt = attempt;
         }
         if client.stall == Stall::Login {
             self.unstall(handle);
@@ -142,13 +149,11 @@ impl Worker {
             return Some(self.refuse(handle, class, "NOAUTH Authentication required."));
         }
         if client.guard & guard::RESTRICTED != 0 {
-            let user = client.user.clone();
-            let mut keys = std::mem::take(&mut self.keys);
-            let verdict = user.check(command, args, &mut keys);
-            keys.clear();
-            self.keys = keys;
+            self.keys.clear();
+            let verdict = client.user.check(command, args, &mut self.keys);
             if let Err(denied) = verdict {
                 self.counters.denied.add(1);
+                self.note_denied(handle, command, args, denied);
                 self.spoil(handle);
                 return Some(self.refuse(handle, class, &denied.text(command)));
             }
@@ -173,10 +178,10 @@ impl Worker {
         if client.guard == 0 {
             return true;
         }
-        let user = client.user.clone();
         let restricted = client.guard & guard::RESTRICTED != 0;
+        self.keys.clear();
         // Asked again when all of it is there, which also gives the error.
-        client.guard & !guard::RESTRICTED == 0 && (!restricted || user.check(command, args, &mut Vec::new()).is_ok())
+        client.guard & !guard::RESTRICTED == 0 && (!restricted || client.user.check(command, args, &mut self.keys).is_ok())
     }
 
     /// The users have changed: rules hold at once, and whoever could not log in again as before is closed.

@@ -16,6 +16,7 @@ mod client_commands;
 mod clients;
 mod cluster;
 mod config_commands;
+mod config_values;
 mod counted;
 mod cross_slot;
 mod dispatch;
@@ -28,12 +29,15 @@ mod info;
 mod large;
 mod local;
 mod login;
+mod memory;
+mod memory_stats;
 mod monitor;
 mod nodes;
 mod pause;
 mod pool;
 mod pubsub;
 mod quiet;
+mod random_key;
 mod recalled;
 mod renew;
 mod replicas;
@@ -50,6 +54,7 @@ pub(crate) mod transport;
 mod upstream;
 mod wait;
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -59,17 +64,21 @@ use switchyard_policy::migration::Key;
 use switchyard_policy::topology::{MoveId, NodeId};
 use switchyard_resp::request::Scanner;
 
+use crate::limits::{KeySlices, Part};
 use crate::listener::Listener;
 use crate::metrics::WorkerCounters;
 use crate::poll::{Poll, Ready, Token};
+use crate::rooms::Rooms;
 use crate::shared::{Message, Pause, Plan, Shared};
 use crate::slab::{Handle, Slab};
+use crate::slow_log::SlowEntry;
 use crate::sys::SendBatch;
 use batching::{Batching, pause};
 use blocking::Asker;
 use clients::{Rarely, spare_descriptor};
 use downstream::{Client, Stall};
 use gather::Gather;
+pub(crate) use upstream::Lane;
 use upstream::{Link, Zombie};
 
 /// Bytes read from a socket at once. Large enough for a batch of replies, small enough for the second-level cache.
@@ -101,9 +110,13 @@ struct NodeLinks {
     slow: [Option<Handle>; 2],
     /// Those that one client has alone, by `Lane::pool`.
     pools: [pool::Pool; 3],
+    /// What all workers have of these; known once one was wanted.
+    rooms: Option<Arc<Rooms>>,
     /// Connections to replicas, by protocol.
     replicas: Vec<(std::net::SocketAddr, [Option<Handle>; 2])>,
     pubsub: Option<Handle>,
+    late_log: Rarely,
+    lost_log: Rarely,
 }
 
 impl NodeLinks {
@@ -122,6 +135,7 @@ pub(crate) struct Worker {
     index: usize,
     shared: Arc<Shared>,
     counters: Arc<WorkerCounters>,
+    /// An allocation of this worker's own: counting references to one that all workers have would be a write to memory that all of them read.
     plan: Arc<Plan>,
     generation: u64,
     poll: Poll,
@@ -141,11 +155,13 @@ pub(crate) struct Worker {
     settling: Vec<pause::Settling>,
     /// There are monitors, or a pause: looked at once per command.
     alert: bool,
+    /// This worker's parts of accounts, by their names; those of the limits of keys, in the order of these; and slices of keys' own rates.
+    parts: HashMap<String, Arc<Part>>,
+    prefix_parts: Vec<Arc<Part>>,
+    key_slices: KeySlices,
     zombies: Vec<Zombie>,
     next_zombie: u32,
-    /// Hashes of keys whose values were found to be large, by hash modulo its length; 0 is nobody.
-    large_keys: Box<[u64]>,
-    large_keys_known: u32,
+    large_keys: large::LargeKeys,
     read_buffer: Vec<u8>,
     scanner: Scanner,
     keys: Vec<u32>,
@@ -158,12 +174,16 @@ pub(crate) struct Worker {
     /// Connections whose CLIENT UNBLOCK found nobody waiting yet.
     unblock_again: Vec<Handle>,
     turn_of_nodes: usize,
+    /// What nodes said last when they were asked for INFO.
+    info_digest: Option<Box<info::Digest>>,
     batching: Batching,
     /// Sends many at once, where the kernel lets it.
     send_batch: Option<SendBatch<Token>>,
-    send_outcomes: Vec<(Token, usize)>,
+    send_outcomes: Vec<(Token, Option<usize>)>,
     handshake_log: Rarely,
     http_log: Rarely,
+    login_log: Rarely,
+    slow_log_log: Rarely,
     dirty_clients: Vec<Handle>,
     dirty_links: Vec<Handle>,
     /// Clients whose stall has ended.
@@ -171,8 +191,12 @@ pub(crate) struct Worker {
     /// Connections that were not read to the end.
     unread: Vec<Token>,
     scripts_met: scripts::ScriptsMet,
+    memory: memory::Watch,
     /// Commands that took at least so long are entered into the slow log.
     slow_us: u32,
+    /// The bucket of entries that this worker may make ([`switchyard_policy::limits`]), and those that wait for the log's lock.
+    slow_entries_full_at_ns: u64,
+    slow_waiting: Vec<SlowEntry>,
     /// The plan by which commands are executed whose keys have moved already; `None` where no slot is moving.
     moved_plan: Option<Arc<Plan>>,
     /// The one before, where slots were in transit in it: until when what its moves caused may still arrive, us.
@@ -204,7 +228,7 @@ impl Worker {
             let token = Token::Listener(number as u32);
             if listener.is_shared() { poll.add_shared(listener, token)? } else { poll.add(listener, token)? }
         }
-        let plan = shared.plan();
+        let plan = shared.own_plan();
         // What a worker of this number left behind when it panicked may still run at the nodes.
         let left_behind = shared.take_connections(index);
         let epoch = shared.drained[index].load(Ordering::Acquire);
@@ -238,10 +262,12 @@ impl Worker {
             paused: None,
             settling: Vec::new(),
             alert: false,
+            parts: HashMap::new(),
+            prefix_parts: Vec::new(),
+            key_slices: KeySlices::default(),
             next_zombie: zombies.len() as u32,
             zombies,
-            large_keys: vec![0; 1024].into(),
-            large_keys_known: 0,
+            large_keys: large::LargeKeys::new(),
             read_buffer: vec![0; READ_SIZE],
             scanner: Scanner::default(),
             keys: Vec::new(),
@@ -252,17 +278,23 @@ impl Worker {
             next_probe_us: 0,
             unblock_again: Vec::new(),
             turn_of_nodes: index,
+            info_digest: None,
             batching: Batching::new(Batching::PER_CLIENT_US),
             send_batch: None,
             send_outcomes: Vec::new(),
             handshake_log: Rarely::default(),
             http_log: Rarely::default(),
+            login_log: Rarely::default(),
+            slow_log_log: Rarely::default(),
             dirty_clients: Vec::new(),
             dirty_links: Vec::new(),
             resumed: Vec::new(),
             unread: Vec::new(),
             scripts_met: scripts::ScriptsMet::default(),
+            memory: memory::Watch::default(),
             slow_us,
+            slow_entries_full_at_ns: 0,
+            slow_waiting: Vec::new(),
             moved_plan: None,
             plan_before: None,
             detour: false,
@@ -287,6 +319,7 @@ impl Worker {
         self.read_clock();
         // A worker that takes a panicked one's place finds what holds for all.
         self.refresh(self.index, Handle::NONE, 0, false);
+        self.place_prefixes_anew();
         self.connect_main();
         self.place_moving_anew();
         loop {
@@ -373,6 +406,7 @@ impl Worker {
                 }
             }
         }
+        self.watch_memory();
     }
 
     /// Sends what the turn has produced: to the nodes first, because they have work to do with it.
@@ -383,6 +417,7 @@ impl Worker {
             let resumed = std::mem::take(&mut self.resumed);
             for handle in resumed {
                 self.resume_client(handle);
+                self.watch_memory();
             }
             self.tell_movers();
             self.send_together();
@@ -396,7 +431,7 @@ impl Worker {
 
     fn adopt_plan(&mut self) {
         self.generation = self.shared.generation.load(Ordering::Acquire);
-        let before = std::mem::replace(&mut self.plan, self.shared.plan());
+        let before = std::mem::replace(&mut self.plan, self.shared.own_plan());
         self.slow_us = self.plan.live.slow_us();
         if !Arc::ptr_eq(&before.live, &self.plan.live) {
             self.mark_stale(&before.live);
@@ -415,6 +450,9 @@ impl Worker {
         self.drop_foreign_links();
         self.follow_servers();
         let limits_changed = before.live.key_limits != self.plan.live.key_limits;
+        if limits_changed {
+            self.place_prefixes_anew();
+        }
         if limits_changed || (!Arc::ptr_eq(&before.live.users, &self.plan.live.users) && before.live.users != self.plan.live.users) {
             self.readmit_clients();
         }
@@ -436,20 +474,24 @@ impl Worker {
         self.tick_recalled();
         self.tick_quieting();
         self.tick_topics();
+        self.enter_waiting();
         self.plan_before.take_if(|(_, until_us)| *until_us < self.now_us);
         self.publish_drained();
+        self.look_at_memory();
         if self.now_us >= self.next_client_tick_us {
             self.next_client_tick_us = self.now_us + CLIENT_TICK_US;
             self.tick_clients();
+            self.tick_memory();
             self.recount();
         }
     }
 
     fn tick_clients(&mut self) {
         let idle_us = self.plan.live.client_idle_timeout.map(|t| t.as_micros() as u64);
+        let login_us = self.plan.live.login_timeout.map(|t| t.as_micros() as u64);
         let handshake_us = self.plan.live.handshake_timeout.as_micros() as u64;
         let (soft, soft_us) = (self.plan.live.push_soft_limit, self.plan.live.push_soft_time.as_micros() as u64);
-        let (mut late, mut behind) = (Vec::new(), Vec::new());
+        let (mut late, mut behind, mut first) = (Vec::new(), Vec::new(), Vec::new());
         for (handle, client) in self.clients.iter() {
             if client.behind_since_us > 0 && (client.unsent() <= soft || self.now_us.saturating_sub(client.behind_since_us) > soft_us) {
                 behind.push((handle, client.unsent() > soft));
@@ -470,10 +512,15 @@ impl Worker {
                 // One that is subscribed waits by trade, as in Redis.
                 client.subscribed() == 0 && !client.monitor && idle_us.is_some_and(|idle| quiet_us > idle)
             };
+            let stranger_us = self.now_us.saturating_sub(client.details.stranger_since_us);
+            let overdue = overdue || (!client.authenticated && login_us.is_some_and(|login| stranger_us > login));
             // A pipeline that is written before it is read is a right of those who are somebody.
             let fills = client.stall == Stall::Output && stalled > OUTPUT_PATIENCE_US && client.guard & login::guard::STRANGER != 0;
             if fills {
                 self.counters.cut_output.add(1);
+            }
+            if client.writes_before_it_reads() && stalled > OUTPUT_PATIENCE_US {
+                first.push(handle);
             }
             if overdue || fills {
                 late.push((handle, true));
@@ -489,6 +536,14 @@ impl Worker {
             } else if let Some(client) = self.clients.get_mut(handle) {
                 client.behind_since_us = 0;
             }
+        }
+        for handle in first {
+            // Else its large reply would wait for it, and it for its next commands to be read.
+            let held = self.clients.get_mut(handle).and_then(|client| {
+                client.writes_first = true;
+                client.held
+            });
+            held.into_iter().for_each(|held| self.unpause_link(held));
         }
         for (handle, close) in late {
             if close {
@@ -536,7 +591,10 @@ impl Worker {
 
     fn on_message(&mut self, message: Message) {
         match message {
-            Message::Login { client, right } => self.on_login(client, right),
+            Message::Login { client, attempt } => self.on_login(client, attempt),
+            Message::Evict => self.asked_to_evict(),
+            Message::WantRoom { node, lane } => self.make_room(node, lane),
+            Message::Room { node } => self.room_was_made(node),
             Message::Admitted => self.wake_moving(),
             Message::Home { client, number, refusal } => self.on_home(client, number, refusal),
             Message::Turn { client } => self.on_turn(client),
@@ -549,7 +607,13 @@ impl Worker {
                 self.shared.mailboxes[from].send(Message::Answer { gather, part, reply });
             }
             Message::Unblock { id, error, from, gather, part } => self.unblock_client(id, error, Asker { from, gather, part }),
-            Message::Refresh { from, gather, part, settled } => self.refresh(from, gather, part, settled),
+            Message::Refresh { from, gather, part, settled } => {
+                // A plan that was changed before this was sent is in force when it is answered.
+                if self.shared.generation.load(Ordering::Acquire) != self.generation {
+                    self.adopt_plan();
+                }
+                self.refresh(from, gather, part, settled);
+            }
             Message::Lines(lines) => self.show(&lines),
             Message::Find { id, from, gather, part } => {
                 let reply = self.find_client(id);

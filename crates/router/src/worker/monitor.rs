@@ -27,6 +27,11 @@ pub(super) struct Monitors {
 }
 
 impl Monitors {
+    /// A buffer that a burst may have left large.
+    pub(super) fn reused(&mut self) -> &mut Vec<u8> {
+        &mut self.scratch
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.list.is_empty()
     }

@@ -116,7 +116,7 @@ impl Worker {
         if news {
             warn!(node = %name, why, "node cannot be reached; trying again with increasing pauses");
         }
-        self.fail_all(handle, &format!("NODEDOWN {name} cannot be reached: {why}"));
+        self.fail_all(handle, &format!("NODEDOWN {name} cannot be reached: {why}"), 0);
         if lane.is_exclusive() {
             self.exclusive_failed(handle, why);
             return;
@@ -287,7 +287,7 @@ impl Worker {
             link.sent = 0;
         }
         let low = if link.lane == Lane::Large { super::large::UPLOAD_LOW } else { UNSENT_LOW };
-        if link.unsent() < low && !link.waiters.is_empty() {
+        if link.has_room(low) && !link.waiters.is_empty() {
             for waiter in std::mem::take(&mut link.waiters) {
                 if self.clients.get(waiter).is_some_and(|c| c.stall == Stall::Upstream) {
                     self.unstall(waiter);
@@ -299,7 +299,7 @@ impl Worker {
     /// Whether a client must wait before it adds to this link; then it is told when it may.
     pub(super) fn link_is_full(&mut self, handle: Handle, client: Handle, high: usize) -> bool {
         let Some(link) = self.links.get_mut(handle) else { return false };
-        if link.unsent() < high {
+        if link.has_room(high) {
             return false;
         }
         if !link.waiters.contains(&client) {
@@ -374,6 +374,18 @@ impl Worker {
         self.read_buffer = buffer;
     }
 
+    /// Looks again at what has come of a reply that nobody waits for any more.
+    pub(super) fn read_again(&mut self, handle: Handle) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let mut input = std::mem::take(&mut link.input);
+        let taken = self.take_replies(handle, &input);
+        input.drain(..taken);
+        input.shrink_to_fit();
+        if let Some(link) = self.links.get_mut(handle) {
+            link.input = input;
+        }
+    }
+
     /// The TCP connection is there: on to TLS, or to the greeting.
     fn secure_link(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
@@ -412,12 +424,18 @@ impl Worker {
                         self.on_reply(handle, &rest[..len]);
                     }
                     Ok(ReplyScan::Incomplete(need)) => {
+                        let size = need.max(rest.len());
+                        let live = &self.plan.live;
+                        let max = link.reply_max(live);
+                        if size > max {
+                            self.break_link(handle, &format!("it sends more than {max} bytes where a short reply was asked for"));
+                            return bytes.len();
+                        }
                         // A reply that is translated must be whole.
-                        let kept = link.downgraded && rest[0] == b'*' && need.max(rest.len()) <= self.plan.live.client_output_limit;
-                        if need.max(rest.len()) > self.plan.live.large_value
-                            && !kept
-                            && self.take_large(handle, need.max(rest.len()), rest[0])
-                        {
+                        let whole = link.downgraded && rest[0] == b'*' && size <= live.client_output_limit;
+                        let head = link.pending.front().copied();
+                        let is_kept = whole && head.is_some_and(|head| self.is_awaited(&head));
+                        if size > self.plan.live.large_value && !is_kept && self.take_large(handle, size, rest[0]) {
                             continue;
                         }
                         break;
@@ -461,6 +479,10 @@ impl Worker {
         let Some(link) = self.links.get_mut(handle) else { return };
         let Some(pending) = link.pop() else { return };
         link.trim();
+        if !link.waiters.is_empty() && !link.dirty {
+            link.dirty = true; // whether they may go on is looked at where it is flushed
+            self.dirty_links.push(handle);
+        }
         let expired = link.expired > 0;
         link.expired = link.expired.saturating_sub(1);
         link.counters.classes[pending.class as usize].upstream.record(u64::from((self.now_us as u32).wrapping_sub(pending.sent_us)));
@@ -511,6 +533,10 @@ impl Worker {
         let Some(link) = self.links.get_mut(handle) else { return };
         let Some(pending) = link.pop() else { return };
         link.trim();
+        if !link.waiters.is_empty() && !link.dirty {
+            link.dirty = true; // whether they may go on is looked at where it is flushed
+            self.dirty_links.push(handle);
+        }
         let class = &link.counters.classes[pending.class as usize];
         class.upstream.record(u64::from((self.now_us as u32).wrapping_sub(pending.sent_us)));
         if is_error {

@@ -1,8 +1,9 @@
 //! Connections to a node that one client at a time has alone: taken late, given back clean, bounded, closed when nobody uses them.
 //!
 //! Three pools for each worker and node, because each kind of use would starve the others: large values (seconds), WATCH until EXEC (the
-//! client's thinking time), and commands that wait at the node (for ever, if their timeout says so). Each has its own bound. A client
-//! that finds none free while the bound is reached waits in line, and gets NODEBUSY after `nodes.command-timeout`.
+//! client's thinking time), and commands that wait at the node (for ever, if their timeout says so). Each has its own bound, which holds over all
+//! workers ([`crate::rooms`]). A client that finds none free while the bound is reached waits in line, and gets NODEBUSY after
+//! `nodes.command-timeout`.
 //!
 //! Not a connection for each transaction or blocking command: connecting and greeting cost more than the command, and a node that sees
 //! a thousand new connections a second has no time for anything else.
@@ -15,6 +16,8 @@ use switchyard_resp::translate::Shape;
 use super::dispatch::Flow;
 use super::upstream::{Body, Lane, Link, Pending, Phase, Purpose};
 use super::{Stall, Worker};
+use crate::rooms::Rooms;
+use crate::shared::Message;
 use crate::slab::Handle;
 
 /// Connections of a pool that are made at the same time. Thousands of clients may begin to wait at once (after a router's start, or a
@@ -38,6 +41,8 @@ pub(super) struct Pool {
     free: Vec<Handle>,
     /// Clients in line.
     waiters: VecDeque<Handle>,
+    /// One was given up for others that wait: none is made before these have had their turn.
+    has_yielded: bool,
     /// Until then none are made ahead, us.
     ahead_rests_until_us: u64,
 }
@@ -73,6 +78,7 @@ impl Worker {
         })
     }
 
+    /// How many there may be of a kind, over all workers, as configured; what for, and the key that says so.
     fn bound(&self, lane: Lane) -> (usize, &'static str, &'static str) {
         let live = &self.plan.live;
         match lane {
@@ -80,6 +86,47 @@ impl Worker {
             Lane::Watch => (live.watch_connections_max, "transactions", "watch-connections-max"),
             _ => (live.large_connections_max, "large values", "large-connections-max"),
         }
+    }
+
+    /// The exclusive connections that all workers have to the node.
+    fn rooms(&mut self, node: NodeId) -> Option<&Rooms> {
+        let shared = &self.shared;
+        Some(&**self.routes.get_mut(node.index())?.rooms.get_or_insert_with(|| shared.rooms(node)))
+    }
+
+    /// Others wait for a connection: closes one that nobody uses.
+    pub(super) fn make_room(&mut self, node: NodeId, lane: Lane) {
+        // Of this kind first. Where the node takes no more at all, one of another kind makes room as well.
+        let is_full = self.rooms(node).is_some_and(Rooms::is_full);
+        for lane in [lane, Lane::Large, Lane::Watch, Lane::Blocking].into_iter().take(if is_full { 4 } else { 1 }) {
+            let unused = self.pool(node, lane).filter(|pool| pool.waiters.is_empty()).and_then(|pool| pool.free.first().copied());
+            if let Some(unused) = unused {
+                return self.drop_link(unused);
+            }
+        }
+    }
+
+    /// Others have closed a connection to the node.
+    pub(super) fn room_was_made(&mut self, node: NodeId) {
+        for lane in [Lane::Large, Lane::Watch, Lane::Blocking] {
+            if let Some(pool) = self.pool(node, lane) {
+                pool.has_yielded = false;
+            }
+            self.wake(node, lane);
+        }
+    }
+
+    /// Asks the others for room, for clients in line.
+    fn want_room(&mut self, node: NodeId, lane: Lane) {
+        for worker in (0..self.shared.mailboxes.len()).filter(|worker| *worker != self.index) {
+            self.shared.mailboxes.send(worker, Message::WantRoom { node, lane });
+        }
+    }
+
+    /// Says whether clients of this worker wait for room; true where that is news.
+    fn set_waiting_for_room(&mut self, node: NodeId, lane: Lane, waits: bool) -> bool {
+        let (worker, place) = (self.index, lane.pool());
+        place.is_some_and(|place| self.rooms(node).is_some_and(|rooms| rooms.set_waiting(worker, place, waits)))
     }
 
     fn pool(&mut self, node: NodeId, lane: Lane) -> Option<&mut Pool> {
@@ -140,7 +187,6 @@ impl Worker {
 
     /// Opens one more connection, if it is wanted and the bound allows it, or a free one of the other protocol can be closed for it.
     fn grow(&mut self, node: NodeId, lane: Lane, resp3: bool) {
-        let bound = self.bound(lane).0;
         let Some(pool) = self.pool(node, lane) else { return };
         let [of_resp2, of_resp3] = pool.coming;
         let alike = if resp3 { of_resp3 } else { of_resp2 };
@@ -148,15 +194,31 @@ impl Worker {
         if alike > 0 && (alike >= COMING_MAX || of_resp2 + of_resp3 >= pool.waiters.len()) {
             return;
         }
-        if pool.open >= bound {
-            let Some(other) = pool.free.pop() else { return };
-            self.drop_link(other);
+        let has_yielded = pool.has_yielded;
+        if !has_yielded && self.open_exclusive(node, lane, resp3, false) {
+            return;
         }
-        self.open_exclusive(node, lane, resp3, false);
+        if let Some(other) = self.pool(node, lane).and_then(|pool| pool.free.pop()) {
+            self.drop_link(other);
+            if self.open_exclusive(node, lane, resp3, false) {
+                return;
+            }
+        }
+        if self.set_waiting_for_room(node, lane, true) {
+            self.want_room(node, lane);
+        }
     }
 
-    fn open_exclusive(&mut self, node: NodeId, lane: Lane, resp3: bool, is_ahead: bool) {
-        let Some(pool) = self.pool(node, lane) else { return };
+    /// False where there is no room for it.
+    fn open_exclusive(&mut self, node: NodeId, lane: Lane, resp3: bool, is_ahead: bool) -> bool {
+        let (worker, bound) = (self.index, self.bound(lane).0);
+        let Some(place) = lane.pool() else { return false };
+        if !self.rooms(node).is_some_and(|rooms| rooms.take(worker, place, bound)) {
+            return false;
+        }
+        // Where the next one finds no room, that is news, and the others are asked again.
+        self.set_waiting_for_room(node, lane, false);
+        let Some(pool) = self.pool(node, lane) else { return false };
         pool.open += 1;
         pool.coming[usize::from(resp3)] += 1;
         let mut link = Link::new(node, lane, resp3, self.plan.live.database, self.counters.node(node), self.now_us);
@@ -164,24 +226,27 @@ impl Worker {
         link.is_ahead = is_ahead;
         let link = self.links.insert(Box::new(link));
         self.connect(link);
+        true
     }
 
     /// Has connections made for clients that will ask for one soon, but one after the other: each would wait for its own to come up, and all behind it
     /// with it. Nobody has them before it asks: who is first in a line finds one however many are behind it. `how_many` will ask, as far as that has to
     /// be known.
     pub(super) fn make_ahead(&mut self, node: NodeId, lane: Lane, resp3: bool, how_many: impl FnOnce(&Self, usize) -> usize) {
-        let bound = self.bound(lane).0;
-        let Some(pool) = lane.pool().and_then(|place| self.routes.get(node.index())?.pools.get(place)) else { return };
+        let (bound, Some(place)) = (self.bound(lane).0, lane.pool()) else { return };
+        let Some(room) = self.rooms(node).map(|rooms| rooms.left(place, bound)) else { return };
+        let Some(pool) = self.routes.get(node.index()).map(|route| &route.pools[place]) else { return };
         let free = pool.free.iter().filter(|h| self.links.get(**h).is_some_and(|l| l.resp3 == resp3)).count();
-        let (there, coming, room) =
-            (free + pool.coming[usize::from(resp3)], pool.coming[0] + pool.coming[1], bound.saturating_sub(pool.open));
+        let (there, coming) = (free + pool.coming[usize::from(resp3)], pool.coming[0] + pool.coming[1]);
         let most = COMING_MAX.saturating_sub(coming.max(there)).min(room);
         let rests = self.now_us < pool.ahead_rests_until_us;
-        if there >= AHEAD_MIN || most == 0 || rests || self.node_fails(node) {
+        if there >= AHEAD_MIN || most == 0 || rests || pool.has_yielded || self.node_fails(node) {
             return;
         }
         for _ in there..how_many(self, there + most).min(there + most) {
-            self.open_exclusive(node, lane, resp3, true);
+            if !self.open_exclusive(node, lane, resp3, true) {
+                return;
+            }
         }
     }
 
@@ -191,7 +256,7 @@ impl Worker {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let seq = seq.unwrap_or_else(|| client.owe(self.now_us, class));
         client.held = Some(link_handle);
-        let database = client.database;
+        let (database, no_touch) = (client.database, client.no_touch);
         let downgraded = self.links.get(link_handle).is_some_and(|l| l.downgraded);
         let shape = if downgraded { self.shape_of(request) } else { Shape::Plain };
         let Some(link) = self.links.get_mut(link_handle) else { return };
@@ -214,6 +279,7 @@ impl Worker {
             repeatable: false,
             by_sha: false,
         };
+        link.touch_as(no_touch, pending);
         link.push(request, database, pending);
         self.mark_link(link_handle);
     }
@@ -237,6 +303,7 @@ impl Worker {
         if link.phase != Phase::Up || !link.pending.is_empty() || link.watching || link.free {
             return;
         }
+        let (node, lane) = (link.node, link.lane);
         if let Some(unblock) = &mut link.unblock {
             // While the node has yet to answer CLIENT UNBLOCK, that could end the wait of whoever comes next.
             unblock.over = true;
@@ -245,16 +312,32 @@ impl Worker {
             }
             self.end_unblock(handle, 0);
         }
+        if self.is_above_share(handle) {
+            // Nobody's command is on it, and the others are told that there is room.
+            if let Some(pool) = self.pool(node, lane) {
+                pool.has_yielded = true;
+            }
+            self.drop_link(handle);
+            return self.wake(node, lane);
+        }
         let Some(link) = self.links.get_mut(handle) else { return };
         link.holder = Handle::NONE;
+        link.slow = false;
         link.paused = false;
         link.idle_since_us = self.now_us;
         link.free = true;
-        let (node, lane) = (link.node, link.lane);
         if let Some(pool) = self.pool(node, lane) {
             pool.free.push(handle);
         }
         self.wake(node, lane);
+    }
+
+    /// Whether a connection that has become free is to be given up, because others have clients in line and this worker has more than its share.
+    fn is_above_share(&mut self, handle: Handle) -> bool {
+        let Some((node, lane)) = self.links.get(handle).map(|link| (link.node, link.lane)) else { return false };
+        let (worker, bound) = (self.index, self.bound(lane).0);
+        let (Some(place), Some(open)) = (lane.pool(), self.pool(node, lane).map(|pool| pool.open)) else { return false };
+        self.rooms(node).is_some_and(|rooms| rooms.is_above_share(worker, place, open, bound))
     }
 
     /// Hands what is free to those in line, and sees to it that a connection is on its way to those that are left.
@@ -283,6 +366,7 @@ impl Worker {
             self.grow(node, lane, resp3);
             return;
         }
+        self.set_waiting_for_room(node, lane, false);
     }
 
     /// The first in line gets this error instead of a connection.
@@ -323,6 +407,11 @@ impl Worker {
             let coming = &mut pool.coming[usize::from(link.resp3)];
             *coming = coming.saturating_sub(usize::from(link.coming));
             pool.free.retain(|h| *h != handle);
+        }
+        let (worker, Some(place)) = (self.index, link.lane.pool()) else { return };
+        let waiting = self.rooms(link.node).map_or(0, |rooms| rooms.give_back(worker, place));
+        for worker in (0..self.shared.mailboxes.len()).filter(|worker| *worker != self.index && waiting & (1 << (worker % 64)) != 0) {
+            self.shared.mailboxes.send(worker, Message::Room { node: link.node });
         }
     }
 
@@ -371,7 +460,7 @@ impl Worker {
         let (node, lane) = (link.node, link.lane);
         let midway = link.paused || !matches!(link.body, Body::Whole(_));
         if link.uploading {
-            // The node has half a command: without the connection it never executes it.
+            // The node has half a command, which it never executes without the rest. What the client had sent before is whole.
             self.drop_link(handle);
             self.wake(node, lane);
         } else if midway || (lane == Lane::Large && link.unsent() > 0 && !link.pending.is_empty()) {
@@ -412,6 +501,7 @@ impl Worker {
         }
         for (waiter, node, lane) in late {
             let (bound, what, key) = self.bound(lane);
+            let bound = self.rooms(node).map_or(bound, |rooms| rooms.bound(bound));
             let text = format!(
                 "NODEBUSY {}: no connection for {what} became free within {:?} ({key} {bound})",
                 self.node_name(node),
@@ -423,8 +513,14 @@ impl Worker {
             self.unstall(waiter);
         }
         for (node, lane) in waited_for {
+            if let Some(pool) = self.pool(node, lane) {
+                pool.has_yielded = false;
+            }
             if lane == Lane::Watch {
                 self.recall_watches(node);
+            }
+            if self.set_waiting_for_room(node, lane, false) && self.set_waiting_for_room(node, lane, true) {
+                self.want_room(node, lane);
             }
             // As many as may come at the same time, where some of those before have failed.
             for _ in 0..COMING_MAX {

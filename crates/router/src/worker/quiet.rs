@@ -2,7 +2,8 @@
 //!
 //! FLUSHALL and FLUSHDB: what a mover has read of a node before and stores at another after would bring keys back. DBSIZE and KEYS: between the moment at
 //! which a key is stored at the target and that at which it is gone from the source it is at both, and one that moves between two nodes' answers may be
-//! in neither. While no mover has a batch under way each key is at one node. And what movers make for themselves does not count.
+//! in neither. While no mover has a batch under way each key is at one node. And what movers make for themselves does not count. FUNCTION LOAD and
+//! the like: a mover gives its target the functions of its source, and must not bring back what was changed meanwhile.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -194,6 +195,34 @@ impl Worker {
             }
         }
         self.begin_alone(handle, class, Box::new(Look { _guard: quieting.guard, merge, nodes }), asks)
+    }
+
+    /// A command that is about to change the functions of all nodes, while there are moves: a mover that has read those of its source must not give the
+    /// target what was changed since. `None`: the movers are quiet, and stay so until what the client begins next is over.
+    pub(super) fn wait_to_change_functions(&mut self, handle: Handle, class: u8) -> Option<Flow> {
+        let plan = self.plan.clone();
+        let Some(client) = self.clients.get_mut(handle) else { return Some(Flow::Close) };
+        if client.quieting.is_none() && plan.moves.by_id.is_empty() {
+            return None;
+        }
+        if client.in_flight() > 0 {
+            return Some(Flow::Stall(Stall::Barrier));
+        }
+        let Some((quiet, waited_us)) = self.quiet_for(handle, &plan, false) else { return Some(Flow::Close) };
+        if quiet {
+            return None;
+        }
+        if waited_us <= plan.live.command_timeout.as_micros() as u64 {
+            return Some(Flow::Stall(Stall::Moving));
+        }
+        let text = format!(
+            "TRYAGAIN data is being moved, and a move did not come to rest within {:?}; no function was changed",
+            plan.live.command_timeout
+        );
+        if let Some(client) = self.clients.get_mut(handle) {
+            client.quieting = None;
+        }
+        Some(self.refuse(handle, class, &text))
     }
 
     /// A mover is quiet.

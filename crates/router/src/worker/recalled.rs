@@ -59,6 +59,11 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
+    /// Bytes that it takes.
+    pub(super) fn memory(&self) -> usize {
+        size_of::<Self>() + self.request.capacity()
+    }
+
     /// A client has been told that it has ended this wait, if one asked; with `ERROR`?
     pub(super) fn note_unblocked(&mut self, by: Option<bool>) {
         self.unblocked = self.unblocked.or(by);

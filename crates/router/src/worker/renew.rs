@@ -46,6 +46,7 @@ impl Worker {
             link.retiring = true;
             // What comes from now on is sent on the new connection, which begins where this one ends.
             link.start_database = link.database;
+            link.no_touch = false;
         }
         if !link.retiring || link.sent > link.acked {
             return;

@@ -130,6 +130,6 @@ impl Worker {
         let name = self.node_name(node);
         let replica = replica.map_or_else(String::new, |r| r.to_string());
         debug!(node = %name, replica, why, "replica cannot be reached");
-        self.fail_all(handle, &format!("NODEDOWN replica {replica} of {name} cannot be reached: {why}"));
+        self.fail_all(handle, &format!("NODEDOWN replica {replica} of {name} cannot be reached: {why}"), 0);
     }
 }

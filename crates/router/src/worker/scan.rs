@@ -2,12 +2,11 @@
 //!
 //! Where a node's keys end before the client has as many as it asked for, the next node is asked in the same call: a small keyspace
 //! comes in one reply, as from one server, and nodes without keys cost the client no round trips.
-
-use std::sync::Arc;
+//! What is asked next, and what a cursor means, says `policy::scan`.
 
 use switchyard_policy::migration::is_temporary;
-use switchyard_policy::routing::{Movement, ScanCursor};
-use switchyard_policy::topology::{MoveId, NodeId, slot_of};
+use switchyard_policy::scan::{Pass, Position, SlotSet};
+use switchyard_policy::topology::{NodeId, slot_of};
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
@@ -16,32 +15,54 @@ use super::local::parse;
 use super::rounds::{Ask, Next, Procedure};
 use super::upstream::Lane;
 use super::{Stall, Worker};
-use crate::mover::SharedMove;
 use crate::shared::{Plan, lock};
 use crate::slab::Handle;
 
 /// Keys that a call without COUNT asks for.
 const COUNT: usize = 10;
 
+/// Keys that a node is asked for in a later pass, at least: most of them are of slots that were covered before.
+const COUNT_LATER: usize = 1000;
+
+/// Rounds of later passes in one call, at most.
+const ROUNDS_LATER: u32 = 16;
+
 #[derive(Debug)]
 struct Scan {
-    at: ScanCursor,
+    at: Position,
+    /// The slots that the pass is about; `None`: all.
+    about: Option<SlotSet>,
     /// SCAN and its options, without the cursor.
     args: Vec<Vec<u8>>,
     wanted: usize,
+    rounds_later: u32,
     found: usize,
     /// The keys so far, as RESP.
     keys: Vec<u8>,
 }
 
 impl Scan {
-    fn ask(&self, plan: &Plan) -> Option<Ask> {
-        let node = plan.topology.nodes().nth(usize::from(self.at.place))?.id;
+    fn ask(&self) -> Ask {
         let cursor = self.at.inner.to_string();
-        let args: Vec<&[u8]> = self.args[..1].iter().map(Vec::as_slice).chain([cursor.as_bytes()]).collect();
+        let count = self.wanted.max(COUNT_LATER).to_string();
+        let mut args = vec![self.args[0].as_slice(), cursor.as_bytes()];
+        args.extend(self.args[1..].iter().map(Vec::as_slice));
+        if self.at.pass != Pass::First {
+            // The last of two counts is the one that counts.
+            args.extend([b"COUNT", count.as_bytes()]);
+        }
         let mut request = Vec::new();
-        encode::command(&mut request, args.into_iter().chain(self.args[1..].iter().map(Vec::as_slice)).collect::<Vec<_>>());
-        Some(Ask { node, lane: Lane::Main, requests: vec![request] })
+        encode::command(&mut request, args);
+        Ask { node: self.at.node, lane: Lane::Main, requests: vec![request] }
+    }
+
+    /// Whether the next node, or the next step of a later pass, is asked in the same call.
+    fn goes_on(&mut self, next: Position) -> bool {
+        if self.found >= self.wanted {
+            return false;
+        }
+        self.rounds_later += u32::from(next.pass != Pass::First);
+        if next.pass == Pass::First { next.inner == 0 } else { self.rounds_later <= ROUNDS_LATER }
     }
 }
 
@@ -62,36 +83,36 @@ impl Procedure for Scan {
             return fail("ERR switchyard: a node answered SCAN with something else than a cursor and keys");
         };
         let plan = worker.plan.clone();
-        let nodes: Vec<NodeId> = plan.topology.nodes().map(|n| n.id).collect();
-        let moves = worker.movements();
-        let asked = nodes.get(usize::from(self.at.place)).copied();
-        for key in reply::elements(found) {
+        let were_moves = !lock(&worker.shared.moves).is_empty();
+        for element in reply::elements(found) {
+            let Some(key) = reply::text(element) else { continue };
             // What lies at a node that has nothing to do with its slot cannot be used.
-            let is_astray = || asked.is_some_and(|node| reply::text(key).is_some_and(|key| !belongs(&plan, node, key)));
-            if (!moves.is_empty() && is_astray()) || reply::text(key).is_some_and(is_temporary) {
+            let is_astray = were_moves && !belongs(&plan, self.at.node, key);
+            if is_astray || is_temporary(key) || self.about.as_ref().is_some_and(|slots| !slots.has(slot_of(key))) {
                 continue;
             }
-            self.keys.extend_from_slice(key);
+            self.keys.extend_from_slice(element);
             self.found += 1;
         }
         if self.keys.len() > worker.plan.live.client_output_limit {
             return fail(super::gather::TOO_LARGE);
         }
-        let next = self.at.next(inner, &nodes, &moves);
-        if inner == 0
-            && self.found < self.wanted
-            && let Some(next) = next
+        let now = worker.shared.scan_tick();
+        let mut scans = lock(&worker.shared.scans);
+        let next = scans.after(self.at, inner, now);
+        // A node that this worker does not know yet is asked in the next call.
+        if let Some(next) = next.filter(|next| plan.topology.node(next.node).is_some())
+            && self.goes_on(next)
         {
             self.at = next;
-            if let Some(ask) = self.ask(&plan) {
-                return Next::Round(vec![ask]);
-            }
+            self.about = scans.wanted(next).cloned();
+            return Next::Round(vec![self.ask()]);
         }
-        let Some(next) = next.map_or(Some(0), ScanCursor::encode) else {
+        let Some(cursor) = next.map_or(Some(0), |next| scans.encode(next)) else {
             return fail("ERR switchyard: a node's SCAN cursor is too large to be carried");
         };
         let mut out = b"*2\r\n".to_vec();
-        encode::bulk(&mut out, next.to_string().as_bytes());
+        encode::bulk(&mut out, cursor.to_string().as_bytes());
         encode::header(&mut out, b'*', self.found);
         out.append(&mut self.keys);
         Next::Done(out)
@@ -105,18 +126,6 @@ pub(super) fn belongs(plan: &Plan, node: NodeId, key: &[u8]) -> bool {
 }
 
 impl Worker {
-    /// The moves that scans have to know of.
-    fn movements(&self) -> Vec<Movement> {
-        let moves = lock(&self.shared.moves);
-        let movement = |(id, m): (&MoveId, &Arc<SharedMove>)| Movement {
-            number: id.0,
-            source: m.source,
-            target: m.target,
-            is_under_way: lock(&m.progress).end.is_none(),
-        };
-        moves.iter().map(movement).collect()
-    }
-
     pub(super) fn scan(&mut self, plan: &Plan, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         let Some(cursor) = args.get(1).and_then(parse::<u64>) else {
             return self.refuse(handle, class, "ERR invalid cursor");
@@ -127,18 +136,30 @@ impl Worker {
         }
         let count = args.iter().position(|a| a.eq_ignore_ascii_case(b"COUNT")).and_then(|at| args.get(at + 1)).and_then(parse::<usize>);
         let names: Vec<Vec<u8>> = args.iter().enumerate().filter(|(index, _)| *index != 1).map(|(_, a)| a.to_vec()).collect();
-        let moves = self.movements();
-        let begun =
-            ScanCursor::decode(cursor, plan.topology.nodes().len()).map(|at| if cursor == 0 { ScanCursor::start(&moves) } else { at });
-        let scan = begun.map(|at| Scan { at, args: names, wanted: count.unwrap_or(COUNT), found: 0, keys: Vec::new() });
-        match scan.and_then(|scan| scan.ask(plan).map(|ask| (scan, ask))) {
-            // No barrier: a key that is there from the beginning of an iteration to its end is found whatever other commands do.
-            Some((scan, ask)) => self.begin_rounds(handle, class, Box::new(scan), vec![ask]),
-            // As Redis: a cursor that was never given out ends the scan.
-            None => {
-                self.answer(handle, class, b"*2\r\n$1\r\n0\r\n*0\r\n");
-                Flow::Next
-            }
+        let now = self.shared.scan_tick();
+        let mut scans = lock(&self.shared.scans);
+        // As Redis: a cursor that was never given out ends the scan.
+        let end = b"*2\r\n$1\r\n0\r\n*0\r\n";
+        let Some(at) = scans.decode(cursor, now) else {
+            drop(scans);
+            self.answer(handle, class, end);
+            return Flow::Next;
+        };
+        let about = scans.wanted(at).cloned();
+        let again = scans.encode(at);
+        drop(scans);
+        if plan.topology.node(at.node).is_none() {
+            // This worker does not know the node yet.
+            let mut out = b"*2\r\n".to_vec();
+            encode::bulk(&mut out, again.unwrap_or_default().to_string().as_bytes());
+            out.extend_from_slice(b"*0\r\n");
+            self.answer(handle, class, &out);
+            return Flow::Next;
         }
+        let wanted = count.unwrap_or(COUNT);
+        let scan = Scan { at, about, args: names, wanted, rounds_later: 0, found: 0, keys: Vec::new() };
+        let ask = scan.ask();
+        // No barrier: a key that is there from the beginning of an iteration to its end is found whatever other commands do.
+        self.begin_rounds(handle, class, Box::new(scan), vec![ask])
     }
 }

@@ -8,7 +8,6 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use sha1::{Digest, Sha1};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, CommandTable, Merge};
 use switchyard_resp::request::{Args, Limits, Scanner};
@@ -19,48 +18,43 @@ use super::dispatch::Flow;
 use super::gather::Whole;
 use super::rounds::{Ask, Next, Procedure};
 use super::upstream::{Lane, Pending, Purpose};
-use crate::lua::{Verdict, is_wrapped_library, judge, unwrapped_library, wrapped_library, wrapped_script};
+use crate::functions_dump;
+use crate::lua::{Verdict, unwrapped_library, wrapped_library};
+use crate::scripts::{Script, sha_of};
 use crate::shared::{Plan, lock};
 use crate::slab::Handle;
 
-/// Scripts that a worker remembers its judgement of.
-const JUDGED_MAX: usize = 10_000;
+/// Scripts that a worker remembers its judgement of, and the memory that these may take beside those that all workers know.
+const MET_MAX: usize = 10_000;
+const MET_BYTES_MAX: usize = 16 << 20;
 
 const NOSCRIPT: &str = "NOSCRIPT No matching script. Please use EVAL.";
 
-/// What was found out about a script.
-#[derive(Clone, Debug)]
-pub(super) struct Judged {
-    body: Arc<[u8]>,
-    verdict: Verdict,
-    /// Where it is wrapped: the text and the hash that nodes know.
-    wrapped: Arc<[u8]>,
-    wrapped_sha: [u8; 40],
-}
-
-/// The scripts that a worker has met.
+/// The scripts that a worker has met. The texts are those of [`Scripts`](crate::scripts::Scripts), while it has room.
 #[derive(Debug, Default)]
 pub(super) struct ScriptsMet {
     /// By a quick hash of the text: SHA-1 costs more than forwarding.
-    by_text: HashMap<u64, Judged>,
-    by_sha: HashMap<[u8; 40], u64>,
-    /// The hash that clients know, by that of the wrapped script.
-    own: HashMap<[u8; 40], [u8; 40]>,
+    by_text: HashMap<u64, Arc<Script>>,
+    /// By the hash that clients know, and by that of what nodes execute.
+    by_sha: HashMap<[u8; 40], Arc<Script>>,
+    bytes: usize,
 }
 
-fn sha_of(body: &[u8]) -> [u8; 40] {
-    let mut sha = [0u8; 40];
-    for (pair, byte) in sha.chunks_exact_mut(2).zip(Sha1::digest(body)) {
-        pair[0] = b"0123456789abcdef"[usize::from(byte >> 4)];
-        pair[1] = b"0123456789abcdef"[usize::from(byte & 15)];
+impl ScriptsMet {
+    fn remember(&mut self, hash: u64, script: &Arc<Script>) {
+        if self.by_text.len() >= MET_MAX || self.bytes + script.bytes() > MET_BYTES_MAX {
+            *self = Self::default();
+        }
+        self.bytes += script.bytes();
+        self.by_text.insert(hash, script.clone());
+        self.by_sha.insert(script.wrapped_sha, script.clone());
+        self.by_sha.insert(script.sha, script.clone());
     }
-    sha
-}
 
-fn around(name: &str) -> String {
-    format!(
-        "ERR Switchyard does not run a script that uses {name}: by it the check that it touches only its keys could be passed by (scripts.undeclared-keys)"
-    )
+    fn named(&self, sha: &[u8]) -> Option<&Arc<Script>> {
+        let sha: [u8; 40] = sha.to_ascii_lowercase().try_into().ok()?;
+        self.by_sha.get(&sha).filter(|script| script.sha == sha)
+    }
 }
 
 impl Worker {
@@ -76,39 +70,44 @@ impl Worker {
     /// What is sent in place of a script call: `None`, where it is sent as it is.
     pub(super) fn checked_script(&mut self, plan: &Plan, command: &Command, args: &Args<'_>) -> Result<Option<Vec<u8>>, String> {
         let text = args.get(1).unwrap_or_default();
+        let check = plan.live.check_scripts;
         let by_sha = command.name.starts_with("EVALSHA");
-        let judged = match &*command.name {
+        let script = match &*command.name {
             "EVAL" | "EVAL_RO" => self.met(text, &plan.commands),
-            "EVALSHA" | "EVALSHA_RO" if plan.live.check_scripts => match self.met_by_sha(text, &plan.commands) {
-                Some(judged) => judged,
+            "EVALSHA" | "EVALSHA_RO" if check => match self.met_by_sha(text) {
+                Some(script) => script,
                 None => return Err(NOSCRIPT.into()),
             },
             _ => return Ok(None),
         };
-        match judged.verdict {
-            _ if !plan.live.check_scripts => Ok(None),
+        match &script.verdict {
+            _ if !check => Ok(None),
             Verdict::Proved => Ok(None),
-            Verdict::Refused(name) => Err(around(name)),
-            Verdict::Wrapped => {
-                let script = if by_sha { &judged.wrapped_sha[..] } else { &judged.wrapped[..] };
-                let mut request = Vec::with_capacity(script.len() + 256);
+            Verdict::Refused(why) => Err(why.to_string()),
+            Verdict::Wrapped(_) => {
+                let sha = [&script.wrapped_sha[..]];
+                let wrapped = script.wrapped();
+                let text = if by_sha { &sha[..] } else { &wrapped[..] };
+                let len: usize = text.iter().map(|part| part.len()).sum();
+                let mut request = Vec::with_capacity(len + 256);
                 encode::header(&mut request, b'*', args.len());
                 for (index, arg) in args.iter().enumerate() {
-                    encode::bulk(&mut request, if index == 1 { script } else { arg });
+                    encode::bulk_of(&mut request, if index == 1 { text } else { std::slice::from_ref(&arg) });
                 }
                 Ok(Some(request))
             }
         }
     }
 
-    /// What was found out about the script that a command calls; `None` for functions, and for one that is not known.
-    pub(super) fn verdict_of(&mut self, plan: &Plan, command: &Command, args: &Args<'_>) -> Option<Verdict> {
-        let text = args.get(1)?;
-        match &*command.name {
-            "EVAL" | "EVAL_RO" => Some(self.met(text, &plan.commands).verdict),
-            "EVALSHA" | "EVALSHA_RO" => self.met_by_sha(text, &plan.commands).map(|judged| judged.verdict),
+    /// Whether a call of a script is proved to use only the keys that it declares; of a function it never is.
+    pub(super) fn is_proved(&mut self, plan: &Plan, command: &Command, args: &Args<'_>) -> bool {
+        let text = args.get(1).unwrap_or_default();
+        let verdict = match &*command.name {
+            "EVAL" | "EVAL_RO" => Some(&self.met(text, &plan.commands).verdict),
+            "EVALSHA" | "EVALSHA_RO" => self.met_by_sha(text).map(|script| &script.verdict),
             _ => None,
-        }
+        };
+        verdict == Some(&Verdict::Proved)
     }
 
     /// The hash by which the node knows a script that is called by its hash.
@@ -117,8 +116,8 @@ impl Worker {
             return None;
         }
         let sha = args.get(1)?;
-        match self.met_by_sha(sha, &plan.commands).filter(|j| plan.live.check_scripts && j.verdict == Verdict::Wrapped) {
-            Some(judged) => Some(judged.wrapped_sha),
+        match self.met_by_sha(sha).filter(|_| plan.live.check_scripts) {
+            Some(script) => Some(script.wrapped_sha),
             None => sha.to_ascii_lowercase().try_into().ok(),
         }
     }
@@ -128,52 +127,36 @@ impl Worker {
     pub(super) fn with_own_sha<'r>(&self, error: &'r [u8]) -> Cow<'r, [u8]> {
         for (at, window) in error.windows(40).enumerate() {
             if window.iter().all(u8::is_ascii_hexdigit)
-                && let Some(own) = <[u8; 40]>::try_from(window).ok().and_then(|sha| self.scripts_met.own.get(&sha))
+                && let Some(script) = <[u8; 40]>::try_from(window).ok().and_then(|sha| self.scripts_met.by_sha.get(&sha))
             {
-                return Cow::Owned([&error[..at], own, &error[at + 40..]].concat());
+                return Cow::Owned([&error[..at], &script.sha, &error[at + 40..]].concat());
             }
         }
         Cow::Borrowed(error)
     }
 
-    fn met(&mut self, body: &[u8], table: &CommandTable) -> Judged {
+    fn met(&mut self, body: &[u8], table: &CommandTable) -> &Arc<Script> {
         let hash = rapidhash::v3::rapidhash_v3(body);
-        if let Some(judged) = self.scripts_met.by_text.get(&hash).filter(|j| *j.body == *body) {
-            return judged.clone();
+        if self.scripts_met.by_text.get(&hash).is_none_or(|script| *script.body != *body) {
+            let sha = sha_of(&[body]);
+            let known = lock(&self.shared.scripts).named(&sha).cloned();
+            // Judged without the lock: a text may be long.
+            let script = known.unwrap_or_else(|| {
+                let script = Arc::new(Script::judged(body, sha, table));
+                lock(&self.shared.scripts).remember(&script);
+                script
+            });
+            self.scripts_met.remember(hash, &script);
         }
-        if self.scripts_met.by_text.len() >= JUDGED_MAX {
-            self.scripts_met = ScriptsMet::default();
-        }
-        let sha = sha_of(body);
-        let verdict = judge(body, table);
-        let (wrapped, wrapped_sha) = match verdict {
-            Verdict::Wrapped => {
-                let wrapped = wrapped_script(body);
-                let sha = sha_of(&wrapped);
-                (wrapped, sha)
-            }
-            _ => (Vec::new(), sha),
-        };
-        let mut known = lock(&self.shared.scripts);
-        known.remember(sha, body);
-        if verdict == Verdict::Wrapped {
-            known.remember(wrapped_sha, &wrapped);
-        }
-        drop(known);
-        let judged = Judged { body: body.into(), verdict, wrapped: wrapped.into(), wrapped_sha };
-        self.scripts_met.by_text.insert(hash, judged.clone());
-        self.scripts_met.by_sha.insert(sha, hash);
-        self.scripts_met.own.insert(wrapped_sha, sha);
-        judged
+        &self.scripts_met.by_text[&hash]
     }
 
-    fn met_by_sha(&mut self, sha: &[u8], table: &CommandTable) -> Option<Judged> {
-        let lower: [u8; 40] = sha.to_ascii_lowercase().try_into().ok()?;
-        if let Some(judged) = self.scripts_met.by_sha.get(&lower).and_then(|hash| self.scripts_met.by_text.get(hash)) {
-            return Some(judged.clone());
+    fn met_by_sha(&mut self, sha: &[u8]) -> Option<&Arc<Script>> {
+        if self.scripts_met.named(sha).is_none() {
+            let script = lock(&self.shared.scripts).named(sha)?.clone();
+            self.scripts_met.remember(rapidhash::v3::rapidhash_v3(&script.body), &script);
         }
-        let body = lock(&self.shared.scripts).body(&lower)?;
-        Some(self.met(&body, table))
+        self.scripts_met.named(sha)
     }
 
     /// SCRIPT and FUNCTION subcommands that concern every node and need more than passing on; `None` for the others.
@@ -183,16 +166,16 @@ impl Worker {
         let class = command.class() as u8;
         match &*command.name {
             "SCRIPT|LOAD" => {
-                let judged = self.met(args.get(2)?, &plan.commands);
-                match judged.verdict {
-                    Verdict::Refused(name) if check => return Some(self.refuse(handle, class, &around(name))),
-                    Verdict::Wrapped if check => {}
+                let script = self.met(args.get(2)?, &plan.commands).clone();
+                match &script.verdict {
+                    Verdict::Refused(why) if check => return Some(self.refuse(handle, class, why)),
+                    Verdict::Wrapped(_) if check => {}
                     _ => return None,
                 }
                 // The wrapped one beside it, so that a call behind this command finds it. The reply is the script's own hash.
                 let mut requests = vec![Vec::new(), Vec::new()];
-                encode::command(&mut requests[0], [&b"SCRIPT"[..], b"LOAD", &judged.wrapped]);
-                encode::command(&mut requests[1], [&b"SCRIPT"[..], b"LOAD", &judged.body]);
+                encode::command(&mut requests[0], [&b"SCRIPT"[..], b"LOAD", &script.wrapped().concat()]);
+                encode::command(&mut requests[1], [&b"SCRIPT"[..], b"LOAD", &script.body]);
                 let nodes: Vec<NodeId> = plan.topology.nodes().map(|n| n.id).collect();
                 let gather = self.begin_gather(handle, class, nodes.len(), Whole::Merged(Merge::Same))?;
                 for (part, node) in nodes.into_iter().enumerate() {
@@ -206,7 +189,7 @@ impl Worker {
                 let known = lock(&self.shared.scripts);
                 encode::header(&mut out, b'*', args.len() - 2);
                 for sha in args.iter().skip(2) {
-                    encode::integer(&mut out, i64::from(known.body(sha).is_some()));
+                    encode::integer(&mut out, i64::from(known.named(sha).is_some()));
                 }
                 drop(known);
                 self.answer(handle, class, &out);
@@ -215,7 +198,7 @@ impl Worker {
             "SCRIPT|EXISTS" => {
                 // The router gives a node what it knows; and what every node has runs, whether or not it went through the router.
                 let scripts = lock(&self.shared.scripts);
-                let known = args.iter().skip(2).map(|sha| scripts.body(sha).is_some()).collect();
+                let known = args.iter().skip(2).map(|sha| scripts.named(sha).is_some()).collect();
                 drop(scripts);
                 let mut request = Vec::new();
                 encode::command(&mut request, args.iter().collect::<Vec<_>>());
@@ -228,30 +211,30 @@ impl Worker {
                 None
             }
             "FUNCTION|LOAD" if check => {
-                let code = args.get(args.len() - 1)?;
-                if let Verdict::Refused(name) = judge(code, &plan.commands) {
-                    return Some(self.refuse(handle, class, &around(name)));
-                }
-                let wrapped = wrapped_library(code);
-                let mut request = Vec::new();
                 let last = args.len() - 1;
-                encode::header(&mut request, b'*', args.len());
-                for (index, arg) in args.iter().enumerate() {
-                    encode::bulk(&mut request, if index == last { &wrapped } else { arg });
+                match wrapped_library(args.get(last)?, &plan.commands) {
+                    Ok(code) => Some(self.with_argument(handle, lane, class, args, last, &code)),
+                    Err(why) => Some(self.refuse(handle, class, &why)),
                 }
-                self.gather_every(handle, lane, &request, class, Whole::Merged(Merge::Same));
-                Some(Flow::Next)
             }
-            "FUNCTION|RESTORE" if check => {
-                let nodes: Vec<NodeId> = plan.topology.nodes().map(|n| n.id).collect();
-                let mut request = Vec::new();
-                encode::command(&mut request, args.iter().collect::<Vec<_>>());
-                let asks = ask_all(&nodes, &[request]);
-                let restore = RestoreFunctions { nodes, phase: RestorePhase::Restoring, answer: Vec::new() };
-                Some(self.begin_alone(handle, class, Box::new(restore), asks))
-            }
+            "FUNCTION|RESTORE" if check => match functions_dump::with_code(args.get(2)?, |code| wrapped_library(code, &plan.commands)) {
+                Some(Ok(payload)) => Some(self.with_argument(handle, lane, class, args, 2, &payload)),
+                Some(Err(why)) => Some(self.refuse(handle, class, &why)),
+                None => Some(self.refuse(handle, class, functions_dump::DAMAGED)),
+            },
             _ => None,
         }
+    }
+
+    /// Sends a command to every node, with another argument in one place.
+    fn with_argument(&mut self, handle: Handle, lane: Lane, class: u8, args: &Args<'_>, place: usize, with: &[u8]) -> Flow {
+        let mut request = Vec::with_capacity(with.len() + 256);
+        encode::header(&mut request, b'*', args.len());
+        for (index, arg) in args.iter().enumerate() {
+            encode::bulk(&mut request, if index == place { with } else { arg });
+        }
+        self.gather_every(handle, lane, &request, class, Whole::Merged(Merge::Same));
+        Flow::Next
     }
 
     /// FUNCTION LIST: libraries as their authors wrote them.
@@ -277,29 +260,27 @@ impl Worker {
         if !client.is_last(pending.seq) {
             return false;
         }
-        let database = client.database;
+        let (database, no_touch) = (client.database, client.no_touch);
         let mut scanner = Scanner::default();
         let limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
         if scanner.scan(&request, &limits).is_err() {
             return false;
         }
         let Some(sha) = scanner.args(&request).get(1) else { return false };
-        let Some(body) = lock(&self.shared.scripts).body(sha) else { return false };
+        let Some(body) = lock(&self.shared.scripts).text(sha) else { return false };
         if let Some(link) = self.links.get_mut(link_handle) {
             link.pop();
             link.trim();
         }
         self.push_own(link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Nobody, 0);
         if let Some(link) = self.links.get_mut(link_handle) {
-            link.push(&request, database, Pending { purpose: Purpose::ClientHealed, sent_us: self.now_us as u32, ..pending });
+            let pending = Pending { purpose: Purpose::ClientHealed, sent_us: self.now_us as u32, ..pending };
+            link.touch_as(no_touch, pending);
+            link.push(&request, database, pending);
         }
         self.mark_link(link_handle);
         true
     }
-}
-
-fn ask_all(nodes: &[NodeId], requests: &[Vec<u8>]) -> Vec<Ask> {
-    nodes.iter().map(|node| Ask { node: *node, lane: Lane::Slow, requests: requests.to_vec() }).collect()
 }
 
 /// FUNCTION LIST WITHCODE, with the preludes taken off.
@@ -330,60 +311,5 @@ fn without_preludes(value: &[u8], out: &mut Vec<u8>) {
             None => out.extend_from_slice(value),
         },
         _ => out.extend_from_slice(value),
-    }
-}
-
-#[derive(Debug)]
-enum RestorePhase {
-    Restoring,
-    Listing,
-    Wrapping,
-}
-
-/// FUNCTION RESTORE of libraries that may come from elsewhere: those without prelude are loaded again with it.
-#[derive(Debug)]
-struct RestoreFunctions {
-    nodes: Vec<NodeId>,
-    phase: RestorePhase,
-    answer: Vec<u8>,
-}
-
-impl Procedure for RestoreFunctions {
-    fn next(&mut self, _: &mut Worker, _: bool, parts: Vec<Vec<u8>>) -> Next {
-        let error = parts.iter().find(|p| reply::is_error(p)).cloned();
-        match self.phase {
-            RestorePhase::Restoring => {
-                if let Some(error) = error {
-                    return Next::Done(error);
-                }
-                self.answer = parts.into_iter().next().unwrap_or_default();
-                self.phase = RestorePhase::Listing;
-                let mut request = Vec::new();
-                encode::command(&mut request, [&b"FUNCTION"[..], b"LIST", b"WITHCODE"]);
-                Next::Round(ask_all(&self.nodes[..1], &[request]))
-            }
-            RestorePhase::Listing => {
-                let mut codes = Vec::new();
-                for library in parts.iter().flat_map(|p| reply::elements(p)) {
-                    let fields: Vec<&[u8]> = reply::elements(library).filter_map(reply::text).collect();
-                    let strings: Vec<&[u8]> = reply::elements(library).map(|e| reply::text(e).unwrap_or_default()).collect();
-                    let code = strings.iter().position(|s| *s == b"library_code").and_then(|at| strings.get(at + 1));
-                    if let Some(code) = code.filter(|c| !fields.is_empty() && !is_wrapped_library(c)) {
-                        codes.push(wrapped_library(code));
-                    }
-                }
-                if codes.is_empty() {
-                    return Next::Done(std::mem::take(&mut self.answer));
-                }
-                self.phase = RestorePhase::Wrapping;
-                let load = |code: &Vec<u8>| {
-                    let mut request = Vec::new();
-                    encode::command(&mut request, [&b"FUNCTION"[..], b"LOAD", b"REPLACE", code]);
-                    request
-                };
-                Next::Round(codes.iter().flat_map(|code| ask_all(&self.nodes, &[load(code)])).collect())
-            }
-            RestorePhase::Wrapping => Next::Done(error.unwrap_or_else(|| std::mem::take(&mut self.answer))),
-        }
     }
 }

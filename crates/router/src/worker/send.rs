@@ -5,13 +5,16 @@
 
 use std::os::fd::AsFd;
 
-use tracing::info;
+use tracing::{info, warn};
 
 use super::Worker;
 use super::batching::Batching;
 use super::upstream::Phase;
 use crate::poll::Token;
-use crate::sys::SendBatch;
+use crate::sys::{SendBatch, UNKNOWN};
+
+/// Why a connection is given up.
+const UNSURE: &str = "the kernel did not say how much it has sent";
 
 /// Fewer sends than this are made one by one: the ring costs more than it saves.
 const TOGETHER_MIN: usize = 4;
@@ -54,8 +57,25 @@ impl Worker {
             sends.then(|| (Token::Client(handle), client.fd.as_fd(), &client.out[client.out_sent..]))
         });
         // An error is found again, and handled, by the plain send that follows.
-        batch.send(links.chain(clients), |token, sent| outcomes.extend(sent.ok().map(|sent| (token, sent))));
+        let result = batch.send(links.chain(clients), |token, sent| match sent {
+            Ok(_) | Err(UNKNOWN) => outcomes.push((token, sent.ok())),
+            Err(_) => {}
+        });
+        if let Err(error) = result {
+            warn!(worker = self.index, %error, "the kernel refuses io_uring, and has accepted it before: replies are sent one by one from here on");
+            self.send_batch = None;
+            self.batching = Batching::new(Batching::PER_CLIENT_US);
+        }
         for (token, sent) in outcomes.drain(..) {
+            let Some(sent) = sent else {
+                // What cannot be known is not sent twice.
+                match token {
+                    Token::Link(handle) => self.break_link(handle, UNSURE),
+                    Token::Client(handle) => self.close_client(handle),
+                    Token::Wake | Token::Tick | Token::Listener(_) => {}
+                }
+                continue;
+            };
             match token {
                 Token::Link(handle) => {
                     if let Some(link) = self.links.get_mut(handle) {

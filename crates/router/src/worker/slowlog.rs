@@ -3,9 +3,13 @@
 //! SLOWLOG GET has exactly the six fields of Redis, because some clients count them. SWITCHYARD SLOWLOG has the rest: the user, the
 //! node, and where the time went.
 
+use std::sync::TryLockError;
+
+use switchyard_policy::limits::Rate;
 use switchyard_resp::command::Local;
 use switchyard_resp::encode;
 use switchyard_resp::request::{Args, Limits, Scanner};
+use tracing::info;
 
 use super::Worker;
 use super::dispatch::Flow;
@@ -18,6 +22,9 @@ use crate::slow_log::{SlowEntry, shortened, shortened_beginning};
 /// Entries that SLOWLOG GET shows without a count.
 const SHOWN: usize = 10;
 
+/// Entries that a worker makes: so many at once after a quiet second, and so many a second.
+const PER_SECOND: Rate = Rate { per_second: 100 };
+
 /// Bytes of a command on an exclusive connection that are kept for the log: 32 arguments of 128 bytes.
 pub(super) const KEPT: usize = 4096;
 
@@ -27,6 +34,10 @@ impl Worker {
     pub(super) fn note_slow(&mut self, link_handle: Handle) {
         let Some(link) = self.links.get(link_handle).filter(|l| matches!(l.lane, Lane::Main | Lane::Slow | Lane::Replica)) else { return };
         let Some(pending) = link.pending.front().copied() else { return };
+        if !is_logged(pending.purpose) || !self.may_enter() {
+            return;
+        }
+        let Some(link) = self.links.get(link_handle) else { return };
         let took = (self.now_us as u32).wrapping_sub(pending.sent_us);
         let request = link.head_request();
         let mut scanner = Scanner::default();
@@ -51,6 +62,10 @@ impl Worker {
         if took.saturating_add(self.held_us(pending)) < self.slow_us {
             return;
         }
+        if !is_logged(pending.purpose) || !self.may_enter() {
+            return;
+        }
+        let Some(link) = self.links.get(link_handle) else { return };
         let args = match pending.purpose {
             Purpose::Exec => vec![b"EXEC".to_vec()],
             _ => shortened_beginning(&link.began_with),
@@ -64,8 +79,44 @@ impl Worker {
         client.filter(|c| c.waited.0 == pending.seq).map_or(0, |c| c.waited.1)
     }
 
+    /// Whether one more entry may be made now. Where a node stands still for a moment all that is in flight took long, and entries of all of it would
+    /// hold up what comes next.
+    fn may_enter(&mut self) -> bool {
+        match PER_SECOND.take(self.slow_entries_full_at_ns, self.now_us * 1000) {
+            Ok(full_at_ns) => {
+                self.slow_entries_full_at_ns = full_at_ns;
+                true
+            }
+            Err(_) => {
+                self.counters.slow_not_entered.add(1);
+                if let Some(untold) = self.slow_log_log.tell(self.now_us) {
+                    info!(
+                        worker = self.index,
+                        untold, "more commands take long than the slow log takes (slow_commands_not_entered counts the others)"
+                    );
+                }
+                false
+            }
+        }
+    }
+
+    /// Hands on what could not be entered while somebody read the log.
+    pub(super) fn enter_waiting(&mut self) {
+        if self.slow_waiting.is_empty() {
+            return;
+        }
+        let mut log = match self.shared.slow_log.try_lock() {
+            Ok(log) => log,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // Never a wait: it is tried again at the next tick.
+            Err(TryLockError::WouldBlock) => return,
+        };
+        for entry in self.slow_waiting.drain(..) {
+            log.add(entry, self.plan.live.slowlog_max_len);
+        }
+    }
+
     fn enter(&mut self, link_handle: Handle, pending: Pending, took: u32, mut args: Vec<Vec<u8>>) {
-        let live = self.plan.live.clone();
         let Some(link) = self.links.get(link_handle) else { return };
         let handle = match pending.purpose {
             Purpose::Client | Purpose::ClientHealed | Purpose::Exec => pending.who,
@@ -77,7 +128,7 @@ impl Worker {
         let flowed = (link.flowed_us as u32).wrapping_sub(pending.sent_us);
         let queue = if link.flowed_us > 0 && flowed <= took { flowed } else { 0 };
         let held = self.held_us(pending);
-        if !live.slowlog_arguments {
+        if !self.plan.live.slowlog_arguments {
             args.truncate(1);
         }
         let node = self.node_name(link.node);
@@ -94,7 +145,8 @@ impl Worker {
             user: client.map_or("default", |c| c.user.name()).into(),
             node: link.replica.map_or(node.clone(), |replica| format!("{node} replica {replica}")),
         };
-        lock(&self.shared.slow_log).add(entry, live.slowlog_max_len);
+        self.slow_waiting.push(entry);
+        self.enter_waiting();
     }
 
     pub(super) fn slowlog(&mut self, handle: Handle, class: u8, local: Local, args: &Args<'_>) -> Flow {
@@ -102,6 +154,7 @@ impl Worker {
         match local {
             Local::SlowlogLen => encode::integer(&mut out, lock(&self.shared.slow_log).len() as i64),
             Local::SlowlogReset => {
+                self.slow_waiting.clear();
                 lock(&self.shared.slow_log).clear();
                 out.extend_from_slice(b"+OK\r\n");
             }
@@ -152,6 +205,11 @@ impl Worker {
             }
         }
     }
+}
+
+/// Whether commands of this kind are entered: those of clients.
+fn is_logged(purpose: Purpose) -> bool {
+    matches!(purpose, Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::Gather)
 }
 
 fn arguments(out: &mut Vec<u8>, entry: &SlowEntry) {

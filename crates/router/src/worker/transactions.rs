@@ -34,6 +34,8 @@ use super::{Stall, Worker};
 use crate::shared::{Plan, lock};
 use crate::slab::Handle;
 
+pub(super) const MULTI: &[u8] = b"*1\r\n$5\r\nMULTI\r\n";
+const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
 const QUEUED: &[u8] = b"+QUEUED\r\n";
 const ABORTED: &str = "EXECABORT Transaction discarded because of previous errors.";
 
@@ -96,6 +98,12 @@ impl Multi {
 
     pub(super) fn bytes(&self) -> usize {
         self.queue.len()
+    }
+
+    /// Bytes that they take.
+    pub(super) fn memory(&self) -> usize {
+        let published: usize = self.published.iter().map(|p| size_of::<Published>() + p.channel.len()).sum();
+        self.queue.capacity() + self.commands.capacity() * size_of::<(u32, u8)>() + self.scripts.capacity() * 40 + published
     }
 
     /// The commands, one by one.
@@ -307,9 +315,7 @@ impl Worker {
             Handling::Local(Local::Select) => match args.get(1).and_then(parse::<u32>) {
                 // Out of range: the node says so at EXEC.
                 None => Admission::Queue(None),
-                Some(database) if plan.topology.nodes().all(|n| self.shared.with_facts(n.id, |f| database < f.databases)) => {
-                    Admission::Select(database)
-                }
+                Some(database) if self.shared.has_database(&plan.topology, database) => Admission::Select(database),
                 Some(database) => Admission::Refuse(format!(
                     "ERR Switchyard does not serve SELECT {database} inside MULTI before any client has selected that database outside"
                 )),
@@ -571,7 +577,7 @@ impl Worker {
             // Nothing may be sent before the node has been asked whether it serves transactions.
             return self.exec_alone(handle, node, Lane::Watch, class);
         }
-        if link.unsent() > Self::UNSENT_HIGH && self.link_is_full(link_handle, handle, Self::UNSENT_HIGH) {
+        if !link.has_room(Self::UNSENT_HIGH) && self.link_is_full(link_handle, handle, Self::UNSENT_HIGH) {
             return Flow::Stall(Stall::Upstream);
         }
         if let Some(client) = self.clients.get_mut(handle) {
@@ -638,17 +644,12 @@ impl Worker {
         if let Some((why, node)) = refusal {
             self.discard(handle);
             self.after_exclusive_reply(link_handle);
-            let name = self.node_name(node);
-            return self.refuse(
-                handle,
-                class,
-                &format!("ERR {name} refuses transactions ({why}): allow MULTI and EXEC to Switchyard's user there"),
-            );
+            return self.refuse(handle, class, &self.no_multi_text(node, &why));
         }
         let scripts = self.clients.get(handle).and_then(|c| c.session.as_ref()).map(|s| s.multi.scripts.clone()).unwrap_or_default();
         for sha in scripts {
             // In a transaction NOSCRIPT comes too late to be healed.
-            let body = lock(&self.shared.scripts).body(&sha);
+            let body = lock(&self.shared.scripts).text(&sha);
             if let Some(body) = body {
                 self.push_own(link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Nobody, 0);
             }
@@ -657,7 +658,8 @@ impl Worker {
         let sent_us = self.now_us as u32;
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         let seq = client.owe(self.now_us, class);
-        let database = client.database;
+        client.wrote_us = self.now_us;
+        let (database, no_touch) = (client.database, client.no_touch);
         let mut multi = std::mem::take(&mut client.session().multi);
         client.session().select = multi.select;
         if !multi.published.is_empty() {
@@ -671,6 +673,7 @@ impl Worker {
             client.note_write(link.node);
         }
         link.waits_until_us = 0;
+        link.slow |= multi.slow && link.lane.is_exclusive();
         let queued = Pending {
             who: Handle::NONE,
             seq: 0,
@@ -682,14 +685,15 @@ impl Worker {
             repeatable: false,
             by_sha: false,
         };
-        link.push(b"*1\r\n$5\r\nMULTI\r\n", database, queued);
+        link.touch_as(no_touch, queued);
+        link.push(MULTI, database, queued);
         let mut at = 0;
         for (number, (len, class)) in multi.commands.iter().enumerate() {
             let request = &multi.queue[at..at + *len as usize];
             link.push(request, database, Pending { seq: number as u32 + 1, class: *class, ..queued });
             at += *len as usize;
         }
-        link.push(b"*1\r\n$4\r\nEXEC\r\n", database, Pending { who: handle, seq, purpose: Purpose::Exec, ..queued });
+        link.push(EXEC, database, Pending { who: handle, seq, purpose: Purpose::Exec, ..queued });
         if multi.select.is_some() {
             // Whether or not it was executed: the next command finds the connection in the database that we believe it to be in.
             self.push_own(link_handle, &[b"SELECT", database.to_string().as_bytes()], Purpose::Nobody, 0);
@@ -701,6 +705,44 @@ impl Worker {
             client.session().multi = multi;
         }
         Flow::Next
+    }
+
+    pub(super) fn no_multi_text(&self, node: NodeId, why: &str) -> String {
+        format!("ERR {} refuses transactions ({why}): allow MULTI and EXEC to Switchyard's user there", self.node_name(node))
+    }
+
+    /// A shared connection has come up, and the node refuses transactions. Those that wait for it are refused as a whole; sent, their commands would
+    /// be executed one by one.
+    pub(super) fn refuse_waiting_transactions(&mut self, handle: Handle) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let (Some(why), node) = (link.no_multi.clone(), link.node) else { return };
+        let (requests, pending) = (std::mem::take(&mut link.out), std::mem::take(&mut link.pending));
+        let (mut at, mut in_multi, mut told) = (link.acked, false, 0);
+        (link.acked, link.sent) = (0, 0);
+        let mut refused = Vec::new();
+        for (place, pending) in pending.into_iter().enumerate() {
+            let request = &requests[at..at + pending.len as usize];
+            at += request.len();
+            in_multi |= request == MULTI;
+            if !in_multi {
+                link.out.extend_from_slice(request);
+                link.pending.push_back(pending);
+                continue;
+            }
+            link.counters.in_flight.sub(1);
+            if place < link.expired {
+                told += 1;
+            } else {
+                refused.push(pending);
+            }
+            in_multi = request != EXEC;
+        }
+        link.expired -= told;
+        let mut error = Vec::new();
+        encode::error(&mut error, &self.no_multi_text(node, &why));
+        for pending in refused {
+            self.fail_pending(handle, pending, &error);
+        }
     }
 
     /// The node's answer to MULTI, or to a command behind it. If it refused to queue that, EXEC will say EXECABORT.

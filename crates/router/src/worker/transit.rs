@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use switchyard_policy::migration::tail::Element;
-use switchyard_policy::migration::{Fingerprint, Key};
+use switchyard_policy::migration::{Fingerprint, Key, Side};
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, slot_of};
 use switchyard_resp::command::{Command, Flags, Handling, Local, Lookup, Touched};
@@ -20,7 +20,6 @@ use switchyard_resp::request::{Args, Limits, Scan, Scanner};
 
 use super::dispatch::Flow;
 use super::{Stall, Worker};
-use crate::lua::Verdict;
 use crate::mover::{LegView, Scope, SharedLeg, Told};
 use crate::shared::Plan;
 use crate::slab::Handle;
@@ -48,7 +47,7 @@ pub(super) struct Moving {
     /// What it waits for: a key, or (`None`) all of the leg.
     waits: Vec<(MoveId, LegView, Option<Fingerprint>)>,
     /// What the mover was told, by leg.
-    told: BTreeSet<(usize, Fingerprint)>,
+    told: BTreeSet<(usize, Option<Fingerprint>)>,
     /// It waits no more: the client is told this.
     refusal: Option<Arc<str>>,
 }
@@ -72,7 +71,7 @@ struct Look {
     /// Keys that are not there.
     missing: Vec<(MoveId, u32, LegView, Key, Fingerprint)>,
     /// Legs that have to be there as a whole.
-    whole: Vec<(MoveId, LegView)>,
+    whole: Vec<(MoveId, u32, LegView)>,
     /// Keys of observed slots that it may create, and slots of which it may create any.
     written: Vec<(MoveId, Key)>,
     /// Keys that are copied in pieces, and the elements that it may touch; `None`: anything.
@@ -106,7 +105,7 @@ impl Worker {
             let Some(transit) = topology.transit(slot) else { continue };
             let Stage::Moving { leg } = transit.stage else { continue };
             let view = self.plan.moves.legs.get(&(transit.move_id, leg));
-            let goes_back = view.is_some_and(|view| view.away.is_some());
+            let goes_back = view.is_some_and(|view| view.to() == Side::Source);
             if transit.keys_only {
                 if let Some(scope) = view.and_then(|view| view.scope.clone()).filter(|_| !goes_back) {
                     keys.entry((transit.move_id, leg)).or_insert_with(|| (transit.target, scope, Vec::new())).2.push(slot);
@@ -134,7 +133,7 @@ impl Worker {
 
     /// Looks at a command while slots are in transit.
     #[cold]
-    pub(super) fn in_transit(&mut self, handle: Handle, command: &Command, args: &Args<'_>) -> Transit {
+    pub(super) fn in_transit(&mut self, plan: &Arc<Plan>, handle: Handle, command: &Command, args: &Args<'_>) -> Transit {
         let class = command.class() as u8;
         let Some(client) = self.clients.get_mut(handle) else { return Transit::Instead(Flow::Close) };
         let is_exec = command.handling == Handling::Local(Local::Exec);
@@ -152,20 +151,19 @@ impl Worker {
             }
             return Transit::Instead(self.refuse(handle, class, &text));
         }
-        let plan = self.plan.clone();
         loop {
             let mut look = Look::default();
             if is_exec {
                 let queue = self.clients.get(handle).and_then(|c| c.session.as_ref()).map(|s| s.multi.requests()).unwrap_or_default();
                 for request in queue {
-                    parsed(&plan, &request, |command, args| self.look_at(&plan, command, args, &mut look));
+                    parsed(plan, &request, |command, args| self.look_at(plan, command, args, &mut look));
                 }
             } else {
-                self.look_at(&plan, command, args, &mut look);
+                self.look_at(plan, command, args, &mut look);
             }
-            if let Some(moving) = self.pass(handle, &plan, &look) {
+            if let Some(moving) = self.pass(handle, plan, &look) {
                 // Where nothing has another place yet (keys go back to where they are looked for), replicas are not read all the same.
-                return if moving { Transit::Moved(self.moved_plan.clone().unwrap_or(plan)) } else { Transit::Settled };
+                return if moving { Transit::Moved(self.moved_plan.as_ref().unwrap_or(plan).clone()) } else { Transit::Settled };
             }
             if self.wait_for(handle, look) {
                 return Transit::Instead(Flow::Stall(Stall::Moving));
@@ -212,10 +210,16 @@ impl Worker {
     }
 
     fn look_at(&mut self, plan: &Plan, command: &Command, args: &Args<'_>, look: &mut Look) {
-        let mut places = Vec::new();
-        if command.flags.has(Flags::PUBSUB) || command.find_keys(args, &mut places).is_err() {
-            return; // the command is refused where that is said
+        let mut places = std::mem::take(&mut self.keys);
+        places.clear();
+        // Otherwise the command is refused where that is said.
+        if !command.flags.has(Flags::PUBSUB) && command.find_keys(args, &mut places).is_ok() {
+            self.look_at_keys(plan, command, args, &places, look);
         }
+        self.keys = places;
+    }
+
+    fn look_at_keys(&mut self, plan: &Plan, command: &Command, args: &Args<'_>, places: &[u32], look: &mut Look) {
         let writes = !command.flags.has(Flags::READONLY) && command.handling != Handling::Local(Local::Watch);
         let mut undeclared = None;
         for (number, key) in places.iter().enumerate().filter_map(|(number, place)| Some((number, args.get(*place as usize)?))) {
@@ -258,7 +262,7 @@ impl Worker {
                         look.missing.push((transit.move_id, leg, view.clone(), key.into(), fingerprint));
                     }
                     if undeclared && !view.are_all_there() {
-                        look.whole.push((transit.move_id, view.clone()));
+                        look.whole.push((transit.move_id, leg, view.clone()));
                     }
                 }
             }
@@ -268,7 +272,7 @@ impl Worker {
     /// Whether a command may use other keys of its slot than those it names.
     pub(super) fn uses_undeclared(&mut self, plan: &Plan, command: &Command, args: &Args<'_>) -> bool {
         if command.flags.has(Flags::SCRIPT) {
-            return self.verdict_of(plan, command, args) != Some(Verdict::Proved);
+            return !self.is_proved(plan, command, args);
         }
         command.name.starts_with("SORT")
             && args.iter().skip(2).zip(args.iter().skip(3)).any(|(option, pattern)| {
@@ -283,7 +287,7 @@ impl Worker {
             .missing
             .iter()
             .map(|(id, _, view, _, fingerprint)| (*id, view.clone(), Some(*fingerprint)))
-            .chain(look.whole.iter().map(|(id, view)| (*id, view.clone(), None)))
+            .chain(look.whole.iter().map(|(id, _, view)| (*id, view.clone(), None)))
             .collect();
         for (_, view, _) in &waits {
             view.shared.will_wait(self.index);
@@ -301,12 +305,19 @@ impl Worker {
         }
         let mut wanted: Vec<(MoveId, u32, Vec<Key>)> = Vec::new();
         for (id, leg, view, key, fingerprint) in look.missing {
-            if !moving.told.insert((std::ptr::from_ref::<SharedLeg>(&view.shared).addr(), fingerprint)) {
+            if !moving.told.insert((std::ptr::from_ref::<SharedLeg>(&view.shared).addr(), Some(fingerprint))) {
                 continue;
             }
             match wanted.iter_mut().find(|(of, l, _)| (*of, *l) == (id, leg)) {
                 Some((_, _, keys)) => keys.push(key),
                 None => wanted.push((id, leg, vec![key])),
+            }
+        }
+        // The leg ends soon, then: nobody waits for it at a gentle pace.
+        for (id, leg, view) in look.whole {
+            let is_news = moving.told.insert((std::ptr::from_ref::<SharedLeg>(&view.shared).addr(), None));
+            if let Some(mover) = plan.moves.by_id.get(&id).filter(|_| is_news) {
+                mover.tell(Told::WantedWhole { leg });
             }
         }
         for (id, leg, keys) in wanted {

@@ -15,8 +15,25 @@ use switchyard_resp::reply::{ReplyFollower, ReplyScanner};
 use switchyard_resp::translate::Shape;
 
 use crate::metrics::NodeCounters;
+use crate::settings::Live;
 use crate::slab::Handle;
 use crate::worker::transport::Tls;
+
+/// Bytes of requests that a shared connection keeps until they are answered; then clients that want to add to it wait.
+const KEPT_MAX: usize = 64 << 20;
+
+/// What a node answers to a question of our own is shorter; also whatever it says while it is greeted, and where nobody asked.
+const SHORT_MAX: usize = 1 << 20;
+
+/// The list of a node's commands is shorter.
+const LEARN_MAX: usize = 16 << 20;
+
+/// How often a connection's memory is looked at.
+const SHRINK_US: u64 = 1_000_000;
+
+/// Bytes of requests, and commands in flight, that there is always room for.
+const OUT_KEPT: usize = 4 << 10;
+const PENDING_KEPT: usize = 64;
 
 /// The kinds of connection a worker has to a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -176,6 +193,8 @@ pub(super) struct Link {
     /// Our client id at the node.
     pub(super) client_id: u64,
     pub(super) run_id: Option<Arc<str>>,
+    /// It was asked about its data when it was greeted.
+    pub(super) knows_data: bool,
     /// The node has no keys, as it said when it was greeted.
     pub(super) is_empty: bool,
     /// It keeps its data on disk.
@@ -185,6 +204,8 @@ pub(super) struct Link {
     pub(super) start_database: u32,
     /// Database selected at the end of `out`.
     pub(super) database: u32,
+    /// Whether commands at the end of `out` leave no trace of use (CLIENT NO-TOUCH). A new connection begins without.
+    pub(super) no_touch: bool,
     pub(super) readable: bool,
     /// The node has closed its side; the end has to be read.
     pub(super) hangup: bool,
@@ -218,20 +239,25 @@ pub(super) struct Link {
     pub(super) waits_until_us: u64,
     /// The command under way is to be ended by CLIENT UNBLOCK.
     pub(super) unblock: Option<Box<super::blocking::Unblock>>,
+    /// What is under way on an exclusive connection may take as long as commands of the slow lane.
+    pub(super) slow: bool,
     /// Why the node refused to queue a command of the transaction under way.
     pub(super) refused: Option<Box<[u8]>>,
     /// Why the node would refuse a transaction, where it would.
     pub(super) no_multi: Option<Box<str>>,
-    /// A request is still being uploaded: its time at the node has not begun.
+    /// The last request of `pending` is still being uploaded: its time at the node has not begun.
     pub(super) uploading: bool,
     /// The beginning of the command that an exclusive connection carries, for the slow log: the command itself is not kept.
     pub(super) began_with: Vec<u8>,
     pub(super) idle_since_us: u64,
+    /// The most bytes of `out`, and commands of `pending`, seen since memory was given back last; and when it is next.
+    needed: (usize, usize),
+    shrinks_at_us: u64,
     pub(super) counters: Arc<NodeCounters>,
 }
 
 /// The questions of a greeting, in order.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Greeting {
     Hello,
     Auth,
@@ -244,7 +270,15 @@ pub(super) enum Greeting {
     Persistence,
     Save,
     Keyspace,
+    /// How many connections it takes.
+    MaxClients,
+    /// Of connections that one client has alone: whether the process is known.
+    Process,
     Info,
+    /// CLIENT LIST, at the first meeting with this process; with what INFO said.
+    LeftBehind(Vec<u8>),
+    /// CLIENT KILL of a connection that an earlier run of the router has left; the last one with what INFO said.
+    Ended(Option<Vec<u8>>),
 }
 
 /// A broken connection whose commands may still be executed by the node.
@@ -288,10 +322,12 @@ impl Link {
             greeting: VecDeque::new(),
             client_id: 0,
             run_id: None,
+            knows_data: false,
             is_empty: false,
             persists: false,
             start_database: database,
             database,
+            no_touch: false,
             readable: false,
             hangup: false,
             stale: false,
@@ -310,11 +346,14 @@ impl Link {
             slot: None,
             waits_until_us: 0,
             unblock: None,
+            slow: false,
             refused: None,
             no_multi: None,
             uploading: false,
             began_with: Vec::new(),
             idle_since_us: now_us,
+            needed: (0, 0),
+            shrinks_at_us: now_us + SHRINK_US,
             counters,
         }
     }
@@ -329,6 +368,31 @@ impl Link {
     #[inline]
     pub(super) fn unsent(&self) -> usize {
         self.out.len() - self.sent + self.tls.as_ref().map_or(0, |tls| usize::from(tls.has_unsent()))
+    }
+
+    /// Whether less than `high` bytes wait for the socket, and requests kept until they are answered leave room for more.
+    #[inline]
+    pub(super) fn has_room(&self, high: usize) -> bool {
+        self.unsent() < high && self.out.len() - self.acked < KEPT_MAX
+    }
+
+    /// How large a reply that is collected may become where that is not for the client that gets it to say: a node that sends without end is
+    /// given up.
+    pub(super) fn reply_max(&self, live: &Live) -> usize {
+        if self.phase != Phase::Up {
+            return SHORT_MAX;
+        }
+        if self.lane == Lane::Pubsub {
+            // A message: as long as an argument, with its channel and pattern.
+            return live.argument_max.saturating_add(SHORT_MAX);
+        }
+        match self.pending.front().map(|pending| pending.purpose) {
+            Some(Purpose::Learn) => LEARN_MAX,
+            // What is nobody's is thrown away as it comes.
+            Some(Purpose::Nobody | Purpose::Queued) => usize::MAX,
+            Some(Purpose::Client | Purpose::ClientHealed | Purpose::Gather | Purpose::Exec) => usize::MAX,
+            _ => SHORT_MAX,
+        }
     }
 
     /// The socket has taken `count` bytes of `out`.
@@ -353,10 +417,26 @@ impl Link {
         self.counters.classes[pending.class as usize].requests.add(1);
     }
 
+    /// To be called before a client's command is pushed: CLIENT NO-TOUCH as that client wants it.
+    #[inline]
+    pub(super) fn touch_as(&mut self, no_touch: bool, like: Pending) {
+        if self.no_touch != no_touch {
+            self.no_touch = no_touch;
+            self.push_setting(&[b"CLIENT", b"NO-TOUCH", if no_touch { b"ON" } else { b"OFF" }], like);
+        }
+    }
+
     #[cold]
     fn push_select(&mut self, database: u32, like: Pending) {
+        self.push_setting(&[b"SELECT", database.to_string().as_bytes()], like);
+        self.database = database;
+    }
+
+    /// A command of our own between those of clients, whose settings differ.
+    #[cold]
+    fn push_setting(&mut self, args: &[&[u8]], like: Pending) {
         let before = self.out.len();
-        switchyard_resp::encode::command(&mut self.out, [&b"SELECT"[..], database.to_string().as_bytes()]);
+        switchyard_resp::encode::command(&mut self.out, args.iter().copied());
         let len = (self.out.len() - before) as u32;
         self.pending.push_back(Pending {
             who: Handle::NONE,
@@ -368,7 +448,6 @@ impl Link {
             ..like
         });
         self.counters.in_flight.add(1);
-        self.database = database;
     }
 
     /// Takes the oldest command out: its reply has come.
@@ -392,13 +471,28 @@ impl Link {
             self.out.clear();
             self.acked = 0;
             self.sent = 0;
-            if self.out.capacity() > 1 << 20 {
-                self.out.shrink_to(64 << 10);
-            }
         } else if self.acked > 256 << 10 && self.acked * 2 > self.out.len() {
             self.out.drain(..self.acked);
             self.sent -= self.acked;
             self.acked = 0;
+        }
+    }
+
+    /// Gives back memory that a burst has left behind. To be called every tick: what was needed lately decides, so that a connection in steady use
+    /// keeps what it uses.
+    pub(super) fn shrink(&mut self, now_us: u64) {
+        self.needed.0 = self.needed.0.max(self.out.len());
+        self.needed.1 = self.needed.1.max(self.pending.len());
+        if now_us < self.shrinks_at_us {
+            return;
+        }
+        self.shrinks_at_us = now_us + SHRINK_US;
+        let (out, pending) = std::mem::take(&mut self.needed);
+        if self.out.capacity() > OUT_KEPT && self.out.capacity() > 4 * out {
+            self.out.shrink_to(2 * out);
+        }
+        if self.pending.capacity() > PENDING_KEPT && self.pending.capacity() > 4 * pending {
+            self.pending.shrink_to(2 * pending);
         }
     }
 
@@ -410,9 +504,130 @@ impl Link {
         Some(first.wrapping_add(least as u32))
     }
 
+    /// How many of `pending`, from the front, the node may execute although the connection ends now. Of a request that is still being
+    /// uploaded it has a part, which it never executes; that is the last one, and all before it are whole.
+    pub(super) fn may_be_executed(&self) -> usize {
+        if self.phase != Phase::Up {
+            0
+        } else if self.lane.is_exclusive() {
+            self.pending.len() - usize::from(self.uploading && !self.pending.is_empty())
+        } else if self.sent > self.acked {
+            self.pending.len()
+        } else {
+            0
+        }
+    }
+
     /// The request of the oldest command in flight.
     pub(super) fn head_request(&self) -> &[u8] {
         let len = self.pending.front().map_or(0, |p| p.len as usize);
         self.out.get(self.acked..self.acked + len).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PENDING: Pending = Pending {
+        who: Handle::NONE,
+        seq: 0,
+        len: 0,
+        sent_us: 0,
+        epoch: 0,
+        purpose: Purpose::Nobody,
+        class: 0,
+        repeatable: false,
+        by_sha: false,
+    };
+
+    fn link(lane: Lane) -> Link {
+        let mut link = Link::new(NodeId(0), lane, false, 0, Arc::default(), 0);
+        link.phase = Phase::Up;
+        link
+    }
+
+    fn pending(purpose: Purpose) -> Pending {
+        Pending { purpose, ..PENDING }
+    }
+
+    #[test]
+    fn a_link_takes_no_more_while_it_keeps_much_that_is_not_answered() {
+        let mut link = link(Lane::Main);
+        let request = vec![b'x'; 1 << 20];
+        let mut sent = 0;
+        while link.has_room(8 << 20) {
+            link.push(&request, 0, pending(Purpose::Client));
+            link.note_sent(request.len());
+            sent += 1;
+            assert!(sent <= 64, "all is sent, and nothing is answered");
+        }
+        assert_eq!(sent, 64);
+        assert!(link.pop().is_some());
+        link.trim();
+        assert!(link.has_room(8 << 20));
+    }
+
+    #[test]
+    fn a_node_is_believed_only_short_answers_where_no_client_has_asked() {
+        let live = Live::default();
+        let mut greeted = link(Lane::Main);
+        assert_eq!(greeted.reply_max(&live), SHORT_MAX, "nobody has asked");
+        let answers = [
+            (Purpose::Client, usize::MAX),
+            (Purpose::Gather, usize::MAX),
+            (Purpose::Learn, LEARN_MAX),
+            (Purpose::Watch, SHORT_MAX),
+            (Purpose::Confirm, SHORT_MAX),
+        ];
+        for (purpose, max) in answers {
+            greeted.pending = [pending(purpose)].into();
+            assert_eq!(greeted.reply_max(&live), max, "{purpose:?}");
+        }
+        greeted.phase = Phase::Greeting;
+        assert_eq!(greeted.reply_max(&live), SHORT_MAX);
+        assert_eq!(link(Lane::Pubsub).reply_max(&live), live.argument_max + SHORT_MAX);
+    }
+
+    #[test]
+    fn who_wants_no_trace_of_use_leaves_none_and_others_do() {
+        let mut link = Link::new(NodeId(0), Lane::Main, false, 0, Arc::default(), 0);
+        for (no_touch, request) in [(false, "a"), (true, "b"), (true, "c"), (false, "d")] {
+            link.touch_as(no_touch, PENDING);
+            link.push(request.as_bytes(), 0, PENDING);
+        }
+        let on = "*3\r\n$6\r\nCLIENT\r\n$8\r\nNO-TOUCH\r\n$2\r\nON\r\n";
+        let off = "*3\r\n$6\r\nCLIENT\r\n$8\r\nNO-TOUCH\r\n$3\r\nOFF\r\n";
+        assert_eq!(String::from_utf8_lossy(&link.out), format!("a{on}bc{off}d"));
+        assert_eq!(link.pending.iter().map(|p| p.len as usize).collect::<Vec<_>>(), [1, on.len(), 1, 1, off.len(), 1]);
+    }
+
+    #[test]
+    fn the_memory_of_a_burst_is_given_back() {
+        let mut link = Link::new(NodeId(0), Lane::Main, false, 0, Arc::default(), 0);
+        let burst = |link: &mut Link, commands: usize| {
+            (0..commands).for_each(|_| link.push(&[b'x'; 100], 0, PENDING));
+            link.shrink(1);
+            link.sent = link.out.len();
+            (0..commands).for_each(|_| assert!(link.pop().is_some()));
+            link.trim();
+        };
+        burst(&mut link, 10_000);
+        // Steady use keeps what it uses.
+        for second in 1..5 {
+            burst(&mut link, 10_000);
+            link.shrink(second * SHRINK_US);
+            assert!(link.out.capacity() >= 1_000_000 && link.pending.capacity() >= 10_000);
+        }
+        for second in 5..8 {
+            burst(&mut link, 10);
+            link.shrink(second * SHRINK_US);
+        }
+        assert!(
+            link.out.capacity() <= OUT_KEPT && link.pending.capacity() <= PENDING_KEPT,
+            "{} {}",
+            link.out.capacity(),
+            link.pending.capacity()
+        );
     }
 }

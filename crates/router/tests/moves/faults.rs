@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use switchyard_policy::migration::{Durability, Goal};
-use switchyard_policy::topology::MoveId;
+use switchyard_policy::migration::{Durability, Goal, Protocol, Record};
+use switchyard_policy::topology::{MoveId, slot_of};
 use switchyard_router::{LateKeys, MoveEnd, MoveOrder};
 
 use super::fleet::{Fleet, Server, all_there, fill, until};
@@ -232,4 +232,54 @@ fn a_target_that_runs_full_gives_back_what_it_has() {
     fleet.begin(fleet.order(2, 0, 1));
     assert_eq!(fleet.wait_for(2), MoveEnd::Done);
     all_there(&mut fleet.client(), 4000);
+}
+
+/// MIGRATE is refused and the leg goes back, while the map cannot be stored: until it says who the owner is nothing is executed anywhere.
+#[test]
+fn no_command_runs_at_the_target_of_a_leg_that_has_migrated_back() {
+    let fleet = Fleet::new(2);
+    let source = fleet.node(0);
+    let is_ours = |name: &String| fleet.keeper.topology.lock().expect("lock").owner(slot_of(name.as_bytes())) == source;
+    let counter = (0..).map(|n| format!("{{{n}}}")).find(is_ours).expect("half of all names");
+    let mut client = fleet.client();
+    assert_eq!(client.cmd(&format!("SET {counter} 1000")), "OK");
+    let mut target = fleet.servers[1].client();
+    assert_eq!(target.cmd("ACL SETUSER default -restore"), "OK");
+    fleet.keeper.cannot_store.store(true, Ordering::SeqCst);
+    fleet.begin(MoveOrder { protocol: Protocol::StopAndCopy, ..fleet.order(1, 0, 1) });
+    until("the slots are being handed over", || fleet.progress(1).doing.contains("cannot be stored"));
+    client.post(&format!("INCR {counter}"));
+    fleet.keeper.cannot_store.store(false, Ordering::SeqCst);
+    let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("MIGRATE was refused") };
+    assert!(why.contains("could not migrate"), "{why}");
+    assert_eq!(client.reply(), "1001");
+    assert_eq!(target.cmd(&format!("EXISTS {counter}")), "0");
+    assert!(is_ours(&counter), "the slots are where they were");
+}
+
+/// Nodes change their machine and clocks are set: they are asked again before each leg, and before one that was under way is gone on with.
+#[test]
+fn clocks_are_asked_again_before_each_leg_and_after_a_restart() {
+    let mut fleet = Fleet::new(2);
+    let mut client = fleet.client();
+    fill(&mut client, 3000);
+    let mut target = fleet.servers[1].client();
+    let order = || MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) };
+    fleet.begin_on_record(order());
+    until("some keys have moved", || fleet.progress(1).keys_moved > 100);
+    assert_eq!(target.cmd("ACL SETUSER default -time"), "OK");
+    let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("nobody knows what time it is there") };
+    assert!(why.contains("does not tell its TIME"), "{why}");
+    assert_eq!(target.cmd("ACL SETUSER default +time"), "OK");
+    fleet.keeper.records.lock().expect("lock").push(Record::Ended { move_id: MoveId(1) });
+
+    fleet.keeper.loses_moved.store(true, std::sync::atomic::Ordering::SeqCst);
+    fleet.begin_on_record(MoveOrder { goal: Goal::Fast, ..fleet.order(2, 0, 1) });
+    until("keys are under way", || fleet.keeper.is_losing.load(std::sync::atomic::Ordering::SeqCst));
+    assert_eq!(target.cmd("ACL SETUSER default -time"), "OK");
+    fleet.restart();
+    until("the leg waits", || fleet.progress(2).doing.contains("does not tell its TIME"));
+    assert_eq!(target.cmd("ACL SETUSER default +time"), "OK");
+    assert_eq!(fleet.wait_for(2), MoveEnd::Done);
+    all_there(&mut fleet.client(), 3000);
 }

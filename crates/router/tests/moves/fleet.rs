@@ -222,6 +222,8 @@ pub(crate) struct Keeper {
     /// What replicas were to have before slots were handed over, and how often that was done by then.
     pub(crate) needs: Mutex<Vec<(NodeId, Position, usize)>>,
     pub(crate) handed_over: AtomicUsize,
+    /// No map can be stored while it is set.
+    pub(crate) cannot_store: AtomicBool,
     /// Replicas do not have it while it is set.
     pub(crate) replicas_are_behind: Arc<AtomicBool>,
     /// Replicas that are asked, too.
@@ -261,6 +263,9 @@ impl Host for Keeper {
     }
 
     fn hand_over(&self, move_id: MoveId, slots: &[Slot], keys: Option<&[Key]>, owner: NodeId, done: Done) {
+        if self.cannot_store.load(Ordering::SeqCst) {
+            return done(Err("no space left".to_owned()));
+        }
         self.handed_over.fetch_add(1, Ordering::SeqCst);
         let changing = self.changing.lock().expect("lock");
         if let Some(transits) = self.transits.lock().expect("lock").get_mut(&move_id) {
@@ -331,6 +336,7 @@ pub(crate) fn settings(topology: &Topology, password: Option<&str>) -> Settings 
         workers: 2,
         pin: false,
         batched_sends: true,
+        site: "fleet".to_owned(),
         servers: BTreeMap::new(),
         live: Live { nodes, bring_home_timeout: PATIENCE, ..Live::default() },
     }
@@ -353,7 +359,15 @@ impl Fleet {
     pub(crate) fn restart(&mut self) {
         let router = self.router.take().expect("running");
         self.keeper.router.lock().expect("lock").take();
-        drop(Arc::into_inner(router).expect("nobody else has it"));
+        // A mover that publishes just now has it, too, and must not be the last: it cannot wait for its own end.
+        let mut router = router;
+        loop {
+            match Arc::try_unwrap(router) {
+                Ok(router) => break drop(router),
+                Err(shared) => router = shared,
+            }
+            std::thread::yield_now();
+        }
         self.keeper.loses_moved.store(false, Ordering::SeqCst);
         self.keeper.is_losing.store(false, Ordering::SeqCst);
         let replay = Replay::of(self.keeper.records.lock().expect("lock").iter()).expect("a journal");
@@ -422,6 +436,7 @@ impl Fleet {
             is_losing: AtomicBool::new(false),
             needs: Mutex::default(),
             handed_over: AtomicUsize::new(0),
+            cannot_store: AtomicBool::new(false),
             replicas_are_behind: Arc::default(),
             replicas: Mutex::default(),
         });

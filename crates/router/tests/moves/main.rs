@@ -7,6 +7,7 @@ mod clients;
 mod durability;
 mod faults;
 mod fleet;
+mod functions;
 mod homing;
 mod moments;
 mod serving;

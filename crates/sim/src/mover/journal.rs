@@ -3,29 +3,56 @@
 
 use std::rc::Rc;
 
-use switchyard_policy::migration::record::{Record, Replay};
-use switchyard_policy::migration::{Durability, Event, Outcome};
+use switchyard_policy::migration::record::{Given, Kind, Queue, Record, Replay};
+use switchyard_policy::migration::{Durability, Event, Outcome, Side};
 use switchyard_policy::topology::MoveId;
 
 use super::staging::Told;
-use super::{Flush, Stage};
+use super::{Flush, Mover, Stage};
 use crate::history::Place;
 use crate::node::{KeyIx, Op, STAGING};
-use crate::planted::Bug;
+use crate::planted::{Bug, Planted};
 use crate::worker::{Stage as ViewStage, Worker};
-use crate::world::{Ev, World};
+use crate::world::{Ev, World, say};
+
+/// What the journal is given at once.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(super) records: Vec<Record>,
+    /// Of the machine of which leg of which move, and its number.
+    number: Option<(u64, u32, u64)>,
+}
 
 impl World {
     // The journal.
 
-    pub(super) fn write(&mut self, number: Option<u64>, record: Record) {
-        self.mover.written.push_back((number, record));
+    pub(super) fn write(&mut self, number: Option<u64>, records: Vec<Record>) {
+        let m = &mut self.mover;
+        let Some(of) = records.first().map(Record::move_id) else { return };
+        let kind = Kind::of(&records);
+        let number = number.map(|number| (m.move_id, m.leg, number));
+        let given_up = m.queue.give(Given { of, kind, what: Entry { records, number } });
+        if !given_up.is_empty() {
+            say!(self, "never written: {given_up:?}");
+        }
         self.sync();
     }
 
     fn sync(&mut self) {
-        if self.mover.syncing.is_none() && !self.mover.written.is_empty() {
-            self.mover.syncing = Some(self.mover.written.len());
+        if self.mover.syncing {
+            return;
+        }
+        let is_full = self.mover.disk_is_full;
+        let room = self.mover.queue.decide(|_| if is_full { Err(()) } else { Ok(()) });
+        if room.refused.is_some() {
+            // Whoever wants the move asks again.
+            self.mover.moves_left += 1;
+            self.mover.stage = Stage::Idle;
+            let when = self.random.between(1_000, 20_000);
+            self.after(when, Ev::NextLeg);
+        }
+        if !self.mover.queue.writing().is_empty() {
+            self.mover.syncing = true;
             // A disk is slow now and then.
             let slow = self.random.chance(100);
             let delay = if slow { self.random.between(2_000, 30_000) } else { self.random.between(100, 1_500) };
@@ -34,16 +61,45 @@ impl World {
     }
 
     pub(crate) fn synced(&mut self) {
+        if self.mover.disk_is_broken {
+            let again = self.random.between(500, 3_000);
+            self.after(again, Ev::Synced);
+            return;
+        }
+        self.mover.syncing = false;
         let mut last = None;
-        for _ in 0..self.mover.syncing.take().unwrap_or_default() {
-            if let Some((number, record)) = self.mover.written.pop_front() {
-                self.keep(&record);
-                last = number.or(last);
+        let mut accepted = false;
+        for given in self.mover.queue.written() {
+            accepted |= given.kind == Kind::Begins;
+            given.what.records.iter().for_each(|record| self.keep(record));
+            let m = &mut self.mover;
+            if let Some((move_id, leg, number)) = given.what.number
+                && m.machine.is_some()
+                && (move_id, leg) == (m.move_id, m.leg)
+            {
+                let before = std::mem::replace(&mut m.recorded, number);
+                last = Some(number);
+                if number != before + 1 {
+                    self.violated(format!("record {number} of the leg is durable right after record {before}"));
+                }
             }
         }
         self.sync();
+        if accepted && self.mover.stage == Stage::Accepting {
+            self.mover.begun = true;
+            self.mover.stage = Stage::Idle;
+            self.next_leg();
+        }
         if let Some(number) = last {
             self.mover_event(Event::Recorded(number));
+        }
+    }
+
+    /// The disk of the journal has room again, and works.
+    pub(crate) fn disk_is_well(&mut self) {
+        (self.mover.disk_is_full, self.mover.disk_is_broken) = (false, false);
+        if self.router_up {
+            self.sync();
         }
     }
 
@@ -59,21 +115,16 @@ impl World {
     // A crash of the router, and what comes after.
 
     pub(crate) fn mover_killed(&mut self) {
-        // Some of what was written and not synced is on the disk all the same.
-        let kept = self.random.below(self.mover.written.len() as u64 + 1);
-        for _ in 0..kept {
-            if let Some((_, record)) = self.mover.written.pop_front() {
-                self.keep(&record);
-            }
-        }
-        // What is given together is there together.
-        if let Some((_, keys)) = self.mover.written.pop_front_if(|(_, record)| matches!(record, Record::Keys { .. })) {
-            self.keep(&keys);
+        // Some of what was written and not synced is on the disk all the same. What is given together is there together.
+        let writing = std::mem::replace(&mut self.mover.queue, queue(self.planted)).written();
+        let kept = self.random.below(writing.len() as u64 + 1);
+        for given in writing.into_iter().take(kept as usize) {
+            given.what.records.iter().for_each(|record| self.keep(record));
         }
         let planted = self.planted;
         let m = &mut self.mover;
-        m.written.clear();
-        m.syncing = None;
+        m.syncing = false;
+        m.aborted = false;
         m.machine = None;
         m.inbox.clear();
         m.pumping = false;
@@ -83,6 +134,8 @@ impl World {
         m.flush = None;
         m.flushes.clear();
         m.links = Default::default();
+        m.broken = Default::default();
+        m.cleared.clear();
         m.stager.forget_all(planted);
         m.stage = Stage::Idle;
     }
@@ -119,14 +172,15 @@ impl World {
                 m.begun = false;
                 let target = m.target;
                 self.mover.map = self.map_with_leg_at(target);
-                self.write(None, Record::Ended { move_id: id });
+                self.write(None, vec![Record::Ended { move_id: id }]);
             } else if let Some(leg) = open.leg {
                 m.leg = leg.leg;
-                for (link, process) in m.links.iter_mut().zip([&leg.source, &leg.target]) {
-                    link.stale.extend(process.run_id.parse().ok().map(|process_number: u32| (process_number, process.client_id)));
+                for (node, process) in [(m.source, &leg.source), (m.target, &leg.target)] {
+                    m.broken[node].extend(process.run_id.parse().ok().map(|process_number: u32| (process_number, process.client_id)));
                 }
                 if leg.moving {
                     m.uid += 1;
+                    m.workers_use = Side::Target;
                     view = Some(ViewStage::Moving { uid: m.uid, target: m.target });
                 }
                 m.resume = Some(leg);
@@ -139,7 +193,7 @@ impl World {
         } else if self.bug(Bug::TopologyDecides) {
             let open: Vec<MoveId> = self.mover.durable.open.keys().copied().collect();
             for move_id in open {
-                self.write(None, Record::Ended { move_id });
+                self.write(None, vec![Record::Ended { move_id }]);
             }
         }
         if view.is_none() {
@@ -267,7 +321,7 @@ impl World {
             // A leg that has ended, by the journal, whatever the topology says.
             let ended = m.durable.open.values().rfind(|open| !open.handed_over.is_empty());
             let owner = ended.filter(|open| is_about(open.keys.as_deref())).map_or(lives_at, |open| usize::from(open.target.0));
-            let pending = m.written.iter().any(|(_, record)| matches!(record, Record::LegMoving { .. }));
+            let pending = m.pending().any(|record| matches!(record, Record::LegMoving { .. }));
             return if pending {
                 Place::Doubtful
             } else if node == owner {
@@ -276,7 +330,7 @@ impl World {
                 Place::Elsewhere
             };
         };
-        let pending = m.written.iter().any(|(_, record)| match record {
+        let pending = m.pending().any(|record| match record {
             Record::Moved { keys, .. } | Record::Returned { keys, .. } => keys.contains(&fingerprint),
             Record::LegEnded { .. } => true,
             _ => false,
@@ -301,4 +355,24 @@ impl World {
             Place::UntilNoticed
         }
     }
+}
+
+impl Mover {
+    /// What was given to the journal and is not durable.
+    pub(super) fn pending(&self) -> impl Iterator<Item = &Record> {
+        self.queue.all().flat_map(|given| &given.what.records)
+    }
+}
+
+#[cfg(feature = "planted-bugs")]
+pub(super) fn queue(planted: Option<Planted>) -> Queue<Entry> {
+    match planted {
+        Some(Planted::Machine(bug)) => Queue::default().with(Some(bug)),
+        _ => Queue::default(),
+    }
+}
+
+#[cfg(not(feature = "planted-bugs"))]
+pub(super) fn queue(_planted: Option<Planted>) -> Queue<Entry> {
+    Queue::default()
 }

@@ -10,14 +10,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use switchyard_policy::migration::record::{OpenLeg, Record, Replay};
+use switchyard_policy::migration::record::{OpenLeg, Queue, Record, Replay};
 use switchyard_policy::migration::{
     Action, BatchId, Durability, Event, Fingerprint, Fingerprinter, Key, Leg, Machine, Orders, Outcome, Process, Protocol, Side,
-    StopAndCopy,
+    StopAndCopy, are_all_there,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, slot_of};
 
 use self::batches::{Batch, Kind};
+use self::journal::Entry;
 use self::staging::{Part, Stager};
 use crate::node::{Cmd, KeyIx, Reply};
 use crate::planted::{Bug, Planted};
@@ -46,6 +47,8 @@ pub(crate) enum What {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     Idle,
+    /// That a move begins is being recorded.
+    Accepting,
     /// Workers adopt that the slots are observed.
     Observing,
     Connecting,
@@ -62,8 +65,6 @@ struct Link {
     process: Option<(u32, u64)>,
     /// Confirmations that it waits for.
     kills: u32,
-    /// Earlier connections that may still do something.
-    stale: Vec<(u32, u64)>,
 }
 
 #[derive(Debug, Default)]
@@ -117,6 +118,10 @@ pub(crate) struct Mover {
     begun: bool,
     resume: Option<OpenLeg>,
     links: [Link; 2],
+    /// By node: earlier connections that may still do something.
+    broken: [Vec<(u32, u64)>; 2],
+    /// Processes at which nothing of an earlier router is left.
+    cleared: BTreeSet<u32>,
     batches: BTreeMap<BatchId, Batch>,
     rounds: u64,
     pub(crate) stager: Stager,
@@ -129,6 +134,8 @@ pub(crate) struct Mover {
     pumping: bool,
     barrier: Option<u64>,
     uid: u64,
+    /// Where workers use the keys that are admitted under it.
+    workers_use: Side,
     epoch: u64,
     flush: Option<Flush>,
     flushes: VecDeque<u64>,
@@ -136,12 +143,21 @@ pub(crate) struct Mover {
     map: Topology,
     journal: Vec<Vec<u8>>,
     durable: Replay,
-    /// Written, not durable; with the machine's number.
-    written: VecDeque<(Option<u64>, Record)>,
-    syncing: Option<usize>,
+    /// Given to the journal, and not durable.
+    queue: Queue<Entry>,
+    syncing: bool,
+    /// The disk of the journal has no room for beginnings; nothing can be written.
+    pub(crate) disk_is_full: bool,
+    pub(crate) disk_is_broken: bool,
+    /// Records of the leg that are durable: so many from the first.
+    recorded: u64,
+    /// The user wants the move to end: a leg that has not begun is not tried again.
+    pub(crate) aborted: bool,
     killed: [bool; 2],
     /// The processes that the machine knew when it said that a leg is over.
     met_at_end: [Option<u32>; 2],
+    /// The machine has said that the leg is over: it does nothing about a process that is met later.
+    is_ending: bool,
     /// States of keys that a node may come back with, as long as the machine does not know of it.
     pub(crate) unnoticed: Vec<(usize, (KeyIx, usize))>,
     pub(crate) outcomes: Vec<String>,
@@ -149,7 +165,13 @@ pub(crate) struct Mover {
 }
 
 impl Mover {
-    pub(crate) fn new(random: &mut Random, scenario: &Scenario, keys: &[Key], fingerprints: Fingerprinter) -> Self {
+    pub(crate) fn new(
+        random: &mut Random,
+        scenario: &Scenario,
+        keys: &[Key],
+        fingerprints: Fingerprinter,
+        planted: Option<Planted>,
+    ) -> Self {
         let protocol = if random.chance(scenario.stop_and_copy) { Protocol::StopAndCopy } else { Protocol::Switchyard };
         let durability = if random.chance(scenario.aof) { Durability::Aof } else { Durability::Memory };
         Self {
@@ -171,6 +193,8 @@ impl Mover {
             begun: false,
             resume: None,
             links: Default::default(),
+            broken: Default::default(),
+            cleared: BTreeSet::new(),
             batches: BTreeMap::new(),
             rounds: 0,
             stager: Stager::default(),
@@ -182,16 +206,22 @@ impl Mover {
             pumping: false,
             barrier: None,
             uid: 0,
+            workers_use: Side::Target,
             epoch: 1,
             flush: None,
             flushes: VecDeque::new(),
             map: first_map(slot_of(&keys[0])),
             journal: Vec::new(),
             durable: Replay::default(),
-            written: VecDeque::new(),
-            syncing: None,
+            queue: journal::queue(planted),
+            syncing: false,
+            disk_is_full: false,
+            disk_is_broken: false,
+            recorded: 0,
+            aborted: false,
             killed: [false; 2],
             met_at_end: [None; 2],
+            is_ending: false,
             unnoticed: Vec::new(),
             outcomes: Vec::new(),
             last_moved: false,
@@ -211,7 +241,7 @@ const fn ix(side: Side) -> usize {
 
 impl World {
     pub(crate) fn mover_is_done(&self) -> bool {
-        self.mover.stage == Stage::Over && self.mover.written.is_empty() && self.mover.flush.is_none()
+        self.mover.stage == Stage::Over && self.mover.queue.all().next().is_none() && self.mover.flush.is_none()
     }
 
     pub(crate) fn mover_state(&self) -> String {
@@ -224,7 +254,7 @@ impl World {
             m.machine.as_ref().map(|machine| machine.progress()),
             m.flush,
             m.barrier,
-            m.written.len()
+            m.queue.all().count()
         )
     }
 
@@ -262,25 +292,26 @@ impl World {
                 return;
             }
             self.mover.moves_left -= 1;
-            self.mover.begun = true;
             self.mover.move_id += 1;
-            (self.mover.leg, self.mover.tries) = (0, 0);
+            (self.mover.leg, self.mover.tries, self.mover.aborted) = (0, 0, false);
             self.draw_move();
             let m = &self.mover;
-            let record = Record::Begun {
+            let mut records = vec![Record::Begun {
                 move_id: MoveId(m.move_id),
                 source: NodeId(m.source as u16),
                 target: NodeId(m.target as u16),
                 slots: vec![m.slot],
                 protocol: m.protocol,
                 durability: m.durability,
-            };
-            self.write(None, record);
+            }];
             if let Some(scope) = self.mover.scope.clone() {
                 let mut keys: Vec<Key> = scope.iter().map(|key| self.keys[*key].clone()).collect();
                 keys.sort_unstable();
-                self.write(None, Record::Keys { move_id: MoveId(self.mover.move_id), keys });
+                records.push(Record::Keys { move_id: MoveId(self.mover.move_id), keys });
             }
+            self.mover.stage = Stage::Accepting;
+            self.write(None, records);
+            return;
         }
         say!(self, "leg {} of move {}: {} to {}", self.mover.leg, self.mover.move_id, self.mover.source, self.mover.target);
         self.mover.noted.clear();
@@ -331,6 +362,7 @@ impl World {
     fn begin_machine(&mut self) {
         let m = &mut self.mover;
         m.stage = Stage::Running;
+        m.is_ending = false;
         let orders = Orders {
             move_id: MoveId(m.move_id),
             leg: m.leg,
@@ -347,6 +379,7 @@ impl World {
         };
         let m = &mut self.mover;
         m.machine = Some(machine);
+        m.recorded = 0;
         m.batches.clear();
         m.purge = None;
         m.inbox.clear();
@@ -390,20 +423,23 @@ impl World {
         for side in 0..2 {
             self.let_go(side);
         }
+        if self.bug(Bug::ForgottenAtTheEnd) {
+            self.mover.broken = Default::default();
+        }
         if self.mover.flush.is_some_and(|flush| !flush.sent) {
             self.flush_goes();
         }
-        let again = matches!(outcome, Outcome::NotBegun { .. });
+        let has_begun = !matches!(outcome, Outcome::NotBegun { .. });
         self.mover.last_moved = *outcome == Outcome::Moved;
         self.mover.outcomes.push(format!("{outcome:?}"));
-        if again {
+        if !has_begun {
             self.publish(ViewStage::Settled);
             self.mover.tries += 1;
         }
         self.mover.leg += 1;
-        if !again || self.mover.tries >= TRIES {
+        if has_begun || self.mover.aborted || self.mover.tries >= TRIES {
             let move_id = MoveId(self.mover.move_id);
-            self.write(None, Record::Ended { move_id });
+            self.write(None, vec![Record::Ended { move_id }]);
             self.mover.begun = false;
         }
         self.mover.stage = Stage::Idle;
@@ -417,8 +453,12 @@ impl World {
         let link = &mut self.mover.links[side];
         if let Some(conn) = link.conn.take() {
             link.ready = false;
-            link.stale.extend(link.process.take());
-            self.close(conn);
+            let process = link.process.take();
+            // Where all is answered nothing is under way.
+            if !self.close(conn).is_empty() {
+                let node = self.node_of(side);
+                self.mover.broken[node].extend(process);
+            }
         }
         // Another leg may have the sides the other way round.
         self.mover.links[side].kills = 0;
@@ -449,16 +489,19 @@ impl World {
     }
 
     fn said_hello(&mut self, side: usize, process: u32, number: u64) {
+        let node = self.node_of(side);
+        let is_resumed = self.mover.resume.as_ref().is_some_and(|open| open.moving);
         let link = &mut self.mover.links[side];
         link.process = Some((process, number));
-        let ids: Vec<u64> = link.stale.iter().filter(|(at, _)| *at == process).map(|(_, id)| *id).collect();
+        let ids: Vec<u64> = self.mover.broken[node].iter().filter(|(at, _)| *at == process).map(|(_, id)| *id).collect();
         link.kills = 0;
         if !ids.is_empty() && !self.bug(Bug::ReplacedWithoutKill) {
             self.mover.links[side].kills += 1;
             self.demand(side, Cmd::Kill(ids), What::Kill);
         }
-        // A worker of a router that is gone may have left something, too.
-        if !self.bug(Bug::ResumedWithoutKill) {
+        // A router that is gone may have left something at a process that this one has not met yet.
+        let spared = self.mover.cleared.contains(&process) || (self.bug(Bug::EndedOnlyForALeg) && !is_resumed);
+        if !spared && !self.bug(Bug::ResumedWithoutKill) {
             self.mover.links[side].kills += 1;
             let incarnation = self.incarnation;
             self.demand(side, Cmd::KillOlder(incarnation), What::Kill);
@@ -471,11 +514,14 @@ impl World {
     fn link_ready(&mut self, side: usize) {
         let link = &mut self.mover.links[side];
         link.ready = true;
-        link.stale.clear();
         let (process, client_id) = link.process.unwrap_or_default();
+        let node = self.node_of(side);
+        self.mover.broken[node].clear();
+        self.mover.cleared.insert(process);
         if self.mover.machine.is_some() {
-            let node = self.node_of(side);
-            self.noticed(node);
+            if !self.mover.is_ending {
+                self.noticed(node);
+            }
             let side_of = if side == 0 { Side::Source } else { Side::Target };
             self.mover_event(Event::Restored { side: side_of, process: Process { run_id: process.to_string(), client_id } });
             if self.mover.listing.at == side && !self.mover.listing.done && !self.mover.listing.asked {
@@ -497,7 +543,7 @@ impl World {
             let fingerprint = self.mover.fingerprints.of(&self.keys[mark.0]);
             let open = self.mover.durable.open.values().find_map(|open| open.leg.as_ref());
             let mut away = open.is_some_and(|leg| leg.away.contains_key(&fingerprint));
-            for (_, record) in &self.mover.written {
+            for record in self.mover.pending() {
                 match record {
                     Record::Moved { keys, .. } if keys.contains(&fingerprint) => away = true,
                     Record::Returned { keys, .. } if keys.contains(&fingerprint) => away = false,
@@ -520,7 +566,9 @@ impl World {
         let ready = link.ready;
         link.conn = None;
         link.ready = false;
-        link.stale.extend(link.process.take());
+        let process = link.process.take();
+        let node = self.node_of(side);
+        self.mover.broken[node].extend(process);
         if self.mover.listing.at == side {
             self.mover.listing.asked = false;
         }
@@ -584,6 +632,13 @@ impl World {
             }
             (what, reply) => self.violated(format!("the mover: {reply:?} in answer to {what:?}")),
         }
+    }
+
+    /// The mover's connection on which the removal of a key that should not be there is under way.
+    pub(crate) fn removal_under_way(&self) -> Option<u32> {
+        let conn = self.mover.links[self.mover.purge.as_ref()?.side].conn?;
+        let removes = |pending: &crate::world::Pending| pending.what == Sent::Mover(What::PurgeRemove);
+        self.conns[conn as usize].pending.iter().any(removes).then_some(conn)
     }
 
     fn purge_goes_on(&mut self) {
@@ -678,15 +733,17 @@ impl World {
             Action::Record { number, record } => {
                 if matches!(record, Record::LegEnded { .. }) {
                     self.about_to_end();
+                    self.mover.is_ending = true;
                     self.mover.met_at_end = std::array::from_fn(|side| self.mover.links[side].process.map(|(process, _)| process));
                 }
-                self.write(Some(number), record);
+                self.write(Some(number), vec![record]);
                 if self.bug(Bug::JournalNotSynced) {
                     self.after(20, Ev::Mover(Event::Recorded(number)));
                 }
             }
             Action::Announce => {
                 self.mover.uid += 1;
+                self.mover.workers_use = Side::Target;
                 let stage = ViewStage::Moving { uid: self.mover.uid, target: self.mover.target };
                 self.mover.barrier = Some(self.publish(stage));
             }
@@ -697,6 +754,7 @@ impl World {
             Action::Turn { away, .. } => {
                 self.staging_is_over();
                 self.mover.uid += 1;
+                self.mover.workers_use = Side::Source;
                 let away = away.iter().filter_map(|key| self.mover.names.get(key).copied()).collect();
                 let stage = ViewStage::Turned { uid: self.mover.uid, source: self.mover.source, away };
                 self.mover.barrier = Some(self.publish(stage));
@@ -751,6 +809,7 @@ impl World {
                 self.after(delay, Ev::DialMover { side: ix(side) });
             }
             Action::HandOver { to } => {
+                self.admit_all(to);
                 let owner = self.node_of(ix(to));
                 let delay = self.random.between(100, 1_500);
                 self.after(delay, Ev::Stored { owner });
@@ -758,6 +817,18 @@ impl World {
             Action::Quiet => self.flush_goes(),
             Action::Report { .. } => {}
             Action::End(outcome) => self.leg_ended(&outcome),
+        }
+    }
+
+    /// As the router does it before the topology is stored: who waits need not wait for that.
+    fn admit_all(&mut self, owner: Side) {
+        if !are_all_there(self.mover.workers_use, owner) && !self.bug(Bug::AdmittedAtTheOther) {
+            return;
+        }
+        let uid = self.mover.uid;
+        for worker in 0..self.workers.len() {
+            let delay = self.random.delay_us();
+            self.after(delay, Ev::AdmittedAll { worker, uid });
         }
     }
 

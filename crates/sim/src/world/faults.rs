@@ -62,7 +62,29 @@ impl World {
                 let when = self.random.between(5_000, if long { 3_000_000 } else { 60_000 });
                 self.after(when, Ev::Fit(ix));
             }
-            Fault::TurnBack => self.mover_event(Event::TurnBack),
+            Fault::TurnBack => {
+                self.mover.aborted = true;
+                self.mover_event(Event::TurnBack);
+            }
+            Fault::FullDisk | Fault::BrokenDisk => {
+                *(if fault == Fault::FullDisk { &mut self.mover.disk_is_full } else { &mut self.mover.disk_is_broken }) = true;
+                let long = self.random.chance(300);
+                let when = self.random.between(5_000, if long { 1_000_000 } else { 60_000 });
+                self.after(when, Ev::DiskIsWell);
+            }
+            Fault::GiveUp => match self.removal_under_way() {
+                Some(conn) => {
+                    self.cut(conn);
+                    self.mover.aborted = true;
+                    self.mover_event(Event::TurnBack);
+                }
+                None if self.mover_is_done() => {}
+                // Not yet.
+                None => {
+                    self.faults_left += 1;
+                    self.after(100, Ev::Fault(fault));
+                }
+            },
             Fault::Snapshot(ix) => {
                 if self.nodes[ix].up {
                     let now = self.now;
@@ -90,7 +112,9 @@ impl World {
                 }
             }
         }
-        let when = self.random.between(1_000, 40_000);
+        // Now and then for longer than a leg waits for its target.
+        let long = self.scenario.away > 0 && self.random.chance(self.scenario.away);
+        let when = if long { self.random.between(2_000_000, 5_000_000) } else { self.random.between(1_000, 40_000) };
         self.after(when, Ev::StartNode(ix));
     }
 

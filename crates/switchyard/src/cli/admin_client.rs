@@ -7,6 +7,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use switchyard_control::admin::{Token, TokenReport};
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
 use super::Failure;
@@ -23,7 +24,7 @@ pub(super) struct AdminFlags {
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// File with the token of the admin port [default: $SWITCHYARD_ADMIN_TOKEN, else that of --config]
+    /// File with the token of the admin port [default: $SWITCHYARD_ADMIN_TOKEN, else that of --config, else the one that the router has made]
     #[arg(long, value_name = "FILE")]
     admin_token_file: Option<PathBuf>,
 
@@ -52,6 +53,7 @@ pub(super) struct AdminClient {
     agent: ureq::Agent,
     /// Scheme, host and port.
     base: String,
+    endpoint: Endpoint,
     token: Option<String>,
 }
 
@@ -120,7 +122,8 @@ impl AdminClient {
             agent = agent.tls_config(flags.tls()?);
         }
         let scheme = if https { "https" } else { "http" };
-        Ok(Self { agent: agent.build().into(), base: format!("{scheme}://{}", endpoint.reachable()), token })
+        let endpoint = endpoint.reachable();
+        Ok(Self { agent: agent.build().into(), base: format!("{scheme}://{endpoint}"), endpoint, token })
     }
 
     /// The JSON at a path of the API.
@@ -131,8 +134,26 @@ impl AdminClient {
 
     /// Asks for a change: `path` must be encoded for a URL (see [`encoded`]).
     pub(super) fn post(&self, path: &str) -> anyhow::Result<String> {
-        let request = self.agent.post(format!("{}{path}", self.base));
-        self.outcome(self.with_token(request).send_empty())
+        self.change(path, None, &[])
+    }
+
+    /// Sends JSON to a path of the API, and gives the JSON that came back.
+    pub(super) fn post_json(&self, path: &str, body: &impl Serialize) -> anyhow::Result<String> {
+        self.change(path, Some("application/json"), &serde_json::to_vec(body)?)
+    }
+
+    fn change(&self, path: &str, content_type: Option<&str>, body: &[u8]) -> anyhow::Result<String> {
+        let mut request = self.agent.post(format!("{}{path}", self.base));
+        if let Some(content_type) = content_type {
+            request = request.header("Content-Type", content_type);
+        }
+        let request = match self.proof("POST", path, body)? {
+            Some(proof) => request.header("Authorization", proof),
+            None => self.with_token(request),
+        };
+        // Longer than a question: nodes are asked meanwhile.
+        let request = request.config().timeout_global(Some(Duration::from_secs(60))).build();
+        self.outcome(request.send(body))
     }
 
     fn with_token<B>(&self, request: ureq::RequestBuilder<B>) -> ureq::RequestBuilder<B> {
@@ -140,6 +161,25 @@ impl AdminClient {
             Some(token) => request.header("Authorization", format!("Bearer {token}")),
             None => request,
         }
+    }
+
+    /// The proof that we may read the token that the router has made; `None` where another token is given, or the router has made none.
+    fn proof(&self, method: &str, path: &str, body: &[u8]) -> anyhow::Result<Option<String>> {
+        if self.token.is_some() {
+            return Ok(None);
+        }
+        // Whoever listens there may be a stranger: see `switchyard_control::admin::Token`.
+        let report: TokenReport = self.read(&self.get("/api/v1/token")?)?;
+        let Some(file) = report.file else { return Ok(None) };
+        let token = Token::find(&file).map_err(|why| {
+            anyhow!(
+                "the token of {} is in {file:?}, which cannot be used: {why}; run this as the user (and in the container) that the router runs \
+                 as, or give a token with --admin-token-file FILE, {TOKEN_VARIABLE} or -c FILE",
+                self.base
+            )
+        })?;
+        let to = self.endpoint.resolve().map_err(|why| anyhow!("--admin: {why}"))?;
+        Ok(Some(token.prove(to, method, path, body).context("cannot use the token of the admin port")?))
     }
 
     fn outcome(&self, answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> anyhow::Result<String> {
@@ -168,13 +208,6 @@ impl AdminClient {
             bail!("{said}; give it with --admin-token-file FILE, with {TOKEN_VARIABLE}, or with -c FILE");
         }
         bail!("{base} answered {status}: {}", said.trim_end());
-    }
-
-    /// Sends JSON to a path of the API, and gives the JSON that came back.
-    pub(super) fn post_json(&self, path: &str, body: &impl Serialize) -> anyhow::Result<String> {
-        // Longer than a question: nodes are asked meanwhile.
-        let request = self.agent.post(format!("{}{path}", self.base)).config().timeout_global(Some(Duration::from_secs(60))).build();
-        self.outcome(self.with_token(request).send_json(body))
     }
 
     /// What the JSON says; an answer that is none comes from something else than a router.

@@ -68,8 +68,8 @@ pub(crate) fn find(resolved: &Resolved, workers: usize) -> Vec<Finding> {
 
 /// What the router will ask of a node.
 pub(crate) fn needs(live: &switchyard_router::Live, workers: usize) -> Needs {
-    let most = 4 + live.large_connections_max + live.watch_connections_max + live.blocking_connections_max;
-    Needs { connections: (workers * 2, workers * most), argument_max: live.argument_max, check_scripts: live.check_scripts }
+    let alone = live.large_connections_max + live.watch_connections_max + live.blocking_connections_max;
+    Needs { connections: (workers * 2, workers * 4 + alone), argument_max: live.argument_max, check_scripts: live.check_scripts }
 }
 
 fn render(findings: &[Finding], nodes: usize) -> String {

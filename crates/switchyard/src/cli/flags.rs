@@ -112,7 +112,7 @@ pub(crate) struct ConfigFlags {
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<String>,
 
-    /// Any other key, such as --set clients.idle-timeout=5m; may be repeated
+    /// Any other key, such as --set clients.idle-timeout=5m or --set 'nodes.config-set=["max*"]'; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 }
@@ -182,7 +182,7 @@ fn join(host: &str, port: u16) -> String {
 /// `clients.idle-timeout=5m`; what has no `=` becomes a key that does not exist, and is told as such.
 fn set(assignment: &str) -> Override {
     let (path, value) = assignment.split_once('=').unwrap_or((assignment, ""));
-    Override { flag: format!("--set {}", path.trim()), path: path.trim().to_owned(), value: Raw::Text(value.trim().to_owned()) }
+    Override { flag: format!("--set {}", path.trim()), path: path.trim().to_owned(), value: Raw::from_flag(value.trim()) }
 }
 
 #[cfg(test)]
@@ -293,6 +293,36 @@ mod tests {
             "idle-timeout = \"5m\"",
         ] {
             assert!(shown.contains(&format!("{expected} ")), "{expected}:\n{shown}");
+        }
+    }
+
+    #[test]
+    fn lists_are_read_as_in_a_file_or_between_commas() {
+        for (key, lists, shown) in [
+            ("nodes.config-set", ["[\"max*\", \"timeout\"]", "max*,timeout"], "config-set = [\"max*\", \"timeout\"]"),
+            ("admin.host-names", ["['a.example', 'b']", "a.example, b"], "host-names = [\"a.example\", \"b\"]"),
+            (
+                "clients.default-user-rules",
+                ["[\"-@dangerous\",\"-keys\"]", "-@dangerous,-keys"],
+                "default-user-rules = [\"-@dangerous\", \"-keys\"]",
+            ),
+            ("cluster.announce", ["[\"a:1\", \"[::1]:2\"]", "a:1,[::1]:2"], "announce = [\"a:1\", \"[::1]:2\"]"),
+            ("listen", ["[\"127.0.0.1:7000\"]", "127.0.0.1:7000"], "listen = [\"127.0.0.1:7000\"]"),
+            ("listen", ["[\"[::1]:7000\"]", "[::1]:7000"], "listen = [\"[::1]:7000\"]"),
+        ] {
+            for list in lists {
+                let config = read(&["--node", "a", "--set", &format!("{key}={list}")]).expect(list);
+                let all = crate::config::render(&config);
+                assert!(all.contains(&format!("{shown} ")), "{key}={list}:\n{all}");
+            }
+        }
+        let none = read(&["--node", "a", "--set", "nodes.config-set=[]"]).expect("an empty list");
+        assert!(crate::config::render(&none).contains("config-set = [] "));
+        for key in ["nodes.config-set", "admin.host-names", "clients.default-user-rules", "cluster.announce"] {
+            for value in ["[*]", "[\"a\", \"b]", "[a, b]"] {
+                let error = read(&["--node", "a", "--set", &format!("{key}={value}")]).map(|_| ()).expect_err(value);
+                assert!(error.contains(&format!("--set {key}: ")) && error.contains("looks like a list"), "{error}");
+            }
         }
     }
 

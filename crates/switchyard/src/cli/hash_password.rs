@@ -2,9 +2,7 @@
 
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 
-use anyhow::{Context, anyhow, bail};
-use argon2::password_hash::SaltString;
-use argon2::{Argon2, PasswordHasher};
+use anyhow::{Context, bail};
 use clap::Args;
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
@@ -38,12 +36,7 @@ fn hash(password: &str) -> anyhow::Result<String> {
     if password.is_empty() {
         bail!("the password is empty");
     }
-    let mut salt = [0; 16];
-    std::fs::File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut salt)).context("no random bytes can be had")?;
-    let salt = SaltString::encode_b64(&salt).map_err(|error| anyhow!("cannot make a salt: {error}"))?;
-    // Argon2id with 19 MiB and two passes, as OWASP has it for a server that checks many.
-    let hash = Argon2::default().hash_password(password.as_bytes(), &salt).map_err(|error| anyhow!("cannot hash: {error}"))?;
-    Ok(hash.to_string())
+    switchyard_router::hash_password(password.as_bytes()).context("no random bytes can be had")
 }
 
 fn one_line(input: impl BufRead) -> anyhow::Result<String> {
@@ -83,7 +76,7 @@ fn ask() -> anyhow::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use argon2::{PasswordHash, PasswordVerifier};
+    use argon2::{Argon2, PasswordHash, PasswordVerifier};
 
     use super::*;
 

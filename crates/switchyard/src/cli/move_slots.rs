@@ -24,7 +24,7 @@ pub(super) struct HowFlags {
     #[arg(long, value_name = "WHAT", value_parser = ["memory", "aof", "replica"])]
     durability: Option<String>,
 
-    /// How keys move
+    /// How keys move; stop-and-copy is for comparisons and needs --allow-key-loss
     #[arg(long, value_name = "NAME", value_parser = ["switchyard", "stop-and-copy"])]
     protocol: Option<String>,
 
@@ -35,6 +35,10 @@ pub(super) struct HowFlags {
     /// Remove what is found at a target in slots that it does not own, whoever put it there
     #[arg(long)]
     purge_target: bool,
+
+    /// Go on by a protocol (stop-and-copy) that loses keys when a node restarts in the middle of the move
+    #[arg(long)]
+    allow_key_loss: bool,
 }
 
 impl HowFlags {
@@ -46,6 +50,7 @@ impl HowFlags {
             protocol: self.protocol.clone(),
             allow_direct_clients: self.allow_direct_clients,
             purge_target: self.purge_target,
+            allow_key_loss: self.allow_key_loss,
         }
     }
 }

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::listener::{LimitConfig, ListenerConfig};
+use super::memory::MemoryMax;
 use super::operator_keys::{CLUSTER, CROSS_SLOT, NODES_SET, SCRIPTS, SLOW_LOG};
 use super::raw::Raw;
 use super::secret::SecretForm;
@@ -291,6 +292,19 @@ const TOP: &[Key<Config>] = &[
     ),
     key!(
         Section::Top,
+        "memory-max",
+        Takes::Reload,
+        &["maxmemory", "maxmemory-clients"],
+        "Memory that the process may use: a size, or a share of what the machine or its control group has. Beyond it the clients that take \
+         the most are cut, the biggest first. 0: no bound.",
+        |config, raw, _| {
+            config.memory_max = MemoryMax::read(raw)?;
+            Ok(())
+        },
+        |config| quoted(config.memory_max)
+    ),
+    key!(
+        Section::Top,
         "allow-open-listener",
         Takes::Restart,
         &["protected-mode"],
@@ -367,12 +381,13 @@ const CLIENTS: &[Key<Config>] = &[
         "output-limit",
         Takes::Reload,
         &["client-output-buffer-limit"],
-        "Bytes of replies that may wait for one client before it is cut.",
+        "Bytes of replies that may wait for one client before it is cut. 0: no limit of its own; memory-max bounds all clients together.",
         |config, raw, _| {
-            config.live.client_output_limit = raw.size(64 * KB..=64 * GB)?;
+            let limit = raw.size(0..=0).or_else(|_| raw.size(64 * KB..=64 * GB))?;
+            config.live.client_output_limit = Some(limit).filter(|limit| *limit > 0).unwrap_or(usize::MAX);
             Ok(())
         },
-        |config| size(config.live.client_output_limit)
+        |config| size(Some(config.live.client_output_limit).filter(|limit| *limit < usize::MAX).unwrap_or(0))
     ),
     key!(
         Section::Clients,
@@ -409,6 +424,24 @@ const CLIENTS: &[Key<Config>] = &[
             Ok(())
         },
         |config| time(config.live.push_soft_time)
+    ),
+    key!(
+        Section::Clients,
+        "on-missed-messages",
+        Takes::Reload,
+        &[],
+        "What becomes of a subscriber when messages for it may have been missed, because a node's connection was lost. disconnect: its \
+         connection is closed, as that of a client of one server is when the server is lost; it subscribes again and knows. continue: it stays, \
+         and is not told.",
+        |config, raw, _| {
+            config.live.missed_disconnects = match raw.text()? {
+                "disconnect" => true,
+                "continue" => false,
+                other => return Err(format!("{other:?} is not disconnect or continue")),
+            };
+            Ok(())
+        },
+        |config| quoted(if config.live.missed_disconnects { "disconnect" } else { "continue" })
     ),
     key!(
         Section::Clients,
@@ -527,7 +560,7 @@ const NODES: &[Key<Config>] = &[
         "large-connections-max",
         Takes::Reload,
         &["server_connections"],
-        "Connections for large values, per worker and node.",
+        "Connections for large values to each node, over all workers.",
         |config, raw, _| {
             config.live.large_connections_max = raw.count(1..=10_000)? as usize;
             Ok(())
@@ -539,7 +572,7 @@ const NODES: &[Key<Config>] = &[
         "watch-connections-max",
         Takes::Reload,
         &[],
-        "Connections for transactions that begin with WATCH, per worker and node. One is held from WATCH to EXEC.",
+        "Connections for transactions that begin with WATCH to each node, over all workers. One is held from WATCH to EXEC.",
         |config, raw, _| {
             config.live.watch_connections_max = raw.count(1..=100_000)? as usize;
             Ok(())
@@ -551,7 +584,7 @@ const NODES: &[Key<Config>] = &[
         "blocking-connections-max",
         Takes::Reload,
         &[],
-        "Connections for commands that wait at the node (BLPOP, XREAD BLOCK, WAIT), per worker and node: so many clients can wait there at once.",
+        "Connections for commands that wait at the node (BLPOP, XREAD BLOCK, WAIT), over all workers: so many clients can wait there at once.",
         |config, raw, _| {
             config.live.blocking_connections_max = raw.count(1..=100_000)? as usize;
             Ok(())

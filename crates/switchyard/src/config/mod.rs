@@ -7,6 +7,7 @@ mod endpoint;
 mod file;
 mod keys;
 mod listener;
+mod memory;
 mod nearest;
 mod operator_keys;
 mod raw;
@@ -31,6 +32,7 @@ pub(crate) use keys::Takes;
 pub(crate) use keys::moves::{DURABILITIES, name_of, named};
 pub(crate) use listener::ListenPlace;
 use listener::{LimitConfig, ListenerConfig};
+use memory::MemoryMax;
 pub(crate) use raw::Raw;
 pub(crate) use secret::SecretSource;
 pub(crate) use show::{example, render};
@@ -159,6 +161,7 @@ pub(crate) struct Config {
     pub(crate) batched_sends: bool,
     pub(crate) state_dir: PathBuf,
     pub(crate) shutdown_timeout: Duration,
+    memory_max: MemoryMax,
     pub(crate) allow_open_listener: bool,
     pub(crate) admin_listen: Endpoint,
     pub(crate) admin_token: Option<SecretSource>,
@@ -198,6 +201,7 @@ impl Default for Config {
             batched_sends: true,
             state_dir: default_state_dir(|name| std::env::var_os(name).map(PathBuf::from)),
             shutdown_timeout: Duration::from_secs(10),
+            memory_max: MemoryMax::Percent(50),
             allow_open_listener: false,
             admin_listen: Endpoint::new("127.0.0.1", ADMIN_PORT),
             admin_token: None,
@@ -467,7 +471,6 @@ impl Config {
         self.state_dir.clone_from(&running.state_dir);
         self.allow_open_listener = running.allow_open_listener;
         self.admin_listen.clone_from(&running.admin_listen);
-        self.admin_token.clone_from(&running.admin_token);
         self.admin_host_names.clone_from(&running.admin_host_names);
         self.admin_tls = running.admin_tls;
         self.log_format = running.log_format;
@@ -624,6 +627,7 @@ impl Config {
                     key_limits: self.limits.iter().map(LimitConfig::settings).collect(),
                     tls,
                     cluster,
+                    memory_max: self.memory_max.bytes(),
                     ..self.live.clone()
                 };
                 Ok(Resolved { listen, admin, admin_token, admin_tls, live, nodes, warnings })
@@ -637,6 +641,30 @@ impl Config {
         let plain = self.listeners.is_empty() || self.origin("listen").is_some();
         let listed = self.listen.iter().filter(|_| plain).cloned().map(ListenerConfig::at);
         listed.chain(self.listeners.iter().cloned()).collect()
+    }
+
+    /// The users file, where there is one.
+    pub(crate) fn users_file(&self) -> Option<&Path> {
+        self.users_file.as_deref()
+    }
+
+    /// The users as the configuration and the users file say now, and nothing else of it.
+    pub(crate) fn users(&self) -> Result<Users, Problems> {
+        let mut problems = Vec::new();
+        let password = self.client_password.as_ref().map(SecretSource::read).transpose();
+        let password = password.unwrap_or_else(|error| {
+            problems.push(self.problem("clients.password", error.to_string()));
+            None
+        });
+        let users = self.resolve_users(password.as_ref(), &mut Vec::new(), &mut problems);
+        if problems.is_empty() { Ok(users) } else { Err(Problems(problems)) }
+    }
+
+    /// Whether clients may be let in without a word: nobody but this machine can reach the listeners, or that is allowed.
+    pub(crate) fn may_be_open(&self) -> Result<(), Problems> {
+        let mut problems = Vec::new();
+        self.resolve_listen(false, &mut problems);
+        if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }
     }
 
     fn resolve_users(&self, password: Option<&Secret>, warnings: &mut Vec<String>, problems: &mut Vec<Problem>) -> Users {

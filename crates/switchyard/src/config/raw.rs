@@ -41,6 +41,15 @@ impl Raw {
         }
     }
 
+    /// What a flag says: a list as in a file, or the text as it stands.
+    pub(crate) fn from_flag(text: &str) -> Self {
+        // `[::1]:6380` begins like a list and is none.
+        match DeValue::parse(text) {
+            Ok(value) if text.starts_with('[') => Self::from_toml(value.get_ref()),
+            _ => Raw::Text(text.to_owned()),
+        }
+    }
+
     /// What was written, for errors. Never called for secrets.
     pub(crate) fn shown(&self) -> String {
         match self {
@@ -73,10 +82,14 @@ impl Raw {
         }
     }
 
-    /// One text or a list of them; a flag separates them by commas.
+    /// One text or a list of them; a flag may separate them by commas.
     pub(crate) fn texts(&self) -> Result<Vec<String>, String> {
         match self {
             Raw::List(items) => items.iter().map(|item| item.text().map(str::to_owned)).collect(),
+            Raw::Text(text) if text.starts_with('[') && (text.ends_with(']') || text.contains(['"', '\''])) => {
+                // The shell has eaten the quotes, or one is missing.
+                Err(r#"the value looks like a list and is none. A list is written in quotes for the shell, as in '["one", "another"]', or without brackets, as in one,another"#.to_owned())
+            }
             one => Ok(one.text()?.split(',').map(|part| part.trim().to_owned()).collect()),
         }
     }

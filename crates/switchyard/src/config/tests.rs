@@ -38,6 +38,7 @@ workers = 3
 pin = true
 state-dir = "/tmp/state"
 shutdown-timeout = "3s"
+memory-max = "1gb"
 [clients]
 password = "client-secret"
 database = 2
@@ -86,6 +87,7 @@ password = "other-secret"
     assert_eq!((live.database, live.max_clients, live.client_pipeline_max), (2, 500, 100));
     assert_eq!(live.client_idle_timeout, Some(Duration::from_secs(300)));
     assert_eq!((live.client_output_limit, live.argument_max, live.large_value), (64 << 20, 1 << 30, 1_000_000));
+    assert_eq!(live.memory_max, 1 << 30);
     assert_eq!(live.connect_timeout, Duration::from_millis(250));
     assert_eq!(live.command_timeout, Duration::from_secs(1));
     assert_eq!(live.slow_command_timeout, Duration::from_secs(120));
@@ -105,7 +107,8 @@ fn defaults_are_loopback_and_the_routers() {
     let resolved = resolve(&config).expect("resolvable");
     assert_eq!(resolved.listen, [ListenerSettings::tcp("127.0.0.1:6380".parse::<SocketAddr>().expect("an address"))]);
     assert_eq!(resolved.admin, "127.0.0.1:6381".parse().expect("an address"));
-    assert_eq!(resolved.live, Live::default());
+    assert!(resolved.live.memory_max < usize::MAX, "a share of what the machine has");
+    assert_eq!(resolved.live, Live { memory_max: resolved.live.memory_max, ..Live::default() });
     assert!(config.workers >= 1);
 }
 
@@ -159,6 +162,8 @@ fn wrong_values_say_what_is_allowed() {
         ("shutdown-timeout = \"2d\"", "allowed is 0s to 1h"),
         ("[clients]\noutput-limit = \"256 megs\"", "switchyard.toml:2: output-limit: \"256 megs\" is not a size"),
         ("[clients]\noutput-limit = \"1b\"", "allowed is 64kb to 64gb"),
+        ("memory-max = \"120%\"", "switchyard.toml:1: memory-max: \"120%\" is out of range; allowed is \"1%\" to \"100%\""),
+        ("memory-max = \"1mb\"", "allowed is 64mb and more"),
         ("[nodes]\ncommand-timeout = \"0s\"", "allowed is 1ms to 1h"),
         ("[log]\nlevel = \"loud\"", "is not error, warn, info"),
         ("[log]\nformat = \"xml\"", "\"xml\" is not text or json"),
@@ -340,6 +345,7 @@ fn a_reload_tells_what_changed_and_keeps_what_needs_a_restart() {
             "clients.password: \"***\" -> none",
             "clients.password-env: none -> \"X\"",
             "clients.max-clients: 10000 -> 7",
+            "admin.token: none -> \"***\"",
             "node 127.0.0.1:7001 removed",
             "node 127.0.0.1:7002 added",
         ]
@@ -351,7 +357,7 @@ fn a_reload_tells_what_changed_and_keeps_what_needs_a_restart() {
     next.keep_until_restart(&running);
     let left = next.changes_since(&running);
     assert!(left.iter().all(|change| change.takes == Takes::Reload), "{left:?}");
-    assert_eq!(left.len(), 5);
+    assert_eq!(left.len(), 6);
 }
 
 #[test]

@@ -1,15 +1,16 @@
 //! The admin port: a thread with a runtime of its own, and the router as the source of what it serves.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, anyhow};
 use switchyard_control::admin::{
-    Admin, AdminError, AdminOptions, AdminTls, LinkReport, NodeReport, NotReady, Operation, Readiness, Refused, Source, StatusReport, Token,
+    Access, Admin, AdminError, AdminOptions, LinkReport, NodeReport, NotReady, Operation, Readiness, Refused, Source, StatusReport, Token,
 };
 use switchyard_policy::topology::Topology;
-use switchyard_router::{Link, Status};
+use switchyard_router::{Link, Secret, Status};
 use tokio::sync::oneshot;
 use tracing::error;
 
@@ -91,9 +92,13 @@ impl AdminThread {
     }
 }
 
-/// What the admin port is told to ask of requests. Whether a token fits was checked with the configuration.
-pub(super) fn options(token: Option<&str>, host_names: Vec<String>, tls: Option<AdminTls>) -> AdminOptions {
-    AdminOptions { token: token.and_then(Token::new), host_names, tls }
+/// Who may do what at the admin port: by the token of the configuration (whether it fits was checked there), or by one that is made now.
+pub(super) fn access(token: Option<&Secret>, state_dir: &Path) -> anyhow::Result<Access> {
+    if let Some(token) = token.and_then(|token| Token::new(&token.0)) {
+        return Ok(Access::Given(token));
+    }
+    let made = Token::make(state_dir).with_context(|| format!("cannot make a token for the admin port in {}", state_dir.display()));
+    made.map(|(token, file)| Access::Made { token, file })
 }
 
 /// The router, as the admin port sees it.
@@ -173,8 +178,15 @@ impl Source for RouterSource {
             Phase::Draining { metrics, .. } => metrics.clone(),
             Phase::Starting => String::new(),
         });
+        let (dropped, repeated) = super::log_queue::left_out();
+        let log = format!(
+            "# HELP switchyard_log_lines_left_out Lines of the log that were not written.\n\
+             # TYPE switchyard_log_lines_left_out counter\n\
+             switchyard_log_lines_left_out_total{{why=\"queue\"}} {dropped}\n\
+             switchyard_log_lines_left_out_total{{why=\"repeated\"}} {repeated}\n"
+        );
         match router.rfind("# EOF") {
-            Some(end) => format!("{}{moves}{}", &router[..end], &router[end..]),
+            Some(end) => format!("{}{moves}{log}{}", &router[..end], &router[end..]),
             None => router + &moves,
         }
     }

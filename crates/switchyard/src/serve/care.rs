@@ -1,5 +1,7 @@
 //! Keeps what nodes have in common the same on each: functions, which a node that joins or returns empty does not have.
 //!
+//! It also renews the check of scripts in libraries that an older router has stored.
+//!
 //! A thread of its own, because it asks nodes and waits. It acts only where a node has no functions at all and the others agree on
 //! theirs; whatever else differs is somebody's decision, and is told. Scripts need no such care: the workers give a node what it lacks
 //! when it is called.
@@ -12,7 +14,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use switchyard_policy::topology::NodeId;
-use switchyard_router::{Link, NodeAccess};
+use switchyard_router::{Link, NodeAccess, renewed_library};
 use tracing::{info, warn};
 
 use super::running::Running;
@@ -73,13 +75,36 @@ fn look_after(running: &Running, known: &mut BTreeMap<NodeId, String>) {
     }
 }
 
+/// Puts the present check before libraries that an older router has put its own before. True where there were any.
+fn renew(connection: &mut NodeConnection, found: Option<&Functions>, node: &NodeAccess) -> Result<bool, String> {
+    let mut any = false;
+    for (name, code) in found.iter().flat_map(|found| &found.code) {
+        match renewed_library(code.as_bytes()) {
+            None => {}
+            Some(Ok(code)) => {
+                let answer = connection
+                    .ask(&[&b"FUNCTION"[..], b"LOAD", b"REPLACE", &code])
+                    .map_err(|error| format!("node {}: {error}", node.name))?;
+                answer.error().map_or(Ok(()), |error| Err(format!("node {}: {error}", node.name)))?;
+                any = true;
+            }
+            Some(Err(why)) => warn!("library {name} of node {} keeps the check of an older router: {why}", node.name),
+        }
+    }
+    Ok(any)
+}
+
 /// Gives the functions of the others to nodes that have none.
 fn share_functions(nodes: &[&NodeAccess]) -> Result<(), String> {
     let mut having: Vec<(&NodeAccess, Functions)> = Vec::new();
     let mut lacking: Vec<&NodeAccess> = Vec::new();
     for node in nodes {
         let mut connection = NodeConnection::open(node, PATIENCE).map_err(|why| format!("node {} {why}", node.name))?;
-        match functions(&mut connection) {
+        let mut found = functions(&mut connection);
+        if renew(&mut connection, found.as_ref(), node)? {
+            found = functions(&mut connection);
+        }
+        match found {
             // A version without functions, or no right to see them: `switchyard doctor` tells.
             None => {}
             Some(found) if found.code.is_empty() => lacking.push(node),

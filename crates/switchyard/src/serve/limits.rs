@@ -3,8 +3,7 @@
 //! As Redis does: raise the limit as far as `max-clients` needs, and where the system refuses, lower `max-clients` instead
 //! and say so. Without that, `accept` would fail at some later hour, with clients waiting.
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use switchyard_router::Live;
+use switchyard_router::{Live, open_files};
 
 /// Files that the process has open besides clients and connections to nodes: logs, the state, the admin port and its
 /// clients, and some room.
@@ -17,22 +16,23 @@ const CONNECTIONS_PER_NODE: u64 = 3;
 
 /// Files needed for everything but clients.
 fn reserve(live: &Live, nodes: usize, workers: usize, listeners: usize) -> u64 {
-    let per_node = CONNECTIONS_PER_NODE + live.large_connections_max as u64;
-    OWN_FILES + workers as u64 * (FILES_PER_WORKER + listeners as u64 + nodes as u64 * per_node)
+    let large = nodes as u64 * live.large_connections_max as u64;
+    OWN_FILES + large + workers as u64 * (FILES_PER_WORKER + listeners as u64 + nodes as u64 * CONNECTIONS_PER_NODE)
 }
 
 /// Connections to nodes that clients may have alone, to wait there or to watch. Wanted, not reserved: each is one client's, and a client
 /// that finds no file for it is told so.
-fn exclusive(live: &Live, nodes: usize, workers: usize) -> u64 {
+fn exclusive(live: &Live, nodes: usize) -> u64 {
     let each = live.watch_connections_max.saturating_add(live.blocking_connections_max);
-    (each.saturating_mul(nodes * workers)).min(live.max_clients) as u64
+    (each.saturating_mul(nodes)).min(live.max_clients) as u64
 }
 
 /// Makes room for `live.max_clients`, or lowers it to what there is room for. Returns a sentence for the log if it had to.
 pub(super) fn make_room(live: &mut Live, nodes: usize, workers: usize, listeners: usize) -> Result<Option<String>, String> {
     let reserve = reserve(live, nodes, workers, listeners);
-    let wanted = reserve + live.max_clients as u64 + exclusive(live, nodes, workers);
-    let limit = raise(wanted);
+    let wanted = reserve + live.max_clients as u64 + exclusive(live, nodes);
+    let limit = open_files::raise(wanted);
+    live.files_reserved = reserve;
     let Some(allowed) = clients_allowed(limit, reserve, live.max_clients) else {
         return Err(format!(
             "the limit of open files is {limit}, and {reserve} are needed for {nodes} nodes and {workers} workers alone; \
@@ -57,24 +57,10 @@ fn clients_allowed(limit: u64, reserve: u64, wanted: usize) -> Option<usize> {
     (room > 0).then(|| room.min(wanted))
 }
 
-/// Raises the limit to at least `wanted`, as far as the system lets it, and returns what it is then.
-fn raise(wanted: u64) -> u64 {
-    let read = || getrlimit(Resource::Nofile);
-    let now = read();
-    let (soft, hard) = (now.current.unwrap_or(u64::MAX), now.maximum.unwrap_or(u64::MAX));
-    if soft >= wanted {
-        return soft;
-    }
-    let set = |current: u64, maximum: u64| setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum: Some(maximum) }).is_ok();
-    // Beyond the hard limit only root can go, and fs.nr_open bounds even that.
-    if !(hard < wanted && set(wanted, wanted)) {
-        set(wanted.min(hard), hard);
-    }
-    read().current.unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
+    use rustix::process::{Resource, getrlimit};
+
     use super::*;
 
     #[test]

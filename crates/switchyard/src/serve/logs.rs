@@ -1,12 +1,15 @@
-//! Log lines on stderr: text for people, JSON for machines, with a level that a reload can change.
+//! Log lines on stderr: text for people, JSON for machines, with a level that a reload can change. How they get there is in `log_queue`.
 
 use std::io::IsTerminal;
 
 use anyhow::anyhow;
-use tracing_subscriber::layer::SubscriberExt;
+use tracing::Metadata;
+use tracing_subscriber::filter::{FilterExt, filter_fn};
+use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Registry, fmt, reload};
 
+use super::log_queue::{LogQueue, flush};
 use crate::config::{LogFormat, LogLevel};
 
 /// What changes the level later.
@@ -18,12 +21,18 @@ impl Logs {
     pub(super) fn start(format: LogFormat, level: &LogLevel) -> anyhow::Result<Self> {
         let (filter, handle) = reload::Layer::new(level.filter());
         let registry = tracing_subscriber::registry().with(filter);
-        let lines = fmt::layer().with_writer(std::io::stderr);
+        let queue = LogQueue::of_process().map_err(|error| anyhow!("cannot start the log: {error}"))?;
+        let repeats = queue.without_repeats();
         match format {
-            LogFormat::Json => registry.with(lines.json().flatten_event(true)).try_init(),
+            LogFormat::Json => registry.with(fmt::layer().with_writer(queue).json().flatten_event(true).with_filter(repeats)).try_init(),
             LogFormat::Text => {
                 let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-                registry.with(lines.with_ansi(colours).with_target(false)).try_init()
+                // Of the targets only "audit" means something to people: `grep audit` finds its lines.
+                let is_audit = |line: &Metadata<'_>| line.target() == "audit";
+                let audit = fmt::layer().with_writer(queue.clone()).with_ansi(colours).with_filter(filter_fn(is_audit));
+                let others = filter_fn(move |line| !is_audit(line)).and(repeats);
+                let others = fmt::layer().with_writer(queue).with_ansi(colours).with_target(false).with_filter(others);
+                registry.with(audit.and_then(others)).try_init()
             }
         }
         .map_err(|error| anyhow!("cannot start the log: {error}"))?;
@@ -33,6 +42,8 @@ impl Logs {
                 thread = std::thread::current().name().unwrap_or("unnamed"),
                 "a bug in Switchyard, please report it: {panic}\n{trace}"
             );
+            // It may be the last line.
+            flush();
         }));
         Ok(Self(handle))
     }

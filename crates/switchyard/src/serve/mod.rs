@@ -9,22 +9,24 @@ mod care;
 mod failover;
 mod holder;
 mod limits;
+mod log_queue;
 mod logs;
 mod moves;
 mod placement;
 mod reload;
 mod running;
+mod users;
 
 use std::fmt::Write;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use sd_notify::NotifyState;
-use switchyard_control::admin::AdminTls;
+use switchyard_control::admin::{AdminAccess, AdminOptions, AdminTls};
 use switchyard_router::{HomePort, ListenAddress, Router, Settings, StartError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
@@ -33,11 +35,13 @@ use crate::cli::Failure;
 use crate::config::{Config, Sources};
 use admin::AdminThread;
 use failover::{Observer, Watched};
+pub(crate) use log_queue::flush as flush_log;
 use logs::Logs;
 use moves::{Members, Moves, MovesThread, ReloadAsk, RespOperator};
 use placement::Placement;
 use reload::Reloader;
 use running::Running;
+use users::UsersPort;
 
 /// Runs the router until SIGTERM or SIGINT.
 pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
@@ -65,8 +69,8 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
     }
     let start = placement.next_incarnation()?;
     let admin_tls = resolved.admin_tls.as_ref().map(|tls| AdminTls::new(tls.config.clone()));
-    let token = resolved.admin_token.as_ref().map(|token| token.0.as_str());
-    let options = admin::options(token, config.admin_host_names.clone(), admin_tls.clone());
+    let admin_access = AdminAccess::new(admin::access(resolved.admin_token.as_ref(), &config.state_dir)?);
+    let options = AdminOptions { access: admin_access.clone(), host_names: config.admin_host_names.clone(), tls: admin_tls.clone() };
     let mut admin = AdminThread::bind(resolved.admin, options, Arc::clone(&running), start)?;
     let (asks, asked) = mpsc::sync_channel(4);
     // From here on the map says what the journal says: what is open is in transit before the first worker sees it, and nodes that take part stay.
@@ -103,11 +107,14 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
         workers: config.workers,
         pin: config.pin,
         batched_sends: config.batched_sends,
+        site: moves.site(),
         servers: watched.iter().map(Watched::servers).collect(),
         live: live.clone(),
     };
     let router = Router::start(settings, Arc::clone(&topology)).map_err(explain_start)?;
     router.set_operator(RespOperator::start(Arc::clone(&moves))?);
+    let configured = Arc::new(Mutex::new(config.clone()));
+    router.set_users_port(UsersPort::start(Arc::clone(&running), Arc::clone(&configured))?);
     router.set_home_port(Arc::clone(&moves) as Arc<dyn HomePort>);
     let addresses: Vec<String> = router
         .listeners()
@@ -130,8 +137,20 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
 
     let observer = Observer::start(watched, Arc::clone(placement.store()), Arc::clone(&running))?;
     let nodes = resolved.nodes;
-    let reloader =
-        Reloader { sources, live, nodes, observer, placement, logs, read, config: config.clone(), admin_tls, moves: Arc::clone(&moves) };
+    let reloader = Reloader {
+        sources,
+        live,
+        nodes,
+        observer,
+        placement,
+        logs,
+        read,
+        config: config.clone(),
+        configured,
+        admin_tls,
+        admin_access,
+        moves: Arc::clone(&moves),
+    };
     let reloads = start_reloads(reloader, Arc::clone(&running), asks, asked)?;
     let care = care::Care::start(Arc::clone(&running))?;
     runtime.block_on(signals.wait_for_stop(&running, &reloads));

@@ -5,20 +5,23 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use switchyard_control::admin::AdminTls;
+use switchyard_control::admin::{Access, AdminAccess, AdminTls};
 use switchyard_policy::topology::{NodeId, Topology};
-use switchyard_router::{Live, NodeAccess, Servers};
+use switchyard_router::{Live, NodeAccess, Secret, Servers};
 use tracing::{error, info, warn};
 
+use super::admin;
 use super::failover::{self, Observer, Watched};
 use super::limits;
 use super::logs::Logs;
 use super::moves::{MemberChange, Moves, remember};
 use super::placement::{self, Placement};
 use super::running::Running;
+use super::users::Configured;
 use crate::config::{Config, NodeAddress, Sources, Takes};
 use crate::doctor::connection::NodeConnection;
 
@@ -28,6 +31,8 @@ pub(super) struct Reloader {
     /// The configuration as it was read, without what was changed by `switchyard nodes`.
     pub(super) read: Config,
     pub(super) config: Config,
+    /// The same, for those who ask meanwhile.
+    pub(super) configured: Configured,
     pub(super) live: Live,
     pub(super) placement: Arc<Placement>,
     pub(super) logs: Logs,
@@ -36,6 +41,8 @@ pub(super) struct Reloader {
     pub(super) observer: Observer,
     /// The admin port's certificates, to renew.
     pub(super) admin_tls: Option<AdminTls>,
+    /// Who may do what at the admin port.
+    pub(super) admin_access: AdminAccess,
     pub(super) moves: Arc<Moves>,
 }
 
@@ -46,7 +53,12 @@ impl Reloader {
     /// Reloads once. What is wrong goes to the log; the running configuration then stays.
     pub(super) fn reload(&mut self, running: &Arc<Running>) {
         info!("reloading the configuration");
-        match self.apply(running) {
+        let applied = self.apply(running).inspect(|_| {
+            if running.with(|router| router.forget_config_set(self.live.clone())).unwrap_or(false) {
+                info!("what CONFIG SET had changed is as the configuration says again");
+            }
+        });
+        match applied {
             Ok(0) => info!("reloaded: nothing has changed"),
             Ok(changes) => info!("reloaded: {changes} applied"),
             Err(problems) => {
@@ -127,6 +139,7 @@ impl Reloader {
                 }
             }
         }
+        applied += self.renew_admin_access(resolved.admin_token.as_ref(), &config.state_dir);
         applied += told_by_content(&self.live, &live, &changes.iter().map(|c| c.what.as_str()).collect::<Vec<_>>());
         for name in &settled.joined {
             info!("node {name} has joined; it owns no slots yet, so no keys are on it");
@@ -154,6 +167,7 @@ impl Reloader {
             error!("{error:#}");
         }
         self.logs.set_level(&config.log_level);
+        self.configured.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&config);
         self.config = config;
         Ok(applied)
     }
@@ -172,6 +186,26 @@ impl Reloader {
             if let Err(why) = NodeConnection::open(access, live.connect_timeout) {
                 error!("node {} {why}: its connections keep the old credentials; correct them and reload again", access.name);
                 *access = old.clone();
+            }
+        }
+    }
+
+    /// Takes the token of the admin port from the configuration as it is now. Returns whether the token is another one.
+    fn renew_admin_access(&self, token: Option<&Secret>, state_dir: &Path) -> usize {
+        let before = self.admin_access.now();
+        if token.is_none() && matches!(*before, Access::Made { .. }) {
+            return 0;
+        }
+        match admin::access(token, state_dir) {
+            Ok(access) if access == *before => 0,
+            Ok(access) => {
+                self.admin_access.renew(access);
+                info!(target: "audit", "the token of the admin port has changed");
+                1
+            }
+            Err(error) => {
+                error!("{error:#}; the admin port keeps the token that it has");
+                0
             }
         }
     }

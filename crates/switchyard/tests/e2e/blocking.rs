@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::support::client::PATIENCE;
 use crate::support::relay::Relay;
 use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, simple, until};
 
@@ -182,7 +183,9 @@ fn how_long_a_wait_outlives_its_client() {
             until("it waits", || (field(&probe.cmd("INFO clients").text(), "blocked_clients") == 1).then_some(()));
             let start = Instant::now();
             client.cut();
-            while field(&probe.cmd("INFO clients").text(), "blocked_clients") > 0 {}
+            while field(&probe.cmd("INFO clients").text(), "blocked_clients") > 0 {
+                assert!(start.elapsed() < PATIENCE, "the wait goes on without its client");
+            }
             start.elapsed()
         })
         .collect();
@@ -191,7 +194,6 @@ fn how_long_a_wait_outlives_its_client() {
         "from the client's close to the end of its wait: median {:?}, 99th percentile {:?}, longest {:?}",
         times[100], times[197], times[199]
     );
-    assert!(times[199] < Duration::from_secs(10));
 }
 
 #[test]
@@ -251,6 +253,47 @@ fn thousands_wait_at_once() {
     until_waiting(&site.nodes()[0], 0);
     assert_eq!(other.cmd("RPUSH q1 kept"), int(1));
     assert_eq!(other.cmd("LLEN q1"), int(1));
+}
+
+#[test]
+fn the_bound_holds_over_all_workers_and_each_has_its_turn() {
+    let Some(site) = Site::router_only(1, &options("[nodes]\nblocking-connections-max = 3\ncommand-timeout = \"20s\"\n", 2)) else {
+        return;
+    };
+    let node = &site.nodes()[0];
+    let mut clients: Vec<Client> = (0..12).map(|_| site.client()).collect();
+    for client in &mut clients {
+        client.post("BLPOP q 0");
+    }
+    until_waiting(node, 3);
+    let mut other = site.client();
+    // Each gets its element, on whatever worker it is: what one worker holds it gives up for the clients of the other.
+    for number in 0..12 {
+        assert_eq!(other.cmd(&format!("RPUSH q v{number}")).error(), None);
+        assert!(
+            node.cmd("INFO clients")
+                .text()
+                .lines()
+                .any(|l| l.strip_prefix("blocked_clients:").is_some_and(|n| n.trim().parse::<u32>().is_ok_and(|n| n <= 3)))
+        );
+    }
+    let mut got: Vec<String> = clients.iter_mut().map(|client| client.reply().items()[1].text()).collect();
+    got.sort();
+    let mut wanted: Vec<String> = (0..12).map(|number| format!("v{number}")).collect();
+    wanted.sort();
+    assert_eq!(got, wanted);
+    // Connections that one worker holds and does not use are given up for the clients of another.
+    for round in 0..6 {
+        let mut clients: Vec<Client> = (0..3).map(|_| site.client()).collect();
+        for client in &mut clients {
+            client.post(&format!("BLPOP round{round} 0"));
+        }
+        until_waiting(node, 3);
+        other.cmd(&format!("RPUSH round{round} v v v"));
+        for client in &mut clients {
+            assert_eq!(client.reply(), popped(&format!("round{round}"), "v"));
+        }
+    }
 }
 
 #[test]
@@ -391,21 +434,20 @@ fn a_wait_is_longer_than_the_command_timeout_and_no_zombie() {
 /// SIGTERM ends waits by an error, at the node first: an element that is pushed meanwhile is not lost.
 #[test]
 fn a_drain_ends_waits_by_an_error() {
-    let Some(mut site) = Site::router_only(1, &options("", 2)) else { return };
+    // A drain that waited for its bound would not end while anybody looks.
+    let Some(mut site) = Site::router_only(1, &options("shutdown-timeout = \"10m\"\n", 2)) else { return };
     let mut clients: Vec<Client> = (0..10).map(|_| site.client()).collect();
     for client in &mut clients {
         client.post("BLPOP q 0");
     }
     until_waiting(&site.nodes()[0], 10);
-    let start = Instant::now();
     site.router().process().signal(rustix::process::Signal::TERM);
     for client in &mut clients {
         assert_eq!(client.reply().expect_error(), "UNBLOCKED client unblocked via CLIENT UNBLOCK");
-        assert!(client.closed_within(Duration::from_secs(10)));
+        assert!(client.closed_within(PATIENCE));
     }
     assert_eq!(waiting(&site.nodes()[0]), 0);
-    assert!(site.router_mut().process_mut().wait(Duration::from_secs(20)).success());
-    assert!(start.elapsed() < Duration::from_secs(9), "the drain waited for its bound");
+    assert!(site.router_mut().process_mut().wait(PATIENCE).success());
 }
 
 /// A wait without end does not hold up a reload that waits until nothing sent under the old topology is in flight.

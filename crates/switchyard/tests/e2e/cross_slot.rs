@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::support::slots::slot;
-use crate::support::{Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, int, ok};
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, int, ok};
 
 /// The same commands at both; the replies must agree.
 fn both(router: &mut Client, plain: &mut Client, line: &str) -> Value {
@@ -335,4 +335,29 @@ fn a_node_that_is_down_fails_the_command_and_changes_nothing() {
     assert!(error.starts_with("NODEDOWN") || error.starts_with("NODELOST"), "{error}");
     assert_eq!(client.cmd(&format!("SMEMBERS {b}dst")), Value::Array(vec![bulk("old")]));
     assert_eq!(client.cmd(&format!("SET {b}s v")), ok());
+}
+
+#[test]
+fn a_node_that_refuses_multi_executes_nothing_of_it() {
+    if crate::support::direct() {
+        return;
+    }
+    let nodes: Vec<Node> = (0..2).map(|_| Node::start(&NodeOptions::default())).collect();
+    nodes.iter().for_each(|node| drop(node.cmd("ACL SETUSER default -multi")));
+    let addresses: Vec<_> = nodes.iter().map(Node::address).collect();
+    let router = Router::start(&addresses, &RouterOptions { workers: 1, ..RouterOptions::default() });
+    let mut client = Client::connect(router.address());
+    // Their slots are those of different nodes.
+    assert_eq!((client.cmd("SADD {foo}s a b"), client.cmd("SADD {bar}s b c")), (int(2), int(2)));
+    // The first time, the connection that it goes to is only being made; another command waits there beside it.
+    for _ in 0..2 {
+        let mut other = Client::connect(router.address());
+        other.post("SORT {foo}s ALPHA");
+        let reply = client.cmd("SINTERSTORE {foo}d {foo}s {bar}s");
+        assert!(reply.expect_error().contains("refuses transactions"), "{reply:?}");
+        assert_eq!(other.reply(), Value::Array(vec![bulk("a"), bulk("b")]));
+        assert_eq!(client.cmd("EXISTS {foo}d"), int(0));
+    }
+    let keys: Vec<Value> = nodes.iter().map(|node| node.cmd("DBSIZE")).collect();
+    assert_eq!(keys, [int(1), int(1)], "no temporary key is left");
 }

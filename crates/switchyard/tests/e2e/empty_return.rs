@@ -6,7 +6,9 @@ use crate::support::{Client, NodeOptions, RouterOptions, Site, SiteOptions, Valu
 fn site(persistent: bool, policy: &str) -> Option<Site> {
     let args = if persistent { vec!["--appendonly".to_owned(), "yes".to_owned()] } else { Vec::new() };
     let node = NodeOptions { args, ..NodeOptions::default() };
-    let router = RouterOptions { args: vec!["--set".into(), format!("nodes.empty-return={policy}")], ..RouterOptions::default() };
+    let set = [format!("nodes.empty-return={policy}"), "clients.default-user-rules=operator".into()];
+    let args = set.into_iter().flat_map(|set| ["--set".to_owned(), set]).collect();
+    let router = RouterOptions { args, ..RouterOptions::default() };
     Site::router_only(2, &SiteOptions { node, router })
 }
 

@@ -381,7 +381,7 @@ fn one_client_too_many_gets_redis_s_error() {
 #[test]
 fn running_out_of_descriptors_is_survived() {
     let options = SiteOptions {
-        router: RouterOptions { open_files: Some(200), config: "[clients]\nmax-clients = 100000\n".into(), ..RouterOptions::default() },
+        router: RouterOptions { open_files: Some(320), config: "[clients]\nmax-clients = 100000\n".into(), ..RouterOptions::default() },
         ..SiteOptions::default()
     };
     let Some(site) = Site::router_only(2, &options) else {
@@ -441,4 +441,36 @@ fn a_slow_command_does_not_hold_up_the_pipeline_of_others() {
         answered += 1;
     }
     assert!(answered > 3, "only {answered} commands of the other node were answered while a script ran");
+}
+
+#[test]
+fn a_moment_of_silence_does_not_fill_the_slow_log() {
+    let config = "[log]\nslowlog-log-slower-than = \"50ms\"\nslowlog-max-len = 10000\n";
+    let site_options =
+        SiteOptions { router: RouterOptions { config: config.into(), workers: 1, ..RouterOptions::default() }, ..SiteOptions::default() };
+    let Some(site) = Site::router_only(1, &site_options) else { return };
+    let mut client = site.client();
+    assert_eq!(client.cmd("SET k v"), ok());
+    // That its replies are small lets a client have many commands in flight.
+    for _ in 0..100 {
+        assert_eq!(client.cmd("GET k"), bulk("v"));
+    }
+    site.nodes()[0].freeze();
+    let began = Instant::now();
+    for _ in 0..3000 {
+        client.post("GET k");
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    site.nodes()[0].thaw();
+    for _ in 0..3000 {
+        assert_eq!(client.reply(), bulk("v"));
+    }
+    let entered = client.cmd("SLOWLOG LEN").int();
+    let seconds = began.elapsed().as_secs() as i64 + 1;
+    assert!((1..=100 * (1 + seconds)).contains(&entered), "{entered} entries in {seconds} s");
+    let metrics = site.router().metrics();
+    let counted = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix("switchyard_slow_commands_not_entered_total")?.rsplit(' ').next()?.parse::<i64>().ok());
+    assert!(counted.is_some_and(|counted| counted + entered >= 2500), "{counted:?} and {entered} of 3000");
 }

@@ -410,7 +410,6 @@ fn a_homecoming_goes_on_after_a_crash() {
     assert_eq!((m["home_for"][0]["command"].as_str(), m["home_for"][0]["keys"].as_u64()), (Some("EVAL"), Some(KEYS as u64)));
     let mut client = scene.site.client();
     client.post(script);
-    done(scene.router(), "moves max-rate 2 none");
     assert_eq!(client.reply(), bulk(value(77)));
     wait_for(scene.router(), 2, "done");
     assert_eq!((away(&scene), homeward(&scene)), (0, 1));

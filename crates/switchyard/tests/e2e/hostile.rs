@@ -1,10 +1,15 @@
 //! Bytes that no well-meaning client sends: the router must answer what Redis answers or close as Redis closes, keep no memory for
 //! what was only declared, and go on serving.
 
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::{Client, Node, NodeOptions, Random, Site, SiteOptions, encode, ok, simple, until, words};
+use crate::support::client::PATIENCE;
+use crate::support::value::{Framer, parse};
+use crate::support::{Client, Node, NodeOptions, Random, Router, RouterOptions, Site, SiteOptions, encode, ok, simple, until, words};
 
 /// Hand-made inputs: a name, and the bytes of one connection.
 fn inputs() -> Vec<(String, Vec<u8>)> {
@@ -211,7 +216,7 @@ fn compare(site: &Site, plain: &Node, inputs: &[(String, Vec<u8>)]) {
         if different.is_empty() && start.elapsed() > Duration::from_millis(500) {
             return;
         }
-        if start.elapsed() > Duration::from_secs(6) {
+        if start.elapsed() > PATIENCE {
             let show = |bytes: &[u8]| bytes[..bytes.len().min(200)].escape_ascii().to_string();
             let list: Vec<String> = different
                 .iter()
@@ -467,4 +472,93 @@ fn garbage_does_not_end_the_process() {
         let clients = steady.cmd("CLIENT LIST").text().lines().count();
         (clients <= 2).then_some(())
     });
+}
+
+/// What an endless node sends at most: without a bound the router would keep all of it.
+const ENDLESS: usize = 400 << 20;
+
+/// A node that answers until a command of this name comes, and then sends `piece` behind `head` without end.
+struct EndlessNode {
+    address: SocketAddr,
+    /// Connections on which it was given up, or has sent [`ENDLESS`] bytes.
+    over: Arc<AtomicUsize>,
+}
+
+impl EndlessNode {
+    fn start(trigger: &'static str, head: &'static str, piece: &'static str) -> EndlessNode {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("its address");
+        let over = Arc::new(AtomicUsize::new(0));
+        let count = over.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let count = count.clone();
+                std::thread::spawn(move || EndlessNode::serve(stream, trigger, head, &piece.repeat(20_000), &count));
+            }
+        });
+        EndlessNode { address, over }
+    }
+
+    fn serve(mut stream: TcpStream, trigger: &str, head: &str, piece: &str, over: &AtomicUsize) {
+        let (mut buffer, mut framer) = (Vec::new(), Framer::default());
+        loop {
+            while let Some(len) = framer.end(&buffer) {
+                let command: Vec<u8> = buffer.drain(..len).collect();
+                let command = parse(&command);
+                let name = command.items()[0].text().to_ascii_uppercase();
+                if name == trigger {
+                    let mut sent = 0;
+                    let _ = stream.write_all(head.as_bytes());
+                    while sent < ENDLESS && stream.write_all(piece.as_bytes()).is_ok() {
+                        sent += piece.len();
+                    }
+                    over.fetch_add(1, Ordering::SeqCst);
+                    return;
+                }
+                let info = "run_id:abc\r\nredis_version:7.0.15\r\n";
+                let answer = match name.as_str() {
+                    "HELLO" => "-NOPROTO unsupported protocol version\r\n".to_owned(),
+                    "INFO" => format!("${}\r\n{info}\r\n", info.len()),
+                    "CLIENT" if command.items()[1].text() == "ID" => ":7\r\n".to_owned(),
+                    "CONFIG" => "*2\r\n$4\r\nsave\r\n$0\r\n\r\n".to_owned(),
+                    "EXEC" | "COMMAND" => "*0\r\n".to_owned(),
+                    _ => "+OK\r\n".to_owned(),
+                };
+                if stream.write_all(answer.as_bytes()).is_err() {
+                    return;
+                }
+            }
+            let mut piece = [0; 4096];
+            match stream.read(&mut piece) {
+                Ok(0) | Err(_) => return,
+                Ok(count) => buffer.extend_from_slice(&piece[..count]),
+            }
+        }
+    }
+}
+
+/// In the greeting, in the list of commands, among messages, in a part of a gather: nowhere does a node take memory without end.
+#[test]
+fn a_node_that_sends_without_end_takes_no_memory_without_end() {
+    if crate::support::direct() {
+        return;
+    }
+    for (trigger, ask) in [("CLIENT", ""), ("INFO", ""), ("COMMAND", ""), ("SUBSCRIBE", "SUBSCRIBE c"), ("KEYS", "KEYS *")] {
+        for (head, piece) in [("$100000000000\r\n", "xxx"), ("*1000000000\r\n", ":1\r\n"), ("+", "x")] {
+            let node = EndlessNode::start(trigger, head, piece);
+            let config = "memory-max = \"96mb\"\n".to_owned();
+            let options = RouterOptions { nodes_may_be_down: true, config, ..RouterOptions::default() };
+            let router = Router::start(&[node.address], &options);
+            let mut client = Client::connect(router.address());
+            if !ask.is_empty() {
+                // Until the node is up the command is refused.
+                until("the node serves", || (client.cmd("GET k") == ok()).then_some(()));
+                client.post(ask);
+            }
+            until("the node is given up", || (node.over.load(Ordering::SeqCst) > 0).then_some(()));
+            let peak = router.process().memory_kib("VmHWM");
+            assert!(peak < (2 * 96 + 40) << 10, "{trigger} {head:?}: the router took {peak} KiB");
+            assert_eq!(Client::connect(router.address()).cmd("PING"), simple("PONG"), "{trigger} {head:?}");
+        }
+    }
 }

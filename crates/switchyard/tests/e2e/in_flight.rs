@@ -3,14 +3,19 @@
 
 use std::net::SocketAddr;
 
-use crate::support::{RouterOptions, Site, SiteOptions, bulk, ok, until};
+use crate::support::relay::Relay;
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, bulk, encode, int, ok, simple, until};
 
 const BRISK: &str = "[nodes]\nconnect-timeout = \"500ms\"\ncommand-timeout = \"500ms\"\nreconnect-backoff-max = \"100ms\"\n";
 
 /// Connections that broke with commands in flight and are not known to be dead.
 fn unconfirmed(site: &Site, node: SocketAddr) -> u64 {
+    unconfirmed_at(site.router(), node)
+}
+
+fn unconfirmed_at(router: &Router, node: SocketAddr) -> u64 {
     let line = format!("switchyard_node_unconfirmed_connections{{node=\"{node}\"}} ");
-    let metrics = site.router().metrics();
+    let metrics = router.metrics();
     metrics.lines().find_map(|l| l.strip_prefix(&line)?.parse().ok()).expect("the metric is there")
 }
 
@@ -58,4 +63,102 @@ fn a_node_that_was_restarted_has_nothing_of_the_old_process_in_flight() {
     site.node_mut(0).restart();
     until("another run_id lays the old connection to rest", || (unconfirmed(&site, node) == 0).then_some(()));
     until("the router is back", || (client.cmd("SET k after") == ok()).then_some(()));
+}
+
+const LARGE: usize = 3 << 19;
+
+/// The beginning of `APPEND key <LARGE bytes>`, and the rest.
+fn halves(key: &str) -> (Vec<u8>, Vec<u8>) {
+    let mut request = encode::<&[u8]>(&[b"APPEND", key.as_bytes(), &vec![b'x'; LARGE]]);
+    let rest = request.split_off(request.len() / 2);
+    (request, rest)
+}
+
+/// One node behind a relay that holds replies back, and a client that has sent a whole large command and half of another behind it.
+struct HalfSent {
+    node: Node,
+    relay: Relay,
+    router: Router,
+    client: Client,
+    rest: Vec<u8>,
+}
+
+impl HalfSent {
+    /// `first` is answered by one reply to `answered` and one that the relay holds back; it makes `k1` as long as one large value.
+    fn new(config: &str, first: &[u8], answered: usize) -> Option<Self> {
+        if crate::support::direct() {
+            return None;
+        }
+        let node = Node::start(&NodeOptions::default());
+        let relay = Relay::start(node.address());
+        let options = RouterOptions { workers: 1, config: config.into(), ..RouterOptions::default() };
+        let router = Router::start(&[relay.address()], &options);
+        let mut client = Client::connect(router.address());
+        assert_eq!(client.cmd("PING"), simple("PONG"));
+        // The connection that large commands have alone is there, and greeted.
+        assert_eq!(client.call::<&[u8]>(&[b"SET", b"warm", &[b'x'; LARGE]]), ok());
+        relay.stall(true);
+        client.write(first);
+        (0..answered).for_each(|_| drop(client.reply()));
+        let (half, rest) = halves("k2");
+        client.write(&half);
+        until("the node has executed the first", || (node.cmd("STRLEN k1") == int(LARGE as i64)).then_some(()));
+        Some(Self { node, relay, router, client, rest })
+    }
+
+    fn unconfirmed(&self) -> u64 {
+        unconfirmed_at(&self.router, self.relay.address())
+    }
+}
+
+#[test]
+fn what_was_sent_before_an_upload_may_have_been_executed() {
+    let (half, rest) = halves("k1");
+    let append = [half, rest].concat();
+    let part = vec![b'x'; LARGE / 2];
+    let append_part = || encode::<&[u8]>(&[b"APPEND", b"k1", &part]);
+    let transaction = [encode(&[b"MULTI"]), append_part(), append_part(), encode(&[b"EXEC"])].concat();
+    for (first, answered) in [(append, 0), (transaction, 3)] {
+        let Some(mut site) = HalfSent::new("", &first, answered) else { return };
+        site.relay.refuse(true);
+        site.relay.cut();
+        site.relay.stall(false);
+        let lost = site.client.reply();
+        assert!(lost.expect_error().starts_with("NODELOST") && lost.expect_error().contains("may have been executed"), "{lost:?}");
+        // Half a request is never executed.
+        let half = site.client.reply();
+        assert!(half.expect_error().starts_with("NODELOST") && !half.expect_error().contains("may have been"), "{half:?}");
+        assert_eq!(site.unconfirmed(), 1, "the drain barrier remembers it");
+        site.relay.refuse(false);
+        until("the node confirms that the connection is dead", || (site.unconfirmed() == 0).then_some(()));
+        assert_eq!(site.node.cmd("STRLEN k2"), int(0));
+        site.client.write(&site.rest);
+        assert_eq!(site.client.cmd("STRLEN k1"), int(LARGE as i64));
+    }
+}
+
+#[test]
+fn what_a_client_had_sent_before_it_left_in_an_upload_is_in_flight() {
+    let (half, rest) = halves("k1");
+    let Some(site) = HalfSent::new("", &[half, rest].concat(), 0) else { return };
+    site.client.cut();
+    until("the connection is remembered", || (site.unconfirmed() == 1).then_some(()));
+    site.relay.stall(false);
+    until("the node confirms that the connection is dead", || (site.unconfirmed() == 0).then_some(()));
+    assert_eq!(site.node.cmd("STRLEN k2"), int(0));
+}
+
+#[test]
+fn a_command_before_an_upload_is_late_when_its_time_is_over() {
+    let (half, rest) = halves("k1");
+    let Some(mut site) = HalfSent::new(BRISK, &[half, rest].concat(), 0) else { return };
+    let late = site.client.reply();
+    assert!(late.expect_error().starts_with("NODETIMEOUT"), "{late:?}");
+    let half = site.client.reply();
+    assert!(half.expect_error().starts_with("NODELOST") && !half.expect_error().contains("may have been"), "{half:?}");
+    site.relay.stall(false);
+    until("the node confirms that the connection is dead", || (site.unconfirmed() == 0).then_some(()));
+    site.client.write(&site.rest);
+    until("it goes on", || (site.client.cmd("STRLEN k1") == int(LARGE as i64)).then_some(()));
+    assert_eq!(site.node.cmd("STRLEN k2"), int(0));
 }

@@ -319,3 +319,19 @@ fn the_database_holds_on_connections_that_are_made_for_a_command() {
         }
     }
 }
+
+#[test]
+fn a_random_key_is_any_of_all_keys() {
+    let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
+    let mut client = site.client();
+    let tags = site.tags();
+    for number in 0..300 {
+        assert_eq!(client.cmd(&format!("SET {{{}}}many{number} v", tags[0][0])), ok());
+    }
+    for tags in &tags[1..] {
+        assert_eq!(client.cmd(&format!("SET {{{}}}few v", tags[0])), ok());
+    }
+    let few = (0..300).filter(|_| client.cmd("RANDOMKEY").text().contains("few")).count();
+    // Two of 302 keys: about two of 300 answers, and not two thirds of them.
+    assert!(few < 30, "{few} of 300");
+}

@@ -1,6 +1,6 @@
 //! Limits of users, listeners, prefixes and keys.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
@@ -25,18 +25,41 @@ fn metric(router: &Router, name: &str) -> f64 {
     line.rsplit(' ').next().expect("a value").parse().expect("a number")
 }
 
-/// How many of the commands get through while `client` sends them for a while, and for how long that was.
-fn admitted(client: &mut Client, line: &str, long: Duration) -> (f64, f64) {
+/// Sends commands until `enough` of them got through and one did not; how many got through, and in how many seconds.
+fn admitted(client: &mut Client, line: &str, enough: f64) -> (f64, f64) {
     let begin = Instant::now();
-    let mut count = 0.0;
-    while begin.elapsed() < long {
+    let (mut count, mut limited) = (0.0, false);
+    while count < enough || !limited {
+        assert!(begin.elapsed() < PATIENCE, "{count} got through, limited: {limited}");
         let reply = client.cmd(line);
-        if !is_limited(&reply) {
+        if is_limited(&reply) {
+            limited = true;
+        } else {
             assert!(reply.error().is_none(), "{reply:?}");
             count += 1.0;
         }
     }
     (count, begin.elapsed().as_secs_f64())
+}
+
+/// Whether a new connection may stay: one that may not is told so, and closed.
+fn is_let_in(stream: &mut TcpStream) -> bool {
+    let mut first = [0; 1];
+    stream.set_read_timeout(Some(Duration::from_millis(50))).expect("timeout");
+    let mut read = stream.read(&mut first);
+    if read.as_ref().is_err_and(|e| matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)) {
+        // Let in, or not yet looked at: whoever may stay gets an answer.
+        stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+        read = stream.write_all(b"PING\r\n").and_then(|()| stream.read(&mut first));
+    }
+    match read {
+        Ok(1..) => first[0] == b'+',
+        Ok(_) => false,
+        Err(e) => {
+            assert!(!matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "neither served nor closed");
+            false
+        }
+    }
 }
 
 #[test]
@@ -66,12 +89,11 @@ fn users_have_their_share() {
     assert_eq!(fourth.cmd("PING"), simple("PONG"), "it stays whoever it was");
     let begin = Instant::now();
     let total: f64 = std::thread::scope(|scope| {
-        let threads: Vec<_> = clients.iter_mut().map(|c| scope.spawn(move || admitted(c, "SET k v", Duration::from_secs(2)).0)).collect();
+        let threads: Vec<_> = clients.iter_mut().map(|c| scope.spawn(move || admitted(c, "SET k v", 150.0).0)).collect();
         threads.into_iter().map(|t| t.join().expect("no panic")).sum()
     });
     let most = 200.0 * (1.0 + begin.elapsed().as_secs_f64()) + 5.0;
     assert!(total <= most, "{total} got through, at most {most} may");
-    assert!(total >= 400.0, "only {total} got through");
     assert!(metric(site.router(), "clients_limited") > 0.0);
     // Others notice nothing.
     for _ in 0..500 {
@@ -139,23 +161,18 @@ fn listeners_have_theirs() {
         client.post_quietly("PING");
         client.try_reply().is_ok_and(|reply| reply == simple("PONG") || reply.error().is_some_and(|e| e.contains("requests"))).then_some(())
     });
-    let (count, took) = admitted(&mut first, "PING", Duration::from_secs(2));
-    assert!(count <= 50.0 * (1.0 + took) + 2.0 && count >= 80.0, "{count} in {took} s");
+    let (count, took) = admitted(&mut first, "PING", 80.0);
+    assert!(count <= 50.0 * (1.0 + took) + 2.0, "{count} in {took} s");
     let mut other = site.client();
     for _ in 0..300 {
         assert_eq!(other.cmd("PING"), simple("PONG"), "another listener");
     }
     // A storm of connections: some are let in, the rest is told and closed.
-    let storm: Vec<TcpStream> = (0..60).map(|_| TcpStream::connect(slow).expect("connects")).collect();
-    let mut refused = 0;
-    for mut stream in storm {
-        stream.set_read_timeout(Some(Duration::from_millis(50))).expect("timeout");
-        let mut text = String::new();
-        let _ = stream.read_to_string(&mut text);
-        refused += usize::from(text.starts_with("-LIMITED"));
-    }
-    assert!(refused >= 30, "only {refused} were refused");
-    assert!(metric(site.router(), "clients_limited_connections") >= 30.0);
+    let begin = Instant::now();
+    let mut storm: Vec<TcpStream> = (0..60).map(|_| TcpStream::connect(slow).expect("connects")).collect();
+    let refused = storm.iter_mut().map(is_let_in).filter(|is_in| !is_in).count() as f64;
+    assert!(60.0 - refused <= 5.0 * (1.0 + begin.elapsed().as_secs_f64()) + 1.0, "only {refused} were refused");
+    assert!(metric(site.router(), "clients_limited_connections") >= refused);
 }
 
 #[test]
@@ -165,8 +182,8 @@ fn prefixes_and_keys_have_theirs() {
     let Some(site) = Site::router_only(2, &options(config.to_owned())) else { return };
     let mut client = site.client();
     let mut more = site.client();
-    let (count, took) = admitted(&mut client, "SET tenant-a:1 v", Duration::from_secs(1));
-    assert!(count <= 100.0 * (1.0 + took) + 2.0 && count >= 150.0, "{count} in {took} s");
+    let (count, took) = admitted(&mut client, "SET tenant-a:1 v", 150.0);
+    assert!(count <= 100.0 * (1.0 + took) + 2.0, "{count} in {took} s");
     // Together over all of its keys, and for commands on several of them.
     assert!((0..50).any(|i| is_limited(&more.cmd(&format!("GET tenant-a:{i}")))));
     assert!((0..200).any(|i| is_limited(&more.cmd(&format!("MGET other tenant-a:{i}")))));

@@ -65,6 +65,32 @@ pub(crate) fn owns(router: &Router, node: SocketAddr) -> Option<i64> {
 }
 
 #[test]
+fn a_protocol_that_may_lose_keys_is_refused_unless_that_is_allowed() {
+    let args = ["--set", "moves.durability=aof", "--set", "clients.default-user-rules=operator"].map(str::to_owned).to_vec();
+    let router = RouterOptions { args, ..RouterOptions::default() };
+    let Some(site) = Site::router_only(2, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    let names = names(&site);
+    let line = format!("move --from {} --to {} --all --protocol stop-and-copy", names[0], names[1]);
+    let text = refused(site.router(), &line);
+    assert!(text.contains("cannot keep durability aof"), "what the configuration promises is not ignored: {text}");
+    let text = refused(site.router(), &format!("{line} --durability replica --allow-key-loss"));
+    assert!(text.contains("cannot keep durability replica"), "{text}");
+    let text = refused(site.router(), &format!("{line} --durability memory"));
+    assert!(text.contains("loses keys when a node restarts") && text.contains("--allow-key-loss"), "{text}");
+    let words = format!("SWITCHYARD MOVE FROM {} TO {} ALL PROTOCOL stop-and-copy DURABILITY memory", names[0], names[1]);
+    let mut client = site.client();
+    let reply = client.cmd(&words);
+    assert!(reply.error().is_some_and(|text| text.contains("loses keys")), "{reply:?}");
+    assert_eq!(client.cmd("SET key 1"), ok());
+    let reply = client.cmd(&format!("{words} ALLOW-KEY-LOSS"));
+    assert_eq!(reply.error(), None);
+    until("it is done", || (owns(site.router(), site.nodes()[0].address()) == Some(0)).then_some(()));
+    assert_eq!(client.cmd("GET key"), bulk("1"));
+    done(site.router(), &format!("nodes drain {} --protocol stop-and-copy --durability memory --allow-key-loss --wait", names[1]));
+    assert_eq!(client.cmd("GET key"), bulk("1"));
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_with_what_to_do() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let names = names(&site);
@@ -176,7 +202,7 @@ fn nodes_that_join_and_go_survive_a_restart() {
 
 #[test]
 fn over_resp_the_words_are_the_same() {
-    let users = "user default on nopass ~* &* +@all\nuser app on nopass ~* &* +@all -@admin\n";
+    let users = "user default on nopass ~* &* +@all operator\nuser app on nopass ~* &* +@all -@admin\nuser all on nopass ~* &* +@all\n";
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("users");
     std::fs::write(&file, users).expect("written");
@@ -211,6 +237,39 @@ fn over_resp_the_words_are_the_same() {
     client.cmd("AUTH app secret");
     let text = client.cmd("SWITCHYARD MOVES").expect_error().to_owned();
     assert!(text.starts_with("NOPERM"), "{text}");
+    // Who may run every command may look, and change nothing.
+    client.cmd("AUTH all secret");
+    for line in ["SWITCHYARD MOVES", "SWITCHYARD NODES", "SWITCHYARD STATUS", "SWITCHYARD HELP", "SWITCHYARD BALANCE DRY-RUN"] {
+        assert_eq!(client.cmd(line).error(), None, "{line}");
+    }
+    let stranger = Node::start(&NodeOptions::default());
+    for line in [
+        format!("SWITCHYARD NODES ADD {} REBALANCE", stranger.address()),
+        format!("switchyard nodes drain {}", names[0]),
+        format!("SWITCHYARD NODES REMOVE {}", names[0]),
+        format!("SWITCHYARD MOVE FROM {} TO {} ALL", names[0], names[1]),
+        format!("SWITCHYARD ACCEPT {}", names[0]),
+        "SWITCHYARD BALANCE".to_owned(),
+        "SWITCHYARD MOVES ABORT 1".to_owned(),
+    ] {
+        let text = client.cmd(&line).expect_error().to_owned();
+        assert!(text.starts_with("NOPERM ") && text.contains("the word operator"), "{line}: {text}");
+        client.cmd("MULTI");
+        client.cmd(&line).expect_error();
+        client.cmd("EXEC").expect_error();
+        let words: Vec<String> = line.split(' ').map(|word| format!("'{word}'")).collect();
+        client.send(&["EVAL", &format!("return redis.call({})", words.join(",")), "0"]);
+        client.reply().expect_error();
+    }
+    assert_eq!(stranger.cmd("DBSIZE").int(), 0);
+    assert_eq!(slots(site.router()).len(), 2, "nobody has joined");
+    let log = site.router().process().log();
+    assert!(log.lines().any(|line| line.contains("audit") && line.contains("no operator") && line.contains("the user all")), "{log}");
+    assert!(
+        client.cmd("ACL LIST").items().iter().any(|user| user.text().starts_with("user default ") && user.text().ends_with(" operator"))
+    );
+    let flags = client.cmd("ACL GETUSER default").field("flags").items().to_vec();
+    assert!(flags.contains(&bulk("operator")), "{flags:?}");
 }
 
 #[test]

@@ -132,7 +132,7 @@ fn a_key_moves_alone_and_comes_home() {
     assert!(text.contains("no key that lives at"), "{text}");
     let text = refused(scene.router(), &format!("move --from {from} --home"));
     assert!(text.contains("nothing to bring home"), "{text}");
-    let text = refused(scene.router(), &format!("move --from {from} --to {to} --keys a* --protocol stop-and-copy"));
+    let text = refused(scene.router(), &format!("move --from {from} --to {to} --keys a* --protocol stop-and-copy --allow-key-loss"));
     assert!(text.contains("by the protocol switchyard only"), "{text}");
 
     // One comes home by its name, the others by --home; one that is gone as well.

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::support::{Client, RouterOptions, Site, SiteOptions, Value, bulk, int, ok};
+use crate::support::client::PATIENCE;
+use crate::support::{Client, Node, RouterOptions, Site, SiteOptions, Value, bulk, direct, int, ok, simple, until};
 
 fn site(nodes: usize, args: &[&str]) -> Option<Site> {
     let router = RouterOptions { args: args.iter().map(|a| (*a).to_owned()).collect(), ..RouterOptions::default() };
@@ -146,9 +147,14 @@ fn config_get_shows_the_routers_settings_and_the_nodes() {
         node.cmd("CONFIG SET requirepass \"\"");
     }
     assert_eq!(get(&mut client, "maxmemory"), bulk("104857600"), "the nodes' own value where they agree");
-    site.nodes()[1].cmd("CONFIG SET maxmemory 209715200");
-    let text = get(&mut client, "maxmemory").text();
-    assert!(text.starts_with("nodes differ: ") && text.contains("104857600") && text.contains("209715200"), "{text}");
+    // Where they differ, what a program may rely on at each of them, of the kind that it can parse.
+    site.nodes()[0].cmd("CONFIG SET maxmemory 209715200 maxmemory-policy allkeys-lru notify-keyspace-events KEA");
+    site.nodes()[1].cmd("CONFIG SET notify-keyspace-events Ex");
+    for (name, value) in [("maxmemory", "104857600"), ("maxmemory-policy", "allkeys-lru"), ("notify-keyspace-events", "xE")] {
+        assert_eq!(get(&mut client, name), bulk(value), "{name}");
+    }
+    let buffers = get(&mut client, "client-output-buffer-limit").text();
+    assert!(buffers.starts_with("normal ") && buffers.split(' ').count() == 12, "{buffers}");
     for secret in ["requirepass", "masterauth", "dir", "logfile", "tls-key-file"] {
         assert_eq!(client.cmd(&format!("CONFIG GET {secret}")), Value::Array(vec![]), "{secret}");
     }
@@ -180,6 +186,130 @@ fn config_set_reaches_every_node_where_it_is_allowed() {
     client.cmd("CONFIG SET slowlog-log-slower-than fast").expect_error();
     // The nodes' own logs are not the router's.
     assert_eq!(site.nodes()[0].cmd("CONFIG GET slowlog-max-len").items()[1], bulk("128"));
+}
+
+/// What the router itself decides is changed at every worker, for users who may, until the next reload.
+#[test]
+fn config_set_changes_the_routers_own_settings() {
+    let dir = tempfile::TempDir::new().expect("a directory");
+    let users = dir.path().join("users");
+    std::fs::write(&users, "user default on nopass ~* &* +@all\nuser app on nopass ~* &* +@all -@admin\n").expect("written");
+    std::fs::set_permissions(&users, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("mode");
+    let options = SiteOptions {
+        router: RouterOptions { config: format!("[clients]\nusers-file = {users:?}\nmax-clients = 500\n"), ..RouterOptions::default() },
+        ..SiteOptions::default()
+    };
+    let Some(site) = Site::router_only(2, &options) else { return };
+    let mut operator = site.client();
+    let mut app = site.client();
+    assert_eq!(app.cmd("AUTH app x"), ok());
+    assert!(app.cmd("CONFIG SET timeout 1").expect_error().starts_with("NOPERM"));
+    for (name, value) in [
+        ("timeout", "3600"),
+        ("maxclients", "600"),
+        ("slowlog-log-slower-than", "5"),
+        ("slowlog-max-len", "7"),
+        ("proto-max-bulk-len", "1048576"),
+    ] {
+        assert_eq!(operator.cmd(&format!("CONFIG SET {name} {value}")), ok());
+        // Whichever worker a client is at.
+        for _ in 0..8 {
+            let mut other = site.client();
+            until(name, || (get(&mut other, name) == bulk(value)).then_some(()));
+        }
+    }
+    assert_eq!(operator.cmd("INFO clients").text().lines().find(|l| l.starts_with("maxclients:")), Some("maxclients:600"));
+    // All or nothing.
+    let error = operator.cmd("CONFIG SET timeout 1 maxclients 0");
+    assert!(error.expect_error().contains("'maxclients') - argument must be between 1 and"), "{error:?}");
+    assert_eq!(get(&mut operator, "timeout"), bulk("3600"));
+    let error = operator.cmd("CONFIG SET timeout soon");
+    assert!(error.expect_error().contains("'timeout') - argument couldn't be parsed into an integer"), "{error:?}");
+    assert!(operator.cmd("CONFIG SET timeout 1 TIMEOUT 2").expect_error().contains("duplicate parameter"));
+    for (line, way) in [
+        ("CONFIG SET requirepass x", "ACL SETUSER"),
+        ("CONFIG SET port 1", "listen"),
+        ("CONFIG SET client-output-buffer-limit x", "clients.output-limit"),
+        ("CONFIG REWRITE", "configuration file"),
+    ] {
+        let error = operator.cmd(line);
+        assert!(error.expect_error().contains(way), "{line}: {error:?}");
+    }
+    // The nodes' own are untouched: they would close the router's connections.
+    assert_eq!(site.nodes()[0].cmd("CONFIG GET timeout").items()[1], bulk("0"));
+    // An idle client is closed, at either worker.
+    let mut idle: Vec<Client> = (0..8).map(|_| site.client()).collect();
+    idle.iter_mut().for_each(|client| assert_eq!(client.cmd("PING"), simple("PONG")));
+    assert_eq!(operator.cmd("CONFIG SET timeout 1"), ok());
+    for client in &mut idle {
+        assert!(client.closed_within(PATIENCE));
+    }
+    let mut operator = site.client();
+    assert_eq!(operator.cmd("CONFIG SET timeout 0 maxclients 1"), ok());
+    until("one more is refused", || {
+        let mut client = Client::try_connect(site.address()).ok()?;
+        client.try_reply().is_ok_and(|r| r.error().is_some_and(|e| e.contains("max number of clients"))).then_some(())
+    });
+    // The file's values come back with a reload.
+    site.router().process().signal(rustix::process::Signal::HUP);
+    until("the file's values hold", || (get(&mut operator, "maxclients") == bulk("500")).then_some(()));
+    assert_eq!(get(&mut operator, "slowlog-max-len"), bulk("128"));
+}
+
+/// Every node saves, and the oldest save counts.
+#[test]
+fn saves_are_begun_at_every_node() {
+    let site = Site::new(3);
+    let mut client = site.client();
+    client.cmd("SET k v");
+    let saved = |node: &Node| node.cmd("LASTSAVE").int();
+    let before = saved(&site.nodes()[0]);
+    if !direct() {
+        // Only two of them are newer: nothing may be taken for saved that one node has not.
+        until("two nodes have a newer save", || {
+            site.nodes()[1..].iter().for_each(|n| drop(n.cmd("SAVE")));
+            site.nodes()[1..].iter().all(|n| saved(n) > before).then_some(())
+        });
+        assert_eq!(client.cmd("LASTSAVE").int(), before);
+    }
+    // It is told in seconds.
+    until("every node has saved", || {
+        let reply = client.cmd("BGSAVE");
+        assert!(reply == simple("Background saving started") || reply.error().is_some_and(|e| e.contains("in progress")), "{reply:?}");
+        (client.cmd("LASTSAVE").int() > before && site.nodes().iter().all(|n| saved(n) > before)).then_some(())
+    });
+    until("no save is under way", || {
+        let done = |node: &Node| node.cmd("INFO persistence").text().contains("rdb_bgsave_in_progress:0");
+        site.nodes().iter().all(done).then_some(())
+    });
+    let reply = client.cmd("BGREWRITEAOF").text();
+    assert!(reply.starts_with("Background append only file rewriting"), "{reply}");
+}
+
+#[test]
+fn memory_stats_are_those_of_one_server() {
+    let site = Site::new(3);
+    for protocol in ["HELLO 2", "HELLO 3"] {
+        let mut client = site.client();
+        client.cmd(protocol);
+        for i in 0..30 {
+            client.cmd(&format!("SET k{i} v"));
+        }
+        let whole = client.cmd("MEMORY STATS");
+        assert_eq!(whole.field("keys.count"), int(30));
+        let startup: i64 = site.nodes().iter().map(|n| n.cmd("MEMORY STATS").field("startup.allocated").int()).sum();
+        assert_eq!(whole.field("startup.allocated"), int(startup));
+        let per_key = whole.field("keys.bytes-per-key").int();
+        assert_eq!(per_key, (whole.field("total.allocated").int() - startup) / 30);
+        let mut one = site.nodes()[0].client();
+        one.cmd(protocol);
+        let names = |reply: &Value| reply.pairs().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+        assert_eq!(names(&whole), names(&one.cmd("MEMORY STATS")), "{protocol}");
+        for line in ["MEMORY DOCTOR", "LATENCY DOCTOR"] {
+            let text = client.cmd(line).text();
+            assert!(direct() || site.nodes().iter().all(|n| text.contains(&format!("{}:\n", n.address()))), "{line}: {text}");
+        }
+    }
 }
 
 #[test]

@@ -352,7 +352,8 @@ fn keyspace_notifications_come_from_all_nodes() {
 
 #[test]
 fn subscriptions_come_back_with_their_node() {
-    let Some(mut site) = Site::router_only(3, &SiteOptions::default()) else { return };
+    let router = RouterOptions { config: "[clients]\non-missed-messages = \"continue\"\n".into(), ..RouterOptions::default() };
+    let Some(mut site) = Site::router_only(3, &SiteOptions { router, ..SiteOptions::default() }) else { return };
     let mut client = site.client();
     client.post("SUBSCRIBE a b c d");
     client.post("PSUBSCRIBE *");
@@ -409,7 +410,10 @@ fn owner_of_key(client: &mut Client, key: &str) -> bool {
 #[test]
 fn a_node_that_vanished_without_a_word_is_noticed() {
     let options = SiteOptions {
-        router: RouterOptions { config: "[nodes]\ncommand-timeout = \"300ms\"\n".into(), ..RouterOptions::default() },
+        router: RouterOptions {
+            config: "[nodes]\ncommand-timeout = \"300ms\"\n[clients]\non-missed-messages = \"continue\"\n".into(),
+            ..RouterOptions::default()
+        },
         ..SiteOptions::default()
     };
     let Some(site) = Site::router_only(1, &options) else { return };
@@ -425,6 +429,37 @@ fn a_node_that_vanished_without_a_word_is_noticed() {
         client.patience(Duration::from_millis(20));
         client.try_reply().ok()
     });
+}
+
+#[test]
+fn who_may_have_missed_messages_is_disconnected() {
+    let Some(mut site) = Site::router_only(3, &SiteOptions::default()) else { return };
+    let (owner, other) = (owner_of(&site, "a"), (owner_of(&site, "a") + 1) % 3);
+    let shard = |node: usize| format!("{{{}}}shard", site.tags()[node][0]);
+    let (mut channel, mut pattern, mut three, mut own, mut elsewhere, mut plain) =
+        (site.client(), site.client(), three(&site), site.client(), site.client(), site.client());
+    channel.cmd("SUBSCRIBE a");
+    pattern.cmd("PSUBSCRIBE x*");
+    three.cmd("SUBSCRIBE b");
+    own.cmd(&format!("SSUBSCRIBE {}", shard(owner)));
+    elsewhere.cmd(&format!("SSUBSCRIBE {}", shard(other)));
+    assert_eq!(plain.cmd("PING"), simple("PONG"));
+    let name = shard(other);
+    site.node_mut(owner).kill();
+    for client in [&mut channel, &mut pattern, &mut three, &mut own] {
+        assert!(client.closed_within(PATIENCE), "it would not know that it missed something");
+    }
+    // Whoever is not subscribed there stays.
+    let mut publisher = site.client();
+    assert_eq!(publisher.cmd(&format!("SPUBLISH {name} x")), int(1));
+    assert_eq!(elsewhere.reply(), Value::Array(vec![bulk("smessage"), bulk(&name), bulk("x")]));
+    assert_eq!(plain.cmd("PING"), simple("PONG"));
+    assert_eq!(metric(&site, "clients_cut_missed_total"), 4.0);
+    site.node_mut(owner).restart();
+    let mut again = site.client();
+    until("it can subscribe again", || again.cmd("SUBSCRIBE a").error().is_none().then_some(()));
+    until("it is heard", || (publisher.cmd("PUBLISH a x") == int(1)).then_some(()));
+    assert_eq!(again.reply(), Value::Array(message("a", "x")));
 }
 
 #[test]

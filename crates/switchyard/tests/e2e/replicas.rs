@@ -381,7 +381,8 @@ fn an_old_primary_is_followed_by_word_only(accept: impl Fn(&Router)) {
     }
     let mut nodes = group(1);
     let mut sentinels = sentinels(&nodes);
-    let router = router_with_sentinels(&sentinels, "[nodes]\ncommand-timeout = \"300ms\"\n");
+    let router =
+        router_with_sentinels(&sentinels, "[clients]\ndefault-user-rules = [\"operator\"]\n[nodes]\ncommand-timeout = \"300ms\"\n");
     let (old, new) = (nodes[0].address().port(), nodes[1].address().port());
     assert_eq!(Client::connect(router.address()).cmd("SET k v"), ok());
     until("the replica has it", || (nodes[1].cmd("GET k") == bulk("v")).then_some(()));

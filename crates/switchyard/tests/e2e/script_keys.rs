@@ -219,3 +219,132 @@ fn scripts_in_a_transaction_are_kept_to_their_keys_too() {
     client.call(&["EVAL", "return _G", "0"]).expect_error();
     assert!(client.cmd("EXEC").expect_error().starts_with("EXECABORT"));
 }
+
+#[test]
+fn a_script_can_do_nothing_that_its_client_could_not_do() {
+    let Some(site) = site(2) else { return };
+    let (a, b, near) = keys(&site);
+    let mut client = site.client();
+    client.cmd(&format!("SET {a} 1"));
+    client.cmd(&format!("RPUSH {a}list 1 2"));
+    let (host, port) = (site.nodes()[1].address().ip().to_string(), site.nodes()[1].address().port().to_string());
+    let calls = [
+        "'SWAPDB',0,1",
+        "'MIGRATE',ARGV[3],ARGV[4],KEYS[1],0,1000",
+        "'RESTORE-ASKING',KEYS[1],0,'x'",
+        "'PFDEBUG','ENCODING',KEYS[1]",
+        "'DEBUG','SLEEP',0",
+        "'INFO'",
+        "'ROLE'",
+        "'LASTSAVE'",
+        "'MEMORY','STATS'",
+        "'MEMORY','USAGE',ARGV[2]",
+        "'OBJECT','ENCODING',ARGV[2]",
+        "'XGROUP','CREATE',ARGV[2],'g','$','MKSTREAM'",
+        "'XINFO','STREAM',ARGV[2]",
+        "'SORT',KEYS[1]..'list','BY','w_*','GET','o_*'",
+        "'SORT',KEYS[1]..'list','GET\\0','w_*'",
+        "'SORT',KEYS[1]..'list','STORE\\0',ARGV[2]",
+        "'GEORADIUS',KEYS[1],1,1,1,'km','STORE',ARGV[2]",
+        "'GEORADIUS',KEYS[1],1,1,1,'km','STORE\\0',ARGV[2]",
+        "'XREAD','STREAMS',KEYS[1],ARGV[2],'0','0'",
+        "'ZUNIONSTORE',KEYS[1],1,ARGV[2]",
+        "'SET\\0',ARGV[2],'x'",
+        "'PUBSUB','CHANNELS'",
+        "'SPUBLISH',ARGV[2],'x'",
+    ];
+    // Named in the text, not named in it, and by a function.
+    for form in ["return redis.call(CALL)", "local r = redis return r['call'](CALL)", "return redis.pcall(CALL)"] {
+        for call in calls {
+            let reply = client.call(&["EVAL", &form.replace("CALL", call), "1", &a, &near, &b, &host, &port]);
+            assert!(reply.expect_error().contains("Switchyard: "), "{call}: {reply:?}");
+            let code = format!("#!lua name=l\nredis.register_function('f', function(KEYS, ARGV) {} end)", form.replace("CALL", call));
+            assert_eq!(client.call(&["FUNCTION", "LOAD", "REPLACE", &code]), bulk("l"));
+            let reply = client.call(&["FCALL", "f", "1", &a, &near, &b, &host, &port]);
+            assert!(reply.expect_error().contains("Switchyard: "), "{call}: {reply:?}");
+        }
+    }
+    for body in [
+        "local x KEYS[1],x=ARGV[2],1 return redis.call('SET',KEYS[1],'astray')",
+        "setmetatable(KEYS,{__index=function() return ARGV[2] end}) return redis.call('SET',KEYS[2],'astray')",
+        "-- \r return redis.call('SET',ARGV[2],'astray')",
+        "return (getmetatable(redis) or {__index=redis}).__index.call('SET',ARGV[2],'astray')",
+        "local m = getmetatable(redis) return m.__index.call('SET',ARGV[2],'astray')",
+    ] {
+        client.call(&["EVAL", body, "1", &a, &near, &b]).expect_error();
+    }
+    assert_eq!(client.cmd(&format!("EXISTS {b} {a}")), int(1), "only what was there");
+    for node in site.nodes() {
+        assert!(node.cmd("DBSIZE").int() <= 2, "{:?}", node.cmd("KEYS *"));
+    }
+    // Not by a command either: servers read an option up to a byte 0.
+    let reply = client.call(&["SORT", &format!("{a}list"), "STORE\0", &b]);
+    assert!(reply.error().is_some() || client.cmd(&format!("EXISTS {b}")) == int(1), "{reply:?}");
+    client.call(&["SORT", &format!("{a}list"), "GET\0x", "w_*"]).expect_error();
+}
+
+#[test]
+fn a_script_leaves_nothing_behind_for_others() {
+    let Some(site) = site(2) else { return };
+    let (a, _, near) = keys(&site);
+    let mut client = site.client();
+    let change = "local k = ARGV[1] getmetatable('').__index = function() return function() redis.call('SET', k, 'left') return 'x' end end \
+        return redis.call('GET', KEYS[1]..'')";
+    client.call(&["EVAL", change, "1", &a, &near]);
+    let library = "#!lua name=l\nredis.register_function('f', function(k, a) \
+        getmetatable('').__index = function() return function() redis.call('SET', a[1], 'left') end end return 1 end)";
+    client.call(&["FUNCTION", "LOAD", library]);
+    assert_eq!(client.call(&["FCALL", "f", "1", &a, &near]), int(1));
+    assert_eq!(client.call(&["EVAL", "return ('x'):rep(3)", "1", &a]), bulk("xxx"));
+    assert_eq!(client.cmd(&format!("EXISTS {near}")), int(0));
+}
+
+#[test]
+fn no_library_passes_for_checked_that_is_not() {
+    let Some(site) = site(2) else { return };
+    let (a, b, _) = keys(&site);
+    let mut client = site.client();
+    client.call(&["FUNCTION", "LOAD", "#!lua name=l\nredis.register_function('f', function() return 1 end)"]);
+    let stored = |site: &Site| site.nodes()[0].cmd("FUNCTION LIST WITHCODE").items()[0].field("library_code").text();
+    let prelude =
+        stored(&site).lines().nth(1).expect("a second line").split("redis.register_function('f'").next().expect("text").to_owned();
+    // Its text in a comment, and in a library that a node has; and what an older router put there.
+    let evil = "redis.register_function('f', function(k, a) return redis.call('SET', a[1], 'astray') end)";
+    let older = include_str!("../../../router/src/lua/prelude-0.1.0.lua");
+    for code in [
+        format!("#!lua name=l\n--[==[\n{prelude}]==]\n{evil}"),
+        format!("#!lua name=l\n{prelude}{evil}"),
+        format!("#!lua name=l\n{older}{evil}"),
+    ] {
+        client.call(&["FUNCTION", "LOAD", "REPLACE", &code]);
+        assert!(stored(&site).starts_with(&format!("#!lua name=l\n{prelude}")));
+        assert!(client.call(&["FCALL", "f", "1", &a, &b]).expect_error().contains("touches the key"));
+    }
+    // From elsewhere, in a payload: packed, since it is long. No node has it without the check at any time.
+    let elsewhere = crate::support::Node::start(&crate::support::NodeOptions::default());
+    let long = format!("#!lua name=l\n{evil} --{}", "repeated ".repeat(1000));
+    elsewhere.client().call(&["FUNCTION", "LOAD", &long]);
+    let dump = elsewhere.cmd("FUNCTION DUMP");
+    assert_eq!(client.call(&[&b"FUNCTION"[..], b"RESTORE", dump.bytes(), b"FLUSH"]), ok());
+    assert!(client.call(&["FCALL", "f", "1", &a, &b]).expect_error().contains("touches the key"));
+    assert_eq!(client.cmd("FUNCTION LIST WITHCODE").items()[0].field("library_code"), bulk(&long));
+    elsewhere.client().call(&[
+        "FUNCTION",
+        "LOAD",
+        "REPLACE",
+        "#!lua name=l\nlocal g = function() return _G end redis.register_function('f', g)",
+    ]);
+    let dump = elsewhere.cmd("FUNCTION DUMP");
+    assert!(client.call(&[&b"FUNCTION"[..], b"RESTORE", dump.bytes(), b"REPLACE"]).expect_error().contains("_G"));
+    let damaged = client.call(&["FUNCTION", "RESTORE", "damaged"]);
+    assert_eq!(damaged, elsewhere.client().call(&["FUNCTION", "RESTORE", "damaged"]));
+    // A node that an older router left a library at: the present one puts its own check there.
+    let code = format!("#!lua name=l\n{older}{evil}");
+    for node in site.nodes() {
+        node.client().call(&["FUNCTION", "LOAD", "REPLACE", &code]);
+    }
+    let mut site = site;
+    let nodes: Vec<_> = site.nodes().iter().map(|n| n.address()).collect();
+    site.router_mut().restart(&nodes);
+    crate::support::until("the library has the present check", || stored(&site).contains(&prelude).then_some(()));
+}

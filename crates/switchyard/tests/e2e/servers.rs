@@ -200,8 +200,6 @@ fn what_would_harm_the_nodes_is_refused() {
         "CONFIG REWRITE",
         "MODULE LOAD /nonexistent.so",
         "MODULE UNLOAD x",
-        "BGSAVE",
-        "BGREWRITEAOF",
         "SAVE",
         "FAILOVER",
         "PSYNC ? -1",
@@ -209,8 +207,6 @@ fn what_would_harm_the_nodes_is_refused() {
         "REPLCONF listening-port 1",
         &format!("MIGRATE 127.0.0.1 {port} k 0 1000"),
         "RESTORE-ASKING k 0 x",
-        "ACL SETUSER evil on nopass ~* +@all",
-        "ACL DELUSER default",
         "PFDEBUG GETREG k",
     ] {
         let reply = client.cmd(line);
@@ -224,5 +220,40 @@ fn what_would_harm_the_nodes_is_refused() {
         assert_eq!(node.cmd("CONFIG GET maxmemory").items()[1], bulk("0"));
         assert_eq!(node.cmd("ROLE").items()[0], bulk("master"));
         assert_eq!(node.cmd("ACL LIST").items().len(), 1);
+    }
+}
+
+fn calls_of_info(node: &crate::support::Node) -> u64 {
+    let text = node.cmd("INFO commandstats").text();
+    let line = text.lines().find_map(|line| line.strip_prefix("cmdstat_info:calls=")).expect("it was called before");
+    line.split(',').next().and_then(|calls| calls.parse().ok()).expect("a number")
+}
+
+#[test]
+fn info_asks_nodes_for_what_is_wanted_and_not_each_time() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let mut client = site.client();
+    client.cmd("SET a 1");
+    let calls = |node: usize| calls_of_info(&site.nodes()[node]);
+    // The second count includes the first.
+    let before = [calls(0), calls(1)];
+    for section in ["server", "replication", "cluster", "nosuchsection"] {
+        let mut other = site.client();
+        other.cmd(&format!("INFO {section}"));
+    }
+    assert_eq!([calls(0), calls(1)], before.map(|calls| calls + 1), "these say nothing of the nodes");
+    let before = [calls(0), calls(1)];
+    let mut others: Vec<_> = (0..10).map(|_| site.client()).collect();
+    for i in 0..400 {
+        let text = others[i % 10].cmd("INFO memory").text();
+        assert!(text.contains("used_memory:") && !text.contains("# Stats"), "{text}");
+    }
+    assert!(calls(0) < before[0] + 400 && calls(1) < before[1] + 400, "some were answered from what was known");
+    // What a client has written it sees, whoever has asked just before.
+    for i in 0..30 {
+        others[i % 10].cmd("INFO keyspace");
+        client.cmd(&format!("SET k{i} 1"));
+        let text = client.cmd("INFO keyspace").text();
+        assert!(text.contains(&format!("db0:keys={},", i + 2)), "{i}: {text}");
     }
 }

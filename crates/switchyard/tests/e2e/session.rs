@@ -302,7 +302,12 @@ fn names_ids_and_lists_of_clients() {
         clients[0].cmd("CLIENT SETINFO LIB-NAME \"a b\"").expect_error();
         let info = clients[0].cmd("CLIENT INFO").text();
         assert_eq!((field(info.trim(), "lib-name"), field(info.trim(), "lib-ver")), ("mylib".into(), "1.2.3".into()));
-        assert_eq!(clients[0].cmd("CLIENT NO-TOUCH on"), ok());
+        // Only nodes from Redis 7.2 on can leave no trace of use.
+        let version = clients[0].cmd("INFO server").text();
+        let version = version.lines().find_map(|line| line.strip_prefix("redis_version:")).expect("a version").to_owned();
+        let knows = version.split('.').map(|n| n.parse().unwrap_or(0)).collect::<Vec<u32>>()[..2] >= [7, 2][..];
+        assert_eq!(clients[0].cmd("CLIENT NO-TOUCH on").error().is_none(), knows);
+        assert_eq!(clients[0].cmd("GET none"), Value::Nil);
         assert_eq!(clients[0].cmd("CLIENT NO-TOUCH off"), ok());
         clients[0].cmd("CLIENT NO-TOUCH maybe").expect_error();
     }

@@ -363,6 +363,33 @@ fn no_cache_keeps_an_old_value() {
     }
 }
 
+/// A tracking client, and the connection that is told what it has read.
+struct Reader<'a> {
+    client: Client,
+    /// Where invalidations are redirected to.
+    target: Option<&'a mut Client>,
+}
+
+impl Reader<'_> {
+    /// Everything that nodes have told up to here, but for the key by which that is known: its node tells of it last. A change that was
+    /// answered before this call is told before it.
+    fn told(&mut self, writer: &mut Client) -> Vec<Value> {
+        let mut told = Vec::new();
+        self.client.post("GET {t}end");
+        while let push @ Value::Push(_) = self.client.reply() {
+            told.push(push);
+        }
+        assert_eq!(writer.cmd("SET {t}end x"), ok());
+        let hears = self.target.as_deref_mut().unwrap_or(&mut self.client);
+        loop {
+            match hears.reply() {
+                push if push == invalidate(&["{t}end"]) => return told,
+                push => told.push(push),
+            }
+        }
+    }
+}
+
 #[test]
 fn noloop_leaves_out_what_the_client_has_replaced_itself() {
     let site = Site::new(2);
@@ -371,9 +398,8 @@ fn noloop_leaves_out_what_the_client_has_replaced_itself() {
     let id = target.cmd("CLIENT ID").int();
     target.cmd("HELLO 3");
     for redirect in [String::new(), format!(" REDIRECT {id}")] {
-        let mut client = three(&site);
-        assert_eq!(client.cmd(&format!("CLIENT TRACKING ON NOLOOP{redirect}")), ok());
-        let redirected = !redirect.is_empty();
+        let mut reader = Reader { client: three(&site), target: (!redirect.is_empty()).then_some(&mut target) };
+        assert_eq!(reader.client.cmd(&format!("CLIENT TRACKING ON NOLOOP{redirect}")), ok());
         for (own, untold) in [
             ("SET {t}k 1", true),
             ("SET {t}k 1 EX 100", true),
@@ -389,48 +415,43 @@ fn noloop_leaves_out_what_the_client_has_replaced_itself() {
             ("DEL {t}k {t}other", false),
             ("EVAL \"return redis.call('SET', KEYS[1], '1')\" 1 {t}k", false),
         ] {
-            writer.cmd("SET {t}k 7");
             for _ in 0..5 {
-                client.cmd("GET {t}k");
-                client.cmd("GET {t}end");
-                client.post(own);
-                // The same node tells of it later.
-                let reply = client.reply();
+                assert_eq!(writer.cmd("SET {t}k 7"), ok());
+                // What is told of this write must not be taken for what is told of the client's own.
+                assert_eq!(reader.told(&mut writer), [], "{own}{redirect}");
+                reader.client.cmd("GET {t}k");
+                let reply = reader.client.cmd(own);
                 assert!(reply.error().is_none(), "{own}: {reply:?}");
-                writer.cmd("SET {t}end x");
-                let hears = if redirected { &mut target } else { &mut client };
-                let mut told = hears.reply();
-                if !untold && !direct() {
-                    assert_eq!(told, invalidate(&["{t}k"]), "{own}{redirect}");
-                    told = hears.reply();
-                }
-                assert_eq!(told, invalidate(&["{t}end"]), "{own}{redirect}");
-                writer.cmd("SET {t}k 7");
+                let told = reader.told(&mut writer);
+                let expected = if untold || direct() { vec![] } else { vec![invalidate(&["{t}k"])] };
+                assert_eq!(told, expected, "{own}{redirect}");
             }
         }
         // One that changes nothing takes nothing off the list, and what is read behind a write is on it.
         for own in [&["SET {t}k 1 NX"][..], &["SET {t}k 1", "GET {t}k"], &["DEL {t}missing"], &["SET {t}k"]] {
-            client.cmd("GET {t}k");
-            own.iter().for_each(|command| client.post(command));
-            let mut left = own.len();
-            let mut told = 0;
-            while left > 0 {
-                match client.reply() {
-                    Value::Push(_) => told += 1,
-                    _ => left -= 1,
+            for in_one_piece in [true, false] {
+                reader.client.cmd("GET {t}k");
+                let mut told = Vec::new();
+                if in_one_piece {
+                    own.iter().for_each(|command| reader.client.post(command));
                 }
-            }
-            // The router may have told of the client's own write: it is to be read again.
-            if own.len() > 1 && !direct() {
-                let hears = if redirected { &mut target } else { &mut client };
-                if told == 0 {
-                    assert_eq!(hears.reply(), invalidate(&["{t}k"]));
+                for command in own {
+                    if !in_one_piece {
+                        reader.client.post(command);
+                    }
+                    while let push @ Value::Push(_) = reader.client.reply() {
+                        told.push(push);
+                    }
                 }
-                client.cmd("GET {t}k");
+                told.extend(reader.told(&mut writer));
+                // The client may be told of its own write, where it reads behind it. Then it reads again.
+                if !told.is_empty() {
+                    assert!(own.len() > 1 && told == [invalidate(&["{t}k"])], "{own:?}{redirect}: {told:?}");
+                    reader.client.cmd("GET {t}k");
+                }
+                assert_eq!(writer.cmd("SET {t}k 8"), ok());
+                assert_eq!(reader.told(&mut writer), [invalidate(&["{t}k"])], "{own:?}{redirect}");
             }
-            writer.cmd("SET {t}k 8");
-            let hears = if redirected { &mut target } else { &mut client };
-            assert_eq!(hears.reply(), invalidate(&["{t}k"]), "{own:?}{redirect}");
         }
     }
 }
@@ -525,10 +546,11 @@ fn a_lost_node_connection_invalidates_everything() {
     assert_eq!(client.cmd("PING"), simple("PONG"));
     site.node_mut(0).restart();
     assert_eq!(client.reply(), forget_all());
-    until("the node serves again", || site.client().cmd(&format!("GET {key}")).error().is_none().then_some(()));
-    client.cmd(&format!("GET {key}"));
-    site.client().cmd(&format!("SET {key} y"));
-    until("it is tracked again", || (client.reply() == invalidate(&[&key])).then_some(()));
+    // Each worker finds the node again for itself, and each of its connections: an error is no read and no write.
+    let until_done = |client: &mut Client, line: &str| until(line, || client.cmd(line).error().is_none().then_some(()));
+    until_done(&mut client, &format!("GET {key}"));
+    until_done(&mut site.client(), &format!("SET {key} y"));
+    assert_eq!(client.reply(), invalidate(&[&key]));
 }
 
 #[test]

@@ -638,3 +638,16 @@ fn client_list_shows_transactions() {
     client.cmd("EXEC");
     assert!(line().contains(" flags=N ") && line().contains(" multi=-1 "));
 }
+
+#[test]
+fn a_slow_transaction_behind_a_watch_has_the_time_of_slow_commands() {
+    let Some(site) = Site::router_only(1, &options(BRISK, 1)) else { return };
+    let mut client = site.client();
+    let script = "local function now() local t = redis.call('TIME'); return t[1] * 1000 + t[2] / 1000 end; \
+                  local began = now(); while now() - began < 1500 do end; return redis.call('INCR', KEYS[1])";
+    assert_eq!(client.cmd("WATCH k"), ok());
+    assert_eq!(client.cmd("MULTI"), ok());
+    client.send(&["EVAL", script, "1", "k"]);
+    assert_eq!(client.reply(), queued());
+    assert_eq!(client.cmd("EXEC"), Value::Array(vec![int(1)]));
+}

@@ -65,6 +65,7 @@ struct CrateRule {
 const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("topology", &[]),
     ("routing", &["topology"]),
+    ("scan", &["topology"]),
     ("failover", &[]),
     ("limits", &[]),
     ("line", &["topology"]),

@@ -2,11 +2,16 @@
 //!
 //! A batch waits for one answer at a time, of one side or of the journal. So when a side is lost, what is unknown about it is one step.
 
+use std::collections::BTreeSet;
 use std::hash::{Hash, Hasher};
 
 use super::{ADMITTED, Bug, Leg, REST_MAX_US, REST_US, State, TRIES, WANTED_BATCHES, WANTED_KEYS};
 use crate::migration::record::Eras;
 use crate::migration::{Action, BatchId, Copied, Durability, Fingerprint, Key, Orders, Record, Side, Stored};
+
+/// Why a leg goes back where the target has a key that nobody moved there.
+const STRANGE: &str =
+    "the target has a key of these slots that the move did not store there: something writes to that node past the router";
 
 /// What is to be done next, or is being done.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -40,6 +45,8 @@ pub(super) struct Batch {
     on_record: Option<Eras>,
     /// The removal was sent at least once, so where the keys come from need not have them any more.
     removal_sent: bool,
+    /// A store may have left keys of it where they go.
+    store_sent: bool,
     tries: u32,
     not_before_us: u64,
 }
@@ -48,7 +55,7 @@ impl Batch {
     /// For [`super::identity`]; `behind` says how far a record is behind the last.
     pub(super) fn hash_with<H: Hasher>(&self, behind: impl Fn(u64) -> u64, state: &mut H) {
         (&self.keys, &self.had, self.read_of, &self.before, self.step, self.asked, self.wanted).hash(state);
-        (self.record.map(|(number, eras)| (behind(number), eras)), self.on_record, self.removal_sent).hash(state);
+        (self.record.map(|(number, eras)| (behind(number), eras)), self.on_record, self.removal_sent, self.store_sent).hash(state);
         (self.tries, self.not_before_us).hash(state);
     }
 
@@ -134,6 +141,7 @@ impl Leg {
             record: None,
             on_record: None,
             removal_sent: false,
+            store_sent: false,
             tries: 0,
             not_before_us: 0,
         };
@@ -301,10 +309,22 @@ impl Leg {
     }
 
     pub(super) fn batch_stored(&mut self, id: BatchId, outcomes: &[Stored], now_us: u64, actions: &mut Vec<Action>) {
-        let planted = self.planted;
+        let (planted, turned, resumed) = (self.planted, self.turned, self.resumed);
         let Some(batch) = self.answered(id, Step::Store) else { return };
         if outcomes.len() != batch.had.iter().flatten().count() {
             debug_assert!(false, "an outcome per key stored");
+            return;
+        }
+        // The target was cleared before, so a key there is somebody else's, unless this batch, a record or a mover before this one explains it.
+        // It must not take the place of the one that was read: nothing of the batch is removed at the source, and the leg goes back.
+        let may_be_ours = turned || resumed || std::mem::replace(&mut batch.store_sent, true);
+        let had = batch.before.iter().zip(&batch.had).filter(|(_, had)| had.is_some());
+        let strange = had.zip(outcomes).any(|((before, _), outcome)| before.is_none() && *outcome == Stored::Exists);
+        if strange && !may_be_ours {
+            batch.go_to(Step::Clear);
+            // Not once more: it is dropped when the leg turns.
+            batch.not_before_us = u64::MAX;
+            self.turn_back(STRANGE.to_owned(), actions);
             return;
         }
         let refused = outcomes.iter().find_map(|outcome| match outcome {
@@ -425,16 +445,44 @@ impl Leg {
         }
     }
 
+    /// On the way to turning back without the target: what waits for it ends here. Gives the keys on record that have never left the source: its copies are
+    /// those that were read, and no removal was sent. Of other keys on record the target's copy counts, and they wait for it.
+    pub(super) fn drop_what_the_target_is_needed_for(&mut self) -> BTreeSet<Fingerprint> {
+        let (source_era, planted) = (self.source.era, self.planted);
+        let mut never_left = BTreeSet::new();
+        let dropped: Vec<BatchId> =
+            self.batches.iter().filter(|(_, batch)| !batch.asked && batch.record.is_none()).map(|(id, _)| *id).collect();
+        for batch in dropped.into_iter().filter_map(|id| self.batches.remove(&id)) {
+            let is_there = batch.step != Step::Copy && batch.read_of == source_era && !batch.removal_sent;
+            for ((fingerprint, _), (had, before)) in batch.keys.iter().zip(batch.had.iter().zip(&batch.before)) {
+                self.busy.remove(fingerprint);
+                let never_moved = before.is_none_or(|eras| had.is_some() && eras.source == source_era);
+                let stays = (is_there && never_moved) || planted.is(Bug::ReturnedThoughRemoved);
+                if stays && self.away.get(fingerprint).is_some_and(|eras| eras.target != ADMITTED) {
+                    never_left.insert(*fingerprint);
+                }
+            }
+        }
+        never_left
+    }
+
     /// The connection to a side broke: what was asked there and not answered is unknown. What was read stays: until a key is admitted nobody changes it.
-    pub(super) fn redo_after_loss(&mut self, side: Side) {
+    /// True where that has happened too often in the middle of the same keys: they may be the reason.
+    pub(super) fn redo_after_loss(&mut self, side: Side) -> bool {
         let (from, to) = (self.from(), self.to());
         let not_redone = self.planted.is(Bug::NotRedone);
         let era = self.link(to).era;
+        let mut is_given_up = false;
         for batch in self.batches.values_mut().filter(|batch| batch.asked) {
+            let is_on_record = batch.step == Step::Remove;
             match batch.step {
                 Step::Store if side == to && not_redone => batch.go_to(Step::Secure),
+                Step::Store if side == to => {
+                    batch.store_sent = true;
+                    batch.go_to(Step::Clear);
+                }
                 Step::Copy if side == from => batch.go_to(Step::Copy),
-                Step::Clear | Step::Store | Step::Secure if side == to => batch.go_to(Step::Clear),
+                Step::Clear | Step::Secure if side == to => batch.go_to(Step::Clear),
                 // It is on record and at the other side: once more. If that has restarted since, stored once more first.
                 Step::Remove if side == from => {
                     let there = batch.on_record.is_some_and(|eras| eras.of(to) == era);
@@ -443,7 +491,12 @@ impl Leg {
                 _ => continue,
             }
             self.progress.repeated += 1;
+            if !is_on_record {
+                batch.tries += 1;
+                is_given_up |= batch.tries >= TRIES;
+            }
         }
+        is_given_up && !self.turned
     }
 
     /// Another process is at a side. If keys go there: what was stored there and not yet removed where it came from is stored once more.

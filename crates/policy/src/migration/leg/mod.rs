@@ -36,9 +36,11 @@ const WANTED_KEYS: usize = 64;
 const LOST_PATIENCE_US: u64 = 2_000_000;
 /// Between two such tellings, microseconds.
 const REFUSE_EVERY_US: u64 = 100_000;
+/// A leg goes back when its target is lost for so long, microseconds: whoever waits for a key that the source still has is served there then.
+const TARGET_PATIENCE_US: u64 = 3_000_000;
 /// A leg that has not begun gives up when a side is lost for so long, microseconds.
 const PREPARE_PATIENCE_US: u64 = 10_000_000;
-/// A batch that a node refuses is tried so often before the leg turns back.
+/// A batch that a node refuses, or over which a connection breaks, is tried so often before the leg turns back.
 const TRIES: u32 = 5;
 /// Before the second try, microseconds; twice as long each time, up to [`REST_MAX_US`].
 const REST_US: u64 = 20_000;
@@ -350,8 +352,11 @@ impl Leg {
         if self.purging == Some(side) {
             self.purging = None;
         }
-        self.redo_after_loss(side);
+        let is_given_up = self.redo_after_loss(side);
         actions.push(Action::Restore { side });
+        if is_given_up {
+            self.turn_back(format!("the {} was lost {TRIES} times in the middle of the same keys", name(side)), actions);
+        }
     }
 
     /// The record of that number is durable, and with it all before.
@@ -375,6 +380,18 @@ impl Leg {
             }
             _ => {}
         }
+    }
+
+    /// Decides to go back. `never_left`: keys on record that the source still has, and that nobody has used elsewhere. They are back with the decision.
+    fn record_turn(&mut self, never_left: BTreeSet<Fingerprint>, actions: &mut Vec<Action>) {
+        let Orders { move_id, leg, .. } = self.orders;
+        let why = self.back.clone().unwrap_or_default();
+        let mut record = self.record(Record::TurnedBack { move_id, leg, why }, actions);
+        self.away.retain(|key, _| !never_left.contains(key));
+        if !never_left.is_empty() {
+            record = self.record(Record::Returned { move_id, leg, keys: never_left.into_iter().collect() }, actions);
+        }
+        self.state = State::TurningBack { record };
     }
 
     fn turn(&mut self, actions: &mut Vec<Action>) {
@@ -456,14 +473,19 @@ impl Leg {
     /// A user's wish to go back is met by going on, when that is less: everything is listed, and fewer keys are left than would have to come back.
     fn user_turns_back(&mut self, actions: &mut Vec<Action>) {
         let left = self.listed.len() + self.wanted.len() + self.batches.values().map(|batch| batch.keys.len()).sum::<usize>();
-        if self.state == State::Moving && self.list_ended && left < self.away.len() && self.source.era + self.target.era == 0 {
+        let is_calm = self.source.era + self.target.era == 0 && self.usable(Side::Source) && self.usable(Side::Target);
+        if self.state == State::Moving && self.list_ended && left < self.away.len() && is_calm {
             actions.push(Action::Report { text: format!("nearly done: {left} keys at most are left, so the leg goes on to its end") });
             return;
         }
         self.turn_back("the user asked for it".to_owned(), actions);
     }
 
-    /// Whoever waits for a node that does not answer is told so.
+    fn is_lost(&self, side: Side) -> bool {
+        matches!(self.link(side).state, LinkState::Down { .. })
+    }
+
+    /// Whoever waits for a node that does not answer is told so. If only the target is lost, the leg goes back: what the source has is served there.
     fn refuse_if_lost(&mut self, now_us: u64, actions: &mut Vec<Action>) {
         let lost = [Side::Source, Side::Target].into_iter().find_map(|side| match self.link(side).state {
             LinkState::Down { since_us } if now_us.saturating_sub(since_us) >= LOST_PATIENCE_US => Some((side, since_us)),
@@ -476,6 +498,12 @@ impl Leg {
             if lost_us >= PREPARE_PATIENCE_US && waits {
                 let name = name(side);
                 self.give_up(format!("the {name} did not answer for {} s", lost_us / 1_000_000), actions);
+            }
+            return;
+        }
+        if side == Side::Target && !self.turned && self.back.is_none() {
+            if lost_us >= TARGET_PATIENCE_US {
+                self.turn_back(format!("the target has not answered for {} s", lost_us / 1_000_000), actions);
             }
             return;
         }
@@ -498,7 +526,12 @@ impl Leg {
         match self.state {
             State::Readying => {
                 self.purge(actions);
-                if self.usable(Side::Source) && self.usable(Side::Target) {
+                let is_lost = self.is_lost(Side::Target);
+                if self.turned && is_lost {
+                    self.turn(actions);
+                } else if self.begun && self.back.is_some() && is_lost {
+                    self.record_turn(BTreeSet::new(), actions);
+                } else if self.usable(Side::Source) && self.usable(Side::Target) {
                     if self.turned {
                         self.turn(actions);
                     } else {
@@ -522,11 +555,13 @@ impl Leg {
                 self.drive_batches(now_us, actions);
                 if self.back.is_some() && !self.turned {
                     self.drop_what_is_not_on_record();
-                    if self.batches.is_empty() && self.usable(Side::Source) && self.usable(Side::Target) {
-                        let Orders { move_id, leg, .. } = self.orders;
-                        let why = self.back.clone().unwrap_or_default();
-                        let record = self.record(Record::TurnedBack { move_id, leg, why }, actions);
-                        self.state = State::TurningBack { record };
+                    if self.is_lost(Side::Target) {
+                        let never_left = self.drop_what_the_target_is_needed_for();
+                        if self.batches.is_empty() {
+                            self.record_turn(never_left, actions);
+                        }
+                    } else if self.batches.is_empty() && self.usable(Side::Source) && self.usable(Side::Target) {
+                        self.record_turn(BTreeSet::new(), actions);
                     }
                 } else if self.quiet == Quiet::No {
                     self.start_batches(now_us, actions);

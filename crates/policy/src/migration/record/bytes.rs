@@ -21,7 +21,7 @@ pub struct Damaged {
 
 impl std::fmt::Display for Damaged {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "a record of the journal of moves is damaged: at byte {} there should be {}", self.at, self.expected)
+        write!(f, "a record of the journal of moves cannot be read: at byte {} there should be {}", self.at, self.expected)
     }
 }
 

@@ -4,12 +4,14 @@
 //! it takes effect, and after a crash the record is read first, and the nodes only then.
 
 mod bytes;
+mod queue;
 mod replay;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub use bytes::Damaged;
+pub use queue::{Given, Kind, Queue, Room};
 pub use replay::Contradiction;
 
 use super::{Durability, Fingerprint, Key, Process, Protocol, Side};
@@ -112,6 +114,25 @@ pub enum Record {
         /// The move.
         move_id: MoveId,
     },
+}
+
+impl Record {
+    /// The move that it is about.
+    #[must_use]
+    pub const fn move_id(&self) -> MoveId {
+        match self {
+            Self::Begun { move_id, .. }
+            | Self::Keys { move_id, .. }
+            | Self::LegBegun { move_id, .. }
+            | Self::LegMoving { move_id, .. }
+            | Self::Met { move_id, .. }
+            | Self::Moved { move_id, .. }
+            | Self::TurnedBack { move_id, .. }
+            | Self::Returned { move_id, .. }
+            | Self::LegEnded { move_id, .. }
+            | Self::Ended { move_id } => *move_id,
+        }
+    }
 }
 
 /// How many times another process than before was at each side, since the leg began, when a key was recorded.

@@ -12,11 +12,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::staging::{Place, Step};
-use switchyard_policy::migration::{BatchId, Copied, Durability, Key, Process, Stored};
+use switchyard_policy::migration::{BatchId, Copied, Durability, Key, Stored};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply;
 
 pub(in crate::mover) use self::answers::{OneByOne, copied, scanned, secured, stored};
+use crate::fences::Fences;
 use crate::mover::connection::{Connection, field};
 use crate::mover::last_piece::{self, Last, LastRead};
 use crate::mover::sizes::Page;
@@ -263,8 +264,8 @@ pub(in crate::mover) struct End {
     pub(in crate::mover) connection: Option<Connection>,
     jobs: VecDeque<Job>,
     answers: Vec<Vec<u8>>,
-    /// Connections that broke and whose end is not confirmed.
-    pub(in crate::mover) dead: Vec<Process>,
+    /// Takes note of connections that break.
+    fences: Arc<Fences>,
     /// When to try to reach it again.
     pub(in crate::mover) next_try: Option<Instant>,
     /// `appendfsync always`: what is answered is on disk.
@@ -280,16 +281,18 @@ pub(in crate::mover) struct End {
     pub(in crate::mover) bytes_per_key: usize,
     /// It refuses MGET or MSETNX.
     pub(in crate::mover) only_one_by_one: bool,
+    /// By how much its clock is ahead of ours, microseconds, at least and at most: its answer was under way for a while.
+    pub(in crate::mover) ahead_us: Option<(i64, i64)>,
 }
 
 impl End {
-    pub(in crate::mover) fn new(node: NodeId) -> Self {
+    pub(in crate::mover) fn new(node: NodeId, fences: Arc<Fences>) -> Self {
         Self {
             node,
             connection: None,
             jobs: VecDeque::new(),
             answers: Vec::new(),
-            dead: Vec::new(),
+            fences,
             next_try: None,
             always_synced: false,
             policy: String::new(),
@@ -298,6 +301,7 @@ impl End {
             slow: 0,
             bytes_per_key: 0,
             only_one_by_one: false,
+            ahead_us: None,
         }
     }
 
@@ -308,11 +312,18 @@ impl End {
     /// The connection is given up: whatever was asked is not known.
     pub(in crate::mover) fn fail(&mut self) {
         if let Some(connection) = self.connection.take() {
-            self.dead.push(connection.process);
+            self.fences.broke(self.node, connection.process);
         }
         self.jobs.clear();
         self.answers.clear();
         self.next_try = Some(Instant::now());
+    }
+
+    /// The move is over: what is under way is nobody's any more, and may still be executed.
+    pub(in crate::mover) fn let_go(&mut self) {
+        if self.connection.as_ref().is_some_and(|connection| connection.unanswered > 0) {
+            self.fail();
+        }
     }
 
     pub(in crate::mover) fn try_later(&mut self) {
@@ -707,7 +718,7 @@ mod tests {
 
     #[test]
     fn without_a_connection_nothing_is_asked_that_would_be_done_when_there_is_another() {
-        let mut end = End::new(NodeId(0));
+        let mut end = End::new(NodeId(0), Arc::default());
         let keys = [Key::from(&b"a"[..])];
         end.remove(BatchId(0), &keys, &[0]);
         end.purge(&keys, 0);

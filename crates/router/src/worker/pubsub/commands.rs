@@ -142,7 +142,7 @@ impl Worker {
         }
         let resp3 = client.resp3;
         let link = self.shared_link(node, Lane::Main, resp3);
-        if self.links.get(link).is_some_and(|l| l.unsent() > Self::UNSENT_HIGH) && self.link_is_full(link, handle, Self::UNSENT_HIGH) {
+        if self.links.get(link).is_some_and(|l| !l.has_room(Self::UNSENT_HIGH)) && self.link_is_full(link, handle, Self::UNSENT_HIGH) {
             return Flow::Stall(Stall::Upstream);
         }
         let class = command.class() as u8;

@@ -74,6 +74,11 @@ pub(super) struct Topics {
 }
 
 impl Topics {
+    /// A buffer that a burst may have left large.
+    pub(super) fn reused(&mut self) -> &mut Vec<u8> {
+        &mut self.scratch
+    }
+
     pub(super) fn new() -> Self {
         Self { topics: Slab::new(), by_name: Default::default(), has_old_places: false, scratch: Vec::new(), receivers: Vec::new() }
     }
@@ -133,6 +138,12 @@ impl Subscriber {
         // Messages keep their order.
         let before = self.held.back().map(|(behind, _)| *behind);
         publishing.or(streaming.then_some(first)).or(before)
+    }
+
+    /// Bytes that it takes, with its share of the names and tables of topics.
+    pub(super) fn memory(&self) -> usize {
+        const TOPIC: usize = 256;
+        size_of::<Self>() + self.name_bytes + self.total() * TOPIC + self.items.len() * size_of::<Item>() + self.held_bytes
     }
 
     /// Whether a command of the client waits for nodes.

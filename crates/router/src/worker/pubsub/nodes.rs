@@ -254,6 +254,7 @@ impl Worker {
     pub(in crate::worker) fn pubsub_link_lost(&mut self, node: NodeId) {
         self.tracking_link_lost(node);
         let mut lost = 0;
+        let mut missing = Vec::new();
         for handle in self.pubsub.topics.handles() {
             let Some(topic) = self.pubsub.topics.get_mut(handle) else { continue };
             let Some((_, place)) = topic.places.iter_mut().find(|(n, _)| *n == node) else { continue };
@@ -261,23 +262,44 @@ impl Worker {
             let (kind, name) = (topic.kind, topic.name.clone());
             if was_in_force {
                 lost += 1;
+                missing.extend(&topic.subscribers);
                 self.note_in_force(kind, &name, node, false);
             }
         }
+        // At a node that has left, nothing is published any more.
+        let is_member = self.plan.topology.node(node).is_some();
+        let disconnected = if is_member { self.tell_of_missed(missing) } else { 0 };
         if lost > 0 {
             self.counters.subscriptions_lost.add(lost);
             warn!(
                 node = %self.node_name(node),
                 subscriptions = lost,
+                disconnected,
                 "lost the connection that carries subscriptions: messages published at this node are missed until they are restored"
             );
         }
-        if self.plan.topology.node(node).is_some() && self.needs_pubsub_link(node) {
+        if is_member && self.needs_pubsub_link(node) {
             let link = self.shared_link(node, Lane::Pubsub, true);
             if self.links.get(link).is_none_or(|l| !l.takes_commands()) {
                 self.pubsub_link_failed(node);
             }
         }
+    }
+
+    /// Messages for these clients may have been missed. A client can only be told so by the end of its connection, as one server's end would: it then
+    /// subscribes again, and reads anew what it follows. Gives how many were.
+    fn tell_of_missed(&mut self, mut clients: Vec<Handle>) -> usize {
+        if !self.plan.live.missed_disconnects {
+            return 0;
+        }
+        clients.retain(|client| self.clients.get(*client).is_some());
+        clients.sort_unstable_by_key(|client| client.index);
+        clients.dedup();
+        self.counters.cut_missed.add(clients.len() as u64);
+        for client in &clients {
+            self.close_client(*client);
+        }
+        clients.len()
     }
 
     fn needs_pubsub_link(&self, node: NodeId) -> bool {
@@ -444,8 +466,9 @@ impl Worker {
         if reply::is_error(answer) {
             let error = String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned();
             *place = Place::Refused(error.clone().into());
-            let lost = !topic.subscribers.is_empty();
-            if lost {
+            let missing: Vec<Handle> = topic.subscribers.iter().copied().collect();
+            if !missing.is_empty() {
+                self.tell_of_missed(missing);
                 self.counters.subscriptions_lost.add(1);
                 warn!(node = %self.node_name(node), error, "node refuses to restore a subscription: its messages are missed");
             }

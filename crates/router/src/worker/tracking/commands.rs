@@ -308,8 +308,7 @@ impl Worker {
             tracked.own.iter_mut().for_each(|write| write.forget(key));
         }
         if self.tracking.keys.len() >= KEYS_MAX && !self.tracking.keys.contains_key(key) {
-            self.tracking.forget_reads();
-            self.invalidate_all();
+            self.forget_tracked_reads();
         }
         self.tracking.note_read(key, handle);
         self.count_tracked();

@@ -78,6 +78,12 @@ pub(in crate::worker) struct Tracked {
 }
 
 impl Tracked {
+    /// Bytes that it takes.
+    pub(in crate::worker) fn memory(&self) -> usize {
+        let keys = self.queued.iter().chain(&self.options.prefixes);
+        size_of::<Self>() + self.held_bytes + keys.map(|key| key.len() + size_of::<Box<[u8]>>()).sum::<usize>()
+    }
+
     pub(in crate::worker) fn redirect(&self) -> Option<Redirect> {
         self.options.redirect
     }
@@ -114,6 +120,8 @@ pub(in crate::worker) struct Tracking {
     places: Vec<(NodeId, Place)>,
     /// Who has read what, in the default mode.
     keys: HashMap<Box<[u8]>, Vec<Handle>>,
+    /// Bytes of these keys.
+    key_bytes: usize,
     /// The readers of all these keys.
     reads: usize,
 }
@@ -127,14 +135,18 @@ impl Tracking {
         match self.keys.get_mut(key) {
             Some(readers) if readers.contains(&client) => return,
             Some(readers) => readers.push(client),
-            None => drop(self.keys.insert(key.into(), vec![client])),
+            None => {
+                self.key_bytes += key.len();
+                self.keys.insert(key.into(), vec![client]);
+            }
         }
         self.reads += 1;
     }
 
     /// The key has changed: who has read it, once.
     fn take_readers(&mut self, key: &[u8]) -> Vec<Handle> {
-        let readers = self.keys.remove(key).unwrap_or_default();
+        let Some(readers) = self.keys.remove(key) else { return Vec::new() };
+        self.key_bytes -= key.len();
         self.reads -= readers.len();
         readers
     }
@@ -146,12 +158,20 @@ impl Tracking {
         self.reads -= before - readers.len();
         if readers.is_empty() {
             self.keys.remove(key);
+            self.key_bytes -= key.len();
         }
     }
 
     fn forget_reads(&mut self) {
         self.keys = HashMap::new();
+        self.key_bytes = 0;
         self.reads = 0;
+    }
+
+    /// Bytes that the table of keys takes, about.
+    pub(in crate::worker) fn memory(&self) -> usize {
+        let entry = size_of::<(Box<[u8]>, Vec<Handle>)>() + 4 * size_of::<Handle>();
+        self.keys.capacity() * entry + self.key_bytes + self.reads * size_of::<Handle>()
     }
 
     pub(in crate::worker) fn is_on(&self) -> bool {
@@ -173,6 +193,13 @@ impl Tracking {
 }
 
 impl Worker {
+    /// Clients are told to forget all that they have read: the table is too large.
+    pub(in crate::worker) fn forget_tracked_reads(&mut self) {
+        self.tracking.forget_reads();
+        self.invalidate_all();
+        self.count_tracked();
+    }
+
     /// Shows how much is tracked.
     fn count_tracked(&self) {
         self.counters.tracked_keys.set(self.tracking.keys.len() as u64);

@@ -10,7 +10,8 @@ pub(super) const ADMIN: &[Key<Config>] = &[
         "listen",
         Takes::Restart,
         &["bind", "port", "address"],
-        "Address of the admin API, metrics and health checks. Addresses that others can reach need a token.",
+        "Address of the admin API, metrics and health checks. Addresses that others can reach need a token here; elsewhere one is made in the \
+         state directory for what changes something.",
         |config, raw, _| {
             config.admin_listen = raw.endpoint(None)?;
             Ok(())
@@ -35,7 +36,7 @@ pub(super) const ADMIN: &[Key<Config>] = &[
 pub(super) const ADMIN_TOKEN: [Key<Config>; 3] = secret!(
     Config,
     Section::Admin,
-    Takes::Restart,
+    Takes::Reload,
     admin_token,
     "token",
     "bearer token that the admin port asks for",

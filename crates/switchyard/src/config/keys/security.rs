@@ -1,5 +1,7 @@
 //! The keys about who may connect and how: users, certificates, listeners. A file of their own because the table is long.
 
+use std::time::Duration;
+
 use super::super::Config;
 use super::super::listener::{LimitConfig, ListenerConfig, parse_mode};
 use super::super::tls::ClientAuth;
@@ -20,13 +22,25 @@ pub(super) const USERS_FILE: &[Key<Config>] = &[
         "default-user-rules",
         Takes::Reload,
         &[],
-        "What clients that have not named a user may not do, in the words of the users file: [\"-@dangerous\", \"-keys\"]. Not together with \
-         a line for the default user there. Empty: they may do everything.",
+        "What clients that have not named a user may or may not do, in the words of the users file: [\"-@dangerous\", \"-keys\"]; \
+         [\"operator\"] lets them change the fleet. Not together with a line for the default user there. Empty: they may do everything but that.",
         |config, raw, _| {
             config.default_user_rules = raw.texts()?.into_iter().filter(|word| !word.is_empty()).collect();
             Ok(())
         },
         |config| list(config.default_user_rules.iter().cloned())
+    ),
+    key!(
+        Section::Clients,
+        "login-timeout",
+        Takes::Reload,
+        &["auth-timeout"],
+        "A client that has to log in, and has not after so long, is closed. 0s: never.",
+        |config, raw, _| {
+            config.live.login_timeout = Some(raw.time(Duration::ZERO..=HOUR)?).filter(|time| !time.is_zero());
+            Ok(())
+        },
+        |config| time(config.live.login_timeout.unwrap_or_default())
     ),
 ];
 

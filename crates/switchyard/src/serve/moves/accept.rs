@@ -92,7 +92,7 @@ impl Moves {
         let tuning = self.tuning.read().unwrap_or_else(PoisonError::into_inner);
         let config = &tuning.config;
         let of = |what: &str, error: String| wrong(format!("{what}: {error}"));
-        Ok(How {
+        let how = How {
             goal: request.goal.as_ref().map_or(Ok(config.goal), |word| named(&Goal::ALL, word)).map_err(|e| of("goal", e))?,
             max_rate: request.max_rate.filter(|rate| *rate > 0).or(config.max_rate),
             durability: match &request.durability {
@@ -105,7 +105,23 @@ impl Moves {
             },
             allow_direct_clients: request.allow_direct_clients,
             purge_target: request.purge_target,
-        })
+        };
+        if how.protocol == Protocol::StopAndCopy {
+            // MIGRATE removes at the source, key by key, before anything is on record or on disk.
+            if how.durability != Durability::Memory {
+                return Err(wrong(format!(
+                    "stop-and-copy cannot keep durability {}: ask for durability memory, or use the default protocol",
+                    name_of(&DURABILITIES, how.durability)
+                )));
+            }
+            if !request.allow_key_loss {
+                return Err(wrong(
+                    "stop-and-copy loses keys when a node restarts in the middle of the move, so it is only for comparisons: use the default protocol, \
+                     or say that keys may be lost (--allow-key-loss)",
+                ));
+            }
+        }
+        Ok(how)
     }
 
     fn begin_one(self: &Arc<Self>, request: &MoveRequest) -> Result<Value, Refused> {
@@ -451,8 +467,9 @@ impl Moves {
         let done = move |outcome: Result<(), String>| {
             let is_late = !still.swap(false, Ordering::AcqRel);
             if is_late && outcome.is_ok() {
-                let ended = ids.into_iter().map(|move_id| Record::Ended { move_id }).collect();
-                moves.ledger.record(ended, Box::new(|_| {}));
+                for move_id in ids {
+                    moves.ledger.record(vec![Record::Ended { move_id }], Box::new(|_| {}));
+                }
             }
             drop(told.send(outcome));
         };

@@ -76,7 +76,7 @@ impl Moves {
     pub(super) fn homeward(topology: &Topology, node: NodeId, pattern: Option<&str>) -> Vec<Wish> {
         let mut by_owner: BTreeMap<NodeId, BTreeSet<Key>> = BTreeMap::new();
         for (key, at) in topology.exceptions() {
-            if at == node && pattern.is_none_or(|pattern| glob::matches(pattern.as_bytes(), key)) {
+            if at == node && pattern.is_none_or(|pattern| glob::matches_key(pattern.as_bytes(), key)) {
                 by_owner.entry(topology.owner_of(key)).or_default().insert(Arc::clone(key));
             }
         }
@@ -93,7 +93,7 @@ impl Moves {
             return Ok([Key::from(pattern.as_bytes())].into());
         }
         // Those that have been moved there are known, also where they do not exist now.
-        let known = topology.exceptions().filter(|(key, at)| *at == source && glob::matches(pattern.as_bytes(), key));
+        let known = topology.exceptions().filter(|(key, at)| *at == source && glob::matches_key(pattern.as_bytes(), key));
         let mut found: BTreeSet<Key> = known.map(|(key, _)| Arc::clone(key)).collect();
         let failed = |why: String| Refused::Failed(format!("node {} {why}", self.name(source)));
         let access = self.running.with(Router::node_access).unwrap_or_default();

@@ -54,30 +54,55 @@ fn answer(moves: &Arc<Moves>, command: &OperatorCommand) -> Vec<u8> {
     let mut out = Vec::new();
     let words: Vec<String> = command.words().iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    if let [verb, node @ ..] = words.as_slice()
-        && verb.eq_ignore_ascii_case("ACCEPT")
-    {
-        accept(moves, node, command.who(), &mut out);
-        return out;
-    }
-    let done = parse(&words).map_err(|why| format!("{why}. Try SWITCHYARD HELP."));
-    let done = done.and_then(|operation| moves.operate(operation, command.who()).map_err(|refused| refused.text().to_owned()));
-    match done {
-        Ok(value) => encode_json(&value, command.resp3(), &mut out),
-        Err(why) => encode::error(&mut out, &format!("ERR {}", why.replace(['\r', '\n'], " "))),
+    let asked = match words.as_slice() {
+        [verb, node @ ..] if verb.eq_ignore_ascii_case("ACCEPT") => Ok(Asked::Accept(node)),
+        _ => parse(&words).map(Asked::Operation).map_err(|why| format!("ERR {why}. Try SWITCHYARD HELP.")),
+    };
+    let done = asked.and_then(|asked| match asked {
+        asked if asked.changes() && !command.may_operate() => {
+            warn!(target: "audit", who = command.who(), "refused: the user is no operator");
+            Err(format!("NOPERM this changes the fleet, and {} may not: {HOW_TO_OPERATE}", command.who()))
+        }
+        Asked::Accept(node) => accept(moves, node, command.who()).map(|()| encode::simple(&mut out, "OK")),
+        Asked::Operation(operation) => {
+            let done = moves.operate(operation, command.who()).map_err(|refused| format!("ERR {}", refused.text()));
+            done.map(|value| encode_json(&value, command.resp3(), &mut out))
+        }
+    });
+    if let Err(why) = done {
+        encode::error(&mut out, &why.replace(['\r', '\n'], " "));
     }
     out
 }
 
-/// `SWITCHYARD ACCEPT node`: what `switchyard nodes accept` does.
-fn accept(moves: &Moves, words: &[&str], who: &str, out: &mut Vec<u8>) {
-    let [node] = words else { return encode::error(out, "ERR wrong arguments: ACCEPT node") };
-    if moves.running.accept(node) {
-        warn!(target: "audit", who, node, "the node is accepted as it is");
-        encode::simple(out, "OK");
-    } else {
-        encode::error(out, &format!("ERR there is no node '{}'; SWITCHYARD NODES lists them", node.replace(['\r', '\n'], " ")));
+/// What a client may be told that is no operator.
+const HOW_TO_OPERATE: &str = "give its user the word operator (in the users file; for the default user in clients.default-user-rules), or use the \
+                              command line, such as `switchyard move`";
+
+/// What a client asks.
+enum Asked<'w> {
+    /// The words after ACCEPT.
+    Accept(&'w [&'w str]),
+    Operation(Operation),
+}
+
+impl Asked<'_> {
+    fn changes(&self) -> bool {
+        match self {
+            Asked::Accept(_) => true,
+            Asked::Operation(operation) => operation.changes(),
+        }
     }
+}
+
+/// `SWITCHYARD ACCEPT node`: what `switchyard nodes accept` does.
+fn accept(moves: &Moves, words: &[&str], who: &str) -> Result<(), String> {
+    let [node] = words else { return Err("ERR wrong arguments: ACCEPT node".to_owned()) };
+    if !moves.running.accept(node) {
+        return Err(format!("ERR there is no node '{node}'; SWITCHYARD NODES lists them"));
+    }
+    warn!(target: "audit", who, node, "the node is accepted as it is");
+    Ok(())
 }
 
 /// What the words ask. They are those of the command line.
@@ -189,6 +214,10 @@ fn read<'w>(
                 how.purge_target = true;
                 at -= 1;
             }
+            "ALLOW-KEY-LOSS" => {
+                how.allow_key_loss = true;
+                at -= 1;
+            }
             "ALLOW-DIRECT-CLIENTS" => {
                 how.allow_direct_clients = true;
                 at -= 1;
@@ -232,12 +261,50 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_changes_the_fleet_needs_the_right() {
+        for (words, changes) in [
+            (&["MOVES"][..], false),
+            (&["BALANCE", "DRY-RUN"], false),
+            (&["BALANCE"], true),
+            (&["MOVE", "FROM", "a:1", "TO", "b:1", "ALL", "--dry-run"], false),
+            // The name of a node, and no option.
+            (&["MOVE", "FROM", "DRY-RUN", "TO", "b:1", "ALL"], true),
+            (&["MOVE", "FROM", "a:1", "TO", "DRY-RUN", "ALL"], true),
+            (&["MOVES", "PAUSE", "1"], true),
+            (&["MOVES", "RESUME", "1"], true),
+            (&["MOVES", "ABORT", "1"], true),
+            (&["MOVES", "GOAL", "1", "fast"], true),
+            (&["MOVES", "MAX-RATE", "1", "none"], true),
+            (&["NODES", "ADD", "a:1"], true),
+            (&["NODES", "DRAIN", "a:1"], true),
+            (&["NODES", "REMOVE", "a:1"], true),
+        ] {
+            assert_eq!(parse(words).map(|operation| Asked::Operation(operation).changes()), Ok(changes), "{words:?}");
+        }
+        assert!(Asked::Accept(&["a:1"]).changes());
+    }
+
+    #[test]
     fn words_are_those_of_the_command_line() {
-        let words = ["move", "--from", "a:1", "TO", "b:1", "slots", "0-5", "--goal", "Fast", "MAX-RATE", "10mb", "--purge-target"];
+        let words = [
+            "move",
+            "--from",
+            "a:1",
+            "TO",
+            "b:1",
+            "slots",
+            "0-5",
+            "--goal",
+            "Fast",
+            "MAX-RATE",
+            "10mb",
+            "--purge-target",
+            "allow-key-loss",
+        ];
         let Ok(Operation::Move(request)) = parse(&words) else { panic!("a move") };
         assert_eq!((request.from.as_str(), request.to.as_str(), request.slots.as_deref()), ("a:1", "b:1", Some("0-5")));
         assert_eq!((request.how.goal.as_deref(), request.how.max_rate), (Some("fast"), Some(10 << 20)));
-        assert!(request.how.purge_target && !request.all);
+        assert!(request.how.purge_target && request.how.allow_key_loss && !request.all);
         let Ok(Operation::Move(request)) = parse(&["MOVE", "FROM", "a:1", "HOME", "KEYS", "user:*", "DRY-RUN"]) else { panic!("a move") };
         assert_eq!((request.keys.as_deref(), request.home, request.dry_run), (Some("user:*"), true, true));
         for (words, what) in [

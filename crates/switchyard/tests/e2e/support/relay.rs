@@ -19,6 +19,12 @@ struct Mood {
     stall: AtomicBool,
     /// Requests are held back.
     hold: AtomicBool,
+    /// The requests of one connection are held back, from those on in which this occurs.
+    hold_from: Mutex<Option<Vec<u8>>>,
+    /// There is such a connection, and its requests are held back.
+    holds_one: AtomicBool,
+    /// What it held back has been passed on, or could not be any more.
+    has_released: AtomicBool,
     /// New connections are closed at once.
     refuse: AtomicBool,
     /// Connections accepted so far.
@@ -47,6 +53,9 @@ impl Relay {
             cut_after: AtomicI64::new(-1),
             stall: AtomicBool::new(false),
             hold: AtomicBool::new(false),
+            hold_from: Mutex::default(),
+            holds_one: AtomicBool::new(false),
+            has_released: AtomicBool::new(false),
             refuse: AtomicBool::new(false),
             accepted: AtomicU64::new(0),
             seen: Mutex::default(),
@@ -106,6 +115,24 @@ impl Relay {
         self.mood.hold.store(on, Ordering::SeqCst);
     }
 
+    /// Holds back the requests of the first connection in which `needle` comes, from there on, also when that was closed meanwhile.
+    pub(crate) fn hold_from(&self, needle: &[u8]) {
+        *self.mood.hold_from.lock().expect("what to look for") = Some(needle.to_vec());
+    }
+
+    /// Whether there was such a connection.
+    pub(crate) fn holds_one(&self) -> bool {
+        self.mood.holds_one.load(Ordering::SeqCst)
+    }
+
+    /// Passes on what was held back of that connection, as far as the node still has it.
+    pub(crate) fn release(&self) {
+        self.mood.holds_one.store(false, Ordering::SeqCst);
+        while !self.mood.has_released.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
     /// Closes new connections at once, or serves them again.
     pub(crate) fn refuse(&self, on: bool) {
         self.mood.refuse.store(on, Ordering::SeqCst);
@@ -158,6 +185,20 @@ fn requests(mut from: TcpStream, mut to: TcpStream, mood: &Mood) {
             if seen.len() < 4 << 20 {
                 seen.extend_from_slice(&chunk[..n]);
             }
+        }
+        let is_it =
+            mood.hold_from.lock().expect("what to look for").take_if(|needle| chunk[..n].windows(needle.len()).any(|w| w == needle));
+        if is_it.is_some() {
+            mood.holds_one.store(true, Ordering::SeqCst);
+            while mood.holds_one.load(Ordering::SeqCst) && !mood.stop.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            // What the node does with it, and with the end of the connection, is awaited: it closes its side then.
+            let _ = to.write_all(&chunk[..n]);
+            let _ = to.shutdown(Shutdown::Write);
+            let _ = to.read(&mut [0; 1000]);
+            mood.has_released.store(true, Ordering::SeqCst);
+            break;
         }
         while mood.hold.load(Ordering::SeqCst) && !mood.stop.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(2));

@@ -1,0 +1,120 @@
+//! Connections to nodes whose end is not confirmed: what was sent there may still be executed.
+//!
+//! Closing a socket does not take back bytes that are on their way. So a mover's broken connection is remembered here, by node, until the node has
+//! confirmed its end on a newer connection: across legs, moves and aborts. What a router before this one has left is found by its name, and ended when
+//! a node is first met, before any command is sent there. (A worker keeps its own: `worker::upstream::Zombie`.)
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use switchyard_policy::migration::Process;
+use switchyard_policy::topology::NodeId;
+
+use crate::shared::lock;
+
+/// What is known of old connections, by node.
+#[derive(Debug, Default)]
+pub(crate) struct Fences(Mutex<BTreeMap<NodeId, Fence>>);
+
+#[derive(Debug, Default)]
+struct Fence {
+    /// Movers' connections that broke.
+    broken: Vec<Process>,
+    /// The process at which nothing of an earlier router is left.
+    cleared: Option<String>,
+    /// The process that does not say what is left.
+    silent: Option<String>,
+}
+
+impl Fences {
+    /// A connection broke, or was given up with something under way.
+    pub(crate) fn broke(&self, node: NodeId, process: Process) {
+        let mut fences = lock(&self.0);
+        let broken = &mut fences.entry(node).or_default().broken;
+        if !broken.contains(&process) {
+            broken.push(process);
+        }
+    }
+
+    /// Those at a node whose end is not confirmed.
+    pub(crate) fn broken(&self, node: NodeId) -> Vec<Process> {
+        lock(&self.0).get(&node).map(|fence| fence.broken.clone()).unwrap_or_default()
+    }
+
+    /// The node has confirmed their end, or is another process.
+    pub(crate) fn ended(&self, node: NodeId, ended: &[Process]) {
+        if let Some(fence) = lock(&self.0).get_mut(&node) {
+            fence.broken.retain(|process| !ended.contains(process));
+        }
+    }
+
+    /// Whether nothing of an earlier router is left at this process of a node.
+    pub(crate) fn is_cleared(&self, node: NodeId, run_id: &str) -> bool {
+        lock(&self.0).get(&node).is_some_and(|fence| fence.cleared.as_deref() == Some(run_id))
+    }
+
+    /// Whether it is worth asking that process what is left there.
+    pub(crate) fn is_to_be_asked(&self, node: NodeId, run_id: &str) -> bool {
+        let knows = |of: &Option<String>| of.as_deref() == Some(run_id);
+        !lock(&self.0).get(&node).is_some_and(|fence| knows(&fence.cleared) || knows(&fence.silent))
+    }
+
+    /// It does not say. Whoever relies on it ([`Self::is_cleared`]) cannot go on there.
+    pub(crate) fn note_silent(&self, node: NodeId, run_id: &str) {
+        lock(&self.0).entry(node).or_default().silent = Some(run_id.to_owned());
+    }
+
+    /// Nothing of an earlier router is left there.
+    pub(crate) fn cleared(&self, node: NodeId, run_id: &str) {
+        lock(&self.0).entry(node).or_default().cleared = Some(run_id.to_owned());
+    }
+}
+
+/// The numbers of connections in a node's CLIENT LIST that another run of the router has left: those with the name of its site, and not of this run.
+pub(crate) fn left_behind(list: &str, site: &str, incarnation: &str) -> Vec<u64> {
+    let field = |line: &str, name: &str| line.split(' ').find_map(|field| field.strip_prefix(name)).unwrap_or_default().to_owned();
+    let of_site = format!("switchyard-{site}-");
+    let own = format!("{of_site}{incarnation}-");
+    let is_left = |line: &&str| {
+        let name = field(line, "name=");
+        name.starts_with(&of_site) && !name.starts_with(&own)
+    };
+    list.lines().filter(is_left).filter_map(|line| field(line, "id=").parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_broke_is_remembered_until_its_end_is_confirmed() {
+        let fences = Fences::default();
+        let process = |run_id: &str, client_id| Process { run_id: run_id.to_owned(), client_id };
+        let (node, other) = (NodeId(0), NodeId(1));
+        for (at, number) in [(node, 1), (node, 1), (node, 2), (other, 1)] {
+            fences.broke(at, process("a", number));
+        }
+        assert_eq!(fences.broken(node), [process("a", 1), process("a", 2)]);
+        let known = fences.broken(node);
+        // One breaks while the others are being ended.
+        fences.broke(node, process("a", 3));
+        fences.ended(node, &known);
+        assert_eq!((fences.broken(node), fences.broken(other)), (vec![process("a", 3)], vec![process("a", 1)]));
+        assert!(!fences.is_cleared(node, "a") && fences.is_to_be_asked(node, "a"));
+        fences.note_silent(node, "a");
+        assert!(!fences.is_cleared(node, "a") && !fences.is_to_be_asked(node, "a") && fences.is_to_be_asked(node, "b"));
+        fences.cleared(node, "a");
+        assert!(fences.is_cleared(node, "a") && !fences.is_cleared(node, "b") && !fences.is_cleared(other, "a"));
+    }
+
+    #[test]
+    fn only_other_runs_of_the_same_router_are_ended() {
+        let list = "id=3 addr=10.0.0.1:5 name=switchyard-5ite-1f-a0-0 db=0\n\
+             id=4 addr=10.0.0.1:6 name=switchyard-5ite-2f-b0-mover-7 db=0\n\
+             id=5 addr=10.0.0.1:7 name=switchyard-0the-1f-a0-0 db=0\n\
+             id=6 addr=10.0.0.1:8 name=application db=0\n\
+             id=7 addr=10.0.0.1:9 name= db=0\n";
+        assert_eq!(left_behind(list, "5ite", "2f-b0"), [3]);
+        assert_eq!(left_behind(list, "5ite", "2f-b"), [3, 4], "a name that only begins alike is another run");
+    }
+}

@@ -1,0 +1,237 @@
+//! What stands in front of a text that is checked while it runs: Lua in which `redis` is a table of ours.
+//!
+//! Only in front, because nothing behind it can then take it away: a text cannot reach the locals of a function before it. All on one line,
+//! so that the lines of errors stay right. The server's own tables (`string`, `bit`) cannot be written to since Redis 6.2.7 and 7.0; what runs
+//! in every call is kept in locals all the same.
+
+use std::fmt::Write as _;
+use std::sync::LazyLock;
+
+use switchyard_resp::command::{CommandTable, Keys};
+
+use super::rules::{entries, entry};
+use super::syntax::Facts;
+
+/// Members of `redis` that touch no keys.
+pub(super) const HARMLESS: [&str; 26] = [
+    "log",
+    "sha1hex",
+    "error_reply",
+    "status_reply",
+    "setresp",
+    "replicate_commands",
+    "set_repl",
+    "acl_check_cmd",
+    "breakpoint",
+    "debug",
+    "LOG_DEBUG",
+    "LOG_VERBOSE",
+    "LOG_NOTICE",
+    "LOG_WARNING",
+    "REPL_ALL",
+    "REPL_AOF",
+    "REPL_SLAVE",
+    "REPL_REPLICA",
+    "REPL_NONE",
+    "REDIS_VERSION",
+    "REDIS_VERSION_NUM",
+    "SERVER_NAME",
+    "SERVER_VERSION",
+    "SERVER_VERSION_NUM",
+    "VALKEY_VERSION",
+    "VALKEY_VERSION_NUM",
+];
+
+/// What the check begins with. Names of its own: `K` is the table of declared keys, `E` raises an error, `C` and `Q` are the server's
+/// `call` and `pcall`, `T`, `F`, `L` and `O` are functions of Lua. `X` refuses, and `Z` refuses a command; `A` gives what of a key decides
+/// on its slot; `D` judges a key, `h` being where in `K` it probably is.
+const KEYS: &str = "local function X(t) E({err='ERR Switchyard: '..t},0) end;\
+    local function Z(c) X('a script may not call '..c..' (which commands it may, docs/commands.md says)') end;\
+    local function A(k) local a=F(k,'{',1,true) if a then local b=F(k,'}',a+1,true) if b and b>a+1 then return L(k,a+1,b-1) end end return k end;\
+    local function S(k) local b,x,l,c=string.byte,bit.bxor,bit.lshift,0 for i=1,#k do c=x(c,l(b(k,i),8)) for _=1,8 do c=l(c,1) \
+    if c>=65536 then c=x(c,69665) end end end return c%16384 end;\
+    local function D(k,h) if k~=nil and K[h or 1]==k then return end local t=T(k) if t=='number' then \
+    if k%1~=0 or k>=1e15 or k<=-1e15 or k==0 and 1/k<0 then X('the script names a key by a number that not every server writes alike') end \
+    k=string.format('%.0f',k) elseif t~='string' then return end for i=1,#K do if K[i]==k then return end end \
+    local a=A(k) for i=1,#K do if A(K[i])==a then return end end \
+    if K[1] then local s,o=S(a) for i=1,#K do local b=A(K[i]) if b~=o then o=b if S(b)==s then return end end end end \
+    X('the script touches the key \\''..k..'\\', which it neither declares in KEYS nor has in the slot of one that it declares') end;";
+
+/// What judges a call begins with this. `I` finds the entry of a command, as [`entry`] writes it; `U` one that is not listed.
+const JUDGE: &str = "local function V(c,...) if T(c)~='string' then if T(c)=='number' then Z(c) end return end c=O(c) local e=I(c) \
+    if e=='1' then return D((...)) end if e=='0' then return end if not e then e=U(c) if not e then return end end ";
+
+/// Goes on for commands with other entries. Options are cut at a byte 0, where servers stop to read them.
+const OTHERS: [(&str, &str); 7] = [
+    ("", "local a,n={...},select('#',...) local function W(a) return T(a)=='string' and O(string.match(a,'^%Z*')) end "),
+    (
+        "C",
+        "if e=='C' then local s=a[1] if s==nil then return end if T(s)~='string' then Z(c) end s=O(s) \
+         e=I(c..'|'..s) if not e then Z(c..' '..s) end if e=='1' then return D(a[1]) end end ",
+    ),
+    (
+        "R",
+        "if L(e,1,1)=='R' then local f,l,s=string.match(e,'^R(%d+),(-?%d+),(%d+)$') f,l,s=tonumber(f),tonumber(l),tonumber(s) \
+         if l<0 then l=n+1+l end for i=f,l,s do D(a[i],(i-f)/s+1) end return end ",
+    ),
+    (
+        "N",
+        "if L(e,1,1)=='N' then local d,k,s=string.match(e,'^N(%d),(%d+),(%d+)$') k,s=tonumber(k),tonumber(s) local m=tonumber(a[k]) \
+         if d=='1' then D(a[1]) end if not m or m%1~=0 or m<1 then return end m=k+m*s if m>n then m=n end \
+         for i=k+1,m,s do D(a[i],(i-k-1)/s+1) end return end ",
+    ),
+    (
+        "S",
+        "if e=='S' then D(a[1]) for i=2,n-1 do local w=W(a[i]) if w=='store' then D(a[i+1]) elseif w=='by' or w=='get' then \
+         local p=a[i+1] local t=T(p)=='string' and F(p,'*',1,true) if t then p=L(p,1,t-1) \
+         if A(p)==p then X('the script sorts by a pattern whose keys may be in any slot') end D(p) end end end return end ",
+    ),
+    (
+        "G",
+        "if L(e,1,1)=='G' then D(a[1]) for i=tonumber(L(e,2)),n-1 do local w=W(a[i]) if w=='store' or w=='storedist' then D(a[i+1]) end end return end ",
+    ),
+    (
+        "X",
+        "if e=='X' then local i=1 while i<=n do local w=W(a[i]) if w=='streams' then n=n-i for j=i+1,i+(n-n%2)/2 do D(a[j],j-i) end return \
+         elseif w=='block' or w=='count' or w=='claim' then i=i+2 elseif w=='group' then i=i+3 elseif w=='noack' then i=i+1 else break end end \
+         X('the script calls '..c..' in a form that Switchyard does not understand') end ",
+    ),
+];
+
+/// Whatever is not judged by then is refused.
+const NOTHING_ELSE: &str = "Z(c) end;";
+
+/// What judges calls of commands with these entries.
+fn judging<'c>(codes: impl Iterator<Item = &'c str> + Clone) -> String {
+    let mut out = JUDGE.to_owned();
+    let needed = |kind: &str| codes.clone().any(|code| code.starts_with(kind) && !matches!(code, "0" | "1" | "-"));
+    OTHERS.iter().filter(|(kind, _)| needed(kind)).for_each(|(_, text)| out.push_str(text));
+    out + NOTHING_ELSE
+}
+
+/// `U` where a text may call anything: what a node does not know it refuses itself, and what has its keys at fixed places is judged by them.
+const UNLISTED: &str = "local function U(c) if F(c,'[^%w%._%-]') then Z(c) end local i=Q('COMMAND','INFO',c) if T(i)~='table' or i.err then Z(c) end \
+    i=i[1] if not i then return end if T(i)~='table' or T(i[3])~='table' then Z(c) end \
+    for a,b in pairs(i[3].set or i[3]) do if T(a)=='table' then b=a end if T(b)=='table' then b=b.ok end if b=='movablekeys' then Z(c) end end \
+    if T(i[4])~='number' or i[4]<1 or i[6]<1 then Z(c) end return 'R'..i[4]..','..i[5]..','..i[6] end;";
+
+/// `call` and `pcall` of ours.
+const CALLS: &str = "local function c(...) V(...) return C(...) end;\
+    local function p(...) local o,e=pcall(V,...) if not o then if T(e)~='table' then e={err=e} end return e end return Q(...) end;";
+
+/// The strings' metatable is one for all scripts, and can be written to before Redis 8.2.2: a text gets a copy.
+const GETMETATABLE: &str = "local getmetatable=(function() local g,t=getmetatable,type return function(...) \
+    if t((...))=='string' then return {__index=string} end return g(...) end end)() ";
+
+/// `redis` is read-only, as the server's own is, although the one of ours has a metatable for that.
+const RAWSET: &str = "local rawset=(function() local s,e,r=rawset,error,redis return function(t,...) \
+    if t==r then e('Attempt to modify a readonly table',0) end return s(t,...) end end)() ";
+
+/// In front of a text that is not understood: a server tells its mistakes, and runs nothing of it.
+pub(super) const NOT_UNDERSTOOD: &str = "do return {err='ERR Switchyard does not understand this script'} end ";
+
+/// The metatable of a `redis` that a text may do anything with: `R` is the server's own, `own` finds a member of ours.
+fn guard(own: &str) -> String {
+    format!(
+        "{{__index=function(_,n) return {own}T(n)=='string' and F(' {} ',' '..n..' ',1,true) and R[n] or nil end,\
+         __newindex=function() E('Attempt to modify a readonly table',2) end,__metatable=false}}",
+        HARMLESS.join(" ")
+    )
+}
+
+/// All commands in one string, to be searched.
+static LISTED: LazyLock<String> =
+    LazyLock::new(|| entries().into_iter().fold(" ".to_owned(), |all, (name, code)| all + &name + ":" + &code + " "));
+
+static JUDGES_ALL: LazyLock<String> = LazyLock::new(|| judging(entries().iter().map(|(_, code)| code.as_str())));
+
+/// Stands before the text of a script that may call anything.
+static CALLS_ANY: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "local N='{}' local function I(c) local _,e=F(N,' '..c..':',1,true) return e and string.match(N,'^%S+',e+1) end;{UNLISTED}{}",
+        *LISTED, *JUDGES_ALL
+    )
+});
+
+/// For one that names all its commands in its text: only these are listed.
+fn listed(facts: &Facts<'_>, table: &CommandTable) -> String {
+    let mut unknown = false;
+    let mut list: Vec<(String, String)> = Vec::new();
+    for name in &facts.commands {
+        match table.by_name(name).map(|command| (command, entry(command))) {
+            Some((container, Some(found))) if found.1 == "C" => {
+                let prefix = format!("{}|", container.name);
+                list.extend(table.iter().filter(|c| c.name.starts_with(&prefix)).filter_map(entry));
+                list.push(found);
+            }
+            Some((_, Some(found))) => list.push(found),
+            // It concerns all keys, or one node.
+            Some((command, None)) if command.keys == Keys::None => list.push((command.name.to_ascii_lowercase(), "-".to_owned())),
+            _ => unknown = true,
+        }
+    }
+    // What is not listed has its keys at fixed places, if it may be called.
+    let unlisted = unknown.then_some("R");
+    let judging = judging(list.iter().map(|(_, code)| code.as_str()).chain(unlisted));
+    let list = list.iter().fold(String::new(), |all, (name, code)| all + &format!("['{name}']='{code}',"));
+    format!("local N={{{list}}} local function I(c) return N[c] end;{}{judging}", if unknown { UNLISTED } else { "local U=Z;" })
+}
+
+/// What stands before the text of a script.
+pub(super) fn of_script(facts: &Facts<'_>, table: &CommandTable) -> String {
+    let mut out = String::with_capacity(4096);
+    out.push_str(
+        "local redis=(function() local R,E,T,F,L,O=redis,error,type,string.find,string.sub,string.lower local C,Q=R.call,R.pcall ",
+    );
+    out.push_str(if facts.keys_escape { "local K={} for i=1,#KEYS do K[i]=KEYS[i] end;" } else { "local K=KEYS;" });
+    out.push_str(KEYS);
+    let any = facts.redis_escapes || facts.calls_any;
+    if any {
+        out.push_str(&CALLS_ANY);
+    } else {
+        out.push_str(&listed(facts, table));
+    }
+    out.push_str(CALLS);
+    if facts.redis_escapes {
+        let _ = write!(out, "local P={{call=c,pcall=p}} return setmetatable({{}},{}) end)() ", guard("P[n] or "));
+    } else {
+        out.push_str("return {call=c,pcall=p");
+        for member in facts.members.iter().filter_map(|m| HARMLESS.iter().find(|h| h.as_bytes() == *m)) {
+            let _ = write!(out, ",{member}=R.{member}");
+        }
+        out.push_str("} end)() ");
+    }
+    if facts.globals.contains(&b"server"[..]) {
+        out.push_str("local server=redis ");
+    }
+    if facts.globals.contains(&b"getmetatable"[..]) {
+        out.push_str(GETMETATABLE);
+    }
+    if facts.globals.contains(&b"rawset"[..]) {
+        out.push_str(RAWSET);
+    }
+    out
+}
+
+/// What stands before a library of functions: one text for all, by which a library is known again. `K` has the keys of the running call.
+/// A library is loaded with next to no global names, so everything is looked up when a function first runs.
+pub(super) static OF_LIBRARY: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "local redis=(function() local K,N,R,E,T,F,L,O,C,Q={{}};{KEYS}local function I(c) return N[c] end;{UNLISTED}{}{CALLS}\
+         local P={{call=c,pcall=p}} \
+         local function B() R,E,T,F,L,O=redis,error,type,string.find,string.sub,string.lower C,Q=R.call,R.pcall \
+         N={{}} for n,e in string.gmatch('{}','(%S+):(%S+)') do N[n]=e end setmetatable(P,{}) end;\
+         local function G(f) return function(k,a) if not N then B() end K={{}} for i=1,#k do K[i]=k[i] end return f(k,a) end end;\
+         P.register_function=function(n,f) if f~=nil then return redis.register_function(n,G(f)) end \
+         n.callback=n.callback and G(n.callback) return redis.register_function(n) end;\
+         P.log=redis.log P.LOG_DEBUG=redis.LOG_DEBUG P.LOG_VERBOSE=redis.LOG_VERBOSE P.LOG_NOTICE=redis.LOG_NOTICE \
+         P.LOG_WARNING=redis.LOG_WARNING return P end)() local server=redis {}",
+        *JUDGES_ALL,
+        *LISTED,
+        guard(""),
+        GETMETATABLE.replace(
+            "(function() local g,t=getmetatable,type return function(...) ",
+            "(function() return function(...) local g,t=getmetatable,type "
+        )
+    )
+});

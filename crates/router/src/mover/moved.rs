@@ -1,0 +1,45 @@
+//! The keys that a move has moved, by fingerprint: asked for when a key turns up at the source afterwards.
+//!
+//! Not a set from the beginning: most moves only note, and a set costs several times the memory.
+
+use switchyard_policy::migration::{Fingerprint, FingerprintSet};
+
+/// Fingerprints of keys that were moved. Noting is all that most moves need of it: they are put in order when somebody asks.
+#[derive(Debug, Default)]
+pub(super) struct Moved {
+    pub(super) count: usize,
+    /// As they came, in pieces: one that grows is copied again and again, and has as much again in reserve.
+    noted: Vec<Vec<Fingerprint>>,
+    all: FingerprintSet,
+}
+
+impl Moved {
+    pub(super) fn note(&mut self, mut keys: &[Fingerprint]) {
+        self.count += keys.len();
+        while !keys.is_empty() {
+            if self.noted.last().is_none_or(|piece| piece.len() == piece.capacity()) {
+                self.noted.push(Vec::with_capacity(4096));
+            }
+            let Some(piece) = self.noted.last_mut() else { return };
+            let (now, then) = keys.split_at(keys.len().min(piece.capacity() - piece.len()));
+            piece.extend_from_slice(now);
+            keys = then;
+        }
+    }
+
+    fn sort(&mut self) {
+        self.noted.drain(..).for_each(|piece| self.all.extend(piece));
+    }
+
+    pub(super) fn forget(&mut self, keys: &[Fingerprint]) {
+        self.sort();
+        keys.iter().for_each(|key| {
+            self.all.remove(key);
+        });
+    }
+
+    pub(super) fn contains(&mut self, key: Fingerprint) -> bool {
+        self.sort();
+        self.all.contains(&key)
+    }
+}

@@ -1,0 +1,75 @@
+//! An allocator that counts: whatever is in the heap is counted once, without a line of code where it is put there.
+//!
+//! Not a count at each buffer: one that is forgotten would be a hole in the budget, and those of libraries (TLS) cannot be reached.
+
+use std::alloc::{GlobalAlloc, Layout};
+
+use crate::memory::note;
+
+/// The allocator `A`, with a count of the bytes that are in use ([`crate::heap_used`]).
+#[derive(Debug)]
+pub struct CountedHeap<A>(pub A);
+
+// SAFETY: every call is passed on as it came, and its result as it is. `note` neither allocates nor unwinds.
+unsafe impl<A: GlobalAlloc> GlobalAlloc for CountedHeap<A> {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promises are those that the inner allocator needs; the same below.
+        let block = unsafe { self.0.alloc(layout) };
+        if !block.is_null() {
+            note(layout.size() as i64);
+        }
+        block
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as above.
+        let block = unsafe { self.0.alloc_zeroed(layout) };
+        if !block.is_null() {
+            note(layout.size() as i64);
+        }
+        block
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: as above.
+        let moved = unsafe { self.0.realloc(block, layout, size) };
+        if !moved.is_null() {
+            note(size as i64 - layout.size() as i64);
+        }
+        moved
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { self.0.dealloc(block, layout) };
+        note(-(layout.size() as i64));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::alloc::System;
+
+    use super::*;
+    use crate::memory::{Account, own};
+
+    #[test]
+    fn what_is_allocated_grown_and_freed_is_counted() {
+        let _account = Account::open();
+        let heap = CountedHeap(System);
+        let before = own();
+        let layout = Layout::from_size_align(1000, 8).expect("a layout");
+        // SAFETY: the block is used with the layout and size that it has.
+        unsafe {
+            let block = heap.alloc(layout);
+            assert_eq!(own() - before, 1000);
+            let block = heap.realloc(block, layout, 5000);
+            assert_eq!(own() - before, 5000);
+            heap.dealloc(block, Layout::from_size_align(5000, 8).expect("a layout"));
+            let zeroed = heap.alloc_zeroed(layout);
+            assert_eq!(own() - before, 1000);
+            heap.dealloc(zeroed, layout);
+        }
+        assert_eq!(own(), before);
+    }
+}

@@ -1,0 +1,394 @@
+//! The passwords that wait to be checked, and whose turn it is.
+//!
+//! A check is dear, so three things hold. One password of one user is checked once, however many clients wait for it. Checks go round by
+//! address, then by user: a flood from one address takes no turn of another. In a line the newest and the oldest take turns: among a few
+//! guesses everybody is served in time, and among many whoever comes now has a chance. A line that has failed too often gets a turn now and then only. Everything has a bound; what falls out is told so.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+/// Passwords that may wait: at 30 ms each, two threads work ten seconds on so many.
+const WAITING_MAX: usize = 600;
+
+/// The same of one user from one address.
+const LINE_MAX: usize = 64;
+
+/// What waits for longer is given up.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The time between two checks of a line that has failed too often.
+const SLOW_TURN: Duration = Duration::from_millis(500);
+
+/// Failures of one user from one address within [`FAILURE_WINDOW`] that make its line slow.
+const FAILURES_MAX: u32 = 20;
+const FAILURE_WINDOW: Duration = Duration::from_secs(60);
+
+/// Lines whose failures are remembered. Beyond it, all are forgotten.
+const FAILURES_REMEMBERED: usize = 10_000;
+
+/// Names user, stored hashes and password: equal ones need one check.
+pub(super) type Digest = [u8; 32];
+
+/// From where a user logs in. Addresses that one host can have by the billion count as one.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Place {
+    pub(super) from: Option<IpAddr>,
+    pub(super) user: String,
+}
+
+impl Place {
+    pub(super) fn new(from: Option<IpAddr>, user: &str) -> Self {
+        let from = from.map(|from| match from.to_canonical() {
+            IpAddr::V6(address) => IpAddr::V6((u128::from(address) >> 64 << 64).into()),
+            address => address,
+        });
+        Self { from, user: user.to_owned() }
+    }
+}
+
+/// What waits for a digest: the work, until it is begun, and those who are to be told.
+#[derive(Debug)]
+struct Waiting<W, A> {
+    work: Option<W>,
+    askers: Vec<(Place, A)>,
+    since: Instant,
+}
+
+/// What comes next.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Turn<W> {
+    /// Check this, and [`Line::finish`] it.
+    Check(Digest, W),
+    /// Nothing before this instant.
+    At(Instant),
+    /// Nothing.
+    Never,
+}
+
+#[derive(Debug)]
+struct Failures {
+    count: u32,
+    since: Instant,
+}
+
+/// One user from one address.
+#[derive(Debug)]
+struct OfUser {
+    user: String,
+    /// The newest is the last.
+    digests: VecDeque<Digest>,
+    /// Which end is served next.
+    next: End,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Newest,
+    Oldest,
+}
+
+impl OfUser {
+    fn take_next(&mut self) -> Option<Digest> {
+        let (next, digest) = match self.next {
+            End::Newest => (End::Oldest, self.digests.pop_back()),
+            End::Oldest => (End::Newest, self.digests.pop_front()),
+        };
+        self.next = next;
+        digest
+    }
+}
+
+/// `W`: what is needed for a check; `A`: who asks.
+#[derive(Debug)]
+pub(super) struct Line<W, A> {
+    waiting: HashMap<Digest, Waiting<W, A>>,
+    /// Who is next is the first, in both.
+    turns: VecDeque<(Option<IpAddr>, VecDeque<OfUser>)>,
+    failures: HashMap<Place, Failures>,
+    /// When slow lines were served last.
+    served: HashMap<Place, Instant>,
+}
+
+impl<W, A> Line<W, A> {
+    pub(super) fn new() -> Self {
+        Self { waiting: HashMap::new(), turns: VecDeque::new(), failures: HashMap::new(), served: HashMap::new() }
+    }
+
+    /// Lets somebody wait for a digest. Gives those who fall out for that, which may be the one who asks.
+    pub(super) fn ask(&mut self, digest: Digest, place: Place, asker: A, work: impl FnOnce() -> W, now: Instant) -> Vec<A> {
+        let mut out = Vec::new();
+        let begun = match self.waiting.get_mut(&digest) {
+            Some(waiting) => {
+                waiting.askers.push((place.clone(), asker));
+                waiting.work.is_none()
+            }
+            None => {
+                if self.waiting.len() >= WAITING_MAX {
+                    match self.longest() {
+                        Some(place) => out.append(&mut self.drop_oldest(&place)),
+                        None => return vec![asker],
+                    }
+                }
+                self.waiting.insert(digest, Waiting { work: Some(work()), askers: vec![(place.clone(), asker)], since: now });
+                false
+            }
+        };
+        if !begun {
+            let digests = self.line_of(&place);
+            if !digests.contains(&digest) {
+                digests.push_back(digest);
+                if digests.len() > LINE_MAX {
+                    out.append(&mut self.drop_oldest(&place));
+                }
+            }
+        }
+        out
+    }
+
+    /// Whose turn it is, and those who have waited for too long.
+    pub(super) fn next(&mut self, now: Instant) -> (Turn<W>, Vec<A>) {
+        let late: Vec<Digest> =
+            self.waiting.iter().filter(|(_, w)| w.work.is_some() && now >= w.since + PATIENCE).map(|(d, _)| *d).collect();
+        let late = late.iter().filter_map(|digest| self.waiting.remove(digest)).flat_map(|w| w.askers).map(|(_, asker)| asker).collect();
+        let mut soonest: Option<Instant> = self.waiting.values().filter(|w| w.work.is_some()).map(|w| w.since + PATIENCE).min();
+        // Each line is looked at once at most; the one that is served goes behind the others, and its address behind other addresses.
+        for _ in 0..self.turns.len() {
+            let Some((from, mut users)) = self.turns.pop_front() else { break };
+            let mut found = None;
+            for _ in 0..users.len() {
+                let Some(mut line) = users.pop_front() else { break };
+                // Checked already for another place, or given up.
+                line.digests.retain(|digest| self.waiting.get(digest).is_some_and(|w| w.work.is_some()));
+                if line.digests.is_empty() {
+                    continue;
+                }
+                let place = Place { from, user: line.user.clone() };
+                let due = self.served.get(&place).map(|at| *at + SLOW_TURN).filter(|due| *due > now && self.is_slow(&place, now));
+                if let Some(due) = due {
+                    soonest = Some(soonest.map_or(due, |soonest| soonest.min(due)));
+                } else if let Some(digest) = line.take_next() {
+                    let work = self.waiting.get_mut(&digest).and_then(|waiting| waiting.work.take());
+                    found = work.map(|work| (place, digest, work));
+                }
+                users.push_back(line);
+                if found.is_some() {
+                    break;
+                }
+            }
+            if !users.is_empty() {
+                self.turns.push_back((from, users));
+            }
+            if let Some((place, digest, work)) = found {
+                self.served.retain(|_, at| *at + SLOW_TURN > now);
+                if self.is_slow(&place, now) {
+                    self.served.insert(place, now);
+                }
+                return (Turn::Check(digest, work), late);
+            }
+        }
+        (soonest.map_or(Turn::Never, Turn::At), late)
+    }
+
+    /// A check has ended: gives those who wait for it. Counts it where it is a failure.
+    pub(super) fn finish(&mut self, digest: &Digest, right: bool, now: Instant) -> Vec<A> {
+        let Some(done) = self.waiting.remove(digest) else { return Vec::new() };
+        if !right {
+            let mut places: Vec<&Place> = done.askers.iter().map(|(place, _)| place).collect();
+            places.dedup();
+            places.into_iter().for_each(|place| self.count_failure(place, now));
+        }
+        done.askers.into_iter().map(|(_, asker)| asker).collect()
+    }
+
+    /// Counts a guess that was wrong.
+    fn count_failure(&mut self, place: &Place, now: Instant) {
+        if self.failures.len() >= FAILURES_REMEMBERED {
+            self.failures.retain(|_, f| now < f.since + FAILURE_WINDOW);
+            if self.failures.len() >= FAILURES_REMEMBERED {
+                self.failures.clear();
+            }
+        }
+        let failures = self.failures.entry(place.clone()).or_insert(Failures { count: 0, since: now });
+        if now >= failures.since + FAILURE_WINDOW {
+            *failures = Failures { count: 0, since: now };
+        }
+        failures.count = failures.count.saturating_add(1);
+    }
+
+    fn is_slow(&self, place: &Place, now: Instant) -> bool {
+        self.failures.get(place).is_some_and(|f| f.count >= FAILURES_MAX && now < f.since + FAILURE_WINDOW)
+    }
+
+    fn line_of(&mut self, place: &Place) -> &mut VecDeque<Digest> {
+        let at = self.turns.iter().position(|(from, _)| *from == place.from).unwrap_or_else(|| {
+            self.turns.push_back((place.from, VecDeque::new()));
+            self.turns.len() - 1
+        });
+        let users = &mut self.turns[at].1;
+        let of = users.iter().position(|line| line.user == place.user).unwrap_or_else(|| {
+            users.push_back(OfUser { user: place.user.clone(), digests: VecDeque::new(), next: End::Newest });
+            users.len() - 1
+        });
+        &mut users[of].digests
+    }
+
+    /// The longest line, where one has more than its newest.
+    fn longest(&self) -> Option<Place> {
+        let lines = self.turns.iter().flat_map(|(from, users)| users.iter().map(move |line| (from, line)));
+        let (from, line) = lines.max_by_key(|(_, line)| line.digests.len()).filter(|(_, line)| line.digests.len() > 1)?;
+        Some(Place { from: *from, user: line.user.clone() })
+    }
+
+    /// Gives up what has waited longest in a line; gives those who asked for it.
+    fn drop_oldest(&mut self, place: &Place) -> Vec<A> {
+        let Some(digest) = self.line_of(place).pop_front() else { return Vec::new() };
+        match self.waiting.get(&digest) {
+            // Another line waits for it as well, or it is being checked.
+            Some(waiting) if waiting.work.is_none() || waiting.askers.iter().any(|(other, _)| other != place) => Vec::new(),
+            _ => self.waiting.remove(&digest).map(|w| w.askers.into_iter().map(|(_, asker)| asker).collect()).unwrap_or_default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(last: u8) -> Option<IpAddr> {
+        Some(IpAddr::from([10, 0, 0, last]))
+    }
+
+    fn digest(number: u64) -> Digest {
+        let mut digest = [0; 32];
+        digest[..8].copy_from_slice(&number.to_le_bytes());
+        digest
+    }
+
+    /// Takes the next check, and ends it.
+    fn check(line: &mut Line<u64, u32>, right: bool, now: Instant) -> Option<(u64, Vec<u32>)> {
+        match line.next(now).0 {
+            Turn::Check(digest, work) => Some((work, line.finish(&digest, right, now))),
+            _ => None,
+        }
+    }
+
+    /// Each guesser sends the next guess as soon as the one before has failed, so it is always newer than who waits.
+    #[test]
+    fn a_few_guessers_do_not_keep_out_who_waits_in_their_line() {
+        let now = Instant::now();
+        let mut line = Line::new();
+        let place = Place::new(at(1), "app");
+        let guess = |line: &mut Line<u64, u32>, number: u64| {
+            assert!(line.ask(digest(number), place.clone(), 0, || number, now).is_empty());
+        };
+        guess(&mut line, 1000);
+        (0..4).for_each(|number| guess(&mut line, number));
+        let turns = (4..20).take_while(|number| {
+            let (checked, _) = check(&mut line, false, now).expect("some wait");
+            guess(&mut line, *number);
+            checked != 1000
+        });
+        assert!(turns.count() < 10);
+    }
+
+    #[test]
+    fn one_password_is_checked_once_for_all_who_wait() {
+        let now = Instant::now();
+        let mut line = Line::new();
+        for client in 0..1000 {
+            assert_eq!(line.ask(digest(7), Place::new(at((client % 50) as u8), "app"), client, || 7, now), Vec::<u32>::new());
+        }
+        let Turn::Check(found, 7) = line.next(now).0 else { panic!("a check") };
+        // Whoever comes while it is checked is answered with it.
+        line.ask(digest(7), Place::new(at(1), "app"), 1000, || 7, now);
+        assert_eq!(line.next(now).0, Turn::Never);
+        assert_eq!(line.finish(&found, true, now).len(), 1001);
+        assert_eq!(line.next(now), (Turn::Never, vec![]));
+    }
+
+    #[test]
+    fn a_flood_takes_no_turn_of_others_and_newcomers_of_its_own_line_have_a_chance() {
+        let now = Instant::now();
+        let mut line = Line::new();
+        let mut dropped = 0;
+        for guess in 0..5000 {
+            dropped += line.ask(digest(guess), Place::new(at(1), "app"), guess as u32, || guess, now).len();
+        }
+        assert_eq!(dropped, 5000 - LINE_MAX, "the line is bounded, and who falls out is told");
+        line.ask(digest(10_000), Place::new(at(2), "app"), 10_000, || 10_000, now);
+        line.ask(digest(10_001), Place::new(at(1), "other"), 10_001, || 10_001, now);
+        line.ask(digest(10_002), Place::new(at(1), "app"), 10_002, || 10_002, now);
+        let served: Vec<u64> = (0..4).filter_map(|_| check(&mut line, false, now)).map(|(work, _)| work).collect();
+        for waited in [10_000, 10_001, 10_002] {
+            assert!(served.contains(&waited), "{served:?}");
+        }
+    }
+
+    #[test]
+    fn who_fails_too_often_goes_slowly_and_still_gets_in() {
+        let mut now = Instant::now();
+        let mut line = Line::new();
+        for guess in 0..u64::from(FAILURES_MAX) {
+            line.ask(digest(guess), Place::new(at(1), "app"), 0, || guess, now);
+            assert!(check(&mut line, false, now).is_some());
+        }
+        line.ask(digest(100), Place::new(at(1), "app"), 100, || 100, now);
+        assert_eq!(check(&mut line, false, now), Some((100, vec![100])));
+        line.ask(digest(101), Place::new(at(1), "app"), 101, || 101, now);
+        let Turn::At(due) = line.next(now).0 else { panic!("not now") };
+        assert_eq!(due, now + SLOW_TURN);
+        // Another address and another user are not slower for it.
+        line.ask(digest(200), Place::new(at(2), "app"), 200, || 200, now);
+        line.ask(digest(201), Place::new(at(1), "other"), 201, || 201, now);
+        assert!(check(&mut line, true, now).is_some() && check(&mut line, true, now).is_some());
+        assert_eq!(check(&mut line, true, now), None);
+        now = due;
+        assert_eq!(check(&mut line, true, now), Some((101, vec![101])), "a right one is found right");
+        // It is forgotten after a while.
+        now += FAILURE_WINDOW;
+        for guess in 300..310 {
+            line.ask(digest(guess), Place::new(at(1), "app"), 0, || guess, now);
+            assert!(check(&mut line, true, now).is_some());
+        }
+    }
+
+    #[test]
+    fn many_lines_are_bounded_together_and_the_longest_gives_way() {
+        let now = Instant::now();
+        let mut line = Line::new();
+        let user = |number: u64| Place::new(at(1), &format!("user{number}"));
+        for guess in 0..WAITING_MAX as u64 {
+            assert!(line.ask(digest(guess), user(guess / 60), guess as u32, || guess, now).is_empty());
+        }
+        let out = line.ask(digest(9999), Place::new(at(2), "app"), 9999, || 9999, now);
+        assert_eq!(out.len(), 1, "one of a long line falls out");
+        assert!(out[0] != 9999 && line.waiting.len() == WAITING_MAX);
+        let mut line = Line::new();
+        for guess in 0..WAITING_MAX as u64 {
+            line.ask(digest(guess), user(guess), 0, || guess, now);
+        }
+        assert_eq!(
+            line.ask(digest(9999), Place::new(at(2), "app"), 9999, || 9999, now),
+            [9999],
+            "where all are as short, nobody gives way"
+        );
+    }
+
+    #[test]
+    fn nobody_waits_without_end() {
+        let now = Instant::now();
+        let mut line: Line<u64, u32> = Line::new();
+        line.ask(digest(1), Place::new(at(1), "app"), 1, || 1, now);
+        assert_eq!(line.next(now + PATIENCE), (Turn::Never, vec![1]));
+    }
+
+    #[test]
+    fn one_hosts_addresses_are_one() {
+        let place = |text: &str| Place::new(Some(text.parse().expect("an address")), "app");
+        assert_eq!(place("2001:db8::1"), place("2001:db8::ffff:1:2:3"));
+        assert_ne!(place("2001:db8:0:1::1"), place("2001:db8:0:2::1"));
+        assert_eq!(place("::ffff:10.0.0.1"), place("10.0.0.1"));
+        assert_ne!(place("10.0.0.1"), place("10.0.0.2"));
+    }
+}

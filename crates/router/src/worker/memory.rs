@@ -1,0 +1,306 @@
+//! The budget of memory of the process (`memory-max`): beyond it clients are cut, those that take the most first.
+//!
+//! How much is in use the allocator counts ([`crate::memory`]), so nothing is forgotten. Who takes it is found out only when it is too
+//! much: a worker walks over its clients, what their commands hold at connections and gathers, and what nodes send that is nobody's.
+//!
+//! - **When it is looked at**: at every tick, and after each event in which the worker grew by its share of what is left ([`STEP`] at
+//!   least). One event reads at most 128 KiB from one socket. So the workers together exceed the budget by [`STEP`] each, and by what one
+//!   event makes of a reply or request that is already in memory: a copy of it, or its buffer twice while that grows. All buffers
+//!   together are within the budget before, so what is used never exceeds twice the budget, and with many clients comes nowhere near it.
+//! - **Who goes**: one worker at a time evicts, and stops as soon as the whole is below. Where another worker has a bigger client it
+//!   is asked to, but not waited for: from [`PATIENCE`] of the budget on, each worker takes its own biggest.
+//! - **What stays**: requests kept until they are answered. What was sent may be executed, also if its client is gone; they end with the
+//!   answer, and are not taken for an excess a second time.
+//!
+//! Not a bound for each client: whoever needs much may have it while there is enough.
+
+use std::collections::HashMap;
+
+use tracing::{error, warn};
+
+use super::clients::Rarely;
+use super::upstream::{Body, Link, Pending, Purpose};
+use super::{TICK, Worker};
+use crate::memory;
+use crate::shared::{Message, lock};
+use crate::slab::Handle;
+
+/// Growth of a worker that is looked at, where there is not much left.
+const STEP: i64 = 1 << 20;
+
+/// Who takes less is not cut: that would cost many clients and gain little.
+const TAKES_MIN: usize = 16 << 10;
+
+/// A connection is not given up for less than this of a reply that no client waits for.
+const NOBODYS_MIN: usize = 1 << 20;
+
+/// Buffers that are reused are given back above this.
+const REUSED_MAX: usize = 1 << 20;
+
+/// A worker that found nobody to cut looks again after so long.
+const REST_US: u64 = 200_000;
+
+/// Part of the budget beyond it from which on a worker does not leave it to another one to cut its bigger client.
+const PATIENCE: usize = 8;
+
+/// When the worker looks again.
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    /// At this size of its account.
+    mark: i64,
+    /// Not before, where it has asked another worker or found nobody, us.
+    rest_until_us: u64,
+    cut_log: Rarely,
+    short_log: Rarely,
+}
+
+/// Something that can be given up to get memory back.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Holder {
+    Client,
+    /// A connection to a node, with a reply on it that no client waits for.
+    Link,
+    /// What clients with CLIENT TRACKING have read: they are told to forget everything.
+    Reads,
+}
+
+/// What it takes.
+#[derive(Clone, Copy, Debug)]
+struct Holding {
+    /// CLIENT NO-EVICT: it goes last.
+    spared: bool,
+    bytes: usize,
+    /// Of these, what stays until nodes have answered.
+    kept: usize,
+    holder: Holder,
+    handle: Handle,
+}
+
+impl Worker {
+    /// Looks at the budget if the worker has grown by much. To be called where no client and no connection is in anybody's hands.
+    #[inline]
+    pub(super) fn watch_memory(&mut self) {
+        if memory::own() > self.memory.mark {
+            let (used, budget) = self.weigh();
+            if used > budget && (used > patience(budget) || self.now_us >= self.memory.rest_until_us) {
+                self.evict(budget);
+            }
+        }
+    }
+
+    /// Looks at the budget at a tick.
+    pub(super) fn look_at_memory(&mut self) {
+        let (used, budget) = self.weigh();
+        if used > budget && self.now_us >= self.memory.rest_until_us {
+            self.evict(budget);
+        }
+    }
+
+    /// Another worker says that the biggest client is here.
+    pub(super) fn asked_to_evict(&mut self) {
+        let (used, budget) = self.weigh();
+        if used > budget {
+            self.evict(budget);
+        }
+    }
+
+    /// Bytes in use, and how many may be. Also sets the mark.
+    fn weigh(&mut self) -> (usize, usize) {
+        let budget = self.plan.live.memory_max;
+        let used = self.memory_in_use();
+        // All workers together cannot grow by more than what is left before one of them looks again.
+        let share = budget.saturating_sub(used) / (4 * self.shared.counters.len());
+        self.memory.mark = memory::own() + STEP.max(i64::try_from(share).unwrap_or(i64::MAX / 2));
+        (used, budget)
+    }
+
+    /// At a tick for clients: says who takes the most here, so that another worker knows whom to ask, and gives back what a burst has left.
+    pub(super) fn tick_memory(&mut self) {
+        let near = self.memory_in_use() > self.plan.live.memory_max / 2;
+        let holdings = if near { self.holdings() } else { Vec::new() };
+        self.say_biggest(&holdings);
+        if self.keys.capacity() * size_of::<u32>() > REUSED_MAX {
+            self.keys = Vec::new();
+        }
+        for buffer in [self.pubsub.reused(), self.monitors.reused()] {
+            if buffer.capacity() > REUSED_MAX {
+                *buffer = Vec::new();
+            }
+        }
+    }
+
+    /// Bytes in use, without those of requests whose clients were cut already.
+    fn memory_in_use(&self) -> usize {
+        let leaving: u64 = self.shared.counters.iter().map(|w| w.memory_leaving.get()).sum();
+        memory::heap_used().saturating_sub(leaving as usize)
+    }
+
+    fn say_biggest(&self, holdings: &[Holding]) {
+        self.counters.memory_biggest.set(biggest(holdings) as u64);
+    }
+
+    #[cold]
+    fn evict(&mut self, budget: usize) {
+        let mut holdings = self.holdings();
+        self.say_biggest(&holdings);
+        let shared = self.shared.clone();
+        // One at a time: what another worker frees meanwhile need not be freed here.
+        let _turn = lock(&shared.evicting);
+        loop {
+            let used = self.memory_in_use();
+            if used <= budget {
+                break;
+            }
+            let elsewhere = shared.counters.iter().enumerate().filter(|(worker, _)| *worker != self.index);
+            let elsewhere = elsewhere.map(|(worker, counters)| (counters.memory_biggest.get() as usize, worker)).max();
+            let own = biggest(&holdings);
+            if let Some((bytes, worker)) = elsewhere
+                && bytes > own
+                && (own == 0 || used <= patience(budget))
+            {
+                shared.mailboxes.send(worker, Message::Evict);
+                self.memory.rest_until_us = self.now_us + TICK.as_micros() as u64;
+                break;
+            }
+            let Some(holding) = holdings.pop() else {
+                if let Some(untold) = self.memory.short_log.tell(self.now_us) {
+                    error!(
+                        used,
+                        budget,
+                        untold,
+                        "more memory is in use than memory-max allows, and no client takes much of it: raise it, or give the process less to do"
+                    );
+                }
+                self.memory.rest_until_us = self.now_us + REST_US;
+                break;
+            };
+            self.give_up(holding, used, budget);
+            self.say_biggest(&holdings);
+        }
+        self.memory.mark = memory::own() + STEP;
+    }
+
+    fn give_up(&mut self, holding: Holding, used: usize, budget: usize) {
+        let Holding { bytes, kept, holder, handle, .. } = holding;
+        match holder {
+            Holder::Client => {
+                let Some(client) = self.clients.get(handle) else { return };
+                let id = client.details.id;
+                self.counters.evicted.add(1);
+                if let Some(untold) = self.memory.cut_log.tell(self.now_us) {
+                    warn!(client = id, bytes, used, budget, untold, "cutting the client that takes the most memory (memory-max)");
+                }
+                self.close_client(handle);
+                self.counters.memory_leaving.add(kept as u64);
+                self.drop_replies_of(handle);
+            }
+            Holder::Link => self.break_link(handle, "what it sends takes more memory than memory-max leaves"),
+            Holder::Reads => {
+                if let Some(untold) = self.memory.cut_log.tell(self.now_us) {
+                    warn!(bytes, used, budget, untold, "clients with CLIENT TRACKING are told to forget what they have read (memory-max)");
+                }
+                self.forget_tracked_reads();
+            }
+        }
+    }
+
+    /// Who takes how much, the biggest that is not spared last. Also finds out anew what is kept for clients that have gone.
+    fn holdings(&mut self) -> Vec<Holding> {
+        let mut clients: HashMap<Handle, (usize, usize)> = self.clients.iter().map(|(h, c)| (h, (c.memory(), 0))).collect();
+        for (_, gather) in self.gathers.iter() {
+            if let Some((bytes, _)) = clients.get_mut(&gather.client()) {
+                *bytes += gather.memory();
+            }
+        }
+        let mut holdings = Vec::new();
+        let mut leaving = 0;
+        for (handle, link) in self.links.iter() {
+            let mut owner = None;
+            for pending in link.pending.iter().rev() {
+                // What a transaction or a part sends before its last command belongs to that one's client.
+                if !matches!(pending.purpose, Purpose::Queued | Purpose::Nobody) || pending.who != Handle::NONE {
+                    owner = self.owner_of(pending);
+                }
+                if link.lane.is_exclusive() {
+                    continue;
+                }
+                match owner.and_then(|owner| clients.get_mut(&owner)) {
+                    Some((bytes, kept)) => {
+                        *bytes += pending.len as usize;
+                        *kept += pending.len as usize;
+                    }
+                    None => leaving += pending.len as usize,
+                }
+            }
+            let unsent = if link.lane.is_exclusive() { link.out.capacity() } else { 0 };
+            let owner = if link.lane.is_exclusive() { Some(link.holder) } else { self.head_owner(link) };
+            let bytes = link.input.capacity() + unsent;
+            match owner.and_then(|owner| clients.get_mut(&owner)) {
+                Some((sum, _)) => *sum += bytes,
+                None if link.input.len() >= NOBODYS_MIN => {
+                    holdings.push(Holding { spared: false, bytes, kept: 0, holder: Holder::Link, handle });
+                }
+                None => {}
+            }
+        }
+        self.counters.memory_leaving.set(leaving as u64);
+        holdings.push(Holding { spared: false, bytes: self.tracking.memory(), kept: 0, holder: Holder::Reads, handle: Handle::NONE });
+        let spared = |handle| self.clients.get(handle).is_some_and(|c| c.details.no_evict);
+        let of_clients = clients.into_iter().map(|(handle, (bytes, kept))| Holding {
+            spared: spared(handle),
+            bytes,
+            kept,
+            holder: Holder::Client,
+            handle,
+        });
+        holdings.extend(of_clients);
+        holdings.retain(|h| h.bytes >= TAKES_MIN);
+        holdings.sort_unstable_by_key(|h| (!h.spared, h.bytes, h.holder, h.handle.index));
+        holdings
+    }
+
+    /// The client that waits for the reply to a command on a connection.
+    fn owner_of(&self, pending: &Pending) -> Option<Handle> {
+        match pending.purpose {
+            Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::Watch | Purpose::Wait | Purpose::Sync => Some(pending.who),
+            Purpose::Gather => self.gathers.get(pending.who).map(|gather| gather.client()),
+            _ => None,
+        }
+    }
+
+    fn head_owner(&self, link: &Link) -> Option<Handle> {
+        link.pending.front().and_then(|pending| self.owner_of(pending))
+    }
+
+    /// Whether somebody still waits for the reply at the head of a connection.
+    pub(super) fn is_awaited(&self, pending: &Pending) -> bool {
+        self.owner_of(pending).is_some_and(|owner| self.clients.get(owner).is_some())
+    }
+
+    /// What was collected for a client that has gone: parts of gathers become errors, and what has come of a reply is thrown away.
+    fn drop_replies_of(&mut self, client: Handle) {
+        for (_, gather) in self.gathers.iter_mut().filter(|(_, gather)| gather.client() == client) {
+            gather.drop_parts();
+        }
+        let collecting: Vec<Handle> = self
+            .links
+            .iter()
+            .filter(|(_, link)| matches!(link.body, Body::Whole(_)) && link.input.capacity() >= TAKES_MIN)
+            .filter(|(_, link)| self.head_owner(link) == Some(client))
+            .map(|(handle, _)| handle)
+            .collect();
+        for handle in collecting {
+            self.read_again(handle);
+        }
+    }
+}
+
+/// Up to this a worker leaves it to another one to cut its bigger client.
+fn patience(budget: usize) -> usize {
+    budget.saturating_add(budget / PATIENCE)
+}
+
+/// Bytes of the biggest that is not spared.
+fn biggest(holdings: &[Holding]) -> usize {
+    holdings.last().filter(|h| !h.spared).map_or(0, |h| h.bytes)
+}

@@ -1,0 +1,105 @@
+//! RANDOMKEY over all nodes: every key is as likely as any other, as from one server.
+//!
+//! The nodes say how many keys they have, and one of them, as likely as it has keys, names one of its own. Not one key of each node and then one of
+//! these: a key of a small node would be found far more often than one of a large node.
+
+use switchyard_policy::migration::is_temporary;
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::{encode, reply};
+
+use super::Worker;
+use super::dispatch::Flow;
+use super::rounds::{Ask, Next, Procedure};
+use super::upstream::Lane;
+use crate::slab::Handle;
+
+/// Keys that are nobody's (a move's own) which a command may meet before it says that there are none.
+const STRANGERS_MAX: u32 = 32;
+
+#[derive(Debug)]
+struct RandomKey {
+    nodes: Vec<NodeId>,
+    /// How many keys each has, once they have said so; 0 where it has turned out to have none.
+    keys: Vec<u64>,
+    /// The place of the node that was asked for a key.
+    asked: usize,
+    strangers: u32,
+    random: u64,
+}
+
+impl RandomKey {
+    /// The place of a node, each as likely as it has keys.
+    fn choose(&mut self) -> Option<usize> {
+        self.random = rapidhash::v3::rapidhash_v3(&self.random.to_ne_bytes());
+        let mut at = self.random.checked_rem(self.keys.iter().sum())?;
+        self.keys.iter().position(|keys| {
+            let is_here = at < *keys;
+            at = at.saturating_sub(*keys);
+            is_here
+        })
+    }
+}
+
+impl Procedure for RandomKey {
+    fn next(&mut self, _: &mut Worker, resp3: bool, mut parts: Vec<Vec<u8>>) -> Next {
+        if let Some(error) = parts.iter().find(|part| reply::is_error(part)) {
+            return Next::Done(error.clone());
+        }
+        if self.keys.is_empty() {
+            self.keys = parts.iter().map(|part| reply::integer(part).and_then(|n| u64::try_from(n).ok()).unwrap_or(0)).collect();
+        } else {
+            let answer = parts.pop().unwrap_or_default();
+            let is_stranger = reply::text(&answer).is_some_and(is_temporary);
+            if !reply::is_null(&answer) && !is_stranger {
+                return Next::Done(answer);
+            }
+            self.strangers += u32::from(is_stranger);
+            if !is_stranger || self.strangers == STRANGERS_MAX {
+                self.keys[self.asked] = 0;
+                self.strangers = 0;
+            }
+        }
+        match self.choose() {
+            Some(place) => {
+                self.asked = place;
+                let request = b"*1\r\n$9\r\nRANDOMKEY\r\n".to_vec();
+                Next::Round(vec![Ask { node: self.nodes[place], lane: Lane::Main, requests: vec![request] }])
+            }
+            None => {
+                let mut out = Vec::new();
+                encode::null(&mut out, resp3);
+                Next::Done(out)
+            }
+        }
+    }
+}
+
+impl Worker {
+    pub(super) fn random_key(&mut self, handle: Handle, class: u8) -> Flow {
+        self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
+        let nodes: Vec<NodeId> = self.plan.topology.nodes().map(|node| node.id).collect();
+        let size = |node: &NodeId| Ask { node: *node, lane: Lane::Main, requests: vec![b"*1\r\n$6\r\nDBSIZE\r\n".to_vec()] };
+        let first: Vec<Ask> = nodes.iter().map(size).collect();
+        let random = self.now_us ^ (self.turn_of_nodes as u64).rotate_left(32);
+        let procedure = RandomKey { nodes, keys: Vec::new(), asked: 0, strangers: 0, random };
+        self.begin_alone(handle, class, Box::new(procedure), first)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_chosen_by_their_keys() {
+        let mut random = RandomKey { nodes: Vec::new(), keys: vec![1000, 0, 9000], asked: 0, strangers: 0, random: 7 };
+        let mut chosen = [0u32; 3];
+        for _ in 0..10_000 {
+            chosen[random.choose().expect("there are keys")] += 1;
+        }
+        assert_eq!(chosen[1], 0);
+        assert!((800..1200).contains(&chosen[0]), "{chosen:?}");
+        random.keys = vec![0, 0, 0];
+        assert_eq!(random.choose(), None);
+    }
+}

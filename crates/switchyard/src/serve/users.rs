@@ -1,0 +1,202 @@
+//! `ACL SETUSER`, `DELUSER`, `SAVE` and `LOAD`: a thread that may hash passwords and write files. One, so that changes come one after another.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+
+use anyhow::Context;
+use switchyard_resp::encode;
+use switchyard_router::{OperatorCommand, OperatorPort, Users};
+use tracing::warn;
+
+use super::running::Running;
+use crate::config::Config;
+
+/// Commands that may wait; beyond it somebody is asking in a loop.
+const WAITING_MAX: usize = 64;
+
+/// The configuration in force.
+pub(super) type Configured = Arc<Mutex<Config>>;
+
+/// Takes commands from the workers.
+#[derive(Debug)]
+pub(super) struct UsersPort {
+    commands: mpsc::SyncSender<OperatorCommand>,
+}
+
+impl UsersPort {
+    /// Starts the thread.
+    pub(super) fn start(running: Arc<Running>, config: Configured) -> anyhow::Result<Arc<Self>> {
+        let (commands, given) = mpsc::sync_channel::<OperatorCommand>(WAITING_MAX);
+        std::thread::Builder::new()
+            .name("users".to_owned())
+            .spawn(move || {
+                for command in given {
+                    let config = config.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                    let mut out = Vec::new();
+                    match execute(&running, &config, &command) {
+                        Ok(Done::Ok) => encode::simple(&mut out, "OK"),
+                        Ok(Done::Count(count)) => encode::integer(&mut out, count as i64),
+                        Err(why) => encode::error(&mut out, &why.replace(['\r', '\n'], " ")),
+                    }
+                    command.answer(&out);
+                }
+            })
+            .context("cannot start a thread")?;
+        Ok(Arc::new(Self { commands }))
+    }
+}
+
+impl OperatorPort for UsersPort {
+    fn take(&self, command: OperatorCommand) {
+        if let Err(mpsc::TrySendError::Full(command) | mpsc::TrySendError::Disconnected(command)) = self.commands.try_send(command) {
+            let mut out = Vec::new();
+            encode::error(&mut out, "ERR too many commands of this kind wait; try again");
+            command.answer(&out);
+        }
+    }
+}
+
+enum Done {
+    Ok,
+    Count(usize),
+}
+
+const STOPPING: &str = "ERR this command was not executed: the router is stopping";
+
+/// As Redis says it, and what to do here.
+const NO_FILE: &str = "ERR This Redis instance is not configured to use an ACL file: users that are changed are kept in memory only. Set \
+                       users-file in [clients] of Switchyard's configuration, and send SIGHUP";
+
+fn execute(running: &Running, config: &Config, command: &OperatorCommand) -> Result<Done, String> {
+    let texts: Vec<&str> = command
+        .words()
+        .iter()
+        .map(|word| std::str::from_utf8(word))
+        .collect::<Result<_, _>>()
+        .map_err(|_| "ERR names and rules of users are UTF-8 text")?;
+    let [verb, words @ ..] = texts.as_slice() else { return Err("ERR syntax error".to_owned()) };
+    let verb = verb.to_ascii_uppercase();
+    match (verb.as_str(), words) {
+        ("SETUSER", [name, words @ ..]) => {
+            change(running, config, command, &[*name], |users| Ok((users.with_changed(name, words)?, ())))?;
+            told(command, "ACL SETUSER", name);
+            Ok(Done::Ok)
+        }
+        ("DELUSER", names) => {
+            let count = change(running, config, command, names, |users| users.without(names))?;
+            told(command, "ACL DELUSER", &names.iter().take(10).copied().collect::<Vec<_>>().join(" "));
+            Ok(Done::Count(count))
+        }
+        ("SAVE", []) => save(running, config).map(|()| {
+            told(command, "ACL SAVE", "");
+            Done::Ok
+        }),
+        ("LOAD", []) => load(running, config).map(|()| {
+            told(command, "ACL LOAD", "");
+            Done::Ok
+        }),
+        _ => Err("ERR unknown subcommand or wrong number of arguments. Try ACL HELP.".to_owned()),
+    }
+}
+
+/// A name may be a password in the wrong place, but here only in that of who may see all users.
+fn told(command: &OperatorCommand, what: &str, users: &str) {
+    warn!(target: "audit", who = command.who(), users, "{what}");
+}
+
+/// Changes users in memory. Who is no operator makes nobody one, and does not touch those who are: their passwords would be a way to become one.
+fn change<R>(
+    running: &Running,
+    config: &Config,
+    command: &OperatorCommand,
+    names: &[&str],
+    how: impl Fn(&Users) -> Result<(Users, R), String>,
+) -> Result<R, String> {
+    loop {
+        let (before, _) = running.with(|router| router.users()).ok_or(STOPPING)?;
+        let (after, result) = how(&before)?;
+        let after = Arc::new(after);
+        let is_operator = |users: &Users, name: &str| users.get(name.as_bytes()).is_some_and(|user| user.is_operator());
+        if let Some(name) = names.iter().find(|name| is_operator(&before, name) || is_operator(&after, name))
+            && !command.may_operate()
+        {
+            return Err(format!("NOPERM the user {name} is an operator or would be one, and only operators may change such users"));
+        }
+        if after.default_user().is_open() && !before.default_user().is_open() {
+            config.may_be_open().map_err(|why| format!("ERR {why}"))?;
+        }
+        if running.with(|router| router.replace_users(&before, &after, false)).ok_or(STOPPING)? {
+            return Ok(result);
+        }
+    }
+}
+
+/// The users of the file become those in force.
+fn load(running: &Running, config: &Config) -> Result<(), String> {
+    config.users_file().ok_or(NO_FILE)?;
+    let users = config
+        .users()
+        .map_err(|why| format!("ERR {why} WARNING: ACL errors detected, no change to the previously active ACL rules was performed"))?;
+    if users.default_user().is_open() {
+        config.may_be_open().map_err(|why| format!("ERR {why}"))?;
+    }
+    let users = Arc::new(users);
+    loop {
+        let (before, _) = running.with(|router| router.users()).ok_or(STOPPING)?;
+        if running.with(|router| router.replace_users(&before, &users, true)).ok_or(STOPPING)? {
+            return Ok(());
+        }
+    }
+}
+
+/// The users in force become those of the file.
+fn save(running: &Running, config: &Config) -> Result<(), String> {
+    let path = config.users_file().ok_or(NO_FILE)?;
+    let failed = |why: io::Error| format!("ERR cannot write {}: {why}", path.display());
+    loop {
+        let (users, configured) = running.with(|router| router.users()).ok_or(STOPPING)?;
+        let old = match fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(failed(error)),
+        };
+        // What somebody has written there since is not to be lost.
+        if !old.is_empty() && config.users().is_ok_and(|in_file| in_file != *configured) {
+            return Err(format!(
+                "ERR {} was changed since it was read: ACL LOAD, or send SIGHUP, and make the changes again",
+                path.display()
+            ));
+        }
+        let text = users.written_over(&old)?;
+        write(path, &text).map_err(failed)?;
+        let saved = config.users().map_err(|why| format!("ERR it is written, and not as it was meant; this is a bug: {why}"))?;
+        if running.with(|router| router.replace_users(&users, &Arc::new(saved), true)).ok_or(STOPPING)? {
+            return Ok(());
+        }
+    }
+}
+
+/// Replaces the file as a whole: whoever reads it finds the old one or the new one, also after a crash.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    // A link stays, and its target is replaced.
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let mode = fs::metadata(&path).map_or(0o600, |meta| meta.permissions().mode() & 0o777);
+    let mut fresh = path.clone().into_os_string();
+    fresh.push(".new");
+    match fs::remove_file(&fresh) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
+    file.write_all(text.as_bytes())?;
+    file.set_permissions(fs::Permissions::from_mode(mode))?;
+    file.sync_all()?;
+    fs::rename(&fresh, &path)?;
+    match path.parent() {
+        Some(dir) => File::open(dir)?.sync_all(),
+        None => Ok(()),
+    }
+}

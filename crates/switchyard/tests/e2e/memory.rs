@@ -1,0 +1,169 @@
+//! The budget of memory (`memory-max`): who may have much has it while there is enough, and beyond it the biggest go first.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::thread::JoinHandle;
+
+use crate::support::client::PATIENCE;
+use crate::support::{Client, RouterOptions, Site, SiteOptions, Value, bulk, encode, int, ok, simple, until};
+
+const MIB: usize = 1 << 20;
+
+fn options(config: &str) -> SiteOptions {
+    SiteOptions { router: RouterOptions { config: config.to_owned(), ..RouterOptions::default() }, ..SiteOptions::default() }
+}
+
+/// A figure of the router's metrics.
+fn metric(site: &Site, name: &str) -> u64 {
+    let metrics = site.router().metrics();
+    let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {name} in\n{metrics}")).parse().expect("a number")
+}
+
+/// Asks for a value `count` times and reads nothing. Gives the thread that writes, because the router may stop reading.
+fn ask(client: &Client, key: &str, count: usize) -> JoinHandle<std::io::Result<()>> {
+    let mut stream: TcpStream = client.stream().try_clone().expect("a second handle");
+    let commands = encode(&["GET", key]).repeat(count);
+    std::thread::spawn(move || stream.write_all(&commands))
+}
+
+#[test]
+fn a_pipeline_of_300_megabytes_of_replies_is_served_before_any_is_read() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else {
+        return;
+    };
+    let mut client = site.client();
+    let value = vec![b'v'; 100_000];
+    assert_eq!(client.call(&[&b"SET"[..], b"k", &value]), ok());
+    let written = ask(&client, "k", 3000);
+    until("all replies wait in the router", || {
+        let metrics = site.router().metrics();
+        let lines = metrics.lines().filter(|line| line.starts_with("switchyard_node_received_bytes_total{"));
+        let bytes: u64 = lines.map(|line| line.rsplit(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0)).sum();
+        (bytes > 300_000_000).then_some(())
+    });
+    assert!(metric(&site, "switchyard_memory_used_bytes") > 290_000_000);
+    written.join().expect("the writer").expect("written");
+    for i in 0..3000 {
+        assert!(client.reply() == bulk(&value), "reply {i}");
+    }
+    assert_eq!(client.cmd("PING"), simple("PONG"));
+    until("the memory is given back", || (metric(&site, "switchyard_memory_used_bytes") < 50_000_000).then_some(()));
+}
+
+/// A reply on a connection of its own waits for its client; one that writes on meanwhile must not wait for itself.
+#[test]
+fn a_large_reply_does_not_wait_for_a_client_that_writes_first() {
+    let site = Site::new(1);
+    let mut client = site.client();
+    let large = vec![b'l'; 20 * MIB];
+    assert_eq!(client.call(&[&b"SET"[..], b"large", &large]), ok());
+    // The router knows from now on that it is large.
+    assert!(client.cmd("GET large") == bulk(&large));
+    let piece = vec![b'p'; 100_000];
+    let mut commands = encode(&["GET", "large"]);
+    for _ in 0..300 {
+        commands.extend(encode(&[&b"SET"[..], b"small", &piece]));
+    }
+    client.write(&commands);
+    assert!(client.reply() == bulk(&large));
+    for i in 0..300 {
+        assert_eq!(client.reply(), ok(), "SET {i}");
+    }
+}
+
+#[test]
+fn the_biggest_clients_go_first_and_memory_stays_within_the_budget() {
+    let config = "memory-max = \"128mb\"\n[nodes]\ncommand-timeout = \"20s\"\n";
+    let Some(site) = Site::router_only(2, &options(config)) else {
+        return;
+    };
+    let value = vec![b'v'; 100_000];
+    let mut steady = site.client();
+    assert_eq!(steady.call(&[&b"SET"[..], b"k", &value]), ok());
+    site.router().process().reset_peak_memory();
+    // Who takes little goes on, also where it does not read for a while.
+    let mut small: Vec<Client> = (0..6).map(|_| site.client()).collect();
+    small.iter().for_each(|client| ask(client, "k", 40).join().expect("the writer").expect("written"));
+    let mut big: Vec<Client> = (0..6).map(|_| site.client()).collect();
+    let writers: Vec<_> = big.iter().map(|client| ask(client, "k", 4000)).collect();
+    until("the biggest are cut", || {
+        assert_eq!(steady.cmd("STRLEN k"), int(100_000));
+        // Also the last of them asks for more than there is.
+        (metric(&site, "switchyard_clients_evicted_total") == 6).then_some(())
+    });
+    for (i, client) in small.iter_mut().enumerate() {
+        for _ in 0..40 {
+            assert!(client.reply() == bulk(&value), "client {i}");
+        }
+    }
+    let used = steady.cmd("INFO memory").text();
+    assert!(used.contains("switchyard_memory_max:134217728"), "{used}");
+    assert!(steady.cmd("INFO stats").text().contains("evicted_clients:6"));
+    let peak = site.router().process().memory_kib("VmHWM");
+    // 2.4 GB were asked for. A buffer that grows is there twice for a moment.
+    assert!(peak < (2 * 128 + 40) << 10, "the router took {peak} KiB with a budget of 128 MiB");
+    let log = site.router().process().log();
+    assert!(log.contains("cutting the client that takes the most memory (memory-max)"), "{log}");
+    assert!(big.iter_mut().all(|client| client.closed_within(PATIENCE)));
+    writers.into_iter().for_each(|writer| drop(writer.join()));
+    assert_eq!(steady.cmd("PING"), simple("PONG"));
+}
+
+#[test]
+fn a_burst_leaves_no_memory_behind() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else {
+        return;
+    };
+    let mut client = site.client();
+    let used = || metric(&site, "switchyard_memory_used_bytes");
+    let before = used();
+    let keys = 1_000_000;
+    let command = [format!("*{}\r\n$6\r\nEXISTS\r\n", keys + 1).into_bytes(), b"$1\r\na\r\n$1\r\nb\r\n".repeat(keys / 2)].concat();
+    assert_eq!(client.pipeline(&command, 1), [b":0\r\n"]);
+    until("what a million keys took is given back", || (used() < before + (2 << 20)).then_some(()));
+}
+
+#[test]
+fn queued_transactions_count() {
+    let Some(site) = Site::router_only(2, &options("memory-max = \"96mb\"\n")) else {
+        return;
+    };
+    let (mut small, mut big) = (site.client(), site.client());
+    assert_eq!((small.cmd("MULTI"), big.cmd("MULTI")), (ok(), ok()));
+    let value = vec![b'v'; 100_000];
+    for i in 0..20 {
+        assert_eq!(small.call(&[&b"SET"[..], format!("{{s}}{i}").as_bytes(), &value]), simple("QUEUED"));
+    }
+    let cut = (0..2000).find(|i| {
+        let queued = big.try_write(&encode(&[&b"SET"[..], format!("{{b}}{i}").as_bytes(), &value])).and_then(|()| big.try_reply());
+        !matches!(queued, Ok(Value::Simple(_)))
+    });
+    let cut = cut.expect("200 MB are more than the budget");
+    assert!(cut > 200, "cut after {cut} commands of 100 kB with a budget of 96 MiB");
+    assert!(big.closed_within(PATIENCE));
+    assert_eq!(small.cmd("EXEC").items().len(), 20);
+    assert_eq!(small.cmd("EXISTS {b}1"), int(0));
+}
+
+/// A large request that must be whole before its nodes are known.
+#[test]
+fn requests_that_are_collected_count_and_who_is_not_to_be_cut_goes_last() {
+    let Some(site) = Site::router_only(2, &options("memory-max = \"170mb\"\n")) else {
+        return;
+    };
+    let mut spared = site.client();
+    assert_eq!(spared.cmd("CLIENT NO-EVICT on"), ok());
+    let head = |len: usize| format!("*5\r\n$4\r\nMSET\r\n$1\r\na\r\n$1\r\n1\r\n$1\r\nb\r\n${len}\r\n").into_bytes();
+    spared.write(&head(50 * MIB));
+    spared.write(&vec![b'x'; 40 * MIB]);
+    let mut other = site.client();
+    other.write(&head(80 * MIB));
+    let _ = other.try_write(&vec![b'x'; 79 * MIB]);
+    until("the other one is cut", || (metric(&site, "switchyard_clients_evicted_total") > 0).then_some(()));
+    assert!(other.closed_within(PATIENCE));
+    spared.write(&vec![b'x'; 10 * MIB]);
+    spared.write(b"\r\n");
+    assert_eq!(spared.reply(), ok());
+    assert_eq!(metric(&site, "switchyard_clients_evicted_total"), 1);
+}

@@ -1,0 +1,88 @@
+//! What was sent on a connection that broke may be executed later: by the end of a move, or of the router, nothing of it is forgotten.
+
+use std::net::SocketAddr;
+
+use switchyard_policy::topology::slot_of;
+
+use crate::movectl::done;
+use crate::movectl_moves::{eventually, the_move, wait_for};
+use crate::support::relay::Relay;
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Value, bulk, direct, ok};
+
+/// Two nodes behind relays, and the router; the first node owns the key.
+struct Scene {
+    router: Router,
+    relays: Vec<Relay>,
+    nodes: Vec<Node>,
+    key: String,
+}
+
+impl Scene {
+    fn start() -> Option<Scene> {
+        if direct() {
+            eprintln!("nothing to check against a plain server");
+            return None;
+        }
+        let started: Vec<Node> = (0..2).map(|_| Node::start(&NodeOptions::default())).collect();
+        let mut both: Vec<(Relay, Node)> = started.into_iter().map(|node| (Relay::start(node.address()), node)).collect();
+        // The first placement goes by the order of names.
+        both.sort_by_key(|(relay, _)| relay.address().to_string());
+        let (relays, nodes): (Vec<Relay>, Vec<Node>) = both.into_iter().unzip();
+        let args = ["--set", "nodes.command-timeout=1s", "--set", "nodes.connect-timeout=1s"].map(str::to_owned).to_vec();
+        let addresses: Vec<SocketAddr> = relays.iter().map(Relay::address).collect();
+        let router = Router::start(&addresses, &RouterOptions { args, ..RouterOptions::default() });
+        let key = (0..).map(|n| format!("key:{n}")).find(|key| slot_of(key.as_bytes()).number() < 8192).expect("one");
+        Some(Scene { router, relays, nodes, key })
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(self.router.address())
+    }
+
+    fn move_slot(&self, options: &str) {
+        let (from, to) = (self.relays[0].address(), self.relays[1].address());
+        let slot = slot_of(self.key.as_bytes()).number();
+        done(&self.router, format!("move --from {from} --to {to} --slots {slot} --purge-target {options}").trim_end());
+    }
+}
+
+#[test]
+fn what_an_aborted_move_has_sent_is_not_executed_in_the_next_one() {
+    let Some(scene) = Scene::start() else { return };
+    let (key, target) = (&scene.key, &scene.relays[1]);
+    assert_eq!(scene.nodes[1].cmd(&format!("SET {key} leftover")), ok());
+    target.hold_from(b"UNLINK");
+    scene.move_slot("");
+    eventually("a removal is under way", || target.holds_one().then_some(()));
+    target.refuse(true);
+    eventually("it is given up", || the_move(&scene.router, 1)["doing"].as_str()?.contains("waiting for").then_some(()));
+    done(&scene.router, "moves abort 1");
+    wait_for(&scene.router, 1, "stopped");
+    target.refuse(false);
+    scene.move_slot("--wait");
+    let mut client = scene.client();
+    assert_eq!(client.cmd(&format!("SET {key} new")), ok());
+    assert_eq!(scene.nodes[1].cmd(&format!("GET {key}")), bulk("new"));
+    target.release();
+    assert_eq!(client.cmd(&format!("GET {key}")), bulk("new"));
+}
+
+#[test]
+fn what_a_router_that_was_killed_has_sent_is_not_executed_once_the_next_one_serves() {
+    let Some(mut scene) = Scene::start() else { return };
+    let key = scene.key.clone();
+    scene.relays[0].hold_from(b"late");
+    let mut client = scene.client();
+    client.post(&format!("SET {key} late"));
+    eventually("it is under way", || scene.relays[0].holds_one().then_some(()));
+    scene.router.process_mut().kill();
+    let addresses: Vec<SocketAddr> = scene.relays.iter().map(Relay::address).collect();
+    scene.router.start_again(&addresses);
+    let mut client = scene.client();
+    assert_eq!(client.cmd(&format!("GET {key}")), Value::Nil);
+    scene.relays[0].release();
+    assert_eq!(client.cmd(&format!("GET {key}")), Value::Nil);
+    scene.move_slot("--wait");
+    assert_eq!(client.cmd(&format!("GET {key}")), Value::Nil);
+    assert_eq!(scene.nodes[0].cmd(&format!("EXISTS {key}")), Value::Int(0));
+}
