@@ -35,6 +35,7 @@ mod movectl_nodes;
 mod movekeys;
 mod multikey;
 mod operators;
+mod package;
 mod pipelines;
 mod protocols;
 mod pubsub;
