@@ -39,7 +39,7 @@ documents() {
 name=switchyard-$version-linux-$machine
 install -D -m 755 "$work/switchyard" "$work/$name/switchyard"
 documents "$work/$name"
-cp packaging/switchyard.service packaging/switchyard.toml "$work/$name"
+cp packaging/switchyard.service packaging/sysusers.conf packaging/switchyard.toml "$work/$name"
 tar --directory "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -cf - "$name" |
     gzip -n "-${PACKAGE_LEVEL-9}" >"$out/$name.tar.gz"
 made=("$name.tar.gz")
@@ -53,7 +53,9 @@ if command -v dpkg-deb >/dev/null; then
     root=$work/deb
     install -D -m 755 "$work/switchyard" "$root/usr/bin/switchyard"
     install -D -m 644 packaging/switchyard.service "$root/usr/lib/systemd/system/switchyard.service"
+    install -D -m 644 packaging/sysusers.conf "$root/usr/lib/sysusers.d/switchyard.conf"
     install -D -m 644 packaging/switchyard.toml "$root/etc/switchyard.toml"
+    install -d -m 750 "$root/etc/switchyard"
     documents "$root/usr/share/doc/switchyard"
     mv "$root/usr/share/doc/switchyard/LICENSE" "$root/usr/share/doc/switchyard/copyright"
     mkdir "$root/DEBIAN"
@@ -67,6 +69,7 @@ Maintainer: The developers of Switchyard <switchyard@localhost>
 Installed-Size: $(du -k -s --apparent-size "$root" | cut -f 1)
 Section: database
 Priority: optional
+Depends: systemd
 Suggests: redis-tools
 Description: software switch for Redis and Valkey
  One address that ordinary Redis clients talk to, in front of ordinary Redis

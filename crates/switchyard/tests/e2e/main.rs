@@ -14,6 +14,7 @@ mod empty_return;
 mod failure;
 mod histories;
 mod homecoming;
+mod guides;
 mod hostile;
 mod in_flight;
 mod keyspace;
