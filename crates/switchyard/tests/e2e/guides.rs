@@ -49,3 +49,18 @@ fn blocks_of_a_page_become_a_script() {
 fn from_one_redis_to_three_and_back() {
     follow("one-to-three.md");
 }
+
+#[test]
+fn tls_is_turned_on() {
+    follow("tls.md");
+}
+
+#[test]
+fn router_and_servers_are_upgraded() {
+    follow("upgrade.md");
+}
+
+#[test]
+fn a_backup_is_restored_and_a_lost_state_directory_made_anew() {
+    follow("backup.md");
+}
