@@ -64,3 +64,8 @@ fn router_and_servers_are_upgraded() {
 fn a_backup_is_restored_and_a_lost_state_directory_made_anew() {
     follow("backup.md");
 }
+
+#[test]
+fn a_dead_server_is_restored_or_given_up() {
+    follow("dead-server.md");
+}
