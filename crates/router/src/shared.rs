@@ -209,7 +209,7 @@ impl Mailbox {
 }
 
 /// The mailboxes of all workers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Mailboxes(Vec<Mailbox>);
 
 impl Mailboxes {

@@ -15,7 +15,7 @@ use crate::slab::Handle;
 const SILENT: &str = "the node does not answer";
 
 /// What an error says of a command that the node may execute all the same.
-const PERHAPS: &str = "; the command may have been executed";
+pub(super) const PERHAPS: &str = "; the command may have been executed";
 
 /// Connections for the slow lane and large values that nobody used for this long are closed.
 const IDLE_US: u64 = 30_000_000;

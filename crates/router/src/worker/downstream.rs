@@ -279,7 +279,7 @@ impl Client {
             writes_first: false,
             waited_for_learning: false,
             active_ms: 0,
-            last_command: 0,
+            last_command: u16::MAX,
             last_used_us: now_us,
             wrote_us: 0,
             gated: false,

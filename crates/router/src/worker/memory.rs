@@ -8,7 +8,8 @@
 //!   event makes of a reply or request that is already in memory: a copy of it, or its buffer twice while that grows. All buffers
 //!   together are within the budget before, so what is used never exceeds twice the budget, and with many clients comes nowhere near it.
 //! - **Who goes**: one worker at a time evicts, and stops as soon as the whole is below. Where another worker has a bigger client it
-//!   is asked to, but not waited for: from [`PATIENCE`] of the budget on, each worker takes its own biggest.
+//!   is asked to, but not waited for: from [`PATIENCE`] of the budget on, each worker takes its own biggest. Before a client that is to go last
+//!   (CLIENT NO-EVICT) all others are asked and given a tick: how much their clients take they say only now and then.
 //! - **What stays**: requests kept until they are answered. What was sent may be executed, also if its client is gone; they end with the
 //!   answer, and are not taken for an excess a second time.
 //!
@@ -50,8 +51,32 @@ pub(super) struct Watch {
     mark: i64,
     /// Not before, where it has asked another worker or found nobody, us.
     rest_until_us: u64,
+    /// When all others were asked last, because this worker has only clients that go last, us.
+    asked_all_us: Option<u64>,
     cut_log: Rarely,
     short_log: Rarely,
+}
+
+/// Whether other workers have given up what goes before a client that is to go last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Others {
+    /// That has to be asked.
+    Unasked,
+    /// They were asked just now.
+    Asked,
+    /// They have had their time.
+    Done,
+}
+
+impl Watch {
+    fn others(&self, now_us: u64) -> Others {
+        match self.asked_all_us.map(|asked_us| now_us.saturating_sub(asked_us)) {
+            Some(ago_us) if ago_us < TICK.as_micros() as u64 => Others::Asked,
+            Some(ago_us) if ago_us < REST_US => Others::Done,
+            // What was answered long ago says nothing of now.
+            _ => Others::Unasked,
+        }
+    }
 }
 
 /// Something that can be given up to get memory back.
@@ -116,7 +141,8 @@ impl Worker {
 
     /// At a tick for clients: says who takes the most here, so that another worker knows whom to ask, and gives back what a burst has left.
     pub(super) fn tick_memory(&mut self) {
-        let near = self.memory_in_use() > self.plan.live.memory_max / 2;
+        // What is taken off for those who have gone must be found out anew, also where it makes that little is in use.
+        let near = self.memory_in_use() > self.plan.live.memory_max / 2 || self.counters.memory_leaving.get() > 0;
         let holdings = if near { self.holdings() } else { Vec::new() };
         self.say_biggest(&holdings);
         if self.keys.capacity() * size_of::<u32>() > REUSED_MAX {
@@ -161,6 +187,18 @@ impl Worker {
                 shared.mailboxes.send(worker, Message::Evict);
                 self.memory.rest_until_us = self.now_us + TICK.as_micros() as u64;
                 break;
+            }
+            if holdings.last().is_some_and(|holding| holding.spared) && shared.counters.len() > 1 {
+                let others = self.memory.others(self.now_us);
+                if others == Others::Unasked {
+                    self.memory.asked_all_us = Some(self.now_us);
+                    let others = (0..shared.counters.len()).filter(|worker| *worker != self.index);
+                    others.for_each(|worker| shared.mailboxes.send(worker, Message::Evict));
+                }
+                if others != Others::Done {
+                    self.memory.rest_until_us = self.now_us + TICK.as_micros() as u64;
+                    break;
+                }
             }
             let Some(holding) = holdings.pop() else {
                 if let Some(untold) = self.memory.short_log.tell(self.now_us) {
@@ -303,4 +341,20 @@ fn patience(budget: usize) -> usize {
 /// Bytes of the biggest that is not spared.
 fn biggest(holdings: &[Holding]) -> usize {
     holdings.last().filter(|h| !h.spared).map_or(0, |h| h.bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn before_a_client_that_goes_last_all_others_are_asked_each_time_anew() {
+        let (mut watch, tick_us) = (Watch::default(), TICK.as_micros() as u64);
+        assert_eq!(watch.others(5), Others::Unasked);
+        watch.asked_all_us = Some(5);
+        assert_eq!(watch.others(5), Others::Asked);
+        assert_eq!(watch.others(4 + tick_us), Others::Asked);
+        assert_eq!(watch.others(5 + tick_us), Others::Done);
+        assert_eq!(watch.others(5 + REST_US), Others::Unasked);
+    }
 }

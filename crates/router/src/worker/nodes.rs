@@ -413,8 +413,8 @@ impl Worker {
         let mut pos = 0;
         while pos < bytes.len() {
             let Some(link) = self.links.get_mut(handle) else { return bytes.len() };
-            if link.fd.is_none() {
-                return bytes.len(); // given up because of an earlier reply of the same read
+            if !matches!(link.phase, Phase::Up | Phase::Greeting) {
+                return bytes.len(); // given up because of an earlier reply of the same read; a main connection is on its way again
             }
             let rest = &bytes[pos..];
             match &mut link.body {

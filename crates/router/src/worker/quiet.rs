@@ -14,6 +14,7 @@ use switchyard_resp::command::Merge;
 use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
+use super::gather::with_doubt;
 use super::rounds::{Ask, Next, Procedure};
 use super::scan::belongs;
 use super::upstream::Lane;
@@ -70,8 +71,8 @@ struct Flush {
 
 impl Procedure for Flush {
     fn next(&mut self, _: &mut Worker, _: bool, parts: Vec<Vec<u8>>) -> Next {
-        let failed = parts.iter().position(|p| reply::is_error(p)).unwrap_or(0);
-        Next::Done(parts.into_iter().nth(failed).unwrap_or_default())
+        let failed = parts.iter().find(|p| reply::is_error(p)).map(|error| with_doubt(error, &parts));
+        Next::Done(failed.unwrap_or_else(|| parts.into_iter().next().unwrap_or_default()))
     }
 }
 
