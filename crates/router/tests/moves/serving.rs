@@ -503,7 +503,11 @@ fn who_waits_at_the_end_of_a_stream_gets_what_is_added_next() {
                 client
             })
             .collect();
-        std::thread::sleep(Duration::from_millis(100));
+        let waiting = |server: &Server| {
+            let info = server.client().cmd("INFO clients");
+            info.split("blocked_clients:").nth(1).and_then(|rest| rest.split('\\').next()?.parse::<usize>().ok()).expect("a number")
+        };
+        until("all of them wait", || fleet.servers.iter().map(waiting).sum::<usize>() == 60);
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| {
                 let mut client = fleet.client();
