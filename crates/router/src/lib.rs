@@ -8,6 +8,7 @@
 
 mod config_set;
 mod fences;
+mod function_turns;
 mod functions_dump;
 mod homeward;
 mod limits;
@@ -32,6 +33,7 @@ mod tls;
 mod users;
 mod worker;
 
+pub use function_turns::CopyTurn;
 pub use homeward::{HomePort, HomeWish};
 pub use limits::{KEY_RATE_MAX, KeyLimit};
 pub use memory::heap_used;
@@ -296,6 +298,12 @@ impl Router {
     pub fn drained_source(&self, epoch: u64, node: NodeId) -> bool {
         self.shared.want_drained(epoch);
         self.shared.drained_source(epoch, node)
+    }
+
+    /// For who copies functions from one node to another: until it is dropped no client changes any. It begins when the changes under way are over
+    /// ([`CopyTurn::is_alone`]). `None`: somebody else copies.
+    pub fn turn_to_copy_functions(&self) -> Option<CopyTurn> {
+        self.shared.functions.to_copy()
     }
 
     /// Begins a move, or goes on with one. A thread of its own does it and tells the order's [`Host`]; [`Host::ended`] is the last that is

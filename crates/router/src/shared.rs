@@ -16,6 +16,7 @@ use switchyard_resp::command::CommandTable;
 
 use crate::config_set::Overrides;
 use crate::fences::Fences;
+use crate::function_turns::FunctionTurns;
 use crate::homeward::HomePort;
 use crate::limits::Limits;
 use crate::lines::Lines;
@@ -288,6 +289,8 @@ pub(crate) struct Shared {
     /// Who changes users.
     pub(crate) users: OnceLock<Arc<dyn OperatorPort>>,
     looking: Arc<Mutex<Looking>>,
+    /// Who changes functions, or copies them.
+    pub(crate) functions: FunctionTurns,
     /// Who brings keys home.
     pub(crate) home: OnceLock<Arc<dyn HomePort>>,
 }
@@ -378,6 +381,7 @@ impl Shared {
             operator: OnceLock::new(),
             users: OnceLock::new(),
             looking: Arc::default(),
+            functions: FunctionTurns::default(),
             home: OnceLock::new(),
         })
     }

@@ -244,7 +244,7 @@ impl Moves {
         json(&PlanReport::default())
     }
 
-    fn steer(self: &Arc<Self>, id: MoveId, what: &SteerRequest) -> Result<Value, Refused> {
+    pub(super) fn steer(self: &Arc<Self>, id: MoveId, what: &SteerRequest) -> Result<Value, Refused> {
         let steer = match what {
             SteerRequest::Pause => Steer::Pause,
             SteerRequest::Resume => Steer::Resume,
