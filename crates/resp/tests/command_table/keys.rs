@@ -3,8 +3,8 @@
 
 use proptest::prelude::*;
 use switchyard_resp::command::{
-    Access, Begin, Command, CommandTable, Find, Flags, Handling, KeyError, KeySpec, Keys, LearntCommand, Lookup, errors,
-    is_option, parse_command_reply,
+    Access, Begin, Command, CommandTable, Find, Flags, Handling, KeyError, KeySpec, Keys, LearntCommand, Lookup, errors, is_option,
+    parse_command_reply,
 };
 use switchyard_resp::reply;
 use switchyard_resp::request::Args;

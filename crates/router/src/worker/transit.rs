@@ -275,9 +275,11 @@ impl Worker {
             return !self.is_proved(plan, command, args);
         }
         command.name.starts_with("SORT")
-            && args.iter().skip(2).zip(args.iter().skip(3)).any(|(option, pattern)| {
-                (is_option(option, b"BY") || is_option(option, b"GET")) && pattern.contains(&b'*')
-            })
+            && args
+                .iter()
+                .skip(2)
+                .zip(args.iter().skip(3))
+                .any(|(option, pattern)| (is_option(option, b"BY") || is_option(option, b"GET")) && pattern.contains(&b'*'))
     }
 
     /// Has a client wait for what is missing. False where it is there by now: to be looked at again.

@@ -700,6 +700,27 @@ fn users_change_over_resp() {
     assert!(!site.router().process().log().contains("s3cret"), "no password is logged");
 }
 
+/// An operator who was taken away and not saved yet does not come back by the hand of somebody who is none.
+#[test]
+fn only_operators_bring_operators_back() {
+    let users =
+        UsersFile::new("user chief on nopass ~* +@all operator\nuser gone on nopass ~* +@all operator\nuser admin on nopass ~* +@all\n");
+    let Some(site) = Site::router_only(1, &options(&users.path, Some("master"))) else { return };
+    let (mut chief, mut admin) = (site.client(), site.client());
+    assert_eq!(chief.cmd("AUTH chief x"), ok());
+    assert_eq!(admin.cmd("AUTH admin x"), ok());
+    assert_eq!(admin.cmd("ACL LOAD"), ok());
+    assert_eq!(chief.cmd("ACL DELUSER gone"), int(1));
+    assert!(admin.cmd("ACL LOAD").expect_error().starts_with("NOPERM"));
+    assert_eq!(site.client().cmd("AUTH gone x").error(), Some(WRONGPASS));
+    assert_eq!(chief.cmd("ACL SAVE"), ok());
+    assert_eq!(admin.cmd("ACL LOAD"), ok());
+    assert_eq!(site.client().cmd("AUTH gone x").error(), Some(WRONGPASS));
+    users.write("user chief on nopass ~* +@all operator\nuser admin on nopass ~* +@all operator\n");
+    assert!(admin.cmd("ACL LOAD").expect_error().starts_with("NOPERM"));
+    assert_eq!(chief.cmd("ACL LOAD"), ok());
+}
+
 /// Without a users file users are kept in memory, as in Redis.
 #[test]
 fn without_a_file_users_are_kept_in_memory() {
