@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::support::client::PATIENCE;
 use crate::support::value::{Framer, parse};
 use crate::support::{
-    Client, Node, NodeOptions, Random, Router, RouterOptions, Site, SiteOptions, Value, encode, ok, simple, until, words,
+    Client, Node, NodeOptions, Random, Router, RouterOptions, Site, SiteOptions, Value, encode, int, ok, simple, until, words,
 };
 
 /// Hand-made inputs: a name, and the bytes of one connection.
@@ -555,6 +555,7 @@ fn lie(mut stream: TcpStream) {
             let learnt = |name: &str| format!("*6\r\n${}\r\n{name}\r\n:2\r\n*2\r\n+readonly\r\n+no_auth\r\n:1\r\n:1\r\n:1\r\n", name.len());
             let answer = match command.items()[0].text().to_ascii_uppercase().as_str() {
                 "COMMAND" => format!("*2\r\n{}{}", learnt("open.get"), learnt("get\nid=9")),
+                "DBSIZE" => format!(":{}\r\n", i64::MAX),
                 "GET" => "-MOVED 866 192.0.2.1:6379\r\n".to_owned(),
                 "STRLEN" => "-ASK 866 192.0.2.1:6379\r\n".to_owned(),
                 _ => usual_answer(&command, "7.0.15\u{1b}[2J\rFAKE LINE"),
@@ -576,12 +577,15 @@ fn a_node_that_lies_about_itself_misleads_nobody() {
     if crate::support::direct() {
         return;
     }
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = listener.local_addr().expect("its address");
-    std::thread::spawn(move || listener.incoming().flatten().for_each(|stream| drop(std::thread::spawn(move || lie(stream)))));
+    let nodes: [SocketAddr; 3] = std::array::from_fn(|_| {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("its address");
+        std::thread::spawn(move || listener.incoming().flatten().for_each(|stream| drop(std::thread::spawn(move || lie(stream)))));
+        address
+    });
     let config = "[clients]\npassword = \"secret\"\n".to_owned();
     let options = RouterOptions { nodes_may_be_down: true, config, password: Some("secret".to_owned()), ..RouterOptions::default() };
-    let router = Router::start(&[address], &options);
+    let router = Router::start(&nodes, &options);
     let mut client = Client::connect(router.address());
     assert_eq!(client.cmd("AUTH secret"), ok());
     until("the router has learnt the node's commands", || (client.cmd("OPEN.GET k") == ok()).then_some(()));
@@ -589,10 +593,14 @@ fn a_node_that_lies_about_itself_misleads_nobody() {
     assert!(stranger.expect_error().starts_with("NOAUTH"), "{stranger:?}");
     client.send(&["get\nid=9", "k"]);
     assert!(client.reply().expect_error().starts_with("ERR unknown command"));
+    until("every node says how many keys it has", || (client.cmd("DBSIZE") == int(i64::MAX)).then_some(()));
+    // With that many keys at each: neither ends a worker.
+    client.cmd("RANDOMKEY");
     for command in ["GET k", "STRLEN k"] {
         let reply = client.cmd(command);
         assert!(reply.expect_error().starts_with("ERR 127.0.0.1:") && !reply.expect_error().contains("192.0.2.1"), "{reply:?}");
     }
+    assert!(!router.process().log().contains("a bug in Switchyard"));
     let shown = router.process().log() + &client.cmd("INFO switchyard").text();
     assert!(shown.contains("redis 7.0.15") && !shown.contains('\u{1b}') && !shown.contains("\rFAKE"), "{shown:?}");
 }
