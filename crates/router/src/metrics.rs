@@ -233,7 +233,7 @@ pub(crate) struct WorkerCounters {
     pub(crate) cut_push: Counter,
     /// Clients cut because of `memory-max`.
     pub(crate) evicted: Counter,
-    /// Bytes of the client that takes the most, near the budget; and of requests that wait for their answers although their clients were cut.
+    /// How big the client is that goes first, near the budget; and of requests that wait for their answers although their clients were cut.
     pub(crate) memory_biggest: Counter,
     pub(crate) memory_leaving: Counter,
     pub(crate) bytes_received: Counter,

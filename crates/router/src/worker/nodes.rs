@@ -503,6 +503,22 @@ impl Worker {
         self.after_exclusive_reply(handle);
     }
 
+    /// What a client is told in place of an error that would send it to another address: past the router, and with its password.
+    #[cold]
+    fn in_place_of_redirect(&self, handle: Handle, error: &[u8]) -> Option<Vec<u8>> {
+        let text = reply::text(error)?;
+        if !text.starts_with(b"MOVED ") && !text.starts_with(b"ASK ") {
+            return None;
+        }
+        let node = self.node_name(self.links.get(handle)?.node);
+        let mut out = Vec::new();
+        encode::error(
+            &mut out,
+            &format!("ERR {node} would send this client to another server: it runs in cluster mode, as no node of Switchyard may"),
+        );
+        Some(out)
+    }
+
     fn on_reply(&mut self, handle: Handle, answer: &[u8]) {
         let Some(link) = self.links.get_mut(handle) else { return };
         if link.phase == Phase::Greeting {
@@ -527,6 +543,8 @@ impl Worker {
             self.note_slow(handle);
         }
         let is_error = reply::is_error(answer);
+        let instead = if is_error { self.in_place_of_redirect(handle, answer) } else { None };
+        let answer = instead.as_deref().unwrap_or(answer);
         if is_error && (answer.starts_with(b"-NOSCRIPT") && self.heal_script(handle) || self.take_recalled(handle, answer)) {
             return;
         }
