@@ -21,6 +21,7 @@ mod counted;
 mod cross_slot;
 mod dispatch;
 mod downstream;
+mod everywhere;
 mod exceptions;
 mod gather;
 mod greeting;
@@ -147,6 +148,8 @@ pub(crate) struct Worker {
     links: Slab<Box<Link>>,
     /// By node number.
     routes: Vec<NodeLinks>,
+    /// The same: whether keys may be there. What is asked of all nodes never waits for another one that is down.
+    keeps: Vec<bool>,
     gathers: Slab<Gather>,
     pubsub: pubsub::Topics,
     monitors: monitor::Monitors,
@@ -255,6 +258,7 @@ impl Worker {
             clients: Slab::new(),
             links: Slab::new(),
             routes: Vec::new(),
+            keeps: Vec::new(),
             gathers: Slab::new(),
             pubsub: pubsub::Topics::new(),
             monitors: monitor::Monitors::default(),
