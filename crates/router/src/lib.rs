@@ -221,6 +221,16 @@ impl Router {
         });
     }
 
+    /// What INFO of this router says as its `run_id`.
+    pub fn run_id(&self) -> &str {
+        &self.shared.incarnation
+    }
+
+    /// How many databases clients have been told that there are, at least.
+    pub fn databases(&self) -> u32 {
+        self.shared.databases()
+    }
+
     /// Somebody has said that the node may be served although it came back without its keys (`nodes.empty-return`): it is at the next
     /// attempt to connect. Counts for the present process of the node only. False where there is no node of that name.
     pub fn accept_empty(&self, node: &str) -> bool {

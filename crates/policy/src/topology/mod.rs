@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 pub use exceptions::{EXCEPTION_BYTES_MAX, EXCEPTIONS_MAX, TooManyExceptions};
 pub use place::{MAX_NODES, PartsError, PlaceError, Placed};
-pub use slot::{SLOT_COUNT, Slot, slot_of};
+pub use slot::{SLOT_COUNT, Slot, hash_tag, slot_of};
 pub use transit::{MoveId, Stage, TooManyTransits, Transit};
 
 /// A node's number: kept for its life in the state directory and never given to another node, so that it is safe as an array index

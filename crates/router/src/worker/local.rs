@@ -328,7 +328,7 @@ impl Worker {
         let mut out = Vec::new();
         let subcommand = args.get(1).map(|s| String::from_utf8_lossy(s).to_ascii_uppercase());
         match subcommand.as_deref() {
-            Some("MOVE" | "MOVES" | "BALANCE" | "ACCEPT") => return self.ask_operator(handle, class, args),
+            Some("MOVE" | "MOVES" | "BALANCE" | "ACCEPT" | "SLOTS" | "WHERE") => return self.ask_operator(handle, class, args),
             Some("NODES") if args.len() > 2 => return self.ask_operator(handle, class, args),
             Some("NODES") => {
                 encode::header(&mut out, b'*', plan.topology.nodes().len());
@@ -378,12 +378,16 @@ impl Worker {
                     "    Every node: link, version, run_id, slots.",
                     "NODES ADD <address> [REBALANCE] | NODES DRAIN <address> | NODES REMOVE <address>",
                     "    Let a node join, move everything away from one, let one go that owns no slots.",
-                    "MOVE FROM <node> TO <node> (SLOTS <ranges> | ALL | KEYS <pattern>) [GOAL fast|balanced|gentle] [MAX-RATE <bytes>] [DRY-RUN]",
+                    "SLOTS",
+                    "    The slot map: ranges by node, what is in transit, keys that live without their slots.",
+                    "WHERE <key> [<key> ...]",
+                    "    Where keys are: slot, hash tag, node, whether in transit, whether moved there alone.",
+                    "MOVE [FROM <node>] TO <node> (SLOTS <ranges> | ALL | KEYS <pattern>) [GOAL fast|balanced|gentle] [MAX-RATE <bytes>] [DRY-RUN]",
                     "     [DURABILITY memory|aof|replica] [PROTOCOL switchyard|stop-and-copy] [PURGE-TARGET] [ALLOW-DIRECT-CLIENTS]",
                     "     [ALLOW-KEY-LOSS]",
                     "    Move slots, or single keys, while they are used.",
-                    "MOVE FROM <node> HOME [KEYS <pattern>] [...]",
-                    "    Keys that were moved to the node without their slots go to the owners of these.",
+                    "MOVE [FROM <node>] HOME [KEYS <pattern>] [...]",
+                    "    Keys that were moved to the node (to any) without their slots go to the owners of these.",
                     "MOVES | MOVES PAUSE|RESUME|ABORT <id> | MOVES GOAL <id> <goal> | MOVES MAX-RATE <id> <bytes>|none",
                     "    Moves under way and ended; stop one, let it go on, end it; go on with another goal or rate.",
                     "BALANCE [DRY-RUN]",

@@ -35,32 +35,44 @@ impl Moves {
         if how.protocol != Protocol::Switchyard {
             return Err(wrong("single keys move by the protocol switchyard only"));
         }
-        let source = node_named(topology, &request.from)?;
-        let wishes = match (&request.keys, request.home) {
+        let source = if request.from.is_empty() { None } else { Some(node_named(topology, &request.from)?) };
+        let sources = || source.map_or_else(|| topology.keepers(), |source| vec![source]);
+        let wishes: Vec<Wish> = match (&request.keys, request.home) {
             (pattern, true) => {
                 if !request.to.is_empty() {
                     return Err(wrong("home says where the keys go: to the owners of their slots"));
                 }
-                Self::homeward(topology, source, pattern.as_deref())
+                sources().into_iter().flat_map(|source| Self::homeward(topology, source, pattern.as_deref())).collect()
             }
             (Some(pattern), false) => {
                 if request.to.is_empty() {
                     return Err(wrong("to which node?"));
                 }
                 let target = node_named(topology, &request.to)?;
-                if source == target {
+                if source == Some(target) {
                     return Err(wrong(format!("source and target are the same node, {}", request.from)));
                 }
-                let keys = self.matching(topology, source, pattern)?;
-                self.check_room(topology, &keys, target)?;
-                wish(source, target, keys, Some(pattern)).into_iter().collect()
+                let by_source: Vec<(NodeId, BTreeSet<Key>)> = match source {
+                    // One key is at one node.
+                    None if is_plain(pattern) => vec![(topology.lives_at(pattern.as_bytes()), [Key::from(pattern.as_bytes())].into())],
+                    _ => {
+                        let matching = |source| Ok((source, self.matching(topology, source, pattern)?));
+                        sources().into_iter().filter(|source| *source != target).map(matching).collect::<Result<Vec<_>, Refused>>()?
+                    }
+                };
+                let all: BTreeSet<Key> = by_source.iter().flat_map(|(_, keys)| keys).cloned().collect();
+                self.check_room(topology, &all, target)?;
+                let away = by_source.into_iter().filter(|(source, _)| *source != target);
+                away.filter_map(|(source, keys)| wish(source, target, keys, Some(pattern))).collect()
             }
             (None, false) => return Err(wrong("which keys?")),
         };
         if wishes.is_empty() {
+            let from = if source.is_some() { request.from.as_str() } else { "any node" };
             return Err(conflict(match request.home {
-                true => format!("no keys (that match) live at {} without their slots, so there is nothing to bring home", request.from),
-                false => format!("no key that lives at {} matches, so there is nothing to move", request.from),
+                true => format!("no keys (that match) live at {from} without their slots, so there is nothing to bring home"),
+                false if source.is_none() => format!("every key that matches lives at {} already, if there is any", request.to),
+                false => format!("no key that lives at {from} matches, so there is nothing to move"),
             }));
         }
         let away = wishes.iter().filter(|_| !request.home).filter_map(|wish| wish.keys.clone());
@@ -85,7 +97,7 @@ impl Moves {
 
     /// The keys that live at a node and match. A name without anything special in it is taken as it is, whether there is such a key or not.
     fn matching(&self, topology: &Topology, source: NodeId, pattern: &str) -> Result<BTreeSet<Key>, Refused> {
-        if !pattern.contains(['*', '?', '[', '\\']) {
+        if is_plain(pattern) {
             let at = topology.lives_at(pattern.as_bytes());
             if at != source {
                 return Err(conflict(format!("that key lives at {}, not at {}", self.name(at), self.name(source))));
@@ -150,6 +162,11 @@ impl Moves {
         let all = keys.iter().chain(open.iter().flat_map(|keys| keys.iter()));
         topology.room_for_exceptions(all.map(|key| &**key), target).map_err(|error| conflict(error.to_string()))
     }
+}
+
+/// Whether a pattern is the name of one key.
+fn is_plain(pattern: &str) -> bool {
+    !pattern.contains(['*', '?', '[', '\\'])
 }
 
 /// A move of these keys, if there are any.
