@@ -41,6 +41,7 @@ pub use settings::{Cluster, EmptyReturn, ListenAddress, ListenerSettings, Live, 
 pub use sys::CountedHeap;
 pub use tls::{NodeTls, ServerTls};
 pub use users::{Bounds, RuleError, User, Users, hash_password};
+pub use worker::spans_slots;
 
 use std::io;
 use std::net::SocketAddr;

@@ -77,6 +77,7 @@ use crate::sys::SendBatch;
 use batching::{Batching, pause};
 use blocking::Asker;
 use clients::{Rarely, spare_descriptor};
+pub use cross_slot::spans_slots;
 use downstream::{Client, Stall};
 use gather::Gather;
 pub(crate) use upstream::Lane;

@@ -75,8 +75,12 @@ impl Moves {
                 false => format!("no key that lives at {from} matches, so there is nothing to move"),
             }));
         }
+        let (wishes, left) = apart(wishes);
         let away = wishes.iter().filter(|_| !request.home).filter_map(|wish| wish.keys.clone());
-        let notes: Vec<String> = away.filter_map(|keys| self.home.warning(&keys)).collect();
+        let mut notes: Vec<String> = away.filter_map(|keys| self.home.warning(&keys)).collect();
+        if left > 0 {
+            notes.push(format!("{left} keys are left out, because others of their slots move from another node: ask again when these moves have ended"));
+        }
         if request.dry_run {
             let moves = wishes.iter().map(|wish| self.planned(None, wish)).collect();
             return json(&PlanReport { dry_run: true, moves, notes });
@@ -164,6 +168,21 @@ impl Moves {
     }
 }
 
+/// The same without two that have a slot in common, and how many keys were left out for that.
+fn apart(wishes: Vec<Wish>) -> (Vec<Wish>, usize) {
+    let (mut taken, mut left) = (BTreeSet::new(), 0);
+    let mut some = |found: Wish| {
+        let keys: BTreeSet<Key> = found.keys.iter().flat_map(|keys| keys.iter()).cloned().collect();
+        let all = keys.len();
+        let free: BTreeSet<Key> = keys.into_iter().filter(|key| !taken.contains(&slot_of(key))).collect();
+        left += all - free.len();
+        taken.extend(free.iter().map(|key| slot_of(key)));
+        wish(found.shift.source, found.shift.target, free, found.pattern.as_deref())
+    };
+    let wishes = wishes.into_iter().filter_map(&mut some).collect();
+    (wishes, left)
+}
+
 /// Whether a pattern is the name of one key.
 fn is_plain(pattern: &str) -> bool {
     !pattern.contains(['*', '?', '[', '\\'])
@@ -180,6 +199,19 @@ fn wish(source: NodeId, target: NodeId, keys: BTreeSet<Key>, pattern: Option<&st
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_two_moves_have_a_slot_in_common() {
+        let keys = |names: &[&str]| names.iter().map(|name| Key::from(name.as_bytes())).collect::<BTreeSet<_>>();
+        let one = wish(NodeId(0), NodeId(2), keys(&["{a}1", "{b}1"]), None);
+        let other = wish(NodeId(1), NodeId(2), keys(&["{a}2", "{a}3", "{c}1"]), None);
+        let none = wish(NodeId(3), NodeId(2), keys(&["{b}2"]), None);
+        let (wishes, left) = apart([one, other, none].into_iter().flatten().collect());
+        assert_eq!((wishes.len(), left), (2, 3));
+        let slots: Vec<Slot> = wishes.iter().flat_map(|wish| wish.shift.slots.clone()).collect();
+        assert_eq!(slots.iter().collect::<BTreeSet<_>>().len(), slots.len());
+        assert_eq!(wishes[1].keys.as_deref().map(<[Key]>::len), Some(1));
+    }
 
     #[test]
     fn keys_go_home_to_the_owners_of_their_slots() {
