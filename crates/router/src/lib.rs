@@ -43,6 +43,7 @@ pub use settings::{Cluster, EmptyReturn, ListenAddress, ListenerSettings, Live, 
 pub use sys::CountedHeap;
 pub use tls::{NodeTls, ServerTls};
 pub use users::{Bounds, RuleError, User, Users, hash_password};
+pub use worker::spans_slots;
 
 use std::io;
 use std::net::SocketAddr;
@@ -221,6 +222,16 @@ impl Router {
             };
             Plan { servers: Arc::new(all), ..plan.clone() }
         });
+    }
+
+    /// What INFO of this router says as its `run_id`.
+    pub fn run_id(&self) -> &str {
+        &self.shared.incarnation
+    }
+
+    /// How many databases clients have been told that there are, at least.
+    pub fn databases(&self) -> u32 {
+        self.shared.databases()
     }
 
     /// Somebody has said that the node may be served although it came back without its keys (`nodes.empty-return`): it is at the next

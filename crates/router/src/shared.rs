@@ -515,10 +515,15 @@ impl Shared {
         self.started_tick + self.uptime().as_millis() as u64 / TICK_MS
     }
 
-    /// Whether every node is known to have a database of this number.
-    pub(crate) fn has_database(&self, topology: &Topology, database: u32) -> bool {
+    /// Whether every one of these nodes is known to have a database of this number.
+    pub(crate) fn has_database(&self, keepers: &[NodeId], database: u32) -> bool {
         let nodes = lock(&self.nodes);
-        topology.nodes().all(|node| nodes.get(&node.id).is_some_and(|facts| database < facts.databases))
+        keepers.iter().all(|node| nodes.get(node).is_some_and(|facts| database < facts.databases))
+    }
+
+    /// How many databases clients have been told that there are, at least.
+    pub(crate) fn databases(&self) -> u32 {
+        lock(&self.nodes).values().map(|facts| facts.databases).max().unwrap_or(0)
     }
 
     /// Changes what is known of a node.

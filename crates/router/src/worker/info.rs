@@ -12,6 +12,7 @@ use switchyard_policy::topology::Slot;
 use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
+use super::everywhere::Reach;
 use super::gather::Whole;
 use super::local::oldest;
 use super::upstream::Lane;
@@ -243,7 +244,7 @@ impl Worker {
         let mut request = Vec::new();
         encode::command(&mut request, std::iter::once("INFO").chain(words).map(str::as_bytes).collect::<Vec<_>>());
         let digest = Box::new(Digest { asked, asked_us: self.now_us, ..Digest::default() });
-        self.gather_every(handle, Lane::Main, &request, class, Whole::Info { sections, digest });
+        self.gather_every(handle, Lane::Main, Reach::Everybody, &[request], class, Whole::Info { sections, digest });
         Flow::Next
     }
 

@@ -26,6 +26,7 @@ impl Worker {
     /// Connects to nodes that there is no connection to yet, so that the first command finds it.
     pub(super) fn connect_main(&mut self) {
         let plan = self.plan.clone();
+        self.note_keepers();
         self.routes.resize_with(self.routes.len().max(plan.topology.node_id_bound()), Default::default);
         for node in plan.topology.nodes() {
             let _ = self.shared_link(node.id, Lane::Main, false);

@@ -180,7 +180,11 @@ impl Worker {
             );
             return self.refuse(handle, class, &text);
         }
-        let nodes: Vec<NodeId> = plan.topology.nodes().map(|n| n.id).collect();
+        let mut nodes = self.keepers();
+        // What movers have made for themselves goes with the keys that it was made of.
+        nodes.extend(plan.moves.by_id.values().map(|mover| mover.target));
+        nodes.sort_unstable();
+        nodes.dedup();
         if let Some(client) = self.clients.get_mut(handle) {
             nodes.iter().for_each(|n| client.note_write(*n));
         }
@@ -202,10 +206,10 @@ impl Worker {
             return Flow::Stall(Stall::Moving);
         }
         let Some(quieting) = self.clients.get_mut(handle).and_then(|c| c.quieting.take()) else { return Flow::Close };
-        let nodes: Vec<NodeId> = plan.topology.nodes().map(|n| n.id).collect();
+        let nodes = self.keepers();
         let mut asks: Vec<Ask> = nodes.iter().map(|node| Ask { node: *node, lane, requests: vec![raw.to_vec()] }).collect();
         if merge == Merge::Sum {
-            for mover in plan.moves.by_id.values() {
+            for mover in plan.moves.by_id.values().filter(|mover| nodes.contains(&mover.target)) {
                 let names = mover.temporary_in(database);
                 if !names.is_empty() {
                     let mut request = Vec::new();

@@ -311,7 +311,7 @@ impl Worker {
             Handling::Local(Local::Select) => match args.get(1).and_then(parse::<u32>) {
                 // Out of range: the node says so at EXEC.
                 None => Admission::Queue(None),
-                Some(database) if self.shared.has_database(&plan.topology, database) => Admission::Select(database),
+                Some(database) if self.shared.has_database(&self.keepers(), database) => Admission::Select(database),
                 Some(database) => Admission::Refuse(format!(
                     "ERR Switchyard does not serve SELECT {database} inside MULTI before any client has selected that database outside"
                 )),

@@ -13,6 +13,7 @@ mod flags;
 mod hash_password;
 mod interrupt;
 mod live;
+mod map;
 mod move_slots;
 mod moves;
 mod nodes;
@@ -43,6 +44,7 @@ use crate::config::Problems;
         redis-cli -p 6380 set greeting hello                            and use them as one\n  \
         switchyard status                                               what a running router sees\n  \
         switchyard nodes add 127.0.0.1:7003 --rebalance                 another server, with its share of the keys\n  \
+        switchyard where user:1000                                      at which of them is this key?\n  \
         switchyard check-config -c /etc/switchyard.toml                 find mistakes before a reload does\n\n\
         Exit codes:\n  \
         0  it worked; for serve: it was asked to stop, and did\n  \
@@ -61,6 +63,8 @@ enum Command {
     HashPassword(hash_password::Arguments),
     Status(status::Arguments),
     Nodes(nodes::Arguments),
+    Slots(map::SlotsArguments),
+    Where(map::WhereArguments),
     Move(move_slots::Arguments),
     Moves(moves::Arguments),
     Balance(balance::Arguments),
@@ -110,6 +114,8 @@ pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
         Command::CheckConfig(arguments) => check_config::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
         Command::Nodes(arguments) => nodes::run(&arguments),
+        Command::Slots(arguments) => map::slots(&arguments),
+        Command::Where(arguments) => map::whereabouts(&arguments),
         Command::Move(arguments) => move_slots::run(&arguments),
         Command::Moves(arguments) => moves::run(&arguments),
         Command::Balance(arguments) => balance::run(&arguments),

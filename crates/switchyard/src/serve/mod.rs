@@ -284,6 +284,10 @@ fn start_reloads(
                     let _ = done.send(reloader.change_members(&change, &running));
                     continue;
                 }
+                if let ReloadAsk::Find(name, told) = ask {
+                    let _ = told.send(reloader.find(&name));
+                    continue;
+                }
                 match NotifyState::monotonic_usec_now() {
                     Ok(now) => notify(&[NotifyState::Reloading, now]),
                     Err(_) => notify(&[NotifyState::Reloading]),
