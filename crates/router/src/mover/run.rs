@@ -833,6 +833,7 @@ impl Mover {
         }
         let left = self.listed.saturating_sub(keys);
         let mut progress = lock(&self.own.progress);
+        let before = progress.clone();
         progress.doing.clone_from(&self.doing);
         progress.phase = leg.map(|leg| leg.phase);
         progress.paused = self.paused;
@@ -845,6 +846,7 @@ impl Mover {
         progress.repeated = self.before.repeated + now.repeated;
         progress.late = self.late;
         progress.big = BigKeys { under_way: self.staging.shown(), ..self.big.shown.clone() };
+        lock(&self.shared.moved).grow(&before, &progress);
         progress.keys_per_second = self.rates.0;
         progress.bytes_per_second = self.rates.1;
         progress.seconds_left = (self.is_listed && self.rates.0 > 0.0).then(|| left as f64 / self.rates.0);

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
+use switchyard_resp::reply;
 use switchyard_resp::request::{Limits, ProtocolError, Scan, Scanner, inline_to_multibulk};
 use tracing::{debug, warn};
 
@@ -70,7 +71,7 @@ impl Worker {
                     // Without a descriptor the connection cannot even be refused: give up the spare one for that.
                     self.spare = None;
                     if let Ok(fd) = rustix::net::accept_with(&self.listeners[index], flags) {
-                        refuse(&fd, "ERR max number of clients reached");
+                        self.refuse_connection(&fd, "ERR max number of clients reached");
                         self.counters.rejected.add(1);
                     }
                     self.spare = spare_descriptor();
@@ -93,7 +94,7 @@ impl Worker {
             if share.is_none() {
                 self.counters.limited_connections.add(1);
                 if !settings.tls {
-                    refuse(&fd, "LIMITED this listener takes no more connections now; try again");
+                    self.refuse_connection(&fd, "LIMITED this listener takes no more connections now; try again");
                 }
                 return;
             }
@@ -102,7 +103,7 @@ impl Worker {
             self.shared.clients.fetch_sub(1, Ordering::Relaxed);
             self.counters.rejected.add(1);
             if !settings.tls {
-                refuse(&fd, "ERR max number of clients reached");
+                self.refuse_connection(&fd, "ERR max number of clients reached");
             }
             return;
         }
@@ -477,6 +478,14 @@ impl Worker {
         self.close_after_replies(handle);
     }
 
+    /// Tells a connection that is not taken why.
+    fn refuse_connection(&self, fd: &OwnedFd, error: &str) {
+        let mut reply = Vec::new();
+        switchyard_resp::encode::error(&mut reply, error);
+        self.counters.errors.count(&reply);
+        let _ = rustix::net::send(fd, &reply, SendFlags::NOSIGNAL);
+    }
+
     /// Gives a client the reply to the command just read.
     pub(super) fn answer(&mut self, handle: Handle, class: u8, reply: &[u8]) {
         if let Some(client) = self.clients.get_mut(handle) {
@@ -489,6 +498,10 @@ impl Worker {
     pub(super) fn deliver(&mut self, handle: Handle, seq: u32, reply: &[u8]) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let whole = reply;
+        let failed = reply::is_error(whole);
+        if failed {
+            self.counters.errors.count(whole);
+        }
         let mut reply = reply;
         if reply.len() >= DIRECT_MIN
             && client.takes_directly(seq)
@@ -499,7 +512,7 @@ impl Worker {
             client.writable = sent == reply.len();
             reply = &reply[sent..];
         }
-        client.complete(seq, reply, self.now_us, &self.counters);
+        client.complete(seq, reply, failed, self.now_us, &self.counters);
         if !client.dirty {
             client.dirty = true;
             self.dirty_clients.push(handle);
@@ -682,10 +695,4 @@ fn client_mut(clients: &mut Slab<Client>, handle: Handle, change: impl FnOnce(&m
 
 pub(super) fn spare_descriptor() -> Option<OwnedFd> {
     rustix::fs::open("/dev/null", rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty()).ok()
-}
-
-fn refuse(fd: &OwnedFd, error: &str) {
-    let mut reply = Vec::new();
-    switchyard_resp::encode::error(&mut reply, error);
-    let _ = rustix::net::send(fd, &reply, SendFlags::NOSIGNAL);
 }

@@ -435,7 +435,7 @@ impl Worker {
                         let whole = link.downgraded && rest[0] == b'*' && size <= live.client_output_limit;
                         let head = link.pending.front().copied();
                         let is_kept = whole && head.is_some_and(|head| self.is_awaited(&head));
-                        if size > self.plan.live.large_value && !is_kept && self.take_large(handle, size, rest[0]) {
+                        if size > self.plan.live.large_value && !is_kept && self.take_large(handle, size, rest) {
                             continue;
                         }
                         break;
