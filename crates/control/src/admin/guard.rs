@@ -90,6 +90,10 @@ fn only_reads(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 
+/// Marks the answer of an operation, which has left a line in the log where it was asked for.
+#[derive(Clone, Copy)]
+pub(super) struct Told;
+
 /// Lets a request through to its route, or answers it here. Whatever may change something leaves a line in the log, also where it was
 /// turned away: who, what, and what became of it.
 pub(super) async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
@@ -99,7 +103,9 @@ pub(super) async fn check(State(guard): State<Arc<Guard>>, request: Request, nex
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let peer = request.extensions().get::<ConnectInfo<Peer>>().map_or_else(|| "unknown".to_owned(), |info| info.0.0.to_string());
     let response = admit(&guard, request, next).await;
-    tracing::info!(target: "audit", peer, %method, path, status = response.status().as_u16(), "admin request");
+    if response.extensions().get::<Told>().is_none() {
+        tracing::info!(target: "audit", peer, %method, path, status = response.status().as_u16(), "admin request");
+    }
     response
 }
 

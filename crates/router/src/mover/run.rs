@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use switchyard_policy::migration::pace::{Observation, Pacer};
 use switchyard_policy::migration::{Fingerprint, Goal, Outcome, Pace, Progress, Side};
 use switchyard_policy::topology::{Slot, Stage, slot_of};
-use tracing::{error, info, trace, warn};
+use tracing::{error, trace, warn};
 
 use super::big::Big;
 use super::connection::Connection;
@@ -171,7 +171,6 @@ pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, order: MoveOrder) {
     if !is_moving && let Err(why) = host.set_transits(id, Vec::new()) {
         warn!(move_id = id.0, why, "the topology still has slots of a move that has ended");
     }
-    info!(move_id = id.0, ?end, "a move has ended");
     mover.finish(&end);
     shared.change_moves(|moves| {
         moves.by_id.remove(&id);

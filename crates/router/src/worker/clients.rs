@@ -46,13 +46,23 @@ pub(super) struct Rarely {
 
 impl Rarely {
     /// Whether to say so now: then with how many times it was not said since the last.
-    pub(super) fn tell(&mut self, now_us: u64) -> Option<u64> {
+    pub(super) fn tell(&mut self, now_us: u64) -> Option<Untold> {
         if now_us < self.next_us {
             self.untold += 1;
             return None;
         }
         self.next_us = now_us + RARELY_US;
-        Some(std::mem::take(&mut self.untold))
+        Some(Untold(std::mem::take(&mut self.untold)))
+    }
+}
+
+/// How many times something was not said.
+pub(super) struct Untold(u64);
+
+impl Untold {
+    /// For a field of a log line, which is left out where there is nothing to tell.
+    pub(super) fn told(&self) -> Option<u64> {
+        (self.0 > 0).then_some(self.0)
     }
 }
 
@@ -212,7 +222,7 @@ impl Worker {
         let Some(untold) = self.handshake_log.tell(self.now_us) else { return };
         let Some(client) = self.clients.get(handle) else { return };
         let from = client.details.peer.map_or_else(|| "a Unix socket".to_owned(), |peer| peer.to_string());
-        warn!(from, why, untold, "a client's TLS handshake failed");
+        warn!(from, why, untold = untold.told(), "a client's TLS handshake failed");
     }
 
     /// A client that is being closed is still read from, so that the error it is sent is not lost to a reset.

@@ -39,6 +39,8 @@ impl Worker {
             self.links.iter().filter(|(_, link)| self.plan.topology.node(link.node).is_none()).map(|(handle, _)| handle).collect();
         for handle in gone {
             self.break_link(handle, "the node was removed");
+            // Where it was not up it would be tried again, for ever.
+            self.drop_link(handle);
         }
         self.zombies.retain(|z| self.plan.topology.node(z.node).is_some());
     }
@@ -109,6 +111,7 @@ impl Worker {
         // One connection too many, at a node that serves: that concerns those in line for it, not the node.
         let serves = lane.is_exclusive() && self.node_is_up(node);
         let news = !serves
+            && self.plan.topology.node(node).is_some()
             && self.shared.with_facts(node, |facts| {
                 facts.tried = true;
                 facts.failure.replace(why.to_string()).as_deref() != Some(why)

@@ -71,6 +71,14 @@ impl Moves {
         if !matches!(operation, Operation::Moves | Operation::Balance(BalanceRequest { dry_run: true, .. })) {
             info!(target: "audit", who, "asked: {}", told(&operation));
         }
+        let outcome = self.execute(operation);
+        if let Err(refused) = &outcome {
+            info!(target: "audit", who, "refused: {}", refused.text());
+        }
+        outcome
+    }
+
+    fn execute(self: &Arc<Self>, operation: Operation) -> Result<Value, Refused> {
         match operation {
             Operation::Moves => json(&self.report()),
             Operation::Move(request) => self.begin_one(&request),
@@ -222,7 +230,7 @@ impl Moves {
         let node = node_named(&topology, &request.address)?;
         if let Some((id, _)) = self.state().open.iter().find(|(_, planned)| [planned.source, planned.target].contains(&node)) {
             return Err(conflict(format!(
-                "{} takes part in move {}; let that end, or end it with `switchyard moves abort {0}`",
+                "{} takes part in move {}; let that end, or end it with `switchyard moves abort {1}`",
                 request.address, id.0
             )));
         }
@@ -519,7 +527,14 @@ fn told(operation: &Operation) -> String {
             format!("move {what} from {} to {to}{}", request.from, if request.dry_run { ", only planned" } else { "" })
         }
         Operation::Moves => "moves".to_owned(),
-        Operation::Steer { id, what } => format!("{what:?} move {id}"),
+        Operation::Steer { id, what } => match what {
+            SteerRequest::Pause => format!("pause move {id}"),
+            SteerRequest::Resume => format!("resume move {id}"),
+            SteerRequest::Abort => format!("abort move {id}"),
+            SteerRequest::Goal(goal) => format!("move {id} with the goal {goal}"),
+            SteerRequest::MaxRate(Some(max)) => format!("move {id} with at most {max} bytes per second"),
+            SteerRequest::MaxRate(None) => format!("move {id} as fast as its goal says"),
+        },
         Operation::AddNode(request) => format!("add node {}{}", request.address, if request.rebalance { " and rebalance" } else { "" }),
         Operation::DrainNode(request) => format!("drain node {}", request.address),
         Operation::RemoveNode(request) => format!("remove node {}", request.address),

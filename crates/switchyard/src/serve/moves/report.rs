@@ -5,8 +5,8 @@ use switchyard_policy::migration::{Phase, Protocol};
 use switchyard_policy::topology::MoveId;
 use switchyard_router::Router;
 
-use super::home::report_of;
 use super::super::metrics::Page;
+use super::home::report_of;
 use super::{Moves, Planned};
 use crate::config::{DURABILITIES, name_of};
 
