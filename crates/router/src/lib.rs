@@ -58,7 +58,7 @@ use switchyard_resp::command::CommandTable;
 use listener::Listener;
 pub use lua::{is_wrapped_library as is_checked_library, renewed_library};
 
-use metrics::{Counter, NodeCounters, Scrape, Waits};
+use metrics::{Counter, NodeCounters, NodeScrape, Scrape, Waits};
 use shared::{Plan, Shared, lock};
 use worker::Worker;
 
@@ -406,20 +406,24 @@ impl Router {
     /// All metrics in Prometheus' text format.
     pub fn metrics(&self) -> String {
         let plan = self.shared.plan();
-        let nodes = plan
-            .topology
-            .nodes()
-            .map(|node| {
-                let up = self.shared.counters.iter().any(|w| w.node(node.id).connections.get() > 0);
-                (node.id, node.name.clone(), up)
-            })
-            .collect();
+        let live = &plan.live;
+        let node = |node: &switchyard_policy::topology::Node| NodeScrape {
+            id: node.id,
+            name: node.name.clone(),
+            is_up: self.shared.counters.iter().any(|w| w.node(node.id).connections.get() > 0),
+            slots: plan.topology.slots_of(node.id),
+            exceptions: plan.topology.exceptions_at(node.id),
+            rooms: self.shared.rooms(node.id),
+        };
         Scrape {
             workers: self.shared.counters.clone(),
-            nodes,
+            nodes: plan.topology.nodes().map(node).collect(),
             epoch: plan.topology.epoch(),
             uptime_s: self.shared.uptime().as_secs_f64(),
-            memory: (heap_used(), plan.live.memory_max),
+            memory: (heap_used(), live.memory_max),
+            clients_max: live.max_clients,
+            moved: *lock(&self.shared.moved),
+            exclusive_max: [live.large_connections_max, live.watch_connections_max, live.blocking_connections_max],
         }
         .text()
     }

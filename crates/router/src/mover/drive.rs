@@ -11,7 +11,7 @@ use switchyard_policy::migration::{
 };
 use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot, Stage, slot_of};
 use switchyard_resp::reply;
-use tracing::{info, warn};
+use tracing::{debug, warn};
 
 use super::replicas::CatchingUp;
 use super::run::{Halt, Mover};
@@ -238,7 +238,8 @@ impl Mover {
         if !matches!(outcome, Outcome::Moved) {
             self.target_is_clean = matches!(outcome, Outcome::NotBegun { .. }) && !run.target_touched;
         }
-        info!(move_id = self.order.id.0, leg = number, slots = run.slots.len(), keys = progress.keys_moved, pulled = progress.pulled, repeated = progress.repeated, outcome = ?outcome, "a leg has ended");
+        // Why one goes back is told where that begins.
+        debug!(move_id = self.order.id.0, leg = number, slots = run.slots.len(), keys = progress.keys_moved, outcome = ?outcome, "a leg has ended");
         Ok(outcome)
     }
 

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use switchyard_policy::migration::pace::{Observation, Pacer};
 use switchyard_policy::migration::{Fingerprint, Goal, Outcome, Pace, Progress, Side};
 use switchyard_policy::topology::{Slot, Stage, slot_of};
-use tracing::{error, info, trace, warn};
+use tracing::{error, trace, warn};
 
 use super::big::Big;
 use super::connection::Connection;
@@ -174,7 +174,6 @@ pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, order: MoveOrder) {
     if !is_moving && let Err(why) = host.set_transits(id, Vec::new()) {
         warn!(move_id = id.0, why, "the topology still has slots of a move that has ended");
     }
-    info!(move_id = id.0, ?end, "a move has ended");
     mover.finish(&end);
     shared.change_moves(|moves| {
         moves.by_id.remove(&id);
@@ -844,6 +843,7 @@ impl Mover {
         }
         let left = self.listed.saturating_sub(keys);
         let mut progress = lock(&self.own.progress);
+        let before = progress.clone();
         progress.doing.clone_from(&self.doing);
         progress.phase = leg.map(|leg| leg.phase);
         progress.paused = self.paused;
@@ -856,6 +856,7 @@ impl Mover {
         progress.repeated = self.before.repeated + now.repeated;
         progress.late = self.late;
         progress.big = BigKeys { under_way: self.staging.shown(), ..self.big.shown.clone() };
+        lock(&self.shared.moved).grow(&before, &progress);
         progress.keys_per_second = self.rates.0;
         progress.bytes_per_second = self.rates.1;
         progress.seconds_left = (self.is_listed && self.rates.0 > 0.0).then(|| left as f64 / self.rates.0);

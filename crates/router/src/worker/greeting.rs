@@ -280,7 +280,7 @@ impl Worker {
             None => ("redis", redis_version.clone().unwrap_or_else(|| "unknown".to_owned())),
         };
         if self.comes_back_empty(handle, run_id.as_deref()) {
-            let why = "it came back empty: another process, without the keys that it had. Restore its data, or accept that they are gone with SWITCHYARD ACCEPT and its address (nodes.empty-return)";
+            let why = "it came back empty (it restarted without its data). Restore its data, or accept that they are gone with SWITCHYARD ACCEPT and its address (nodes.empty-return)";
             self.attempt_failed(handle, why);
             return;
         }

@@ -215,7 +215,7 @@ impl Worker {
                     error!(
                         used,
                         budget,
-                        untold,
+                        untold = untold.told(),
                         "more memory is in use than memory-max allows, and no client takes much of it: raise it, or give the process less to do"
                     );
                 }
@@ -236,8 +236,15 @@ impl Worker {
                 let id = client.details.id;
                 self.counters.evicted.add(1);
                 if let Some(untold) = self.memory.cut_log.tell(self.now_us) {
-                    let stranger = rank == Rank::Stranger;
-                    warn!(client = id, stranger, bytes, used, budget, untold, "cutting the client that takes the most memory (memory-max)");
+                    warn!(
+                        client = id,
+                        stranger = rank == Rank::Stranger,
+                        bytes,
+                        used,
+                        budget,
+                        untold = untold.told(),
+                        "cutting the client that takes the most memory (memory-max)"
+                    );
                 }
                 self.close_client(handle);
                 self.counters.memory_leaving.add(kept as u64);
@@ -246,7 +253,13 @@ impl Worker {
             Holder::Link => self.break_link(handle, "what it sends takes more memory than memory-max leaves"),
             Holder::Reads => {
                 if let Some(untold) = self.memory.cut_log.tell(self.now_us) {
-                    warn!(bytes, used, budget, untold, "clients with CLIENT TRACKING are told to forget what they have read (memory-max)");
+                    warn!(
+                        bytes,
+                        used,
+                        budget,
+                        untold = untold.told(),
+                        "clients with CLIENT TRACKING are told to forget what they have read (memory-max)"
+                    );
                 }
                 self.forget_tracked_reads();
             }

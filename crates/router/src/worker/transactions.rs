@@ -761,6 +761,9 @@ impl Worker {
         let Some(link) = self.links.get_mut(link) else { return };
         let (refused, no_multi, node) = (link.refused.take(), link.no_multi.clone(), link.node);
         let executed = answer.starts_with(b"*") && !reply::is_null(answer);
+        if executed {
+            reply::elements(answer).filter(|element| reply::is_error(element)).for_each(|error| self.counters.errors.count(error));
+        }
         let mut text = Vec::new();
         if let Some(client) = self.clients.get_mut(pending.who) {
             client.after_exec(executed);
