@@ -100,9 +100,8 @@ impl Worker {
                     return self.refuse(handle, class, "ERR syntax error");
                 }
                 if local == Local::ClientNoTouch {
-                    if on
-                        && !plan.topology.nodes().all(|node| self.shared.with_facts(node.id, |facts| knows_no_touch(&facts.redis_version)))
-                    {
+                    let keepers = plan.topology.nodes().filter(|node| self.keeps.get(node.id.index()) == Some(&true));
+                    if on && !keepers.map(|node| node.id).all(|id| self.shared.with_facts(id, |facts| knows_no_touch(&facts.redis_version))) {
                         return self.refuse(handle, class, "ERR unknown subcommand 'NO-TOUCH'. Try CLIENT HELP.");
                     }
                     client.no_touch = on;

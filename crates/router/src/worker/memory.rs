@@ -7,9 +7,10 @@
 //!   least). One event reads at most 128 KiB from one socket. So the workers together exceed the budget by [`STEP`] each, and by what one
 //!   event makes of a reply or request that is already in memory: a copy of it, or its buffer twice while that grows. All buffers
 //!   together are within the budget before, so what is used never exceeds twice the budget, and with many clients comes nowhere near it.
-//! - **Who goes**: one worker at a time evicts, and stops as soon as the whole is below. Where another worker has a bigger client it
-//!   is asked to, but not waited for: from [`PATIENCE`] of the budget on, each worker takes its own biggest. Before a client that is to go last
-//!   (CLIENT NO-EVICT) all others are asked and given a tick: how much their clients take they say only now and then.
+//! - **Who goes**: those who have not logged in before all others, or they could have applications cut. One worker at a time evicts, and
+//!   stops as soon as the whole is below. Where another worker has a bigger client it is asked to, but not waited for: from [`PATIENCE`] of the
+//!   budget on, each worker takes its own biggest. Before a client that is to go last (CLIENT NO-EVICT) all others are asked and given a tick:
+//!   how much their clients take they say only now and then.
 //! - **What stays**: requests kept until they are answered. What was sent may be executed, also if its client is gone; they end with the
 //!   answer, and are not taken for an excess a second time.
 //!
@@ -89,11 +90,20 @@ enum Holder {
     Reads,
 }
 
+/// Who goes before whom, whatever they take; the last goes first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Rank {
+    /// CLIENT NO-EVICT.
+    Spared,
+    Ordinary,
+    /// It has not logged in.
+    Stranger,
+}
+
 /// What it takes.
 #[derive(Clone, Copy, Debug)]
 struct Holding {
-    /// CLIENT NO-EVICT: it goes last.
-    spared: bool,
+    rank: Rank,
     bytes: usize,
     /// Of these, what stays until nodes have answered.
     kept: usize,
@@ -162,7 +172,7 @@ impl Worker {
     }
 
     fn say_biggest(&self, holdings: &[Holding]) {
-        self.counters.memory_biggest.set(biggest(holdings) as u64);
+        self.counters.memory_biggest.set(biggest(holdings));
     }
 
     #[cold]
@@ -178,7 +188,7 @@ impl Worker {
                 break;
             }
             let elsewhere = shared.counters.iter().enumerate().filter(|(worker, _)| *worker != self.index);
-            let elsewhere = elsewhere.map(|(worker, counters)| (counters.memory_biggest.get() as usize, worker)).max();
+            let elsewhere = elsewhere.map(|(worker, counters)| (counters.memory_biggest.get(), worker)).max();
             let own = biggest(&holdings);
             if let Some((bytes, worker)) = elsewhere
                 && bytes > own
@@ -188,7 +198,7 @@ impl Worker {
                 self.memory.rest_until_us = self.now_us + TICK.as_micros() as u64;
                 break;
             }
-            if holdings.last().is_some_and(|holding| holding.spared) && shared.counters.len() > 1 {
+            if holdings.last().is_some_and(|holding| holding.rank == Rank::Spared) && shared.counters.len() > 1 {
                 let others = self.memory.others(self.now_us);
                 if others == Others::Unasked {
                     self.memory.asked_all_us = Some(self.now_us);
@@ -205,7 +215,7 @@ impl Worker {
                     error!(
                         used,
                         budget,
-                        untold,
+                        untold = untold.told(),
                         "more memory is in use than memory-max allows, and no client takes much of it: raise it, or give the process less to do"
                     );
                 }
@@ -219,14 +229,22 @@ impl Worker {
     }
 
     fn give_up(&mut self, holding: Holding, used: usize, budget: usize) {
-        let Holding { bytes, kept, holder, handle, .. } = holding;
+        let Holding { rank, bytes, kept, holder, handle } = holding;
         match holder {
             Holder::Client => {
                 let Some(client) = self.clients.get(handle) else { return };
                 let id = client.details.id;
                 self.counters.evicted.add(1);
                 if let Some(untold) = self.memory.cut_log.tell(self.now_us) {
-                    warn!(client = id, bytes, used, budget, untold, "cutting the client that takes the most memory (memory-max)");
+                    warn!(
+                        client = id,
+                        stranger = rank == Rank::Stranger,
+                        bytes,
+                        used,
+                        budget,
+                        untold = untold.told(),
+                        "cutting the client that takes the most memory (memory-max)"
+                    );
                 }
                 self.close_client(handle);
                 self.counters.memory_leaving.add(kept as u64);
@@ -235,14 +253,20 @@ impl Worker {
             Holder::Link => self.break_link(handle, "what it sends takes more memory than memory-max leaves"),
             Holder::Reads => {
                 if let Some(untold) = self.memory.cut_log.tell(self.now_us) {
-                    warn!(bytes, used, budget, untold, "clients with CLIENT TRACKING are told to forget what they have read (memory-max)");
+                    warn!(
+                        bytes,
+                        used,
+                        budget,
+                        untold = untold.told(),
+                        "clients with CLIENT TRACKING are told to forget what they have read (memory-max)"
+                    );
                 }
                 self.forget_tracked_reads();
             }
         }
     }
 
-    /// Who takes how much, the biggest that is not spared last. Also finds out anew what is kept for clients that have gone.
+    /// Who takes how much, whoever goes first last. Also finds out anew what is kept for clients that have gone.
     fn holdings(&mut self) -> Vec<Holding> {
         let mut clients: HashMap<Handle, (usize, usize)> = self.clients.iter().map(|(h, c)| (h, (c.memory(), 0))).collect();
         for (_, gather) in self.gathers.iter() {
@@ -276,24 +300,29 @@ impl Worker {
             match owner.and_then(|owner| clients.get_mut(&owner)) {
                 Some((sum, _)) => *sum += bytes,
                 None if link.input.len() >= NOBODYS_MIN => {
-                    holdings.push(Holding { spared: false, bytes, kept: 0, holder: Holder::Link, handle });
+                    holdings.push(Holding { rank: Rank::Ordinary, bytes, kept: 0, holder: Holder::Link, handle });
                 }
                 None => {}
             }
         }
         self.counters.memory_leaving.set(leaving as u64);
-        holdings.push(Holding { spared: false, bytes: self.tracking.memory(), kept: 0, holder: Holder::Reads, handle: Handle::NONE });
-        let spared = |handle| self.clients.get(handle).is_some_and(|c| c.details.no_evict);
-        let of_clients = clients.into_iter().map(|(handle, (bytes, kept))| Holding {
-            spared: spared(handle),
-            bytes,
-            kept,
-            holder: Holder::Client,
-            handle,
+        holdings.push(Holding {
+            rank: Rank::Ordinary,
+            bytes: self.tracking.memory(),
+            kept: 0,
+            holder: Holder::Reads,
+            handle: Handle::NONE,
         });
+        let rank = |handle| match self.clients.get(handle) {
+            Some(client) if !client.authenticated => Rank::Stranger,
+            Some(client) if client.details.no_evict => Rank::Spared,
+            _ => Rank::Ordinary,
+        };
+        let of_clients =
+            clients.into_iter().map(|(handle, (bytes, kept))| Holding { rank: rank(handle), bytes, kept, holder: Holder::Client, handle });
         holdings.extend(of_clients);
         holdings.retain(|h| h.bytes >= TAKES_MIN);
-        holdings.sort_unstable_by_key(|h| (!h.spared, h.bytes, h.holder, h.handle.index));
+        holdings.sort_unstable_by_key(|h| (h.rank, h.bytes, h.holder, h.handle.index));
         holdings
     }
 
@@ -338,9 +367,15 @@ fn patience(budget: usize) -> usize {
     budget.saturating_add(budget / PATIENCE)
 }
 
-/// Bytes of the biggest that is not spared.
-fn biggest(holdings: &[Holding]) -> usize {
-    holdings.last().filter(|h| !h.spared).map_or(0, |h| h.bytes)
+/// How big the one is that goes first, to compare it with those of other workers: a stranger is bigger than whoever has logged in. 0 for
+/// who is spared.
+fn biggest(holdings: &[Holding]) -> u64 {
+    const STRANGER: u64 = 1 << 48;
+    holdings.last().map_or(0, |h| match h.rank {
+        Rank::Spared => 0,
+        Rank::Ordinary => h.bytes as u64,
+        Rank::Stranger => h.bytes as u64 + STRANGER,
+    })
 }
 
 #[cfg(test)]

@@ -262,6 +262,8 @@ pub(super) enum Greeting {
     Hello,
     Auth,
     SetName,
+    /// SELECT of the last database that clients use.
+    Databases(u32),
     Select,
     Multi,
     Exec,

@@ -198,3 +198,35 @@ fn who_is_not_to_be_cut_goes_last_whichever_worker_serves_it() {
         until("the memory is given back", || (used() < 8 * MIB).then_some(()));
     }
 }
+
+/// Strangers could otherwise have applications cut, which take more each.
+#[test]
+fn who_has_not_logged_in_goes_before_all_others() {
+    let config = "memory-max = \"64mb\"\n[clients]\npassword = \"secret\"\n".to_owned();
+    let router = RouterOptions { config, password: Some("secret".to_owned()), ..RouterOptions::default() };
+    let Some(site) = Site::router_only(1, &SiteOptions { router, ..SiteOptions::default() }) else {
+        return;
+    };
+    let mut client = site.client();
+    assert_eq!(client.cmd("AUTH secret"), ok());
+    assert_eq!(client.cmd("MULTI"), ok());
+    let value = vec![b'v'; 2 * MIB];
+    assert_eq!(client.call(&[&b"SET"[..], b"k", &value]), simple("QUEUED"));
+    // As much as a stranger may send: ten arguments of 16 KB, the last of them not whole.
+    let mut piece = b"*10\r\n".to_vec();
+    for _ in 0..10 {
+        piece.extend_from_slice(b"$16384\r\n");
+        piece.extend_from_slice(&[b's'; 16384]);
+        piece.extend_from_slice(b"\r\n");
+    }
+    piece.truncate(piece.len() - 100);
+    let mut strangers = Vec::new();
+    until("strangers are cut", || {
+        let mut stream = TcpStream::connect(site.address()).expect("connected");
+        stream.write_all(&piece).expect("written");
+        strangers.push(stream);
+        (metric(&site, "switchyard_clients_evicted_total") >= 5).then_some(())
+    });
+    let done = client.cmd("EXEC");
+    assert_eq!(done.items(), [ok()], "who has logged in stays");
+}
