@@ -93,6 +93,10 @@ fn only_reads(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 
+/// Marks the answer of an operation, which has left a line in the log where it was asked for.
+#[derive(Clone, Copy)]
+pub(super) struct Told;
+
 /// Lets a request through to its route, or answers it here. Whatever may change something leaves a line in the log, also where it was
 /// turned away: who, what, and what became of it.
 pub(super) async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
@@ -104,7 +108,9 @@ pub(super) async fn check(State(guard): State<Arc<Guard>>, request: Request, nex
     // Two lines, so that the log may leave out what anybody can cause, and nothing else.
     match admit(&guard, request, next).await {
         Ok(response) => {
-            tracing::info!(target: "audit", peer, %method, path, status = response.status().as_u16(), "admin request");
+            if response.extensions().get::<Told>().is_none() {
+                tracing::info!(target: "audit", peer, %method, path, status = response.status().as_u16(), "admin request");
+            }
             response
         }
         Err(response) => {

@@ -14,6 +14,7 @@ use switchyard_resp::{encode, glob, reply};
 
 use super::config_values;
 use super::dispatch::Flow;
+use super::everywhere::Reach;
 use super::gather::Whole;
 use super::local::parse;
 use super::rounds::{Ask, Next, Procedure};
@@ -159,7 +160,7 @@ impl Worker {
         }
         let ours = own.iter().map(|(name, _)| *name).collect();
         let own = own.into_iter().filter(|(name, _)| args.iter().skip(2).any(|p| glob::matches_setting(p, name.as_bytes()))).collect();
-        let asks = plan.topology.nodes().map(|n| Ask { node: n.id, lane: Lane::Main, requests: vec![raw.to_vec()] }).collect();
+        let asks = self.keepers().into_iter().map(|node| Ask { node, lane: Lane::Main, requests: vec![raw.to_vec()] }).collect();
         self.begin_rounds(handle, class, Box::new(ConfigGet { own, ours }), asks)
     }
 
@@ -194,7 +195,7 @@ impl Worker {
                 return Flow::Stall(Stall::Barrier);
             }
             tracing::info!(client = id, settings = names.join(" "), "CONFIG SET at every node");
-            self.gather_every(handle, Lane::Main, raw, class, Whole::Merged(switchyard_resp::command::Merge::Same));
+            self.gather_every(handle, Lane::Main, Reach::Unanimous, &[raw], class, Whole::Merged(switchyard_resp::command::Merge::Same));
             return Flow::Next;
         }
         let mut numbers = Vec::with_capacity(own.len());

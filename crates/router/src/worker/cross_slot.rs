@@ -50,6 +50,12 @@ fn kind_of(command: &Command, keys: &[u32]) -> Option<Kind> {
     })
 }
 
+/// Whether a command is served although its keys are in several slots, by bringing values together for a moment.
+#[must_use]
+pub fn spans_slots(command: &Command) -> bool {
+    kind_of(command, &[1]).is_some()
+}
+
 fn request<A: AsRef<[u8]>>(args: &[A]) -> Vec<u8> {
     let mut out = Vec::new();
     encode::command(&mut out, args.iter().map(AsRef::as_ref));

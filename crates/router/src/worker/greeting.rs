@@ -69,6 +69,10 @@ impl Worker {
             (None, false) => {}
         }
         ask(link, Greeting::SetName, &["CLIENT", "SETNAME", &name]);
+        // Clients may be in any of them: a command for one that the node does not have would be executed in another.
+        if let Some(last) = self.shared.databases().checked_sub(1).filter(|last| *last > link.start_database) {
+            ask(link, Greeting::Databases(last), &["SELECT", &last.to_string()]);
+        }
         let database = link.start_database.to_string();
         ask(link, Greeting::Select, &["SELECT", &database]);
         let is_alone = link.lane.is_exclusive();
@@ -136,6 +140,12 @@ impl Worker {
                 let database = link.start_database;
                 self.attempt_failed(handle, &format!("it refuses database {database}: {error}"));
             }
+            (Greeting::Databases(last), Some(error)) => {
+                self.attempt_failed(
+                    handle,
+                    &format!("it has fewer databases than clients use: it refuses SELECT {last} ({error}). Set databases there as at the other nodes"),
+                );
+            }
             (Greeting::ClientId | Greeting::Info | Greeting::Process, Some(error)) => {
                 self.attempt_failed(handle, &format!("it does not say who it is (CLIENT ID, INFO server): {error}"));
             }
@@ -149,7 +159,7 @@ impl Worker {
                 }
             }
             (Greeting::SetName, Some(error)) => debug!(node = %self.node_name(node), error, "node refuses CLIENT SETNAME"),
-            (Greeting::Hello | Greeting::Auth | Greeting::SetName | Greeting::Multi | Greeting::Exec, None) => {}
+            (Greeting::Hello | Greeting::Auth | Greeting::SetName | Greeting::Databases(_) | Greeting::Multi | Greeting::Exec, None) => {}
             (Greeting::Role, Some(error)) => debug!(node = %self.node_name(node), error, "node refuses ROLE"),
             (Greeting::Role, None) => {
                 if reply::elements(answer).next().and_then(reply::text).is_some_and(|role| role != b"master") {
@@ -270,7 +280,7 @@ impl Worker {
             None => ("redis", redis_version.clone().unwrap_or_else(|| "unknown".to_owned())),
         };
         if self.comes_back_empty(handle, run_id.as_deref()) {
-            let why = "it came back empty: another process, without the keys that it had. Restore its data, or accept that they are gone with SWITCHYARD ACCEPT and its address (nodes.empty-return)";
+            let why = "it came back empty (it restarted without its data). Restore its data, or accept that they are gone with SWITCHYARD ACCEPT and its address (nodes.empty-return)";
             self.attempt_failed(handle, why);
             return;
         }

@@ -7,8 +7,10 @@
 //!   least). One event reads at most 128 KiB from one socket. So the workers together exceed the budget by [`STEP`] each, and by what one
 //!   event makes of a reply or request that is already in memory: a copy of it, or its buffer twice while that grows. All buffers
 //!   together are within the budget before, so what is used never exceeds twice the budget, and with many clients comes nowhere near it.
-//! - **Who goes**: those who have not logged in before all others, or they could have applications cut. One worker at a time evicts, and stops as soon as the whole is below. Where another worker has a bigger client it
-//!   is asked to, but not waited for: from [`PATIENCE`] of the budget on, each worker takes its own biggest.
+//! - **Who goes**: those who have not logged in before all others, or they could have applications cut. One worker at a time evicts, and
+//!   stops as soon as the whole is below. Where another worker has a bigger client it is asked to, but not waited for: from [`PATIENCE`] of the
+//!   budget on, each worker takes its own biggest. Before a client that is to go last (CLIENT NO-EVICT) all others are asked and given a tick:
+//!   how much their clients take they say only now and then.
 //! - **What stays**: requests kept until they are answered. What was sent may be executed, also if its client is gone; they end with the
 //!   answer, and are not taken for an excess a second time.
 //!
@@ -50,8 +52,32 @@ pub(super) struct Watch {
     mark: i64,
     /// Not before, where it has asked another worker or found nobody, us.
     rest_until_us: u64,
+    /// When all others were asked last, because this worker has only clients that go last, us.
+    asked_all_us: Option<u64>,
     cut_log: Rarely,
     short_log: Rarely,
+}
+
+/// Whether other workers have given up what goes before a client that is to go last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Others {
+    /// That has to be asked.
+    Unasked,
+    /// They were asked just now.
+    Asked,
+    /// They have had their time.
+    Done,
+}
+
+impl Watch {
+    fn others(&self, now_us: u64) -> Others {
+        match self.asked_all_us.map(|asked_us| now_us.saturating_sub(asked_us)) {
+            Some(ago_us) if ago_us < TICK.as_micros() as u64 => Others::Asked,
+            Some(ago_us) if ago_us < REST_US => Others::Done,
+            // What was answered long ago says nothing of now.
+            _ => Others::Unasked,
+        }
+    }
 }
 
 /// Something that can be given up to get memory back.
@@ -125,7 +151,8 @@ impl Worker {
 
     /// At a tick for clients: says who takes the most here, so that another worker knows whom to ask, and gives back what a burst has left.
     pub(super) fn tick_memory(&mut self) {
-        let near = self.memory_in_use() > self.plan.live.memory_max / 2;
+        // What is taken off for those who have gone must be found out anew, also where it makes that little is in use.
+        let near = self.memory_in_use() > self.plan.live.memory_max / 2 || self.counters.memory_leaving.get() > 0;
         let holdings = if near { self.holdings() } else { Vec::new() };
         self.say_biggest(&holdings);
         if self.keys.capacity() * size_of::<u32>() > REUSED_MAX {
@@ -171,12 +198,24 @@ impl Worker {
                 self.memory.rest_until_us = self.now_us + TICK.as_micros() as u64;
                 break;
             }
+            if holdings.last().is_some_and(|holding| holding.rank == Rank::Spared) && shared.counters.len() > 1 {
+                let others = self.memory.others(self.now_us);
+                if others == Others::Unasked {
+                    self.memory.asked_all_us = Some(self.now_us);
+                    let others = (0..shared.counters.len()).filter(|worker| *worker != self.index);
+                    others.for_each(|worker| shared.mailboxes.send(worker, Message::Evict));
+                }
+                if others != Others::Done {
+                    self.memory.rest_until_us = self.now_us + TICK.as_micros() as u64;
+                    break;
+                }
+            }
             let Some(holding) = holdings.pop() else {
                 if let Some(untold) = self.memory.short_log.tell(self.now_us) {
                     error!(
                         used,
                         budget,
-                        untold,
+                        untold = untold.told(),
                         "more memory is in use than memory-max allows, and no client takes much of it: raise it, or give the process less to do"
                     );
                 }
@@ -197,8 +236,15 @@ impl Worker {
                 let id = client.details.id;
                 self.counters.evicted.add(1);
                 if let Some(untold) = self.memory.cut_log.tell(self.now_us) {
-                    let stranger = rank == Rank::Stranger;
-                    warn!(client = id, stranger, bytes, used, budget, untold, "cutting the client that takes the most memory (memory-max)");
+                    warn!(
+                        client = id,
+                        stranger = rank == Rank::Stranger,
+                        bytes,
+                        used,
+                        budget,
+                        untold = untold.told(),
+                        "cutting the client that takes the most memory (memory-max)"
+                    );
                 }
                 self.close_client(handle);
                 self.counters.memory_leaving.add(kept as u64);
@@ -207,7 +253,13 @@ impl Worker {
             Holder::Link => self.break_link(handle, "what it sends takes more memory than memory-max leaves"),
             Holder::Reads => {
                 if let Some(untold) = self.memory.cut_log.tell(self.now_us) {
-                    warn!(bytes, used, budget, untold, "clients with CLIENT TRACKING are told to forget what they have read (memory-max)");
+                    warn!(
+                        bytes,
+                        used,
+                        budget,
+                        untold = untold.told(),
+                        "clients with CLIENT TRACKING are told to forget what they have read (memory-max)"
+                    );
                 }
                 self.forget_tracked_reads();
             }
@@ -324,4 +376,20 @@ fn biggest(holdings: &[Holding]) -> u64 {
         Rank::Ordinary => h.bytes as u64,
         Rank::Stranger => h.bytes as u64 + STRANGER,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn before_a_client_that_goes_last_all_others_are_asked_each_time_anew() {
+        let (mut watch, tick_us) = (Watch::default(), TICK.as_micros() as u64);
+        assert_eq!(watch.others(5), Others::Unasked);
+        watch.asked_all_us = Some(5);
+        assert_eq!(watch.others(5), Others::Asked);
+        assert_eq!(watch.others(4 + tick_us), Others::Asked);
+        assert_eq!(watch.others(5 + tick_us), Others::Done);
+        assert_eq!(watch.others(5 + REST_US), Others::Unasked);
+    }
 }

@@ -15,6 +15,7 @@ use switchyard_resp::{encode, reply};
 
 use super::Worker;
 use super::dispatch::Flow;
+use super::everywhere::Reach;
 use super::gather::Whole;
 use super::rounds::{Ask, Next, Procedure};
 use super::upstream::{Lane, Pending, Purpose};
@@ -177,11 +178,7 @@ impl Worker {
                 let mut requests = vec![Vec::new(), Vec::new()];
                 encode::command(&mut requests[0], [&b"SCRIPT"[..], b"LOAD", &script.wrapped().concat()]);
                 encode::command(&mut requests[1], [&b"SCRIPT"[..], b"LOAD", &script.body]);
-                let nodes: Vec<NodeId> = plan.topology.nodes().map(|n| n.id).collect();
-                let gather = self.begin_gather(handle, class, nodes.len(), Whole::Merged(Merge::Same))?;
-                for (part, node) in nodes.into_iter().enumerate() {
-                    self.send_parts(gather, part as u32, node, lane, &requests, class);
-                }
+                self.gather_every(handle, lane, Reach::Everybody, &requests, class, Whole::Merged(Merge::Same));
                 Some(Flow::Next)
             }
             "SCRIPT|EXISTS" if check => {
@@ -203,7 +200,7 @@ impl Worker {
                 drop(scripts);
                 let mut request = Vec::new();
                 encode::command(&mut request, args.iter().collect::<Vec<_>>());
-                self.gather_every(handle, lane, &request, class, Whole::ScriptExists { known });
+                self.gather_every(handle, lane, Reach::Everybody, &[request], class, Whole::ScriptExists { known });
                 Some(Flow::Next)
             }
             "SCRIPT|FLUSH" => {
@@ -214,7 +211,7 @@ impl Worker {
             _ => match checked_libraries(&plan, command, args) {
                 Ok(None) => None,
                 Ok(Some(request)) => {
-                    self.gather_every(handle, lane, &request, class, Whole::Merged(Merge::Same));
+                    self.gather_every(handle, lane, Reach::Everybody, &[request], class, Whole::Merged(Merge::Same));
                     Some(Flow::Next)
                 }
                 Err(why) => Some(self.refuse(handle, class, &why)),

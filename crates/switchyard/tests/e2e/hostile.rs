@@ -479,7 +479,7 @@ fn garbage_does_not_end_the_process() {
 /// What an endless node sends at most: without a bound the router would keep all of it.
 const ENDLESS: usize = 400 << 20;
 
-/// A node that answers until a command of this name comes, and then sends `piece` behind `head` without end.
+/// A node that answers until a command of this name comes, and then sends `piece` behind `head` without end, or `head` alone and ends.
 struct EndlessNode {
     address: SocketAddr,
     /// Connections on which it was given up, or has sent [`ENDLESS`] bytes.
@@ -511,7 +511,7 @@ impl EndlessNode {
                 if name == trigger {
                     let mut sent = 0;
                     let _ = stream.write_all(head.as_bytes());
-                    while sent < ENDLESS && stream.write_all(piece.as_bytes()).is_ok() {
+                    while !piece.is_empty() && sent < ENDLESS && stream.write_all(piece.as_bytes()).is_ok() {
                         sent += piece.len();
                     }
                     over.fetch_add(1, Ordering::SeqCst);
@@ -628,5 +628,21 @@ fn a_node_that_sends_without_end_takes_no_memory_without_end() {
             assert!(peak < (2 * 96 + 40) << 10, "{trigger} {head:?}: the router took {peak} KiB");
             assert_eq!(Client::connect(router.address()).cmd("PING"), simple("PONG"), "{trigger} {head:?}");
         }
+    }
+}
+
+/// Its connection is made anew, and what it had said there is no answer to anything on the new one.
+#[test]
+fn a_node_that_says_more_than_it_was_asked_is_met_anew() {
+    if crate::support::direct() {
+        return;
+    }
+    let node = EndlessNode::start("GET", "+OK\r\n+more\r\n+and more\r\n$5\r\nhal", "");
+    let options = RouterOptions { nodes_may_be_down: true, ..RouterOptions::default() };
+    let router = Router::start(&[node.address], &options);
+    let mut client = Client::connect(router.address());
+    until("the node serves", || (client.cmd("SET k v") == ok()).then_some(()));
+    for round in 0..10 {
+        assert_eq!(client.cmd("GET k"), ok(), "round {round}");
     }
 }

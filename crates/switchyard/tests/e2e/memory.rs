@@ -146,26 +146,57 @@ fn queued_transactions_count() {
     assert_eq!(small.cmd("EXISTS {b}1"), int(0));
 }
 
-/// A large request that must be whole before its nodes are known.
+/// The beginning of a large request that must be whole before its nodes are known.
+fn head(len: usize) -> Vec<u8> {
+    format!("*5\r\n$4\r\nMSET\r\n$1\r\na\r\n$1\r\n1\r\n$1\r\nb\r\n${len}\r\n").into_bytes()
+}
+
+/// Such requests count. What is collected of one takes little more than was sent, so both together are
+/// too much and one alone is not, however they come.
 #[test]
 fn requests_that_are_collected_count_and_who_is_not_to_be_cut_goes_last() {
-    let Some(site) = Site::router_only(2, &options("memory-max = \"170mb\"\n")) else {
+    let Some(site) = Site::router_only(2, &options("memory-max = \"112mb\"\n")) else {
         return;
     };
     let mut spared = site.client();
     assert_eq!(spared.cmd("CLIENT NO-EVICT on"), ok());
-    let head = |len: usize| format!("*5\r\n$4\r\nMSET\r\n$1\r\na\r\n$1\r\n1\r\n$1\r\nb\r\n${len}\r\n").into_bytes();
-    spared.write(&head(50 * MIB));
+    spared.write(&head(45 * MIB));
     spared.write(&vec![b'x'; 40 * MIB]);
     let mut other = site.client();
     other.write(&head(80 * MIB));
     let _ = other.try_write(&vec![b'x'; 79 * MIB]);
     until("the other one is cut", || (metric(&site, "switchyard_clients_evicted_total") > 0).then_some(()));
     assert!(other.closed_within(PATIENCE));
-    spared.write(&vec![b'x'; 10 * MIB]);
+    spared.write(&vec![b'x'; 5 * MIB]);
     spared.write(b"\r\n");
     assert_eq!(spared.reply(), ok());
     assert_eq!(metric(&site, "switchyard_clients_evicted_total"), 1);
+}
+
+/// Also where another worker serves the one that goes before it, and has not said so: while little is in use nobody says anything.
+#[test]
+fn who_is_not_to_be_cut_goes_last_whichever_worker_serves_it() {
+    let Some(site) = Site::router_only(2, &options("memory-max = \"64mb\"\n")) else {
+        return;
+    };
+    let used = || metric(&site, "switchyard_memory_used_bytes") as usize;
+    let mut watcher = site.client();
+    for round in 1..=10 {
+        let (mut other, mut spared) = (site.client(), site.client());
+        assert_eq!(spared.cmd("CLIENT NO-EVICT on"), ok());
+        let id = spared.cmd("CLIENT ID").int();
+        other.write(&head(22 * MIB));
+        other.write(&vec![b'x'; 21 * MIB]);
+        until("it is collected", || (used() > 21 * MIB).then_some(()));
+        spared.write(&head(48 * MIB));
+        spared.write(&vec![b'x'; 46 * MIB]);
+        until("one is cut", || (metric(&site, "switchyard_clients_evicted_total") == round).then_some(()));
+        let list = watcher.cmd(&format!("CLIENT LIST ID {id}")).text();
+        assert!(!list.is_empty(), "round {round}: the wrong one was cut");
+        assert!(other.closed_within(PATIENCE));
+        drop(spared);
+        until("the memory is given back", || (used() < 8 * MIB).then_some(()));
+    }
 }
 
 /// Strangers could otherwise have applications cut, which take more each.
