@@ -23,10 +23,10 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 
 pub use moves::{
-    AddNodeRequest, BalanceRequest, BigKeyReport, GoalRequest, HomeReport, HowRequest, JournalReport, MaxRateRequest, MoveReport,
-    MoveRequest, MoveState, MovesReport, NodeRequest, Operation, PlanReport, PlannedReport, Refused, SteerRequest,
+    AbortRequest, AddNodeRequest, BalanceRequest, BigKeyReport, GoalRequest, HomeReport, HowRequest, JournalReport, Lose, MaxRateRequest,
+    MoveReport, MoveRequest, MoveState, MovesReport, NodeRequest, Operation, PlanReport, PlannedReport, Refused, SteerRequest,
 };
-pub use report::{LinkReport, NodeReport, NodesReport, NotReady, Readiness, Source, StatusReport, TokenReport};
+pub use report::{LinkReport, MoveTrouble, NodeReport, NodesReport, NotReady, Readiness, Source, StatusReport, TokenReport};
 
 pub use tls::AdminTls;
 pub use token::{Access, AdminAccess, Token};

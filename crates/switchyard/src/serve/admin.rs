@@ -124,6 +124,7 @@ impl RouterSource {
                 run_id: node.run_id.clone(),
                 version: node.version.clone(),
                 slots: topology.slots_of(node.id) as u64,
+                drained: self.moves.get().is_some_and(|moves| moves.is_drained(&node.name)),
                 exceptions: topology.exceptions_at(node.id) as u64,
                 requests: node.requests,
                 errors: node.errors,
@@ -141,13 +142,14 @@ impl RouterSource {
             clients: status.clients,
             commands: status.commands,
             nodes,
+            troubles: Vec::new(),
         }
     }
 }
 
 impl Source for RouterSource {
     fn status(&self) -> StatusReport {
-        self.running.look(|phase| match phase {
+        let report = self.running.look(|phase| match phase {
             Phase::Serving { router, topology } => self.report(&router.status(), topology, false),
             Phase::Draining { status, topology, .. } => self.report(status, topology, true),
             // Nobody is answered before the router serves; this is for completeness.
@@ -160,8 +162,12 @@ impl Source for RouterSource {
                 clients: 0,
                 commands: 0,
                 nodes: Vec::new(),
+                troubles: Vec::new(),
             },
-        })
+        });
+        // Behind the look at the phase, which moves look at as well.
+        let troubles = self.moves.get().map(|moves| moves.troubles()).unwrap_or_default();
+        StatusReport { troubles: if report.draining { Vec::new() } else { troubles }, ..report }
     }
 
     fn operate(&self, operation: Operation, who: &str) -> Result<serde_json::Value, Refused> {
@@ -178,6 +184,11 @@ impl Source for RouterSource {
             Phase::Draining { metrics, .. } => metrics.clone(),
             Phase::Starting => String::new(),
         });
+        let unserved = self.status().readiness().slots_unserved();
+        let unserved = format!(
+            "# HELP switchyard_slots_unserved Slots whose owner cannot be reached.\n# TYPE switchyard_slots_unserved gauge\n\
+             switchyard_slots_unserved {unserved}\n"
+        );
         let (dropped, repeated) = super::log_queue::left_out();
         let log = format!(
             "# HELP switchyard_log_lines_left_out Lines of the log that were not written.\n\
@@ -186,7 +197,7 @@ impl Source for RouterSource {
              switchyard_log_lines_left_out_total{{why=\"repeated\"}} {repeated}\n"
         );
         match router.rfind("# EOF") {
-            Some(end) => format!("{}{moves}{log}{}", &router[..end], &router[end..]),
+            Some(end) => format!("{}{moves}{unserved}{log}{}", &router[..end], &router[end..]),
             None => router + &moves,
         }
     }
@@ -202,7 +213,7 @@ impl Source for RouterSource {
     fn ready(&self) -> Readiness {
         if self.running.look(|phase| matches!(phase, Phase::Starting)) {
             let not_ready = vec![NotReady { address: "all".to_owned(), slots: 0, reason: "starting".to_owned() }];
-            return Readiness { draining: false, not_ready };
+            return Readiness { not_ready, ..Readiness::default() };
         }
         self.status().readiness()
     }

@@ -26,6 +26,7 @@ mod metrics;
 mod modules;
 mod monitor;
 mod movectl;
+mod movectl_aborts;
 mod movectl_faults;
 mod movectl_fences;
 mod movectl_history;

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use switchyard_policy::failover::Position;
-use switchyard_policy::migration::{Key, Record};
+use switchyard_policy::migration::{Fingerprint, Key, Record};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit};
 use switchyard_router::{Done, Host, MoveEnd};
 use tracing::error;
@@ -32,6 +32,10 @@ impl Host for Moves {
 
     fn spool_directory(&self) -> PathBuf {
         self.spool.clone()
+    }
+
+    fn lost(&self, move_id: MoveId, node: NodeId, keys: &[Fingerprint]) {
+        self.note_lost(move_id, node, keys);
     }
 
     fn ended(&self, move_id: MoveId, end: &MoveEnd) {

@@ -3,24 +3,25 @@
 use std::fmt::Write as _;
 
 use switchyard_control::admin::{BigKeyReport, JournalReport, MoveReport, MoveState, MovesReport};
-use switchyard_policy::migration::{Phase, Protocol};
+use switchyard_policy::migration::{Phase, Protocol, Side};
 use switchyard_policy::topology::MoveId;
-use switchyard_router::Router;
 
 use super::home::report_of;
 use super::{Moves, Planned};
 use crate::config::{DURABILITIES, name_of};
 
+/// How far a move is: by keys once they are listed, else by slots.
+fn percent(report: &MoveReport) -> f64 {
+    let part = |done: u64, all: u64| if all == 0 { 0.0 } else { 100.0 * done.min(all) as f64 / all as f64 };
+    let slots = part(report.slots_done, report.slots);
+    if report.listed { part(report.keys_moved, report.keys_listed).max(slots) } else { slots }
+}
+
 impl Moves {
     /// All moves, as they are now.
     pub(super) fn report(&self) -> MovesReport {
-        let fresh = self.running.with(Router::moves).unwrap_or_default();
-        let mut state = self.state();
-        for told in fresh {
-            if let Some(planned) = state.open.get_mut(&told.id) {
-                planned.progress = Some(told);
-            }
-        }
+        self.refresh();
+        let state = self.state();
         let journal = self.ledger.status();
         let mut moves: Vec<MoveReport> = state.open.iter().map(|(id, planned)| self.report_of(*id, planned)).collect();
         let ended = state.ended.iter().cloned().collect();
@@ -36,25 +37,31 @@ impl Moves {
             length: journal.length,
             trouble: journal.trouble,
         };
-        MovesReport { moves, ended, journal, brought_home: self.home.report() }
+        MovesReport { moves, ended, journal, brought_home: self.home.report(), ..MovesReport::default() }
     }
 
     pub(super) fn report_of(&self, id: MoveId, planned: &Planned) -> MoveReport {
         let progress = planned.progress.as_ref();
         let waits = match (&planned.trouble, planned.options.paused) {
             (Some(trouble), _) if !planned.begun => format!("cannot begin: {trouble}"),
+            _ if !planned.begun && planned.resume.as_ref().is_some_and(|resume| resume.leg.is_some()) => "goes on after a restart".to_owned(),
             (_, true) if !planned.begun => "paused before it began".to_owned(),
             _ if !planned.begun => "waits until its nodes are free".to_owned(),
             _ => "begins".to_owned(),
         };
+        let leg_left = self.look_of(id, planned).leg_left;
         let doing = match progress {
-            Some(progress) => match progress.phase {
-                Some(Phase::Returning) => format!("{}, going back", progress.doing),
-                _ => progress.doing.clone(),
-            },
+            Some(progress) if progress.phase == Some(Phase::Returning) && !planned.options.aborting => format!("{}, going back", progress.doing),
+            Some(progress) => progress.doing.clone(),
             None => waits,
         };
+        let doing = match leg_left.filter(|_| planned.options.aborting) {
+            Some(left) if progress.is_some_and(|progress| progress.lost.is_none()) => format!("aborting: {left} keys left"),
+            Some(left) => format!("aborting: {left} keys left; {doing}"),
+            None => doing,
+        };
         let state = match planned.begun {
+            _ if planned.options.aborting => MoveState::Aborting,
             _ if planned.options.paused => MoveState::Paused,
             true => MoveState::Running,
             false => MoveState::Queued,
@@ -74,6 +81,11 @@ impl Moves {
             home_for: report_of(&planned.options.home_for),
             slots: planned.slots.len() as u64,
             slots_done: planned.resume.as_ref().map_or(0, |resume| resume.handed_over.len() as u64),
+            keys_moved: planned.options.so_far.keys,
+            bytes_moved: planned.options.so_far.bytes,
+            pulled: planned.options.so_far.pulled,
+            repeated: planned.options.so_far.repeated,
+            seconds: planned.options.so_far.seconds,
             ..MoveReport::default()
         };
         if let Some(progress) = progress {
@@ -82,6 +94,11 @@ impl Moves {
             report.listed = progress.listed;
             report.keys_moved = progress.keys_moved;
             report.bytes_moved = progress.bytes_moved;
+            report.leg_keys_left = leg_left;
+            let side = |side| self.name(if side == Side::Source { planned.source } else { planned.target });
+            report.waits_for = progress.lost.filter(|_| leg_left.is_some()).map(|(lost, _)| side(lost));
+            report.keys_lost = progress.keys_lost;
+            report.idle_seconds = progress.idle_seconds;
             report.pulled = progress.pulled;
             report.repeated = progress.repeated;
             report.late_moved = progress.late.moved;
@@ -110,6 +127,7 @@ impl Moves {
             report.seconds_left = progress.seconds_left;
             report.seconds = progress.seconds;
         }
+        report.percent = percent(&report);
         report
     }
 
@@ -127,6 +145,7 @@ impl Moves {
         let most = |field: fn(&MoveReport) -> u64| report.moves.iter().map(field).max().unwrap_or(0) as f64;
         metric("moves_running", "gauge", "Moves under way", open(MoveState::Running));
         metric("moves_paused", "gauge", "Moves that somebody has paused", open(MoveState::Paused));
+        metric("moves_aborting", "gauge", "Moves that end because somebody has aborted them", open(MoveState::Aborting));
         metric("moves_queued", "gauge", "Moves that wait until their nodes are free", open(MoveState::Queued));
         metric("moves_done", "gauge", "Moves that are done, of the last hundred", over(MoveState::Done));
         metric("moves_stopped", "gauge", "Moves that ended before their end, of the last hundred", over(MoveState::Stopped));
@@ -145,6 +164,15 @@ impl Moves {
         metric("moves_big_keys_in_pieces", "gauge", "Big keys that moves under way have moved in pieces", sum(|m| m.big_in_pieces));
         metric("moves_big_keys_whole", "gauge", "Big keys that moves under way have moved whole", sum(|m| m.big_whole));
         metric("moves_big_key_whole_max_seconds", "gauge", "Longest time that one of these took", most(|m| m.big_whole_max_us) / 1e6);
+        let troubles = self.troubles();
+        let waiting = troubles.iter().filter(|trouble| trouble.slots > 0);
+        metric("moves_in_trouble", "gauge", "Moves that wait for a lost node, cannot begin, or have come no further for a minute", troubles.len() as f64);
+        metric(
+            "moves_lost_slots",
+            "gauge",
+            "Slots on their way of which keys cannot be used, because a node of their move does not answer",
+            waiting.map(|trouble| trouble.slots).sum::<u64>() as f64,
+        );
         let journal = &report.journal;
         metric("moves_journal_bytes", "counter", "Bytes written to the journal of moves", journal.bytes as f64);
         metric("moves_journal_records", "counter", "Records made durable in the journal of moves", journal.records as f64);
@@ -165,5 +193,19 @@ impl Moves {
             );
         }
         out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_far_a_move_is_goes_by_slots_until_all_keys_are_known() {
+        let report = MoveReport { slots: 100, slots_done: 25, keys_moved: 1500, ..MoveReport::default() };
+        assert_eq!(percent(&report), 25.0);
+        assert_eq!(percent(&MoveReport { listed: true, keys_listed: 3000, ..report.clone() }), 50.0);
+        assert_eq!(percent(&MoveReport { listed: true, keys_listed: 1000, ..report }), 100.0, "keys that came to be meanwhile");
+        assert_eq!(percent(&MoveReport::default()), 0.0);
     }
 }
