@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::Value;
 use switchyard_control::admin::{
-    AddNodeRequest, BalanceRequest, HowRequest, MoveRequest, NodeRequest, Operation, PlanReport, PlannedReport, Refused,
+    AddNodeRequest, BalanceRequest, HowRequest, Lose, MoveRequest, NodeRequest, Operation, PlanReport, PlannedReport, Refused,
     SteerRequest,
 };
 use switchyard_policy::balance::{self, Shift};
@@ -535,7 +535,21 @@ fn told(operation: &Operation) -> String {
             format!("move {what} from {} to {to}{}", request.from, if request.dry_run { ", only planned" } else { "" })
         }
         Operation::Moves => "moves".to_owned(),
-        Operation::Steer { id, what } => format!("{what:?} move {id}"),
+        Operation::Steer { id, what } => match what {
+            SteerRequest::Pause => format!("pause move {id}"),
+            SteerRequest::Resume => format!("resume move {id}"),
+            SteerRequest::Abort(request) => {
+                let without = match request.lose {
+                    None => "",
+                    Some(Lose::Source) => ", giving up its source",
+                    Some(Lose::Target) => ", giving up its target",
+                };
+                format!("abort move {id}{without}{}", if request.dry_run { ", only planned" } else { "" })
+            }
+            SteerRequest::Goal(goal) => format!("goal {goal} for move {id}"),
+            SteerRequest::MaxRate(None) => format!("no bound of the rate for move {id}"),
+            SteerRequest::MaxRate(Some(rate)) => format!("{rate} bytes per second at most for move {id}"),
+        },
         Operation::AddNode(request) => format!("add node {}{}", request.address, if request.rebalance { " and rebalance" } else { "" }),
         Operation::DrainNode(request) => format!("drain node {}", request.address),
         Operation::UndrainNode(request) => format!("undrain node {}", request.address),
