@@ -262,7 +262,7 @@ pub(crate) struct Shared {
     /// Per worker: the oldest epoch under which a command still in flight was sent (its own epoch when none is older).
     pub(crate) drained: Vec<AtomicU64>,
     /// The same by node, while somebody waits for that.
-    drained_at: Vec<Mutex<Vec<u64>>>,
+    drained_at: Vec<Mutex<OldestAt>>,
     /// The highest epoch that a mover waits for.
     pub(crate) drain_wanted: AtomicU64,
     /// All moves since the start, also those that have ended.
@@ -296,6 +296,15 @@ pub(crate) struct Shared {
     pub(crate) functions: FunctionTurns,
     /// Who brings keys home.
     pub(crate) home: OnceLock<Arc<dyn HomePort>>,
+}
+
+/// By node the oldest epoch under which something is in flight.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OldestAt {
+    /// That may still be executed.
+    pub(crate) executed: Vec<u64>,
+    /// That may still be answered: without what a connection has left behind that is gone.
+    pub(crate) answered: Vec<u64>,
 }
 
 /// Somebody has movers be quiet to look at all keys: one at a time.
@@ -423,7 +432,7 @@ impl Shared {
     }
 
     /// Worker `worker` has nothing in flight that is older than this; by node, for those that have a number in `by_node`.
-    pub(crate) fn publish_drained(&self, worker: usize, oldest: u64, by_node: Vec<u64>) {
+    pub(crate) fn publish_drained(&self, worker: usize, oldest: u64, by_node: OldestAt) {
         *lock(&self.drained_at[worker]) = by_node;
         self.drained[worker].store(oldest, Ordering::Release);
         let moves = lock(&self.plan).moves.clone();
@@ -435,8 +444,17 @@ impl Shared {
     /// The drain barrier of one node: whether nothing that was sent to it under an epoch before this one is in flight, and every worker has
     /// adopted it.
     pub(crate) fn drained_source(&self, epoch: u64, node: NodeId) -> bool {
+        self.has_drained(epoch, node, |at| &at.executed)
+    }
+
+    /// The same of a node that is lost for good: what was sent there may be executed, should it come back, but nobody is told so any more.
+    pub(crate) fn drained_of_the_lost(&self, epoch: u64, node: NodeId) -> bool {
+        self.has_drained(epoch, node, |at| &at.answered)
+    }
+
+    fn has_drained(&self, epoch: u64, node: NodeId, which: fn(&OldestAt) -> &Vec<u64>) -> bool {
         self.drained_at.iter().zip(&self.drained).all(|(by_node, all)| {
-            all.load(Ordering::Acquire) >= epoch || lock(by_node).get(node.index()).is_some_and(|oldest| *oldest >= epoch)
+            all.load(Ordering::Acquire) >= epoch || which(&lock(by_node)).get(node.index()).is_some_and(|oldest| *oldest >= epoch)
         })
     }
 
