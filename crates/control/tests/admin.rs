@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use switchyard_control::admin::{
-    Access, Admin, AdminAccess, AdminError, AdminOptions, LinkReport, MoveTrouble, NodeReport, NodesReport, Operation, Refused, Source, StatusReport,
-    Token,
+    Access, Admin, AdminAccess, AdminError, AdminOptions, LinkReport, MoveTrouble, NodeReport, NodesReport, Operation, Refused, Source,
+    StatusReport, Token,
 };
 use tokio::sync::oneshot;
 

@@ -205,7 +205,8 @@ fn decided(driven: &mut Driven) -> Vec<Action> {
     let is_decision = |action: &Action| {
         let moves = Action::Record { number: 0, record: Record::Moved { move_id: MoveId(1), leg: 0, keys: Vec::new() } };
         let is_record = std::mem::discriminant(action) == std::mem::discriminant(&moves);
-        is_record || matches!(action, Action::Turn { .. } | Action::Announce | Action::Lost { .. } | Action::HandOver { .. } | Action::End(_))
+        is_record
+            || matches!(action, Action::Turn { .. } | Action::Announce | Action::Lost { .. } | Action::HandOver { .. } | Action::End(_))
     };
     let number_0 = |action| if let Action::Record { record, .. } = action { Action::Record { number: 0, record } } else { action };
     std::mem::take(&mut driven.said).into_iter().filter(is_decision).map(number_0).collect()

@@ -14,10 +14,11 @@ use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Json};
 use serde::Serialize;
 
-use super::guard::{Guard, TokenFile, Trusted, check};
+use super::guard::{Guard, TokenFile, Told, Trusted, check};
 use super::listener::Peer;
 use super::moves::{
-    AbortRequest, AddNodeRequest, BalanceRequest, GoalRequest, HowRequest, MaxRateRequest, MoveRequest, NodeRequest, Operation, Refused, SteerRequest,
+    AbortRequest, AddNodeRequest, BalanceRequest, GoalRequest, HowRequest, MaxRateRequest, MoveRequest, NodeRequest, Operation, Refused,
+    SteerRequest,
 };
 use super::report::{NodesReport, Source, StatusReport, TokenReport};
 
@@ -26,15 +27,20 @@ type Shared = Arc<dyn Source>;
 const HEALTH: &str = "/healthz";
 const READY: &str = "/readyz";
 const TOKEN: &str = "/api/v1/token";
+const WHERE: &str = "/api/v1/where";
 const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
 
 /// Path, what it is for, and its handler.
-fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 18] {
+fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 20] {
     [
         ("/", "this page", get(index)),
         ("/metrics", "all metrics, for Prometheus", get(metrics)),
         (HEALTH, "200 while the process is alive", get(health)),
-        (READY, "200 while some slot can be served, with what cannot; 503 while none can, or the router is starting or stopping", get(ready)),
+        (
+            READY,
+            "200 while some slot can be served, with what cannot; 503 while none can, or the router is starting or stopping",
+            get(ready),
+        ),
         (TOKEN, "the file with the token for what changes something, where one was made; as JSON", get(token_file)),
         ("/api/v1/status", "state of the router and its nodes, as JSON", get(status)),
         ("/api/v1/nodes", "the nodes, as JSON; POST {\"address\"} adds one", get(nodes).post(add_node)),
@@ -43,10 +49,16 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 18] {
         ("/api/v1/nodes/{node}/undrain", "POST: let a node that was drained get slots again", post(undrain_node)),
         ("/api/v1/nodes/{node}/remove", "POST: let a node go that owns no slots", post(remove_node)),
         ("/api/v1/balance", "POST {\"dry_run\"}: even the slots by weight", post(balance)),
+        ("/api/v1/slots", "the slot map: ranges by node, what is in transit, keys that live without their slots; as JSON", get(slots)),
+        (WHERE, "where keys are: ?key=NAME, as often as wanted; as JSON", get(whereabouts)),
         ("/api/v1/moves", "moves, as JSON; POST {\"from\", \"to\", \"slots\" or \"all\"} begins one", get(moves).post(begin_move)),
         ("/api/v1/moves/{id}/pause", "POST: stop a move where it is", post(pause)),
         ("/api/v1/moves/{id}/resume", "POST: let it go on", post(resume)),
-        ("/api/v1/moves/{id}/abort", "POST {\"lose\": \"target\" or \"source\", \"dry_run\"}: end it, without a node that is lost", post(abort)),
+        (
+            "/api/v1/moves/{id}/abort",
+            "POST {\"lose\": \"target\" or \"source\", \"dry_run\"}: end it, without a node that is lost",
+            post(abort),
+        ),
         ("/api/v1/moves/{id}/goal", "POST {\"goal\"}: go on with another goal", post(goal)),
         ("/api/v1/moves/{id}/max-rate", "POST {\"max_rate\"}: go on with so many bytes per second at most", post(max_rate)),
     ]
@@ -144,8 +156,7 @@ async fn status(State(source): State<Shared>) -> Result<Response, Response> {
     }
     let status = ask("/api/v1/status", source, |source| source.status()).await?;
     let readiness = status.readiness();
-    let body =
-        Body { ready: readiness.is_ready(), whole: readiness.is_whole(), slots_unserved: readiness.slots_unserved(), status };
+    let body = Body { ready: readiness.is_ready(), whole: readiness.is_whole(), slots_unserved: readiness.slots_unserved(), status };
     Ok(Json(body).into_response())
 }
 
@@ -166,6 +177,43 @@ async fn accept(State(source): State<Shared>, Path(node): Path<String>) -> Resul
     }
     let message = format!("this router serves no node \"{node}\"; /api/v1/nodes lists them");
     Err(refuse(ACCEPT, StatusCode::NOT_FOUND, &message))
+}
+
+async fn slots(State(source): State<Shared>, from: From) -> Result<Response, Response> {
+    operate("/api/v1/slots", source, from, Operation::Slots).await
+}
+
+/// The keys of `?key=a&key=b`: names are bytes, which text could not carry.
+fn keys_of(query: &str) -> Option<Vec<Vec<u8>>> {
+    let named = |pair: &str| decoded(pair.strip_prefix("key=")?);
+    let keys: Vec<Vec<u8>> = query.split('&').filter(|pair| !pair.is_empty()).map(named).collect::<Option<_>>()?;
+    if keys.is_empty() { None } else { Some(keys) }
+}
+
+fn decoded(text: &str) -> Option<Vec<u8>> {
+    let mut rest = text.as_bytes();
+    let mut bytes = Vec::with_capacity(rest.len());
+    while let Some((first, after)) = rest.split_first() {
+        rest = after;
+        match (first, after) {
+            (b'%', [high, low, after @ ..]) => {
+                let digit = |byte: &u8| char::from(*byte).to_digit(16);
+                bytes.push(u8::try_from(digit(high)? * 16 + digit(low)?).ok()?);
+                rest = after;
+            }
+            (b'%', _) => return None,
+            (b'+', _) => bytes.push(b' '),
+            (byte, _) => bytes.push(*byte),
+        }
+    }
+    Some(bytes)
+}
+
+async fn whereabouts(State(source): State<Shared>, from: From, uri: Uri) -> Result<Response, Response> {
+    let Some(keys) = keys_of(uri.query().unwrap_or_default()) else {
+        return Err(refuse(WHERE, StatusCode::BAD_REQUEST, "which keys? Give ?key=NAME, as often as wanted, with what is special as %XX"));
+    };
+    operate(WHERE, source, from, Operation::Where(keys)).await
 }
 
 type Given<T> = Result<Json<T>, JsonRejection>;
@@ -219,12 +267,7 @@ async fn resume(State(source): State<Shared>, from: From, id: Path<String>) -> R
     steer(source, from, &id, SteerRequest::Resume).await
 }
 
-async fn abort(
-    State(source): State<Shared>,
-    from: From,
-    id: Path<String>,
-    given: GivenOrNot<AbortRequest>,
-) -> Result<Response, Response> {
+async fn abort(State(source): State<Shared>, from: From, id: Path<String>, given: GivenOrNot<AbortRequest>) -> Result<Response, Response> {
     let what = SteerRequest::Abort(body_or_default("/api/v1/moves/{id}/abort", given)?);
     steer(source, from, &id, what).await
 }
@@ -265,7 +308,7 @@ fn body_or_default<T: Default>(path: &str, given: GivenOrNot<T>) -> Result<T, Re
 async fn operate(path: &str, source: Shared, ConnectInfo(Peer(peer)): From, operation: Operation) -> Result<Response, Response> {
     let who = format!("the admin API, from {peer}");
     match ask(path, source, move |source| source.operate(operation, &who)).await? {
-        Ok(value) => Ok(Json(value).into_response()),
+        Ok(value) => Ok((Extension(Told), Json(value)).into_response()),
         Err(refused) => {
             let status = match refused {
                 Refused::Wrong(_) => StatusCode::BAD_REQUEST,
@@ -273,7 +316,7 @@ async fn operate(path: &str, source: Shared, ConnectInfo(Peer(peer)): From, oper
                 Refused::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
                 Refused::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
             };
-            Err(refuse(path, status, refused.text()))
+            Err((Extension(Told), refuse(path, status, refused.text())).into_response())
         }
     }
 }
@@ -308,4 +351,19 @@ async fn harden(mut response: Response) -> Response {
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_in_a_query_are_bytes() {
+        let keys = |query| keys_of(query);
+        assert_eq!(keys("key=user%3A1&key=a+b&key=%FF"), Some(vec![b"user:1".to_vec(), b"a b".to_vec(), vec![0xff]]));
+        assert_eq!(keys("key="), Some(vec![Vec::new()]), "the empty key is one");
+        for wrong in ["", "name=x", "key=%F", "key=%zz"] {
+            assert_eq!(keys(wrong), None, "{wrong}");
+        }
+    }
 }

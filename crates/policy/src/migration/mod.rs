@@ -320,7 +320,8 @@ pub enum Action {
         count: u32,
     },
     /// Begin a new listing: what the side has of the leg's slots now, asked of the node itself and not taken from an earlier listing. No event follows;
-    /// what is asked for by [`Action::List`] from here on is from the new one.
+    /// what is asked for by [`Action::List`] from here on is from the new one. What was asked for before is answered with no key of it: the answer is not
+    /// believed, and a key of the new listing in it would be forgotten.
     Relist {
         /// Where.
         at: Side,
@@ -481,6 +482,5 @@ pub struct Progress {
 
 impl Progress {
     /// Of a leg that has not begun.
-    pub const NONE: Self =
-        Self { phase: Phase::Preparing, keys_moved: 0, bytes_moved: 0, pulled: 0, repeated: 0, left: 0, given_up: None };
+    pub const NONE: Self = Self { phase: Phase::Preparing, keys_moved: 0, bytes_moved: 0, pulled: 0, repeated: 0, left: 0, given_up: None };
 }

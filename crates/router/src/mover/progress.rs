@@ -78,6 +78,7 @@ impl Mover {
             self.shown.came = (is_at, Instant::now());
         }
         let mut progress = lock(&self.own.progress);
+        let before = progress.clone();
         progress.doing.clone_from(&self.doing);
         progress.phase = leg.map(|leg| leg.phase);
         progress.paused = self.paused;
@@ -95,6 +96,7 @@ impl Mover {
         progress.repeated = self.before.repeated + now.repeated;
         progress.late = self.late;
         progress.big = BigKeys { under_way: self.staging.shown(), ..self.big.shown.clone() };
+        lock(&self.shared.moved).grow(&before, &progress);
         progress.keys_per_second = self.shown.rates.0;
         progress.bytes_per_second = self.shown.rates.1;
         progress.seconds_left = (self.is_listed && self.shown.rates.0 > 0.0).then(|| left as f64 / self.shown.rates.0);

@@ -13,7 +13,9 @@ use switchyard_policy::failover::Position;
 use switchyard_policy::migration::record::Replay;
 use switchyard_policy::migration::{Durability, Fingerprint, Fingerprinter, Goal, Key, Protocol, Record};
 use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Stage, Topology, Transit};
-use switchyard_router::{Done, Host, ListenerSettings, Live, MoveEnd, MoveOrder, MoveProgress, NodeAccess, Router, Secret, Settings, SoFar};
+use switchyard_router::{
+    Done, Host, ListenerSettings, Live, MoveEnd, MoveOrder, MoveProgress, NodeAccess, Router, Secret, Settings, SoFar,
+};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -211,8 +213,9 @@ pub(crate) struct Keeper {
     pub(crate) records: Mutex<Vec<Record>>,
     pub(crate) ended: Mutex<BTreeMap<MoveId, MoveEnd>>,
     pub(crate) spool: PathBuf,
-    /// No record becomes durable while it is set.
+    /// No record becomes durable while it is set; and then `is_stuck` says that there is one.
     pub(crate) stuck: AtomicBool,
+    pub(crate) is_stuck: AtomicBool,
     /// The record that a leg has drained does not become durable while it is set; and then `is_held` says that there is one.
     pub(crate) holds_moving: AtomicBool,
     pub(crate) is_held: AtomicBool,
@@ -245,6 +248,7 @@ impl Keeper {
 impl Host for Keeper {
     fn record(&self, records: Vec<Record>, done: Done) {
         while self.stuck.load(Ordering::SeqCst) {
+            self.is_stuck.store(true, Ordering::SeqCst);
             std::thread::sleep(Duration::from_millis(1));
         }
         if records.iter().any(|record| matches!(record, Record::LegMoving { .. })) {
@@ -434,6 +438,7 @@ impl Fleet {
             ended: Mutex::default(),
             spool: dir.path().to_owned(),
             stuck: AtomicBool::new(false),
+            is_stuck: AtomicBool::new(false),
             holds_moving: AtomicBool::new(false),
             is_held: AtomicBool::new(false),
             loses_moved: AtomicBool::new(false),

@@ -28,7 +28,7 @@ use crate::config::{describe_size, describe_time, format_rate, parse_rate};
     switchyard moves goal 7 fast\n  \
     switchyard moves max-rate 7 20mb      (none: as the goal says)\n  \
     switchyard moves list --json | jq '.moves[] | {id, keys_moved, seconds_left}'\n\n\
-    Exit codes: 0 it worked; 1 it did not (watch: a move ended before its end)")]
+    Exit codes: 0 it worked; 1 it did not (watch: a move stopped early)")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     command: Option<Command>,
@@ -344,7 +344,7 @@ fn numbers(report: &MoveReport) -> String {
     let held = |us| millis(Duration::from_micros(us));
     let left = report.seconds_left.map(|left| format!(", {} left", seconds(left))).unwrap_or_default();
     let holds = match report.holds {
-        0 => "no command waited".to_owned(),
+        0 => "nothing waited".to_owned(),
         _ => format!("waited p50 {} p99 {} max {}", held(report.hold_p50_us), held(report.hold_p99_us), held(report.hold_max_us)),
     };
     format!(
@@ -472,7 +472,8 @@ mod tests {
         let home = |command: &str, keys| HomeReport { command: command.to_owned(), keys };
         let homeward = MoveReport { id: 8, home_for: vec![home("RENAME", 1)], ..running() };
         let brought_home = vec![home("EVAL", 1200), home("RENAME", 3)];
-        let shown = render(&MovesReport { moves: vec![running(), homeward], ended: vec![stopped], journal, brought_home, ..Default::default() });
+        let shown =
+            render(&MovesReport { moves: vec![running(), homeward], ended: vec![stopped], journal, brought_home, ..Default::default() });
         let lines: Vec<&str> = shown.lines().collect();
         assert!(lines[1].contains("a:1   b:1  running  25/100  1 500/6 000  12.0 kB   25%"), "{shown}");
         assert!(lines[1].contains("2.5 MB/s") && lines[1].contains("1m 15s") && lines[1].contains("0.400 ms/2.00 ms/12.0 ms"), "{shown}");

@@ -119,7 +119,9 @@ fn a_move_whose_target_is_lost_for_good_is_ended_without_it() {
     let moved: Vec<usize> = (0..KEYS).filter(|number| left.binary_search(number).is_err()).collect();
     assert!(moved.len() > 30 && !left.is_empty());
     let mut client = scene.site.client();
-    eventually("what has not moved is served", || (client.cmd(&format!("GET {}", scene.key(left[0]))) == bulk(value(left[0]))).then_some(()));
+    eventually("what has not moved is served", || {
+        (client.cmd(&format!("GET {}", scene.key(left[0]))) == bulk(value(left[0]))).then_some(())
+    });
     assert!(is_down(&mut client, &scene.key(moved[0])), "it may be there");
 
     // It says what would be lost, and does nothing.

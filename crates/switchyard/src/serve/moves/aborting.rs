@@ -58,7 +58,8 @@ impl Moves {
                 Some(side)
             }
         };
-        let done = if look.slots_done > 0 { format!(" {} slots that have moved stay at {target}.", look.slots_done) } else { String::new() };
+        let done =
+            if look.slots_done > 0 { format!(" {} slots that have moved stay at {target}.", look.slots_done) } else { String::new() };
         let says = match (look.leg_left, lose) {
             (None, _) => format!("move {} stops now: no slots are on their way.{done}", id.0),
             (Some(left), Some(Side::Target)) => format!(

@@ -47,7 +47,7 @@ impl Moves {
         let mut options: BTreeMap<u64, Options> = load_as(&*store, OPTIONS)?;
         let drained = super::drained::Drained::load(&store)?;
         let ended: Vec<MoveReport> = load_as(&*store, ENDED)?;
-        let state = State { open: open_moves(&placement, opened.replay, &mut options)?, ended: ended.into() };
+        let state = State { open: open_moves(&placement, opened.replay, &mut options)?, ended: ended.into(), ..State::default() };
         let (wake, woken) = mpsc::channel();
         Ok(Arc::new(Self {
             placement,
