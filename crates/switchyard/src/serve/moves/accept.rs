@@ -553,8 +553,8 @@ fn told(operation: &Operation) -> String {
                 format!("abort move {id}{without}{}", if request.dry_run { ", only planned" } else { "" })
             }
             SteerRequest::Goal(goal) => format!("move {id} with the goal {goal}"),
+            SteerRequest::MaxRate(Some(max)) => format!("move {id} with at most {max} bytes per second"),
             SteerRequest::MaxRate(None) => format!("move {id} as fast as its goal says"),
-            SteerRequest::MaxRate(Some(rate)) => format!("move {id} with at most {rate} bytes per second"),
         },
         Operation::AddNode(request) => format!("add node {}{}", request.address, if request.rebalance { " and rebalance" } else { "" }),
         Operation::DrainNode(request) => format!("drain node {}", request.address),

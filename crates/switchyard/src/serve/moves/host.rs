@@ -99,6 +99,7 @@ mod tests {
             options: Options::default(),
             begun: true,
             resume: None,
+            left_at_start: 0,
             progress: None,
             end: None,
             trouble: None,

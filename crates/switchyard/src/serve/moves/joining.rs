@@ -162,9 +162,14 @@ impl Moves {
                 return Err(conflict(format!("{name} is a node already; `switchyard balance` gives it its share of the slots")));
             }
             self.nothing_under_way("it gets its share of the slots")?;
-            // It is named, so it is to get some, also where it was drained.
+            // Whoever names a node that was drained wants it to get slots again.
+            let was_drained = self.drained.has(&name);
             self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
-            return self.give_share(how);
+            let given = self.give_share(how);
+            if given.is_err() && was_drained {
+                self.drained.set(&self.store, &name, true).map_err(Refused::Failed)?;
+            }
+            return given;
         }
         if request.rebalance {
             self.nothing_under_way("a node joins and gets its share of the slots")?;
