@@ -5,8 +5,8 @@ use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
 use super::dispatch::Flow;
-use super::everywhere::Reach;
 use super::downstream::ReplyMode;
+use super::everywhere::Reach;
 use super::gather::Whole;
 use super::login::Login;
 use super::upstream::{Lane, Phase};
@@ -91,7 +91,14 @@ impl Worker {
                 if !client.may_take(Lane::Main) {
                     return Flow::Stall(Stall::Barrier);
                 }
-                self.gather_every(handle, Lane::Main, Reach::Everybody, &[raw], class, Whole::Merged(switchyard_resp::command::Merge::Same));
+                self.gather_every(
+                    handle,
+                    Lane::Main,
+                    Reach::Everybody,
+                    &[raw],
+                    class,
+                    Whole::Merged(switchyard_resp::command::Merge::Same),
+                );
                 return Flow::Next;
             }
             Local::Scan => return self.scan(plan, handle, class, args),

@@ -93,7 +93,9 @@ fn judge(name: &str, newcomer: &Newcomer, fleet: &Fleet) -> Result<Vec<String>, 
         return Err(format!("{name} is {version}, which is too old: nodes need Redis 6.2 or later, or Valkey"));
     }
     if newcomer.field("cluster_enabled") == Some("1") {
-        return Err(format!("{name} runs in cluster mode, where it refuses keys of slots that it does not own: set cluster-enabled no there"));
+        return Err(format!(
+            "{name} runs in cluster mode, where it refuses keys of slots that it does not own: set cluster-enabled no there"
+        ));
     }
     if newcomer.field("role") == Some("slave") {
         let primary = |part| newcomer.field(part).unwrap_or("?");
@@ -167,7 +169,8 @@ impl Moves {
         }
         let notes = self.check_newcomer(topology, &name, request.rebalance.then_some(how))?;
         self.members.change(MemberChange::Add(name.clone())).map_err(Refused::Failed)?;
-        let settled = self.wait_for_link(&name).and_then(|()| if request.rebalance { self.give_share(how) } else { Ok(PlanReport::default()) });
+        let settled =
+            self.wait_for_link(&name).and_then(|()| if request.rebalance { self.give_share(how) } else { Ok(PlanReport::default()) });
         match settled {
             Ok(plan) => Ok(PlanReport { notes: notes.into_iter().chain(plan.notes).collect(), ..plan }),
             Err(refused) => Err(self.take_back(&name, refused)),
