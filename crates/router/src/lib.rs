@@ -8,6 +8,7 @@
 
 mod config_set;
 mod fences;
+mod function_turns;
 mod functions_dump;
 mod homeward;
 mod limits;
@@ -32,6 +33,7 @@ mod tls;
 mod users;
 mod worker;
 
+pub use function_turns::CopyTurn;
 pub use homeward::{HomePort, HomeWish};
 pub use limits::{KEY_RATE_MAX, KeyLimit};
 pub use memory::heap_used;
@@ -56,7 +58,7 @@ use switchyard_resp::command::CommandTable;
 use listener::Listener;
 pub use lua::{is_wrapped_library as is_checked_library, renewed_library};
 
-use metrics::{Counter, NodeCounters, Scrape, Waits};
+use metrics::{Counter, NodeCounters, NodeScrape, Scrape, Waits};
 use shared::{Plan, Shared, lock};
 use worker::Worker;
 
@@ -309,6 +311,12 @@ impl Router {
         self.shared.drained_source(epoch, node)
     }
 
+    /// For who copies functions from one node to another: until it is dropped no client changes any. It begins when the changes under way are over
+    /// ([`CopyTurn::is_alone`]). `None`: somebody else copies.
+    pub fn turn_to_copy_functions(&self) -> Option<CopyTurn> {
+        self.shared.functions.to_copy()
+    }
+
     /// Begins a move, or goes on with one. A thread of its own does it and tells the order's [`Host`]; [`Host::ended`] is the last that is
     /// heard of it. If the router stops before, the move is where its journal says.
     ///
@@ -398,20 +406,24 @@ impl Router {
     /// All metrics in Prometheus' text format.
     pub fn metrics(&self) -> String {
         let plan = self.shared.plan();
-        let nodes = plan
-            .topology
-            .nodes()
-            .map(|node| {
-                let up = self.shared.counters.iter().any(|w| w.node(node.id).connections.get() > 0);
-                (node.id, node.name.clone(), up)
-            })
-            .collect();
+        let live = &plan.live;
+        let node = |node: &switchyard_policy::topology::Node| NodeScrape {
+            id: node.id,
+            name: node.name.clone(),
+            is_up: self.shared.counters.iter().any(|w| w.node(node.id).connections.get() > 0),
+            slots: plan.topology.slots_of(node.id),
+            exceptions: plan.topology.exceptions_at(node.id),
+            rooms: self.shared.rooms(node.id),
+        };
         Scrape {
             workers: self.shared.counters.clone(),
-            nodes,
+            nodes: plan.topology.nodes().map(node).collect(),
             epoch: plan.topology.epoch(),
             uptime_s: self.shared.uptime().as_secs_f64(),
-            memory: (heap_used(), plan.live.memory_max),
+            memory: (heap_used(), live.memory_max),
+            clients_max: live.max_clients,
+            moved: *lock(&self.shared.moved),
+            exclusive_max: [live.large_connections_max, live.watch_connections_max, live.blocking_connections_max],
         }
         .text()
     }

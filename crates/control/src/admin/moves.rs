@@ -208,7 +208,7 @@ pub enum SteerRequest {
     Pause,
     /// Go on.
     Resume,
-    /// End what is under way, and no more.
+    /// Finish what is under way, then stop.
     Abort,
     /// Go on with another goal: fast, balanced or gentle.
     Goal(String),

@@ -14,7 +14,7 @@ use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Json};
 use serde::Serialize;
 
-use super::guard::{Guard, TokenFile, Trusted, check};
+use super::guard::{Guard, TokenFile, Told, Trusted, check};
 use super::listener::Peer;
 use super::moves::{
     AddNodeRequest, BalanceRequest, GoalRequest, HowRequest, MaxRateRequest, MoveRequest, NodeRequest, Operation, Refused, SteerRequest,
@@ -286,7 +286,7 @@ fn body_or_default<T: Default>(path: &str, given: GivenOrNot<T>) -> Result<T, Re
 async fn operate(path: &str, source: Shared, ConnectInfo(Peer(peer)): From, operation: Operation) -> Result<Response, Response> {
     let who = format!("the admin API, from {peer}");
     match ask(path, source, move |source| source.operate(operation, &who)).await? {
-        Ok(value) => Ok(Json(value).into_response()),
+        Ok(value) => Ok((Extension(Told), Json(value)).into_response()),
         Err(refused) => {
             let status = match refused {
                 Refused::Wrong(_) => StatusCode::BAD_REQUEST,
@@ -294,7 +294,7 @@ async fn operate(path: &str, source: Shared, ConnectInfo(Peer(peer)): From, oper
                 Refused::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
                 Refused::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
             };
-            Err(refuse(path, status, refused.text()))
+            Err((Extension(Told), refuse(path, status, refused.text())).into_response())
         }
     }
 }

@@ -135,12 +135,11 @@ impl Worker {
     /// The settings that are the router's, as Redis writes them.
     fn own_settings(&self, live: &Live) -> Vec<(&'static str, String)> {
         let slower = live.slowlog_slower_than.map_or(-1, |t| t.as_micros() as i64);
+        // 0 says that there is none.
+        let normal = Some(live.client_output_limit).filter(|limit| *limit < usize::MAX).unwrap_or(0);
         let push = (live.push_limit, live.push_soft_limit, live.push_soft_time.as_secs());
         vec![
-            (
-                "client-output-buffer-limit",
-                format!("normal {} 0 0 slave 0 0 0 pubsub {} {} {}", live.client_output_limit, push.0, push.1, push.2),
-            ),
+            ("client-output-buffer-limit", format!("normal {normal} 0 0 slave 0 0 0 pubsub {} {} {}", push.0, push.1, push.2)),
             ("cluster-enabled", if live.cluster.is_some() { "yes" } else { "no" }.to_string()),
             ("cluster-require-full-coverage", "no".to_string()),
             ("io-threads", self.shared.mailboxes.len().to_string()),

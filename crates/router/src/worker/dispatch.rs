@@ -155,7 +155,11 @@ impl Worker {
             // A browser was made to talk to us: say nothing that a web page could use (Redis does the same).
             let from = self.clients.get(handle).and_then(|c| c.details.peer).map_or_else(|| "a Unix socket".to_owned(), |p| p.to_string());
             if let Some(untold) = self.http_log.tell(self.now_us) {
-                tracing::warn!(from, untold, "closing a connection that speaks HTTP to the Redis port: possibly an attack from a web page");
+                tracing::warn!(
+                    from,
+                    untold = untold.told(),
+                    "closing a connection that speaks HTTP to the Redis port: possibly an attack from a web page"
+                );
             }
             self.close_client(handle);
             return Flow::Close;

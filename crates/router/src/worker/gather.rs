@@ -6,6 +6,7 @@ use switchyard_resp::command::Merge;
 use switchyard_resp::{encode, reply};
 
 use super::Worker;
+use super::breaking::PERHAPS;
 use super::everywhere::Reach;
 use super::info::Digest;
 use super::memory_stats;
@@ -19,6 +20,9 @@ use crate::slab::Handle;
 
 /// What a client is told instead of a reply that is put together in memory and would exceed what may wait for it.
 pub(super) const TOO_LARGE: &str = "ERR the nodes' replies together are larger than output-limit";
+
+/// What an error says of a command of which other parts may have been executed.
+const OTHERS_PERHAPS: &str = "; other parts of the command may have been executed";
 
 /// What is made of the parts.
 #[derive(Debug)]
@@ -271,9 +275,11 @@ impl Worker {
                 self.info_digest = Some(digest);
                 encode::verbatim(&mut out, text.as_bytes(), resp3);
             }
+            (Whole::Merged(Merge::Same | Merge::Sum), Some(error)) => return with_doubt(error, &parts),
             (_, Some(error)) => return error.clone(),
             (Whole::Merged(Merge::Sum), None) => {
-                let sum = parts.iter().filter_map(|p| reply::integer(p)).sum();
+                // A node may claim anything.
+                let sum = parts.iter().filter_map(|p| reply::integer(p)).fold(0, i64::saturating_add);
                 encode::integer(&mut out, sum);
             }
             (Whole::Merged(Merge::Least), None) => {
@@ -350,6 +356,19 @@ impl Worker {
     }
 }
 
+/// The error of a part, for the whole of a command that may change something. Where other parts were executed, or may have been, it must not say of the
+/// whole that it was not.
+pub(super) fn with_doubt(error: &[u8], parts: &[Vec<u8>]) -> Vec<u8> {
+    let says_perhaps = |part: &[u8]| memchr::memmem::find(part, PERHAPS.as_bytes()).is_some();
+    let is_in_doubt = parts.iter().any(|part| !reply::is_error(part) || says_perhaps(part));
+    if !error.starts_with(b"-NODE") || says_perhaps(error) || !is_in_doubt {
+        return error.to_vec();
+    }
+    let mut out = Vec::new();
+    encode::line(&mut out, b'-', &[reply::text(error).unwrap_or_default(), OTHERS_PERHAPS.as_bytes()].concat());
+    out
+}
+
 /// The first success, or the first error where there is none.
 fn any_ok(parts: Vec<Vec<u8>>) -> Vec<u8> {
     let chosen = parts.iter().position(|p| !reply::is_error(p)).unwrap_or(0);
@@ -372,4 +391,25 @@ fn protocol_error(what: &str) -> Vec<u8> {
     let mut out = Vec::new();
     encode::error(&mut out, &format!("ERR switchyard: {what}"));
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_not_called_unexecuted_because_one_part_was_not() {
+        let down = b"-NODEDOWN b:1 cannot be reached: why\r\n";
+        let lost = b"-NODELOST connection to a:1 was lost: why; the command may have been executed\r\n";
+        let doubtful = b"-NODEDOWN b:1 cannot be reached: why; other parts of the command may have been executed\r\n";
+        let whole = |parts: &[&[u8]]| {
+            let parts: Vec<Vec<u8>> = parts.iter().map(|part| part.to_vec()).collect();
+            with_doubt(parts.iter().find(|part| reply::is_error(part)).expect("an error"), &parts)
+        };
+        assert_eq!(whole(&[b"+OK\r\n", down]), doubtful);
+        assert_eq!(whole(&[down, lost]), doubtful);
+        assert_eq!(whole(&[down, down]), down);
+        assert_eq!(whole(&[lost, b":1\r\n"]), lost);
+        assert_eq!(whole(&[b"-OOM command not allowed\r\n", b"+OK\r\n"]), b"-OOM command not allowed\r\n");
+    }
 }

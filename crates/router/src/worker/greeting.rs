@@ -24,9 +24,21 @@ const ABOUT_DATA: [(Greeting, &[&str]); 3] = [
     (Greeting::Keyspace, &["INFO", "keyspace"]),
 ];
 
+/// A field of INFO, in signs that are safe to show: what a node says must not draw on a terminal, or pass for other lines of the log.
+fn field_of(info: &[u8], name: &str) -> Option<String> {
+    let info = String::from_utf8_lossy(info);
+    let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    Some(value.chars().filter(char::is_ascii_graphic).take(64).collect())
+}
+
 /// The process that INFO is about.
 fn run_id_of(info: &[u8]) -> Option<String> {
-    String::from_utf8_lossy(info).lines().find_map(|line| line.strip_prefix("run_id:")).map(|id| id.trim().to_owned())
+    field_of(info, "run_id")
+}
+
+/// An error of a node, safe to show.
+fn shown(error: &[u8]) -> String {
+    String::from_utf8_lossy(error).chars().map(|c| if c.is_control() { ' ' } else { c }).take(256).collect()
 }
 
 impl Worker {
@@ -102,7 +114,7 @@ impl Worker {
     /// The process behind a connection that one client is to have alone has said who it is. One that is not known is asked about its data, as on every
     /// shared connection.
     fn greet_process(&mut self, handle: Handle, info: &[u8]) {
-        let run_id = String::from_utf8_lossy(info).lines().find_map(|line| Some(Arc::from(line.strip_prefix("run_id:")?.trim())));
+        let run_id = run_id_of(info).map(Arc::from);
         let Some(link) = self.links.get_mut(handle) else { return };
         if self.shared.with_facts(link.node, |facts| facts.run_id.is_some() && facts.run_id == run_id) {
             return self.link_is_up(handle, info);
@@ -118,7 +130,7 @@ impl Worker {
     pub(super) fn on_greeting(&mut self, handle: Handle, answer: &[u8]) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let Some(question) = link.greeting.pop_front() else { return };
-        let error = reply::is_error(answer).then(|| String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned());
+        let error = reply::is_error(answer).then(|| shown(reply::text(answer).unwrap_or_default()));
         let node = link.node;
         match (question, error) {
             (Greeting::Hello, Some(error)) if refuses_resp3(&error) => self.downgrade(handle, &error),
@@ -261,16 +273,14 @@ impl Worker {
     }
 
     fn link_is_up(&mut self, handle: Handle, info: &[u8]) {
-        let info = String::from_utf8_lossy(info);
-        let field = |name: &str| info.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
-        let run_id: Option<Arc<str>> = field("run_id").map(Arc::from);
-        let valkey = field("valkey_version").or_else(|| field("server_name").filter(|n| *n == "valkey").and(field("valkey_version")));
-        let (flavour, version) = match valkey {
+        let run_id: Option<Arc<str>> = run_id_of(info).map(Arc::from);
+        let redis_version = field_of(info, "redis_version");
+        let (flavour, version) = match field_of(info, "valkey_version") {
             Some(version) => ("valkey", version),
-            None => ("redis", field("redis_version").unwrap_or("unknown")),
+            None => ("redis", redis_version.clone().unwrap_or_else(|| "unknown".to_owned())),
         };
         if self.comes_back_empty(handle, run_id.as_deref()) {
-            let why = "it came back empty: another process, without the keys that it had. Restore its data, or accept that they are gone with SWITCHYARD ACCEPT and its address (nodes.empty-return)";
+            let why = "it came back empty (it restarted without its data). Restore its data, or accept that they are gone with SWITCHYARD ACCEPT and its address (nodes.empty-return)";
             self.attempt_failed(handle, why);
             return;
         }
@@ -314,8 +324,8 @@ impl Worker {
                 facts.persists = persists;
             }
             facts.flavour = flavour;
-            facts.version = version.to_string();
-            facts.redis_version = field("redis_version").unwrap_or(version).to_string();
+            facts.version.clone_from(&version);
+            facts.redis_version = redis_version.unwrap_or_else(|| version.clone());
             let first = !facts.tried;
             facts.tried = true;
             let learn = lane == Lane::Main && !resp3 && facts.commands == Commands::Unknown;

@@ -11,6 +11,7 @@ use super::gather::Whole;
 use super::login::Login;
 use super::upstream::{Lane, Phase};
 use super::{Stall, Worker};
+use crate::metrics::Errors;
 use crate::operator::{Asker, OperatorCommand};
 use crate::shared::{Plan, lock};
 use crate::slab::Handle;
@@ -91,6 +92,7 @@ impl Worker {
                 if !client.may_take(Lane::Main) {
                     return Flow::Stall(Stall::Barrier);
                 }
+                *lock(&self.shared.errors_before) = Errors::of_all(&self.shared.counters);
                 self.gather_every(
                     handle,
                     Lane::Main,

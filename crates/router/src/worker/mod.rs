@@ -629,7 +629,8 @@ impl Worker {
             #[cfg(test)]
             Message::Panic => panic!("asked to by a test"),
             Message::Kill { filter, from, gather, part } => {
-                let reply = self.kill_clients(&filter);
+                let killer = self.gathers.get(gather).filter(|_| from == self.index).map(Gather::client);
+                let reply = self.kill_clients(&filter, killer);
                 self.shared.mailboxes[from].send(Message::Answer { gather, part, reply });
             }
         }

@@ -31,7 +31,7 @@ impl RandomKey {
     /// The place of a node, each as likely as it has keys.
     fn choose(&mut self) -> Option<usize> {
         self.random = rapidhash::v3::rapidhash_v3(&self.random.to_ne_bytes());
-        let mut at = self.random.checked_rem(self.keys.iter().sum())?;
+        let mut at = self.random.checked_rem(self.keys.iter().fold(0, |sum, keys| sum.saturating_add(*keys)))?;
         self.keys.iter().position(|keys| {
             let is_here = at < *keys;
             at = at.saturating_sub(*keys);

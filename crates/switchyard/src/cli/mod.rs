@@ -25,7 +25,7 @@ mod table;
 
 use std::fmt;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::Problems;
 
@@ -106,6 +106,21 @@ impl From<Problems> for Failure {
     }
 }
 
+impl Cli {
+    /// Reads the command line. clap ends the process itself for --help (0) and for a wrong command line (2).
+    pub(crate) fn read() -> Self {
+        let matches = Self::shown().get_matches();
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    }
+
+    /// The command line as its help shows it.
+    fn shown() -> clap::Command {
+        ["check-config", "doctor", "recover"]
+            .iter()
+            .fold(Self::command(), |command, verb| command.mut_subcommand(verb, flags::hide_flags_of_serve))
+    }
+}
+
 /// Runs what the command line asks for.
 pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
     match cli.command {
@@ -129,10 +144,28 @@ pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use super::Cli;
 
     #[test]
     fn the_command_line_is_consistent() {
-        super::Cli::command().debug_assert();
+        Cli::shown().debug_assert();
+    }
+
+    #[test]
+    fn help_shows_the_flags_that_matter_for_a_verb() {
+        let help = |verb: &str| {
+            let mut all = Cli::shown();
+            all.find_subcommand_mut(verb).expect("a verb").render_long_help().to_string()
+        };
+        for verb in ["check-config", "doctor", "recover"] {
+            let help = help(verb);
+            for flag in ["--config", "--node ", "--set", "--state-dir", "--node-password-file"] {
+                assert!(help.contains(flag), "{verb} without {flag}:\n{help}");
+            }
+            for flag in ["--listen", "--port", "--workers", "--log-level", "--cluster", "--allow-open-listener"] {
+                assert!(!help.contains(&format!("{flag} <")) && !help.contains(&format!("{flag}\n")), "{verb} with {flag}:\n{help}");
+            }
+        }
+        assert!(help("serve").contains("--listen <") && help("serve").contains("--log-level <"));
     }
 }

@@ -76,7 +76,7 @@ pub(super) fn rate(text: &str) -> Result<u64, String> {
         switchyard move --keys leaderboard:global --to 127.0.0.1:7002\n  \
         switchyard move --from 127.0.0.1:7002 --home\n  \
         switchyard moves watch\n\n\
-        Exit codes: 0 it is on record (with --wait: it is done); 1 it was refused, or ended before its end"
+        Exit codes: 0 it is on record (with --wait: it is done); 1 it was refused, or stopped early"
 )]
 pub(crate) struct Arguments {
     /// The node that has the slots or keys, as `switchyard nodes list` shows it [default: wherever they are]

@@ -79,7 +79,7 @@ struct AddArguments {
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  \
     switchyard nodes drain 127.0.0.1:7001 --wait && switchyard nodes remove 127.0.0.1:7001\n\n\
-    Exit codes: 0 it is on record (with --wait: the node owns nothing any more); 1 it was refused, or a move ended before its end")]
+    Exit codes: 0 it is on record (with --wait: the node owns nothing any more); 1 it was refused, or a move stopped early")]
 struct DrainArguments {
     /// The node, as `switchyard nodes list` shows it
     address: String,
@@ -214,7 +214,8 @@ pub(super) fn render(nodes: &[NodeReport]) -> String {
             out.push_str(&format!("{} is down: {reason}\n", node.address));
         }
         if node.exceptions > 0 {
-            out.push_str(&format!("{}: {} keys live there without their slots\n", node.address, count(node.exceptions)));
+            let keys = if node.exceptions == 1 { "key" } else { "keys" };
+            out.push_str(&format!("{}: also holds {} {keys} moved there alone\n", node.address, count(node.exceptions)));
         }
         if let Some(primary) = node.primary {
             let replicas: Vec<String> = node.replicas.iter().map(ToString::to_string).collect();

@@ -11,6 +11,7 @@ mod holder;
 mod limits;
 mod log_queue;
 mod logs;
+mod metrics;
 mod moves;
 mod placement;
 mod reload;

@@ -24,6 +24,7 @@ mod lifecycle;
 mod limits;
 mod load;
 mod memory;
+mod messages;
 mod metrics;
 mod modules;
 mod monitor;

@@ -87,6 +87,14 @@ impl Moves {
         ) {
             info!(target: "audit", who, "asked: {}", told(&operation));
         }
+        let outcome = self.execute(operation);
+        if let Err(refused) = &outcome {
+            info!(target: "audit", who, "refused: {}", refused.text());
+        }
+        outcome
+    }
+
+    fn execute(self: &Arc<Self>, operation: Operation) -> Result<Value, Refused> {
         match operation {
             Operation::Moves => json(&self.report()),
             Operation::Slots => json(&slots_report(&*self.topology_now()?)),
@@ -236,7 +244,7 @@ impl Moves {
         let node = node_named(&topology, &request.address)?;
         if let Some((id, _)) = self.state().open.iter().find(|(_, planned)| [planned.source, planned.target].contains(&node)) {
             return Err(conflict(format!(
-                "{} takes part in move {}; let that end, or end it with `switchyard moves abort {0}`",
+                "{} takes part in move {}; let that end, or end it with `switchyard moves abort {1}`",
                 request.address, id.0
             )));
         }
@@ -258,7 +266,7 @@ impl Moves {
         json(&PlanReport::default())
     }
 
-    fn steer(self: &Arc<Self>, id: MoveId, what: &SteerRequest) -> Result<Value, Refused> {
+    pub(super) fn steer(self: &Arc<Self>, id: MoveId, what: &SteerRequest) -> Result<Value, Refused> {
         let steer = match what {
             SteerRequest::Pause => Steer::Pause,
             SteerRequest::Resume => Steer::Resume,
@@ -520,7 +528,14 @@ fn told(operation: &Operation) -> String {
         Operation::Moves => "moves".to_owned(),
         Operation::Slots => "slots".to_owned(),
         Operation::Where(keys) => format!("where {} keys are", keys.len()),
-        Operation::Steer { id, what } => format!("{what:?} move {id}"),
+        Operation::Steer { id, what } => match what {
+            SteerRequest::Pause => format!("pause move {id}"),
+            SteerRequest::Resume => format!("resume move {id}"),
+            SteerRequest::Abort => format!("abort move {id}"),
+            SteerRequest::Goal(goal) => format!("move {id} with the goal {goal}"),
+            SteerRequest::MaxRate(Some(max)) => format!("move {id} with at most {max} bytes per second"),
+            SteerRequest::MaxRate(None) => format!("move {id} as fast as its goal says"),
+        },
         Operation::AddNode(request) => format!("add node {}{}", request.address, if request.rebalance { " and rebalance" } else { "" }),
         Operation::DrainNode(request) => format!("drain node {}", request.address),
         Operation::RemoveNode(request) => format!("remove node {}", request.address),

@@ -62,7 +62,7 @@ fn answer(moves: &Arc<Moves>, command: &OperatorCommand) -> Vec<u8> {
     };
     let done = asked.and_then(|asked| match asked {
         asked if asked.changes() && !command.may_operate() => {
-            warn!(target: "audit", who = command.who(), "refused: the user is no operator");
+            warn!(target: "audit", who = command.who(), refused = true, "the user is no operator");
             Err(format!("NOPERM this changes the fleet, and {} may not: {HOW_TO_OPERATE}", command.who()))
         }
         Asked::Accept(node) => accept(moves, node, command.who()).map(|()| encode::simple(&mut out, "OK")),
