@@ -6,6 +6,7 @@
 //! itself. [`Topology::place`] reconciles the map that was stored with the nodes that the user now names.
 
 mod exceptions;
+mod first;
 mod place;
 mod slot;
 mod transit;
@@ -14,6 +15,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 pub use exceptions::{EXCEPTION_BYTES_MAX, EXCEPTIONS_MAX, TooManyExceptions};
+pub use first::{First, Fit, Sample, judge};
 pub use place::{MAX_NODES, PartsError, PlaceError, Placed};
 pub use slot::{SLOT_COUNT, Slot, slot_of};
 pub use transit::{MoveId, Stage, TooManyTransits, Transit};
@@ -108,6 +110,12 @@ impl Topology {
     #[must_use]
     pub fn slots_of(&self, id: NodeId) -> usize {
         self.owners.iter().filter(|&&owner| owner == id).count()
+    }
+
+    /// Whether keys are looked for at a node: it owns slots, keys live there without theirs, or some are on their way to it.
+    #[must_use]
+    pub fn is_in_use(&self, id: NodeId) -> bool {
+        self.owners.contains(&id) || self.exceptions_at(id) > 0 || self.transits().any(|transit| transit.source == id || transit.target == id)
     }
 
     /// The slots a node owns, as maximal ranges in order.

@@ -22,6 +22,7 @@ impl<S: Read + Write + Send> Stream for S {}
 pub(crate) struct NodeConnection {
     stream: Box<dyn Stream>,
     input: Vec<u8>,
+    answer_max: usize,
 }
 
 /// A reply as its bytes.
@@ -66,7 +67,7 @@ impl NodeConnection {
                 Box::new(rustls::StreamOwned::new(session, tcp))
             }
         };
-        let mut connection = Self { stream, input: Vec::new() };
+        let mut connection = Self { stream, input: Vec::new(), answer_max: REPLY_MAX };
         if let Some(password) = &access.password {
             let answer = match &access.username {
                 Some(user) => connection.ask(&["AUTH", user, &password.0]),
@@ -83,6 +84,12 @@ impl NodeConnection {
         }
     }
 
+    /// Takes no larger answers than this: for whoever asks servers that may be anything.
+    pub(crate) fn with_answers_up_to(mut self, bytes: usize) -> Self {
+        self.answer_max = bytes;
+        self
+    }
+
     /// Asks, and waits for the answer.
     pub(crate) fn ask<A: AsRef<[u8]>>(&mut self, args: &[A]) -> io::Result<Answer> {
         let mut request = Vec::new();
@@ -94,7 +101,7 @@ impl NodeConnection {
         loop {
             match scanner.scan(&self.input) {
                 Ok(ReplyScan::Complete(len)) => return Ok(Answer(self.input.drain(..len).collect())),
-                Ok(ReplyScan::Incomplete(_)) if self.input.len() < REPLY_MAX => {}
+                Ok(ReplyScan::Incomplete(_)) if self.input.len() < self.answer_max => {}
                 Ok(ReplyScan::Incomplete(_)) => return Err(io::Error::other("the reply is too large")),
                 Err(error) => return Err(io::Error::other(error.to_string())),
             }
