@@ -17,7 +17,7 @@ use super::{Server, servers};
 use crate::config::NodeAddress;
 
 /// Answers to the first questions are short: a server that sends more is none.
-const ANSWER_MAX: usize = 1 << 20;
+pub(crate) const ANSWER_MAX: usize = 1 << 20;
 
 /// Keys of each database that are looked at before a stored map is believed.
 const SAMPLE: u64 = 1000;

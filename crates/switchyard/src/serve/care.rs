@@ -22,6 +22,7 @@ use tracing::{info, warn};
 use super::fleet::Fleet;
 use super::running::Running;
 use crate::doctor::connection::NodeConnection;
+use crate::doctor::holdings::ANSWER_MAX;
 use crate::doctor::{Functions, functions};
 
 /// How often it looks whether a node's process is another one.
@@ -93,7 +94,8 @@ impl Persistence {
         self.0.retain(|id, (access, ..)| up.get(id) == Some(&&*access));
         for (id, access) in up {
             if !self.0.contains_key(&id) {
-                let Ok(mut connection) = NodeConnection::open(access, PERSISTENCE_PATIENCE) else { continue };
+                let Ok(connection) = NodeConnection::open(access, PERSISTENCE_PATIENCE) else { continue };
+                let mut connection = connection.with_answers_up_to(ANSWER_MAX);
                 let Ok(info) = connection.ask(&["INFO", "server"]) else { continue };
                 let run_id = info.text().lines().find_map(|line| line.trim().strip_prefix("run_id:").map(str::to_owned)).unwrap_or_default();
                 self.0.insert(id, (access.clone(), connection, run_id));
@@ -110,11 +112,9 @@ impl Persistence {
 
 /// Whether the node keeps its data on disk. Where it does not say, it is taken for one that does not.
 fn persists(connection: &mut NodeConnection) -> std::io::Result<bool> {
-    if connection.ask(&["INFO", "persistence"])?.text().lines().any(|line| line.trim() == "aof_enabled:1") {
-        return Ok(true);
-    }
+    let appends = connection.ask(&["INFO", "persistence"])?.text().lines().any(|line| line.trim() == "aof_enabled:1");
     let save = connection.ask(&["CONFIG", "GET", "save"])?;
-    Ok(save.error().is_none() && save.items().get(1).is_some_and(|save| !save.text().is_empty()))
+    Ok(appends || save.error().is_none() && save.items().get(1).is_some_and(|save| !save.text().is_empty()))
 }
 
 /// Looks whether a node is a new process; then, at their functions.

@@ -61,7 +61,8 @@ impl Fleet {
             .map(|(name, KnownProcess { run_id, had_keys, persists })| (name, Process { run_id, had_keys, persists }))
             .collect();
         let mut processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
-        if processes.as_ref() == Some(&known) {
+        // Where no node was met yet, what is remembered of them is not news: it may be that nothing is.
+        if processes.as_ref() == Some(&known) || (known.is_empty() && processes.is_none()) {
             return;
         }
         match save_as(store, PROCESSES, &known) {
