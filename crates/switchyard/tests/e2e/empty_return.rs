@@ -5,7 +5,9 @@ use crate::support::{Client, NodeOptions, RouterOptions, Site, SiteOptions, Valu
 
 /// Two nodes that keep nothing over a restart, and a router that a test may start while one of them is held.
 fn site(persistent: bool, policy: &str) -> Option<Site> {
-    let args = if persistent { vec!["--appendonly".to_owned(), "yes".to_owned()] } else { Vec::new() };
+    // Each write at once: with everysec one may wait for a sync that is under way, and a kill loses it.
+    let args: &[&str] = if persistent { &["--appendonly", "yes", "--appendfsync", "always"] } else { &[] };
+    let args = args.iter().map(|arg| (*arg).to_owned()).collect();
     let node = NodeOptions { args, ..NodeOptions::default() };
     let set = [format!("nodes.empty-return={policy}"), "clients.default-user-rules=operator".into()];
     let args = set.into_iter().flat_map(|set| ["--set".to_owned(), set]).collect();
