@@ -2,31 +2,35 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::Args;
 use serde::Serialize;
-
 use switchyard_policy::topology::Topology;
 
 use super::Failure;
 use super::flags::ConfigFlags;
 use super::known_fleet::KnownFleet;
-use crate::config::{Config, Resolved};
+use crate::config::{Config, Resolved, TIME_FORM, parse_time};
 use crate::doctor::holdings::{FirstStart, first_start, primaries};
-use crate::doctor::{Finding, Level, Needs, examine, look, servers};
+use crate::doctor::{Finding, Level, Needs, examine, examine_commands, look, servers};
 
-/// Check the nodes: versions, persistence, memory, clocks, limits, rights, functions
+/// Check the nodes (versions, persistence, memory, clocks, limits, rights, functions), and the commands that are called there
 #[derive(Debug, Args)]
 #[command(
     long_about = "Check the nodes of a configuration, with their replicas: whether they can be reached with its credentials, and their versions, roles, \
         persistence, memory, clocks, limits, renamed commands, the rights of the router's user, and functions.\n\n\
+        It also says which commands of the application may meet limits behind the router, by what the nodes have counted (INFO commandstats). With \
+        --sample it looks at real commands (MONITOR, which costs a busy server part of its speed for that time) and counts those that would be refused: \
+        keys of several slots, scripts with keys that they do not declare, waiting for keys of several slots. No key and no value is shown or kept.\n\n\
         It asks the nodes itself, so it works before a start and while a router runs. Nodes that were added to or removed from the fleet while a router ran are known \
         from the state directory, or from the router that runs on it (--state-dir, --admin). Before a first start it says whether the keys that the nodes \
         hold fit a slot map. It changes nothing.",
     after_long_help = "Examples:\n  \
         switchyard doctor --node 127.0.0.1:7001 --node 127.0.0.1:7002\n  \
         switchyard doctor -c /etc/switchyard.toml\n  \
+        switchyard doctor --node 10.0.0.1:6379 --sample 10s       would this application run behind the router?\n  \
         switchyard doctor -c /etc/switchyard.toml --json | jq '.findings[] | select(.level == \"error\")'\n\n\
         Exit codes: 0 nothing worse than a warning; 1 an error was found; 2 the configuration is wrong"
 )]
@@ -38,9 +42,21 @@ pub(crate) struct Arguments {
     #[arg(long)]
     json: bool,
 
+    /// Look at the nodes' real commands for so long, such as 10s, at most 10m
+    #[arg(long, value_name = "TIME", value_parser = sample_time)]
+    sample: Option<Duration>,
+
     /// Exit with 1 also for warnings
     #[arg(long)]
     strict: bool,
+}
+
+/// The longest sample: MONITOR costs the server.
+const SAMPLE_MAX: Duration = Duration::from_secs(600);
+
+fn sample_time(text: &str) -> Result<Duration, String> {
+    let time = parse_time(text).filter(|time| *time <= SAMPLE_MAX && !time.is_zero());
+    time.ok_or_else(|| format!("must be a time up to 10m: {TIME_FORM}"))
 }
 
 #[derive(Serialize)]
@@ -53,7 +69,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut config = arguments.flags.sources().read()?;
     let fleet = KnownFleet::find(&mut config);
     let resolved = config.resolve(|_| None)?;
-    let findings = find(&resolved, &config, &fleet);
+    let mut findings = find(&resolved, &config, &fleet);
+    findings.extend(examine_commands(&primaries(&resolved.nodes), arguments.sample));
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));
     if arguments.json {
         let report = Report { nodes: resolved.nodes.len(), findings: &findings };
         println!("{}", serde_json::to_string_pretty(&report).map_err(|e| Failure::Failed(anyhow!(e)))?);
@@ -103,7 +121,9 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
                 let found = format!("{name} has all {keys} keys: a first start gives it all slots, and the other nodes none");
                 vec![finding(Level::Note, found, "fine; `switchyard balance` spreads them while clients use them")]
             }
-            Ok(FirstStart::Refused(why)) => vec![finding(Level::Error, format!("a first start would be refused: {why}"), "choose one of these ways")],
+            Ok(FirstStart::Refused(why)) => {
+                vec![finding(Level::Error, format!("a first start would be refused: {why}"), "choose one of these ways")]
+            }
             Ok(FirstStart::Unknown(why)) => {
                 let found = format!("a first start serves no key before it has looked at every node: {why}");
                 vec![finding(Level::Warning, found, "see to that node, or leave it out and add it later (`switchyard nodes add`)")]
@@ -112,7 +132,11 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
         },
         KnownFleet::Placed { topology, fleet } => {
             if let Err(error) = Topology::place(Some(topology), &config.node_names()) {
-                return vec![finding(Level::Error, format!("a start would be refused: {error}"), "correct the list of nodes, or --state-dir")];
+                return vec![finding(
+                    Level::Error,
+                    format!("a start would be refused: {error}"),
+                    "correct the list of nodes, or --state-dir",
+                )];
             }
             // What moves have left or have in transit is in the journal, which nobody reads but the router.
             match fleet.recognise(&config.state_dir, topology, &primaries(&resolved.nodes), patience, |_| Vec::new()) {
@@ -120,7 +144,11 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
                     let advice = "no harm where a move was under way when the router ended; else see where these keys come from";
                     doubts.into_iter().map(|doubt| finding(Level::Warning, doubt, advice)).collect()
                 }
-                Err(why) => vec![finding(Level::Error, format!("a start would be refused: {why}"), "give the state directory of this fleet (--state-dir)")],
+                Err(why) => vec![finding(
+                    Level::Error,
+                    format!("a start would be refused: {why}"),
+                    "give the state directory of this fleet (--state-dir)",
+                )],
             }
         }
     }

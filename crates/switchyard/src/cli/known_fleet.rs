@@ -63,7 +63,10 @@ fn told_by_router(config: &Config) -> anyhow::Result<Vec<String>> {
     let token: TokenReport = client.read(&client.get("/api/v1/token")?)?;
     let is_of = |file: &Path| file.parent().and_then(|parent| parent.canonicalize().ok()) == config.state_dir.canonicalize().ok();
     if let Some(file) = token.file.filter(|file| !is_of(file)) {
-        bail!("the router at the admin address has another state directory: its token is in {}; give the right one with --admin", file.display());
+        bail!(
+            "the router at the admin address has another state directory: its token is in {}; give the right one with --admin",
+            file.display()
+        );
     }
     let report: NodesReport = client.read(&client.get("/api/v1/nodes")?)?;
     Ok(report.nodes.into_iter().map(|node| node.address).collect())

@@ -67,7 +67,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         KnownFleet::Placed { .. } => return Err(has_a_map(&config.state_dir).into()),
         KnownFleet::Running => {
             let directory = config.state_dir.display();
-            return Err(anyhow!("a router runs on the state directory {directory}, so its slot map is not lost; recovering is for one that is").into());
+            return Err(anyhow!(
+                "a router runs on the state directory {directory}, so its slot map is not lost; recovering is for one that is"
+            )
+            .into());
         }
         KnownFleet::Hidden(why) => return Err(anyhow!("it is not known whether the slot map is lost: {why}").into()),
     }
@@ -77,7 +80,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let Some(primary) = servers(node).into_iter().next() else { continue };
         let mut connection =
             NodeConnection::open(&primary.access, PATIENCE).map_err(|why| anyhow!("node {} {why}: every node must answer", node.name))?;
-        let routers = connection.ask(&["CLIENT", "LIST"]).map(|list| routers(&list.text())).with_context(|| format!("node {}", node.name))?;
+        let routers =
+            connection.ask(&["CLIENT", "LIST"]).map(|list| routers(&list.text())).with_context(|| format!("node {}", node.name))?;
         if !routers.is_empty() {
             return Err(anyhow!(
                 "a router uses node {}, and keys may move while they are counted: stop it. Its state directory has the slot map (--state-dir), and knows all nodes",
@@ -111,7 +115,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 fn has_a_map(directory: &Path) -> anyhow::Error {
-    anyhow!("{} has a slot map: recovering is for a state directory that has none. Move it away first if it is the wrong one", directory.display())
+    anyhow!(
+        "{} has a slot map: recovering is for a state directory that has none. Move it away first if it is the wrong one",
+        directory.display()
+    )
 }
 
 fn write(directory: &Path, topology: &Topology) -> anyhow::Result<()> {

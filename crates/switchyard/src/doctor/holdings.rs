@@ -66,7 +66,9 @@ pub(crate) fn first_start(nodes: &[NodeAccess], patience: Duration, tell: &(dyn 
     let counts = match nodes {
         // Every map fits it.
         [one] => vec![Ok((one.name.clone(), 0))],
-        _ => at_once(nodes, |node| count(node, patience).map(|keys| (node.name.clone(), keys)).map_err(|why| format!("node {} {why}", node.name))),
+        _ => at_once(nodes, |node| {
+            count(node, patience).map(|keys| (node.name.clone(), keys)).map_err(|why| format!("node {} {why}", node.name))
+        }),
     };
     let counts: Vec<(String, u64)> = match counts.into_iter().collect() {
         Ok(counts) => counts,

@@ -13,6 +13,7 @@ mod holder;
 mod limits;
 mod log_queue;
 mod logs;
+mod metrics;
 mod moves;
 mod placement;
 mod reload;
@@ -40,8 +41,8 @@ use admin::AdminThread;
 use failover::{Observer, Watched};
 pub(crate) use fleet::Fleet;
 pub(crate) use log_queue::flush as flush_log;
-pub(crate) use moves::recall;
 use logs::Logs;
+pub(crate) use moves::recall;
 use moves::{Members, Moves, MovesThread, ReloadAsk, RespOperator};
 use placement::Placement;
 use reload::Reloader;
@@ -93,7 +94,8 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
             held
         }
         (None, Some(topology)) => {
-            let doubts = fleet.recognise(&config.state_dir, &topology, &primaries(&resolved.nodes), patience, |node| moves.left_at(node))?;
+            let doubts =
+                fleet.recognise(&config.state_dir, &topology, &primaries(&resolved.nodes), patience, |node| moves.left_at(node))?;
             doubts.iter().for_each(|doubt| warn!("{doubt}"));
             None
         }
@@ -312,6 +314,10 @@ fn start_reloads(
                 if let ReloadAsk::Change(change, done) = ask {
                     // If nobody waits for it any more, it is done all the same.
                     let _ = done.send(reloader.change_members(&change, &running));
+                    continue;
+                }
+                if let ReloadAsk::Find(name, told) = ask {
+                    let _ = told.send(reloader.find(&name));
                     continue;
                 }
                 match NotifyState::monotonic_usec_now() {
