@@ -23,6 +23,7 @@ mod poll;
 mod pubsub;
 mod rooms;
 mod scripts;
+mod seat;
 mod settings;
 mod shared;
 mod slab;
@@ -32,11 +33,13 @@ mod tls;
 mod users;
 mod worker;
 
+pub use fences::left_behind;
 pub use homeward::{HomePort, HomeWish};
 pub use limits::{KEY_RATE_MAX, KeyLimit};
 pub use memory::heap_used;
 pub use mover::{BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveOrder, MoveProgress, Steer};
 pub use operator::{OperatorCommand, OperatorPort};
+pub use seat::{Seat, mark_in, question_of, why_not};
 pub use settings::{Cluster, EmptyReturn, ListenAddress, ListenerSettings, Live, NodeAccess, Reads, Secret, Servers, Settings};
 pub use sys::CountedHeap;
 pub use tls::{NodeTls, ServerTls};
@@ -167,7 +170,7 @@ impl Router {
             servers: Arc::new(settings.servers),
             moves: Arc::default(),
         };
-        let shared = Arc::new(Shared::new(workers, plan, port, settings.site, listeners_read_replicas, settings.batched_sends)?);
+        let shared = Arc::new(Shared::new(workers, plan, port, settings.site, settings.seat, listeners_read_replicas, settings.batched_sends)?);
         let processors = if settings.pin { processors() } else { Vec::new() };
         let mut router = Router { shared: shared.clone(), addresses, listeners: bound.addresses, threads: Vec::new() };
         let mut guards = bound.guards;
@@ -350,6 +353,11 @@ impl Router {
         }
     }
 
+    /// The name of a connection to a node that is this router's own, and is not ended as one that another has left; `what` says whose it is.
+    pub fn connection_name(&self, what: &str) -> String {
+        self.shared.connection_name(what)
+    }
+
     /// How the primary of each node is reached now.
     pub fn node_access(&self) -> std::collections::BTreeMap<NodeId, NodeAccess> {
         let plan = self.shared.plan();
@@ -514,6 +522,7 @@ mod tests {
             pin: false,
             batched_sends: true,
             site: "test".to_owned(),
+            seat: None,
             servers: BTreeMap::new(),
             live: Live::default(),
         };

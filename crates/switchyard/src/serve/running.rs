@@ -1,13 +1,14 @@
 //! The router while it runs, shared by what looks at it: the admin port, the reload, the signals.
 
 use std::mem;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use switchyard_policy::topology::Topology;
 use switchyard_router::{Router, Status};
 use tokio::sync::broadcast;
 
 use super::failover::Needs;
+use super::seat::Seats;
 
 /// Holds the router from its start until it is drained. Everything that looks does so under the lock for a moment; draining
 /// takes the router out.
@@ -18,11 +19,13 @@ pub(super) struct Running {
     accepted: broadcast::Sender<String>,
     /// What replicas must have before they are read.
     needs: Needs,
+    /// What is left at nodes, so that one router at a time serves them.
+    seats: OnceLock<Arc<Seats>>,
 }
 
 impl Default for Running {
     fn default() -> Self {
-        Self { phase: RwLock::default(), accepted: broadcast::Sender::new(16), needs: Needs::default() }
+        Self { phase: RwLock::default(), accepted: broadcast::Sender::new(16), needs: Needs::default(), seats: OnceLock::new() }
     }
 }
 
@@ -44,6 +47,17 @@ impl Running {
     /// From here on the router serves.
     pub(super) fn set(&self, router: Router, topology: Arc<Topology>) {
         *self.phase.write().unwrap_or_else(PoisonError::into_inner) = Phase::Serving { router, topology };
+    }
+
+    /// From here on nodes know who serves them.
+    pub(super) fn set_seats(&self, seats: Arc<Seats>) {
+        // A second one is a mistake of the caller that changes nothing.
+        let _ = self.seats.set(seats);
+    }
+
+    /// What is left at nodes; `None` before the router serves.
+    pub(super) fn seats(&self) -> Option<&Arc<Seats>> {
+        self.seats.get()
     }
 
     /// Looks at the phase. A panic of somebody who looked before does not make it unusable.
