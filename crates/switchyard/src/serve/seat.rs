@@ -76,7 +76,8 @@ pub(super) struct Seats {
 /// A connection for nothing but marks. One mark at a time is written to a node.
 #[derive(Default)]
 struct AtNode {
-    connection: Option<NodeConnection>,
+    /// With how it was made: a node with another address, or other credentials, is met anew.
+    connection: Option<(NodeAccess, NodeConnection)>,
     refuses: bool,
 }
 
@@ -160,14 +161,14 @@ impl Seats {
     }
 
     fn try_mark(&self, running: &Running, at: &mut AtNode, access: &NodeAccess) -> Result<(), String> {
-        let connection = match &mut at.connection {
-            Some(connection) => connection,
-            none => {
+        let (_, connection) = match &mut at.connection {
+            Some(made) if made.0 == *access => made,
+            other => {
                 let name = running.with(|router| router.connection_name("seat")).ok_or("is not asked: the router is being stopped")?;
                 let mut connection = NodeConnection::open(access, PATIENCE)?;
                 // First of all: whoever takes over ends what has a name, and what has none yet reads the new mark.
                 connection.ask(&["CLIENT", "SETNAME", &name]).map_err(|error| format!("does not answer: {error}"))?;
-                none.insert(connection)
+                other.insert((access.clone(), connection))
             }
         };
         let answer = connection.ask(&self.seat.question()).map_err(|error| format!("does not answer: {error}"))?;
@@ -367,7 +368,7 @@ impl Lookout {
     fn look(&mut self) -> Vec<Looked> {
         let site = self.site.as_str();
         std::thread::scope(|scope| {
-            let asked: Vec<_> = self.nodes.iter_mut().map(|(access, connection)| scope.spawn(|| look_at(access, connection, site))).collect();
+            let asked: Vec<_> = self.nodes.iter_mut().map(|(access, connection)| scope.spawn(move || look_at(access, connection, site))).collect();
             asked.into_iter().map(|thread| thread.join().unwrap_or(Ok(Look::Unreachable))).collect()
         })
     }
@@ -375,7 +376,7 @@ impl Lookout {
 
 fn look_at(access: &NodeAccess, connection: &mut Option<NodeConnection>, site: &str) -> Result<Look, String> {
     let mut ask = || {
-        let connection = match connection {
+        let connection = match &mut *connection {
             Some(connection) => connection,
             none => {
                 let opened = NodeConnection::open(access, PATIENCE)?;
