@@ -174,8 +174,10 @@ impl Watch {
     pub fn turn(&self, now_us: u64) -> Turn {
         let reached = self.nodes.iter().filter(|seen| seen.is_reached).count();
         let is_over = |since: Option<u64>, bound| since.is_some_and(|since| now_us.saturating_sub(since) >= bound);
-        let is_served = |seen: &&Seen| !is_over(seen.bare_since_us, ABSENCE_US) && !is_over(seen.still_since_us, SILENCE_US);
-        if self.nodes.iter().filter(|seen| seen.is_reached).any(|seen| is_served(&seen)) {
+        // Connections without a mark are those of a version that leaves none, and beats nowhere: they must go by themselves.
+        let is_silent = |seen: &Seen| seen.mark.is_some() && is_over(seen.still_since_us, SILENCE_US);
+        let is_served = |seen: &Seen| !is_over(seen.bare_since_us, ABSENCE_US) && !is_silent(seen);
+        if self.nodes.iter().any(|seen| seen.is_reached && is_served(seen)) {
             Turn::Waits
         } else if reached * 2 <= self.nodes.len() {
             Turn::CutOff { reached }
@@ -256,6 +258,17 @@ mod tests {
         watch.saw(0, seen(0), 3_000_000);
         assert_eq!(watch.turn(4_900_000), Turn::Waits, "it was only away");
         assert_eq!(watch.turn(5_000_000), Turn::Now);
+    }
+
+    #[test]
+    fn a_router_that_leaves_no_mark_is_not_taken_for_silent() {
+        let mut watch = Watch::new(1);
+        let seen = |connections| Look::Seen { mark: None, connections };
+        watch.saw(0, seen(3), 0);
+        watch.saw(0, seen(3), 60_000_000);
+        assert_eq!(watch.turn(60_000_000), Turn::Waits);
+        watch.saw(0, seen(0), 61_000_000);
+        assert_eq!(watch.turn(63_000_000), Turn::Now);
     }
 
     #[test]

@@ -170,7 +170,8 @@ impl Router {
             servers: Arc::new(settings.servers),
             moves: Arc::default(),
         };
-        let shared = Arc::new(Shared::new(workers, plan, port, settings.site, settings.seat, listeners_read_replicas, settings.batched_sends)?);
+        let shared =
+            Arc::new(Shared::new(workers, plan, port, settings.site, settings.seat, listeners_read_replicas, settings.batched_sends)?);
         let processors = if settings.pin { processors() } else { Vec::new() };
         let mut router = Router { shared: shared.clone(), addresses, listeners: bound.addresses, threads: Vec::new() };
         let mut guards = bound.guards;

@@ -81,7 +81,9 @@ impl Seat {
 pub fn why_not(standing: Standing) -> Option<String> {
     match standing {
         Standing::Ours | Standing::Free | Standing::Untold => None,
-        Standing::Replaced { term } => Some(format!("another router has taken over the nodes (term {term}), so this one must not use them")),
+        Standing::Replaced { term } => {
+            Some(format!("another router has taken over the nodes (term {term}), so this one must not use them"))
+        }
         Standing::Behind { version } => Some(format!(
             "it was served under a newer state directory (version {version}): with this one, keys that have moved since would not be found. \
              Start with the newest state directory; if that is lost, see `switchyard recover --help`"

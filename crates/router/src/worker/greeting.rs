@@ -183,7 +183,8 @@ impl Worker {
                     link.knows_data = link.lane != Lane::Replica;
                 }
                 let asks = run_id_of(info).is_some_and(|run_id| self.shared.fences.is_to_be_asked(node, &run_id));
-                let claim = self.shared.seat.as_ref().filter(|_| self.links.get(handle).is_some_and(|link| link.standing == Standing::Free));
+                let claim =
+                    self.shared.seat.as_ref().filter(|_| self.links.get(handle).is_some_and(|link| link.standing == Standing::Free));
                 let claim = claim.map(|seat| (Greeting::Claim, seat.claim()));
                 if (!asks && claim.is_none()) || self.links.get(handle).is_none_or(|link| link.lane == Lane::Replica) {
                     self.link_is_up(handle, info);

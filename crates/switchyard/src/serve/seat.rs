@@ -25,7 +25,7 @@ use super::moves::Moves;
 use super::placement::Placement;
 use super::running::Running;
 use crate::config::NodeAddress;
-use crate::doctor::connection::NodeConnection;
+use crate::doctor::connection::{Answer, NodeConnection};
 
 /// The document of the store.
 const DOCUMENT: &str = "seat";
@@ -129,7 +129,8 @@ impl Seats {
     pub(super) fn raise(&self) -> Result<(), String> {
         let mut kept = locked(&self.kept);
         let next = Kept { version: kept.version + 1, ..*kept };
-        save_as(&**self.placement.store(), DOCUMENT, &next).map_err(|error| format!("cannot keep the version of the state directory: {error}"))?;
+        save_as(&**self.placement.store(), DOCUMENT, &next)
+            .map_err(|error| format!("cannot keep the version of the state directory: {error}"))?;
         *kept = next;
         self.seat.set_version(next.version);
         Ok(())
@@ -167,7 +168,10 @@ impl Seats {
                 let name = running.with(|router| router.connection_name("seat")).ok_or("is not asked: the router is being stopped")?;
                 let mut connection = NodeConnection::open(access, PATIENCE)?;
                 // First of all: whoever takes over ends what has a name, and what has none yet reads the new mark.
-                connection.ask(&["CLIENT", "SETNAME", &name]).map_err(|error| format!("does not answer: {error}"))?;
+                let named = connection.ask(&["CLIENT", "SETNAME", &name]).map_err(|error| format!("does not answer: {error}"))?;
+                if let Some(error) = named.error() {
+                    return Err(format!("refuses CLIENT SETNAME: {error}"));
+                }
                 other.insert((access.clone(), connection))
             }
         };
@@ -294,7 +298,10 @@ pub(super) fn look(store: &RedbStore, directory: &Path, nodes: &[NodeAddress], s
         loop {
             check(&looks, &kept, directory, nodes)?;
             if let Some((Err(why), node)) = looks.iter().zip(nodes).find(|(look, _)| look.is_err()) {
-                bail!("node {} keeps no mark of the router that serves it, so a standby cannot take over: {why}. Allow ACL GETUSER and ACL SETUSER to its user for Switchyard", node.name);
+                bail!(
+                    "node {} does not tell which router serves it, so a standby cannot take over: {why}. Allow CLIENT, ACL GETUSER and ACL SETUSER to Switchyard's user there",
+                    node.name
+                );
             }
             let now_us = start.elapsed().as_micros() as u64;
             for (at, look) in looks.iter().enumerate() {
@@ -306,7 +313,9 @@ pub(super) fn look(store: &RedbStore, directory: &Path, nodes: &[NodeAddress], s
             if last != Some(turn) {
                 match turn {
                     Turn::Waits => info!("standby: waits until no other router serves the nodes"),
-                    Turn::CutOff { reached } => warn!("standby: only {reached} of {} nodes can be reached; more than half must be", nodes.len()),
+                    Turn::CutOff { reached } => {
+                        warn!("standby: only {reached} of {} nodes can be reached; more than half must be", nodes.len())
+                    }
                     Turn::Now => info!("standby: no other router serves the nodes; takes over"),
                 }
                 last = Some(turn);
@@ -368,24 +377,30 @@ impl Lookout {
     fn look(&mut self) -> Vec<Looked> {
         let site = self.site.as_str();
         std::thread::scope(|scope| {
-            let asked: Vec<_> = self.nodes.iter_mut().map(|(access, connection)| scope.spawn(move || look_at(access, connection, site))).collect();
+            let asked: Vec<_> =
+                self.nodes.iter_mut().map(|(access, connection)| scope.spawn(move || look_at(access, connection, site))).collect();
             asked.into_iter().map(|thread| thread.join().unwrap_or(Ok(Look::Unreachable))).collect()
         })
     }
 }
 
 fn look_at(access: &NodeAccess, connection: &mut Option<NodeConnection>, site: &str) -> Result<Look, String> {
-    let mut ask = || {
+    let mut ask = || -> Result<Result<(Answer, Answer), String>, String> {
         let connection = match &mut *connection {
             Some(connection) => connection,
             none => {
-                let opened = NodeConnection::open(access, PATIENCE)?;
+                let mut opened = NodeConnection::open(access, PATIENCE)?;
+                // Where connections have no names, those of the other router are not found.
+                let named = opened.ask(&["CLIENT", "SETNAME", "switchyard-standby"]).map_err(|error| error.to_string())?;
+                if let Some(error) = named.error() {
+                    return Ok(Err(error));
+                }
                 none.insert(opened)
             }
         };
         let mark = connection.ask(&question_of(site)).map_err(|error| error.to_string())?;
         let list = connection.ask(&["CLIENT", "LIST"]).map_err(|error| error.to_string())?;
-        Ok::<_, String>((mark, list))
+        Ok(Ok((mark, list)))
     };
     match ask() {
         Err(why) => {
@@ -393,7 +408,8 @@ fn look_at(access: &NodeAccess, connection: &mut Option<NodeConnection>, site: &
             *connection = None;
             Ok(Look::Unreachable)
         }
-        Ok((mark, list)) => {
+        Ok(Err(refusal)) => Err(refusal),
+        Ok(Ok((mark, list))) => {
             let mark = mark_in(&mark.0)?;
             list.error().map_or(Ok(()), Err)?;
             Ok(Look::Seen { mark, connections: left_behind(&list.text(), site, "").len() })
