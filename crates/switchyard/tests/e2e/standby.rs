@@ -8,9 +8,9 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::movectl::done;
-use crate::movectl_moves::eventually;
+use crate::movectl_moves::{eventually, wait_for};
 use crate::support::process::Process;
-use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, bulk, direct, ok, ports};
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Value, bulk, direct, int, ok, ports};
 
 /// A router before two nodes, and a place for another one.
 struct Scene {
@@ -127,7 +127,14 @@ fn a_router_that_stood_still_writes_nothing_after_another_has_taken_over() {
             Err(_) => break,
         }
     }
-    let status = scene.first.process_mut().wait(Duration::from_secs(60));
+    // Nor does it for clients that come now.
+    let status = eventually("it ends", || {
+        if let Ok(mut late) = Client::try_connect(scene.first.address()) {
+            late.post_quietly("SET key:0 late");
+            assert!(!late.try_reply().is_ok_and(|reply| reply.error().is_none()), "a write through the router that was replaced");
+        }
+        scene.first.process_mut().ended()
+    });
     assert_eq!(status.code(), Some(1));
     let log = scene.first.process().log();
     assert!(log.contains("another router has taken over the nodes"), "{log}");
@@ -159,4 +166,53 @@ fn a_state_directory_that_is_older_than_the_last_move_is_refused() {
     scene.first.process_mut().kill();
     scene.first.start_again(&addresses);
     assert_eq!(Client::connect(scene.first.address()).cmd("GET k"), bulk("v"), "its own is the newest");
+}
+
+#[test]
+fn a_copy_will_not_do_where_keys_were_moving_and_the_directory_itself_will() {
+    let Some(mut scene) = Scene::start() else { return };
+    let mut client = Client::connect(scene.first.address());
+    for n in 0..200 {
+        assert_eq!(client.cmd(&format!("SET key:{n} {}", "v".repeat(100))), ok());
+    }
+    let [from, to] = [0, 1].map(|node: usize| scene.nodes[node].address());
+    let marks = |scene: &Scene| {
+        let mark_at = |node: &Node| {
+            let users = node.cmd("ACL USERS").items().iter().map(Value::text).find(|user| user.starts_with("switchyard-"));
+            users.map(|user| (format!("{:?}", node.cmd(&format!("ACL GETUSER {user}"))), user))
+        };
+        scene.nodes.iter().map(|node| mark_at(node).expect("a mark")).collect::<Vec<_>>()
+    };
+    let moving = |scene: &Scene| marks(scene).iter().filter(|(mark, _)| mark.contains("moving:1")).count();
+    assert_eq!(moving(&scene), 0);
+    done(&scene.first, &format!("move --from {from} --to {to} --all --goal gentle --max-rate 2k"));
+    eventually("both nodes know that keys are moving", || (moving(&scene) == 2).then_some(()));
+    done(&scene.first, "moves max-rate 1 none");
+    wait_for(&scene.first, 1, "done");
+    eventually("both know that none is", || (moving(&scene) == 0).then_some(()));
+    scene.copy_state();
+    scene.first.process_mut().kill();
+    // As if the router had died in the middle of a leg: a copy from that time looks the same, and does not know which keys have moved.
+    let (_, user) = marks(&scene).remove(0);
+    assert_eq!(scene.nodes[0].cmd(&format!("ACL SETUSER {user} ~moving:1")), ok());
+    let mut second = scene.second(&["--standby", "copy"], scene.copy.path());
+    assert_eq!(second.wait(Duration::from_secs(60)).code(), Some(1));
+    assert!(second.log().contains("keys were moving when the nodes were served last"), "{}", second.log());
+    let mut second = scene.second(&["--standby", "shared"], &scene.first.state_dir());
+    assert_eq!(scene.client_of(&mut second).cmd("DBSIZE"), int(200));
+}
+
+#[test]
+fn a_standby_needs_a_state_directory_and_nodes_that_tell_who_serves_them() {
+    let Some(scene) = Scene::start() else { return };
+    let refused = |why: &str| {
+        let mut second = scene.second(&["--standby", "copy"], scene.copy.path());
+        assert_eq!(second.wait(Duration::from_secs(60)).code(), Some(1));
+        assert!(second.log().contains(why), "{}", second.log());
+    };
+    refused("is empty: a standby needs that of the router it stands by for, or a copy");
+    scene.copy_state();
+    assert_eq!(scene.nodes[0].cmd("ACL SETUSER default -acl"), ok());
+    refused("does not tell which router serves it, so a standby cannot take over");
+    assert_eq!(Client::connect(scene.first.address()).cmd("DBSIZE"), int(0), "a router alone needs no marks");
 }
