@@ -41,6 +41,14 @@ build: ## the optimised binary, in target/release/switchyard
 	@scripts/install-deps.sh build
 	$(CARGO) build --release --locked -p switchyard
 
+STATIC := $(shell uname -m)-unknown-linux-musl
+.PHONY: package
+package: ## a tarball and a .deb of a static binary, in target/package
+	@scripts/install-deps.sh package
+	$(CARGO) build --release --locked --target $(STATIC) -p switchyard
+	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
+	    scripts/package.sh "$$target_dir/$(STATIC)/release/switchyard" "$$target_dir/package"
+
 .PHONY: fmt
 fmt: ## format the code
 	$(CARGO) fmt --all

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what a task needs and the machine lacks. Says nothing and does nothing when nothing is missing.
 #
-#   scripts/install-deps.sh build|demo|test|bench|fuzz
+#   scripts/install-deps.sh build|demo|test|bench|fuzz|package
 #
 # On Debian and its relatives packages come from apt, if this runs as root or `sudo` asks no password. Anywhere else it names
 # what is missing and how to get it, and fails. It never touches what is there.
@@ -9,9 +9,9 @@ set -euo pipefail
 
 task=${1:-test}
 case $task in
-build | demo | test | bench | fuzz) ;;
+build | demo | test | bench | fuzz | package) ;;
 *)
-    echo "usage: $0 build|demo|test|bench|fuzz" >&2
+    echo "usage: $0 build|demo|test|bench|fuzz|package" >&2
     exit 2
     ;;
 esac
@@ -43,7 +43,15 @@ fi
 need cc build-essential "compiles the allocator"
 need make build-essential "compiles the allocator"
 
-if [ "$task" != build ] && [ "$task" != fuzz ]; then
+if [ "$task" = package ]; then
+    need musl-gcc musl-tools "compiles what is linked statically"
+    need strip binutils "takes out what only a debugger needs"
+    if has rustup; then
+        rustup -q target add "$(uname -m)-unknown-linux-musl"
+    fi
+fi
+
+if [ "$task" != build ] && [ "$task" != fuzz ] && [ "$task" != package ]; then
     need redis-server redis-server "the servers behind the router"
     need redis-cli redis-tools "talks to the router"
 fi

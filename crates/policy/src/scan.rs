@@ -66,7 +66,7 @@ impl SlotSet {
 /// A pass over the nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pass {
-    /// Over all nodes, in the order of their numbers.
+    /// Over all nodes at which keys may be, in the order of their numbers.
     First,
     /// Over those with slots that are not covered, from the last to the first.
     Down,
@@ -109,6 +109,8 @@ struct Motion {
 #[derive(Debug)]
 pub struct Scans {
     topology: Arc<Topology>,
+    /// The nodes at which keys may be: nobody need wait for another.
+    keepers: Vec<NodeId>,
     /// Legs that go back.
     back: BTreeSet<(MoveId, u32)>,
     /// Never falls.
@@ -132,6 +134,7 @@ impl Scans {
         // Above all that a router before this one has given out: no cursor of it is taken for one of this router's.
         let tick = now + LEAD + 2;
         Self {
+            keepers: topology.keepers(),
             topology,
             back: BTreeSet::new(),
             tick,
@@ -178,6 +181,7 @@ impl Scans {
         }
         self.advance(now);
         let old = std::mem::replace(&mut self.topology, Arc::clone(topology));
+        self.keepers = topology.keepers();
         let old_back = std::mem::replace(&mut self.back, back);
         for slot in Slot::all() {
             let is_same = old.owner(slot) == topology.owner(slot)
@@ -220,7 +224,7 @@ impl Scans {
     /// The beginning of a scan.
     pub fn begin(&mut self, now: u64) -> Position {
         let since = self.fresh(now);
-        let first = self.topology.nodes().next().map_or(NodeId(0), |node| node.id);
+        let first = self.keepers.first().copied().unwrap_or(NodeId(0));
         Position { pass: Pass::First, since, node: first, inner: 0 }
     }
 
@@ -246,7 +250,8 @@ impl Scans {
         };
         let node = *self.members(since).get(place)?;
         let at = Position { pass, since, node, inner };
-        if self.topology.node(node).is_some() { Some(at) } else { self.next_node(at, now) }
+        // What was at a node that keeps none any more has moved, so a later pass asks for it.
+        if self.keepers.contains(&node) { Some(at) } else { self.next_node(at, now) }
     }
 
     /// The cursor for the client; `None` where the node's own is too large to carry.
@@ -319,7 +324,7 @@ impl Scans {
 
     /// The nodes that a pass goes over, in order.
     fn nodes_in(&self, at: Position) -> Vec<NodeId> {
-        let Some(wanted) = self.wanted(at) else { return self.topology.nodes().map(|node| node.id).collect() };
+        let Some(wanted) = self.wanted(at) else { return self.keepers.clone() };
         let nodes: BTreeSet<NodeId> = wanted.iter().flat_map(|slot| self.nodes_of(slot)).collect();
         nodes.into_iter().collect()
     }
@@ -388,6 +393,31 @@ mod tests {
         let mut scans = Scans::new(of(3), NOW);
         let once = [0, 1, 2].map(|node| [(Pass::First, node, 0), (Pass::First, node, 7)]).concat();
         assert_eq!(asked(&mut scans, 0, |_| {}), once);
+    }
+
+    #[test]
+    fn a_node_without_keys_is_not_asked_until_keys_move_to_it() {
+        let two = of(2);
+        let names: Vec<String> = (0..3).map(|i| format!("127.0.0.1:{}", 7000 + i)).collect();
+        let topology = Arc::new(Topology::place(Some(&two), &names).expect("one joins").topology);
+        let mut scans = Scans::new(topology.clone(), NOW);
+        let nodes = |all: &[(Pass, u16, u64)]| all.iter().filter(|(_, _, inner)| *inner == 0).map(|(_, node, _)| *node).collect::<Vec<_>>();
+        assert_eq!(nodes(&asked(&mut scans, 0, |_| {})), [0, 1]);
+        // It is drained while a scan is at it, and again keeps nothing: the cursor goes on, and a later pass asks where its keys are now.
+        let slots: Vec<Slot> = Slot::all().filter(|slot| topology.owner(*slot) == NodeId(1)).collect();
+        let drained = Arc::new(topology.handed_over(&slots, NodeId(0)));
+        let mut step = 0;
+        let all = asked(&mut scans, 0, |scans| {
+            step += 1;
+            if step == 3 {
+                scans.observe(&drained, BTreeSet::new(), NOW);
+            }
+        });
+        assert_eq!(nodes(&all), [0, 1, 0], "{all:?}");
+        let transit =
+            Transit { move_id: MoveId(1), source: NodeId(0), target: NodeId(2), stage: Stage::Moving { leg: 0 }, keys_only: false };
+        scans.observe(&Arc::new(drained.with_transits([(transit, &slots[..])]).expect("few")), BTreeSet::new(), NOW);
+        assert_eq!(nodes(&asked(&mut scans, 0, |_| {})), [0, 2]);
     }
 
     #[test]

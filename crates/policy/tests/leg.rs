@@ -146,6 +146,7 @@ fn nothing_is_admitted_before_the_workers_know_that_a_leg_goes_back() {
         leg: 0,
         slots: vec![Slot::new(7).expect("a slot")],
         moving: true,
+        given_up: None,
         turned_back: Some("the user asked for it".to_owned()),
         source: process("s1"),
         target: process("t1"),

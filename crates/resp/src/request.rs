@@ -266,6 +266,17 @@ impl Scanner {
         size_of::<Self>() + self.spans.capacity() * size_of::<Span>()
     }
 
+    /// How many bytes of the argument under way have yet to come behind `buf`, where its length is known.
+    pub fn missing(&self, buf: &[u8]) -> usize {
+        if self.declared == 0 || buf.get(self.pos) != Some(&b'$') {
+            return 0;
+        }
+        match number_line(buf, self.pos + 1, &mut false) {
+            Line::Number(len, data) if len >= 0 => (data + 2).saturating_add(len as usize).saturating_sub(buf.len()),
+            _ => 0,
+        }
+    }
+
     /// Scans the command at the start of `buf`.
     #[inline]
     pub fn scan(&mut self, buf: &[u8], limits: &Limits) -> Result<Scan, ProtocolError> {
@@ -590,6 +601,23 @@ mod tests {
         assert_eq!(split(r#"GET "x\x4""#).unwrap(), ["GET", "xx4"]);
         for bad in [r#"set "a"#, r#"set "a"b"#, "set 'a", "set 'a'b"] {
             assert_eq!(split(bad), Err(ProtocolError::UnbalancedQuotes), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_of_an_argument_is_known_once_its_length_is() {
+        let limits = Limits { argument_max: 1000, large: usize::MAX, authenticated: true };
+        let request = b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$10\r\n0123456789\r\n";
+        let header = request.len() - 12;
+        for cut in 0..request.len() {
+            let mut scanner = Scanner::default();
+            assert!(matches!(scanner.scan(&request[..cut], &limits), Ok(Scan::Incomplete)), "{cut}");
+            let missing = scanner.missing(&request[..cut]);
+            // Of an argument before it less, and nothing where its length is not there.
+            assert!(missing <= request.len() - cut, "{missing} at {cut}");
+            if cut >= header {
+                assert_eq!(missing, request.len() - cut, "{cut}");
+            }
         }
     }
 }

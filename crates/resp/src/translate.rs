@@ -8,6 +8,7 @@
 //! The router asks nodes in the client's own protocol where it can; this is for nodes that do not speak RESP3. Never the other way: every
 //! node speaks RESP2.
 
+use crate::command::is_option;
 use crate::encode;
 use crate::reply::{self, ReplyScan, ReplyScanner, elements, is_null, text};
 use crate::request::Args;
@@ -51,7 +52,7 @@ pub enum Shape {
 impl Shape {
     /// The shape of the reply to a command; `name` is the command's full name in upper case (`XINFO|STREAM`).
     pub fn of(name: &str, args: &Args<'_>) -> Self {
-        let from = |start: usize, option: &[u8]| args.iter().skip(start).any(|a| a.eq_ignore_ascii_case(option));
+        let from = |start: usize, option: &[u8]| args.iter().skip(start).any(|a| is_option(a, option));
         let if_option = |start: usize, option: &[u8], shape: Shape| if from(start, option) { shape } else { Shape::Plain };
         match name {
             "HGETALL" | "XINFO|STREAM" if !from(3, b"FULL") => Shape::Map,
@@ -63,7 +64,7 @@ impl Shape {
             "ZSCORE" | "ZINCRBY" => Shape::Double,
             "ZADD" => {
                 // Options stand before the first score, which may be `inf`.
-                let is = |a: &[u8], words: &[&str]| words.iter().any(|w| a.eq_ignore_ascii_case(w.as_bytes()));
+                let is = |a: &[u8], words: &[&str]| words.iter().any(|w| is_option(a, w.as_bytes()));
                 let mut options = args.iter().skip(2).take_while(|a| is(a, &["NX", "XX", "GT", "LT", "CH", "INCR"]));
                 if options.any(|a| is(a, &["INCR"])) { Shape::Double } else { Shape::Plain }
             }
@@ -87,8 +88,8 @@ impl Shape {
                 // A member may have an option's name.
                 let mut after_from = false;
                 let found = args.iter().skip(2).any(|a| {
-                    let value = std::mem::replace(&mut after_from, a.eq_ignore_ascii_case(b"FROMMEMBER"));
-                    !value && a.eq_ignore_ascii_case(b"WITHCOORD")
+                    let value = std::mem::replace(&mut after_from, is_option(a, b"FROMMEMBER"));
+                    !value && is_option(a, b"WITHCOORD")
                 });
                 if found { Shape::Places } else { Shape::Plain }
             }

@@ -8,6 +8,7 @@
 
 mod config_set;
 mod fences;
+mod function_turns;
 mod functions_dump;
 mod homeward;
 mod limits;
@@ -34,6 +35,7 @@ mod users;
 mod worker;
 
 pub use fences::left_behind;
+pub use function_turns::CopyTurn;
 pub use homeward::{HomePort, HomeWish};
 pub use limits::{KEY_RATE_MAX, KeyLimit};
 pub use memory::heap_used;
@@ -44,6 +46,7 @@ pub use settings::{Cluster, EmptyReturn, ListenAddress, ListenerSettings, Live, 
 pub use sys::CountedHeap;
 pub use tls::{NodeTls, ServerTls};
 pub use users::{Bounds, RuleError, User, Users, hash_password};
+pub use worker::spans_slots;
 
 use std::io;
 use std::net::SocketAddr;
@@ -58,7 +61,7 @@ use switchyard_resp::command::CommandTable;
 use listener::Listener;
 pub use lua::{is_wrapped_library as is_checked_library, renewed_library};
 
-use metrics::{Counter, NodeCounters, Scrape, Waits};
+use metrics::{Counter, NodeCounters, NodeScrape, Scrape, Waits};
 use shared::{Plan, Shared, lock};
 use worker::Worker;
 
@@ -225,6 +228,16 @@ impl Router {
         });
     }
 
+    /// What INFO of this router says as its `run_id`.
+    pub fn run_id(&self) -> &str {
+        &self.shared.incarnation
+    }
+
+    /// How many databases clients have been told that there are, at least.
+    pub fn databases(&self) -> u32 {
+        self.shared.databases()
+    }
+
     /// Somebody has said that the node may be served although it came back without its keys (`nodes.empty-return`): it is at the next
     /// attempt to connect. Counts for the present process of the node only. False where there is no node of that name.
     pub fn accept_empty(&self, node: &str) -> bool {
@@ -300,6 +313,12 @@ impl Router {
     pub fn drained_source(&self, epoch: u64, node: NodeId) -> bool {
         self.shared.want_drained(epoch);
         self.shared.drained_source(epoch, node)
+    }
+
+    /// For who copies functions from one node to another: until it is dropped no client changes any. It begins when the changes under way are over
+    /// ([`CopyTurn::is_alone`]). `None`: somebody else copies.
+    pub fn turn_to_copy_functions(&self) -> Option<CopyTurn> {
+        self.shared.functions.to_copy()
     }
 
     /// Begins a move, or goes on with one. A thread of its own does it and tells the order's [`Host`]; [`Host::ended`] is the last that is
@@ -396,20 +415,24 @@ impl Router {
     /// All metrics in Prometheus' text format.
     pub fn metrics(&self) -> String {
         let plan = self.shared.plan();
-        let nodes = plan
-            .topology
-            .nodes()
-            .map(|node| {
-                let up = self.shared.counters.iter().any(|w| w.node(node.id).connections.get() > 0);
-                (node.id, node.name.clone(), up)
-            })
-            .collect();
+        let live = &plan.live;
+        let node = |node: &switchyard_policy::topology::Node| NodeScrape {
+            id: node.id,
+            name: node.name.clone(),
+            is_up: self.shared.counters.iter().any(|w| w.node(node.id).connections.get() > 0),
+            slots: plan.topology.slots_of(node.id),
+            exceptions: plan.topology.exceptions_at(node.id),
+            rooms: self.shared.rooms(node.id),
+        };
         Scrape {
             workers: self.shared.counters.clone(),
-            nodes,
+            nodes: plan.topology.nodes().map(node).collect(),
             epoch: plan.topology.epoch(),
             uptime_s: self.shared.uptime().as_secs_f64(),
-            memory: (heap_used(), plan.live.memory_max),
+            memory: (heap_used(), live.memory_max),
+            clients_max: live.max_clients,
+            moved: *lock(&self.shared.moved),
+            exclusive_max: [live.large_connections_max, live.watch_connections_max, live.blocking_connections_max],
         }
         .text()
     }

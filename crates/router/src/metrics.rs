@@ -3,18 +3,19 @@
 //! Not a metrics library's counters: a shared, labelled counter costs more than forwarding a command does, and one cache line
 //! written by two cores costs both. The library encodes at scrape time. Keys are never labels.
 
+mod errors;
+mod export;
+
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, LabelSetEncoder, NoLabelSet};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::registry::{Registry, Unit};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::CommandClass;
+
+pub(crate) use errors::Errors;
+pub(crate) use export::{NodeScrape, Scrape};
 
 /// A number with one writer.
 #[derive(Debug, Default)]
@@ -81,10 +82,10 @@ impl Histogram {
 pub(crate) struct Waits([u64; BUCKETS]);
 
 impl Waits {
-    /// Of all workers, over commands that one node answers.
+    /// Of all workers, over commands that one node answers, and those that failed: a node that is too busy lets commands time out.
     pub(crate) fn so_far(workers: &[Arc<WorkerCounters>]) -> Self {
         let classes = [CommandClass::Read, CommandClass::Write, CommandClass::Script];
-        let sum = Sum::of(workers.iter().flat_map(|w| classes.iter().map(|class| &w.total[*class as usize])));
+        let sum = Sum::of(workers.iter().flat_map(|w| classes.iter().map(|class| &w.total[*class as usize]).chain([&w.failed])));
         Self(sum.buckets)
     }
 
@@ -170,7 +171,7 @@ impl Sum {
                 ((1u64 << doubling) as f64 / 1e6, count)
             })
             .collect();
-        out.push((f64::MAX, self.buckets[from..].iter().sum()));
+        out.push((f64::INFINITY, self.buckets[from..].iter().sum()));
         out
     }
 }
@@ -233,13 +234,17 @@ pub(crate) struct WorkerCounters {
     pub(crate) cut_push: Counter,
     /// Clients cut because of `memory-max`.
     pub(crate) evicted: Counter,
-    /// Bytes of the client that takes the most, near the budget; and of requests that wait for their answers although their clients were cut.
+    /// How big the client is that goes first, near the budget; and of requests that wait for their answers although their clients were cut.
     pub(crate) memory_biggest: Counter,
     pub(crate) memory_leaving: Counter,
     pub(crate) bytes_received: Counter,
     pub(crate) bytes_sent: Counter,
     pub(crate) commands: [Counter; CommandClass::COUNT],
+    /// How long commands took that were answered without an error. A refusal is no fast command.
     pub(crate) total: [Histogram; CommandClass::COUNT],
+    /// How long those took that were answered with one.
+    pub(crate) failed: Histogram,
+    pub(crate) errors: Errors,
     pub(crate) turns: Histogram,
     pub(crate) large: Counter,
     /// Commands that waited for keys to be brought home, and those of them that were refused in the end.
@@ -270,245 +275,6 @@ fn counters_of(all: &Mutex<Vec<Option<Arc<NodeCounters>>>>, id: NodeId) -> Arc<N
         all.resize(id.index() + 1, None);
     }
     all[id.index()].get_or_insert_default().clone()
-}
-
-/// What a scrape sees.
-pub(crate) struct Scrape {
-    pub(crate) workers: Vec<Arc<WorkerCounters>>,
-    /// Names by node number, and whether any worker has a connection up.
-    pub(crate) nodes: Vec<(NodeId, String, bool)>,
-    pub(crate) epoch: u64,
-    pub(crate) uptime_s: f64,
-    /// Bytes in use, and how many may be.
-    pub(crate) memory: (usize, usize),
-}
-
-impl fmt::Debug for Scrape {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scrape").finish_non_exhaustive()
-    }
-}
-
-struct Labels<'a>(&'a [(&'a str, &'a str)]);
-
-impl EncodeLabelSet for Labels<'_> {
-    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), fmt::Error> {
-        for pair in self.0 {
-            prometheus_client::encoding::EncodeLabel::encode(pair, encoder.encode_label())?;
-        }
-        Ok(())
-    }
-}
-
-impl Scrape {
-    /// The text that Prometheus reads.
-    pub(crate) fn text(self) -> String {
-        let mut registry = Registry::with_prefix("switchyard");
-        registry.register_collector(Box::new(self));
-        let mut text = String::new();
-        // Writing to a string does not fail.
-        let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
-        text
-    }
-
-    fn node_counters(&self, id: NodeId) -> Vec<Arc<NodeCounters>> {
-        self.workers.iter().map(|w| w.node(id)).collect()
-    }
-}
-
-fn total<T>(parts: &[Arc<T>], counter: impl Fn(&T) -> &Counter) -> u64 {
-    parts.iter().map(|p| counter(p).get()).sum()
-}
-
-type NodeCounter = fn(&NodeCounters) -> &Counter;
-type WorkerCounter = fn(&WorkerCounters) -> &Counter;
-
-/// Counters per node: name, help, where.
-const NODE_COUNTERS: &[(&str, &str, NodeCounter)] = &[
-    ("node_sent_bytes", "Bytes sent to the node", |n| &n.bytes_sent),
-    ("node_received_bytes", "Bytes received from the node", |n| &n.bytes_received),
-    ("node_connects", "Connections established to the node", |n| &n.connects),
-    ("node_connection_failures", "Connections to the node that failed or broke", |n| &n.failures),
-    ("node_timeouts", "Commands that the node did not answer in time", |n| &n.timeouts),
-];
-
-/// Gauges per node.
-const NODE_GAUGES: &[(&str, &str, NodeCounter)] = &[
-    ("node_in_flight", "Commands sent to the node and not yet answered", |n| &n.in_flight),
-    ("node_connections", "Connections to the node that are up", |n| &n.connections),
-    ("node_unconfirmed_connections", "Broken connections whose commands may still run at the node", |n| &n.unconfirmed),
-];
-
-/// Counters over all clients.
-const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
-    ("clients_accepted", "Client connections accepted", |w| &w.accepted),
-    ("clients_rejected", "Client connections refused because of the client limit or missing descriptors", |w| &w.rejected),
-    ("clients_cut_output", "Clients cut because they did not read their replies", |w| &w.cut_output),
-    ("clients_handshakes_failed", "TLS handshakes with clients that failed or took too long", |w| &w.handshakes_failed),
-    ("clients_logins_failed", "Logins with a wrong password or user", |w| &w.logins_failed),
-    ("clients_cut_missed", "Subscribers disconnected because messages for them may have been missed", |w| &w.cut_missed),
-    ("slow_commands_not_entered", "Commands that took long while more did than the slow log takes", |w| &w.slow_not_entered),
-    ("clients_limited", "Commands and logins refused because of a limit of a user, a listener or keys", |w| &w.limited),
-    ("clients_limited_connections", "Connections refused because of a limit of their listener", |w| &w.limited_connections),
-    ("clients_denied", "Commands refused because the user may not run them", |w| &w.denied),
-    ("clients_cut_push", "Subscribers cut because they did not read their messages", |w| &w.cut_push),
-    ("clients_evicted", "Clients cut because more memory was in use than memory-max", |w| &w.evicted),
-    ("messages", "Messages given to subscribers", |w| &w.messages),
-    ("invalidations", "Invalidations given to clients with CLIENT TRACKING", |w| &w.invalidations),
-    ("subscriptions_lost", "Subscriptions at nodes that were lost with a connection and had to be restored", |w| &w.subscriptions_lost),
-    ("clients_protocol_errors", "Clients closed because of a protocol error", |w| &w.protocol_errors),
-    ("clients_received_bytes", "Bytes received from clients", |w| &w.bytes_received),
-    ("clients_sent_bytes", "Bytes sent to clients", |w| &w.bytes_sent),
-    ("large_transfers", "Requests and replies that travelled on a connection of their own", |w| &w.large),
-    ("home_waits", "Commands that waited for keys that were moved alone to be brought home", |w| &w.homing),
-    ("home_refused", "Commands that waited for that and were refused in the end", |w| &w.not_home),
-];
-
-/// Gauges over all clients.
-const CLIENT_GAUGES: &[(&str, &str, WorkerCounter)] = &[
-    ("subscriptions", "Channels and patterns that clients are subscribed to", |w| &w.subscriptions),
-    ("clients_subscribed", "Clients that are subscribed to a channel or pattern", |w| &w.subscribers),
-    ("clients_tracking", "Clients with CLIENT TRACKING", |w| &w.tracking),
-    ("tracked_keys", "Keys that clients with CLIENT TRACKING have read", |w| &w.tracked_keys),
-    ("node_subscriptions", "Subscriptions of the workers in force at nodes", |w| &w.upstream_subscriptions),
-];
-
-impl Collector for Scrape {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let classes = CommandClass::ALL;
-        let per_node: Vec<_> = self.nodes.iter().map(|(id, name, up)| (name.as_str(), *up, self.node_counters(*id))).collect();
-
-        for (name, help, counter) in NODE_COUNTERS {
-            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-            for (node, _, parts) in &per_node {
-                family.encode_family(&Labels(&[("node", node)]))?.encode_counter::<NoLabelSet, u64, f64>(&total(parts, counter), None)?;
-            }
-        }
-        for (name, help, gauge) in NODE_GAUGES {
-            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for (node, _, parts) in &per_node {
-                family.encode_family(&Labels(&[("node", node)]))?.encode_gauge(&(total(parts, gauge) as i64))?;
-            }
-        }
-        let mut family =
-            encoder.encode_descriptor("node_replica_requests", "Reads sent to replicas of the node", None, MetricType::Counter)?;
-        for (id, name, _) in &self.nodes {
-            let classes = self.workers.iter().flat_map(|w| w.replicas(*id).classes.each_ref().map(|c| c.requests.get()));
-            let value: u64 = classes.sum();
-            family.encode_family(&Labels(&[("node", name.as_str())]))?.encode_counter::<NoLabelSet, u64, f64>(&value, None)?;
-        }
-        let mut family = encoder.encode_descriptor(
-            "node_replica_connections",
-            "Connections to replicas of the node that are up",
-            None,
-            MetricType::Gauge,
-        )?;
-        for (id, name, _) in &self.nodes {
-            let value: u64 = self.workers.iter().map(|w| w.replicas(*id).connections.get()).sum();
-            family.encode_family(&Labels(&[("node", name.as_str())]))?.encode_gauge(&(value as i64))?;
-        }
-        let mut family = encoder.encode_descriptor("node_up", "1 where a worker has a connection to the node", None, MetricType::Gauge)?;
-        for (node, up, _) in &per_node {
-            family.encode_family(&Labels(&[("node", node)]))?.encode_gauge(&i64::from(*up))?;
-        }
-        type ClassCounter = fn(&NodeClass) -> &Counter;
-        let class_counters: [(&str, &str, ClassCounter); 2] = [
-            ("node_requests", "Commands sent to the node", |c| &c.requests),
-            ("node_errors", "Commands that the node answered with an error, or not at all", |c| &c.errors),
-        ];
-        for (name, help, counter) in class_counters {
-            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-            for (node, _, parts) in &per_node {
-                for class in classes {
-                    let value: u64 = parts.iter().map(|p| counter(&p.classes[class as usize]).get()).sum();
-                    if value > 0 {
-                        family
-                            .encode_family(&Labels(&[("node", node), ("class", class.name())]))?
-                            .encode_counter::<NoLabelSet, u64, f64>(&value, None)?;
-                    }
-                }
-            }
-        }
-        let mut family = encoder.encode_descriptor(
-            "node_latency",
-            "Time from sending a command to the node until its reply",
-            Some(&Unit::Seconds),
-            MetricType::Histogram,
-        )?;
-        for (node, _, parts) in &per_node {
-            for class in classes {
-                let sum = Sum::of(parts.iter().map(|p| &p.classes[class as usize].upstream));
-                if sum.count() > 0 {
-                    family.encode_family(&Labels(&[("node", node), ("class", class.name())]))?.encode_histogram::<NoLabelSet>(
-                        sum.sum_us as f64 / 1e6,
-                        sum.count(),
-                        &sum.exported(),
-                        None,
-                    )?;
-                }
-            }
-        }
-
-        for (name, help, counter) in CLIENT_COUNTERS {
-            encoder
-                .encode_descriptor(name, help, None, MetricType::Counter)?
-                .encode_counter::<NoLabelSet, u64, f64>(&total(&self.workers, counter), None)?;
-        }
-        let mut family = encoder.encode_descriptor("commands", "Commands of clients, by class", None, MetricType::Counter)?;
-        for class in classes {
-            let value: u64 = self.workers.iter().map(|w| w.commands[class as usize].get()).sum();
-            family.encode_family(&Labels(&[("class", class.name())]))?.encode_counter::<NoLabelSet, u64, f64>(&value, None)?;
-        }
-        let mut family = encoder.encode_descriptor(
-            "command_latency",
-            "Time from reading a command until its reply is handed to the client's connection",
-            Some(&Unit::Seconds),
-            MetricType::Histogram,
-        )?;
-        for class in classes {
-            let sum = Sum::of(self.workers.iter().map(|w| &w.total[class as usize]));
-            if sum.count() > 0 {
-                family.encode_family(&Labels(&[("class", class.name())]))?.encode_histogram::<NoLabelSet>(
-                    sum.sum_us as f64 / 1e6,
-                    sum.count(),
-                    &sum.exported(),
-                    None,
-                )?;
-            }
-        }
-        let mut family =
-            encoder.encode_descriptor("turn", "Time that a worker works between two waits", Some(&Unit::Seconds), MetricType::Histogram)?;
-        for (index, worker) in self.workers.iter().enumerate() {
-            let sum = Sum::of(std::iter::once(&worker.turns));
-            family.encode_family(&Labels(&[("worker", &index.to_string())]))?.encode_histogram::<NoLabelSet>(
-                sum.sum_us as f64 / 1e6,
-                sum.count(),
-                &sum.exported(),
-                None,
-            )?;
-        }
-        for (name, help, gauge) in CLIENT_GAUGES {
-            let value = total(&self.workers, gauge) as i64;
-            encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)?;
-        }
-        let clients = total(&self.workers, |w| &w.clients) as i64;
-        encoder.encode_descriptor("clients", "Client connections", None, MetricType::Gauge)?.encode_gauge(&clients)?;
-        let blocked = total(&self.workers, |w| &w.blocked) as i64;
-        encoder
-            .encode_descriptor("clients_blocked", "Clients whose command waits at a node", None, MetricType::Gauge)?
-            .encode_gauge(&blocked)?;
-        encoder
-            .encode_descriptor("topology_epoch", "Epoch of the topology in use", None, MetricType::Gauge)?
-            .encode_gauge(&(self.epoch as i64))?;
-        let (used, max) = self.memory;
-        let max = if max == usize::MAX { 0 } else { max };
-        let gauges = [("memory_used", "Memory in use", used), ("memory_max", "Memory that may be used (memory-max); 0: no bound", max)];
-        for (name, help, bytes) in gauges {
-            encoder.encode_descriptor(name, help, Some(&Unit::Bytes), MetricType::Gauge)?.encode_gauge(&(bytes as i64))?;
-        }
-        encoder.encode_descriptor("uptime", "Time since start", Some(&Unit::Seconds), MetricType::Gauge)?.encode_gauge(&self.uptime_s)?;
-        Ok(())
-    }
 }
 
 #[cfg(test)]

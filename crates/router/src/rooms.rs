@@ -44,6 +44,11 @@ impl Rooms {
         }
     }
 
+    /// How many there are of a kind.
+    pub(crate) fn open(&self, kind: usize) -> usize {
+        self.open[kind].load(Ordering::Relaxed)
+    }
+
     pub(crate) fn set_clients_max(&self, max: usize) {
         self.clients_max.store(max, Ordering::Relaxed);
     }

@@ -16,11 +16,12 @@ use switchyard_resp::command::CommandTable;
 
 use crate::config_set::Overrides;
 use crate::fences::Fences;
+use crate::function_turns::FunctionTurns;
 use crate::homeward::HomePort;
 use crate::limits::Limits;
 use crate::lines::Lines;
 use crate::metrics::{WaitsLately, WorkerCounters};
-use crate::mover::{Moves, SharedMove};
+use crate::mover::{Moved, Moves, SharedMove};
 use crate::operator::OperatorPort;
 use crate::pubsub::Subscriptions;
 use crate::rooms::Rooms;
@@ -210,7 +211,7 @@ impl Mailbox {
 }
 
 /// The mailboxes of all workers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Mailboxes(Vec<Mailbox>);
 
 impl Mailboxes {
@@ -244,6 +245,8 @@ pub(crate) struct Shared {
     pub(crate) scripts: Mutex<Scripts>,
     pub(crate) slow_log: Mutex<SlowLog>,
     pub(crate) acl_log: Mutex<AclLog>,
+    /// Errors by code up to the last CONFIG RESETSTAT: INFO leaves them out, while metrics never fall.
+    pub(crate) errors_before: Mutex<BTreeMap<String, u64>>,
     pub(crate) subscriptions: Subscriptions,
     /// Clients in MONITOR: worker and handle.
     pub(crate) monitors: Mutex<Vec<(usize, Handle)>>,
@@ -267,6 +270,7 @@ pub(crate) struct Shared {
     pub(crate) drain_wanted: AtomicU64,
     /// All moves since the start, also those that have ended.
     pub(crate) moves: Mutex<BTreeMap<MoveId, Arc<SharedMove>>>,
+    pub(crate) moved: Mutex<Moved>,
     /// What scans of clients have to know of them. Locked behind the plan.
     pub(crate) scans: Mutex<Scans>,
     started_tick: u64,
@@ -291,6 +295,8 @@ pub(crate) struct Shared {
     /// Who changes users.
     pub(crate) users: OnceLock<Arc<dyn OperatorPort>>,
     looking: Arc<Mutex<Looking>>,
+    /// Who changes functions, or copies them.
+    pub(crate) functions: FunctionTurns,
     /// Who brings keys home.
     pub(crate) home: OnceLock<Arc<dyn HomePort>>,
 }
@@ -362,6 +368,7 @@ impl Shared {
             limits: Limits::default(),
             lines: Lines::default(),
             rooms: Mutex::default(),
+            errors_before: Mutex::default(),
             logins: Arc::new(Logins::new(mailboxes.clone())),
             mailboxes,
             counters: (0..workers).map(|_| Arc::default()).collect(),
@@ -372,6 +379,7 @@ impl Shared {
             drained_at: (0..workers).map(|_| Mutex::default()).collect(),
             drain_wanted: AtomicU64::new(0),
             moves: Mutex::default(),
+            moved: Mutex::default(),
             movers: Mutex::default(),
             waits_lately: Mutex::default(),
             draining: AtomicBool::new(false),
@@ -383,6 +391,7 @@ impl Shared {
             operator: OnceLock::new(),
             users: OnceLock::new(),
             looking: Arc::default(),
+            functions: FunctionTurns::default(),
             home: OnceLock::new(),
         })
     }
@@ -516,10 +525,15 @@ impl Shared {
         self.started_tick + self.uptime().as_millis() as u64 / TICK_MS
     }
 
-    /// Whether every node is known to have a database of this number.
-    pub(crate) fn has_database(&self, topology: &Topology, database: u32) -> bool {
+    /// Whether every one of these nodes is known to have a database of this number.
+    pub(crate) fn has_database(&self, keepers: &[NodeId], database: u32) -> bool {
         let nodes = lock(&self.nodes);
-        topology.nodes().all(|node| nodes.get(&node.id).is_some_and(|facts| database < facts.databases))
+        keepers.iter().all(|node| nodes.get(node).is_some_and(|facts| database < facts.databases))
+    }
+
+    /// How many databases clients have been told that there are, at least.
+    pub(crate) fn databases(&self) -> u32 {
+        lock(&self.nodes).values().map(|facts| facts.databases).max().unwrap_or(0)
     }
 
     /// Changes what is known of a node.

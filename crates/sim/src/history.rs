@@ -116,6 +116,12 @@ impl History {
         self.keys[key].operations.iter().any(|operation| operation.returned_us == UNKNOWN)
     }
 
+    /// Between these times the key became this.
+    pub(crate) fn reverts_between(&mut self, key: KeyIx, value: Option<Vec<u32>>, invoked_us: u64, returned_us: u64) {
+        let by = "a node that is lost".into();
+        self.keys[key].operations.push(Operation { invoked_us, returned_us, act: Act::Become(value, None), by });
+    }
+
     /// A node came back with an earlier state of the key.
     pub(crate) fn reverts(&mut self, key: KeyIx, entry: Option<Entry>, now_us: u64, place: Place) -> Option<(KeyIx, usize)> {
         let returned_us = match place {

@@ -23,6 +23,8 @@ pub use planted::{Bug, Planted};
 pub use random::Random;
 pub use scenario::Scenario;
 
+use switchyard_policy::migration::Side;
+
 use crate::node::{Persistence, STAGING};
 use crate::world::World;
 
@@ -37,6 +39,8 @@ pub struct Run {
     pub took_us: u64,
     /// How each leg ended.
     pub outcomes: Vec<String>,
+    /// Legs that ended without one of their sides: who owns what is left.
+    pub without: Vec<Side>,
     /// Keys whose history had too many possibilities to be checked.
     pub unchecked: u64,
     /// What the mover did, in numbers of actions.
@@ -71,6 +75,7 @@ pub fn run(seed: u64, scenario: &Scenario, planted: Option<Planted>, trace: bool
         violation: world.violation,
         took_us: world.now,
         outcomes: world.mover.outcomes,
+        without: world.mover.without,
         unchecked,
         actions: world.actions,
         executed: world.executed,
@@ -87,7 +92,8 @@ fn left_behind(world: &World) -> Option<String> {
     }
     let at = world.node_left();
     let alive = world.nodes[at].keys.range(..STAGING).filter(|(_, entry)| entry.expires_us.is_none_or(|end| end > world.now));
-    let left: Vec<_> = alive.filter(|(key, _)| world.lives_at(**key) != at && world.has_left(**key)).collect();
+    let is_left = |key| world.lives_at(key) != at && world.has_left(key) && !world.mover.left_at[at].contains(&key);
+    let left: Vec<_> = alive.filter(|(key, _)| is_left(**key)).collect();
     (!left.is_empty()).then(|| format!("the node that they have left still has {left:?}"))
 }
 

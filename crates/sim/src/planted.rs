@@ -119,6 +119,7 @@ impl Planted {
         Self::Machine(MachineBug::AbsentNotRecorded),
         Self::Machine(MachineBug::FlushWithoutQuiet),
         Self::Machine(MachineBug::TurnBackWithoutDrain),
+        Self::Machine(MachineBug::GivenUpWithoutDrain),
         Self::Machine(MachineBug::ReturnedThoughRemoved),
         Self::Machine(MachineBug::NotListedAgain),
         Self::Machine(MachineBug::LeftWhereItRestarted),

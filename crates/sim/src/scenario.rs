@@ -45,6 +45,8 @@ pub struct Scenario {
     pub give_up: u64,
     /// A node that is killed is away for longer than a leg waits for it.
     pub away: u64,
+    /// A node that the leg has lost is given up by the user.
+    pub lose: u64,
     /// FLUSHALL by a client.
     pub flush: u64,
     /// Commands that wait.
@@ -89,6 +91,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("exceptions", include_str!("../scenarios/exceptions.txt")),
     ("watch", include_str!("../scenarios/watch.txt")),
     ("given-up", include_str!("../scenarios/given-up.txt")),
+    ("lost", include_str!("../scenarios/lost.txt")),
     ("staging", include_str!("../scenarios/staging.txt")),
     ("full-disk", include_str!("../scenarios/full-disk.txt")),
 ];
@@ -127,6 +130,7 @@ impl Scenario {
             turn_back: 0,
             give_up: 0,
             away: 0,
+            lose: 0,
             flush: 0,
             blocking: 0,
             ttl: 0,
@@ -165,6 +169,7 @@ impl Scenario {
                 "turn-back" => (&mut scenario.turn_back, 1000),
                 "give-up" => (&mut scenario.give_up, 1000),
                 "away" => (&mut scenario.away, 1000),
+                "lose" => (&mut scenario.lose, 1000),
                 "flush" => (&mut scenario.flush, 1000),
                 "blocking" => (&mut scenario.blocking, 1000),
                 "ttl" => (&mut scenario.ttl, 1000),

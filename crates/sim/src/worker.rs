@@ -117,6 +117,22 @@ impl Worker {
         self.view.epoch >= epoch && self.flying.values().all(|flying| flying.epoch >= epoch || harmless(flying))
     }
 
+    /// The same where a node is lost for good: what a connection to it has left behind reaches nobody.
+    pub(crate) fn has_answered(&self, epoch: u64, lost: usize) -> bool {
+        let is_left = |op: &u64| self.links[lost].zombies.iter().any(|zombie| zombie.ops.contains(op));
+        self.view.epoch >= epoch && self.flying.iter().all(|(op, flying)| flying.epoch >= epoch || is_left(op))
+    }
+
+    /// Commands whose place is this node, and that wait for a connection to it.
+    pub(crate) fn take_waiting_for(&mut self, node: usize) -> Vec<u64> {
+        std::mem::take(&mut self.links[node].queue)
+    }
+
+    /// Gives one back.
+    pub(crate) fn wait_for(&mut self, node: usize, op: u64) {
+        self.links[node].queue.push(op);
+    }
+
     fn choose(&self, op: &Op, garden: Garden) -> Choice {
         let view = &*self.view;
         let mut keys = Vec::new();
@@ -352,7 +368,7 @@ impl World {
     }
 
     /// A command is in flight no more at one node.
-    fn landed(&mut self, ix: usize, op: u64) {
+    pub(crate) fn landed(&mut self, ix: usize, op: u64) {
         let Some(flying) = self.workers[ix].flying.get_mut(&op) else { return };
         flying.parts -= 1;
         if flying.parts == 0 {

@@ -97,6 +97,7 @@ pub(crate) enum Fault {
     Full(usize),
     TurnBack,
     GiveUp,
+    Lose(usize),
     Snapshot(usize),
     FullDisk,
     BrokenDisk,
@@ -315,6 +316,10 @@ impl World {
         }
         if s.give_up > 0 && self.random.chance(s.give_up) {
             faults.push(Fault::GiveUp);
+        }
+        if s.lose > 0 && self.random.chance(s.lose) {
+            let node = self.random.below(2) as usize;
+            faults.push(Fault::Lose(node));
         }
         self.faulty = faults.iter().any(|fault| *fault != Fault::TurnBack);
         for node in 0..2 {

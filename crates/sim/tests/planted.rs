@@ -30,7 +30,7 @@ fn each_bug_is_found_within_ten_thousand_seeds() {
     let scenarios = |names: &[&str]| -> Vec<Scenario> { names.iter().filter_map(|name| Scenario::built_in(name)).collect() };
     let (others, watch) = (scenarios(&["rough", "forgetful", "calm", "exceptions", "given-up"]), scenarios(&["watch"]));
     let (staging, stop_and_copy) = (scenarios(&["staging"]), scenarios(&["stop-and-copy"]));
-    let full_disk = scenarios(&["full-disk"]);
+    let (full_disk, lost) = (scenarios(&["full-disk"]), scenarios(&["lost"]));
     let mut missed = Vec::new();
     for planted in Planted::ALL {
         // In the others nobody watches.
@@ -43,6 +43,9 @@ fn each_bug_is_found_within_ten_thousand_seeds() {
             &staging
         } else if matches!(planted, Planted::Machine(Machine::LegOvertaken | Machine::GivenUpStays)) {
             &full_disk
+        } else if *planted == Planted::Machine(Machine::GivenUpWithoutDrain) {
+            // In the others nobody is given up.
+            &lost
         } else if *planted == Planted::Around(Bug::AdmittedAtTheOther) {
             // The only protocol that goes back without telling the workers.
             &stop_and_copy

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use switchyard_policy::migration::Side;
 use switchyard_sim::{Run, Scenario, sweep};
 
 /// Gives how many transactions were executed of clients that watched.
@@ -73,6 +74,17 @@ fn exceptions() {
 #[test]
 fn given_up() {
     clean("given-up", 10_000);
+}
+
+#[test]
+fn lost() {
+    let [to_source, to_target] = std::array::from_fn(|_| AtomicU64::new(0));
+    clean_and("lost", 5_000, |run| {
+        to_source.fetch_add(run.without.iter().filter(|owner| **owner == Side::Source).count() as u64, Ordering::Relaxed);
+        to_target.fetch_add(run.without.iter().filter(|owner| **owner == Side::Target).count() as u64, Ordering::Relaxed);
+    });
+    let [to_source, to_target] = [to_source.into_inner(), to_target.into_inner()];
+    assert!(to_source > 300 && to_target > 300, "legs end without either side: {to_source} and {to_target}");
 }
 
 #[test]

@@ -7,7 +7,6 @@ mod serve;
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use switchyard_router::CountedHeap;
 
 use crate::cli::{Cli, Failure};
@@ -18,8 +17,7 @@ use crate::cli::{Cli, Failure};
 static ALLOCATOR: CountedHeap<tikv_jemallocator::Jemalloc> = CountedHeap(tikv_jemallocator::Jemalloc);
 
 fn main() -> ExitCode {
-    // clap ends the process itself for --help (0) and for a wrong command line (2).
-    let cli = Cli::parse();
+    let cli = Cli::read();
     let ended = cli::run(cli);
     serve::flush_log();
     match ended {

@@ -20,6 +20,9 @@ use super::{Access, AdminAccess, AdminOptions};
 /// The largest request whose proof is checked (as axum's own bound for JSON).
 const BODY_MAX: usize = 2 << 20;
 
+/// Of a path, so much stands in the log.
+const PATH_SHOWN: usize = 256;
+
 /// What a request must fulfil.
 pub(super) struct Guard {
     /// Where it is asked.
@@ -90,20 +93,35 @@ fn only_reads(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 
+/// Marks the answer of an operation, which has left a line in the log where it was asked for.
+#[derive(Clone, Copy)]
+pub(super) struct Told;
+
 /// Lets a request through to its route, or answers it here. Whatever may change something leaves a line in the log, also where it was
 /// turned away: who, what, and what became of it.
 pub(super) async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
     if only_reads(request.method()) {
-        return admit(&guard, request, next).await;
+        return admit(&guard, request, next).await.unwrap_or_else(|response| response);
     }
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let (method, path) = (request.method().clone(), request.uri().path().chars().take(PATH_SHOWN).collect::<String>());
     let peer = request.extensions().get::<ConnectInfo<Peer>>().map_or_else(|| "unknown".to_owned(), |info| info.0.0.to_string());
-    let response = admit(&guard, request, next).await;
-    tracing::info!(target: "audit", peer, %method, path, status = response.status().as_u16(), "admin request");
-    response
+    // Two lines, so that the log may leave out what anybody can cause, and nothing else.
+    match admit(&guard, request, next).await {
+        Ok(response) => {
+            if response.extensions().get::<Told>().is_none() {
+                tracing::info!(target: "audit", peer, %method, path, status = response.status().as_u16(), "admin request");
+            }
+            response
+        }
+        Err(response) => {
+            tracing::info!(target: "audit", peer, %method, path, status = response.status().as_u16(), refused = true, "admin request");
+            response
+        }
+    }
 }
 
-async fn admit(guard: &Guard, request: Request, next: Next) -> Response {
+/// The answer to a request; `Err` where whoever asks has shown no right to more than everybody gets.
+async fn admit(guard: &Guard, request: Request, next: Next) -> Result<Response, Response> {
     let path = request.uri().path();
     // A request that names the host in its first line means that one, whatever the header says (RFC 9112).
     let authority = match request.uri().authority() {
@@ -115,7 +133,7 @@ async fn admit(guard: &Guard, request: Request, next: Next) -> Response {
         }
     };
     let Some(authority) = authority else {
-        return refuse(path, StatusCode::BAD_REQUEST, "the request needs one valid Host header");
+        return Err(refuse(path, StatusCode::BAD_REQUEST, "the request needs one valid Host header"));
     };
     if !guard.knows_host(&authority) {
         let message = format!(
@@ -123,11 +141,11 @@ async fn admit(guard: &Guard, request: Request, next: Next) -> Response {
              use its IP address or localhost, or add the name to the host names allowed for the admin port",
             authority.host()
         );
-        return refuse(path, StatusCode::MISDIRECTED_REQUEST, &message);
+        return Err(refuse(path, StatusCode::MISDIRECTED_REQUEST, &message));
     }
     // A page of somebody else can make a browser send a change here. Browsers then say whose page it was.
     if !only_reads(request.method()) && !guard.knows_origin(&request) {
-        return refuse(path, StatusCode::FORBIDDEN, "requests that change something are not taken from pages of other sites");
+        return Err(refuse(path, StatusCode::FORBIDDEN, "requests that change something are not taken from pages of other sites"));
     }
     let access = guard.access.now();
     let (shown, mut request) = guard.shows_token(&access, request).await;
@@ -149,11 +167,12 @@ async fn admit(guard: &Guard, request: Request, next: Next) -> Response {
         let mut response = refuse(path, StatusCode::UNAUTHORIZED, &message);
         let scheme = HeaderValue::from_static("Bearer realm=\"switchyard\"");
         response.headers_mut().insert(WWW_AUTHENTICATE, scheme);
-        return response;
+        return Err(response);
     }
     request.extensions_mut().insert(Trusted(trusted));
     request.extensions_mut().insert(TokenFile(file));
-    next.run(request).await
+    let response = next.run(request).await;
+    if trusted { Ok(response) } else { Err(response) }
 }
 
 #[cfg(test)]

@@ -23,8 +23,9 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 
 pub use moves::{
-    AddNodeRequest, BalanceRequest, BigKeyReport, GoalRequest, HomeReport, HowRequest, JournalReport, MaxRateRequest, MoveReport,
-    MoveRequest, MoveState, MovesReport, NodeRequest, Operation, PlanReport, PlannedReport, Refused, SteerRequest,
+    AddNodeRequest, BalanceRequest, BigKeyReport, ExceptionsReport, GoalRequest, HomeReport, HowRequest, JournalReport, KeyReport,
+    MaxRateRequest, MoveReport, MoveRequest, MoveState, MovesReport, NodeRequest, NodeSlotsReport, Operation, PlanReport, PlannedReport,
+    RangeReport, Refused, SlotsReport, SteerRequest, TransitReport, WhereReport,
 };
 pub use report::{LinkReport, NodeReport, NodesReport, NotReady, Readiness, Source, StatusReport, TokenReport};
 

@@ -9,6 +9,10 @@ pub enum Operation {
     Move(MoveRequest),
     /// What is under way, waits, and has ended.
     Moves,
+    /// Which node owns which slots, and what else is to be known to find a key.
+    Slots,
+    /// Where these keys are.
+    Where(Vec<Vec<u8>>),
     /// Do something to a move.
     Steer {
         /// The move's number.
@@ -31,7 +35,7 @@ impl Operation {
     #[must_use]
     pub fn changes(&self) -> bool {
         match self {
-            Self::Moves => false,
+            Self::Moves | Self::Slots | Self::Where(_) => false,
             Self::Move(request) => !request.dry_run,
             Self::Balance(request) => !request.dry_run,
             Self::Steer { .. } | Self::AddNode(_) | Self::DrainNode(_) | Self::RemoveNode(_) => true,
@@ -43,7 +47,8 @@ impl Operation {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MoveRequest {
-    /// Name of the source.
+    /// Name of the source; empty: wherever the slots or keys are.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub from: String,
     /// Name of the target; empty with `home`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -66,6 +71,108 @@ pub struct MoveRequest {
     /// How.
     #[serde(flatten)]
     pub how: HowRequest,
+}
+
+/// The slot map.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SlotsReport {
+    /// Epoch of the map.
+    pub epoch: u64,
+    /// The nodes, by number; also those that own none.
+    pub nodes: Vec<NodeSlotsReport>,
+    /// All slots as ranges of one owner, in order.
+    pub ranges: Vec<RangeReport>,
+    /// Slots that are on their way to another node.
+    pub in_transit: Vec<TransitReport>,
+    /// Keys that live elsewhere than their slots: how many of each slot, by node.
+    pub exceptions: Vec<ExceptionsReport>,
+}
+
+/// What a node owns.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct NodeSlotsReport {
+    /// Its name.
+    pub node: String,
+    /// How many slots.
+    pub slots: u64,
+    /// Which: `0-100,200`.
+    pub ranges: String,
+    /// How many keys live at it without their slots.
+    pub exceptions: u64,
+}
+
+/// Slots of one owner.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RangeReport {
+    /// The first.
+    pub first: u16,
+    /// The last.
+    pub last: u16,
+    /// Their owner.
+    pub node: String,
+}
+
+/// Slots, or some keys of them, on their way.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TransitReport {
+    /// The move.
+    #[serde(rename = "move")]
+    pub move_id: u64,
+    /// From where.
+    pub from: String,
+    /// To where.
+    pub to: String,
+    /// Which slots: `0-100,200`.
+    pub slots: String,
+    /// How many.
+    pub count: u64,
+    /// `listed`: all keys are still at the source. `moving`: each is at either.
+    pub stage: String,
+    /// Only single keys of them move.
+    pub keys_only: bool,
+}
+
+/// Keys of a slot that live elsewhere.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ExceptionsReport {
+    /// The slot.
+    pub slot: u16,
+    /// The owner of the slot.
+    pub owner: String,
+    /// Where they live.
+    pub node: String,
+    /// How many.
+    pub keys: u64,
+}
+
+/// Where keys are.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct WhereReport {
+    /// Epoch of the map.
+    pub epoch: u64,
+    /// The keys, in the order asked.
+    pub keys: Vec<KeyReport>,
+}
+
+/// Where a key is, whether it exists or not.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct KeyReport {
+    /// Its name; what is not UTF-8 is escaped.
+    pub key: String,
+    /// Its slot.
+    pub slot: u16,
+    /// The hash tag that decides that, where it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hash_tag: Option<String>,
+    /// The owner of the slot.
+    pub owner: String,
+    /// The node at which the key is; in transit, the one that it comes from.
+    pub node: String,
+    /// It was moved there alone, without its slot.
+    pub relocated: bool,
+    /// Its slot is on its way to another node, and maybe the key with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_transit: Option<TransitReport>,
 }
 
 /// How data is to move.
@@ -101,7 +208,7 @@ pub enum SteerRequest {
     Pause,
     /// Go on.
     Resume,
-    /// End what is under way, and no more.
+    /// Finish what is under way, then stop.
     Abort,
     /// Go on with another goal: fast, balanced or gentle.
     Goal(String),
@@ -179,6 +286,18 @@ impl Refused {
     pub fn text(&self) -> &str {
         match self {
             Self::Wrong(text) | Self::Conflict(text) | Self::Failed(text) | Self::Unavailable(text) => text,
+        }
+    }
+
+    /// The same with another text.
+    #[must_use]
+    pub fn map(self, text: impl FnOnce(&str) -> String) -> Self {
+        let text = text(self.text());
+        match self {
+            Self::Wrong(_) => Self::Wrong(text),
+            Self::Conflict(_) => Self::Conflict(text),
+            Self::Failed(_) => Self::Failed(text),
+            Self::Unavailable(_) => Self::Unavailable(text),
         }
     }
 }

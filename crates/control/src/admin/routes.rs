@@ -14,7 +14,7 @@ use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Json};
 use serde::Serialize;
 
-use super::guard::{Guard, TokenFile, Trusted, check};
+use super::guard::{Guard, TokenFile, Told, Trusted, check};
 use super::listener::Peer;
 use super::moves::{
     AddNodeRequest, BalanceRequest, GoalRequest, HowRequest, MaxRateRequest, MoveRequest, NodeRequest, Operation, Refused, SteerRequest,
@@ -26,10 +26,11 @@ type Shared = Arc<dyn Source>;
 const HEALTH: &str = "/healthz";
 const READY: &str = "/readyz";
 const TOKEN: &str = "/api/v1/token";
+const WHERE: &str = "/api/v1/where";
 const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
 
 /// Path, what it is for, and its handler.
-fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 17] {
+fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 19] {
     [
         ("/", "this page", get(index)),
         ("/metrics", "all metrics, for Prometheus", get(metrics)),
@@ -42,6 +43,8 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 17] {
         ("/api/v1/nodes/{node}/drain", "POST: move everything away from a node", post(drain_node)),
         ("/api/v1/nodes/{node}/remove", "POST: let a node go that owns no slots", post(remove_node)),
         ("/api/v1/balance", "POST {\"dry_run\"}: even the slots by weight", post(balance)),
+        ("/api/v1/slots", "the slot map: ranges by node, what is in transit, keys that live without their slots; as JSON", get(slots)),
+        (WHERE, "where keys are: ?key=NAME, as often as wanted; as JSON", get(whereabouts)),
         ("/api/v1/moves", "moves, as JSON; POST {\"from\", \"to\", \"slots\" or \"all\"} begins one", get(moves).post(begin_move)),
         ("/api/v1/moves/{id}/pause", "POST: stop a move where it is", post(pause)),
         ("/api/v1/moves/{id}/resume", "POST: let it go on", post(resume)),
@@ -160,6 +163,43 @@ async fn accept(State(source): State<Shared>, Path(node): Path<String>) -> Resul
     Err(refuse(ACCEPT, StatusCode::NOT_FOUND, &message))
 }
 
+async fn slots(State(source): State<Shared>, from: From) -> Result<Response, Response> {
+    operate("/api/v1/slots", source, from, Operation::Slots).await
+}
+
+/// The keys of `?key=a&key=b`: names are bytes, which text could not carry.
+fn keys_of(query: &str) -> Option<Vec<Vec<u8>>> {
+    let named = |pair: &str| decoded(pair.strip_prefix("key=")?);
+    let keys: Vec<Vec<u8>> = query.split('&').filter(|pair| !pair.is_empty()).map(named).collect::<Option<_>>()?;
+    if keys.is_empty() { None } else { Some(keys) }
+}
+
+fn decoded(text: &str) -> Option<Vec<u8>> {
+    let mut rest = text.as_bytes();
+    let mut bytes = Vec::with_capacity(rest.len());
+    while let Some((first, after)) = rest.split_first() {
+        rest = after;
+        match (first, after) {
+            (b'%', [high, low, after @ ..]) => {
+                let digit = |byte: &u8| char::from(*byte).to_digit(16);
+                bytes.push(u8::try_from(digit(high)? * 16 + digit(low)?).ok()?);
+                rest = after;
+            }
+            (b'%', _) => return None,
+            (b'+', _) => bytes.push(b' '),
+            (byte, _) => bytes.push(*byte),
+        }
+    }
+    Some(bytes)
+}
+
+async fn whereabouts(State(source): State<Shared>, from: From, uri: Uri) -> Result<Response, Response> {
+    let Some(keys) = keys_of(uri.query().unwrap_or_default()) else {
+        return Err(refuse(WHERE, StatusCode::BAD_REQUEST, "which keys? Give ?key=NAME, as often as wanted, with what is special as %XX"));
+    };
+    operate(WHERE, source, from, Operation::Where(keys)).await
+}
+
 type Given<T> = Result<Json<T>, JsonRejection>;
 type GivenOrNot<T> = Result<Option<Json<T>>, JsonRejection>;
 type From = ConnectInfo<Peer>;
@@ -246,7 +286,7 @@ fn body_or_default<T: Default>(path: &str, given: GivenOrNot<T>) -> Result<T, Re
 async fn operate(path: &str, source: Shared, ConnectInfo(Peer(peer)): From, operation: Operation) -> Result<Response, Response> {
     let who = format!("the admin API, from {peer}");
     match ask(path, source, move |source| source.operate(operation, &who)).await? {
-        Ok(value) => Ok(Json(value).into_response()),
+        Ok(value) => Ok((Extension(Told), Json(value)).into_response()),
         Err(refused) => {
             let status = match refused {
                 Refused::Wrong(_) => StatusCode::BAD_REQUEST,
@@ -254,7 +294,7 @@ async fn operate(path: &str, source: Shared, ConnectInfo(Peer(peer)): From, oper
                 Refused::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
                 Refused::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
             };
-            Err(refuse(path, status, refused.text()))
+            Err((Extension(Told), refuse(path, status, refused.text())).into_response())
         }
     }
 }
@@ -289,4 +329,19 @@ async fn harden(mut response: Response) -> Response {
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_in_a_query_are_bytes() {
+        let keys = |query| keys_of(query);
+        assert_eq!(keys("key=user%3A1&key=a+b&key=%FF"), Some(vec![b"user:1".to_vec(), b"a b".to_vec(), vec![0xff]]));
+        assert_eq!(keys("key="), Some(vec![Vec::new()]), "the empty key is one");
+        for wrong in ["", "name=x", "key=%F", "key=%zz"] {
+            assert_eq!(keys(wrong), None, "{wrong}");
+        }
+    }
 }

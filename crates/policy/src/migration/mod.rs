@@ -20,7 +20,8 @@
 //! 4. What a broken connection may still do is unknown until the node has confirmed its end ([`Event::Restored`]); then the batch is done
 //!    again from its beginning, which is harmless by rule 3.
 //! 5. If the source is another process than the one that the record names, what it shows of keys on record is stale, and is removed.
-//! 6. The slots are handed over when no key is left at the source, and not before.
+//! 6. The slots are handed over when no key is left at the source, and not before. Only where the user gives up a side that does not answer are they
+//!    handed over to the other one with what that has; nobody is served there before all that was sent to the lost side has ended for its client.
 
 mod fingerprint;
 mod leg;
@@ -281,6 +282,11 @@ pub enum Event {
     Pace(Pace),
     /// Go back: the user asks for it.
     TurnBack,
+    /// That side is lost for good, the user says: end at the other one, with what is there. Not done where the side answers.
+    GiveUp {
+        /// The side.
+        side: Side,
+    },
     /// Nothing: time passes. At least every 10 ms while a leg is under way.
     Tick,
 }
@@ -314,7 +320,8 @@ pub enum Action {
         count: u32,
     },
     /// Begin a new listing: what the side has of the leg's slots now, asked of the node itself and not taken from an earlier listing. No event follows;
-    /// what is asked for by [`Action::List`] from here on is from the new one.
+    /// what is asked for by [`Action::List`] from here on is from the new one. What was asked for before is answered with no key of it: the answer is not
+    /// believed, and a key of the new listing in it would be forgotten.
     Relist {
         /// Where.
         at: Side,
@@ -399,6 +406,11 @@ pub enum Action {
         /// The keys that have to come back: each waits until it is admitted. All others may be used at the source.
         away: Arc<BTreeSet<Fingerprint>>,
     },
+    /// A side was given up, and the leg ends without it. No event follows.
+    Lost {
+        /// The keys that were on record as moved to it, where that is the target: at most these are lost. What the source had is not known by name.
+        keys: Vec<Fingerprint>,
+    },
     /// Something that people should know about this leg: for the log, and beside the move where moves are shown. No event follows.
     Report {
         /// What.
@@ -462,4 +474,14 @@ pub struct Progress {
     pub pulled: u64,
     /// Batches done again because their end was unknown.
     pub repeated: u64,
+    /// Keys that a leg which goes back still has to bring back, at most; of one that goes on, those that are listed and have not moved.
+    pub left: u64,
+    /// The side that was given up.
+    pub given_up: Option<Side>,
+}
+
+impl Progress {
+    /// Of a leg that has not begun.
+    pub const NONE: Self =
+        Self { phase: Phase::Preparing, keys_moved: 0, bytes_moved: 0, pulled: 0, repeated: 0, left: 0, given_up: None };
 }

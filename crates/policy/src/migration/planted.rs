@@ -33,6 +33,8 @@ pub enum Bug {
     FlushWithoutQuiet,
     /// A leg that goes back without its target takes keys for never moved whose removal was sent.
     ReturnedThoughRemoved,
+    /// A leg that goes back to a source that is given up ends while commands that were sent there can still be answered.
+    GivenUpWithoutDrain,
     /// Keys come back before the workers know.
     TurnBackWithoutDrain,
     /// Keys listed before the source restarted are taken for all that it has.

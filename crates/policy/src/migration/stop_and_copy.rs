@@ -17,6 +17,8 @@ use super::{
 const BATCH_KEYS: u32 = 10;
 /// A batch that is refused is tried so often before the leg goes back.
 const TRIES: u32 = 5;
+/// Why a leg ends of which a side is lost for good.
+const GIVEN_UP: &str = "a node was given up by the user";
 /// Between two tries, microseconds.
 const REST_US: u64 = 100_000;
 
@@ -73,6 +75,8 @@ pub struct StopAndCopy {
     begun: bool,
     back: Option<String>,
     turned: bool,
+    /// The side that is lost for good.
+    given_up: Option<Side>,
     links: [Link; 2],
     processes: [Option<Process>; 2],
     eras: Eras,
@@ -103,6 +107,7 @@ impl StopAndCopy {
             begun: false,
             back: None,
             turned: false,
+            given_up: None,
             links: [Link::Unmet; 2],
             processes: [None, None],
             eras: Eras { source: 0, target: 0 },
@@ -119,12 +124,13 @@ impl StopAndCopy {
             pace: Pace { batch_keys: BATCH_KEYS, batches: 1, interval_us: 0 },
             quiet_asked: false,
             quiet: false,
-            progress: Progress { phase: Phase::Preparing, keys_moved: 0, bytes_moved: 0, pulled: 0, repeated: 0 },
+            progress: Progress::NONE,
         };
         if let Some(open) = resume.filter(|open| open.moving) {
             leg.begun = true;
             leg.turned = open.turned_back.is_some();
             leg.back = open.turned_back;
+            leg.given_up = open.given_up;
             leg.processes = [Some(open.source), Some(open.target)];
             leg.eras = open.eras;
             leg.away = open.away;
@@ -158,8 +164,12 @@ impl StopAndCopy {
 
     fn met(&mut self, source: Process, target: Process, actions: &mut Vec<Action>) {
         if self.begun {
-            self.restored(Side::Source, source, actions);
-            self.restored(Side::Target, target, actions);
+            for (side, process) in [(Side::Source, source), (Side::Target, target)] {
+                match self.given_up == Some(side) {
+                    true => self.links[side as usize] = Link::Down,
+                    false => self.restored(side, process, actions),
+                }
+            }
             self.dirty[Side::Target as usize] |= self.eras.target > 0;
             self.dirty[Side::Source as usize] |= self.away.values().any(|eras| eras.source != self.eras.source);
         } else {
@@ -246,6 +256,7 @@ impl StopAndCopy {
             self.purge(actions);
         }
         match self.state {
+            State::Readying | State::Moving if self.given_up.is_some() => self.end_without(actions),
             State::Readying if self.usable() => {
                 self.state = State::Draining { since_us: now_us };
                 actions.push(Action::Announce);
@@ -271,6 +282,49 @@ impl StopAndCopy {
             self.quiet = true;
             actions.push(Action::Quiet);
         }
+    }
+
+    /// The user says that a side is lost for good.
+    fn give_up(&mut self, side: Side, actions: &mut Vec<Action>) {
+        let is_ending = matches!(self.state, State::Ending { .. } | State::HandingOver);
+        if self.given_up.is_some() || is_ending || self.link(side) != Link::Down {
+            return;
+        }
+        if self.begun || matches!(self.state, State::Starting { .. }) {
+            let Orders { move_id, leg, .. } = self.orders;
+            self.record(Record::GivenUp { move_id, leg, side }, actions);
+            self.given_up = Some(side);
+        } else {
+            self.withdraw(GIVEN_UP, actions);
+        }
+    }
+
+    /// Ends the leg at the side that is left, as soon as nothing is under way there. Nobody uses its keys at either side before.
+    fn end_without(&mut self, actions: &mut Vec<Action>) {
+        let Some(left) = self.given_up.map(Side::other) else { return };
+        let is_usable = self.link(left) == Link::Up && !self.dirty[left as usize];
+        if !is_usable || self.quiet_asked || self.batch.as_ref().is_some_and(|batch| batch.asked) {
+            return;
+        }
+        self.turned = left == Side::Source;
+        self.back = self.turned.then(|| GIVEN_UP.to_owned());
+        let of_batch = self.batch.take().into_iter().flat_map(|batch| batch.keys).map(|key| self.fingerprints.of(&key));
+        let mut keys: Vec<Fingerprint> = self.away.keys().copied().chain(of_batch).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        actions.push(Action::Lost { keys: if self.turned { keys } else { Vec::new() } });
+        let Orders { move_id, leg, .. } = self.orders;
+        let record = self.record(Record::LegEnded { move_id, leg, owner: left }, actions);
+        self.state = State::Ending { record };
+        self.progress.phase = Phase::Releasing;
+    }
+
+    /// Ends a leg that has changed nothing.
+    fn withdraw(&mut self, why: &str, actions: &mut Vec<Action>) {
+        if matches!(self.state, State::Draining { .. }) {
+            actions.push(Action::Withdraw);
+        }
+        self.end(Outcome::NotBegun { why: why.to_owned() }, actions);
     }
 
     fn purge(&mut self, actions: &mut Vec<Action>) {
@@ -426,7 +480,7 @@ impl Machine for StopAndCopy {
                 }
             }
             Event::Restored { side, process } => {
-                if self.link(side) == Link::Down {
+                if self.link(side) == Link::Down && self.given_up != Some(side) {
                     self.restored(side, process, actions);
                 }
             }
@@ -447,13 +501,9 @@ impl Machine for StopAndCopy {
                 _ if self.begun || matches!(self.state, State::Starting { .. }) => {
                     self.back.get_or_insert("the user asked for it".to_owned());
                 }
-                state => {
-                    if matches!(state, State::Draining { .. }) {
-                        actions.push(Action::Withdraw);
-                    }
-                    self.end(Outcome::NotBegun { why: "the user asked for it".to_owned() }, actions);
-                }
+                _ => self.withdraw("the user asked for it", actions),
             },
+            Event::GiveUp { side } => self.give_up(side, actions),
             Event::Tick => {}
         }
         if self.state != State::Ended {
@@ -462,6 +512,7 @@ impl Machine for StopAndCopy {
     }
 
     fn progress(&self) -> Progress {
-        self.progress
+        let left = if self.turned || self.back.is_some() { self.away.len() } else { self.listed.len() };
+        Progress { left: left as u64, given_up: self.given_up, ..self.progress }
     }
 }

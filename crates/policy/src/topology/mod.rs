@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 pub use exceptions::{EXCEPTION_BYTES_MAX, EXCEPTIONS_MAX, TooManyExceptions};
 pub use place::{MAX_NODES, PartsError, PlaceError, Placed};
-pub use slot::{SLOT_COUNT, Slot, slot_of};
+pub use slot::{SLOT_COUNT, Slot, hash_tag, slot_of};
 pub use transit::{MoveId, Stage, TooManyTransits, Transit};
 
 /// A node's number: kept for its life in the state directory and never given to another node, so that it is safe as an array index
@@ -116,6 +116,23 @@ impl Topology {
         self.ranges().filter(|(owner, _)| *owner == id).map(|(_, range)| range).collect()
     }
 
+    /// The nodes at which keys may be, in order of their numbers: owners of slots, both ends of what is moving, and nodes at which keys live without
+    /// their slots. What is asked about all keys need be asked nowhere else.
+    #[must_use]
+    pub fn keepers(&self) -> Vec<NodeId> {
+        let mut keeps = vec![false; self.node_id_bound()];
+        // Of what is only observed all keys are still at the owner.
+        let moving = self.transits().filter(|transit| matches!(transit.stage, Stage::Moving { .. }));
+        let moving = moving.flat_map(|transit| [transit.source, transit.target]);
+        let alone = self.exceptions().map(|(_, node)| node);
+        for node in self.owners.iter().copied().chain(moving).chain(alone) {
+            if let Some(keeps) = keeps.get_mut(node.index()) {
+                *keeps = true;
+            }
+        }
+        self.nodes.iter().map(|node| node.id).filter(|id| keeps[id.index()]).collect()
+    }
+
     /// All slots as maximal ranges of one owner, in order: what [`Topology::from_parts`] takes.
     pub fn ranges(&self) -> impl Iterator<Item = (NodeId, RangeInclusive<u16>)> {
         let mut start = 0_u16;
@@ -139,5 +156,30 @@ impl std::fmt::Debug for Topology {
             .field("transits", &self.transits().collect::<Vec<_>>())
             .field("exceptions", &self.exceptions().count())
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_only_where_slots_or_exceptions_are_or_move_to() {
+        let names: Vec<String> = (0..6).map(|i| format!("127.0.0.1:{}", 7000 + i)).collect();
+        let two = Topology::even(&names[..2]).expect("two nodes");
+        let six = Topology::place(Some(&two), &names).expect("four join").topology;
+        let keepers = |topology: &Topology| topology.keepers().iter().map(|node| node.0).collect::<Vec<_>>();
+        assert_eq!(keepers(&six), [0, 1], "whoever has joined keeps nothing yet");
+        let slot = six.ranges_of(NodeId(0)).first().and_then(|range| Slot::new(*range.start())).expect("a slot");
+        let to = |target, stage| Transit { move_id: MoveId(1), source: NodeId(0), target: NodeId(target), stage, keys_only: false };
+        let observed = six.with_transits([(to(2, Stage::Observed), &[slot][..])]).expect("few");
+        assert_eq!(keepers(&observed), [0, 1], "nothing has left its source");
+        let moving = six.with_transits([(to(3, Stage::Moving { leg: 0 }), &[slot][..])]).expect("few");
+        assert_eq!(keepers(&moving), [0, 1, 3]);
+        assert_eq!(keepers(&moving.handed_over(&[slot], NodeId(3))), [0, 1, 3]);
+        let key: Arc<[u8]> = b"alone".as_slice().into();
+        assert_eq!(keepers(&six.keys_handed_over(&[], [&key], NodeId(5))), [0, 1, 5]);
+        let all: Vec<Slot> = Slot::all().filter(|slot| six.owner(*slot) == NodeId(0)).collect();
+        assert_eq!(keepers(&six.handed_over(&all, NodeId(1))), [1], "a node that was drained keeps nothing");
     }
 }

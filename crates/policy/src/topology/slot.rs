@@ -48,6 +48,13 @@ pub fn slot_of(key: &[u8]) -> Slot {
     Slot(crc16(hashed_part(key)) & MASK)
 }
 
+/// The hash tag of a key, if it has one: the part that alone decides its slot.
+#[must_use]
+pub fn hash_tag(key: &[u8]) -> Option<&[u8]> {
+    let part = hashed_part(key);
+    (part.len() < key.len()).then_some(part)
+}
+
 const MASK: u16 = SLOT_COUNT as u16 - 1;
 
 #[inline]

@@ -7,7 +7,7 @@
 //! A command's keys are at most of two kinds, in the order in which `find_keys` gives them: the first, and the rest. What depends on the
 //! options (`SET ... GET`, `BITFIELD` without a write) is in [`Command::key_access`].
 
-use super::{Command, Keys};
+use super::{Command, Keys, is_option};
 use crate::request::Args;
 
 /// What a command does with a key, or a rule permits: reading, writing, both or neither (`EXISTS` needs no permission on the value).
@@ -117,7 +117,7 @@ impl Command {
     pub fn key_access(&self, args: &Args<'_>, place: usize) -> Access {
         match &*self.name {
             "SET" => {
-                let asks = (3..args.len()).any(|i| args.get(i).is_none_or(|arg| arg.eq_ignore_ascii_case(b"get")));
+                let asks = (3..args.len()).any(|i| args.get(i).is_none_or(|arg| is_option(arg, b"get")));
                 if asks { Access::RW } else { Access::W }
             }
             "BITFIELD" if bitfield_only_reads(args) => Access::R,
@@ -141,9 +141,9 @@ fn bitfield_only_reads(args: &Args<'_>) -> bool {
     while index < args.len() {
         let Some(arg) = args.get(index) else { return false };
         let rest = args.len() - index - 1;
-        if arg.eq_ignore_ascii_case(b"get") && rest >= 2 {
+        if is_option(arg, b"get") && rest >= 2 {
             index += 3;
-        } else if arg.eq_ignore_ascii_case(b"overflow") && rest >= 1 {
+        } else if is_option(arg, b"overflow") && rest >= 1 {
             index += 2;
         } else {
             return false;

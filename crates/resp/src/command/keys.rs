@@ -303,9 +303,8 @@ impl Command {
                 let mut destination = None;
                 let mut index = usize::from(*options);
                 while index + 1 < args.len() {
-                    let arg = args.get(index).ok_or(KeyError::Incomplete)?;
-                    let option = as_option(arg);
-                    if option.eq_ignore_ascii_case(b"store") || option.eq_ignore_ascii_case(b"storedist") {
+                    let option = args.get(index).ok_or(KeyError::Incomplete)?;
+                    if is_option(option, b"store") || is_option(option, b"storedist") {
                         index += 1;
                         destination = Some(index); // the last one counts
                     }
@@ -342,9 +341,10 @@ fn push_range(args: &Args<'_>, first: usize, end: usize, step: usize, out: &mut 
     if next < end { Err(KeyError::Incomplete) } else { Ok(()) }
 }
 
-/// A word as servers compare it with the names of options: up to a byte 0.
-fn as_option(arg: &[u8]) -> &[u8] {
-    &arg[..memchr::memchr(0, arg).unwrap_or(arg.len())]
+/// Whether servers take an argument for the option of this name. They compare C strings, so in any case, and up to a byte 0: whoever compares
+/// otherwise overlooks an option that the node will see, and with it the keys that it names.
+pub fn is_option(arg: &[u8], name: &[u8]) -> bool {
+    arg.get(..name.len()).is_some_and(|front| front.eq_ignore_ascii_case(name)) && arg.get(name.len()).is_none_or(|next| *next == 0)
 }
 
 /// An integer as Redis's `string2ll` takes it: no plus, no spaces, no leading zeros.
@@ -362,16 +362,18 @@ fn integer(text: &[u8]) -> Option<i64> {
 }
 
 /// The options of XREAD and XREADGROUP in front of the keys.
-pub(super) struct StreamOptions {
+#[derive(Clone, Copy, Debug)]
+pub struct StreamOptions {
     /// Whether BLOCK is among them.
-    pub(super) block: bool,
+    pub block: bool,
     /// Index of the timeout of BLOCK.
-    pub(super) timeout: Option<usize>,
+    pub timeout: Option<usize>,
     /// Index of the first key.
-    streams: Result<usize, KeyError>,
+    pub streams: Result<usize, KeyError>,
 }
 
-pub(super) fn stream_options(args: &Args<'_>) -> StreamOptions {
+/// Finds them.
+pub fn stream_options(args: &Args<'_>) -> StreamOptions {
     let mut options = StreamOptions { block: false, timeout: None, streams: Err(KeyError::Syntax) };
     let mut index = 1;
     while index < args.len() {
@@ -381,15 +383,15 @@ pub(super) fn stream_options(args: &Args<'_>) -> StreamOptions {
         };
         index += match arg {
             // CLAIM is XREADGROUP's since Redis 8.4; older nodes answer a syntax error themselves.
-            _ if arg.eq_ignore_ascii_case(b"count") || arg.eq_ignore_ascii_case(b"claim") => 2,
-            _ if arg.eq_ignore_ascii_case(b"block") => {
+            _ if is_option(arg, b"count") || is_option(arg, b"claim") => 2,
+            _ if is_option(arg, b"block") => {
                 options.block = true;
                 options.timeout = Some(index + 1);
                 2
             }
-            _ if arg.eq_ignore_ascii_case(b"group") => 3,
-            _ if arg.eq_ignore_ascii_case(b"noack") => 1,
-            _ if arg.eq_ignore_ascii_case(b"streams") => {
+            _ if is_option(arg, b"group") => 3,
+            _ if is_option(arg, b"noack") => 1,
+            _ if is_option(arg, b"streams") => {
                 options.streams = Ok(index + 1);
                 break;
             }
@@ -407,11 +409,11 @@ fn sort_keys(args: &Args<'_>, store: bool, out: &mut Vec<u32>) -> Result<(), Key
     let mut destination = None;
     let mut index = 2;
     while index < args.len() {
-        let arg = as_option(args.get(index).ok_or(KeyError::Incomplete)?);
+        let arg = args.get(index).ok_or(KeyError::Incomplete)?;
         let has_value = index + 1 < args.len();
-        let pattern = if arg.eq_ignore_ascii_case(b"by") {
+        let pattern = if is_option(arg, b"by") {
             Some("BY")
-        } else if arg.eq_ignore_ascii_case(b"get") {
+        } else if is_option(arg, b"get") {
             Some("GET")
         } else {
             None
@@ -421,9 +423,9 @@ fn sort_keys(args: &Args<'_>, store: bool, out: &mut Vec<u32>) -> Result<(), Key
                 return Err(KeyError::SortPattern(option));
             }
             index += 1;
-        } else if arg.eq_ignore_ascii_case(b"limit") {
+        } else if is_option(arg, b"limit") {
             index += 2;
-        } else if store && has_value && arg.eq_ignore_ascii_case(b"store") {
+        } else if store && has_value && is_option(arg, b"store") {
             index += 1;
             destination = Some(index); // the last one counts
         }
@@ -450,12 +452,12 @@ fn migrate_keys(args: &Args<'_>, out: &mut Vec<u32>) -> Result<(), KeyError> {
     let mut index = 6;
     while index < args.len() {
         let arg = args.get(index).ok_or(KeyError::Incomplete)?;
-        if arg.eq_ignore_ascii_case(b"keys") {
+        if is_option(arg, b"keys") {
             return if single.is_empty() { push_range(args, index + 1, args.len(), 1, out) } else { Err(KeyError::Syntax) };
         }
         index += match arg {
-            _ if arg.eq_ignore_ascii_case(b"auth") => 2,
-            _ if arg.eq_ignore_ascii_case(b"auth2") => 3,
+            _ if is_option(arg, b"auth") => 2,
+            _ if is_option(arg, b"auth2") => 3,
             _ => 1,
         };
     }
@@ -506,7 +508,7 @@ fn spec_keys(spec: &KeySpec, args: &Args<'_>, out: &mut Vec<u32>) -> Result<(), 
 
 /// The argument equal to `word`, searched from `start`: forwards, or backwards from the end where negative.
 fn find_keyword(word: &[u8], start: i32, args: &Args<'_>) -> Result<Option<usize>, KeyError> {
-    let is_word = |index: usize| args.get(index).map(|arg| arg.eq_ignore_ascii_case(word)).ok_or(KeyError::Incomplete);
+    let is_word = |index: usize| args.get(index).map(|arg| is_option(arg, word)).ok_or(KeyError::Incomplete);
     if start > 0 {
         for index in start as usize..args.len().saturating_sub(1) {
             if is_word(index)? {

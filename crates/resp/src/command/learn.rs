@@ -31,6 +31,7 @@ pub struct LearntCommand {
 }
 
 impl LearntCommand {
+    /// Its flags. Not `no_auth`: who may pass without a login is the router's to say, not a node's.
     pub(super) fn mapped_flags(&self) -> Flags {
         self.flags.iter().fold(Flags::default(), |flags, name| {
             flags.and(match name.as_str() {
@@ -40,7 +41,6 @@ impl LearntCommand {
                 "blocking" => Flags::BLOCKING,
                 "admin" => Flags::ADMIN,
                 "pubsub" => Flags::PUBSUB,
-                "no_auth" => Flags::NO_AUTH,
                 "movablekeys" => Flags::MOVABLE_KEYS,
                 "denyoom" => Flags::DENY_OOM,
                 _ => Flags::default(),

@@ -169,7 +169,8 @@ impl CommandTable {
         for command in learnt {
             let name = command.name.to_ascii_uppercase();
             let (front, back) = name.split_once('|').unwrap_or((&name, "-"));
-            let fits = |part: &str| (1..=NAME_MAX).contains(&part.len());
+            // Names are shown to other clients and in logs.
+            let fits = |part: &str| (1..=NAME_MAX).contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_graphic());
             let room = self.commands.len() < usize::from(EMPTY);
             let orphan = name.contains('|') && self.by_name(front).is_none();
             if !room || !fits(front) || !fits(back) || orphan || self.by_name(&name).is_some() {

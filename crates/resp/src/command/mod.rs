@@ -23,7 +23,7 @@ mod table;
 mod touched;
 
 pub use access::{Access, CATEGORIES, Categories};
-pub use keys::{Begin, Complaint, Find, KeyError, KeySpec, Keys};
+pub use keys::{Begin, Complaint, Find, KeyError, KeySpec, Keys, StreamOptions, is_option, stream_options};
 pub use learn::{LearntCommand, parse_command_reply};
 pub use lookup::{CommandTable, Lookup};
 pub use touched::Touched;

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use switchyard_resp::command::{
-    Access, Begin, Command, CommandTable, Find, Flags, Handling, KeyError, KeySpec, Keys, LearntCommand, Lookup, errors,
+    Access, Begin, Command, CommandTable, Find, Flags, Handling, KeyError, KeySpec, Keys, LearntCommand, Lookup, errors, is_option,
     parse_command_reply,
 };
 use switchyard_resp::reply;
@@ -69,7 +69,8 @@ fn calls(name: &str, arity: i16, random: &mut Random) -> Vec<Vec<Vec<u8>>> {
         for index in call.len()..len {
             call.push(match random.below(4) {
                 _ if round < 8 => format!("a{index}").into_bytes(),
-                0 => WORDS[random.below(WORDS.len())].as_bytes().to_vec(),
+                // Servers read the name of an option up to a byte 0.
+                0 => [WORDS[random.below(WORDS.len())].as_bytes(), [&b""[..], b"", b"", b"\0", b"\0z"][random.below(5)]].concat(),
                 1 => format!("{}", random.below(len + 1)).into_bytes(),
                 _ => format!("a{index}").into_bytes(),
             });
@@ -103,11 +104,14 @@ fn written_calls() -> Vec<Vec<Vec<u8>>> {
         "SORT k LIMIT 0 10 DESC ALPHA STORE d",
         "SORT k STORE d1 STORE d2",
         "SORT_RO k LIMIT 0 10 GET #",
+        "SORT k LIMIT\0 0 10 STORE\0z d",
         "GEORADIUS k 1 2 3 km STORE d",
         "GEORADIUS k 1 2 3 km WITHDIST COUNT 3 ANY ASC STOREDIST d",
         "GEORADIUSBYMEMBER k m 3 km STORE d",
+        "GEORADIUSBYMEMBER k m 3 km STORE\0 d",
         "GEORADIUSBYMEMBER k m 3 km",
         "XREAD STREAMS k1 k2 0 0",
+        "XREAD COUNT\0 1 STREAMS\0z k1 k2 0 0",
         "XREAD COUNT 1 BLOCK 10 STREAMS streams block $ 0-0",
         "XREADGROUP GROUP streams c COUNT 2 NOACK STREAMS k1 >",
         "XREADGROUP GROUP g streams STREAMS k1 k2 k3 > > >",
@@ -168,9 +172,9 @@ fn compare(ours: &Command, call: &[Vec<u8>], client: &mut Client) -> Result<bool
 
 /// STORE or STOREDIST more than once, or one of them as another's value.
 fn repeats_an_option(call: &[Vec<u8>]) -> bool {
-    let stores = call.iter().filter(|arg| arg.eq_ignore_ascii_case(b"store") || arg.eq_ignore_ascii_case(b"storedist")).count();
-    stores > 1
-        || call.windows(2).any(|pair| pair[0].eq_ignore_ascii_case(b"store") && [&b"by"[..], b"get", b"limit"].contains(&&pair[1][..]))
+    let stores = call.iter().filter(|arg| is_option(arg, b"store") || is_option(arg, b"storedist")).count();
+    let takes_value = |arg: &[u8]| [&b"by"[..], b"get", b"limit"].iter().any(|name| is_option(arg, name));
+    stores > 1 || call.windows(2).any(|pair| is_option(&pair[0], b"store") && takes_value(&pair[1]))
 }
 
 #[test]

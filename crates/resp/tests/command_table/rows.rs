@@ -297,3 +297,21 @@ fn how_long_a_call_may_wait() {
         assert_eq!(command.waits_us(&call.all()), wanted, "{words:?}");
     }
 }
+
+#[test]
+fn a_node_opens_no_command_to_strangers_and_names_none_with_unseen_signs() {
+    let learnt = |name: &str| LearntCommand {
+        name: name.to_owned(),
+        arity: 2,
+        flags: vec!["readonly".to_owned(), "no_auth".to_owned()],
+        first: 1,
+        last: 1,
+        step: 1,
+        ..LearntCommand::default()
+    };
+    let mut table = CommandTable::builtin();
+    let names = ["json.get", "two words", "get\nid=1", "\u{1b}[2J", "\u{e9}t\u{e9}"].map(learnt);
+    assert_eq!(table.learn(&names), 1);
+    let command = table.by_name("JSON.GET").expect("learnt");
+    assert!(command.flags.has(Flags::READONLY) && !command.flags.has(Flags::NO_AUTH));
+}

@@ -180,11 +180,19 @@ impl Mover {
             self.call(Side::Target, &[b"SCRIPT", b"LOAD", &body])?;
             self.pump()?;
         }
-        // Whoever changes functions has movers be quiet until all nodes have done it: nobody does until the target has what is read here. The connection
-        // on which it was to have it before, if there was one, is confirmed to be dead.
-        self.gives_functions = false;
-        self.say_quiet();
-        self.pump()?;
+        // Nobody changes functions until the target has what is read here. If the connection on which it was to have it has broken, that has been so
+        // since, and the connection is confirmed to be dead by now.
+        let turn = loop {
+            match self.gives_functions.take().or_else(|| self.shared.functions.to_copy()) {
+                Some(turn) => break turn,
+                None => self.wait(Duration::from_millis(5)),
+            }
+            self.pump()?;
+        };
+        while !turn.is_alone() {
+            self.wait(Duration::from_millis(5));
+            self.pump()?;
+        }
         let theirs = self.call(Side::Source, &[b"FUNCTION", b"DUMP"])?;
         if reply::is_error(&theirs) {
             return Ok(()); // before 7.0 there were none
@@ -195,9 +203,9 @@ impl Mover {
             return Ok(());
         }
         let theirs = theirs.to_vec();
-        self.gives_functions = true;
+        self.gives_functions = Some(turn);
         let answer = self.call(Side::Target, &[b"FUNCTION", b"RESTORE", &theirs, b"REPLACE"])?;
-        self.gives_functions = false;
+        self.gives_functions = None;
         if reply::is_error(&answer) {
             return Err(Halt::Stop(format!(
                 "{} does not take the functions of {}: {}",

@@ -11,7 +11,7 @@ use switchyard_policy::migration::{
 };
 use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot, Stage, slot_of};
 use switchyard_resp::reply;
-use tracing::{info, warn};
+use tracing::{debug, warn};
 
 use super::replicas::CatchingUp;
 use super::run::{Halt, Mover};
@@ -134,7 +134,7 @@ impl Mover {
         slots.iter().for_each(|slot| is_ours[slot.index()] = true);
         let recorded = resume.as_ref().map(|open| open.target.clone());
         let restarted = self.source.connection.as_ref().map(|c| &c.process.run_id) != self.listed_of.as_ref();
-        let whole = !fresh || restarted || slots.iter().any(|slot| self.anything.contains(slot));
+        let whole = !fresh || restarted;
         let walk =
             Walk { side: Side::Source, databases: databases.clone(), cursor: b"0".to_vec(), asked: false, removals: 0, named: Vec::new() };
         let mut run = Run {
@@ -238,7 +238,8 @@ impl Mover {
         if !matches!(outcome, Outcome::Moved) {
             self.target_is_clean = matches!(outcome, Outcome::NotBegun { .. }) && !run.target_touched;
         }
-        info!(move_id = self.order.id.0, leg = number, slots = run.slots.len(), keys = progress.keys_moved, pulled = progress.pulled, repeated = progress.repeated, outcome = ?outcome, "a leg has ended");
+        // Why one goes back is told where that begins.
+        debug!(move_id = self.order.id.0, leg = number, slots = run.slots.len(), keys = progress.keys_moved, outcome = ?outcome, "a leg has ended");
         Ok(outcome)
     }
 
@@ -315,6 +316,9 @@ impl Mover {
             Action::List { count } => run.lists.push_back(count),
             Action::Relist { at } => {
                 run.listed.clear();
+                // Who asked for keys of the listing before gets none, and nothing of the new one.
+                let none = Event::Listed { keys: Vec::new(), end: false };
+                run.events.extend(std::mem::take(&mut run.lists).into_iter().map(|_| none.clone()));
                 run.listing = if run.view.scope.is_some() { Listing::Named } else { Listing::Walked(self.walk_at(at)) };
             }
             Action::Copy { batch, from, keys } => {
@@ -778,6 +782,10 @@ impl Mover {
                 let named = run.view.scope.iter().flat_map(|scope| scope.keys.iter().cloned());
                 run.listed = named.collect();
                 run.listing = Listing::Whole;
+            }
+            // Keys that nobody named may have been written until the drain, and what was told of that is heard by now.
+            if matches!(run.listing, Listing::Spooled(_)) && run.slots.iter().any(|slot| self.anything.contains(slot)) {
+                run.listing = Listing::Walked(Walk { databases: run.databases.clone(), ..self.walk_at(Side::Source) });
             }
             while let Listing::Spooled(from) = run.listing
                 && run.listed.len() < count as usize

@@ -215,6 +215,35 @@ impl MoveProgress {
     }
 }
 
+/// What moves have done since the router started: never less than before, also when a move is forgotten, goes back, or begins again.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Moved {
+    pub(crate) slots: u64,
+    pub(crate) keys: u64,
+    /// Of their serialised values.
+    pub(crate) bytes: u64,
+    /// Keys moved because a command wanted them.
+    pub(crate) pulled: u64,
+    /// Batches done again.
+    pub(crate) repeated: u64,
+    pub(crate) big_in_pieces: u64,
+    pub(crate) big_whole: u64,
+}
+
+impl Moved {
+    /// A move has come from one state to another.
+    fn grow(&mut self, before: &MoveProgress, after: &MoveProgress) {
+        let grow = |total: &mut u64, figure: fn(&MoveProgress) -> u64| *total += figure(after).saturating_sub(figure(before));
+        grow(&mut self.slots, |p| u64::from(p.slots_done));
+        grow(&mut self.keys, |p| p.keys_moved);
+        grow(&mut self.bytes, |p| p.bytes_moved);
+        grow(&mut self.pulled, |p| p.pulled);
+        grow(&mut self.repeated, |p| p.repeated);
+        grow(&mut self.big_in_pieces, |p| p.big.in_pieces);
+        grow(&mut self.big_whole, |p| p.big.whole);
+    }
+}
+
 /// Keys found at the source after their slots had left it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LateKeys {

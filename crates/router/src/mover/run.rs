@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use switchyard_policy::migration::pace::{Observation, Pacer};
 use switchyard_policy::migration::{Fingerprint, Goal, Outcome, Pace, Progress, Side};
 use switchyard_policy::topology::{Slot, Stage, slot_of};
-use tracing::{error, info, trace, warn};
+use tracing::{error, trace, warn};
 
 use super::big::Big;
 use super::connection::Connection;
@@ -20,6 +20,7 @@ use super::sizes::Sizes;
 use super::spool::Spool;
 use super::staging::{LEG_BYTES, Staging};
 use super::{BigKeys, MoveEnd, MoveOrder, SharedMove, Steer, Told};
+use crate::function_turns::CopyTurn;
 use crate::metrics::Waits;
 use crate::shared::{Message, Shared, lock};
 
@@ -88,6 +89,8 @@ pub(super) struct Mover {
     pub(super) anything: BTreeSet<Slot>,
     /// Slots that the source still owns.
     pub(super) slots_left: BTreeSet<Slot>,
+    /// A leg that a router before this one has left: its keys are used by nobody until it has ended.
+    has_open_leg: bool,
     pub(super) is_listed: bool,
     /// The target has no keys of the slots that are left.
     pub(super) target_is_clean: bool,
@@ -95,8 +98,8 @@ pub(super) struct Mover {
     pub(super) tickets: BTreeMap<u64, usize>,
     pub(super) doing: String,
     pub(super) records: u64,
-    /// What gives functions to the target may still be executed there.
-    pub(super) gives_functions: bool,
+    /// What gives functions to the target may still be executed there: until then nobody changes them.
+    pub(super) gives_functions: Option<CopyTurn>,
     databases: BTreeSet<u32>,
     /// Databases of the source in which no key expired when it was asked last.
     pub(super) lasting: Vec<u32>,
@@ -167,11 +170,10 @@ pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, order: MoveOrder) {
             MoveEnd::Stopped("the mover panicked: a restart of the router takes the move up again".to_owned())
         }
     };
-    let is_moving = shared.plan().moves.legs.keys().any(|(of, _)| *of == id);
+    let is_moving = mover.has_open_leg || shared.plan().moves.legs.keys().any(|(of, _)| *of == id);
     if !is_moving && let Err(why) = host.set_transits(id, Vec::new()) {
         warn!(move_id = id.0, why, "the topology still has slots of a move that has ended");
     }
-    info!(move_id = id.0, ?end, "a move has ended");
     mover.finish(&end);
     shared.change_moves(|moves| {
         moves.by_id.remove(&id);
@@ -196,12 +198,13 @@ impl Mover {
             mortal_fields: None,
             anything: BTreeSet::new(),
             slots_left,
+            has_open_leg: order.resume.as_ref().and_then(|resume| resume.leg.as_ref()).is_some_and(|leg| leg.moving),
             is_listed: false,
             target_is_clean: false,
             tickets: BTreeMap::new(),
             doing: "connecting".to_owned(),
             records: 0,
-            gives_functions: false,
+            gives_functions: None,
             databases: BTreeSet::new(),
             lasting: Vec::new(),
             strings: false,
@@ -254,14 +257,24 @@ impl Mover {
         if let Some(leg) = open.take() {
             // Its keys can be used by nobody until it is under way again: first of all.
             self.doing = "going on with the leg that was under way".to_owned();
-            match self.until_clocks_agree() {
-                // A side that is not connected is asked when it is: the leg may have to go back without it.
-                Err(Halt::Lost) => {}
-                agreed => agreed?,
-            }
-            let number = leg.leg;
-            let slots = leg.slots.clone();
-            match self.run_leg(number, slots.clone(), Some(leg), false)? {
+            let (number, slots) = (leg.leg, leg.slots.clone());
+            let outcome = loop {
+                match self.until_clocks_agree() {
+                    // A side that is not connected is asked when it is: the leg may have to go back without it.
+                    Err(Halt::Lost) => {}
+                    agreed => agreed?,
+                }
+                match self.run_leg(number, slots.clone(), Some(leg.clone()), false) {
+                    // Before it was under way. Keys of it may be anywhere: a move does not end with that.
+                    Err(Halt::Lost) => {
+                        self.wait(REACH_REST);
+                        self.reach_for_leg()?;
+                    }
+                    other => break other?,
+                }
+            };
+            self.has_open_leg = false;
+            match outcome {
                 Outcome::Moved => self.slots_done(&slots),
                 Outcome::Returned { why } => return Ok(MoveEnd::Stopped(why)),
                 Outcome::NotBegun { why } => return Err(Halt::Stop(why)),
@@ -395,9 +408,6 @@ impl Mover {
     /// Nothing is under way.
     pub(super) fn say_quiet(&self) {
         self.own.share_temporary(self.staging.names());
-        if self.gives_functions {
-            return;
-        }
         for (ticket, worker) in &self.tickets {
             self.shared.mailboxes.send(*worker, Message::Quiet { move_id: self.order.id, ticket: *ticket });
         }
@@ -836,6 +846,7 @@ impl Mover {
         }
         let left = self.listed.saturating_sub(keys);
         let mut progress = lock(&self.own.progress);
+        let before = progress.clone();
         progress.doing.clone_from(&self.doing);
         progress.phase = leg.map(|leg| leg.phase);
         progress.paused = self.paused;
@@ -848,6 +859,7 @@ impl Mover {
         progress.repeated = self.before.repeated + now.repeated;
         progress.late = self.late;
         progress.big = BigKeys { under_way: self.staging.shown(), ..self.big.shown.clone() };
+        lock(&self.shared.moved).grow(&before, &progress);
         progress.keys_per_second = self.rates.0;
         progress.bytes_per_second = self.rates.1;
         progress.seconds_left = (self.is_listed && self.rates.0 > 0.0).then(|| left as f64 / self.rates.0);

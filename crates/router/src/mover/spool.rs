@@ -6,9 +6,9 @@
 //! Of a file counts what was written to its end. What a write that failed has left behind it is written over by the next one, and read by nobody.
 
 use std::collections::BTreeSet;
-use std::fs::{File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 
 use switchyard_policy::migration::Key;
@@ -103,11 +103,12 @@ impl Spool {
 
     /// Writes parts out until half of the memory is free, the largest first.
     fn write_out(&mut self, mut write: impl FnMut(&File, &[u8], u64) -> io::Result<()>) -> io::Result<()> {
-        std::fs::create_dir_all(&self.directory)?;
+        // Names of keys are for nobody else on the machine. What systemd makes of `StateDirectory=` can be read by all.
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
         while self.bytes > self.memory_max / 2 {
             let Some((number, part)) = self.parts.iter_mut().enumerate().max_by_key(|(_, part)| part.bytes) else { break };
             let path = self.directory.join(format!("{number}.keys"));
-            let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
+            let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path)?;
             let mut end = part.written;
             for piece in &part.pieces {
                 write(&file, piece, end)?;
@@ -216,6 +217,8 @@ impl Drop for Spool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use switchyard_policy::topology::slot_of;
 
     use super::*;
@@ -232,7 +235,12 @@ mod tests {
             slots.insert(slot_of(&key));
             spool.add(slot_of(&key), &key).expect("added");
         }
-        assert!(dir.path().join("move-1").exists(), "100 MB do not stay in memory");
+        let directory = dir.path().join("move-1");
+        let files = std::fs::read_dir(&directory).expect("100 MB do not stay in memory");
+        let modes: Vec<u32> =
+            files.map(|file| file.and_then(|file| file.metadata()).expect("a file").permissions().mode() & 0o777).collect();
+        assert!(!modes.is_empty() && modes.iter().all(|mode| *mode == 0o600), "{modes:o?}");
+        assert_eq!(std::fs::metadata(&directory).expect("there").permissions().mode() & 0o777, 0o700);
         let slots: Vec<Slot> = slots.into_iter().collect();
         assert_eq!(spool.keys(&slots).expect("read").len(), 100);
         let one = slot_of(b"{7}");

@@ -3,7 +3,7 @@
 //! As Redis's `ACLCheckAllUserCommandPerm`: the command, then its keys, then its channels. Beyond Redis: where the keys cannot be known from
 //! the arguments, users who are bound to some keys are refused, because at the node the command would run as the router's user.
 
-use switchyard_resp::command::{Access, Command, Flags, KeyError};
+use switchyard_resp::command::{Access, Command, Flags, KeyError, is_option};
 use switchyard_resp::glob;
 use switchyard_resp::request::Args;
 
@@ -130,16 +130,16 @@ fn sort_pattern(command: &Command, args: &Args<'_>) -> Option<&'static str> {
     let mut index = 2;
     while index + 1 < args.len() {
         let (option, value) = (args.get(index)?, args.get(index + 1)?);
-        if option.eq_ignore_ascii_case(b"by") {
+        if is_option(option, b"by") {
             if value.contains(&b'*') {
                 return Some("BY");
             }
             index += 1;
-        } else if option.eq_ignore_ascii_case(b"get") {
+        } else if is_option(option, b"get") {
             return Some("GET");
-        } else if option.eq_ignore_ascii_case(b"limit") {
+        } else if is_option(option, b"limit") {
             index += 2;
-        } else if option.eq_ignore_ascii_case(b"store") {
+        } else if is_option(option, b"store") {
             index += 1;
         }
         index += 1;

@@ -237,3 +237,19 @@ fn same(expected: &[u8], given: &[u8]) -> bool {
     }
     std::hint::black_box(difference) == 0
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Users;
+    use super::*;
+
+    /// A worker computes the digest, and a client that is somebody already may send arguments of any length.
+    #[test]
+    fn what_is_too_long_for_a_password_is_wrong_and_nobody_hashes_it() {
+        let users = Users::default().with_changed("app", &["on", ">secret"]).expect("taken");
+        let logins = Arc::new(Logins::new(Arc::default()));
+        let password = vec![b'x'; PASSWORD_MAX + 1];
+        assert_eq!(logins.attempt(users.get(b"app"), &password, None, (0, Handle::NONE)), Attempt::Wrong);
+        assert!(lock(&logins.known).iter().all(HashSet::is_empty) && logins.started.get().is_none());
+    }
+}

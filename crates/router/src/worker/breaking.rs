@@ -15,7 +15,7 @@ use crate::slab::Handle;
 const SILENT: &str = "the node does not answer";
 
 /// What an error says of a command that the node may execute all the same.
-const PERHAPS: &str = "; the command may have been executed";
+pub(super) const PERHAPS: &str = "; the command may have been executed";
 
 /// Connections for the slow lane and large values that nobody used for this long are closed.
 const IDLE_US: u64 = 30_000_000;
@@ -124,7 +124,7 @@ impl Worker {
         link.phase = Phase::Waiting { until_us: self.now_us };
         let name = self.node_name(node);
         if let Some(untold) = self.routes.get_mut(node.index()).and_then(|route| route.lost_log.tell(self.now_us)) {
-            info!(node = %name, why, in_flight, untold, "lost a connection to node");
+            info!(node = %name, why, in_flight, untold = untold.told(), "lost a connection to node");
         }
         self.fail_all(handle, &format!("NODELOST connection to {name} was lost: {why}"), in_flight);
         self.forget_asked(handle);
@@ -279,7 +279,7 @@ impl Worker {
             let node = self.links.get(handle).map_or(NodeId(0), |l| l.node);
             let name = self.node_name(node);
             if let Some(untold) = self.routes.get_mut(node.index()).and_then(|route| route.late_log.tell(self.now_us)) {
-                warn!(node = %name, commands = late.len(), ?timeout, untold, "node does not answer in time");
+                warn!(node = %name, commands = late.len(), ?timeout, untold = untold.told(), "node does not answer in time");
             }
             let mut error = Vec::new();
             encode::error(&mut error, &format!("NODETIMEOUT {name} did not answer within {timeout:?}{PERHAPS}"));

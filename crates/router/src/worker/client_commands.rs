@@ -6,11 +6,11 @@ use switchyard_resp::command::Local;
 use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
+use super::Worker;
 use super::dispatch::Flow;
 use super::downstream::{Client, ReplyMode};
 use super::gather::Whole;
 use super::local::parse;
-use super::{Stall, Worker};
 use crate::shared::{ClientFilter, ClientType, Message};
 use crate::slab::Handle;
 use crate::users::Users;
@@ -100,9 +100,8 @@ impl Worker {
                     return self.refuse(handle, class, "ERR syntax error");
                 }
                 if local == Local::ClientNoTouch {
-                    if on
-                        && !plan.topology.nodes().all(|node| self.shared.with_facts(node.id, |facts| knows_no_touch(&facts.redis_version)))
-                    {
+                    let keepers = plan.topology.nodes().filter(|node| self.keeps.get(node.id.index()) == Some(&true));
+                    if on && !keepers.map(|node| node.id).all(|id| self.shared.with_facts(id, |facts| knows_no_touch(&facts.redis_version))) {
                         return self.refuse(handle, class, "ERR unknown subcommand 'NO-TOUCH'. Try CLIENT HELP.");
                     }
                     client.no_touch = on;
@@ -230,16 +229,14 @@ impl Worker {
         reply
     }
 
-    /// Closes the clients of this worker that match; the reply is their number.
-    pub(super) fn kill_clients(&mut self, filter: &ClientFilter) -> Vec<u8> {
+    /// Closes the clients of this worker that match; the reply is their number. One that kills itself still gets its answer. Others get nothing more,
+    /// as in Redis: what they wait for may never come, such as the rest of a request that nobody reads any more.
+    pub(super) fn kill_clients(&mut self, filter: &ClientFilter, killer: Option<Handle>) -> Vec<u8> {
         let victims: Vec<Handle> = self.clients.iter().filter(|(_, c)| self.matches(c, filter)).map(|(h, _)| h).collect();
         let mut reply = Vec::new();
         encode::integer(&mut reply, victims.len() as i64);
         for victim in victims {
-            // One that kills itself still gets its answer.
-            let waits = |c: &Client| c.stall == Stall::Blocked || c.is_recalled();
-            let suicide = self.clients.get(victim).is_some_and(|c| c.in_flight() > 0 && !waits(c));
-            if suicide { self.close_after_replies(victim) } else { self.close_client(victim) }
+            if killer == Some(victim) { self.close_after_replies(victim) } else { self.close_client(victim) }
         }
         reply
     }

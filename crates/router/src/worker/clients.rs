@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
+use switchyard_resp::reply;
 use switchyard_resp::request::{Limits, ProtocolError, Scan, Scanner, inline_to_multibulk};
 use tracing::{debug, warn};
 
@@ -45,13 +46,23 @@ pub(super) struct Rarely {
 
 impl Rarely {
     /// Whether to say so now: then with how many times it was not said since the last.
-    pub(super) fn tell(&mut self, now_us: u64) -> Option<u64> {
+    pub(super) fn tell(&mut self, now_us: u64) -> Option<Untold> {
         if now_us < self.next_us {
             self.untold += 1;
             return None;
         }
         self.next_us = now_us + RARELY_US;
-        Some(std::mem::take(&mut self.untold))
+        Some(Untold(std::mem::take(&mut self.untold)))
+    }
+}
+
+/// How many times something was not said.
+pub(super) struct Untold(u64);
+
+impl Untold {
+    /// For a field of a log line, which is left out where there is nothing to tell.
+    pub(super) fn told(&self) -> Option<u64> {
+        (self.0 > 0).then_some(self.0)
     }
 }
 
@@ -70,7 +81,7 @@ impl Worker {
                     // Without a descriptor the connection cannot even be refused: give up the spare one for that.
                     self.spare = None;
                     if let Ok(fd) = rustix::net::accept_with(&self.listeners[index], flags) {
-                        refuse(&fd, "ERR max number of clients reached");
+                        self.refuse_connection(&fd, "ERR max number of clients reached");
                         self.counters.rejected.add(1);
                     }
                     self.spare = spare_descriptor();
@@ -93,7 +104,7 @@ impl Worker {
             if share.is_none() {
                 self.counters.limited_connections.add(1);
                 if !settings.tls {
-                    refuse(&fd, "LIMITED this listener takes no more connections now; try again");
+                    self.refuse_connection(&fd, "LIMITED this listener takes no more connections now; try again");
                 }
                 return;
             }
@@ -102,7 +113,7 @@ impl Worker {
             self.shared.clients.fetch_sub(1, Ordering::Relaxed);
             self.counters.rejected.add(1);
             if !settings.tls {
-                refuse(&fd, "ERR max number of clients reached");
+                self.refuse_connection(&fd, "ERR max number of clients reached");
             }
             return;
         }
@@ -211,7 +222,7 @@ impl Worker {
         let Some(untold) = self.handshake_log.tell(self.now_us) else { return };
         let Some(client) = self.clients.get(handle) else { return };
         let from = client.details.peer.map_or_else(|| "a Unix socket".to_owned(), |peer| peer.to_string());
-        warn!(from, why, untold, "a client's TLS handshake failed");
+        warn!(from, why, untold = untold.told(), "a client's TLS handshake failed");
     }
 
     /// A client that is being closed is still read from, so that the error it is sent is not lost to a reset.
@@ -236,6 +247,8 @@ impl Worker {
                 client.input_at = 0;
             }
         } else {
+            let missing = client.scanner.as_ref().map_or(0, |scanner| scanner.missing(&client.input[client.input_at..]));
+            make_room(&mut client.input, bytes.len(), missing);
             client.input.extend_from_slice(bytes);
             self.process_input(handle);
         }
@@ -477,6 +490,14 @@ impl Worker {
         self.close_after_replies(handle);
     }
 
+    /// Tells a connection that is not taken why.
+    fn refuse_connection(&self, fd: &OwnedFd, error: &str) {
+        let mut reply = Vec::new();
+        switchyard_resp::encode::error(&mut reply, error);
+        self.counters.errors.count(&reply);
+        let _ = rustix::net::send(fd, &reply, SendFlags::NOSIGNAL);
+    }
+
     /// Gives a client the reply to the command just read.
     pub(super) fn answer(&mut self, handle: Handle, class: u8, reply: &[u8]) {
         if let Some(client) = self.clients.get_mut(handle) {
@@ -489,6 +510,10 @@ impl Worker {
     pub(super) fn deliver(&mut self, handle: Handle, seq: u32, reply: &[u8]) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let whole = reply;
+        let failed = reply::is_error(whole);
+        if failed {
+            self.counters.errors.count(whole);
+        }
         let mut reply = reply;
         if reply.len() >= DIRECT_MIN
             && client.takes_directly(seq)
@@ -499,7 +524,7 @@ impl Worker {
             client.writable = sent == reply.len();
             reply = &reply[sent..];
         }
-        client.complete(seq, reply, self.now_us, &self.counters);
+        client.complete(seq, reply, failed, self.now_us, &self.counters);
         if !client.dirty {
             client.dirty = true;
             self.dirty_clients.push(handle);
@@ -674,6 +699,15 @@ impl Worker {
     }
 }
 
+/// Makes room for `more` bytes in a buffer that collects a request, of which `missing` are known to be still to come. A vector that grows by itself
+/// doubles: a request of 80 MB would take up to 160, as chance has it, and its client be taken for a bigger one than it is (`memory-max`).
+fn make_room(buffer: &mut Vec<u8>, more: usize, missing: usize) {
+    if missing > 0 && buffer.capacity() - buffer.len() < more {
+        // Not all at once, because what is declared need not come. Not too little, because each time all may have to be copied.
+        buffer.reserve_exact(missing.clamp(buffer.len() / 4, buffer.len()).max(more));
+    }
+}
+
 fn client_mut(clients: &mut Slab<Client>, handle: Handle, change: impl FnOnce(&mut Client)) {
     if let Some(client) = clients.get_mut(handle) {
         change(client);
@@ -684,8 +718,26 @@ pub(super) fn spare_descriptor() -> Option<OwnedFd> {
     rustix::fs::open("/dev/null", rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty()).ok()
 }
 
-fn refuse(fd: &OwnedFd, error: &str) {
-    let mut reply = Vec::new();
-    switchyard_resp::encode::error(&mut reply, error);
-    let _ = rustix::net::send(fd, &reply, SendFlags::NOSIGNAL);
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_is_collected_takes_little_more_than_it_needs_and_few_copies() {
+        let declared = 80 << 20;
+        for first in [45, 1000, 16 << 10, 64_000, 82_000, 128 << 10] {
+            let (mut buffer, mut grown) = (Vec::with_capacity(first), 0);
+            buffer.resize(first, 0u8);
+            while buffer.len() < declared {
+                let piece = (128 << 10).min(declared - buffer.len());
+                let (before, missing) = (buffer.capacity(), declared - buffer.len());
+                make_room(&mut buffer, piece, missing);
+                buffer.resize(buffer.len() + piece, 0);
+                grown += usize::from(buffer.capacity() != before);
+                assert!(buffer.capacity() <= (2 * buffer.len()).max(first + (128 << 10)), "{} for {}", buffer.capacity(), buffer.len());
+            }
+            assert!(buffer.capacity() <= declared + declared / 4, "{} after {first}", buffer.capacity());
+            assert!(grown <= 25, "copied {grown} times after {first}");
+        }
+    }
 }

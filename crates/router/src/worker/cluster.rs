@@ -4,8 +4,9 @@
 //! members with a share each. Every router serves every slot, so nobody is ever redirected. The nodes' own topology is not shown:
 //! a client that went to them directly would pass by everything that the router knows.
 //!
-//! Off by default, and then every subcommand is refused as by a server without cluster support: some clients (rueidis,
-//! StackExchange.Redis) find out by asking, and would limit an application that wants one server to what a cluster allows.
+//! Off by default, and then subcommands are refused as by a server without cluster support: some clients (rueidis,
+//! StackExchange.Redis) find out by asking, and would limit an application that wants one server to what a cluster allows. Only the
+//! questions about a key's slot, and the keys of a slot, are always answered: they are for people.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -170,17 +171,25 @@ impl Worker {
 
     pub(super) fn cluster(&mut self, plan: &Plan, handle: Handle, command: &Command, args: &Args<'_>) -> Flow {
         let class = command.class() as u8;
-        if plan.live.cluster.is_none() {
-            return self.refuse(handle, class, DISABLED);
+        let subcommand = command.name.strip_prefix("CLUSTER|").unwrap_or_default();
+        let mut out = Vec::new();
+        // What slots are is no matter of looks, and no client takes an answer to these for a cluster.
+        match subcommand {
+            "KEYSLOT" => {
+                encode::integer(&mut out, i64::from(slot_of(args.get(2).unwrap_or_default()).number()));
+                self.answer(handle, class, &out);
+                return Flow::Next;
+            }
+            "COUNTKEYSINSLOT" | "GETKEYSINSLOT" => return self.keys_in_slot(plan, handle, class, args),
+            _ if plan.live.cluster.is_none() => return self.refuse(handle, class, DISABLED),
+            _ => {}
         }
         let Some(client) = self.clients.get(handle) else { return Flow::Close };
         let resp3 = client.resp3;
         let (members, own) = self.members(plan, handle);
-        let mut out = Vec::new();
-        match command.name.strip_prefix("CLUSTER|").unwrap_or_default() {
+        match subcommand {
             "MYID" => encode::bulk(&mut out, members[own].id.as_bytes()),
             "MYSHARDID" => encode::bulk(&mut out, id_of(&members[own].id, 0).as_bytes()),
-            "KEYSLOT" => encode::integer(&mut out, i64::from(slot_of(args.get(2).unwrap_or_default()).number())),
             "LINKS" => encode::header(&mut out, b'*', 0),
             "SLOTS" => slots(&mut out, &members, resp3),
             "SHARDS" => shards(&mut out, &members, resp3),
@@ -202,7 +211,6 @@ impl Worker {
                 }
                 if command.name.ends_with("REPORTS") { encode::integer(&mut out, 0) } else { encode::header(&mut out, b'*', 0) }
             }
-            "COUNTKEYSINSLOT" | "GETKEYSINSLOT" => return self.keys_in_slot(plan, handle, class, args),
             _ => return self.refuse(handle, class, "ERR unknown subcommand. Try CLUSTER HELP."),
         }
         self.answer(handle, class, &out);

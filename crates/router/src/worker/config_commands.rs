@@ -14,6 +14,7 @@ use switchyard_resp::{encode, glob, reply};
 
 use super::config_values;
 use super::dispatch::Flow;
+use super::everywhere::Reach;
 use super::gather::Whole;
 use super::local::parse;
 use super::rounds::{Ask, Next, Procedure};
@@ -134,12 +135,11 @@ impl Worker {
     /// The settings that are the router's, as Redis writes them.
     fn own_settings(&self, live: &Live) -> Vec<(&'static str, String)> {
         let slower = live.slowlog_slower_than.map_or(-1, |t| t.as_micros() as i64);
+        // 0 says that there is none.
+        let normal = Some(live.client_output_limit).filter(|limit| *limit < usize::MAX).unwrap_or(0);
         let push = (live.push_limit, live.push_soft_limit, live.push_soft_time.as_secs());
         vec![
-            (
-                "client-output-buffer-limit",
-                format!("normal {} 0 0 slave 0 0 0 pubsub {} {} {}", live.client_output_limit, push.0, push.1, push.2),
-            ),
+            ("client-output-buffer-limit", format!("normal {normal} 0 0 slave 0 0 0 pubsub {} {} {}", push.0, push.1, push.2)),
             ("cluster-enabled", if live.cluster.is_some() { "yes" } else { "no" }.to_string()),
             ("cluster-require-full-coverage", "no".to_string()),
             ("io-threads", self.shared.mailboxes.len().to_string()),
@@ -160,7 +160,7 @@ impl Worker {
         }
         let ours = own.iter().map(|(name, _)| *name).collect();
         let own = own.into_iter().filter(|(name, _)| args.iter().skip(2).any(|p| glob::matches_setting(p, name.as_bytes()))).collect();
-        let asks = plan.topology.nodes().map(|n| Ask { node: n.id, lane: Lane::Main, requests: vec![raw.to_vec()] }).collect();
+        let asks = self.keepers().into_iter().map(|node| Ask { node, lane: Lane::Main, requests: vec![raw.to_vec()] }).collect();
         self.begin_rounds(handle, class, Box::new(ConfigGet { own, ours }), asks)
     }
 
@@ -195,7 +195,7 @@ impl Worker {
                 return Flow::Stall(Stall::Barrier);
             }
             tracing::info!(client = id, settings = names.join(" "), "CONFIG SET at every node");
-            self.gather_every(handle, Lane::Main, raw, class, Whole::Merged(switchyard_resp::command::Merge::Same));
+            self.gather_every(handle, Lane::Main, Reach::Unanimous, &[raw], class, Whole::Merged(switchyard_resp::command::Merge::Same));
             return Flow::Next;
         }
         let mut numbers = Vec::with_capacity(own.len());

@@ -12,7 +12,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use switchyard_policy::topology::NodeId;
-use switchyard_resp::command::{Command, Flags};
+use switchyard_resp::command::{Command, Flags, is_option};
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
@@ -48,6 +48,12 @@ fn kind_of(command: &Command, keys: &[u32]) -> Option<Kind> {
         "LMPOP" | "ZMPOP" => Kind::Pop,
         _ => return None,
     })
+}
+
+/// Whether a command is served although its keys are in several slots, by bringing values together for a moment.
+#[must_use]
+pub fn spans_slots(command: &Command) -> bool {
+    kind_of(command, &[1]).is_some()
 }
 
 fn request<A: AsRef<[u8]>>(args: &[A]) -> Vec<u8> {
@@ -162,7 +168,7 @@ impl Assemble {
         let source = self.foreign.first()?;
         let ttl = source.ttl.to_string();
         let mut args: Vec<&[u8]> = vec![b"RESTORE", &self.args[2], ttl.as_bytes(), source.payload.as_deref()?];
-        if self.args.iter().skip(3).any(|a| a.eq_ignore_ascii_case(b"REPLACE")) {
+        if self.args.iter().skip(3).any(|a| is_option(a, b"REPLACE")) {
             args.push(b"REPLACE");
         }
         Some(vec![Ask { node: self.target, lane: Lane::Slow, requests: vec![request(&args)] }])
@@ -285,7 +291,7 @@ impl Worker {
         let Some(kind) = kind_of(command, &keys).filter(|_| bytes_max > 0) else {
             return self.bring_together(plan, handle, command, args, &keys);
         };
-        if kind == Kind::Copy && args.iter().skip(3).any(|a| a.eq_ignore_ascii_case(b"DB")) {
+        if kind == Kind::Copy && args.iter().skip(3).any(|a| is_option(a, b"DB")) {
             return self.bring_together(plan, handle, command, args, &keys);
         }
         let owner = |index: usize| plan.topology.lives_at(args.get(index).unwrap_or_default());

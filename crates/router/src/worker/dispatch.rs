@@ -9,6 +9,7 @@ use switchyard_resp::command::{Command, Flags, Handling, Lookup, Merge, Split, e
 use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
+use super::everywhere::Reach;
 use super::gather::Whole;
 use super::transit::Transit;
 use super::upstream::{Lane, Pending, Purpose};
@@ -154,7 +155,11 @@ impl Worker {
             // A browser was made to talk to us: say nothing that a web page could use (Redis does the same).
             let from = self.clients.get(handle).and_then(|c| c.details.peer).map_or_else(|| "a Unix socket".to_owned(), |p| p.to_string());
             if let Some(untold) = self.http_log.tell(self.now_us) {
-                tracing::warn!(from, untold, "closing a connection that speaks HTTP to the Redis port: possibly an attack from a web page");
+                tracing::warn!(
+                    from,
+                    untold = untold.told(),
+                    "closing a connection that speaks HTTP to the Redis port: possibly an attack from a web page"
+                );
             }
             self.close_client(handle);
             return Flow::Close;
@@ -282,7 +287,9 @@ impl Worker {
 
     pub(super) fn choose_node(&mut self, plan: &Plan) -> Option<NodeId> {
         self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
-        anywhere(&plan.topology, self.turn_of_nodes, |node| self.node_is_up(node))
+        // A node that has just joined may lack what clients call there (functions), and one without keys may be about to go.
+        let keeper = anywhere(&plan.topology, self.turn_of_nodes, |node| self.keeps(node) && self.node_is_up(node));
+        keeper.or_else(|| anywhere(&plan.topology, self.turn_of_nodes, |node| self.node_is_up(node)))
     }
 
     pub(super) fn refuse_all_down(&mut self, handle: Handle, class: u8) -> Flow {
@@ -406,12 +413,14 @@ impl Worker {
             }
         }
         if command.flags.has(Flags::WRITE) {
-            let nodes = self.plan.topology.nodes();
+            let nodes = self.keepers();
             if let Some(client) = self.clients.get_mut(handle) {
-                nodes.for_each(|n| client.note_write(n.id));
+                nodes.into_iter().for_each(|node| client.note_write(node));
             }
         }
-        self.gather_every(handle, lane, raw, command.class() as u8, Whole::Merged(merge));
+        let about_keys = matches!(&*command.name, "DBSIZE" | "FLUSHALL" | "FLUSHDB" | "KEYS");
+        let reach = if about_keys { Reach::Keepers } else { Reach::Everybody };
+        self.gather_every(handle, lane, reach, &[raw], command.class() as u8, Whole::Merged(merge));
         Flow::Next
     }
 }

@@ -45,6 +45,17 @@ struct Owed {
     class: u8,
     /// CLIENT REPLY OFF or SKIP: the reply is not to be sent.
     muted: bool,
+    /// The reply is an error.
+    failed: bool,
+}
+
+impl Owed {
+    /// Takes note of how long its command took.
+    #[inline]
+    fn finish(&self, now_us: u64, counters: &WorkerCounters) {
+        let histogram = if self.failed { &counters.failed } else { &counters.total[self.class as usize] };
+        histogram.record(u64::from((now_us as u32).wrapping_sub(self.at_us)));
+    }
 }
 
 /// Why no further command of a client is looked at.
@@ -279,7 +290,7 @@ impl Client {
             writes_first: false,
             waited_for_learning: false,
             active_ms: 0,
-            last_command: 0,
+            last_command: u16::MAX,
             last_used_us: now_us,
             wrote_us: 0,
             gated: false,
@@ -372,7 +383,7 @@ impl Client {
         if class != CommandClass::Read as u8 && class != CommandClass::Local as u8 {
             self.wrote_us = now_us;
         }
-        self.owed.push_back(Owed { at_us: now_us as u32, start: 0, len: 0, class, muted });
+        self.owed.push_back(Owed { at_us: now_us as u32, start: 0, len: 0, class, muted, failed: false });
         self.first.wrapping_add(self.owed.len() as u32).wrapping_sub(1)
     }
 
@@ -419,14 +430,16 @@ impl Client {
         }
     }
 
-    /// Takes the reply to command `seq`: behind the earlier replies, which may still be missing.
+    /// Takes the reply to command `seq`, or what is left of it to be sent: behind the earlier replies, which may still be missing.
+    /// `failed`: it is an error.
     #[inline]
-    pub(super) fn complete(&mut self, seq: u32, reply: &[u8], now_us: u64, counters: &WorkerCounters) {
+    pub(super) fn complete(&mut self, seq: u32, reply: &[u8], failed: bool, now_us: u64, counters: &WorkerCounters) {
         let place = seq.wrapping_sub(self.first) as usize;
         let Some(owed) = self.owed.get_mut(place) else {
             debug_assert!(false, "reply to a command that is not in flight");
             return;
         };
+        owed.failed |= failed;
         if place > 0 {
             if !owed.muted {
                 owed.start = self.parked.len();
@@ -440,14 +453,14 @@ impl Client {
             self.out.extend_from_slice(reply);
         }
         self.reply_mean = (self.reply_mean * 7 + reply.len()) / 8;
-        counters.total[owed.class as usize].record(u64::from((now_us as u32).wrapping_sub(owed.at_us)));
+        owed.finish(now_us, counters);
         self.pop_front();
         while self.parked_count > 0 {
             let Some(next) = self.owed.front().copied().filter(|o| o.len > 0) else { break };
             if !next.muted {
                 self.out.extend_from_slice(&self.parked[next.start..next.start + next.len]);
             }
-            counters.total[next.class as usize].record(u64::from((now_us as u32).wrapping_sub(next.at_us)));
+            next.finish(now_us, counters);
             self.parked_count -= 1;
             self.pop_front();
         }
@@ -488,7 +501,15 @@ impl Client {
         seq == self.first && self.writable && self.unsent() == 0 && self.owed.front().is_some_and(|o| !o.muted)
     }
 
-    /// Passes on a piece of the reply to the first command owed, which is too large to be collected first.
+    /// The reply to the first command owed is too large to be collected: it is passed on in pieces. `failed`: it is an error.
+    pub(super) fn begin_stream(&mut self, failed: bool) {
+        self.streaming = true;
+        if let Some(owed) = self.owed.front_mut() {
+            owed.failed = failed;
+        }
+    }
+
+    /// Passes on a piece of that reply.
     pub(super) fn stream(&mut self, piece: &[u8]) {
         if self.owed.front().is_some_and(|o| !o.muted) {
             self.out.extend_from_slice(piece);
@@ -498,7 +519,7 @@ impl Client {
     /// The streamed reply is complete.
     pub(super) fn end_stream(&mut self, now_us: u64, counters: &WorkerCounters) {
         self.streaming = false;
-        self.complete(self.first, b"", now_us, counters);
+        self.complete(self.first, b"", false, now_us, counters);
     }
 
     /// Whether the commands in flight leave room for a command on `lane`.
@@ -618,8 +639,8 @@ mod tests {
         // As if so much were parked already: pages that nobody has touched cost nothing.
         client.parked = vec![0; (4 << 30) + 4096];
         client.parked.truncate((4 << 30) + 8);
-        client.complete(second, b"+second\r\n", 0, &counters);
-        client.complete(first, b"+first\r\n", 0, &counters);
+        client.complete(second, b"+second\r\n", false, 0, &counters);
+        client.complete(first, b"+first\r\n", false, 0, &counters);
         assert_eq!(client.out.escape_ascii().to_string(), "+first\\r\\n+second\\r\\n");
     }
 }

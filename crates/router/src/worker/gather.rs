@@ -6,6 +6,8 @@ use switchyard_resp::command::Merge;
 use switchyard_resp::{encode, reply};
 
 use super::Worker;
+use super::breaking::PERHAPS;
+use super::everywhere::Reach;
 use super::info::Digest;
 use super::memory_stats;
 use super::pubsub::Kind;
@@ -18,6 +20,9 @@ use crate::slab::Handle;
 
 /// What a client is told instead of a reply that is put together in memory and would exceed what may wait for it.
 pub(super) const TOO_LARGE: &str = "ERR the nodes' replies together are larger than output-limit";
+
+/// What an error says of a command of which other parts may have been executed.
+const OTHERS_PERHAPS: &str = "; other parts of the command may have been executed";
 
 /// What is made of the parts.
 #[derive(Debug)]
@@ -56,6 +61,8 @@ pub(super) struct Gather {
     parts: Vec<Option<Vec<u8>>>,
     /// The node of each part, where parts are nodes.
     nodes: Vec<NodeId>,
+    /// Those of them whose errors are left out: nothing depends on them.
+    excused: Vec<NodeId>,
     left: usize,
     bytes: usize,
     /// The epoch under which it chose its nodes, also those of later rounds.
@@ -100,7 +107,7 @@ impl Worker {
         let epoch = self.plan.topology.epoch();
         let nodes = Vec::new();
         let gather =
-            Gather { client: client_handle, seq, class, database, parts: parts_of, nodes, left: parts, bytes: 0, epoch, whole, _quiet };
+            Gather { client: client_handle, seq, class, database, parts: parts_of, nodes, excused: Vec::new(), left: parts, bytes: 0, epoch, whole, _quiet };
         Some(self.gathers.insert(gather))
     }
 
@@ -158,16 +165,20 @@ impl Worker {
         }
     }
 
-    /// Sends the same request to every node.
-    pub(super) fn gather_every(&mut self, client: Handle, lane: Lane, request: &[u8], class: u8, whole: Whole) {
-        let nodes: Vec<NodeId> = self.plan.topology.nodes().map(|n| n.id).collect();
+    /// Sends the same requests to every node that they are for; the reply to the last is the part.
+    pub(super) fn gather_every<R: AsRef<[u8]>>(&mut self, client: Handle, lane: Lane, reach: Reach, requests: &[R], class: u8, whole: Whole) {
+        let nodes = if reach == Reach::Keepers { self.keepers() } else { self.reachable() };
         if !matches!(whole, Whole::Info { .. }) {
             // What follows may not be answered from what nodes said before (INFO).
             self.clients.get_mut(client).into_iter().for_each(|client| client.wrote_us = self.now_us);
         }
         let Some(gather) = self.begin_gather(client, class, nodes.len(), whole) else { return };
+        if reach == Reach::Everybody {
+            let excused = nodes.iter().copied().filter(|node| !self.keeps(*node)).collect();
+            self.gathers.get_mut(gather).into_iter().for_each(|gather| gather.excused.clone_from(&excused));
+        }
         for (part, node) in nodes.into_iter().enumerate() {
-            self.send_part(gather, part as u32, node, lane, request, class);
+            self.send_parts(gather, part as u32, node, lane, requests, class);
         }
     }
 
@@ -178,8 +189,12 @@ impl Worker {
         gather.bytes += answer.len();
         let is_alone = self.clients.get(gather.client).is_none();
         let too_large = is_alone || gather.bytes > self.plan.live.client_output_limit;
+        let is_left_out = reply::is_error(answer) && gather.nodes.get(part as usize).is_some_and(|node| gather.excused.contains(node));
         *place = Some(if let Whole::Info { digest, .. } = &mut gather.whole {
             digest.take(answer);
+            Vec::new()
+        } else if is_left_out {
+            // No reply is empty.
             Vec::new()
         } else if too_large {
             let mut error = Vec::new();
@@ -225,7 +240,12 @@ impl Worker {
     }
 
     fn merge(&mut self, gather: Gather, resp3: bool) -> Vec<u8> {
-        let parts: Vec<Vec<u8>> = gather.parts.into_iter().flatten().collect();
+        let (mut parts, mut nodes): (Vec<Vec<u8>>, _) = (gather.parts.into_iter().flatten().collect(), gather.nodes);
+        if !gather.excused.is_empty() {
+            let mut answered = parts.iter().map(|part| !part.is_empty());
+            nodes.retain(|_| answered.next() == Some(true));
+            parts.retain(|part| !part.is_empty());
+        }
         let error = parts.iter().find(|p| reply::is_error(p));
         let mut out = Vec::new();
         match (gather.whole, error) {
@@ -235,9 +255,11 @@ impl Worker {
                 self.info_digest = Some(digest);
                 encode::verbatim(&mut out, text.as_bytes(), resp3);
             }
+            (Whole::Merged(Merge::Same | Merge::Sum), Some(error)) => return with_doubt(error, &parts),
             (_, Some(error)) => return error.clone(),
             (Whole::Merged(Merge::Sum), None) => {
-                let sum = parts.iter().filter_map(|p| reply::integer(p)).sum();
+                // A node may claim anything.
+                let sum = parts.iter().filter_map(|p| reply::integer(p)).fold(0, i64::saturating_add);
                 encode::integer(&mut out, sum);
             }
             (Whole::Merged(Merge::Least), None) => {
@@ -245,7 +267,7 @@ impl Worker {
             }
             (Whole::Merged(Merge::Texts), None) => {
                 let mut whole = String::new();
-                for (node, part) in gather.nodes.iter().zip(&parts) {
+                for (node, part) in nodes.iter().zip(&parts) {
                     let text = String::from_utf8_lossy(reply::text(part).unwrap_or_default());
                     whole.push_str(&format!("{}:\n{}\n\n", self.node_name(*node), text.trim_end()));
                 }
@@ -301,7 +323,7 @@ impl Worker {
                 encode::integer(&mut out, self.published(kind, &channel, node, count));
             }
             (Whole::Select { database }, None) => {
-                for node in &gather.nodes {
+                for node in &nodes {
                     self.shared.with_facts(*node, |f| f.databases = f.databases.max(database + 1));
                 }
                 if let Some(client) = self.clients.get_mut(gather.client) {
@@ -312,6 +334,19 @@ impl Worker {
         }
         out
     }
+}
+
+/// The error of a part, for the whole of a command that may change something. Where other parts were executed, or may have been, it must not say of the
+/// whole that it was not.
+pub(super) fn with_doubt(error: &[u8], parts: &[Vec<u8>]) -> Vec<u8> {
+    let says_perhaps = |part: &[u8]| memchr::memmem::find(part, PERHAPS.as_bytes()).is_some();
+    let is_in_doubt = parts.iter().any(|part| !reply::is_error(part) || says_perhaps(part));
+    if !error.starts_with(b"-NODE") || says_perhaps(error) || !is_in_doubt {
+        return error.to_vec();
+    }
+    let mut out = Vec::new();
+    encode::line(&mut out, b'-', &[reply::text(error).unwrap_or_default(), OTHERS_PERHAPS.as_bytes()].concat());
+    out
 }
 
 /// The first success, or the first error where there is none.
@@ -336,4 +371,25 @@ fn protocol_error(what: &str) -> Vec<u8> {
     let mut out = Vec::new();
     encode::error(&mut out, &format!("ERR switchyard: {what}"));
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_not_called_unexecuted_because_one_part_was_not() {
+        let down = b"-NODEDOWN b:1 cannot be reached: why\r\n";
+        let lost = b"-NODELOST connection to a:1 was lost: why; the command may have been executed\r\n";
+        let doubtful = b"-NODEDOWN b:1 cannot be reached: why; other parts of the command may have been executed\r\n";
+        let whole = |parts: &[&[u8]]| {
+            let parts: Vec<Vec<u8>> = parts.iter().map(|part| part.to_vec()).collect();
+            with_doubt(parts.iter().find(|part| reply::is_error(part)).expect("an error"), &parts)
+        };
+        assert_eq!(whole(&[b"+OK\r\n", down]), doubtful);
+        assert_eq!(whole(&[down, lost]), doubtful);
+        assert_eq!(whole(&[down, down]), down);
+        assert_eq!(whole(&[lost, b":1\r\n"]), lost);
+        assert_eq!(whole(&[b"-OOM command not allowed\r\n", b"+OK\r\n"]), b"-OOM command not allowed\r\n");
+    }
 }

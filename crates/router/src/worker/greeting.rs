@@ -26,9 +26,21 @@ const ABOUT_DATA: [(Greeting, &[&str]); 3] = [
     (Greeting::Keyspace, &["INFO", "keyspace"]),
 ];
 
+/// A field of INFO, in signs that are safe to show: what a node says must not draw on a terminal, or pass for other lines of the log.
+fn field_of(info: &[u8], name: &str) -> Option<String> {
+    let info = String::from_utf8_lossy(info);
+    let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    Some(value.chars().filter(char::is_ascii_graphic).take(64).collect())
+}
+
 /// The process that INFO is about.
 fn run_id_of(info: &[u8]) -> Option<String> {
-    String::from_utf8_lossy(info).lines().find_map(|line| line.strip_prefix("run_id:")).map(|id| id.trim().to_owned())
+    field_of(info, "run_id")
+}
+
+/// An error of a node, safe to show.
+fn shown(error: &[u8]) -> String {
+    String::from_utf8_lossy(error).chars().map(|c| if c.is_control() { ' ' } else { c }).take(256).collect()
 }
 
 impl Worker {
@@ -60,6 +72,10 @@ impl Worker {
             (None, false) => {}
         }
         ask(link, Greeting::SetName, &["CLIENT", "SETNAME", &name]);
+        // Clients may be in any of them: a command for one that the node does not have would be executed in another.
+        if let Some(last) = self.shared.databases().checked_sub(1).filter(|last| *last > link.start_database) {
+            ask(link, Greeting::Databases(last), &["SELECT", &last.to_string()]);
+        }
         let database = link.start_database.to_string();
         ask(link, Greeting::Select, &["SELECT", &database]);
         let is_alone = link.lane.is_exclusive();
@@ -106,7 +122,7 @@ impl Worker {
     /// The process behind a connection that one client is to have alone has said who it is. One that is not known is asked about its data, as on every
     /// shared connection.
     fn greet_process(&mut self, handle: Handle, info: &[u8]) {
-        let run_id = String::from_utf8_lossy(info).lines().find_map(|line| Some(Arc::from(line.strip_prefix("run_id:")?.trim())));
+        let run_id = run_id_of(info).map(Arc::from);
         let Some(link) = self.links.get_mut(handle) else { return };
         let is_free = link.standing == Standing::Free;
         if !is_free && self.shared.with_facts(link.node, |facts| facts.run_id.is_some() && facts.run_id == run_id) {
@@ -123,7 +139,7 @@ impl Worker {
     pub(super) fn on_greeting(&mut self, handle: Handle, answer: &[u8]) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let Some(question) = link.greeting.pop_front() else { return };
-        let error = reply::is_error(answer).then(|| String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned());
+        let error = reply::is_error(answer).then(|| shown(reply::text(answer).unwrap_or_default()));
         let node = link.node;
         match (question, error) {
             (Greeting::Hello, Some(error)) if refuses_resp3(&error) => self.downgrade(handle, &error),
@@ -132,6 +148,12 @@ impl Worker {
             (Greeting::Select, Some(error)) => {
                 let database = link.start_database;
                 self.attempt_failed(handle, &format!("it refuses database {database}: {error}"));
+            }
+            (Greeting::Databases(last), Some(error)) => {
+                self.attempt_failed(
+                    handle,
+                    &format!("it has fewer databases than clients use: it refuses SELECT {last} ({error}). Set databases there as at the other nodes"),
+                );
             }
             (Greeting::ClientId | Greeting::Info | Greeting::Process, Some(error)) => {
                 self.attempt_failed(handle, &format!("it does not say who it is (CLIENT ID, INFO server): {error}"));
@@ -146,7 +168,7 @@ impl Worker {
                 }
             }
             (Greeting::SetName, Some(error)) => debug!(node = %self.node_name(node), error, "node refuses CLIENT SETNAME"),
-            (Greeting::Hello | Greeting::Auth | Greeting::SetName | Greeting::Multi | Greeting::Exec, None) => {}
+            (Greeting::Hello | Greeting::Auth | Greeting::SetName | Greeting::Databases(_) | Greeting::Multi | Greeting::Exec, None) => {}
             (Greeting::Role, Some(error)) => debug!(node = %self.node_name(node), error, "node refuses ROLE"),
             (Greeting::Role, None) => {
                 if reply::elements(answer).next().and_then(reply::text).is_some_and(|role| role != b"master") {
@@ -294,16 +316,14 @@ impl Worker {
     }
 
     fn link_is_up(&mut self, handle: Handle, info: &[u8]) {
-        let info = String::from_utf8_lossy(info);
-        let field = |name: &str| info.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
-        let run_id: Option<Arc<str>> = field("run_id").map(Arc::from);
-        let valkey = field("valkey_version").or_else(|| field("server_name").filter(|n| *n == "valkey").and(field("valkey_version")));
-        let (flavour, version) = match valkey {
+        let run_id: Option<Arc<str>> = run_id_of(info).map(Arc::from);
+        let redis_version = field_of(info, "redis_version");
+        let (flavour, version) = match field_of(info, "valkey_version") {
             Some(version) => ("valkey", version),
-            None => ("redis", field("redis_version").unwrap_or("unknown")),
+            None => ("redis", redis_version.clone().unwrap_or_else(|| "unknown".to_owned())),
         };
         if self.comes_back_empty(handle, run_id.as_deref()) {
-            let why = "it came back empty: another process, without the keys that it had. Restore its data, or accept that they are gone with SWITCHYARD ACCEPT and its address (nodes.empty-return)";
+            let why = "it came back empty (it restarted without its data). Restore its data, or accept that they are gone with SWITCHYARD ACCEPT and its address (nodes.empty-return)";
             self.attempt_failed(handle, why);
             return;
         }
@@ -347,8 +367,8 @@ impl Worker {
                 facts.persists = persists;
             }
             facts.flavour = flavour;
-            facts.version = version.to_string();
-            facts.redis_version = field("redis_version").unwrap_or(version).to_string();
+            facts.version.clone_from(&version);
+            facts.redis_version = redis_version.unwrap_or_else(|| version.clone());
             let first = !facts.tried;
             facts.tried = true;
             let learn = lane == Lane::Main && !resp3 && facts.commands == Commands::Unknown;

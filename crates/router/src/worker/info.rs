@@ -12,11 +12,12 @@ use switchyard_policy::topology::Slot;
 use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
+use super::everywhere::Reach;
 use super::gather::Whole;
 use super::local::oldest;
 use super::upstream::Lane;
 use super::{Stall, Worker};
-use crate::metrics::Counter;
+use crate::metrics::{Counter, Errors};
 use crate::pubsub::Kind;
 use crate::shared::{Plan, lock};
 use crate::slab::Handle;
@@ -48,18 +49,7 @@ const SUMMED: &[(&str, &[&str])] = &[
         ],
     ),
     ("persistence", &["loading", "rdb_changes_since_last_save", "rdb_bgsave_in_progress", "aof_enabled", "aof_rewrite_in_progress"]),
-    (
-        "stats",
-        &[
-            "expired_keys",
-            "evicted_keys",
-            "keyspace_hits",
-            "keyspace_misses",
-            "total_error_replies",
-            "instantaneous_ops_per_sec",
-            "total_reads_processed",
-        ],
-    ),
+    ("stats", &["expired_keys", "evicted_keys", "keyspace_hits", "keyspace_misses", "instantaneous_ops_per_sec", "total_reads_processed"]),
     ("cpu", &["used_cpu_sys", "used_cpu_user"]),
 ];
 
@@ -73,7 +63,7 @@ const AGREED: &[&str] = &["mem_allocator", "maxmemory_policy"];
 const BLOCKING_KEYS: [&str; 2] = ["total_blocking_keys", "total_blocking_keys_on_nokey"];
 
 /// Sections that nodes are asked for. The last one is small: it shows who answers.
-const ASKED: [&str; 9] = ["clients", "memory", "persistence", "stats", "cpu", "commandstats", "errorstats", "keyspace", "cluster"];
+const ASKED: [&str; 8] = ["clients", "memory", "persistence", "stats", "cpu", "commandstats", "keyspace", "cluster"];
 const WHO_ANSWERS: u16 = 1 << (ASKED.len() - 1);
 
 /// The figures of a line `name:a=1,b=2`, in their order.
@@ -89,7 +79,7 @@ pub(super) struct Digest {
     sums: BTreeMap<&'static str, f64>,
     largest: BTreeMap<&'static str, f64>,
     agreed: BTreeMap<&'static str, String>,
-    /// Lines of `commandstats` and `errorstats`.
+    /// Lines of `commandstats`.
     statistics: BTreeMap<String, Figures>,
     /// Of each database: keys, keys that expire, milliseconds until they do.
     databases: BTreeMap<u32, (u64, u64, u64)>,
@@ -105,7 +95,7 @@ impl Digest {
         self.answering += 1;
         for line in String::from_utf8_lossy(text).lines() {
             let Some((name, value)) = line.split_once(':') else { continue };
-            if name.starts_with("cmdstat_") || name.starts_with("errorstat_") {
+            if name.starts_with("cmdstat_") {
                 self.take_statistics(name, value);
             } else if let Some(number) = name.strip_prefix("db").and_then(|number| number.parse().ok()) {
                 self.take_database(number, value);
@@ -161,7 +151,7 @@ impl Digest {
     }
 
     /// `cmdstat_get:calls=1,...` of all nodes; `usec_per_call` is computed anew.
-    fn statistics(&self, prefix: &str) -> Vec<(String, String)> {
+    fn statistics(&self) -> Vec<(String, String)> {
         let show = |(name, figures): (&String, &Figures)| {
             let of = |wanted: &str| figures.iter().find(|(figure, _)| figure == wanted).map_or(0.0, |(_, value)| *value);
             let shown = figures.iter().map(|(figure, value)| match figure.as_str() {
@@ -170,7 +160,7 @@ impl Digest {
             });
             (name.clone(), shown.collect::<Vec<_>>().join(","))
         };
-        self.statistics.iter().filter(|(name, _)| name.starts_with(prefix)).map(show).collect()
+        self.statistics.iter().map(show).collect()
     }
 
     /// `db0:keys=3,expires=1,avg_ttl=20` of all nodes (the average by the number of keys that expire). Without so many that movers have made for
@@ -204,7 +194,8 @@ fn human(bytes: f64) -> String {
 impl Worker {
     pub(super) fn info(&mut self, plan: &Plan, handle: Handle, class: u8, sections: Vec<String>) -> Flow {
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
-        if !client.may_take(Lane::Main) {
+        // What it did before is to be in the figures.
+        if !client.may_take(Lane::Main) || client.in_flight() > 0 && shows(&sections, "errorstats") {
             return Flow::Stall(Stall::Barrier);
         }
         let named = ASKED.iter().enumerate().filter(|(_, section)| shows(&sections, section) && **section != "cluster");
@@ -243,7 +234,7 @@ impl Worker {
         let mut request = Vec::new();
         encode::command(&mut request, std::iter::once("INFO").chain(words).map(str::as_bytes).collect::<Vec<_>>());
         let digest = Box::new(Digest { asked, asked_us: self.now_us, ..Digest::default() });
-        self.gather_every(handle, Lane::Main, &request, class, Whole::Info { sections, digest });
+        self.gather_every(handle, Lane::Main, Reach::Everybody, &[request], class, Whole::Info { sections, digest });
         Flow::Next
     }
 
@@ -254,6 +245,7 @@ impl Worker {
         let workers = &self.shared.counters;
         let total = |counter: fn(&crate::metrics::WorkerCounters) -> &Counter| workers.iter().map(|w| counter(w).get()).sum::<u64>();
         let commands: u64 = workers.iter().flat_map(|w| w.commands.iter()).map(Counter::get).sum();
+        let errors = self.errors_told();
         let uptime = self.shared.uptime().as_secs();
         let plan = &self.plan;
         let mut text = String::new();
@@ -308,6 +300,7 @@ impl Worker {
                     list.extend(AGREED.iter().filter_map(|field| Some((*field, digest.agreed.get(field)?.clone()))));
                 }
                 "stats" => {
+                    list.push(("total_error_replies", errors.values().sum::<u64>().to_string()));
                     list.push(("total_connections_received", total(|w| &w.accepted).to_string()));
                     list.push(("rejected_connections", total(|w| &w.rejected).to_string()));
                     list.push(("total_commands_processed", commands.to_string()));
@@ -329,8 +322,9 @@ impl Worker {
             }
             add(section, list);
         }
-        sections.push(("commandstats", digest.statistics("cmdstat_")));
-        sections.push(("errorstats", digest.statistics("errorstat_")));
+        sections.push(("commandstats", digest.statistics()));
+        let shown = errors.iter().map(|(code, count)| (format!("errorstat_{code}"), format!("count={count}")));
+        sections.push(("errorstats", shown.collect()));
         let mut add = |section: &'static str, fields: Vec<(&str, String)>| {
             sections.push((section, fields.into_iter().map(|(k, v)| (k.to_string(), v)).collect()));
         };
@@ -352,6 +346,17 @@ impl Worker {
             }
         }
         text
+    }
+
+    /// Errors that clients got since the last CONFIG RESETSTAT, by code. Nodes are not asked: they also count what the router asks of
+    /// them for itself, and do not know its own refusals.
+    fn errors_told(&self) -> BTreeMap<String, u64> {
+        let before = lock(&self.shared.errors_before);
+        let since = |(code, count): (String, u64)| {
+            let count = count - before.get(&code).copied().unwrap_or(0).min(count);
+            (count > 0).then_some((code, count))
+        };
+        Errors::of_all(&self.shared.counters).into_iter().filter_map(since).collect()
     }
 
     /// The section about the router and its nodes.
@@ -414,18 +419,17 @@ mod tests {
     }
 
     #[test]
-    fn statistics_of_commands_and_errors_add_up() {
+    fn statistics_of_commands_add_up() {
         let texts = [
-            "# Commandstats\r\ncmdstat_get:calls=3,usec=3,usec_per_call=1.00,rejected_calls=0,failed_calls=1\r\nerrorstat_ERR:count=2\r\n",
-            "cmdstat_get:calls=1,usec=7,usec_per_call=7.00,rejected_calls=2,failed_calls=0\r\ncmdstat_set:calls=1,usec=1,usec_per_call=1.00\r\nerrorstat_ERR:count=3\r\nerrorstat_OOM:count=1\r\n",
+            "# Commandstats\r\ncmdstat_get:calls=3,usec=3,usec_per_call=1.00,rejected_calls=0,failed_calls=1\r\n",
+            "cmdstat_get:calls=1,usec=7,usec_per_call=7.00,rejected_calls=2,failed_calls=0\r\ncmdstat_set:calls=1,usec=1,usec_per_call=1.00\r\n",
         ];
         let pair = |name: &str, figures: &str| (name.to_string(), figures.to_string());
         let commands = [
             pair("cmdstat_get", "calls=4,usec=10,usec_per_call=2.50,rejected_calls=2,failed_calls=1"),
             pair("cmdstat_set", "calls=1,usec=1,usec_per_call=1.00"),
         ];
-        assert_eq!(digest(&texts).statistics("cmdstat_"), commands);
-        assert_eq!(digest(&texts).statistics("errorstat_"), [pair("errorstat_ERR", "count=5"), pair("errorstat_OOM", "count=1")]);
+        assert_eq!(digest(&texts).statistics(), commands);
     }
 
     #[test]

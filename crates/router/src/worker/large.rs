@@ -13,7 +13,7 @@ use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, Flags, Handling, Lookup};
 use switchyard_resp::encode;
-use switchyard_resp::reply::ReplyFollower;
+use switchyard_resp::reply::{self, ReplyFollower};
 use switchyard_resp::request::{Args, Follower, Limits, ProtocolError, Scan, Scanner};
 use tracing::warn;
 
@@ -318,15 +318,16 @@ impl Worker {
         self.large_keys.forget_old(self.now_us);
     }
 
-    /// Starts to take a reply of at least `bytes` that is too large to be collected. False where it must be collected all the same.
-    pub(super) fn take_large(&mut self, handle: Handle, bytes: usize, first: u8) -> bool {
+    /// Starts to take a reply of at least `bytes`, of which `part` is there and which is too large to be collected. False where it must be
+    /// collected all the same.
+    pub(super) fn take_large(&mut self, handle: Handle, bytes: usize, part: &[u8]) -> bool {
         let Some(link) = self.links.get_mut(handle) else { return false };
         let Some(pending) = link.pending.front().copied() else { return false };
         if link.lane == Lane::Pubsub {
             return false; // a message: its receivers are found when it is whole
         }
         let too_large = bytes > self.plan.live.client_output_limit;
-        let whole = link.downgraded && first == b'*';
+        let whole = link.downgraded && part[0] == b'*';
         if link.expired > 0 {
             link.body = Body::Skip(ReplyFollower::default());
             return true;
@@ -346,7 +347,11 @@ impl Worker {
                 // It cannot be asked again: pass it on as it comes, if it is its turn.
                 let Some(client) = self.clients.get_mut(pending.who) else { return false };
                 if client.is_first(pending.seq) {
-                    client.streaming = true;
+                    let failed = reply::is_error(part);
+                    client.begin_stream(failed);
+                    if failed {
+                        self.counters.errors.count(part);
+                    }
                     if pending.purpose == Purpose::Exec {
                         // So large a reply is no error: the transaction is being executed.
                         client.after_exec(true);

@@ -5,11 +5,13 @@ use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
 use super::dispatch::Flow;
+use super::everywhere::Reach;
 use super::downstream::ReplyMode;
 use super::gather::Whole;
 use super::login::Login;
 use super::upstream::{Lane, Phase};
 use super::{Stall, Worker};
+use crate::metrics::Errors;
 use crate::operator::{Asker, OperatorCommand};
 use crate::shared::{Plan, lock};
 use crate::slab::Handle;
@@ -38,7 +40,7 @@ impl Worker {
                 encode::bulk(&mut out, now.as_secs().to_string().as_bytes());
                 encode::bulk(&mut out, now.subsec_micros().to_string().as_bytes());
             }
-            Local::Select => return self.select(plan, handle, class, arg(1)),
+            Local::Select => return self.select(handle, class, arg(1)),
             Local::Hello => return self.hello(plan, handle, class, args),
             Local::Auth => return self.auth(plan, handle, class, args),
             Local::Quit => {
@@ -90,7 +92,8 @@ impl Worker {
                 if !client.may_take(Lane::Main) {
                     return Flow::Stall(Stall::Barrier);
                 }
-                self.gather_every(handle, Lane::Main, raw, class, Whole::Merged(switchyard_resp::command::Merge::Same));
+                *lock(&self.shared.errors_before) = Errors::of_all(&self.shared.counters);
+                self.gather_every(handle, Lane::Main, Reach::Everybody, &[raw], class, Whole::Merged(switchyard_resp::command::Merge::Same));
                 return Flow::Next;
             }
             Local::Scan => return self.scan(plan, handle, class, args),
@@ -155,7 +158,7 @@ impl Worker {
         Flow::Next
     }
 
-    fn select(&mut self, plan: &Plan, handle: Handle, class: u8, index: &[u8]) -> Flow {
+    fn select(&mut self, handle: Handle, class: u8, index: &[u8]) -> Flow {
         let Some(index) = parse::<i64>(index) else {
             return self.refuse(handle, class, "ERR value is not an integer or out of range");
         };
@@ -166,7 +169,7 @@ impl Worker {
         let Ok(database) = u32::try_from(index) else {
             return self.refuse(handle, class, "ERR DB index is out of range");
         };
-        let known = self.shared.has_database(&plan.topology, database);
+        let known = self.shared.has_database(&self.keepers(), database);
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if client.lane == Lane::Rounds && client.in_flight() > 0 {
             // An earlier SELECT is still being asked about: what it answers must not come after this one.
@@ -184,11 +187,12 @@ impl Worker {
         client.lane = Lane::Rounds;
         let mut request = Vec::new();
         encode::command(&mut request, [&b"SELECT"[..], database.to_string().as_bytes()]);
-        self.gather_every(handle, Lane::Main, &request, class, Whole::Select { database });
+        // A node without keys that does not have it must say so before it gets some. One that is down is asked when it comes back.
+        self.gather_every(handle, Lane::Main, Reach::Unanimous, &[request], class, Whole::Select { database });
         // The connections go back to the database that their next command expects them in.
-        for node in plan.topology.nodes() {
+        for node in self.reachable() {
             let resp3 = self.clients.get(handle).is_some_and(|c| c.resp3);
-            let link = self.shared_link(node.id, Lane::Main, resp3);
+            let link = self.shared_link(node, Lane::Main, resp3);
             let Some(back) = self.links.get(link).filter(|l| l.takes_commands()).map(|l| l.database) else { continue };
             self.push_own(link, &[b"SELECT", back.to_string().as_bytes()], super::upstream::Purpose::Nobody, 0);
         }
@@ -326,7 +330,7 @@ impl Worker {
         let mut out = Vec::new();
         let subcommand = args.get(1).map(|s| String::from_utf8_lossy(s).to_ascii_uppercase());
         match subcommand.as_deref() {
-            Some("MOVE" | "MOVES" | "BALANCE" | "ACCEPT") => return self.ask_operator(handle, class, args),
+            Some("MOVE" | "MOVES" | "BALANCE" | "ACCEPT" | "SLOTS" | "WHERE") => return self.ask_operator(handle, class, args),
             Some("NODES") if args.len() > 2 => return self.ask_operator(handle, class, args),
             Some("NODES") => {
                 encode::header(&mut out, b'*', plan.topology.nodes().len());
@@ -376,12 +380,16 @@ impl Worker {
                     "    Every node: link, version, run_id, slots.",
                     "NODES ADD <address> [REBALANCE] | NODES DRAIN <address> | NODES REMOVE <address>",
                     "    Let a node join, move everything away from one, let one go that owns no slots.",
-                    "MOVE FROM <node> TO <node> (SLOTS <ranges> | ALL | KEYS <pattern>) [GOAL fast|balanced|gentle] [MAX-RATE <bytes>] [DRY-RUN]",
+                    "SLOTS",
+                    "    The slot map: ranges by node, what is in transit, keys that live without their slots.",
+                    "WHERE <key> [<key> ...]",
+                    "    Where keys are: slot, hash tag, node, whether in transit, whether moved there alone.",
+                    "MOVE [FROM <node>] TO <node> (SLOTS <ranges> | ALL | KEYS <pattern>) [GOAL fast|balanced|gentle] [MAX-RATE <bytes>] [DRY-RUN]",
                     "     [DURABILITY memory|aof|replica] [PROTOCOL switchyard|stop-and-copy] [PURGE-TARGET] [ALLOW-DIRECT-CLIENTS]",
                     "     [ALLOW-KEY-LOSS]",
                     "    Move slots, or single keys, while they are used.",
-                    "MOVE FROM <node> HOME [KEYS <pattern>] [...]",
-                    "    Keys that were moved to the node without their slots go to the owners of these.",
+                    "MOVE [FROM <node>] HOME [KEYS <pattern>] [...]",
+                    "    Keys that were moved to the node (to any) without their slots go to the owners of these.",
                     "MOVES | MOVES PAUSE|RESUME|ABORT <id> | MOVES GOAL <id> <goal> | MOVES MAX-RATE <id> <bytes>|none",
                     "    Moves under way and ended; stop one, let it go on, end it; go on with another goal or rate.",
                     "BALANCE [DRY-RUN]",

@@ -121,7 +121,7 @@ impl Worker {
         self.counters.logins_failed.add(1);
         let from = self.clients.get(handle).and_then(|c| c.details.peer).map_or_else(|| "a Unix socket".to_owned(), |p| p.to_string());
         if let Some(untold) = self.login_log.tell(self.now_us) {
-            tracing::warn!(target: "audit", from, user = user.unwrap_or("(no such user)"), untold, "a login failed");
+            tracing::warn!(target: "audit", from, user = user.unwrap_or("(no such user)"), untold = untold.told(), "a login failed");
         }
     }
 

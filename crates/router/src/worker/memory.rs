@@ -7,8 +7,10 @@
 //!   least). One event reads at most 128 KiB from one socket. So the workers together exceed the budget by [`STEP`] each, and by what one
 //!   event makes of a reply or request that is already in memory: a copy of it, or its buffer twice while that grows. All buffers
 //!   together are within the budget before, so what is used never exceeds twice the budget, and with many clients comes nowhere near it.
-//! - **Who goes**: one worker at a time evicts, and stops as soon as the whole is below. Where another worker has a bigger client it
-//!   is asked to, but not waited for: from [`PATIENCE`] of the budget on, each worker takes its own biggest.
+//! - **Who goes**: those who have not logged in before all others, or they could have applications cut. One worker at a time evicts, and
+//!   stops as soon as the whole is below. Where another worker has a bigger client it is asked to, but not waited for: from [`PATIENCE`] of the
+//!   budget on, each worker takes its own biggest. Before a client that is to go last (CLIENT NO-EVICT) all others are asked and given a tick:
+//!   how much their clients take they say only now and then.
 //! - **What stays**: requests kept until they are answered. What was sent may be executed, also if its client is gone; they end with the
 //!   answer, and are not taken for an excess a second time.
 //!
@@ -50,8 +52,32 @@ pub(super) struct Watch {
     mark: i64,
     /// Not before, where it has asked another worker or found nobody, us.
     rest_until_us: u64,
+    /// When all others were asked last, because this worker has only clients that go last, us.
+    asked_all_us: Option<u64>,
     cut_log: Rarely,
     short_log: Rarely,
+}
+
+/// Whether other workers have given up what goes before a client that is to go last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Others {
+    /// That has to be asked.
+    Unasked,
+    /// They were asked just now.
+    Asked,
+    /// They have had their time.
+    Done,
+}
+
+impl Watch {
+    fn others(&self, now_us: u64) -> Others {
+        match self.asked_all_us.map(|asked_us| now_us.saturating_sub(asked_us)) {
+            Some(ago_us) if ago_us < TICK.as_micros() as u64 => Others::Asked,
+            Some(ago_us) if ago_us < REST_US => Others::Done,
+            // What was answered long ago says nothing of now.
+            _ => Others::Unasked,
+        }
+    }
 }
 
 /// Something that can be given up to get memory back.
@@ -64,11 +90,20 @@ enum Holder {
     Reads,
 }
 
+/// Who goes before whom, whatever they take; the last goes first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Rank {
+    /// CLIENT NO-EVICT.
+    Spared,
+    Ordinary,
+    /// It has not logged in.
+    Stranger,
+}
+
 /// What it takes.
 #[derive(Clone, Copy, Debug)]
 struct Holding {
-    /// CLIENT NO-EVICT: it goes last.
-    spared: bool,
+    rank: Rank,
     bytes: usize,
     /// Of these, what stays until nodes have answered.
     kept: usize,
@@ -116,7 +151,8 @@ impl Worker {
 
     /// At a tick for clients: says who takes the most here, so that another worker knows whom to ask, and gives back what a burst has left.
     pub(super) fn tick_memory(&mut self) {
-        let near = self.memory_in_use() > self.plan.live.memory_max / 2;
+        // What is taken off for those who have gone must be found out anew, also where it makes that little is in use.
+        let near = self.memory_in_use() > self.plan.live.memory_max / 2 || self.counters.memory_leaving.get() > 0;
         let holdings = if near { self.holdings() } else { Vec::new() };
         self.say_biggest(&holdings);
         if self.keys.capacity() * size_of::<u32>() > REUSED_MAX {
@@ -136,7 +172,7 @@ impl Worker {
     }
 
     fn say_biggest(&self, holdings: &[Holding]) {
-        self.counters.memory_biggest.set(biggest(holdings) as u64);
+        self.counters.memory_biggest.set(biggest(holdings));
     }
 
     #[cold]
@@ -152,7 +188,7 @@ impl Worker {
                 break;
             }
             let elsewhere = shared.counters.iter().enumerate().filter(|(worker, _)| *worker != self.index);
-            let elsewhere = elsewhere.map(|(worker, counters)| (counters.memory_biggest.get() as usize, worker)).max();
+            let elsewhere = elsewhere.map(|(worker, counters)| (counters.memory_biggest.get(), worker)).max();
             let own = biggest(&holdings);
             if let Some((bytes, worker)) = elsewhere
                 && bytes > own
@@ -162,12 +198,24 @@ impl Worker {
                 self.memory.rest_until_us = self.now_us + TICK.as_micros() as u64;
                 break;
             }
+            if holdings.last().is_some_and(|holding| holding.rank == Rank::Spared) && shared.counters.len() > 1 {
+                let others = self.memory.others(self.now_us);
+                if others == Others::Unasked {
+                    self.memory.asked_all_us = Some(self.now_us);
+                    let others = (0..shared.counters.len()).filter(|worker| *worker != self.index);
+                    others.for_each(|worker| shared.mailboxes.send(worker, Message::Evict));
+                }
+                if others != Others::Done {
+                    self.memory.rest_until_us = self.now_us + TICK.as_micros() as u64;
+                    break;
+                }
+            }
             let Some(holding) = holdings.pop() else {
                 if let Some(untold) = self.memory.short_log.tell(self.now_us) {
                     error!(
                         used,
                         budget,
-                        untold,
+                        untold = untold.told(),
                         "more memory is in use than memory-max allows, and no client takes much of it: raise it, or give the process less to do"
                     );
                 }
@@ -181,14 +229,22 @@ impl Worker {
     }
 
     fn give_up(&mut self, holding: Holding, used: usize, budget: usize) {
-        let Holding { bytes, kept, holder, handle, .. } = holding;
+        let Holding { rank, bytes, kept, holder, handle } = holding;
         match holder {
             Holder::Client => {
                 let Some(client) = self.clients.get(handle) else { return };
                 let id = client.details.id;
                 self.counters.evicted.add(1);
                 if let Some(untold) = self.memory.cut_log.tell(self.now_us) {
-                    warn!(client = id, bytes, used, budget, untold, "cutting the client that takes the most memory (memory-max)");
+                    warn!(
+                        client = id,
+                        stranger = rank == Rank::Stranger,
+                        bytes,
+                        used,
+                        budget,
+                        untold = untold.told(),
+                        "cutting the client that takes the most memory (memory-max)"
+                    );
                 }
                 self.close_client(handle);
                 self.counters.memory_leaving.add(kept as u64);
@@ -197,14 +253,20 @@ impl Worker {
             Holder::Link => self.break_link(handle, "what it sends takes more memory than memory-max leaves"),
             Holder::Reads => {
                 if let Some(untold) = self.memory.cut_log.tell(self.now_us) {
-                    warn!(bytes, used, budget, untold, "clients with CLIENT TRACKING are told to forget what they have read (memory-max)");
+                    warn!(
+                        bytes,
+                        used,
+                        budget,
+                        untold = untold.told(),
+                        "clients with CLIENT TRACKING are told to forget what they have read (memory-max)"
+                    );
                 }
                 self.forget_tracked_reads();
             }
         }
     }
 
-    /// Who takes how much, the biggest that is not spared last. Also finds out anew what is kept for clients that have gone.
+    /// Who takes how much, whoever goes first last. Also finds out anew what is kept for clients that have gone.
     fn holdings(&mut self) -> Vec<Holding> {
         let mut clients: HashMap<Handle, (usize, usize)> = self.clients.iter().map(|(h, c)| (h, (c.memory(), 0))).collect();
         for (_, gather) in self.gathers.iter() {
@@ -238,24 +300,29 @@ impl Worker {
             match owner.and_then(|owner| clients.get_mut(&owner)) {
                 Some((sum, _)) => *sum += bytes,
                 None if link.input.len() >= NOBODYS_MIN => {
-                    holdings.push(Holding { spared: false, bytes, kept: 0, holder: Holder::Link, handle });
+                    holdings.push(Holding { rank: Rank::Ordinary, bytes, kept: 0, holder: Holder::Link, handle });
                 }
                 None => {}
             }
         }
         self.counters.memory_leaving.set(leaving as u64);
-        holdings.push(Holding { spared: false, bytes: self.tracking.memory(), kept: 0, holder: Holder::Reads, handle: Handle::NONE });
-        let spared = |handle| self.clients.get(handle).is_some_and(|c| c.details.no_evict);
-        let of_clients = clients.into_iter().map(|(handle, (bytes, kept))| Holding {
-            spared: spared(handle),
-            bytes,
-            kept,
-            holder: Holder::Client,
-            handle,
+        holdings.push(Holding {
+            rank: Rank::Ordinary,
+            bytes: self.tracking.memory(),
+            kept: 0,
+            holder: Holder::Reads,
+            handle: Handle::NONE,
         });
+        let rank = |handle| match self.clients.get(handle) {
+            Some(client) if !client.authenticated => Rank::Stranger,
+            Some(client) if client.details.no_evict => Rank::Spared,
+            _ => Rank::Ordinary,
+        };
+        let of_clients =
+            clients.into_iter().map(|(handle, (bytes, kept))| Holding { rank: rank(handle), bytes, kept, holder: Holder::Client, handle });
         holdings.extend(of_clients);
         holdings.retain(|h| h.bytes >= TAKES_MIN);
-        holdings.sort_unstable_by_key(|h| (!h.spared, h.bytes, h.holder, h.handle.index));
+        holdings.sort_unstable_by_key(|h| (h.rank, h.bytes, h.holder, h.handle.index));
         holdings
     }
 
@@ -300,7 +367,29 @@ fn patience(budget: usize) -> usize {
     budget.saturating_add(budget / PATIENCE)
 }
 
-/// Bytes of the biggest that is not spared.
-fn biggest(holdings: &[Holding]) -> usize {
-    holdings.last().filter(|h| !h.spared).map_or(0, |h| h.bytes)
+/// How big the one is that goes first, to compare it with those of other workers: a stranger is bigger than whoever has logged in. 0 for
+/// who is spared.
+fn biggest(holdings: &[Holding]) -> u64 {
+    const STRANGER: u64 = 1 << 48;
+    holdings.last().map_or(0, |h| match h.rank {
+        Rank::Spared => 0,
+        Rank::Ordinary => h.bytes as u64,
+        Rank::Stranger => h.bytes as u64 + STRANGER,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn before_a_client_that_goes_last_all_others_are_asked_each_time_anew() {
+        let (mut watch, tick_us) = (Watch::default(), TICK.as_micros() as u64);
+        assert_eq!(watch.others(5), Others::Unasked);
+        watch.asked_all_us = Some(5);
+        assert_eq!(watch.others(5), Others::Asked);
+        assert_eq!(watch.others(4 + tick_us), Others::Asked);
+        assert_eq!(watch.others(5 + tick_us), Others::Done);
+        assert_eq!(watch.others(5 + REST_US), Others::Unasked);
+    }
 }

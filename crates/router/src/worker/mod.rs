@@ -21,6 +21,7 @@ mod counted;
 mod cross_slot;
 mod dispatch;
 mod downstream;
+mod everywhere;
 mod exceptions;
 mod gather;
 mod greeting;
@@ -76,6 +77,7 @@ use crate::sys::SendBatch;
 use batching::{Batching, pause};
 use blocking::Asker;
 use clients::{Rarely, spare_descriptor};
+pub use cross_slot::spans_slots;
 use downstream::{Client, Stall};
 use gather::Gather;
 pub(crate) use upstream::Lane;
@@ -147,6 +149,8 @@ pub(crate) struct Worker {
     links: Slab<Box<Link>>,
     /// By node number.
     routes: Vec<NodeLinks>,
+    /// The same: whether keys may be there. What is asked of all nodes never waits for another one that is down.
+    keeps: Vec<bool>,
     gathers: Slab<Gather>,
     pubsub: pubsub::Topics,
     monitors: monitor::Monitors,
@@ -255,6 +259,7 @@ impl Worker {
             clients: Slab::new(),
             links: Slab::new(),
             routes: Vec::new(),
+            keeps: Vec::new(),
             gathers: Slab::new(),
             pubsub: pubsub::Topics::new(),
             monitors: monitor::Monitors::default(),
@@ -624,7 +629,8 @@ impl Worker {
             #[cfg(test)]
             Message::Panic => panic!("asked to by a test"),
             Message::Kill { filter, from, gather, part } => {
-                let reply = self.kill_clients(&filter);
+                let killer = self.gathers.get(gather).filter(|_| from == self.index).map(Gather::client);
+                let reply = self.kill_clients(&filter, killer);
                 self.shared.mailboxes[from].send(Message::Answer { gather, part, reply });
             }
         }

@@ -26,6 +26,7 @@ impl Worker {
     /// Connects to nodes that there is no connection to yet, so that the first command finds it.
     pub(super) fn connect_main(&mut self) {
         let plan = self.plan.clone();
+        self.note_keepers();
         self.routes.resize_with(self.routes.len().max(plan.topology.node_id_bound()), Default::default);
         for node in plan.topology.nodes() {
             let _ = self.shared_link(node.id, Lane::Main, false);
@@ -39,6 +40,8 @@ impl Worker {
             self.links.iter().filter(|(_, link)| self.plan.topology.node(link.node).is_none()).map(|(handle, _)| handle).collect();
         for handle in gone {
             self.break_link(handle, "the node was removed");
+            // Where it was not up it would be tried again, for ever.
+            self.drop_link(handle);
         }
         self.zombies.retain(|z| self.plan.topology.node(z.node).is_some());
     }
@@ -109,6 +112,7 @@ impl Worker {
         // One connection too many, at a node that serves: that concerns those in line for it, not the node.
         let serves = lane.is_exclusive() && self.node_is_up(node);
         let news = !serves
+            && self.plan.topology.node(node).is_some()
             && self.shared.with_facts(node, |facts| {
                 facts.tried = true;
                 facts.failure.replace(why.to_string()).as_deref() != Some(why)
@@ -413,8 +417,8 @@ impl Worker {
         let mut pos = 0;
         while pos < bytes.len() {
             let Some(link) = self.links.get_mut(handle) else { return bytes.len() };
-            if link.fd.is_none() {
-                return bytes.len(); // given up because of an earlier reply of the same read
+            if !matches!(link.phase, Phase::Up | Phase::Greeting) {
+                return bytes.len(); // given up because of an earlier reply of the same read; a main connection is on its way again
             }
             let rest = &bytes[pos..];
             match &mut link.body {
@@ -435,7 +439,7 @@ impl Worker {
                         let whole = link.downgraded && rest[0] == b'*' && size <= live.client_output_limit;
                         let head = link.pending.front().copied();
                         let is_kept = whole && head.is_some_and(|head| self.is_awaited(&head));
-                        if size > self.plan.live.large_value && !is_kept && self.take_large(handle, size, rest[0]) {
+                        if size > self.plan.live.large_value && !is_kept && self.take_large(handle, size, rest) {
                             continue;
                         }
                         break;
@@ -503,6 +507,22 @@ impl Worker {
         self.after_exclusive_reply(handle);
     }
 
+    /// What a client is told in place of an error that would send it to another address: past the router, and with its password.
+    #[cold]
+    fn in_place_of_redirect(&self, handle: Handle, error: &[u8]) -> Option<Vec<u8>> {
+        let text = reply::text(error)?;
+        if !text.starts_with(b"MOVED ") && !text.starts_with(b"ASK ") {
+            return None;
+        }
+        let node = self.node_name(self.links.get(handle)?.node);
+        let mut out = Vec::new();
+        encode::error(
+            &mut out,
+            &format!("ERR {node} would send this client to another server: it runs in cluster mode, as no node of Switchyard may"),
+        );
+        Some(out)
+    }
+
     fn on_reply(&mut self, handle: Handle, answer: &[u8]) {
         let Some(link) = self.links.get_mut(handle) else { return };
         if link.phase == Phase::Greeting {
@@ -527,6 +547,8 @@ impl Worker {
             self.note_slow(handle);
         }
         let is_error = reply::is_error(answer);
+        let instead = if is_error { self.in_place_of_redirect(handle, answer) } else { None };
+        let answer = instead.as_deref().unwrap_or(answer);
         if is_error && (answer.starts_with(b"-NOSCRIPT") && self.heal_script(handle) || self.take_recalled(handle, answer)) {
             return;
         }

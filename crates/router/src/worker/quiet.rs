@@ -2,8 +2,9 @@
 //!
 //! FLUSHALL and FLUSHDB: what a mover has read of a node before and stores at another after would bring keys back. DBSIZE and KEYS: between the moment at
 //! which a key is stored at the target and that at which it is gone from the source it is at both, and one that moves between two nodes' answers may be
-//! in neither. While no mover has a batch under way each key is at one node. And what movers make for themselves does not count. FUNCTION LOAD and
-//! the like: a mover gives its target the functions of its source, and must not bring back what was changed meanwhile.
+//! in neither. While no mover has a batch under way each key is at one node. And what movers make for themselves does not count.
+//!
+//! FUNCTION LOAD and the like wait only for whoever copies functions from one node to another (`crate::function_turns`).
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -14,10 +15,12 @@ use switchyard_resp::command::Merge;
 use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
+use super::gather::with_doubt;
 use super::rounds::{Ask, Next, Procedure};
 use super::scan::belongs;
 use super::upstream::Lane;
 use super::{Stall, Worker};
+use crate::function_turns::ChangeTurn;
 use crate::mover::{Moves, SharedMove, Told};
 use crate::shared::{Plan, TurnToLook};
 use crate::slab::Handle;
@@ -29,7 +32,26 @@ const LOOK_PATIENCE_US: u64 = 1_000_000;
 #[derive(Debug)]
 pub(super) struct Quieting {
     since_us: u64,
-    guard: Quieted,
+    guard: Guard,
+}
+
+/// Who gives way to it.
+#[derive(Debug)]
+enum Guard {
+    /// Movers.
+    Movers(Quieted),
+    /// Who copies functions; `None`: somebody does.
+    Functions { _turn: Option<ChangeTurn> },
+}
+
+impl Quieting {
+    /// The movers that it waits for.
+    const fn movers(&mut self) -> Option<&mut Quieted> {
+        match &mut self.guard {
+            Guard::Movers(movers) => Some(movers),
+            Guard::Functions { .. } => None,
+        }
+    }
 }
 
 /// Movers that have been asked to be quiet. They go on when this is dropped.
@@ -65,20 +87,20 @@ impl Drop for Quieted {
 /// FLUSHALL at every node, with the movers quiet until all have answered.
 #[derive(Debug)]
 struct Flush {
-    _guard: Quieted,
+    _guard: Guard,
 }
 
 impl Procedure for Flush {
     fn next(&mut self, _: &mut Worker, _: bool, parts: Vec<Vec<u8>>) -> Next {
-        let failed = parts.iter().position(|p| reply::is_error(p)).unwrap_or(0);
-        Next::Done(parts.into_iter().nth(failed).unwrap_or_default())
+        let failed = parts.iter().find(|p| reply::is_error(p)).map(|error| with_doubt(error, &parts));
+        Next::Done(failed.unwrap_or_else(|| parts.into_iter().next().unwrap_or_default()))
     }
 }
 
 /// DBSIZE or KEYS at every node, with the movers quiet until all have answered.
 #[derive(Debug)]
 struct Look {
-    _guard: Quieted,
+    _guard: Guard,
     merge: Merge,
     nodes: Vec<NodeId>,
 }
@@ -119,12 +141,13 @@ impl Worker {
             self.next_ticket += 1;
             // Unlike every other worker's.
             let ticket = self.next_ticket << 8 | (self.index as u64 & 0xff);
-            let guard = Quieted { ticket, flushes, turn: None, movers: BTreeMap::new() };
+            let guard = Guard::Movers(Quieted { ticket, flushes, turn: None, movers: BTreeMap::new() });
             self.clients.get_mut(handle)?.quieting = Some(Box::new(Quieting { since_us: self.now_us, guard }));
             self.quieting_clients.push(handle);
         }
-        let Quieting { since_us, guard } = &mut **self.clients.get_mut(handle)?.quieting.as_mut()?;
-        let waited_us = self.now_us.saturating_sub(*since_us);
+        let quieting = self.clients.get_mut(handle)?.quieting.as_mut()?;
+        let waited_us = self.now_us.saturating_sub(quieting.since_us);
+        let guard = quieting.movers()?;
         if !flushes && guard.turn.is_none() {
             guard.turn = self.shared.take_turn_to_look();
             if guard.turn.is_none() {
@@ -157,7 +180,11 @@ impl Worker {
             );
             return self.refuse(handle, class, &text);
         }
-        let nodes: Vec<NodeId> = plan.topology.nodes().map(|n| n.id).collect();
+        let mut nodes = self.keepers();
+        // What movers have made for themselves goes with the keys that it was made of.
+        nodes.extend(plan.moves.by_id.values().map(|mover| mover.target));
+        nodes.sort_unstable();
+        nodes.dedup();
         if let Some(client) = self.clients.get_mut(handle) {
             nodes.iter().for_each(|n| client.note_write(*n));
         }
@@ -179,10 +206,10 @@ impl Worker {
             return Flow::Stall(Stall::Moving);
         }
         let Some(quieting) = self.clients.get_mut(handle).and_then(|c| c.quieting.take()) else { return Flow::Close };
-        let nodes: Vec<NodeId> = plan.topology.nodes().map(|n| n.id).collect();
+        let nodes = self.keepers();
         let mut asks: Vec<Ask> = nodes.iter().map(|node| Ask { node: *node, lane, requests: vec![raw.to_vec()] }).collect();
         if merge == Merge::Sum {
-            for mover in plan.moves.by_id.values() {
+            for mover in plan.moves.by_id.values().filter(|mover| nodes.contains(&mover.target)) {
                 let names = mover.temporary_in(database);
                 if !names.is_empty() {
                     let mut request = Vec::new();
@@ -197,31 +224,31 @@ impl Worker {
         self.begin_alone(handle, class, Box::new(Look { _guard: quieting.guard, merge, nodes }), asks)
     }
 
-    /// A command that is about to change the functions of all nodes, while there are moves: a mover that has read those of its source must not give the
-    /// target what was changed since. `None`: the movers are quiet, and stay so until what the client begins next is over.
+    /// A command that is about to change the functions of all nodes: what is copied from one node to another meanwhile would bring back what was there before.
+    /// `None`: nobody copies until what the client begins next is over.
     pub(super) fn wait_to_change_functions(&mut self, handle: Handle, class: u8) -> Option<Flow> {
-        let plan = self.plan.clone();
+        let now_us = self.now_us;
+        let patience = self.plan.live.command_timeout;
         let Some(client) = self.clients.get_mut(handle) else { return Some(Flow::Close) };
-        if client.quieting.is_none() && plan.moves.by_id.is_empty() {
-            return None;
-        }
-        if client.in_flight() > 0 {
+        let turn = self.shared.functions.to_change();
+        let may = turn.is_some();
+        if !may && client.in_flight() > 0 {
             return Some(Flow::Stall(Stall::Barrier));
         }
-        let Some((quiet, waited_us)) = self.quiet_for(handle, &plan, false) else { return Some(Flow::Close) };
-        if quiet {
+        let since_us = client.quieting.as_ref().map_or(now_us, |quieting| quieting.since_us);
+        client.quieting = Some(Box::new(Quieting { since_us, guard: Guard::Functions { _turn: turn } }));
+        if may {
             return None;
         }
-        if waited_us <= plan.live.command_timeout.as_micros() as u64 {
+        if now_us.saturating_sub(since_us) <= patience.as_micros() as u64 {
+            if !self.quieting_clients.contains(&handle) {
+                self.quieting_clients.push(handle);
+            }
             return Some(Flow::Stall(Stall::Moving));
         }
-        let text = format!(
-            "TRYAGAIN data is being moved, and a move did not come to rest within {:?}; no function was changed",
-            plan.live.command_timeout
-        );
-        if let Some(client) = self.clients.get_mut(handle) {
-            client.quieting = None;
-        }
+        client.quieting = None;
+        let text =
+            format!("TRYAGAIN functions are being copied to a node, and that did not end within {patience:?}; no function was changed");
         Some(self.refuse(handle, class, &text))
     }
 
@@ -229,11 +256,11 @@ impl Worker {
     pub(super) fn on_quiet(&mut self, move_id: MoveId, ticket: u64) {
         for handle in self.quieting_clients.clone() {
             let Some(quieting) = self.clients.get_mut(handle).and_then(|c| c.quieting.as_mut()) else { continue };
-            if quieting.guard.ticket == ticket
-                && let Some((_, quiet)) = quieting.guard.movers.get_mut(&move_id)
+            if let Some(guard) = quieting.movers().filter(|guard| guard.ticket == ticket)
+                && let Some((_, quiet)) = guard.movers.get_mut(&move_id)
             {
                 *quiet = true;
-                if quieting.guard.movers.values().all(|(_, quiet)| *quiet) {
+                if guard.movers.values().all(|(_, quiet)| *quiet) {
                     self.unstall(handle);
                 }
             }

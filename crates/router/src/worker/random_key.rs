@@ -31,7 +31,7 @@ impl RandomKey {
     /// The place of a node, each as likely as it has keys.
     fn choose(&mut self) -> Option<usize> {
         self.random = rapidhash::v3::rapidhash_v3(&self.random.to_ne_bytes());
-        let mut at = self.random.checked_rem(self.keys.iter().sum())?;
+        let mut at = self.random.checked_rem(self.keys.iter().fold(0, |sum, keys| sum.saturating_add(*keys)))?;
         self.keys.iter().position(|keys| {
             let is_here = at < *keys;
             at = at.saturating_sub(*keys);
@@ -77,7 +77,7 @@ impl Procedure for RandomKey {
 impl Worker {
     pub(super) fn random_key(&mut self, handle: Handle, class: u8) -> Flow {
         self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
-        let nodes: Vec<NodeId> = self.plan.topology.nodes().map(|node| node.id).collect();
+        let nodes = self.keepers();
         let size = |node: &NodeId| Ask { node: *node, lane: Lane::Main, requests: vec![b"*1\r\n$6\r\nDBSIZE\r\n".to_vec()] };
         let first: Vec<Ask> = nodes.iter().map(size).collect();
         let random = self.now_us ^ (self.turn_of_nodes as u64).rotate_left(32);

@@ -14,7 +14,7 @@
 use std::sync::Arc;
 
 use switchyard_policy::routing::{Route, route};
-use switchyard_resp::command::{Command, CommandClass};
+use switchyard_resp::command::{Command, CommandClass, stream_options};
 use switchyard_resp::request::{Args, Limits, Scan, Scanner};
 use switchyard_resp::{encode, reply};
 
@@ -134,7 +134,7 @@ fn open_ends(request: &[u8]) -> Vec<(usize, usize)> {
     if !args.get(0).is_some_and(|name| name.eq_ignore_ascii_case(b"XREAD")) {
         return Vec::new();
     }
-    let Some(first) = args.iter().position(|a| a.eq_ignore_ascii_case(b"STREAMS")).map(|at| at + 1) else { return Vec::new() };
+    let Ok(first) = stream_options(&args).streams else { return Vec::new() };
     let count = (args.len() - first) / 2;
     (0..count).map(|n| (first + count + n, first + n)).filter(|(id, _)| args.get(*id) == Some(b"$")).collect()
 }
@@ -175,7 +175,7 @@ fn with_time_left(request: &[u8], left_ms: u64) -> Option<Vec<u8>> {
     let seconds = format!("{}.{:03}", left_ms / 1000, left_ms % 1000);
     let (place, text) = match &name[..] {
         b"BLMPOP" | b"BZMPOP" => (1, seconds),
-        b"XREAD" | b"XREADGROUP" => (args.iter().position(|a| a.eq_ignore_ascii_case(b"BLOCK"))? + 1, left_ms.to_string()),
+        b"XREAD" | b"XREADGROUP" => (stream_options(&args).timeout?, left_ms.to_string()),
         _ => (args.len() - 1, seconds),
     };
     let mut out = Vec::with_capacity(request.len() + 8);
@@ -516,6 +516,10 @@ mod tests {
             (
                 &["XREAD", "COUNT", "1", "block", "5000", "STREAMS", "a", "$"],
                 &["XREAD", "COUNT", "1", "block", "1250", "STREAMS", "a", "$"],
+            ),
+            (
+                &["XREADGROUP", "GROUP", "block", "c", "BLOCK\0", "5000", "STREAMS", "a", ">"],
+                &["XREADGROUP", "GROUP", "block", "c", "BLOCK\0", "1250", "STREAMS", "a", ">"],
             ),
         ] {
             assert_eq!(with_time_left(&request(before), 1250), Some(request(after)));

@@ -9,12 +9,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use switchyard_policy::topology::NodeId;
-use switchyard_resp::command::{Command, CommandTable, Merge};
+use switchyard_resp::command::{Command, CommandTable, Flags, Merge};
 use switchyard_resp::request::{Args, Limits, Scanner};
 use switchyard_resp::{encode, reply};
 
 use super::Worker;
 use super::dispatch::Flow;
+use super::everywhere::Reach;
 use super::gather::Whole;
 use super::rounds::{Ask, Next, Procedure};
 use super::upstream::{Lane, Pending, Purpose};
@@ -139,7 +140,8 @@ impl Worker {
         let hash = rapidhash::v3::rapidhash_v3(body);
         if self.scripts_met.by_text.get(&hash).is_none_or(|script| *script.body != *body) {
             let sha = sha_of(&[body]);
-            let known = lock(&self.shared.scripts).named(&sha).cloned();
+            // Texts with one hash can be made.
+            let known = lock(&self.shared.scripts).named(&sha).filter(|script| *script.body == *body).cloned();
             // Judged without the lock: a text may be long.
             let script = known.unwrap_or_else(|| {
                 let script = Arc::new(Script::judged(body, sha, table));
@@ -176,11 +178,7 @@ impl Worker {
                 let mut requests = vec![Vec::new(), Vec::new()];
                 encode::command(&mut requests[0], [&b"SCRIPT"[..], b"LOAD", &script.wrapped().concat()]);
                 encode::command(&mut requests[1], [&b"SCRIPT"[..], b"LOAD", &script.body]);
-                let nodes: Vec<NodeId> = plan.topology.nodes().map(|n| n.id).collect();
-                let gather = self.begin_gather(handle, class, nodes.len(), Whole::Merged(Merge::Same))?;
-                for (part, node) in nodes.into_iter().enumerate() {
-                    self.send_parts(gather, part as u32, node, lane, &requests, class);
-                }
+                self.gather_every(handle, lane, Reach::Everybody, &requests, class, Whole::Merged(Merge::Same));
                 Some(Flow::Next)
             }
             "SCRIPT|EXISTS" if check => {
@@ -202,7 +200,7 @@ impl Worker {
                 drop(scripts);
                 let mut request = Vec::new();
                 encode::command(&mut request, args.iter().collect::<Vec<_>>());
-                self.gather_every(handle, lane, &request, class, Whole::ScriptExists { known });
+                self.gather_every(handle, lane, Reach::Everybody, &[request], class, Whole::ScriptExists { known });
                 Some(Flow::Next)
             }
             "SCRIPT|FLUSH" => {
@@ -210,31 +208,31 @@ impl Worker {
                 self.scripts_met = ScriptsMet::default();
                 None
             }
-            "FUNCTION|LOAD" if check => {
-                let last = args.len() - 1;
-                match wrapped_library(args.get(last)?, &plan.commands) {
-                    Ok(code) => Some(self.with_argument(handle, lane, class, args, last, &code)),
-                    Err(why) => Some(self.refuse(handle, class, &why)),
+            _ => match checked_libraries(&plan, command, args) {
+                Ok(None) => None,
+                Ok(Some(request)) => {
+                    self.gather_every(handle, lane, Reach::Everybody, &[request], class, Whole::Merged(Merge::Same));
+                    Some(Flow::Next)
                 }
-            }
-            "FUNCTION|RESTORE" if check => match functions_dump::with_code(args.get(2)?, |code| wrapped_library(code, &plan.commands)) {
-                Some(Ok(payload)) => Some(self.with_argument(handle, lane, class, args, 2, &payload)),
-                Some(Err(why)) => Some(self.refuse(handle, class, &why)),
-                None => Some(self.refuse(handle, class, functions_dump::DAMAGED)),
+                Err(why) => Some(self.refuse(handle, class, &why)),
             },
-            _ => None,
         }
     }
 
-    /// Sends a command to every node, with another argument in one place.
-    fn with_argument(&mut self, handle: Handle, lane: Lane, class: u8, args: &Args<'_>, place: usize, with: &[u8]) -> Flow {
-        let mut request = Vec::with_capacity(with.len() + 256);
-        encode::header(&mut request, b'*', args.len());
-        for (index, arg) in args.iter().enumerate() {
-            encode::bulk(&mut request, if index == place { with } else { arg });
+    /// What is queued in place of a command that runs or brings code, in a transaction: `None`, where it is queued as it is.
+    pub(super) fn checked_code(&mut self, plan: &Plan, command: &Command, args: &Args<'_>) -> Result<Option<Vec<u8>>, String> {
+        if command.flags.has(Flags::SCRIPT) {
+            return self.checked_script(plan, command, args);
         }
-        self.gather_every(handle, lane, &request, class, Whole::Merged(Merge::Same));
-        Flow::Next
+        if command.name == "SCRIPT|LOAD" {
+            // The router knows it from here on, as if it had gone to every node.
+            let script = self.met(args.get(2).unwrap_or_default(), &plan.commands);
+            return match &script.verdict {
+                Verdict::Refused(why) if plan.live.check_scripts => Err(why.to_string()),
+                _ => Ok(None),
+            };
+        }
+        checked_libraries(plan, command, args)
     }
 
     /// FUNCTION LIST: libraries as their authors wrote them.
@@ -281,6 +279,27 @@ impl Worker {
         self.mark_link(link_handle);
         true
     }
+}
+
+/// FUNCTION LOAD and RESTORE with libraries that are checked: `None`, where it is another command, or nothing is checked.
+fn checked_libraries(plan: &Plan, command: &Command, args: &Args<'_>) -> Result<Option<Vec<u8>>, String> {
+    let checked = |code: &[u8]| wrapped_library(code, &plan.commands);
+    let (place, with) = match &*command.name {
+        _ if !plan.live.check_scripts => return Ok(None),
+        "FUNCTION|LOAD" => (args.len() - 1, checked(args.get(args.len() - 1).unwrap_or_default())),
+        "FUNCTION|RESTORE" => match functions_dump::with_code(args.get(2).unwrap_or_default(), checked) {
+            Some(payload) => (2, payload),
+            None => return Err(functions_dump::DAMAGED.to_owned()),
+        },
+        _ => return Ok(None),
+    };
+    let with = with.map_err(|why| why.to_string())?;
+    let mut request = Vec::with_capacity(with.len() + 256);
+    encode::header(&mut request, b'*', args.len());
+    for (index, arg) in args.iter().enumerate() {
+        encode::bulk(&mut request, if index == place { &with } else { arg });
+    }
+    Ok(Some(request))
 }
 
 /// FUNCTION LIST WITHCODE, with the preludes taken off.

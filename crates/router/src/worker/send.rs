@@ -70,7 +70,10 @@ impl Worker {
             let Some(sent) = sent else {
                 // What cannot be known is not sent twice.
                 match token {
-                    Token::Link(handle) => self.break_link(handle, UNSURE),
+                    Token::Link(handle) => {
+                        self.links.get_mut(handle).into_iter().for_each(|link| link.note_all_sent());
+                        self.break_link(handle, UNSURE);
+                    }
                     Token::Client(handle) => self.close_client(handle),
                     Token::Wake | Token::Tick | Token::Listener(_) => {}
                 }

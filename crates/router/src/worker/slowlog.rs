@@ -92,7 +92,8 @@ impl Worker {
                 if let Some(untold) = self.slow_log_log.tell(self.now_us) {
                     info!(
                         worker = self.index,
-                        untold, "more commands take long than the slow log takes (slow_commands_not_entered counts the others)"
+                        untold = untold.told(),
+                        "more commands take long than the slow log takes (slow_commands_not_entered counts the others)"
                     );
                 }
                 false

@@ -203,17 +203,13 @@ impl Worker {
                 return self.refuse(handle, class, &text);
             }
         };
-        // A script that is checked while it runs is another one for the node.
-        let checked = if command.flags.has(Flags::SCRIPT) {
-            match self.checked_script(plan, command, args) {
-                Ok(checked) => checked,
-                Err(text) => {
-                    self.spoil(handle);
-                    return self.refuse(handle, class, &text);
-                }
+        // Code that is checked while it runs is other code for the node.
+        let checked = match self.checked_code(plan, command, args) {
+            Ok(checked) => checked,
+            Err(text) => {
+                self.spoil(handle);
+                return self.refuse(handle, class, &text);
             }
-        } else {
-            None
         };
         let sha = self.sha_sent(plan, command, args);
         let raw = checked.as_deref().unwrap_or(raw);
@@ -315,7 +311,7 @@ impl Worker {
             Handling::Local(Local::Select) => match args.get(1).and_then(parse::<u32>) {
                 // Out of range: the node says so at EXEC.
                 None => Admission::Queue(None),
-                Some(database) if self.shared.has_database(&plan.topology, database) => Admission::Select(database),
+                Some(database) if self.shared.has_database(&self.keepers(), database) => Admission::Select(database),
                 Some(database) => Admission::Refuse(format!(
                     "ERR Switchyard does not serve SELECT {database} inside MULTI before any client has selected that database outside"
                 )),
@@ -765,6 +761,9 @@ impl Worker {
         let Some(link) = self.links.get_mut(link) else { return };
         let (refused, no_multi, node) = (link.refused.take(), link.no_multi.clone(), link.node);
         let executed = answer.starts_with(b"*") && !reply::is_null(answer);
+        if executed {
+            reply::elements(answer).filter(|element| reply::is_error(element)).for_each(|error| self.counters.errors.count(error));
+        }
         let mut text = Vec::new();
         if let Some(client) = self.clients.get_mut(pending.who) {
             client.after_exec(executed);

@@ -15,7 +15,7 @@ use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::{Fingerprint, Key, Side};
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, slot_of};
-use switchyard_resp::command::{Command, Flags, Handling, Local, Lookup, Touched};
+use switchyard_resp::command::{Command, Flags, Handling, Local, Lookup, Touched, is_option};
 use switchyard_resp::request::{Args, Limits, Scan, Scanner};
 
 use super::dispatch::Flow;
@@ -275,9 +275,11 @@ impl Worker {
             return !self.is_proved(plan, command, args);
         }
         command.name.starts_with("SORT")
-            && args.iter().skip(2).zip(args.iter().skip(3)).any(|(option, pattern)| {
-                (option.eq_ignore_ascii_case(b"BY") || option.eq_ignore_ascii_case(b"GET")) && pattern.contains(&b'*')
-            })
+            && args
+                .iter()
+                .skip(2)
+                .zip(args.iter().skip(3))
+                .any(|(option, pattern)| (is_option(option, b"BY") || is_option(option, b"GET")) && pattern.contains(&b'*'))
     }
 
     /// Has a client wait for what is missing. False where it is there by now: to be looked at again.

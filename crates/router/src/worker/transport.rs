@@ -36,6 +36,8 @@ pub(crate) struct Tls {
     session: Connection,
     /// The peer has said that nothing follows.
     ended: bool,
+    /// Bytes that sockets have taken of what was sealed.
+    written: u64,
     /// Why the session failed, once it has.
     failure: Option<rustls::Error>,
 }
@@ -72,7 +74,7 @@ pub(crate) fn receive(fd: &OwnedFd, tls: &mut Option<Box<Tls>>, buffer: &mut [u8
 pub(crate) fn send(fd: &OwnedFd, tls: &mut Option<Box<Tls>>, bytes: &[u8]) -> Result<usize, Errno> {
     match tls {
         None => rustix::net::send(fd, bytes, SendFlags::NOSIGNAL),
-        Some(tls) => tls.send(fd, bytes),
+        Some(tls) => tls.send(&mut Socket(fd), bytes),
     }
 }
 
@@ -81,7 +83,7 @@ pub(crate) fn send(fd: &OwnedFd, tls: &mut Option<Box<Tls>>, bytes: &[u8]) -> Re
 pub(crate) fn send_last(fd: &OwnedFd, tls: &mut Option<Box<Tls>>, bytes: &[u8]) -> Result<usize, Errno> {
     match tls {
         None => rustix::net::send(fd, bytes, SendFlags::NOSIGNAL | SendFlags::MORE),
-        Some(tls) => tls.send(fd, bytes),
+        Some(tls) => tls.send(&mut Socket(fd), bytes),
     }
 }
 
@@ -106,7 +108,7 @@ impl Tls {
 
     fn new(mut session: Connection) -> Box<Self> {
         session.set_buffer_limit(Some(2 * CHUNK));
-        Box::new(Self { session, ended: false, failure: None })
+        Box::new(Self { session, ended: false, written: 0, failure: None })
     }
 
     /// Whether the two sides have yet to agree.
@@ -127,7 +129,7 @@ impl Tls {
 
     /// Begins or goes on with the handshake without data: what we have to say first is written.
     pub(crate) fn drive(&mut self, fd: &OwnedFd) -> Result<(), Errno> {
-        match self.flush(fd) {
+        match self.flush(&mut Socket(fd)) {
             Ok(()) | Err(Errno::AGAIN) => Ok(()),
             Err(error) => Err(error),
         }
@@ -154,7 +156,7 @@ impl Tls {
                 Ok(read)
             });
             // The answer of a handshake, or an alert.
-            let flushed = self.flush(fd);
+            let flushed = self.flush(&mut Socket(fd));
             match (read, flushed) {
                 (Ok(0), _) => self.ended = true,
                 (Ok(read), Ok(()) | Err(Errno::AGAIN)) if read < room && self.failure.is_none() && !self.ended => {
@@ -208,16 +210,23 @@ impl Tls {
         count
     }
 
-    fn send(&mut self, fd: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
-        let mut taken = 0;
+    /// An error means that nothing of `bytes` has gone out. Where some has before the connection failed, all that was sealed counts as sent, because the
+    /// peer may execute it: the error comes again with the next call.
+    fn send(&mut self, socket: &mut impl Write, bytes: &[u8]) -> Result<usize, Errno> {
+        let (mut taken, mut written_before) = (0, self.written);
         loop {
-            match self.flush(fd) {
+            match self.flush(socket) {
                 Ok(()) => {}
                 Err(Errno::AGAIN) if taken > 0 => return Ok(taken),
+                Err(_) if taken > 0 && self.written > written_before => return Ok(taken),
                 Err(error) => return Err(error),
             }
             if taken == bytes.len() {
                 return Ok(taken);
+            }
+            if taken == 0 {
+                // So far it was what earlier calls have sealed.
+                written_before = self.written;
             }
             let end = bytes.len().min(taken + CHUNK);
             match self.session.writer().write(&bytes[taken..end]) {
@@ -230,10 +239,10 @@ impl Tls {
     }
 
     /// Writes sealed bytes until none are left.
-    fn flush(&mut self, fd: &OwnedFd) -> Result<(), Errno> {
+    fn flush(&mut self, socket: &mut impl Write) -> Result<(), Errno> {
         while self.session.wants_write() {
-            match self.session.write_tls(&mut Socket(fd)) {
-                Ok(_) => {}
+            match self.session.write_tls(socket) {
+                Ok(count) => self.written += count as u64,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
             }
@@ -244,7 +253,7 @@ impl Tls {
     /// Tells the peer that the end is meant, as far as the socket takes it.
     pub(crate) fn notify_close(&mut self, fd: &OwnedFd) {
         self.session.send_close_notify();
-        let _ = self.flush(fd);
+        let _ = self.flush(&mut Socket(fd));
     }
 }
 
@@ -263,5 +272,66 @@ impl Write for Socket<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use rcgen::{CertifiedKey, generate_simple_self_signed};
+    use rustls::RootCertStore;
+    use rustls::pki_types::PrivateKeyDer;
+
+    use super::*;
+
+    /// The client's side of a session.
+    fn session() -> Box<Tls> {
+        let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
+        let key = PrivateKeyDer::try_from(signing_key.serialize_der()).expect("a key");
+        let server = ServerConfig::builder().with_no_client_auth().with_single_cert(vec![cert.der().clone()], key).expect("a pair");
+        let mut roots = RootCertStore::empty();
+        roots.add(cert.der().clone()).expect("a root");
+        let client = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+        let mut ours = Tls::connect(Arc::new(client), ServerName::try_from("localhost").expect("a name")).expect("a session");
+        let mut theirs = Tls::accept(Arc::new(server)).expect("a session");
+        let (here, there) = UnixStream::pair().expect("a pair");
+        here.set_nonblocking(true).and(there.set_nonblocking(true)).expect("they do not block");
+        let (here, there) = (OwnedFd::from(here), OwnedFd::from(there));
+        let mut buffer = vec![0; 128 << 10];
+        while ours.is_handshaking() || theirs.is_handshaking() {
+            ours.drive(&here).and(theirs.drive(&there)).expect("it goes on");
+            assert_eq!(theirs.receive(&there, &mut buffer), Err(Errno::AGAIN));
+            assert_eq!(ours.receive(&here, &mut buffer), Err(Errno::AGAIN));
+        }
+        ours
+    }
+
+    /// A socket that takes so many bytes, and then is broken.
+    struct Breaks(usize);
+
+    impl Write for Breaks {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let count = bytes.len().min(self.0);
+            self.0 -= count;
+            if count == 0 { Err(Errno::PIPE.into()) } else { Ok(count) }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Else a command that a node may have executed would be said not to have been.
+    #[test]
+    fn what_a_socket_took_before_it_broke_counts_as_sent() {
+        let bytes = vec![b'x'; 200_000];
+        for takes in [1, 1000, 70_000, 150_000] {
+            let (mut tls, mut socket) = (session(), Breaks(takes));
+            let sent = tls.send(&mut socket, &bytes).expect("some of it went out");
+            assert!(sent > 0 && sent + 1000 > takes, "{sent} of {takes}");
+            assert_eq!(tls.send(&mut socket, &bytes[sent..]), Err(Errno::PIPE), "the error comes again");
+        }
+        assert_eq!(session().send(&mut Breaks(0), &bytes), Err(Errno::PIPE), "nothing went out");
     }
 }

@@ -265,6 +265,8 @@ pub(super) enum Greeting {
     Hello,
     Auth,
     SetName,
+    /// SELECT of the last database that clients use.
+    Databases(u32),
     Select,
     Multi,
     Exec,
@@ -413,6 +415,11 @@ impl Link {
         if self.unsent() > 0 {
             self.writable = false;
         }
+    }
+
+    /// How much the socket has taken is not known: all of it counts as sent, because the node may execute it.
+    pub(super) fn note_all_sent(&mut self) {
+        self.sent = self.out.len();
     }
 
     /// Appends a command, behind a SELECT where it concerns another database than the one before.
@@ -576,6 +583,15 @@ mod tests {
         assert!(link.pop().is_some());
         link.trim();
         assert!(link.has_room(8 << 20));
+    }
+
+    #[test]
+    fn what_may_have_been_sent_may_be_executed() {
+        let mut link = link(Lane::Main);
+        link.push(b"INCR k", 0, pending(Purpose::Client));
+        assert_eq!(link.may_be_executed(), 0);
+        link.note_all_sent();
+        assert_eq!(link.may_be_executed(), 1);
     }
 
     #[test]

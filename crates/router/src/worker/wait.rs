@@ -60,10 +60,12 @@ impl Worker {
             // All that was written before is to be older than the mark.
             return Flow::Stall(Stall::Barrier);
         }
-        let mut nodes: Vec<NodeId> = plan.topology.nodes().map(|n| n.id).collect();
-        if wrote_to != 0 {
-            nodes.retain(|n| wrote_to & (1 << (n.index() & 63)) != 0);
-        }
+        let keepers = self.keepers();
+        let bit = |node: &NodeId| 1 << (node.index() & 63);
+        // What was written at a node that keeps no keys any more, or is gone, is at another one now.
+        let has_moved = wrote_to & !keepers.iter().map(bit).fold(0, |bits, bit| bits | bit) != 0;
+        let nodes: Vec<NodeId> = keepers.into_iter().filter(|node| wrote_to == 0 || has_moved || wrote_to & bit(node) != 0).collect();
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         client.lane = Lane::Blocking;
         let seq = client.owe(self.now_us, class);
         let until_us = (timeout_ms > 0).then(|| self.now_us + timeout_ms * 1000);

@@ -1,13 +1,16 @@
 //! Something breaks, or a move cannot be.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use switchyard_policy::migration::{Durability, Goal, Protocol, Record};
+use switchyard_policy::migration::{Durability, Goal, Phase, Protocol, Record};
 use switchyard_policy::topology::{MoveId, slot_of};
-use switchyard_router::{LateKeys, MoveEnd, MoveOrder};
+use switchyard_router::{LateKeys, MoveEnd, MoveOrder, Steer};
 
-use super::fleet::{Fleet, Server, all_there, fill, until};
+use super::fleet::{Client, Fleet, Server, all_there, fill, until};
+use super::relay::{Hold, asks, relay};
 
 #[test]
 fn leftovers_at_the_target_stop_a_move_unless_they_may_go() {
@@ -282,4 +285,77 @@ fn clocks_are_asked_again_before_each_leg_and_after_a_restart() {
     assert_eq!(target.cmd("ACL SETUSER default +time"), "OK");
     assert_eq!(fleet.wait_for(2), MoveEnd::Done);
     all_there(&mut fleet.client(), 3000);
+}
+
+const OF_ONE_SLOT: usize = 300;
+
+/// Two nodes; what goes to the source passes `passes` on its way. Gives the address of the source itself, too.
+fn source_behind(passes: impl Fn(&[u8]) -> bool + Send + Sync + 'static) -> (Fleet, SocketAddr) {
+    let (mut source, target) = (Server::start(&[]), Server::start(&[]));
+    let direct = source.address;
+    source.address = relay(direct, passes);
+    (Fleet::with(vec![source, target]), direct)
+}
+
+/// Keys of one slot at the source, and a move of that slot that is in the middle of them. Gives their tag.
+fn in_the_middle_of_a_slot(fleet: &Fleet) -> String {
+    let order = fleet.order(1, 0, 1);
+    let tag = (0..).map(|n| format!("t{n}")).find(|tag| order.slots.contains(&slot_of(tag.as_bytes()))).expect("a tag");
+    let mut client = fleet.client();
+    for n in 0..OF_ONE_SLOT {
+        assert_eq!(client.cmd(&format!("SET {{{tag}}}{n} {}", "x".repeat(100))), "OK");
+    }
+    let slots = vec![slot_of(tag.as_bytes())];
+    fleet.begin_on_record(MoveOrder { slots, goal: Goal::Gentle, bytes_per_second_max: Some(10_000), ..order });
+    until("some keys have moved", || fleet.progress(1).keys_moved > 20);
+    tag
+}
+
+#[track_caller]
+fn all_of_the_slot(fleet: &Fleet, tag: &str) {
+    let mut client = fleet.client();
+    let there = (0..OF_ONE_SLOT).filter(|n| client.cmd(&format!("EXISTS {{{tag}}}{n}")) == "1").count();
+    assert_eq!(there, OF_ONE_SLOT);
+}
+
+/// The leg was under way when the router ended, so its keys may be anywhere: a connection that breaks before it is under way again ends nothing.
+#[test]
+fn a_source_that_is_lost_while_a_leg_is_taken_up_does_not_end_the_move() {
+    let (armed, clocks) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+    let (is_armed, asked) = (armed.clone(), clocks.clone());
+    // The first time the mover asks what time it is it connects; the second time it looks whether the leg can go on.
+    let breaks = move |bytes: &[u8]| is_armed.load(Ordering::SeqCst) && asks(bytes, &["TIME"]) && asked.fetch_add(1, Ordering::SeqCst) == 1;
+    let (mut fleet, _) = source_behind(move |bytes| !breaks(bytes));
+    let tag = in_the_middle_of_a_slot(&fleet);
+    armed.store(true, Ordering::SeqCst);
+    fleet.restart();
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    assert!(clocks.load(Ordering::SeqCst) > 2, "the connection has broken");
+    all_of_the_slot(&fleet, &tag);
+}
+
+/// The source was asked for keys, and before it had enough of them the leg has turned: what the target has comes back, all of it.
+#[test]
+fn keys_come_back_also_where_more_of_the_source_were_asked_for_when_the_leg_turned() {
+    let hold = Arc::<Hold>::default();
+    let held = hold.clone();
+    let (mut fleet, direct) = source_behind(move |bytes| {
+        if asks(bytes, &["SCAN"]) {
+            held.wait();
+        }
+        true
+    });
+    // So many others that one SCAN does not find enough of the slot.
+    let mut source = Client::connect(direct);
+    source.send(&[b"EVAL", b"for n = 1, 30000 do redis.call('SET', 'other' .. n, '') end", b"0"]);
+    assert_eq!(source.reply(), "(nil)");
+    let tag = in_the_middle_of_a_slot(&fleet);
+    hold.wanted.store(true, Ordering::SeqCst);
+    fleet.restart();
+    until("the source is asked for keys", || hold.holds.load(Ordering::SeqCst));
+    fleet.router().steer_move(MoveId(1), Steer::Abort);
+    until("the leg has turned", || fleet.progress(1).phase == Some(Phase::Returning));
+    hold.wanted.store(false, Ordering::SeqCst);
+    assert!(matches!(fleet.wait_for(1), MoveEnd::Stopped(_)));
+    all_of_the_slot(&fleet, &tag);
 }

@@ -211,8 +211,9 @@ pub(crate) struct Keeper {
     pub(crate) records: Mutex<Vec<Record>>,
     pub(crate) ended: Mutex<BTreeMap<MoveId, MoveEnd>>,
     pub(crate) spool: PathBuf,
-    /// No record becomes durable while it is set.
+    /// No record becomes durable while it is set; and then `is_stuck` says that there is one.
     pub(crate) stuck: AtomicBool,
+    pub(crate) is_stuck: AtomicBool,
     /// The record that a leg has drained does not become durable while it is set; and then `is_held` says that there is one.
     pub(crate) holds_moving: AtomicBool,
     pub(crate) is_held: AtomicBool,
@@ -245,6 +246,7 @@ impl Keeper {
 impl Host for Keeper {
     fn record(&self, records: Vec<Record>, done: Done) {
         while self.stuck.load(Ordering::SeqCst) {
+            self.is_stuck.store(true, Ordering::SeqCst);
             std::thread::sleep(Duration::from_millis(1));
         }
         if records.iter().any(|record| matches!(record, Record::LegMoving { .. })) {
@@ -431,6 +433,7 @@ impl Fleet {
             ended: Mutex::default(),
             spool: dir.path().to_owned(),
             stuck: AtomicBool::new(false),
+            is_stuck: AtomicBool::new(false),
             holds_moving: AtomicBool::new(false),
             is_held: AtomicBool::new(false),
             loses_moved: AtomicBool::new(false),

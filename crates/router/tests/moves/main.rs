@@ -10,6 +10,7 @@ mod fleet;
 mod functions;
 mod homing;
 mod moments;
+mod relay;
 mod serving;
 mod several;
 mod versions;

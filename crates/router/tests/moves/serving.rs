@@ -503,7 +503,11 @@ fn who_waits_at_the_end_of_a_stream_gets_what_is_added_next() {
                 client
             })
             .collect();
-        std::thread::sleep(Duration::from_millis(100));
+        let waiting = |server: &Server| {
+            let info = server.client().cmd("INFO clients");
+            info.split("blocked_clients:").nth(1).and_then(|rest| rest.split('\\').next()?.parse::<usize>().ok()).expect("a number")
+        };
+        until("all of them wait", || fleet.servers.iter().map(waiting).sum::<usize>() == 60);
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| {
                 let mut client = fleet.client();
@@ -520,4 +524,24 @@ fn who_waits_at_the_end_of_a_stream_gets_what_is_added_next() {
             assert_eq!(reader.reply(), format!("[[{{x{n}}}, [[{id}-1, [f, v]]]]]"));
         }
     }
+}
+
+/// A script creates a key that it does not name while a leg is about to begin: after the list of its keys was looked at, and before the drain.
+#[test]
+fn a_key_that_no_command_names_goes_with_a_leg_that_is_about_to_begin() {
+    let fleet = Fleet::new(2);
+    let mut client = fleet.client();
+    let order = fleet.order(1, 0, 1);
+    let tag = (0..).map(|n| format!("t{n}")).find(|tag| order.slots.contains(&slot_of(tag.as_bytes()))).expect("a tag");
+    assert_eq!(client.cmd(&format!("SET {{{tag}}} value")), "OK");
+    fleet.keeper.stuck.store(true, Ordering::SeqCst);
+    fleet.begin(MoveOrder { slots: vec![slot_of(tag.as_bytes())], ..order });
+    until("a leg is being put on record", || fleet.keeper.is_stuck.load(Ordering::SeqCst));
+    let key = format!("{{{tag}}}");
+    client.send(&[b"EVAL", b"return redis.call('SET', KEYS[1] .. ':unnamed', 'value')", b"1", key.as_bytes()]);
+    assert_eq!(client.reply(), "OK");
+    fleet.keeper.stuck.store(false, Ordering::SeqCst);
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    assert_eq!(client.cmd(&format!("GET {key}:unnamed")), "value");
+    assert_eq!(fleet.progress(1).late, switchyard_router::LateKeys::default(), "until it was found late, clients did not find it");
 }

@@ -710,7 +710,7 @@ impl State {
                 let there = keys().into_iter().filter(|key| self.nodes[from][ix(key)] != 0).collect();
                 events.push_back(Event::Listed { keys: there, end: true });
             }
-            Action::Relist { .. } | Action::Refuse { .. } | Action::Report { .. } | Action::Quiet => {}
+            Action::Relist { .. } | Action::Refuse { .. } | Action::Report { .. } | Action::Lost { .. } | Action::Quiet => {}
             Action::Copy { batch, from, keys } => {
                 self.batches.remove(&batch.0);
                 self.request(from, batch, &keys, |_| Kind::Copy);

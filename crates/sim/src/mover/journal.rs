@@ -104,6 +104,9 @@ impl World {
     }
 
     fn keep(&mut self, record: &Record) {
+        if let Record::LegEnded { owner, .. } = record {
+            self.note_lost(*owner);
+        }
         let mut bytes = Vec::new();
         record.encode(&mut bytes);
         self.mover.journal.push(bytes);
@@ -268,11 +271,12 @@ impl World {
             Outcome::Returned { .. } => 1,
             Outcome::NotBegun { .. } => return,
         };
+        let left_at = &self.mover.left_at[self.node_of(side)];
         let node = &self.nodes[self.node_of(side)];
         let known = self.mover.met_at_end[side] == Some(node.process);
         let now = self.now;
         let left = node.keys.range(..STAGING).filter(|(_, entry)| entry.expires_us.is_none_or(|end| end > now)).map(|(key, _)| *key);
-        let left: Vec<KeyIx> = left.filter(|key| self.is_own(*key)).collect();
+        let left: Vec<KeyIx> = left.filter(|key| self.is_own(*key) && !left_at.contains(key)).collect();
         if node.up && known && !left.is_empty() {
             self.violated(format!("the leg has ended ({outcome:?}), and keys {left:?} are left at the side that the slots have left"));
         }

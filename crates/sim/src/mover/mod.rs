@@ -3,6 +3,7 @@
 
 mod batches;
 mod journal;
+mod lost;
 mod scope;
 mod staging;
 
@@ -19,6 +20,7 @@ use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, slot_of};
 
 use self::batches::{Batch, Kind};
 use self::journal::Entry;
+use self::lost::Lost;
 use self::staging::{Part, Stager};
 use crate::node::{Cmd, KeyIx, Reply};
 use crate::planted::{Bug, Planted};
@@ -153,6 +155,10 @@ pub(crate) struct Mover {
     recorded: u64,
     /// The user wants the move to end: a leg that has not begun is not tried again.
     pub(crate) aborted: bool,
+    /// A side was given up.
+    lost: Option<Lost>,
+    /// Keys that a node may still have that was given up, should it come back.
+    pub(crate) left_at: [BTreeSet<KeyIx>; 2],
     killed: [bool; 2],
     /// The processes that the machine knew when it said that a leg is over.
     met_at_end: [Option<u32>; 2],
@@ -161,6 +167,7 @@ pub(crate) struct Mover {
     /// States of keys that a node may come back with, as long as the machine does not know of it.
     pub(crate) unnoticed: Vec<(usize, (KeyIx, usize))>,
     pub(crate) outcomes: Vec<String>,
+    pub(crate) without: Vec<Side>,
     pub(crate) last_moved: bool,
 }
 
@@ -219,11 +226,14 @@ impl Mover {
             disk_is_broken: false,
             recorded: 0,
             aborted: false,
+            lost: None,
+            left_at: Default::default(),
             killed: [false; 2],
             met_at_end: [None; 2],
             is_ending: false,
             unnoticed: Vec::new(),
             outcomes: Vec::new(),
+            without: Vec::new(),
             last_moved: false,
         }
     }
@@ -348,7 +358,14 @@ impl World {
     pub(crate) fn look_at_barrier(&mut self) {
         let Some(epoch) = self.mover.barrier else { return };
         let observing = self.mover.stage == Stage::Observing;
-        if self.router_up && self.workers.iter().all(|worker| worker.has_drained(epoch, observing)) {
+        // What was sent to a side that is given up may be executed there; that nobody is told so any more is enough.
+        self.fail_what_waits_for_the_lost();
+        let lost = self.given_up().map(|side| self.node_of(ix(side)));
+        let has_drained = |worker: &crate::worker::Worker| match lost {
+            Some(node) => worker.has_answered(epoch, node),
+            None => worker.has_drained(epoch, observing),
+        };
+        if self.router_up && self.workers.iter().all(has_drained) {
             self.mover.barrier = None;
             say!(self, "epoch {epoch} is drained");
             match self.mover.stage {
@@ -403,7 +420,11 @@ impl World {
     }
 
     fn leg_ended(&mut self, outcome: &Outcome) {
-        self.look_for_what_is_left(outcome);
+        let is_without = self.given_up().is_some();
+        self.mover.without.extend(self.given_up().map(Side::other));
+        if !is_without {
+            self.look_for_what_is_left(outcome);
+        }
         let left = match outcome {
             Outcome::Moved => Some(self.mover.source),
             Outcome::Returned { .. } => Some(self.mover.target),
@@ -430,7 +451,7 @@ impl World {
             self.flush_goes();
         }
         let has_begun = !matches!(outcome, Outcome::NotBegun { .. });
-        self.mover.last_moved = *outcome == Outcome::Moved;
+        self.mover.last_moved = *outcome == Outcome::Moved && !is_without;
         self.mover.outcomes.push(format!("{outcome:?}"));
         if !has_begun {
             self.publish(ViewStage::Settled);
@@ -445,6 +466,11 @@ impl World {
         self.mover.stage = Stage::Idle;
         let when = self.random.between(500, 10_000);
         self.after(when, Ev::NextLeg);
+    }
+
+    /// Whether a leg is taken up again that has given up this side.
+    fn goes_on_without(&self, side: usize) -> bool {
+        self.mover.resume.as_ref().is_some_and(|open| open.given_up.map(ix) == Some(side))
     }
 
     // Connections.
@@ -528,7 +554,7 @@ impl World {
                 self.mover.listing.next = Some(0);
                 self.scan();
             }
-        } else if self.mover.links.iter().all(|link| link.ready) && self.mover.stage == Stage::Connecting {
+        } else if self.mover.stage == Stage::Connecting && (0..2).all(|side| self.mover.links[side].ready || self.goes_on_without(side)) {
             self.connected();
         }
     }
@@ -815,6 +841,7 @@ impl World {
                 self.after(delay, Ev::Stored { owner });
             }
             Action::Quiet => self.flush_goes(),
+            Action::Lost { .. } => self.is_lost(),
             Action::Report { .. } => {}
             Action::End(outcome) => self.leg_ended(&outcome),
         }

@@ -85,6 +85,13 @@ impl World {
                     self.after(100, Ev::Fault(fault));
                 }
             },
+            Fault::Lose(ix) => {
+                if !self.give_up(ix) && !self.mover_is_done() {
+                    // Not yet.
+                    self.faults_left += 1;
+                    self.after(300, Ev::Fault(fault));
+                }
+            }
             Fault::Snapshot(ix) => {
                 if self.nodes[ix].up {
                     let now = self.now;
@@ -115,6 +122,12 @@ impl World {
         // Now and then for longer than a leg waits for its target.
         let long = self.scenario.away > 0 && self.random.chance(self.scenario.away);
         let when = if long { self.random.between(2_000_000, 5_000_000) } else { self.random.between(1_000, 40_000) };
+        if long && self.scenario.lose > 0 && self.random.chance(self.scenario.lose) {
+            let early = if self.random.chance(500) { 100_000 } else { 4_000_000 };
+            let given_up = self.random.between(1_000, early);
+            self.faults_left += 1;
+            self.after(given_up, Ev::Fault(Fault::Lose(ix)));
+        }
         self.after(when, Ev::StartNode(ix));
     }
 

@@ -203,11 +203,13 @@ impl AdminClient {
         if status.is_success() {
             return Ok(body);
         }
-        let said = serde_json::from_str::<Refusal>(&body).map_or(body, |refusal| refusal.error);
+        let Ok(Refusal { error }) = serde_json::from_str::<Refusal>(&body) else {
+            bail!("{base} answered {status}: {}", body.trim_end());
+        };
         if status == ureq::http::StatusCode::UNAUTHORIZED {
-            bail!("{said}; give it with --admin-token-file FILE, with {TOKEN_VARIABLE}, or with -c FILE");
+            bail!("{error}; give it with --admin-token-file FILE, with {TOKEN_VARIABLE}, or with -c FILE");
         }
-        bail!("{base} answered {status}: {}", said.trim_end());
+        bail!("{}", error.trim_end());
     }
 
     /// What the JSON says; an answer that is none comes from something else than a router.

@@ -15,7 +15,7 @@ use super::move_slots::{HowFlags, finish};
     after_long_help = "Examples:\n  \
         switchyard balance --dry-run\n  \
         switchyard balance --goal gentle --wait\n\n\
-        Exit codes: 0 it is on record (with --wait: it is done); 1 it was refused, or a move ended before its end"
+        Exit codes: 0 it is on record (with --wait: it is done); 1 it was refused, or a move stopped early"
 )]
 pub(crate) struct Arguments {
     /// Only say what would be moved

@@ -1,25 +1,31 @@
 //! `switchyard doctor`: looks at the nodes, before a start or at any time, and says what is wrong and what to do.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::Args;
 use serde::Serialize;
+use switchyard_router::NodeAccess;
 
 use super::Failure;
 use super::flags::ConfigFlags;
-use crate::config::Resolved;
-use crate::doctor::{Finding, Level, Needs, examine, look, servers};
+use crate::config::{Resolved, TIME_FORM, parse_time};
+use crate::doctor::{Finding, Level, Needs, examine, examine_commands, look, servers};
 
-/// Check the nodes: versions, persistence, memory, clocks, limits, rights, functions
+/// Check the nodes (versions, persistence, memory, clocks, limits, rights, functions), and the commands that are called there
 #[derive(Debug, Args)]
 #[command(
     long_about = "Check the nodes of a configuration, with their replicas: whether they can be reached with its credentials, and their versions, roles, \
         persistence, memory, clocks, limits, renamed commands, the rights of the router's user, and functions.\n\n\
+        It also says which commands of the application may meet limits behind the router, by what the nodes have counted (INFO commandstats). With \
+        --sample it looks at real commands (MONITOR, which costs a busy server part of its speed for that time) and counts those that would be refused: \
+        keys of several slots, scripts with keys that they do not declare, waiting for keys of several slots. No key and no value is shown or kept.\n\n\
         It asks the nodes itself, so it works before a start and while a router runs. It changes nothing.",
     after_long_help = "Examples:\n  \
         switchyard doctor --node 127.0.0.1:7001 --node 127.0.0.1:7002\n  \
         switchyard doctor -c /etc/switchyard.toml\n  \
+        switchyard doctor --node 10.0.0.1:6379 --sample 10s       would this application run behind the router?\n  \
         switchyard doctor -c /etc/switchyard.toml --json | jq '.findings[] | select(.level == \"error\")'\n\n\
         Exit codes: 0 nothing worse than a warning; 1 an error was found; 2 the configuration is wrong"
 )]
@@ -31,9 +37,21 @@ pub(crate) struct Arguments {
     #[arg(long)]
     json: bool,
 
+    /// Look at the nodes' real commands for so long, such as 10s, at most 10m
+    #[arg(long, value_name = "TIME", value_parser = sample_time)]
+    sample: Option<Duration>,
+
     /// Exit with 1 also for warnings
     #[arg(long)]
     strict: bool,
+}
+
+/// The longest sample: MONITOR costs the server.
+const SAMPLE_MAX: Duration = Duration::from_secs(600);
+
+fn sample_time(text: &str) -> Result<Duration, String> {
+    let time = parse_time(text).filter(|time| *time <= SAMPLE_MAX && !time.is_zero());
+    time.ok_or_else(|| format!("must be a time up to 10m: {TIME_FORM}"))
 }
 
 #[derive(Serialize)]
@@ -45,7 +63,10 @@ struct Report<'a> {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let config = arguments.flags.sources().read()?;
     let resolved = config.resolve(|_| None)?;
-    let findings = find(&resolved, config.workers);
+    let mut findings = find(&resolved, config.workers);
+    let primaries: Vec<NodeAccess> = resolved.nodes.iter().filter_map(|node| Some(servers(node).into_iter().next()?.access)).collect();
+    findings.extend(examine_commands(&primaries, arguments.sample));
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));
     if arguments.json {
         let report = Report { nodes: resolved.nodes.len(), findings: &findings };
         println!("{}", serde_json::to_string_pretty(&report).map_err(|e| Failure::Failed(anyhow!(e)))?);

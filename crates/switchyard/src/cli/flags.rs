@@ -4,9 +4,35 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, Command};
 
 use crate::config::{DATA_PORT, Override, Raw, Sources};
+
+/// Flags that are of use to `serve` alone. Others take them too, so that the words of a command line can be tried elsewhere, and do not show them.
+const OF_SERVE: [&str; 17] = [
+    "listen",
+    "port",
+    "bind",
+    "workers",
+    "pin",
+    "admin",
+    "admin_token_file",
+    "admin_token_env",
+    "password_file",
+    "password_env",
+    "allow_open_listener",
+    "database",
+    "max_clients",
+    "shutdown_timeout",
+    "cluster",
+    "log_level",
+    "log_format",
+];
+
+/// The command without these in its help.
+pub(crate) fn hide_flags_of_serve(command: Command) -> Command {
+    OF_SERVE.iter().fold(command, |command, flag| command.mut_arg(flag, |arg| arg.hide(true)))
+}
 
 /// `-c FILE`, and a flag for each key that is often given by hand; `--set` reaches the rest.
 #[derive(Clone, Debug, Default, Args)]

@@ -13,6 +13,7 @@ mod flags;
 mod hash_password;
 mod interrupt;
 mod live;
+mod map;
 mod move_slots;
 mod moves;
 mod nodes;
@@ -24,7 +25,7 @@ mod table;
 
 use std::fmt;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::Problems;
 
@@ -43,6 +44,7 @@ use crate::config::Problems;
         redis-cli -p 6380 set greeting hello                            and use them as one\n  \
         switchyard status                                               what a running router sees\n  \
         switchyard nodes add 127.0.0.1:7003 --rebalance                 another server, with its share of the keys\n  \
+        switchyard where user:1000                                      at which of them is this key?\n  \
         switchyard check-config -c /etc/switchyard.toml                 find mistakes before a reload does\n\n\
         Exit codes:\n  \
         0  it worked; for serve: it was asked to stop, and did\n  \
@@ -61,6 +63,8 @@ enum Command {
     HashPassword(hash_password::Arguments),
     Status(status::Arguments),
     Nodes(nodes::Arguments),
+    Slots(map::SlotsArguments),
+    Where(map::WhereArguments),
     Move(move_slots::Arguments),
     Moves(moves::Arguments),
     Balance(balance::Arguments),
@@ -102,6 +106,21 @@ impl From<Problems> for Failure {
     }
 }
 
+impl Cli {
+    /// Reads the command line. clap ends the process itself for --help (0) and for a wrong command line (2).
+    pub(crate) fn read() -> Self {
+        let matches = Self::shown().get_matches();
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    }
+
+    /// The command line as its help shows it.
+    fn shown() -> clap::Command {
+        ["check-config", "doctor", "recover"]
+            .iter()
+            .fold(Self::command(), |command, verb| command.mut_subcommand(verb, flags::hide_flags_of_serve))
+    }
+}
+
 /// Runs what the command line asks for.
 pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
     match cli.command {
@@ -110,6 +129,8 @@ pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
         Command::CheckConfig(arguments) => check_config::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
         Command::Nodes(arguments) => nodes::run(&arguments),
+        Command::Slots(arguments) => map::slots(&arguments),
+        Command::Where(arguments) => map::whereabouts(&arguments),
         Command::Move(arguments) => move_slots::run(&arguments),
         Command::Moves(arguments) => moves::run(&arguments),
         Command::Balance(arguments) => balance::run(&arguments),
@@ -123,10 +144,28 @@ pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use super::Cli;
 
     #[test]
     fn the_command_line_is_consistent() {
-        super::Cli::command().debug_assert();
+        Cli::shown().debug_assert();
+    }
+
+    #[test]
+    fn help_shows_the_flags_that_matter_for_a_verb() {
+        let help = |verb: &str| {
+            let mut all = Cli::shown();
+            all.find_subcommand_mut(verb).expect("a verb").render_long_help().to_string()
+        };
+        for verb in ["check-config", "doctor", "recover"] {
+            let help = help(verb);
+            for flag in ["--config", "--node ", "--set", "--state-dir", "--node-password-file"] {
+                assert!(help.contains(flag), "{verb} without {flag}:\n{help}");
+            }
+            for flag in ["--listen", "--port", "--workers", "--log-level", "--cluster", "--allow-open-listener"] {
+                assert!(!help.contains(&format!("{flag} <")) && !help.contains(&format!("{flag}\n")), "{verb} with {flag}:\n{help}");
+            }
+        }
+        assert!(help("serve").contains("--listen <") && help("serve").contains("--log-level <"));
     }
 }

@@ -73,14 +73,15 @@ pub(super) fn rate(text: &str) -> Result<u64, String> {
         switchyard move --from 127.0.0.1:7001 --to 127.0.0.1:7002 --slots 0-999 --wait\n  \
         switchyard move --from 127.0.0.1:7001 --to 127.0.0.1:7002 --all --goal gentle --max-rate 10mb\n  \
         switchyard move --from 127.0.0.1:7001 --to 127.0.0.1:7002 --keys 'leaderboard:*' --dry-run\n  \
+        switchyard move --keys leaderboard:global --to 127.0.0.1:7002\n  \
         switchyard move --from 127.0.0.1:7002 --home\n  \
         switchyard moves watch\n\n\
-        Exit codes: 0 it is on record (with --wait: it is done); 1 it was refused, or ended before its end"
+        Exit codes: 0 it is on record (with --wait: it is done); 1 it was refused, or stopped early"
 )]
 pub(crate) struct Arguments {
-    /// The node that has the slots, as `switchyard nodes list` shows it
-    #[arg(long, value_name = "NODE")]
-    from: String,
+    /// The node that has the slots or keys, as `switchyard nodes list` shows it [default: wherever they are]
+    #[arg(long, value_name = "NODE", required_if_eq("all", "true"))]
+    from: Option<String>,
 
     /// The node that is to have them
     #[arg(long, value_name = "NODE", required_unless_present = "home", conflicts_with = "home")]
@@ -94,11 +95,11 @@ pub(crate) struct Arguments {
     #[arg(long, conflicts_with_all = ["keys", "home"])]
     all: bool,
 
-    /// Not slots but the keys at the source that match this pattern, as KEYS has it, or one key by its name
+    /// Not slots but the keys (at the source, if it is given) that match this pattern, as KEYS has it, or one key by its name
     #[arg(long, value_name = "PATTERN")]
     keys: Option<String>,
 
-    /// The keys that live at the source although their slots do not go to the owners of their slots (with --keys: those that match)
+    /// Keys that live (at the source, if it is given) without their slots go to the owners of these (with --keys: those that match)
     #[arg(long)]
     home: bool,
 
@@ -120,7 +121,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let client = AdminClient::new(&arguments.flags)?;
     let request = MoveRequest {
-        from: arguments.from.clone(),
+        from: arguments.from.clone().unwrap_or_default(),
         to: arguments.to.clone().unwrap_or_default(),
         slots: arguments.slots.clone(),
         all: arguments.all,

@@ -27,7 +27,7 @@ use crate::config::{describe_size, describe_time, format_rate};
     switchyard moves goal 7 fast\n  \
     switchyard moves max-rate 7 20mb      (none: as the goal says)\n  \
     switchyard moves list --json | jq '.moves[] | {id, keys_moved, seconds_left}'\n\n\
-    Exit codes: 0 it worked; 1 it did not (watch: a move ended before its end)")]
+    Exit codes: 0 it worked; 1 it did not (watch: a move stopped early)")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     command: Option<Command>,
@@ -46,7 +46,7 @@ enum Command {
     Pause(IdArguments),
     /// Let a move go on
     Resume(IdArguments),
-    /// End what is under way of a move, and no more: what was moved stays moved
+    /// Finish the slots being moved now, then stop; nothing is moved back
     Abort(IdArguments),
     /// Let a move go on with another goal
     Goal(GoalArguments),
@@ -107,7 +107,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Some(Command::Watch(ListArguments { flags })) => watch(&AdminClient::new(flags)?, None, flags.json),
         Some(Command::Pause(IdArguments { id, flags })) => steer(*id, flags, "pause", &json!({}), "pauses where it is"),
         Some(Command::Resume(IdArguments { id, flags })) => steer(*id, flags, "resume", &json!({}), "goes on"),
-        Some(Command::Abort(IdArguments { id, flags })) => steer(*id, flags, "abort", &json!({}), "ends what is under way, and no more"),
+        Some(Command::Abort(IdArguments { id, flags })) => {
+            steer(*id, flags, "abort", &json!({}), "finishes the slots being moved now, then stops; nothing is moved back")
+        }
         Some(Command::Goal(GoalArguments { id, goal, flags })) => {
             steer(*id, flags, "goal", &GoalRequest { goal: goal.clone() }, &format!("goes on with the goal {goal}"))
         }
@@ -166,11 +168,11 @@ fn render(report: &MovesReport) -> String {
         text("STATE"),
         number("SLOTS"),
         number("KEYS"),
-        number("PULLED"),
+        number("ON DEMAND"),
         text("RATE"),
         text("LEFT"),
-        text("HELD p50/p99/max"),
-        text("DOES"),
+        text("WAITED p50/p99/max"),
+        text("STATUS"),
     ];
     let row = |report: &MoveReport| {
         let held = |us| millis(Duration::from_micros(us));
@@ -283,11 +285,11 @@ fn numbers(report: &MoveReport) -> String {
     let held = |us| millis(Duration::from_micros(us));
     let left = report.seconds_left.map(|left| format!(", {} left", seconds(left))).unwrap_or_default();
     let holds = match report.holds {
-        0 => "nothing held".to_owned(),
-        _ => format!("held p50 {} p99 {} max {}", held(report.hold_p50_us), held(report.hold_p99_us), held(report.hold_max_us)),
+        0 => "nothing waited".to_owned(),
+        _ => format!("waited p50 {} p99 {} max {}", held(report.hold_p50_us), held(report.hold_p99_us), held(report.hold_max_us)),
     };
     format!(
-        "{}/{} slots, {} keys, {}, {} keys/s{left}, {} pulled, {holds}: {}{}",
+        "{}/{} slots, {} keys, {}, {} keys/s{left}, {} on demand, {holds}: {}{}",
         count(report.slots_done),
         count(report.slots),
         count(report.keys_moved),

@@ -1,7 +1,7 @@
 //! `switchyard nodes`: the nodes behind a running router, and how one joins and goes.
 
 use clap::{Args, Subcommand};
-use switchyard_control::admin::{AddNodeRequest, LinkReport, NodeReport, NodesReport};
+use switchyard_control::admin::{AddNodeRequest, LinkReport, NodeReport, NodesReport, PlanReport};
 
 use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags, encoded};
@@ -47,12 +47,14 @@ struct AcceptArguments {
 /// Let a server join as a node
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Let a server join as a node. It is remembered in the state directory, so that no file has to be edited; user, password and TLS for it \
-        are those of [nodes]. It owns no slots until some are moved to it.",
+    long_about = "Let a server join as a node. It is looked at first: it must be reachable with the user, the password and the TLS of [nodes], a primary of \
+        Redis 6.2 or later or of Valkey, without cluster mode, empty, and no node yet, by any name. If anything speaks against it, nothing changes.\n\n\
+        The node is remembered in the state directory, so that no file has to be edited. It owns no slots until some are moved to it.",
     after_long_help = "Examples:\n  \
         switchyard nodes add 127.0.0.1:7003\n  \
-        switchyard nodes add 127.0.0.1:7003 --rebalance --wait      and give it its share of the slots\n\n\
-        Exit codes: 0 it has joined (with --wait: it has its share); 1 it was refused"
+        switchyard nodes add 127.0.0.1:7003 --rebalance --wait      and give it its share of the slots\n  \
+        redis-cli -h 127.0.0.1 -p 7003 DBSIZE                       before that: is it empty?\n\n\
+        Exit codes: 0 it has joined (with --wait: it has its share); 1 it was refused, and nothing has changed (or a move ended before its end)"
 )]
 struct AddArguments {
     /// Its address
@@ -77,7 +79,7 @@ struct AddArguments {
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  \
     switchyard nodes drain 127.0.0.1:7001 --wait && switchyard nodes remove 127.0.0.1:7001\n\n\
-    Exit codes: 0 it is on record (with --wait: the node owns nothing any more); 1 it was refused, or a move ended before its end")]
+    Exit codes: 0 it is on record (with --wait: the node owns nothing any more); 1 it was refused, or a move stopped early")]
 struct DrainArguments {
     /// The node, as `switchyard nodes list` shows it
     address: String,
@@ -138,10 +140,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             if given.rebalance {
                 return finish(&client, &body, given.wait, given.flags.json);
             }
+            let notes: String = client.read::<PlanReport>(&body)?.notes.iter().map(|note| format!("\nNOTE: {note}")).collect();
             return said(
                 &given.flags,
                 &body,
-                &format!("{} has joined; it owns no slots until `switchyard balance` or `switchyard move`", given.address),
+                &format!("{} has joined; it owns no slots until `switchyard balance` or `switchyard move`{notes}", given.address),
             );
         }
         Command::Drain(given) => {
@@ -211,7 +214,8 @@ pub(super) fn render(nodes: &[NodeReport]) -> String {
             out.push_str(&format!("{} is down: {reason}\n", node.address));
         }
         if node.exceptions > 0 {
-            out.push_str(&format!("{}: {} keys live there without their slots\n", node.address, count(node.exceptions)));
+            let keys = if node.exceptions == 1 { "key" } else { "keys" };
+            out.push_str(&format!("{}: also holds {} {keys} moved there alone\n", node.address, count(node.exceptions)));
         }
         if let Some(primary) = node.primary {
             let replicas: Vec<String> = node.replicas.iter().map(ToString::to_string).collect();

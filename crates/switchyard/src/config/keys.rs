@@ -221,8 +221,8 @@ const TOP: &[Key<Config>] = &[
         "listen",
         Takes::Restart,
         &["bind", "port", "address", "listen_addr"],
-        "What clients connect to: one, or a list. HOST:PORT, tls://HOST:PORT for security::TLS, or unix:/path for a Unix socket. More can be said \
-         in [[listener]] tables.",
+        "What clients connect to: one, or a list. HOST:PORT, tls://HOST:PORT for TLS, or unix:/path for a Unix socket. A listener \
+         that needs options gets a [[listener]] table.",
         |config, raw, _| {
             config.listen = raw.listen_places()?;
             Ok(())

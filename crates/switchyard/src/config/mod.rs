@@ -601,8 +601,11 @@ impl Config {
                 weight: node.weight.unwrap_or(1),
             });
         }
+        let others = problems.len();
         let users = self.resolve_users(password.as_ref(), &mut tls_warnings, &mut problems);
-        let listen = self.resolve_listen(!users.default_user().is_open(), &mut problems);
+        // Whether users that are wrong would keep anybody out, nobody can tell.
+        let is_guarded = problems.len() > others || !users.default_user().is_open();
+        let listen = self.resolve_listen(is_guarded, &mut problems);
         let tls = self.resolve_tls(&listen, &mut tls_warnings, &mut problems);
         let admin_tls = match self.admin_tls.then(|| self.tls.for_admin(self.admin_client_ca.as_deref())).transpose() {
             Ok(tls) => tls,

@@ -205,6 +205,17 @@ fn an_open_listener_needs_a_password_or_the_users_word() {
 }
 
 #[test]
+fn what_is_wrong_with_users_is_told_alone() {
+    let folder = tempfile::TempDir::new().expect("a folder");
+    let path = folder.path().join("users");
+    std::fs::write(&path, "user app no-such-word\n").expect("written");
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("mode");
+    let open = format!("listen = \"0.0.0.0:6380\"\n{NODE}[clients]\nusers-file = {path:?}\n");
+    let error = resolve(&read(&open).expect("reads")).expect_err("wrong").to_string();
+    assert!(error.contains("users:1: ") && !error.contains("refusing to listen"), "{error}");
+}
+
+#[test]
 fn an_open_admin_port_needs_a_token() {
     let open = format!("{NODE}[admin]\nlisten = \"0.0.0.0:6381\"\n");
     let error = resolve(&read(&open).expect("reads")).expect_err("open").to_string();

@@ -5,7 +5,7 @@
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use switchyard_resp::reply::{ReplyScan, ReplyScanner};
 use switchyard_resp::{encode, reply};
@@ -21,6 +21,8 @@ impl<S: Read + Write + Send> Stream for S {}
 /// An authenticated connection to a node.
 pub(crate) struct NodeConnection {
     stream: Box<dyn Stream>,
+    /// The same socket, to set how long it waits.
+    tcp: TcpStream,
     input: Vec<u8>,
 }
 
@@ -59,6 +61,7 @@ impl NodeConnection {
         let tcp = TcpStream::connect_timeout(&address, timeout).map_err(|e| format!("cannot be reached: {e}"))?;
         let bounded = tcp.set_read_timeout(Some(timeout)).and_then(|()| tcp.set_write_timeout(Some(timeout)));
         bounded.and_then(|()| tcp.set_nodelay(true)).map_err(|e| e.to_string())?;
+        let socket = tcp.try_clone().map_err(|error| error.to_string())?;
         let stream: Box<dyn Stream> = match &access.tls {
             None => Box::new(tcp),
             Some(tls) => {
@@ -66,7 +69,7 @@ impl NodeConnection {
                 Box::new(rustls::StreamOwned::new(session, tcp))
             }
         };
-        let mut connection = Self { stream, input: Vec::new() };
+        let mut connection = Self { stream, tcp: socket, input: Vec::new() };
         if let Some(password) = &access.password {
             let answer = match &access.username {
                 Some(user) => connection.ask(&["AUTH", user, &password.0]),
@@ -101,6 +104,54 @@ impl NodeConnection {
             match self.stream.read(&mut buffer)? {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 count => self.input.extend_from_slice(&buffer[..count]),
+            }
+        }
+    }
+
+    /// Passes on what MONITOR shows, line by line, until then. False where it ended early: after so many bytes, or by the node. Lines longer than
+    /// `line_max` are left out. The connection is of no other use after that.
+    pub(crate) fn monitor(
+        &mut self,
+        until: Instant,
+        bytes_max: usize,
+        line_max: usize,
+        each: &mut dyn FnMut(&[u8]),
+    ) -> Result<bool, String> {
+        let answer = self.ask(&["MONITOR"]).map_err(|error| format!("does not answer MONITOR: {error}"))?;
+        if let Some(error) = answer.error() {
+            return Err(format!("refuses MONITOR: {error}"));
+        }
+        let mut buffer = vec![0; 64 << 10];
+        let (mut read, mut looked_at, mut is_too_long) = (0, 0, false);
+        loop {
+            let mut begin = 0;
+            while let Some(end) = self.input[looked_at..].iter().position(|byte| *byte == b'\n').map(|at| looked_at + at) {
+                if !std::mem::take(&mut is_too_long) {
+                    each(self.input[begin..end].trim_ascii_end());
+                }
+                begin = end + 1;
+                looked_at = begin;
+            }
+            self.input.drain(..begin);
+            if self.input.len() > line_max {
+                self.input.clear();
+                is_too_long = true;
+            }
+            looked_at = self.input.len();
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || read >= bytes_max {
+                return Ok(left.is_zero());
+            }
+            // 0 would be for ever.
+            self.tcp.set_read_timeout(Some(left.max(Duration::from_millis(1)))).map_err(|error| error.to_string())?;
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return Ok(false),
+                Ok(count) => {
+                    read += count;
+                    self.input.extend_from_slice(&buffer[..count]);
+                }
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted) => {}
+                Err(_) => return Ok(false),
             }
         }
     }

@@ -31,7 +31,8 @@ const TRIED: &[(&str, &[&str])] = &[
     ("UNLINK", &["UNLINK", "switchyard:doctor"]),
     ("MEMORY USAGE", &["MEMORY", "USAGE", "switchyard:doctor"]),
     ("SCRIPT LOAD", &["SCRIPT", "EXISTS", "0000000000000000000000000000000000000000"]),
-    ("EVAL", &["EVAL", "return 1", "0"]),
+    // A mistake, so that nobody takes it for a call of the application's (`application::stats`).
+    ("EVAL", &["EVAL", "return 1", "-1"]),
     ("FUNCTION LIST", &["FUNCTION", "LIST"]),
     ("FUNCTION DUMP", &["FUNCTION", "STATS"]),
     ("PUBLISH", &["PUBSUB", "NUMPAT"]),

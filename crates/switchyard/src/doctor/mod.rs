@@ -2,11 +2,13 @@
 //!
 //! `look` asks, `checks` judges. So every judgement is a function of answers, and is tested without servers.
 
+mod application;
 mod checks;
 pub(crate) mod connection;
 mod direct;
 mod look;
 
+pub(crate) use application::examine_commands;
 pub(crate) use checks::examine;
 pub(crate) use direct::{DirectClient, direct_clients, redis_version};
 pub(crate) use look::{Functions, functions, look, servers};

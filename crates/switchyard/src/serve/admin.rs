@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 use tracing::error;
 
 use super::explain_listen;
+use super::metrics::Page;
 use super::moves::Moves;
 use super::running::{Phase, Running};
 
@@ -172,23 +173,18 @@ impl Source for RouterSource {
     }
 
     fn metrics(&self) -> String {
-        let moves = self.moves.get().map(|moves| moves.metrics()).unwrap_or_default();
-        let router = self.running.look(|phase| match phase {
+        let mut page = Page::behind(self.running.look(|phase| match phase {
             Phase::Serving { router, .. } => router.metrics(),
             Phase::Draining { metrics, .. } => metrics.clone(),
             Phase::Starting => String::new(),
-        });
-        let (dropped, repeated) = super::log_queue::left_out();
-        let log = format!(
-            "# HELP switchyard_log_lines_left_out Lines of the log that were not written.\n\
-             # TYPE switchyard_log_lines_left_out counter\n\
-             switchyard_log_lines_left_out_total{{why=\"queue\"}} {dropped}\n\
-             switchyard_log_lines_left_out_total{{why=\"repeated\"}} {repeated}\n"
-        );
-        match router.rfind("# EOF") {
-            Some(end) => format!("{}{moves}{log}{}", &router[..end], &router[end..]),
-            None => router + &moves,
+        }));
+        if let Some(moves) = self.moves.get() {
+            moves.add_metrics(&mut page);
         }
+        page.add_log();
+        page.add_build();
+        page.add_process();
+        page.finish()
     }
 
     fn accept(&self, node: &str) -> bool {

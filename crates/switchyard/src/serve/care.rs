@@ -5,16 +5,20 @@
 //! A thread of its own, because it asks nodes and waits. It acts only where a node has no functions at all and the others agree on
 //! theirs; whatever else differs is somebody's decision, and is told. Scripts need no such care: the workers give a node what it lacks
 //! when it is called.
+//!
+//! While it copies, no client changes functions ([`CopyTurn`]): what was deleted or replaced meanwhile would come back at one node. That holds until what it
+//! has asked is answered, or the end of its connection is confirmed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use switchyard_policy::topology::NodeId;
-use switchyard_router::{Link, NodeAccess, renewed_library};
+use switchyard_resp::reply;
+use switchyard_router::{CopyTurn, Link, NodeAccess, renewed_library};
 use tracing::{info, warn};
 
 use super::running::Running;
@@ -41,8 +45,12 @@ impl Care {
             .name("care".to_owned())
             .spawn(move || {
                 let mut known = BTreeMap::new();
+                let mut left = None;
                 while matches!(stopped.recv_timeout(PERIOD), Err(RecvTimeoutError::Timeout)) {
-                    look_after(&running, &mut known);
+                    left = left.take().filter(|left| !is_over(&running, left));
+                    if left.is_none() {
+                        left = look_after(&running, &mut known);
+                    }
                 }
             })
             .context("cannot start a thread")?;
@@ -58,34 +66,106 @@ impl Care {
     }
 }
 
-/// Looks whether a node is a new process; then, at their functions.
-fn look_after(running: &Running, known: &mut BTreeMap<NodeId, String>) {
-    let Some((status, access)) = running.with(|router| (router.status(), router.node_access())) else { return };
+/// A connection on which functions were to be stored, and that was not answered: it may still be done.
+struct Left {
+    node: String,
+    run_id: String,
+    client_id: String,
+    /// Nobody changes functions before.
+    _turn: CopyTurn,
+}
+
+/// Why functions could not be copied.
+enum Trouble {
+    /// Nothing is under way.
+    Failed(String),
+    /// The same with something left: node, process and connection.
+    Left { why: String, node: String, run_id: String, client_id: String },
+}
+
+impl From<String> for Trouble {
+    fn from(why: String) -> Self {
+        Trouble::Failed(why)
+    }
+}
+
+/// Whether nothing can come any more of what was left: the node confirms it, is another process, or is none of the router's.
+fn is_over(running: &Running, left: &Left) -> bool {
+    let Some(nodes) = running.with(|router| router.node_access()) else { return false };
+    let Some(node) = nodes.values().find(|node| node.name == left.node) else { return true };
+    let ended = || -> Option<bool> {
+        let mut connection = NodeConnection::open(node, PATIENCE).ok()?;
+        if run_id(&mut connection)? != left.run_id {
+            return Some(true);
+        }
+        let answer = connection.ask(&["CLIENT", "KILL", "ID", &left.client_id]).ok()?;
+        Some(answer.error().is_none_or(|error| error.starts_with("ERR No such")))
+    };
+    ended().unwrap_or(false)
+}
+
+/// The process that answers.
+fn run_id(connection: &mut NodeConnection) -> Option<String> {
+    let info = connection.ask(&["INFO", "server"]).ok()?.text();
+    info.lines().find_map(|line| line.strip_prefix("run_id:")).map(|run_id| run_id.trim().to_owned())
+}
+
+/// Looks whether a node is a new process; then, at their functions. Gives what is left of that.
+fn look_after(running: &Running, known: &mut BTreeMap<NodeId, String>) -> Option<Left> {
+    let (status, access) = running.with(|router| (router.status(), router.node_access()))?;
     let up: BTreeMap<NodeId, String> =
         status.nodes.iter().filter(|n| n.link == Link::Up).filter_map(|n| Some((n.id, n.run_id.clone()?))).collect();
     let changed = up.iter().any(|(id, run_id)| known.get(id) != Some(run_id));
     if !changed {
-        return;
+        return None;
     }
     let nodes: Vec<&NodeAccess> = up.keys().filter_map(|id| access.get(id)).collect();
-    match share_functions(&nodes) {
-        Ok(()) => *known = up,
-        // Tried again with the next look.
-        Err(why) => warn!("cannot compare the functions of the nodes: {why}"),
+    // Else somebody copies, or a change takes long: tried again with the next look.
+    let turn = running.with(|router| router.turn_to_copy_functions())??;
+    let until = Instant::now() + PATIENCE;
+    while !turn.is_alone() {
+        if Instant::now() >= until {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // What is left may be of an answer that is still to come: then nobody changes functions before.
+    let (why, left) = match share_functions(&nodes) {
+        Ok(()) => {
+            *known = up;
+            return None;
+        }
+        Err(Trouble::Failed(why)) => (why, None),
+        Err(Trouble::Left { why, node, run_id, client_id }) => (why, Some(Left { node, run_id, client_id, _turn: turn })),
+    };
+    // Tried again with the next look.
+    warn!("cannot compare the functions of the nodes: {why}");
+    left
+}
+
+/// Asks a node to store functions. Gives the text of its error.
+fn store(connection: &mut NodeConnection, node: &NodeAccess, args: &[&[u8]]) -> Result<Option<String>, Trouble> {
+    let failed = |why: &str| Trouble::Failed(format!("node {}: {why}", node.name));
+    // So that its end can be confirmed.
+    let client_id = connection.ask(&["CLIENT", "ID"]).map_err(|error| failed(&error.to_string()))?;
+    let client_id = reply::integer(&client_id.0).ok_or_else(|| failed("it does not answer CLIENT ID"))?.to_string();
+    let run_id = run_id(connection).ok_or_else(|| failed("its INFO names no run_id"))?;
+    match connection.ask(args) {
+        Ok(answer) => Ok(answer.error()),
+        Err(error) => Err(Trouble::Left { why: format!("node {}: {error}", node.name), node: node.name.clone(), run_id, client_id }),
     }
 }
 
 /// Puts the present check before libraries that an older router has put its own before. True where there were any.
-fn renew(connection: &mut NodeConnection, found: Option<&Functions>, node: &NodeAccess) -> Result<bool, String> {
+fn renew(connection: &mut NodeConnection, found: Option<&Functions>, node: &NodeAccess) -> Result<bool, Trouble> {
     let mut any = false;
     for (name, code) in found.iter().flat_map(|found| &found.code) {
         match renewed_library(code.as_bytes()) {
             None => {}
             Some(Ok(code)) => {
-                let answer = connection
-                    .ask(&[&b"FUNCTION"[..], b"LOAD", b"REPLACE", &code])
-                    .map_err(|error| format!("node {}: {error}", node.name))?;
-                answer.error().map_or(Ok(()), |error| Err(format!("node {}: {error}", node.name)))?;
+                if let Some(error) = store(connection, node, &[b"FUNCTION", b"LOAD", b"REPLACE", &code])? {
+                    return Err(format!("node {}: {error}", node.name).into());
+                }
                 any = true;
             }
             Some(Err(why)) => warn!("library {name} of node {} keeps the check of an older router: {why}", node.name),
@@ -95,7 +175,7 @@ fn renew(connection: &mut NodeConnection, found: Option<&Functions>, node: &Node
 }
 
 /// Gives the functions of the others to nodes that have none.
-fn share_functions(nodes: &[&NodeAccess]) -> Result<(), String> {
+fn share_functions(nodes: &[&NodeAccess]) -> Result<(), Trouble> {
     let mut having: Vec<(&NodeAccess, Functions)> = Vec::new();
     let mut lacking: Vec<&NodeAccess> = Vec::new();
     for node in nodes {
@@ -123,17 +203,16 @@ fn share_functions(nodes: &[&NodeAccess]) -> Result<(), String> {
     if lacking.is_empty() {
         return Ok(());
     }
-    let ask = |node: &NodeAccess, args: &[&[u8]]| {
-        let mut connection = NodeConnection::open(node, PATIENCE).map_err(|why| format!("node {} {why}", node.name))?;
-        let answer = connection.ask(args).map_err(|error| format!("node {}: {error}", node.name))?;
-        answer.error().map_or(Ok(answer), |error| Err(format!("node {}: {error}", node.name)))
-    };
-    let dump = ask(source, &[b"FUNCTION", b"DUMP"])?;
+    let open = |node: &NodeAccess| NodeConnection::open(node, PATIENCE).map_err(|why| format!("node {} {why}", node.name));
+    let dump = open(source)?.ask(&["FUNCTION", "DUMP"]).map_err(|error| format!("node {}: {error}", source.name))?;
+    if let Some(error) = dump.error() {
+        return Err(format!("node {}: {error}", source.name).into());
+    }
     for node in lacking {
-        // Without REPLACE: whoever loads one at the same moment wins.
-        match ask(node, &[b"FUNCTION", b"RESTORE", dump.bytes()]) {
-            Ok(_) => info!("node {} had no functions: it was given those of node {}", node.name, source.name),
-            Err(why) => warn!("functions of node {} cannot be given to another: {why}", source.name),
+        // Without REPLACE: whoever loads one past the router at the same moment wins.
+        match store(&mut open(node)?, node, &[b"FUNCTION", b"RESTORE", dump.bytes()])? {
+            None => info!("node {} had no functions: it was given those of node {}", node.name, source.name),
+            Some(why) => warn!("functions of node {} cannot be given to node {}: {why}", source.name, node.name),
         }
     }
     Ok(())

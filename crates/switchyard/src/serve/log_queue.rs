@@ -29,8 +29,11 @@ const FLUSH_PATIENCE: Duration = Duration::from_secs(1);
 /// What was left out is said so often at most.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
-/// Those who look for misuse read all of these, and they cannot be caused without a right.
+/// Those who look for misuse read all of these, and they cannot be caused without a right; but for those with the field [`REFUSED`].
 const NEVER_LEFT_OUT: &str = "audit";
+
+/// A line that somebody causes who has no right to what is asked for, so as often as he likes.
+const REFUSED: &str = "refused";
 
 /// The queue of this process.
 static QUEUE: OnceLock<LogQueue> = OnceLock::new();
@@ -184,7 +187,7 @@ pub(super) struct WithoutRepeats {
 
 impl WithoutRepeats {
     fn passes(&self, of: &Metadata<'_>, second: u64) -> bool {
-        if *of.level() > Level::INFO || of.target() == NEVER_LEFT_OUT {
+        if *of.level() > Level::INFO || (of.target() == NEVER_LEFT_OUT && of.fields().field(REFUSED).is_none()) {
             return true;
         }
         let mut lately = self.lately.lock().unwrap_or_else(PoisonError::into_inner);
@@ -281,6 +284,7 @@ mod tests {
             for number in 0..1000 {
                 tracing::warn!(number, "repeated");
                 tracing::warn!(target: "audit", number, "never left out");
+                tracing::warn!(target: "audit", number, refused = true, "without a right");
             }
             tracing::warn!("another");
         });
@@ -289,7 +293,9 @@ mod tests {
         let count = |what: &str| lines.iter().filter(|line| line.contains(what)).count();
         // A second may have ended meanwhile.
         assert!((REPEATS_MAX as usize..1000).contains(&count("repeated")), "{}", count("repeated"));
-        assert_eq!(count("repeated") as u64 + queue.left.repeated.load(Ordering::Relaxed), 1000);
+        assert!((REPEATS_MAX as usize..1000).contains(&count("without a right")), "{}", count("without a right"));
+        let both = count("repeated") + count("without a right");
+        assert_eq!(both as u64 + queue.left.repeated.load(Ordering::Relaxed), 2000);
         assert_eq!((count("never left out"), count("another")), (1000, 1));
     }
 }

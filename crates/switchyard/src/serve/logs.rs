@@ -29,7 +29,8 @@ impl Logs {
                 let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
                 // Of the targets only "audit" means something to people: `grep audit` finds its lines.
                 let is_audit = |line: &Metadata<'_>| line.target() == "audit";
-                let audit = fmt::layer().with_writer(queue.clone()).with_ansi(colours).with_filter(filter_fn(is_audit));
+                let audit = filter_fn(is_audit).and(queue.without_repeats());
+                let audit = fmt::layer().with_writer(queue.clone()).with_ansi(colours).with_filter(audit);
                 let others = filter_fn(move |line| !is_audit(line)).and(repeats);
                 let others = fmt::layer().with_writer(queue).with_ansi(colours).with_target(false).with_filter(others);
                 registry.with(audit.and_then(others)).try_init()

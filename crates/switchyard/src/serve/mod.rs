@@ -11,6 +11,7 @@ mod holder;
 mod limits;
 mod log_queue;
 mod logs;
+mod metrics;
 mod moves;
 mod placement;
 mod reload;
@@ -295,6 +296,10 @@ fn start_reloads(
                 if let ReloadAsk::Change(change, done) = ask {
                     // If nobody waits for it any more, it is done all the same.
                     let _ = done.send(reloader.change_members(&change, &running));
+                    continue;
+                }
+                if let ReloadAsk::Find(name, told) = ask {
+                    let _ = told.send(reloader.find(&name));
                     continue;
                 }
                 match NotifyState::monotonic_usec_now() {

@@ -87,6 +87,25 @@ impl Reloader {
         })
     }
 
+    /// How a server would be reached if it were a node.
+    pub(super) fn find(&self, name: &str) -> Result<NodeAddress, String> {
+        let mut config = self.read.clone();
+        let remembered = remember(self.placement.store(), &config.node_names(), None).map_err(|error| format!("{error:#}"))?;
+        let added: Vec<String> = remembered.added.into_iter().chain([name.to_owned()]).collect();
+        let removed: Vec<String> = remembered.removed.into_iter().filter(|removed| removed != name).collect();
+        let joined = |problems| told(problems).join("; ");
+        config.apply_membership(&added, &removed).map_err(joined)?;
+        config.keep_until_restart(&self.config);
+        let known = self.addresses();
+        let nodes = config.resolve(|name| known.get(name).copied()).map_err(joined)?.nodes;
+        nodes.into_iter().find(|node| node.name == name).ok_or_else(|| format!("{name} is no address of a node"))
+    }
+
+    /// Where the nodes are by now.
+    fn addresses(&self) -> BTreeMap<&str, SocketAddr> {
+        self.live.nodes.values().filter_map(|node| Some((node.name.as_str(), node.address?))).collect()
+    }
+
     /// Returns how many changes were applied, or what is wrong.
     fn apply(&mut self, running: &Arc<Running>) -> Result<usize, Vec<String>> {
         let mut read = self.sources.read().map_err(told)?;
@@ -101,8 +120,7 @@ impl Reloader {
         tell_ignored(&config.apply_membership(&remembered.added, &remembered.removed).map_err(told)?);
         let changes = config.changes_since(&self.config);
         config.keep_until_restart(&self.config);
-        let known: BTreeMap<&str, SocketAddr> =
-            self.live.nodes.values().filter_map(|node| Some((node.name.as_str(), node.address?))).collect();
+        let known = self.addresses();
         let resolved = config.resolve(|name| known.get(name).copied()).map_err(told)?;
         let mut live = resolved.live;
         if let (Some(held), Some(new)) = (&self.admin_tls, &resolved.admin_tls) {

@@ -94,7 +94,7 @@ fn execute(running: &Running, config: &Config, command: &OperatorCommand) -> Res
             told(command, "ACL SAVE", "");
             Done::Ok
         }),
-        ("LOAD", []) => load(running, config).map(|()| {
+        ("LOAD", []) => load(running, config, command).map(|()| {
             told(command, "ACL LOAD", "");
             Done::Ok
         }),
@@ -134,8 +134,8 @@ fn change<R>(
     }
 }
 
-/// The users of the file become those in force.
-fn load(running: &Running, config: &Config) -> Result<(), String> {
+/// The users of the file become those in force. Operators who were changed and not saved would come back: that is for operators.
+fn load(running: &Running, config: &Config, command: &OperatorCommand) -> Result<(), String> {
     config.users_file().ok_or(NO_FILE)?;
     let users = config
         .users()
@@ -144,8 +144,12 @@ fn load(running: &Running, config: &Config) -> Result<(), String> {
         config.may_be_open().map_err(|why| format!("ERR {why}"))?;
     }
     let users = Arc::new(users);
+    let operators = |users: &Users| users.iter().filter(|user| user.is_operator()).cloned().collect::<Vec<_>>();
     loop {
         let (before, _) = running.with(|router| router.users()).ok_or(STOPPING)?;
+        if operators(&before) != operators(&users) && !command.may_operate() {
+            return Err("NOPERM users who are operators would be changed, and only operators may change such users".to_owned());
+        }
         if running.with(|router| router.replace_users(&before, &users, true)).ok_or(STOPPING)? {
             return Ok(());
         }

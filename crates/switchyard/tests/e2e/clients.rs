@@ -85,20 +85,8 @@ pub(crate) fn prepared(name: &str, content: &[u8], make: impl FnOnce(&Path)) -> 
     ready
 }
 
-fn says_ok(what: &str, text: &str) {
-    let checks: u64 = text
-        .lines()
-        .find_map(|line| line.strip_prefix("ok: ")?.split(' ').next()?.parse().ok())
-        .unwrap_or_else(|| panic!("{what} does not say how much it has checked:\n{text}"));
-    assert!(checks > 50, "{what} has checked only {checks} things:\n{text}");
-    eprintln!("{}", text.trim());
-}
-
-#[test]
-fn redis_py() {
-    if !wanted(&[("python3", "python3 python3-venv")]) {
-        return;
-    }
+/// The folder of our programs in Python, and that of the packages that they need.
+pub(crate) fn python() -> (PathBuf, PathBuf) {
     let source = programs().join("python");
     let requirements = std::fs::read(source.join("requirements.txt")).expect("requirements.txt");
     // Not a virtual environment, whose scripts know their folder's name: just the packages.
@@ -114,6 +102,25 @@ fn redis_py() {
                 .arg(source.join("requirements.txt")),
         );
     });
+    (source, packages)
+}
+
+#[track_caller]
+pub(crate) fn says_ok(what: &str, text: &str) {
+    let checks: u64 = text
+        .lines()
+        .find_map(|line| line.strip_prefix("ok: ")?.split(' ').next()?.parse().ok())
+        .unwrap_or_else(|| panic!("{what} does not say how much it has checked:\n{text}"));
+    assert!(checks > 50, "{what} has checked only {checks} things:\n{text}");
+    eprintln!("{}", text.trim());
+}
+
+#[test]
+fn redis_py() {
+    if !wanted(&[("python3", "python3 python3-venv")]) {
+        return;
+    }
+    let (source, packages) = python();
     let site = Site::new(3);
     let mut check = tied("python3");
     check.arg("-B").arg(source.join("check.py")).arg(site.address().to_string()).env("PYTHONPATH", &packages);

@@ -122,3 +122,74 @@ fn a_node_that_returns_empty_is_given_the_functions_of_the_others() {
     assert_eq!(site.nodes()[1].cmd("FUNCTION LIST"), Value::Array(vec![]));
     assert!(site.router().process().log().contains("differ"), "{}", site.router().process().log());
 }
+
+#[test]
+fn commands_that_may_meet_limits_are_told() {
+    let server = node(&["--appendonly", "yes"], "");
+    let address = server.address().to_string();
+    let mut client = server.client();
+    for line in ["SET a 1", "RENAME a b", "MGET a b", "EVAL return(1) 0", "SWAPDB 0 1", "MULTI", "GET b", "EXEC"] {
+        assert_eq!(client.cmd(line).error(), None, "{line}");
+    }
+    client.cmd("MSETNX");
+    let (code, text) = doctor(&["--node", &address, "--workers", "2"]);
+    assert_eq!(code, 0, "{text}");
+    for told in ["must share a slot: RENAME (1 calls)", "EXEC (1 calls)", "EVAL (1 calls)", "does not serve: SWAPDB (1 calls)"] {
+        assert!(text.contains(told), "{told}: {text}");
+    }
+    assert!(!text.contains("MGET") && !text.contains("MSETNX"), "{text}");
+    // Itself it leaves no trace: the second time it says the same.
+    let (_, again) = doctor(&["--node", &address, "--workers", "2"]);
+    assert_eq!(text, again);
+}
+
+#[test]
+fn a_sample_counts_real_commands_that_would_be_refused_and_names_no_key() {
+    let servers = [node(&["--appendonly", "yes"], ""), node(&["--appendonly", "yes"], "")];
+    let addresses: Vec<String> = servers.iter().map(|node| node.address().to_string()).collect();
+    let mut command: Command = tied(env!("CARGO_BIN_EXE_switchyard"));
+    command.args(["doctor", "--node", &addresses[0], "--node", &addresses[1], "--sample", "3s", "--json"]);
+    let child = command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::null()).spawn().expect("it runs");
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    let output = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut client = servers[1].client();
+            while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+                for line in [
+                    "SET {secret}a 1",
+                    "RENAME {secret}a {secret}b",
+                    "RENAMENX {secret}b other-secret",
+                    "DEL other-secret",
+                    "MULTI",
+                    "SET secret-1 1",
+                    "SET secret-2 1",
+                    "EXEC",
+                    "EVAL return(redis.call('get','secret-3')) 0",
+                    "EVAL_RO return(redis.call('get',KEYS[1])) 1 secret-3",
+                    "BLPOP secret-4 secret-5 0.001",
+                ] {
+                    client.cmd(line);
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let output = child.wait_with_output().expect("it ends");
+        ended.store(true, std::sync::atomic::Ordering::Relaxed);
+        output
+    });
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    let report: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let found: Vec<&str> = report["findings"]
+        .as_array()
+        .expect("findings")
+        .iter()
+        .filter(|finding| finding["check"] == "sample")
+        .filter_map(|finding| finding["found"].as_str())
+        .collect();
+    for told in ["calls of RENAMENX with keys of several slots", "calls of EXEC with", "calls of EVAL with", "calls of BLPOP waiting"] {
+        assert_eq!(found.iter().filter(|found| found.contains(told)).count(), 1, "{told}: {found:?}");
+    }
+    assert!(!found.iter().any(|found| found.contains("RENAME with") || found.contains("EVAL_RO")), "{found:?}");
+    assert!(!text.contains("secret"), "{text}");
+}

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use crate::support::client::PATIENCE;
 use crate::support::value::{Framer, parse};
-use crate::support::{Client, Node, NodeOptions, Random, Router, RouterOptions, Site, SiteOptions, encode, ok, simple, until, words};
+use crate::support::{
+    Client, Node, NodeOptions, Random, Router, RouterOptions, Site, SiteOptions, Value, encode, int, ok, simple, until, words,
+};
 
 /// Hand-made inputs: a name, and the bytes of one connection.
 fn inputs() -> Vec<(String, Vec<u8>)> {
@@ -477,7 +479,7 @@ fn garbage_does_not_end_the_process() {
 /// What an endless node sends at most: without a bound the router would keep all of it.
 const ENDLESS: usize = 400 << 20;
 
-/// A node that answers until a command of this name comes, and then sends `piece` behind `head` without end.
+/// A node that answers until a command of this name comes, and then sends `piece` behind `head` without end, or `head` alone and ends.
 struct EndlessNode {
     address: SocketAddr,
     /// Connections on which it was given up, or has sent [`ENDLESS`] bytes.
@@ -509,22 +511,13 @@ impl EndlessNode {
                 if name == trigger {
                     let mut sent = 0;
                     let _ = stream.write_all(head.as_bytes());
-                    while sent < ENDLESS && stream.write_all(piece.as_bytes()).is_ok() {
+                    while !piece.is_empty() && sent < ENDLESS && stream.write_all(piece.as_bytes()).is_ok() {
                         sent += piece.len();
                     }
                     over.fetch_add(1, Ordering::SeqCst);
                     return;
                 }
-                let info = "run_id:abc\r\nredis_version:7.0.15\r\n";
-                let answer = match name.as_str() {
-                    "HELLO" => "-NOPROTO unsupported protocol version\r\n".to_owned(),
-                    "INFO" => format!("${}\r\n{info}\r\n", info.len()),
-                    "CLIENT" if command.items()[1].text() == "ID" => ":7\r\n".to_owned(),
-                    "CONFIG" => "*2\r\n$4\r\nsave\r\n$0\r\n\r\n".to_owned(),
-                    "EXEC" | "COMMAND" => "*0\r\n".to_owned(),
-                    _ => "+OK\r\n".to_owned(),
-                };
-                if stream.write_all(answer.as_bytes()).is_err() {
+                if stream.write_all(usual_answer(&command, "7.0.15").as_bytes()).is_err() {
                     return;
                 }
             }
@@ -535,6 +528,81 @@ impl EndlessNode {
             }
         }
     }
+}
+
+/// What a node says of itself, as far as the router needs it, and OK to everything else.
+fn usual_answer(command: &Value, version: &str) -> String {
+    let words = command.items();
+    let info = format!("run_id:abc\r\nredis_version:{version}\r\n");
+    match words[0].text().to_ascii_uppercase().as_str() {
+        "HELLO" => "-NOPROTO unsupported protocol version\r\n".to_owned(),
+        "INFO" => format!("${}\r\n{info}\r\n", info.len()),
+        "CLIENT" if words[1].text() == "ID" => ":7\r\n".to_owned(),
+        "CONFIG" => "*2\r\n$4\r\nsave\r\n$0\r\n\r\n".to_owned(),
+        "EXEC" | "COMMAND" => "*0\r\n".to_owned(),
+        _ => "+OK\r\n".to_owned(),
+    }
+}
+
+/// A node whose version draws on terminals, whose commands need no login and have a line of CLIENT LIST for a name, and that sends clients
+/// elsewhere.
+fn lie(mut stream: TcpStream) {
+    let (mut buffer, mut framer) = (Vec::new(), Framer::default());
+    loop {
+        while let Some(len) = framer.end(&buffer) {
+            let command: Vec<u8> = buffer.drain(..len).collect();
+            let command = parse(&command);
+            let learnt = |name: &str| format!("*6\r\n${}\r\n{name}\r\n:2\r\n*2\r\n+readonly\r\n+no_auth\r\n:1\r\n:1\r\n:1\r\n", name.len());
+            let answer = match command.items()[0].text().to_ascii_uppercase().as_str() {
+                "COMMAND" => format!("*2\r\n{}{}", learnt("open.get"), learnt("get\nid=9")),
+                "DBSIZE" => format!(":{}\r\n", i64::MAX),
+                "GET" => "-MOVED 866 192.0.2.1:6379\r\n".to_owned(),
+                "STRLEN" => "-ASK 866 192.0.2.1:6379\r\n".to_owned(),
+                _ => usual_answer(&command, "7.0.15\u{1b}[2J\rFAKE LINE"),
+            };
+            if stream.write_all(answer.as_bytes()).is_err() {
+                return;
+            }
+        }
+        let mut piece = [0; 4096];
+        match stream.read(&mut piece) {
+            Ok(0) | Err(_) => return,
+            Ok(count) => buffer.extend_from_slice(&piece[..count]),
+        }
+    }
+}
+
+#[test]
+fn a_node_that_lies_about_itself_misleads_nobody() {
+    if crate::support::direct() {
+        return;
+    }
+    let nodes: [SocketAddr; 3] = std::array::from_fn(|_| {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("its address");
+        std::thread::spawn(move || listener.incoming().flatten().for_each(|stream| drop(std::thread::spawn(move || lie(stream)))));
+        address
+    });
+    let config = "[clients]\npassword = \"secret\"\n".to_owned();
+    let options = RouterOptions { nodes_may_be_down: true, config, password: Some("secret".to_owned()), ..RouterOptions::default() };
+    let router = Router::start(&nodes, &options);
+    let mut client = Client::connect(router.address());
+    assert_eq!(client.cmd("AUTH secret"), ok());
+    until("the router has learnt the node's commands", || (client.cmd("OPEN.GET k") == ok()).then_some(()));
+    let stranger = Client::connect(router.address()).cmd("OPEN.GET k");
+    assert!(stranger.expect_error().starts_with("NOAUTH"), "{stranger:?}");
+    client.send(&["get\nid=9", "k"]);
+    assert!(client.reply().expect_error().starts_with("ERR unknown command"));
+    until("every node says how many keys it has", || (client.cmd("DBSIZE") == int(i64::MAX)).then_some(()));
+    // With that many keys at each: neither ends a worker.
+    client.cmd("RANDOMKEY");
+    for command in ["GET k", "STRLEN k"] {
+        let reply = client.cmd(command);
+        assert!(reply.expect_error().starts_with("ERR 127.0.0.1:") && !reply.expect_error().contains("192.0.2.1"), "{reply:?}");
+    }
+    assert!(!router.process().log().contains("a bug in Switchyard"));
+    let shown = router.process().log() + &client.cmd("INFO switchyard").text();
+    assert!(shown.contains("redis 7.0.15") && !shown.contains('\u{1b}') && !shown.contains("\rFAKE"), "{shown:?}");
 }
 
 /// In the greeting, in the list of commands, among messages, in a part of a gather: nowhere does a node take memory without end.
@@ -560,5 +628,21 @@ fn a_node_that_sends_without_end_takes_no_memory_without_end() {
             assert!(peak < (2 * 96 + 40) << 10, "{trigger} {head:?}: the router took {peak} KiB");
             assert_eq!(Client::connect(router.address()).cmd("PING"), simple("PONG"), "{trigger} {head:?}");
         }
+    }
+}
+
+/// Its connection is made anew, and what it had said there is no answer to anything on the new one.
+#[test]
+fn a_node_that_says_more_than_it_was_asked_is_met_anew() {
+    if crate::support::direct() {
+        return;
+    }
+    let node = EndlessNode::start("GET", "+OK\r\n+more\r\n+and more\r\n$5\r\nhal", "");
+    let options = RouterOptions { nodes_may_be_down: true, ..RouterOptions::default() };
+    let router = Router::start(&[node.address], &options);
+    let mut client = Client::connect(router.address());
+    until("the node serves", || (client.cmd("SET k v") == ok()).then_some(()));
+    for round in 0..10 {
+        assert_eq!(client.cmd("GET k"), ok(), "round {round}");
     }
 }

@@ -162,3 +162,30 @@ fn a_command_before_an_upload_is_late_when_its_time_is_over() {
     until("it goes on", || (site.client.cmd("STRLEN k1") == int(LARGE as i64)).then_some(()));
     assert_eq!(site.node.cmd("STRLEN k2"), int(0));
 }
+
+/// Nobody is told that a command was not executed of which one node has executed its part.
+#[test]
+fn a_command_to_several_nodes_of_which_one_is_down_is_not_called_unexecuted() {
+    const CLAUSE: &str = "; other parts of the command may have been executed";
+    let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let tags = site.tags();
+    let (here, gone) = (format!("{{{}}}k", tags[0][0]), format!("{{{}}}k", tags[1][0]));
+    let mut client = site.client();
+    assert_eq!(client.cmd(&format!("MSET {here} 1 {gone} 1")), ok());
+    site.node_mut(1).kill();
+    until("the node is known to be down", || {
+        client.cmd(&format!("GET {gone}")).error().is_some_and(|error| error.starts_with("NODEDOWN")).then_some(())
+    });
+    let whole = client.cmd(&format!("MSET {here} 2 {gone} 2"));
+    let whole = whole.expect_error();
+    assert!(whole.starts_with("NODEDOWN") && whole.ends_with(CLAUSE), "{whole}");
+    assert_eq!(client.cmd(&format!("GET {here}")), bulk("2"));
+    let whole = client.cmd(&format!("DEL {gone} {here}"));
+    assert!(whole.expect_error().ends_with(CLAUSE), "{whole:?}");
+    assert_eq!(client.cmd(&format!("EXISTS {here}")), int(0));
+    for nothing in [format!("MSET {gone} 3 {gone}2 3"), format!("MGET {here} {gone}")] {
+        let error = client.cmd(&nothing);
+        let error = error.expect_error();
+        assert!(error.starts_with("NODEDOWN") && !error.contains("may have been"), "{error}");
+    }
+}

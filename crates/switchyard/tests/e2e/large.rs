@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::client::PATIENCE;
-use crate::support::{Client, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok};
+use crate::support::{Client, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok, until};
 
 const MIB: usize = 1 << 20;
 
@@ -311,4 +311,25 @@ fn large_transfers_that_are_cut_hurt_nobody() {
     let mut fresh: Client = site.client();
     assert_eq!(fresh.call(&[&b"SET"[..], b"half", &value]), ok());
     assert_eq!(fresh.cmd("STRLEN half"), int(value.len() as i64));
+}
+
+/// The node waits for the rest of its request, so it will never be answered.
+#[test]
+fn a_client_that_is_killed_in_the_middle_of_a_large_request_is_closed() {
+    let site = Site::new(2);
+    let (mut victim, mut killer) = (site.client(), site.client());
+    victim.write(format!("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n${}\r\n", 2 * MIB).as_bytes());
+    victim.write(&vec![b'x'; MIB]);
+    let line_of_victim = |killer: &mut Client| {
+        let list = killer.cmd("CLIENT LIST").text();
+        list.lines().find(|line| !line.contains("cmd=client|list")).map(str::to_owned)
+    };
+    let id = until("its request is under way", || {
+        let line = line_of_victim(&mut killer).filter(|line| direct() || line.contains(" oll=1 "))?;
+        assert!(line.to_ascii_lowercase().contains(" cmd=null "), "it has executed nothing: {line}");
+        Some(line.split([' ', '=']).nth(1).expect("an id").to_owned())
+    });
+    assert_eq!(killer.cmd(&format!("CLIENT KILL ID {id}")), int(1));
+    assert!(victim.closed_within(PATIENCE));
+    assert_eq!(killer.cmd("EXISTS k"), int(0));
 }

@@ -146,24 +146,87 @@ fn queued_transactions_count() {
     assert_eq!(small.cmd("EXISTS {b}1"), int(0));
 }
 
-/// A large request that must be whole before its nodes are known.
+/// The beginning of a large request that must be whole before its nodes are known.
+fn head(len: usize) -> Vec<u8> {
+    format!("*5\r\n$4\r\nMSET\r\n$1\r\na\r\n$1\r\n1\r\n$1\r\nb\r\n${len}\r\n").into_bytes()
+}
+
+/// Such requests count. What is collected of one takes little more than was sent, so both together are
+/// too much and one alone is not, however they come.
 #[test]
 fn requests_that_are_collected_count_and_who_is_not_to_be_cut_goes_last() {
-    let Some(site) = Site::router_only(2, &options("memory-max = \"170mb\"\n")) else {
+    let Some(site) = Site::router_only(2, &options("memory-max = \"112mb\"\n")) else {
         return;
     };
     let mut spared = site.client();
     assert_eq!(spared.cmd("CLIENT NO-EVICT on"), ok());
-    let head = |len: usize| format!("*5\r\n$4\r\nMSET\r\n$1\r\na\r\n$1\r\n1\r\n$1\r\nb\r\n${len}\r\n").into_bytes();
-    spared.write(&head(50 * MIB));
+    spared.write(&head(45 * MIB));
     spared.write(&vec![b'x'; 40 * MIB]);
     let mut other = site.client();
     other.write(&head(80 * MIB));
     let _ = other.try_write(&vec![b'x'; 79 * MIB]);
     until("the other one is cut", || (metric(&site, "switchyard_clients_evicted_total") > 0).then_some(()));
     assert!(other.closed_within(PATIENCE));
-    spared.write(&vec![b'x'; 10 * MIB]);
+    spared.write(&vec![b'x'; 5 * MIB]);
     spared.write(b"\r\n");
     assert_eq!(spared.reply(), ok());
     assert_eq!(metric(&site, "switchyard_clients_evicted_total"), 1);
+}
+
+/// Also where another worker serves the one that goes before it, and has not said so: while little is in use nobody says anything.
+#[test]
+fn who_is_not_to_be_cut_goes_last_whichever_worker_serves_it() {
+    let Some(site) = Site::router_only(2, &options("memory-max = \"64mb\"\n")) else {
+        return;
+    };
+    let used = || metric(&site, "switchyard_memory_used_bytes") as usize;
+    let mut watcher = site.client();
+    for round in 1..=10 {
+        let (mut other, mut spared) = (site.client(), site.client());
+        assert_eq!(spared.cmd("CLIENT NO-EVICT on"), ok());
+        let id = spared.cmd("CLIENT ID").int();
+        other.write(&head(22 * MIB));
+        other.write(&vec![b'x'; 21 * MIB]);
+        until("it is collected", || (used() > 21 * MIB).then_some(()));
+        spared.write(&head(48 * MIB));
+        spared.write(&vec![b'x'; 46 * MIB]);
+        until("one is cut", || (metric(&site, "switchyard_clients_evicted_total") == round).then_some(()));
+        let list = watcher.cmd(&format!("CLIENT LIST ID {id}")).text();
+        assert!(!list.is_empty(), "round {round}: the wrong one was cut");
+        assert!(other.closed_within(PATIENCE));
+        drop(spared);
+        until("the memory is given back", || (used() < 8 * MIB).then_some(()));
+    }
+}
+
+/// Strangers could otherwise have applications cut, which take more each.
+#[test]
+fn who_has_not_logged_in_goes_before_all_others() {
+    let config = "memory-max = \"64mb\"\n[clients]\npassword = \"secret\"\n".to_owned();
+    let router = RouterOptions { config, password: Some("secret".to_owned()), ..RouterOptions::default() };
+    let Some(site) = Site::router_only(1, &SiteOptions { router, ..SiteOptions::default() }) else {
+        return;
+    };
+    let mut client = site.client();
+    assert_eq!(client.cmd("AUTH secret"), ok());
+    assert_eq!(client.cmd("MULTI"), ok());
+    let value = vec![b'v'; 2 * MIB];
+    assert_eq!(client.call(&[&b"SET"[..], b"k", &value]), simple("QUEUED"));
+    // As much as a stranger may send: ten arguments of 16 KB, the last of them not whole.
+    let mut piece = b"*10\r\n".to_vec();
+    for _ in 0..10 {
+        piece.extend_from_slice(b"$16384\r\n");
+        piece.extend_from_slice(&[b's'; 16384]);
+        piece.extend_from_slice(b"\r\n");
+    }
+    piece.truncate(piece.len() - 100);
+    let mut strangers = Vec::new();
+    until("strangers are cut", || {
+        let mut stream = TcpStream::connect(site.address()).expect("connected");
+        stream.write_all(&piece).expect("written");
+        strangers.push(stream);
+        (metric(&site, "switchyard_clients_evicted_total") >= 5).then_some(())
+    });
+    let done = client.cmd("EXEC");
+    assert_eq!(done.items(), [ok()], "who has logged in stays");
 }

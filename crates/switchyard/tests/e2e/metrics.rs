@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::support::{NodeOptions, RouterOptions, Site, SiteOptions, http, ok, until};
+use crate::clients::{python, run, says_ok, wanted};
+use crate::movectl::{done, names};
+use crate::support::process::tied;
+use crate::support::{Client, NodeOptions, RouterOptions, Site, SiteOptions, encode, http, ok, until};
 
 /// Samples by name with labels, after checking the text format line by line.
 fn parse(text: &str) -> BTreeMap<String, f64> {
@@ -70,16 +73,173 @@ fn metrics_count_what_happens_and_never_name_keys() {
     assert!(moved("switchyard_clients_accepted_total", "") >= 1.0, "{text}");
     assert!(sum(&after, "switchyard_clients", "") >= 1.0, "{text}");
     assert!(moved("switchyard_turn_seconds_count", "") > 0.0, "{text}");
-    // Histograms add up.
-    for (series, value) in &after {
-        if let Some((name, labels)) = series.split_once("_bucket{")
-            && labels.contains("le=\"+Inf\"")
-        {
-            let labels = labels.replace(",le=\"+Inf\"", "").replace("le=\"+Inf\",", "").replace("le=\"+Inf\"", "");
-            let count = if labels == "}" { format!("{name}_count") } else { format!("{name}_count{{{labels}") };
-            assert_eq!(after.get(&count), Some(value), "{series} against {count}");
-        }
+    assert!(moved("switchyard_worker_busy_seconds_total", "worker=\"0\"") > 0.0, "{text}");
+    assert_eq!(sum(&after, "switchyard_node_slots", ""), 16384.0, "{text}");
+    // Histograms end in +Inf, and add up.
+    let counts = |suffix: &str| after.keys().filter(|series| series.split('{').next().expect("a name").ends_with(suffix)).count();
+    let infinite = after.iter().filter(|(series, _)| series.contains("le=\"+Inf\""));
+    for (series, value) in infinite.clone() {
+        let (name, labels) = series.split_once("_bucket{").expect("a bucket");
+        let labels = labels.replace(",le=\"+Inf\"", "").replace("le=\"+Inf\",", "").replace("le=\"+Inf\"", "");
+        let count = if labels == "}" { format!("{name}_count") } else { format!("{name}_count{{{labels}") };
+        assert_eq!(after.get(&count), Some(value), "{series} against {count}");
     }
+    assert!(infinite.count() == counts("_seconds_count") && counts("_seconds_count") >= 5, "{text}");
+}
+
+/// Families with the names of their samples: counters end in `_total`.
+fn families(text: &str) -> Vec<String> {
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let sample = |of: &str| match of.split_once(' ') {
+        Some((name, "counter")) => format!("{name}_total"),
+        Some((name, "info")) => format!("{name}_info"),
+        Some((name, _)) => name.to_owned(),
+        None => panic!("{of}"),
+    };
+    types.map(sample).collect()
+}
+
+#[test]
+fn the_docs_name_every_metric_and_no_other() {
+    let Some(site) = Site::router_only(1, &SiteOptions::default()) else {
+        return;
+    };
+    let docs = include_str!("../../../../docs/operations.md");
+    let section = docs.split("\n## Metrics").nth(1).and_then(|rest| rest.split("\n## ").next()).expect("the section");
+    let rows = section.lines().take_while(|line| !line.starts_with("Worth an alert")).filter(|line| line.starts_with("| `"));
+    let mut named: Vec<String> =
+        rows.flat_map(|row| row.split('|').nth(1).expect("a cell").split('`').skip(1).step_by(2)).map(str::to_owned).collect();
+    let mut there: Vec<String> = families(&site.router().metrics())
+        .into_iter()
+        .map(|name| name.strip_prefix("switchyard_").map_or(name.clone(), str::to_owned))
+        .collect();
+    named.sort();
+    there.sort();
+    assert_eq!(named, there);
+}
+
+fn errors(samples: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
+    let code = |series: &str| Some(series.strip_prefix("switchyard_errors_total{code=\"")?.strip_suffix("\"}")?.to_owned());
+    samples.iter().filter_map(|(series, value)| Some((code(series)?, *value))).collect()
+}
+
+/// What INFO says of errors: code and count.
+fn told(client: &mut Client, section: &str) -> BTreeMap<String, f64> {
+    let text = client.cmd(&format!("INFO {section}")).text();
+    let figure =
+        |line: &str| line.strip_prefix("errorstat_")?.split_once(":count=").map(|(code, count)| (code.to_owned(), count.to_owned()));
+    let lines = text.lines().filter_map(figure);
+    lines.map(|(code, count)| (code, count.trim().parse().expect("a number"))).collect()
+}
+
+#[test]
+fn every_error_that_a_client_got_is_counted_by_its_code_and_no_other() {
+    let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else {
+        return;
+    };
+    let tags = site.tags();
+    let before = parse(&site.router().metrics());
+    let mut client = site.client();
+    assert_eq!(client.cmd("SET {a}string x"), ok());
+    let mut expected = BTreeMap::<&str, f64>::new();
+    let mut fails = |client: &mut Client, code: &'static str, command: &str| {
+        let error = client.cmd(command).expect_error().to_owned();
+        assert!(error.starts_with(code), "{command}: {error}");
+        *expected.entry(code).or_default() += 1.0;
+    };
+    // Of a node, of the router, of a script.
+    fails(&mut client, "WRONGTYPE", "LPUSH {a}string x");
+    fails(&mut client, "ERR", "NOSUCHCOMMAND x");
+    fails(&mut client, "ERR", "GET");
+    fails(&mut client, "CROSSSLOT", "RENAMENX {a}string {b}string");
+    fails(&mut client, "NOSCRIPT", "EVALSHA 0123456789012345678901234567890123456789 1 {a}string");
+    fails(&mut client, "MINE", "EVAL \"return redis.error_reply('MINE '..string.rep('x', 100))\" 1 {a}string");
+    // Long enough to go straight to the socket, and to pass in pieces.
+    fails(&mut client, "LONG", "EVAL \"return redis.error_reply('LONG '..string.rep('x', 50000))\" 1 {a}string");
+    fails(&mut client, "LONGEST", "EVAL \"return redis.error_reply('LONGEST '..string.rep('x', 3000000))\" 1 {a}string");
+    assert_eq!(client.cmd("MULTI"), ok());
+    fails(&mut client, "ERR", "NOSUCHCOMMAND");
+    fails(&mut client, "EXECABORT", "EXEC");
+    // Inside of the reply to a transaction.
+    assert_eq!(client.cmd("MULTI"), ok());
+    client.cmd("LPUSH {a}string x");
+    client.cmd("GET {a}string");
+    client.cmd("EXEC");
+    *expected.entry("WRONGTYPE").or_default() += 1.0;
+    // A value that looks like one, of each length.
+    for length in [5, 50_000, 3_000_000] {
+        let value = format!("-MINE {}", "x".repeat(length));
+        assert_eq!(client.call(&["SET", "{a}value", &value]), ok());
+        assert_eq!(client.cmd("GET {a}value").text(), value);
+    }
+    // In a pipeline, where replies wait for those before them.
+    let mut pipeline = Vec::new();
+    for round in 0..50 {
+        let key = format!("{{{}}}{round}", tags[round % 2][0]);
+        pipeline.extend([encode(&["SET", &key, "x"]), encode(&["LPUSH", &key, "x"])].concat());
+    }
+    client.pipeline(&pipeline, 100);
+    *expected.entry("WRONGTYPE").or_default() += 50.0;
+    // What others do at a node past the router, no client of ours has seen.
+    site.nodes()[0].cmd("NOSUCHCOMMAND").expect_error();
+    let expected: BTreeMap<String, f64> = expected.into_iter().map(|(code, count)| (code.to_owned(), count)).collect();
+    assert_eq!(told(&mut client, "errorstats"), expected);
+    assert_eq!(told(&mut client, "everything"), expected);
+    let after = parse(&site.router().metrics());
+    assert_eq!(errors(&after), expected);
+    // A failed command is no fast command.
+    let moved = |name: &str| sum(&after, name, "") - sum(&before, name, "");
+    let failed = expected.values().sum::<f64>() - 1.0; // without the one inside of EXEC's reply
+    assert_eq!(moved("switchyard_failed_command_latency_seconds_count"), failed);
+    let known = moved("switchyard_command_latency_seconds_count") + failed - moved("switchyard_commands_total");
+    assert!(known.abs() <= 1.0, "each command is in one histogram: {known}");
+    // INFO forgets when it is told to; a counter does not fall.
+    assert_eq!(client.cmd("CONFIG RESETSTAT"), ok());
+    assert_eq!(told(&mut client, "errorstats"), BTreeMap::new());
+    assert_eq!(errors(&parse(&site.router().metrics())), expected);
+    site.node_mut(0).kill();
+    until("the node is down", || {
+        client.cmd(&format!("GET {{{}}}", tags[0][0])).error().is_some_and(|e| e.starts_with("NODEDOWN")).then_some(())
+    });
+    let downs = told(&mut client, "errorstats").get("NODEDOWN").copied();
+    assert!(downs >= Some(1.0), "{downs:?}");
+    assert_eq!(errors(&parse(&site.router().metrics())).get("NODEDOWN").copied(), downs);
+}
+
+#[test]
+fn the_client_library_of_prometheus_reads_the_page_and_counters_never_fall() {
+    if !wanted(&[("python3", "python3 python3-venv")]) {
+        return;
+    }
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else {
+        return;
+    };
+    let (source, packages) = python();
+    let folder = tempfile::TempDir::new().expect("a folder");
+    let mut client = site.client();
+    let mut work = |site: &Site| {
+        for i in 0..200 {
+            assert_eq!(client.cmd(&format!("SET key:{i} x")), ok());
+            client.cmd(&format!("MGET key:{i} key:{}", i + 1));
+            client.cmd("EVAL \"return 1\" 1 k");
+            client.cmd(&format!("LPUSH key:{i} x")).expect_error();
+        }
+        let names = names(site);
+        done(site.router(), &format!("move --from {} --to {} --all --goal fast --wait", names[0], names[1]));
+        done(site.router(), &format!("move --from {} --to {} --all --goal fast --wait", names[1], names[0]));
+    };
+    let keep = |site: &Site, name: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, site.router().metrics()).expect("written");
+        path
+    };
+    work(&site);
+    let earlier = keep(&site, "earlier");
+    work(&site);
+    let later = keep(&site, "later");
+    let mut check = tied("python3");
+    check.arg("-B").arg(source.join("metrics.py")).arg(earlier).arg(later).env("PYTHONPATH", packages);
+    says_ok("Prometheus's client library", &run("metrics.py", &mut check));
 }
 
 #[test]

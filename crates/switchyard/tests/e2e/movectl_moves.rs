@@ -88,7 +88,12 @@ fn a_move_is_asked_for_and_watched_and_done() {
     assert!(report["journal"]["records"].as_u64() > Some(0) && report["journal"]["syncs"].as_u64() > Some(0), "{report}");
     assert!(report["journal"]["length"].as_u64() < Some(4096), "what is over is not kept: {report}");
     let metrics = site.router().metrics();
-    assert!(metrics.contains("switchyard_moves_done 1\n") && metrics.contains("switchyard_moves_journal_syncs_total"), "{metrics}");
+    assert!(
+        metrics.contains("switchyard_moves_ended_total{how=\"done\"} 1\n")
+            && metrics.contains("switchyard_moves_slots_moved_total 8192\n")
+            && metrics.contains("switchyard_moves_journal_syncs_total"),
+        "{metrics}"
+    );
     assert!(metrics.trim_end().ends_with("# EOF"));
     let text = done(site.router(), "moves");
     assert!(text.contains("no moves are under way") && text.contains("ended, the latest first"), "{text}");

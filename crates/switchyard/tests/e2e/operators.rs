@@ -154,7 +154,7 @@ fn config_get_shows_the_routers_settings_and_the_nodes() {
         assert_eq!(get(&mut client, name), bulk(value), "{name}");
     }
     let buffers = get(&mut client, "client-output-buffer-limit").text();
-    assert!(buffers.starts_with("normal ") && buffers.split(' ').count() == 12, "{buffers}");
+    assert!(buffers.starts_with("normal 0 0 0 slave ") && buffers.split(' ').count() == 12, "{buffers}");
     for secret in ["requirepass", "masterauth", "dir", "logfile", "tls-key-file"] {
         assert_eq!(client.cmd(&format!("CONFIG GET {secret}")), Value::Array(vec![]), "{secret}");
     }

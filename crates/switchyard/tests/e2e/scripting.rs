@@ -1,6 +1,9 @@
 //! EVAL, SCRIPT and FUNCTION over several nodes.
 
-use crate::support::{Site, SiteOptions, Value, bulk, encode, int, ok};
+use std::time::{Duration, Instant};
+
+use crate::support::relay::Relay;
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok, until};
 
 const ADD: &str = "return redis.call('INCRBY', KEYS[1], ARGV[1])";
 /// SHA-1 of a script, as the first node says it.
@@ -136,4 +139,55 @@ fn functions_are_loaded_at_every_node() {
     assert!(site.nodes().iter().all(|node| node.cmd("FUNCTION LIST").items().is_empty()));
     assert_eq!(client.call(&[&b"FUNCTION"[..], b"RESTORE", dump.bytes()]), ok());
     assert!(site.nodes().iter().all(|node| node.cmd("FUNCTION LIST").items().len() == 1));
+}
+
+/// Two nodes of which one has functions, and a way to the other, on which what gives it those is held back.
+fn given_functions() -> ([Node; 2], Relay, Router) {
+    let nodes = [Node::start(&NodeOptions::default()), Node::start(&NodeOptions::default())];
+    let library = "#!lua name=lib\nredis.register_function('f', function() return 1 end)";
+    assert_eq!(nodes[0].client().call(&["FUNCTION", "LOAD", library]), bulk("lib"));
+    let relay = Relay::start(nodes[1].address());
+    relay.hold_from(b"RESTORE");
+    let router = Router::start(&[nodes[0].address(), relay.address()], &RouterOptions::default());
+    until("the other node is given the functions", || relay.holds_one().then_some(()));
+    (nodes, relay, router)
+}
+
+/// A node is being given the functions of another, and a client removes them: what it was told is gone does not come back at that node.
+#[test]
+fn functions_that_are_removed_while_a_node_is_given_them_do_not_come_back() {
+    if direct() {
+        return;
+    }
+    let (nodes, relay, router) = given_functions();
+    let mut client = Client::connect(router.address());
+    let remover = std::thread::spawn(move || client.cmd("FUNCTION FLUSH"));
+    // As long as it would take if nothing kept it waiting.
+    let begun = Instant::now();
+    while !remover.is_finished() && begun.elapsed() < Duration::from_secs(1) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    relay.release();
+    assert_eq!(remover.join().expect("told"), ok());
+    let given = || nodes[1].cmd("INFO commandstats").text().contains("cmdstat_function|restore");
+    until("the node has been given them", || given().then_some(()));
+    assert!(nodes.iter().all(|node| node.cmd("FUNCTION LIST").items().is_empty()));
+}
+
+/// The same where the node does not answer in time: what was sent to it may still be executed until its connection is ended.
+#[test]
+fn functions_that_a_node_was_to_be_given_and_that_are_removed_do_not_come_late() {
+    if direct() {
+        return;
+    }
+    let (nodes, relay, router) = given_functions();
+    let mut client = Client::connect(router.address());
+    let mut flush = || client.cmd("FUNCTION FLUSH");
+    let answer = until("somebody is told that they are gone", || Some(flush()).filter(|answer| answer.error().is_none()));
+    assert_eq!(answer, ok());
+    relay.release();
+    for _ in 0..20 {
+        assert!(nodes.iter().all(|node| node.cmd("FUNCTION LIST").items().is_empty()));
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }

@@ -426,6 +426,45 @@ fn large_values_of_restricted_users() {
     assert_eq!(client.reply(), bulk(&value));
 }
 
+/// Servers read the name of an option up to a byte 0. What is behind it hides no key, also in a transaction, where a call that is malformed is
+/// left to the node.
+#[test]
+fn an_option_that_ends_early_hides_no_key() {
+    let users = UsersFile::new("user app on nopass ~app:* +@all\nuser writer on nopass %W~app:* +@all\n");
+    let site = Site::with(2, &options(&users.path, Some("master")));
+    let mut admin = site.client();
+    assert_eq!(admin.cmd("AUTH master"), ok());
+    for command in ["XADD secret 1-1 f v", "SET app:1 hidden", "SET {x}secret:1 hidden", "RPUSH app:{x} 1"] {
+        assert_eq!(admin.cmd(command).error(), None, "{command}");
+    }
+    let mut app = site.client();
+    assert_eq!(app.cmd("AUTH app x"), ok());
+    let mut writer = site.client();
+    assert_eq!(writer.cmd("AUTH writer x"), ok());
+    let is_refused = |client: &mut Client, words: &[&str]| {
+        client.send(words);
+        let direct = client.reply();
+        assert!(direct.error().is_some_and(|e| e.starts_with("NOPERM") || e.contains("ACL permissions")), "{words:?}: {direct:?}");
+        assert_eq!(client.cmd("MULTI"), ok());
+        client.send(words);
+        client.reply();
+        let done = client.cmd("EXEC");
+        assert!(done.error().is_some_and(|e| e.starts_with("EXECABORT")), "{words:?}: {done:?}");
+    };
+    is_refused(&mut app, &["XREAD", "STREAMS\0", "secret", "0"]);
+    is_refused(&mut app, &["XREAD", "COUNT\0z", "1", "STREAMS", "secret", "0"]);
+    is_refused(&mut app, &["XREADGROUP", "GROUP\0", "g", "c", "STREAMS\0", "secret", ">"]);
+    is_refused(&mut app, &["SORT", "app:{x}", "BY", "nosort", "GET\0", "{x}secret:*"]);
+    is_refused(&mut app, &["SORT", "app:{x}", "STORE\0", "{x}other"]);
+    is_refused(&mut app, &["GEORADIUS", "app:{x}", "0", "0", "1", "km", "STORE\0z", "{x}other"]);
+    is_refused(&mut writer, &["SET", "app:1", "new", "GET\0"]);
+    // What is in another slot is as well refused to those who may touch everything.
+    assert_eq!(admin.cmd("MULTI"), ok());
+    assert_eq!(admin.cmd("GET app:1"), simple("QUEUED"));
+    admin.send(&["XREAD", "STREAMS\0", "secret", "0"]);
+    assert!(admin.reply().error().is_some_and(|e| e.starts_with("CROSSSLOT")));
+}
+
 /// The same questions to a real server and to the router, about every command.
 #[test]
 fn every_command_is_judged_as_by_redis() {
@@ -657,6 +696,27 @@ fn users_change_over_resp() {
     assert!(admin.cmd("ACL LOAD").expect_error().contains("no change to the previously active ACL rules"));
     assert_eq!(site.client().cmd("AUTH app s3cret"), ok());
     assert!(!site.router().process().log().contains("s3cret"), "no password is logged");
+}
+
+/// An operator who was taken away and not saved yet does not come back by the hand of somebody who is none.
+#[test]
+fn only_operators_bring_operators_back() {
+    let users =
+        UsersFile::new("user chief on nopass ~* +@all operator\nuser gone on nopass ~* +@all operator\nuser admin on nopass ~* +@all\n");
+    let Some(site) = Site::router_only(1, &options(&users.path, Some("master"))) else { return };
+    let (mut chief, mut admin) = (site.client(), site.client());
+    assert_eq!(chief.cmd("AUTH chief x"), ok());
+    assert_eq!(admin.cmd("AUTH admin x"), ok());
+    assert_eq!(admin.cmd("ACL LOAD"), ok());
+    assert_eq!(chief.cmd("ACL DELUSER gone"), int(1));
+    assert!(admin.cmd("ACL LOAD").expect_error().starts_with("NOPERM"));
+    assert_eq!(site.client().cmd("AUTH gone x").error(), Some(WRONGPASS));
+    assert_eq!(chief.cmd("ACL SAVE"), ok());
+    assert_eq!(admin.cmd("ACL LOAD"), ok());
+    assert_eq!(site.client().cmd("AUTH gone x").error(), Some(WRONGPASS));
+    users.write("user chief on nopass ~* +@all operator\nuser admin on nopass ~* +@all operator\n");
+    assert!(admin.cmd("ACL LOAD").expect_error().starts_with("NOPERM"));
+    assert_eq!(chief.cmd("ACL LOAD"), ok());
 }
 
 /// Without a users file users are kept in memory, as in Redis.

@@ -166,7 +166,8 @@ impl Leg {
             let clear =
                 self.batches.get(&id).filter(|batch| batch.step == Step::Clear).map(|batch| self.what_to_clear(batch)).unwrap_or_default();
             // Before the only copy is removed that may be left, it must be known that the other one is still there.
-            let clearable = to_usable && (from_usable || self.turned || self.target.era == 0);
+            let is_alone = self.given_up == Some(from);
+            let clearable = to_usable && (from_usable || is_alone || self.turned || self.target.era == 0);
             let Some(batch) = self.batches.get_mut(&id) else { return };
             let restarted = batch.read_of != era && !kept;
             if batch.asked || now_us < batch.not_before_us {
@@ -201,7 +202,8 @@ impl Leg {
                         continue;
                     }
                 }
-                Step::Remove if !had_any && !restarted => {
+                // Where a side was given up nothing is asked of it.
+                Step::Remove if is_alone || !had_any && !restarted => {
                     self.admit(id, actions);
                     return;
                 }
@@ -442,6 +444,15 @@ impl Leg {
             for (fingerprint, _) in &batch.keys {
                 self.busy.remove(fingerprint);
             }
+        }
+    }
+
+    /// Without one of the sides: what has not been read, or is refused again and again, ends here. All of it, where it goes to that side.
+    pub(super) fn drop_what_cannot_be_done(&mut self, all: bool) {
+        let is_over = |batch: &Batch| all || batch.step == Step::Copy || batch.tries >= TRIES;
+        let idle = self.batches.extract_if(.., |_, batch| !batch.asked && batch.record.is_none() && is_over(batch));
+        for (fingerprint, _) in idle.flat_map(|(_, batch)| batch.keys) {
+            self.busy.remove(&fingerprint);
         }
     }
 

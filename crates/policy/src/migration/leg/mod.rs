@@ -13,6 +13,7 @@
 //! - The source has a key on record from its present era: its removal was not done, so it was never admitted, and it is moved as if it had not been.
 
 mod batch;
+mod given_up;
 mod identity;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -113,6 +114,8 @@ pub struct Leg {
     /// Why it is to go back, if it is; it has turned when `turned`.
     back: Option<String>,
     turned: bool,
+    /// The side that is lost for good ([`given_up`]).
+    given_up: Option<Side>,
     /// It goes back to a node that cannot do what [`Orders::durability`] asks of the other.
     as_safe_as_it_was: bool,
     source: Link,
@@ -160,6 +163,7 @@ impl Leg {
             begun: false,
             back: None,
             turned: false,
+            given_up: None,
             as_safe_as_it_was: false,
             source: Link::default(),
             target: Link::default(),
@@ -179,7 +183,7 @@ impl Leg {
             last_start_us: None,
             last_refusal_us: 0,
             quiet: Quiet::No,
-            progress: Progress { phase: Phase::Preparing, keys_moved: 0, bytes_moved: 0, pulled: 0, repeated: 0 },
+            progress: Progress::NONE,
         };
         // One that was not moving begins again: until then it changes nothing but what the target has left over.
         if let Some(open) = resume.filter(|open| open.moving) {
@@ -187,6 +191,7 @@ impl Leg {
             leg.begun = true;
             leg.turned = open.turned_back.is_some();
             leg.back = open.turned_back;
+            leg.given_up = open.given_up;
             leg.source = Link { process: Some(open.source), era: open.eras.source, ..Link::default() };
             leg.target = Link { process: Some(open.target), era: open.eras.target, ..Link::default() };
             leg.away = open.away.into_iter().collect();
@@ -251,8 +256,15 @@ impl Leg {
             return;
         }
         if self.resumed {
-            self.restored(Side::Source, source, actions);
-            self.restored(Side::Target, target, actions);
+            for (side, process) in [(Side::Source, source), (Side::Target, target)] {
+                match self.given_up == Some(side) {
+                    true => self.link_mut(side).state = LinkState::Down { since_us: 0 },
+                    false => self.restored(side, process, actions),
+                }
+            }
+            if self.given_up == Some(Side::Target) && !self.turned {
+                self.back.get_or_insert_with(|| given_up::why(Side::Target));
+            }
             // The router before this one may have ended before it had purged.
             self.target.dirty |= self.target.era > 0;
             self.source.dirty |= self.away.values().any(|eras| eras.source != self.source.era);
@@ -450,6 +462,9 @@ impl Leg {
     }
 
     fn turn_back(&mut self, why: String, actions: &mut Vec<Action>) {
+        if self.given_up.is_some() {
+            return;
+        }
         match self.state {
             State::Moving | State::Starting { .. } if self.back.is_none() => self.back = Some(why),
             State::Readying if self.resumed && self.back.is_none() => self.back = Some(why),
@@ -472,7 +487,7 @@ impl Leg {
 
     /// A user's wish to go back is met by going on, when that is less: everything is listed, and fewer keys are left than would have to come back.
     fn user_turns_back(&mut self, actions: &mut Vec<Action>) {
-        let left = self.listed.len() + self.wanted.len() + self.batches.values().map(|batch| batch.keys.len()).sum::<usize>();
+        let left = self.under_way();
         let is_calm = self.source.era + self.target.era == 0 && self.usable(Side::Source) && self.usable(Side::Target);
         if self.state == State::Moving && self.list_ended && left < self.away.len() && is_calm {
             actions.push(Action::Report { text: format!("nearly done: {left} keys at most are left, so the leg goes on to its end") });
@@ -531,7 +546,7 @@ impl Leg {
                     self.turn(actions);
                 } else if self.begun && self.back.is_some() && is_lost {
                     self.record_turn(BTreeSet::new(), actions);
-                } else if self.usable(Side::Source) && self.usable(Side::Target) {
+                } else if self.usable_or_given_up(Side::Source) && self.usable(Side::Target) {
                     if self.turned {
                         self.turn(actions);
                     } else {
@@ -563,6 +578,8 @@ impl Leg {
                     } else if self.batches.is_empty() && self.usable(Side::Source) && self.usable(Side::Target) {
                         self.record_turn(BTreeSet::new(), actions);
                     }
+                } else if let Some(side) = self.given_up {
+                    self.go_on_without(side, now_us, actions);
                 } else if self.quiet == Quiet::No {
                     self.start_batches(now_us, actions);
                     self.finish(actions);
@@ -585,7 +602,8 @@ impl Leg {
         }
         // What the source may keep depends on whether the target is who it was.
         let dirty = [Side::Target, Side::Source].into_iter().find(|side| {
-            self.link(*side).dirty && self.link(*side).state == LinkState::Up && (*side == Side::Target || self.usable(Side::Target))
+            let comes_first = *side == Side::Target || self.usable_or_given_up(Side::Target);
+            self.link(*side).dirty && self.link(*side).state == LinkState::Up && comes_first
         });
         let Some(side) = dirty else { return };
         let away = match side {
@@ -629,15 +647,24 @@ impl Leg {
         if !usable || !(self.list_ended || early) || !self.listed.is_empty() || !self.wanted.is_empty() || !self.batches.is_empty() {
             return;
         }
-        let Orders { move_id, leg, .. } = self.orders;
         let owner = self.to();
-        let record = self.record(Record::LegEnded { move_id, leg, owner }, actions);
-        self.state = State::Ending { record };
-        self.progress.phase = Phase::Releasing;
+        self.record_end(actions);
         if self.planted.is(Bug::HandOverBeforeRecord) {
             self.state = State::HandingOver;
             actions.push(Action::HandOver { to: owner });
         }
+    }
+
+    fn record_end(&mut self, actions: &mut Vec<Action>) {
+        let Orders { move_id, leg, .. } = self.orders;
+        let record = self.record(Record::LegEnded { move_id, leg, owner: self.to() }, actions);
+        self.state = State::Ending { record };
+        self.progress.phase = Phase::Releasing;
+    }
+
+    /// What is listed or wanted, and in batches.
+    fn under_way(&self) -> usize {
+        self.listed.len() + self.wanted.len() + self.batches.values().map(|batch| batch.keys.len()).sum::<usize>()
     }
 }
 
@@ -668,7 +695,7 @@ impl Machine for Leg {
             Event::Migrated { .. } => debug_assert!(false, "nothing was migrated"),
             Event::Lost { side } => self.lost(side, now_us, actions),
             Event::Restored { side, process } => {
-                if matches!(self.link(side).state, LinkState::Down { .. }) {
+                if matches!(self.link(side).state, LinkState::Down { .. }) && self.given_up != Some(side) {
                     self.restored(side, process, actions);
                 }
             }
@@ -685,12 +712,15 @@ impl Machine for Leg {
             Event::Resume => self.quiet = Quiet::No,
             Event::Pace(pace) => self.pace = Pace { batch_keys: pace.batch_keys.max(1), ..pace },
             Event::TurnBack => self.user_turns_back(actions),
+            Event::GiveUp { side } => self.user_gives_up(side, actions),
             Event::Tick => self.refuse_if_lost(now_us, actions),
         }
         self.advance(now_us, actions);
     }
 
     fn progress(&self) -> Progress {
-        self.progress
+        let goes_back = self.turned || self.back.is_some();
+        let left = if goes_back { self.away.len() } else { self.under_way() };
+        Progress { left: left as u64, given_up: self.given_up, ..self.progress }
     }
 }

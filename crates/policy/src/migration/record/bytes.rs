@@ -76,6 +76,10 @@ impl Record {
                 head(out, 7, *move_id, *leg);
                 put_side(out, *owner);
             }
+            Self::GivenUp { move_id, leg, side } => {
+                head(out, 10, *move_id, *leg);
+                put_side(out, *side);
+            }
             Self::Ended { move_id } => {
                 out.push(8);
                 number(out, move_id.0);
@@ -121,6 +125,7 @@ impl Record {
             7 => Self::LegEnded { move_id, leg: input.leg()?, owner: input.side()? },
             8 => Self::Ended { move_id },
             9 => Self::Keys { move_id, keys: input.names()? },
+            10 => Self::GivenUp { move_id, leg: input.leg()?, side: input.side()? },
             _ => return Err(Damaged { at: 1, expected: "a known kind of record" }),
         };
         if input.at != bytes.len() {

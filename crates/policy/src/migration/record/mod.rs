@@ -100,7 +100,16 @@ pub enum Record {
         /// The keys.
         keys: Vec<Fingerprint>,
     },
-    /// Every key of the leg is at this side, which owns the slots from here on.
+    /// This side is lost for good: the leg ends at the other one.
+    GivenUp {
+        /// The move.
+        move_id: MoveId,
+        /// The leg.
+        leg: u32,
+        /// The side.
+        side: Side,
+    },
+    /// Every key of the leg is at this side (or it is what is left), which owns the slots from here on.
     LegEnded {
         /// The move.
         move_id: MoveId,
@@ -129,6 +138,7 @@ impl Record {
             | Self::Moved { move_id, .. }
             | Self::TurnedBack { move_id, .. }
             | Self::Returned { move_id, .. }
+            | Self::GivenUp { move_id, .. }
             | Self::LegEnded { move_id, .. }
             | Self::Ended { move_id } => *move_id,
         }
@@ -166,6 +176,8 @@ pub struct OpenLeg {
     pub moving: bool,
     /// Why it was turned back, if it was.
     pub turned_back: Option<String>,
+    /// The side that was given up, if one was.
+    pub given_up: Option<Side>,
     /// Who was at the source last.
     pub source: Process,
     /// Who was at the target last.

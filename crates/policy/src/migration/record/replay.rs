@@ -77,6 +77,7 @@ impl Replay {
                     slots: slots.clone(),
                     moving: false,
                     turned_back: None,
+                    given_up: None,
                     source: source.clone(),
                     target: target.clone(),
                     eras: Eras { source: 0, target: 0 },
@@ -110,6 +111,14 @@ impl Replay {
                 }
                 for key in keys {
                     open.away.remove(key);
+                }
+            }
+            Record::GivenUp { move_id, leg, side } => {
+                let open = self.moving(*move_id, *leg)?;
+                open.given_up = Some(*side);
+                if *side == Side::Source {
+                    // There is nothing to go back to.
+                    open.turned_back = None;
                 }
             }
             Record::LegEnded { move_id, leg, owner } => {

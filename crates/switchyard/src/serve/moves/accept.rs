@@ -16,11 +16,12 @@ use switchyard_control::admin::{
 use switchyard_policy::balance::{self, Shift};
 use switchyard_policy::migration::{Durability, Goal, Key, Protocol, Record};
 use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Topology};
-use switchyard_router::{Link, Steer};
+use switchyard_router::Steer;
 use tracing::info;
 
 use super::direct::{PATIENCE, check_node};
 use super::home::Told;
+use super::map::{ranges_text, slots_report, text_of, where_report};
 use super::{MemberChange, Moves, Options, Planned, save_as};
 use crate::config::{DURABILITIES, name_of, named, parse_endpoint};
 
@@ -53,6 +54,18 @@ pub(super) struct How {
     purge_target: bool,
 }
 
+impl How {
+    /// What a target must be able to promise.
+    pub(super) fn durability(&self) -> Durability {
+        self.durability
+    }
+
+    /// Clients may use nodes past the router.
+    pub(super) fn allows_direct_clients(&self) -> bool {
+        self.allow_direct_clients
+    }
+}
+
 pub(super) fn wrong(text: impl Into<String>) -> Refused {
     Refused::Wrong(text.into())
 }
@@ -68,11 +81,24 @@ pub(super) fn json(value: &impl Serialize) -> Result<Value, Refused> {
 impl Moves {
     /// Does what is asked.
     pub(in super::super) fn operate(self: &Arc<Self>, operation: Operation, who: &str) -> Result<Value, Refused> {
-        if !matches!(operation, Operation::Moves | Operation::Balance(BalanceRequest { dry_run: true, .. })) {
+        if !matches!(
+            operation,
+            Operation::Moves | Operation::Slots | Operation::Where(_) | Operation::Balance(BalanceRequest { dry_run: true, .. })
+        ) {
             info!(target: "audit", who, "asked: {}", told(&operation));
         }
+        let outcome = self.execute(operation);
+        if let Err(refused) = &outcome {
+            info!(target: "audit", who, "refused: {}", refused.text());
+        }
+        outcome
+    }
+
+    fn execute(self: &Arc<Self>, operation: Operation) -> Result<Value, Refused> {
         match operation {
             Operation::Moves => json(&self.report()),
+            Operation::Slots => json(&slots_report(&*self.topology_now()?)),
+            Operation::Where(keys) => json(&where_report(&*self.topology_now()?, &keys)),
             Operation::Move(request) => self.begin_one(&request),
             Operation::Steer { id, what } => self.steer(MoveId(id), &what),
             Operation::AddNode(request) => self.add_node(&request),
@@ -134,37 +160,49 @@ impl Moves {
         if request.to.is_empty() {
             return Err(wrong("to which node?"));
         }
-        let (source, target) = (node_named(&topology, &request.from)?, node_named(&topology, &request.to)?);
-        if source == target {
+        let target = node_named(&topology, &request.to)?;
+        let source = if request.from.is_empty() { None } else { Some(node_named(&topology, &request.from)?) };
+        if source == Some(target) {
             return Err(wrong(format!("source and target are the same node, {}", request.from)));
         }
-        let owned: Vec<Slot> = Slot::all().filter(|slot| topology.owner(*slot) == source).collect();
-        let slots = match (&request.slots, request.all) {
-            (Some(_), true) => return Err(wrong("give slots, or all, not both")),
-            (None, false) => return Err(wrong("which slots? Give slots, such as 0-100,200, or all, or a pattern of keys")),
-            (None, true) => owned,
-            (Some(text), false) => parse_slots(text).map_err(wrong)?,
+        let slots = match (&request.slots, request.all, source) {
+            (Some(_), true, _) => return Err(wrong("give slots, or all, not both")),
+            (None, false, _) => return Err(wrong("which slots? Give slots, such as 0-100,200, or all, or a pattern of keys")),
+            (None, true, None) => return Err(wrong("all slots of which node? Say from which")),
+            (None, true, Some(source)) => Slot::all().filter(|slot| topology.owner(*slot) == source).collect(),
+            (Some(text), false, _) => parse_slots(text).map_err(wrong)?,
         };
-        let foreign: Vec<Slot> = slots.iter().copied().filter(|slot| topology.owner(*slot) != source).collect();
-        if let Some(first) = foreign.first() {
-            return Err(conflict(format!(
-                "{} of these {} slots do not belong to {}: slot {} is owned by {}. It owns {}",
-                foreign.len(),
-                slots.len(),
-                request.from,
-                first.number(),
-                self.name(topology.owner(*first)),
-                ranges_text(&topology, source),
-            )));
+        if let Some(source) = source {
+            let foreign: Vec<Slot> = slots.iter().copied().filter(|slot| topology.owner(*slot) != source).collect();
+            if let Some(first) = foreign.first() {
+                return Err(conflict(format!(
+                    "{} of these {} slots do not belong to {}: slot {} is owned by {}. It owns {}",
+                    foreign.len(),
+                    slots.len(),
+                    request.from,
+                    first.number(),
+                    self.name(topology.owner(*first)),
+                    ranges_text(&topology, source),
+                )));
+            }
         }
-        if slots.is_empty() {
-            return Err(conflict(format!("{} owns no slots, so there is nothing to move", request.from)));
+        let mut by_owner: BTreeMap<NodeId, Vec<Slot>> = BTreeMap::new();
+        for slot in slots {
+            by_owner.entry(topology.owner(slot)).or_default().push(slot);
         }
-        let shift = Shift { source, target, slots };
+        by_owner.remove(&target);
+        if by_owner.is_empty() {
+            return Err(conflict(match source {
+                Some(_) => format!("{} owns no slots, so there is nothing to move", request.from),
+                None => format!("{} owns all of these slots, so there is nothing to move", request.to),
+            }));
+        }
+        let wishes = by_owner.into_iter().map(|(source, slots)| Shift { source, target, slots }.into());
         if request.dry_run {
-            return json(&PlanReport { dry_run: true, moves: vec![self.planned(None, &shift.into())], ..PlanReport::default() });
+            let moves = wishes.map(|wish| self.planned(None, &wish)).collect();
+            return json(&PlanReport { dry_run: true, moves, ..PlanReport::default() });
         }
-        json(&self.accept(&topology, vec![shift.into()], &how)?)
+        json(&self.accept(&topology, wishes.collect(), &how)?)
     }
 
     fn balance(self: &Arc<Self>, request: &BalanceRequest) -> Result<Value, Refused> {
@@ -195,25 +233,9 @@ impl Moves {
 
     fn add_node(self: &Arc<Self>, request: &AddNodeRequest) -> Result<Value, Refused> {
         let how = self.how(&request.how)?;
-        let name = parse_endpoint(&request.address).map_err(|why| wrong(format!("{:?}: {why}", request.address)))?;
         let _one = self.planning.lock().unwrap_or_else(PoisonError::into_inner);
         let topology = self.topology_now()?;
-        let known = topology.nodes().any(|node| node.name == name);
-        if known && !request.rebalance {
-            return Err(conflict(format!("{name} is a node already; `switchyard balance` gives it its share of the slots")));
-        }
-        if !known {
-            self.members.change(MemberChange::Add(name.clone())).map_err(Refused::Failed)?;
-        }
-        if !request.rebalance {
-            return json(&PlanReport::default());
-        }
-        let topology = self.topology_now()?;
-        self.nothing_under_way("it gets its share of the slots")
-            .map_err(|refused| conflict(format!("{name} has joined. But {}", refused.text())))?;
-        let shifts = balance::even(&topology, &self.weights(&topology)).map_err(|error| conflict(error.to_string()))?;
-        self.wait_for_link(&topology, &name)?;
-        json(&self.accept(&topology, wishes(shifts), &how)?)
+        json(&self.join(&topology, request, &how)?)
     }
 
     fn remove_node(self: &Arc<Self>, request: &NodeRequest) -> Result<Value, Refused> {
@@ -222,7 +244,7 @@ impl Moves {
         let node = node_named(&topology, &request.address)?;
         if let Some((id, _)) = self.state().open.iter().find(|(_, planned)| [planned.source, planned.target].contains(&node)) {
             return Err(conflict(format!(
-                "{} takes part in move {}; let that end, or end it with `switchyard moves abort {0}`",
+                "{} takes part in move {}; let that end, or end it with `switchyard moves abort {1}`",
                 request.address, id.0
             )));
         }
@@ -244,7 +266,7 @@ impl Moves {
         json(&PlanReport::default())
     }
 
-    fn steer(self: &Arc<Self>, id: MoveId, what: &SteerRequest) -> Result<Value, Refused> {
+    pub(super) fn steer(self: &Arc<Self>, id: MoveId, what: &SteerRequest) -> Result<Value, Refused> {
         let steer = match what {
             SteerRequest::Pause => Steer::Pause,
             SteerRequest::Resume => Steer::Resume,
@@ -306,7 +328,7 @@ impl Moves {
         json(&self.report())
     }
 
-    fn nothing_under_way(&self, before: &str) -> Result<(), Refused> {
+    pub(super) fn nothing_under_way(&self, before: &str) -> Result<(), Refused> {
         let open: Vec<String> = self.state().open.keys().map(|id| id.0.to_string()).collect();
         if open.is_empty() {
             return Ok(());
@@ -317,25 +339,9 @@ impl Moves {
         )))
     }
 
-    fn weights(&self, topology: &Topology) -> BTreeMap<NodeId, u32> {
+    pub(super) fn weights(&self, topology: &Topology) -> BTreeMap<NodeId, u32> {
         let tuning = self.tuning.read().unwrap_or_else(PoisonError::into_inner);
         topology.nodes().map(|node| (node.id, tuning.weights.get(&node.name).copied().unwrap_or(1))).collect()
-    }
-
-    /// A node that has just joined is connected in a moment, or says why not.
-    fn wait_for_link(&self, topology: &Topology, name: &str) -> Result<(), Refused> {
-        let Some(node) = topology.nodes().find(|node| node.name == name) else { return Ok(()) };
-        let mut why = "it does not answer yet".to_owned();
-        for _ in 0..100 {
-            let link = self.running.with(|router| router.status().nodes.into_iter().find(|n| n.id == node.id).map(|n| n.link));
-            match link.flatten() {
-                Some(Link::Up) => return Ok(()),
-                Some(Link::Down(reason)) => why = reason,
-                _ => {}
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        Err(Refused::Failed(format!("{name} has joined, but {why}; when it answers: switchyard balance")))
     }
 
     pub(super) fn planned(&self, id: Option<MoveId>, wish: &Wish) -> PlannedReport {
@@ -516,10 +522,20 @@ fn told(operation: &Operation) -> String {
                 (None, slots) => format!("slots {}", slots.as_deref().unwrap_or("?")),
             };
             let to = if request.home { "home" } else { &request.to };
-            format!("move {what} from {} to {to}{}", request.from, if request.dry_run { ", only planned" } else { "" })
+            let from = if request.from.is_empty() { "wherever they are" } else { &request.from };
+            format!("move {what} from {from} to {to}{}", if request.dry_run { ", only planned" } else { "" })
         }
         Operation::Moves => "moves".to_owned(),
-        Operation::Steer { id, what } => format!("{what:?} move {id}"),
+        Operation::Slots => "slots".to_owned(),
+        Operation::Where(keys) => format!("where {} keys are", keys.len()),
+        Operation::Steer { id, what } => match what {
+            SteerRequest::Pause => format!("pause move {id}"),
+            SteerRequest::Resume => format!("resume move {id}"),
+            SteerRequest::Abort => format!("abort move {id}"),
+            SteerRequest::Goal(goal) => format!("move {id} with the goal {goal}"),
+            SteerRequest::MaxRate(Some(max)) => format!("move {id} with at most {max} bytes per second"),
+            SteerRequest::MaxRate(None) => format!("move {id} as fast as its goal says"),
+        },
         Operation::AddNode(request) => format!("add node {}{}", request.address, if request.rebalance { " and rebalance" } else { "" }),
         Operation::DrainNode(request) => format!("drain node {}", request.address),
         Operation::RemoveNode(request) => format!("remove node {}", request.address),
@@ -527,7 +543,7 @@ fn told(operation: &Operation) -> String {
     }
 }
 
-fn wishes(shifts: Vec<Shift>) -> Vec<Wish> {
+pub(super) fn wishes(shifts: Vec<Shift>) -> Vec<Wish> {
     shifts.into_iter().map(Wish::from).collect()
 }
 
@@ -555,20 +571,6 @@ fn parse_slots(text: &str) -> Result<Vec<Slot>, String> {
         slots.extend((first.number()..=last.number()).filter_map(Slot::new));
     }
     if slots.is_empty() { Err(format!("{text:?} names no slots")) } else { Ok(slots.into_iter().collect()) }
-}
-
-fn text_of(slots: &[Slot]) -> String {
-    let numbers: Vec<u16> = slots.iter().map(|slot| slot.number()).collect();
-    let runs = numbers.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
-        [one] => one.to_string(),
-        run => format!("{}-{}", run[0], run[run.len() - 1]),
-    });
-    runs.collect::<Vec<_>>().join(",")
-}
-
-fn ranges_text(topology: &Topology, node: NodeId) -> String {
-    let owned: Vec<Slot> = Slot::all().filter(|slot| topology.owner(*slot) == node).collect();
-    if owned.is_empty() { "none".to_owned() } else { text_of(&owned) }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use crate::doctor::{direct_clients, redis_version};
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The oldest versions that moves work on.
-const REDIS_MIN: (u32, u32) = (6, 2);
+pub(super) const REDIS_MIN: (u32, u32) = (6, 2);
 
 /// Checks a node, which may take `patience` for each answer. `durability`: what it must be able to promise, if it is a target.
 pub(super) fn check_node(

@@ -48,13 +48,68 @@ impl Host for Moves {
         {
             let mut state = self.state();
             let Some(planned) = state.open.get_mut(&move_id) else { return };
-            if self.stopping.load(Ordering::Acquire) || open_leg {
+            if self.stopping.load(Ordering::Acquire) {
                 // Not over: it goes on after the next start.
                 planned.begun = false;
+                return;
+            }
+            if open_leg {
+                // Only what is on record says where its keys are, and only a start reads that. Begun anew, or given up, it would have its source serve keys
+                // that the target has: so it stays begun.
                 return;
             }
             planned.end = Some(end.clone());
         }
         self.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, mpsc};
+
+    use switchyard_control::admin::SteerRequest;
+    use switchyard_policy::migration::{Durability, Protocol};
+    use switchyard_policy::topology::Stage;
+
+    use super::super::{Members, Options, Planned};
+    use super::*;
+    use crate::config::{Override, Raw, Sources};
+    use crate::serve::placement::Placement;
+
+    #[test]
+    fn a_move_whose_mover_is_gone_with_a_leg_open_is_neither_begun_anew_nor_given_up() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let set = |path: &str, value| Override { flag: format!("--{path}"), path: path.to_owned(), value };
+        let nodes = ["127.0.0.1:7001", "127.0.0.1:7002"].map(|node| Raw::Text(node.to_owned())).to_vec();
+        let overrides = vec![set("state-dir", Raw::Text(dir.path().display().to_string())), set("node", Raw::List(nodes))];
+        let config = Sources { file: None, overrides }.read().expect("a good configuration");
+        let placement = Arc::new(Placement::open(&config, Arc::default()).expect("opens"));
+        placement.settle(&config.node_names(), |_| {}).expect("places");
+        let moves = Moves::open(dir.path(), Arc::clone(&placement), Arc::default(), Members(mpsc::sync_channel(1).0)).expect("opens");
+        let (id, source, target) = (MoveId(1), NodeId(0), NodeId(1));
+        let slots = vec![Slot::new(0).expect("a slot")];
+        let transit = Transit { move_id: id, source, target, stage: Stage::Moving { leg: 0 }, keys_only: false };
+        placement.set_transits(id, vec![(transit, slots.clone())]).expect("few");
+        let planned = Planned {
+            source,
+            target,
+            slots,
+            keys: None,
+            protocol: Protocol::default(),
+            durability: Durability::default(),
+            options: Options::default(),
+            begun: true,
+            resume: None,
+            progress: None,
+            end: None,
+            trouble: None,
+        };
+        moves.state().open.insert(id, planned);
+        moves.ended(id, &MoveEnd::Stopped("the mover panicked".to_owned()));
+        moves.steer(id, &SteerRequest::Abort).expect("heard");
+        let state = moves.state();
+        let planned = state.open.get(&id).expect("it is not over");
+        assert!(planned.begun && planned.end.is_none() && placement.is_in_transit(id));
     }
 }

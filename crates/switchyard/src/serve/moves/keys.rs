@@ -35,36 +35,52 @@ impl Moves {
         if how.protocol != Protocol::Switchyard {
             return Err(wrong("single keys move by the protocol switchyard only"));
         }
-        let source = node_named(topology, &request.from)?;
-        let wishes = match (&request.keys, request.home) {
+        let source = if request.from.is_empty() { None } else { Some(node_named(topology, &request.from)?) };
+        let sources = || source.map_or_else(|| topology.keepers(), |source| vec![source]);
+        let wishes: Vec<Wish> = match (&request.keys, request.home) {
             (pattern, true) => {
                 if !request.to.is_empty() {
                     return Err(wrong("home says where the keys go: to the owners of their slots"));
                 }
-                Self::homeward(topology, source, pattern.as_deref())
+                sources().into_iter().flat_map(|source| Self::homeward(topology, source, pattern.as_deref())).collect()
             }
             (Some(pattern), false) => {
                 if request.to.is_empty() {
                     return Err(wrong("to which node?"));
                 }
                 let target = node_named(topology, &request.to)?;
-                if source == target {
+                if source == Some(target) {
                     return Err(wrong(format!("source and target are the same node, {}", request.from)));
                 }
-                let keys = self.matching(topology, source, pattern)?;
-                self.check_room(topology, &keys, target)?;
-                wish(source, target, keys, Some(pattern)).into_iter().collect()
+                let by_source: Vec<(NodeId, BTreeSet<Key>)> = match source {
+                    // One key is at one node.
+                    None if is_plain(pattern) => vec![(topology.lives_at(pattern.as_bytes()), [Key::from(pattern.as_bytes())].into())],
+                    _ => {
+                        let matching = |source| Ok((source, self.matching(topology, source, pattern)?));
+                        sources().into_iter().filter(|source| *source != target).map(matching).collect::<Result<Vec<_>, Refused>>()?
+                    }
+                };
+                let all: BTreeSet<Key> = by_source.iter().flat_map(|(_, keys)| keys).cloned().collect();
+                self.check_room(topology, &all, target)?;
+                let away = by_source.into_iter().filter(|(source, _)| *source != target);
+                away.filter_map(|(source, keys)| wish(source, target, keys, Some(pattern))).collect()
             }
             (None, false) => return Err(wrong("which keys?")),
         };
         if wishes.is_empty() {
+            let from = if source.is_some() { request.from.as_str() } else { "any node" };
             return Err(conflict(match request.home {
-                true => format!("no keys (that match) live at {} without their slots, so there is nothing to bring home", request.from),
-                false => format!("no key that lives at {} matches, so there is nothing to move", request.from),
+                true => format!("no keys (that match) live at {from} without their slots, so there is nothing to bring home"),
+                false if source.is_none() => format!("every key that matches lives at {} already, if there is any", request.to),
+                false => format!("no key that lives at {from} matches, so there is nothing to move"),
             }));
         }
+        let (wishes, left) = apart(wishes);
         let away = wishes.iter().filter(|_| !request.home).filter_map(|wish| wish.keys.clone());
-        let notes: Vec<String> = away.filter_map(|keys| self.home.warning(&keys)).collect();
+        let mut notes: Vec<String> = away.filter_map(|keys| self.home.warning(&keys)).collect();
+        if left > 0 {
+            notes.push(format!("{left} keys are left out, because others of their slots move from another node: ask again when these moves have ended"));
+        }
         if request.dry_run {
             let moves = wishes.iter().map(|wish| self.planned(None, wish)).collect();
             return json(&PlanReport { dry_run: true, moves, notes });
@@ -85,7 +101,7 @@ impl Moves {
 
     /// The keys that live at a node and match. A name without anything special in it is taken as it is, whether there is such a key or not.
     fn matching(&self, topology: &Topology, source: NodeId, pattern: &str) -> Result<BTreeSet<Key>, Refused> {
-        if !pattern.contains(['*', '?', '[', '\\']) {
+        if is_plain(pattern) {
             let at = topology.lives_at(pattern.as_bytes());
             if at != source {
                 return Err(conflict(format!("that key lives at {}, not at {}", self.name(at), self.name(source))));
@@ -152,6 +168,26 @@ impl Moves {
     }
 }
 
+/// The same without two that have a slot in common, and how many keys were left out for that.
+fn apart(wishes: Vec<Wish>) -> (Vec<Wish>, usize) {
+    let (mut taken, mut left) = (BTreeSet::new(), 0);
+    let mut some = |found: Wish| {
+        let keys: BTreeSet<Key> = found.keys.iter().flat_map(|keys| keys.iter()).cloned().collect();
+        let all = keys.len();
+        let free: BTreeSet<Key> = keys.into_iter().filter(|key| !taken.contains(&slot_of(key))).collect();
+        left += all - free.len();
+        taken.extend(free.iter().map(|key| slot_of(key)));
+        wish(found.shift.source, found.shift.target, free, found.pattern.as_deref())
+    };
+    let wishes = wishes.into_iter().filter_map(&mut some).collect();
+    (wishes, left)
+}
+
+/// Whether a pattern is the name of one key.
+fn is_plain(pattern: &str) -> bool {
+    !pattern.contains(['*', '?', '[', '\\'])
+}
+
 /// A move of these keys, if there are any.
 fn wish(source: NodeId, target: NodeId, keys: BTreeSet<Key>, pattern: Option<&str>) -> Option<Wish> {
     let slots: BTreeSet<Slot> = keys.iter().map(|key| slot_of(key)).collect();
@@ -163,6 +199,19 @@ fn wish(source: NodeId, target: NodeId, keys: BTreeSet<Key>, pattern: Option<&st
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_two_moves_have_a_slot_in_common() {
+        let keys = |names: &[&str]| names.iter().map(|name| Key::from(name.as_bytes())).collect::<BTreeSet<_>>();
+        let one = wish(NodeId(0), NodeId(2), keys(&["{a}1", "{b}1"]), None);
+        let other = wish(NodeId(1), NodeId(2), keys(&["{a}2", "{a}3", "{c}1"]), None);
+        let none = wish(NodeId(3), NodeId(2), keys(&["{b}2"]), None);
+        let (wishes, left) = apart([one, other, none].into_iter().flatten().collect());
+        assert_eq!((wishes.len(), left), (2, 3));
+        let slots: Vec<Slot> = wishes.iter().flat_map(|wish| wish.shift.slots.clone()).collect();
+        assert_eq!(slots.iter().collect::<BTreeSet<_>>().len(), slots.len());
+        assert_eq!(wishes[1].keys.as_deref().map(<[Key]>::len), Some(1));
+    }
 
     #[test]
     fn keys_go_home_to_the_owners_of_their_slots() {

@@ -8,6 +8,8 @@ use std::sync::mpsc;
 use serde::{Deserialize, Serialize};
 use switchyard_control::store::{RedbStore, load_as, save_as};
 
+use crate::config::NodeAddress;
+
 /// The document of the store.
 const MEMBERS: &str = "nodes";
 
@@ -34,6 +36,8 @@ pub(in super::super) enum MemberChange {
 pub(in super::super) enum ReloadAsk {
     /// Read the configuration again.
     Reload,
+    /// Say how a server would be reached if it were a node.
+    Find(String, mpsc::SyncSender<Result<NodeAddress, String>>),
     /// Change the list of nodes, and say what came of it.
     Change(MemberChange, mpsc::SyncSender<Result<(), String>>),
 }
@@ -43,6 +47,14 @@ pub(in super::super) enum ReloadAsk {
 pub(in super::super) struct Members(pub(in super::super) mpsc::SyncSender<ReloadAsk>);
 
 impl Members {
+    /// How a server would be reached if it were a node, by the configuration. Changes nothing.
+    pub(super) fn find(&self, name: &str) -> Result<NodeAddress, String> {
+        let (told, outcome) = mpsc::sync_channel(1);
+        let ended = || "the router is stopping".to_owned();
+        self.0.send(ReloadAsk::Find(name.to_owned(), told)).map_err(|_| ended())?;
+        outcome.recv().map_err(|_| ended())?
+    }
+
     /// Changes the list, and waits until every worker knows.
     pub(super) fn change(&self, change: MemberChange) -> Result<(), String> {
         let (told, outcome) = mpsc::sync_channel(1);

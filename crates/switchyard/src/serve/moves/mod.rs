@@ -8,7 +8,9 @@ mod accept;
 mod direct;
 mod home;
 mod host;
+mod joining;
 mod keys;
+mod map;
 mod members;
 mod report;
 mod resp;
@@ -93,6 +95,9 @@ struct Planned {
 struct State {
     open: BTreeMap<MoveId, Planned>,
     ended: VecDeque<MoveReport>,
+    /// How many have ended since the start: done, and stopped early.
+    done: u64,
+    stopped: u64,
 }
 
 /// What a reload may change.
@@ -330,6 +335,10 @@ impl Moves {
         let ended: Vec<MoveReport> = {
             let mut state = self.state();
             state.open.remove(&id);
+            match report.state {
+                MoveState::Done => state.done += 1,
+                _ => state.stopped += 1,
+            }
             state.ended.push_back(report);
             while state.ended.len() > ENDED_MAX {
                 state.ended.pop_front();

@@ -1,12 +1,11 @@
 //! Moves as people and their tools see them: the report of the API, and metrics.
 
-use std::fmt::Write as _;
-
 use switchyard_control::admin::{BigKeyReport, JournalReport, MoveReport, MoveState, MovesReport};
 use switchyard_policy::migration::{Phase, Protocol};
 use switchyard_policy::topology::MoveId;
 use switchyard_router::Router;
 
+use super::super::metrics::Page;
 use super::home::report_of;
 use super::{Moves, Planned};
 use crate::config::{DURABILITIES, name_of};
@@ -113,57 +112,37 @@ impl Moves {
         report
     }
 
-    /// Metrics in the text format, to stand with the router's.
-    pub(in super::super) fn metrics(&self) -> String {
+    /// Puts what is to be said of moves into the metrics, beside what the router counts of them.
+    pub(in super::super) fn add_metrics(&self, page: &mut Page) {
         let report = self.report();
-        let mut out = String::new();
-        let mut metric = |name: &str, kind: &str, help: &str, value: f64| {
-            let suffix = if kind == "counter" { "_total" } else { "" };
-            let _ = writeln!(out, "# HELP switchyard_{name} {help}.\n# TYPE switchyard_{name} {kind}\nswitchyard_{name}{suffix} {value}");
-        };
         let open = |state| report.moves.iter().filter(|m| m.state == state).count() as f64;
-        let over = |state| report.ended.iter().filter(|m| m.state == state).count() as f64;
         let sum = |field: fn(&MoveReport) -> u64| report.moves.iter().map(field).sum::<u64>() as f64;
         let most = |field: fn(&MoveReport) -> u64| report.moves.iter().map(field).max().unwrap_or(0) as f64;
-        metric("moves_running", "gauge", "Moves under way", open(MoveState::Running));
-        metric("moves_paused", "gauge", "Moves that somebody has paused", open(MoveState::Paused));
-        metric("moves_queued", "gauge", "Moves that wait until their nodes are free", open(MoveState::Queued));
-        metric("moves_done", "gauge", "Moves that are done, of the last hundred", over(MoveState::Done));
-        metric("moves_stopped", "gauge", "Moves that ended before their end, of the last hundred", over(MoveState::Stopped));
-        metric("moves_slots_left", "gauge", "Slots that moves have still to hand over", sum(|m| m.slots - m.slots_done.min(m.slots)));
-        metric("moves_keys_moved", "gauge", "Keys that moves under way have moved", sum(|m| m.keys_moved));
-        metric("moves_bytes_moved", "gauge", "Bytes of values that moves under way have moved", sum(|m| m.bytes_moved));
-        metric("moves_keys_pulled", "gauge", "Keys of moves under way that moved because a command wanted them", sum(|m| m.pulled));
-        metric("moves_batches_repeated", "gauge", "Batches of moves under way that were done again", sum(|m| m.repeated));
-        metric(
-            "moves_hold_max_seconds",
-            "gauge",
-            "Longest time that a command was held by a move under way",
-            most(|m| m.hold_max_us) / 1e6,
-        );
-        metric("moves_hold_p99_seconds", "gauge", "The same, the 99th percentile of the worst move", most(|m| m.hold_p99_us) / 1e6);
-        metric("moves_big_keys_in_pieces", "gauge", "Big keys that moves under way have moved in pieces", sum(|m| m.big_in_pieces));
-        metric("moves_big_keys_whole", "gauge", "Big keys that moves under way have moved whole", sum(|m| m.big_whole));
-        metric("moves_big_key_whole_max_seconds", "gauge", "Longest time that one of these took", most(|m| m.big_whole_max_us) / 1e6);
+        page.gauge("moves_running", "Moves under way", open(MoveState::Running));
+        page.gauge("moves_paused", "Moves that somebody has paused", open(MoveState::Paused));
+        page.gauge("moves_queued", "Moves that wait until their nodes are free", open(MoveState::Queued));
+        page.gauge("moves_slots_left", "Slots that moves have still to hand over", sum(|m| m.slots - m.slots_done.min(m.slots)));
+        let help = "Longest time that a move under way has held a command back";
+        page.gauge("moves_hold_max_seconds", help, most(|m| m.hold_max_us) / 1e6);
+        let help = "Time that 99 of 100 commands held back by a move were held back at most, of the move under way for which it is longest";
+        page.gauge("moves_hold_p99_seconds", help, most(|m| m.hold_p99_us) / 1e6);
+        let help = "Longest time that moving a big key whole took a move under way";
+        page.gauge("moves_big_key_whole_max_seconds", help, most(|m| m.big_whole_max_us) / 1e6);
+        let (done, stopped) = {
+            let state = self.state();
+            (state.done, state.stopped)
+        };
+        let help = "Moves that have ended, by how: done, or stopped early";
+        page.counters("moves_ended", help, "how", [("done", done as f64), ("stopped", stopped as f64)]);
         let journal = &report.journal;
-        metric("moves_journal_bytes", "counter", "Bytes written to the journal of moves", journal.bytes as f64);
-        metric("moves_journal_records", "counter", "Records made durable in the journal of moves", journal.records as f64);
-        metric("moves_journal_syncs", "counter", "Times that the journal of moves has waited for the disk", journal.syncs as f64);
-        metric("moves_journal_length_bytes", "gauge", "Length of the journal of moves", journal.length as f64);
-        let trouble = u8::from(journal.trouble.is_some());
-        metric("moves_journal_trouble", "gauge", "1 while the journal of moves cannot be written", f64::from(trouble));
-        out.push_str(
-            "# HELP switchyard_moves_brought_home_keys Keys brought home because a command needed them together with others of their slots.\n\
-             # TYPE switchyard_moves_brought_home_keys counter\n",
-        );
-        for home in &report.brought_home {
-            let _ = writeln!(
-                out,
-                "switchyard_moves_brought_home_keys_total{{command=\"{}\"}} {}",
-                home.command.to_ascii_lowercase(),
-                home.keys
-            );
-        }
-        out
+        page.counter("moves_journal_bytes", "Bytes written to the journal of moves", journal.bytes as f64);
+        page.counter("moves_journal_records", "Records made durable in the journal of moves", journal.records as f64);
+        page.counter("moves_journal_syncs", "Times that the journal of moves has waited for the disk", journal.syncs as f64);
+        page.gauge("moves_journal_length_bytes", "Length of the journal of moves", journal.length as f64);
+        let trouble = f64::from(u8::from(journal.trouble.is_some()));
+        page.gauge("moves_journal_trouble", "1 while the journal of moves cannot be written", trouble);
+        let homes: Vec<_> = report.brought_home.iter().map(|home| (home.command.to_ascii_lowercase(), home.keys as f64)).collect();
+        let help = "Keys brought home because a command needed them together with others of their slots, by command";
+        page.counters("moves_brought_home_keys", help, "command", homes.iter().map(|(command, keys)| (command.as_str(), *keys)));
     }
 }

@@ -56,11 +56,13 @@ fn answer(moves: &Arc<Moves>, command: &OperatorCommand) -> Vec<u8> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let asked = match words.as_slice() {
         [verb, node @ ..] if verb.eq_ignore_ascii_case("ACCEPT") => Ok(Asked::Accept(node)),
+        // Names of keys are bytes.
+        [verb, _, ..] if verb.eq_ignore_ascii_case("WHERE") => Ok(Asked::Operation(Operation::Where(command.words()[1..].to_vec()))),
         _ => parse(&words).map(Asked::Operation).map_err(|why| format!("ERR {why}. Try SWITCHYARD HELP.")),
     };
     let done = asked.and_then(|asked| match asked {
         asked if asked.changes() && !command.may_operate() => {
-            warn!(target: "audit", who = command.who(), "refused: the user is no operator");
+            warn!(target: "audit", who = command.who(), refused = true, "the user is no operator");
             Err(format!("NOPERM this changes the fleet, and {} may not: {HOW_TO_OPERATE}", command.who()))
         }
         Asked::Accept(node) => accept(moves, node, command.who()).map(|()| encode::simple(&mut out, "OK")),
@@ -128,12 +130,14 @@ fn parse(words: &[&str]) -> Result<Operation, String> {
                 }
                 Ok(true)
             })?;
-            if request.from.is_empty() || (request.to.is_empty() && !request.home) {
-                return Err("MOVE needs FROM node and TO node (or HOME)".to_owned());
+            if request.to.is_empty() && !request.home {
+                return Err("MOVE needs TO node (or HOME)".to_owned());
             }
             Ok(Operation::Move(request))
         }
         (["MOVES"], _) => Ok(Operation::Moves),
+        (["SLOTS"], _) => Ok(Operation::Slots),
+        (["WHERE", ..], _) => Err("wrong arguments: WHERE key [key ...]".to_owned()),
         (["MOVES", verb @ ("PAUSE" | "RESUME" | "ABORT")], [_, _, id]) => {
             let id = number(id)?;
             let what = match *verb {

@@ -46,7 +46,7 @@ impl Moves {
         empty(&spool).with_context(|| format!("cannot empty {}", spool.display()))?;
         let mut options: BTreeMap<u64, Options> = load_as(&*store, OPTIONS)?;
         let ended: Vec<MoveReport> = load_as(&*store, ENDED)?;
-        let state = State { open: open_moves(&placement, opened.replay, &mut options)?, ended: ended.into() };
+        let state = State { open: open_moves(&placement, opened.replay, &mut options)?, ended: ended.into(), ..State::default() };
         let (wake, woken) = mpsc::channel();
         Ok(Arc::new(Self {
             placement,

@@ -13,6 +13,7 @@ pub(crate) mod process;
 pub(crate) mod random;
 pub(crate) mod relay;
 pub(crate) mod router;
+pub(crate) mod sandbox;
 pub(crate) mod site;
 pub(crate) mod slots;
 pub(crate) mod value;

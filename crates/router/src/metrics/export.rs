@@ -1,0 +1,329 @@
+//! What a scrape sees: the counters of all workers added up, in the text that Prometheus reads.
+//!
+//! Each help text stands alone: tools show it without its neighbours.
+
+use std::fmt;
+use std::sync::Arc;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, LabelSetEncoder, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Registry, Unit};
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::command::CommandClass;
+
+use super::{Counter, Errors, Histogram, NodeClass, NodeCounters, Sum, WorkerCounters};
+use crate::mover::Moved;
+use crate::rooms::{KINDS, Rooms};
+
+/// What a scrape sees.
+pub(crate) struct Scrape {
+    pub(crate) workers: Vec<Arc<WorkerCounters>>,
+    pub(crate) nodes: Vec<NodeScrape>,
+    pub(crate) epoch: u64,
+    pub(crate) uptime_s: f64,
+    /// Bytes in use, and how many may be.
+    pub(crate) memory: (usize, usize),
+    /// How many clients there may be.
+    pub(crate) clients_max: usize,
+    pub(crate) moved: Moved,
+    /// How many exclusive connections of each kind there may be to a node.
+    pub(crate) exclusive_max: [usize; KINDS],
+}
+
+/// What a scrape sees of a node.
+pub(crate) struct NodeScrape {
+    pub(crate) id: NodeId,
+    pub(crate) name: String,
+    /// A worker has a connection to it.
+    pub(crate) is_up: bool,
+    /// Slots that it owns, and keys that live there without theirs.
+    pub(crate) slots: usize,
+    pub(crate) exceptions: usize,
+    pub(crate) rooms: Arc<Rooms>,
+}
+
+impl fmt::Debug for Scrape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scrape").finish_non_exhaustive()
+    }
+}
+
+/// The labels of a sample.
+struct Labels(Vec<(&'static str, String)>);
+
+impl EncodeLabelSet for Labels {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> fmt::Result {
+        for (name, value) in &self.0 {
+            prometheus_client::encoding::EncodeLabel::encode(&(*name, value.as_str()), encoder.encode_label())?;
+        }
+        Ok(())
+    }
+}
+
+/// A sample.
+type Sample<T> = (Labels, T);
+
+fn alone<T>(value: T) -> [Sample<T>; 1] {
+    [(Labels(Vec::new()), value)]
+}
+
+fn of<T>(name: &'static str, label: &str, value: T) -> Sample<T> {
+    (Labels(vec![(name, label.to_owned())]), value)
+}
+
+fn total<T>(parts: &[Arc<T>], counter: impl Fn(&T) -> &Counter) -> u64 {
+    parts.iter().map(|p| counter(p).get()).sum()
+}
+
+type NodeCounter = fn(&NodeCounters) -> &Counter;
+type WorkerCounter = fn(&WorkerCounters) -> &Counter;
+type ClassCounter = fn(&NodeClass) -> &Counter;
+type MovedFigure = fn(&Moved) -> u64;
+
+/// Counters per node: name, help, where.
+const NODE_COUNTERS: &[(&str, &str, NodeCounter)] = &[
+    ("node_sent_bytes", "Bytes sent to the node", |n| &n.bytes_sent),
+    ("node_received_bytes", "Bytes received from the node", |n| &n.bytes_received),
+    ("node_connects", "Connections established to the node", |n| &n.connects),
+    ("node_connection_failures", "Connections to the node that failed or broke", |n| &n.failures),
+    ("node_timeouts", "Commands that the node did not answer in time", |n| &n.timeouts),
+];
+
+/// Gauges per node.
+const NODE_GAUGES: &[(&str, &str, NodeCounter)] = &[
+    ("node_in_flight", "Commands sent to the node and not yet answered", |n| &n.in_flight),
+    ("node_connections", "Connections to the node that are up", |n| &n.connections),
+    ("node_unconfirmed_connections", "Broken connections whose commands may still run at the node", |n| &n.unconfirmed),
+];
+
+/// Counters per node and class of commands.
+const CLASS_COUNTERS: &[(&str, &str, ClassCounter)] = &[
+    ("node_requests", "Commands sent to the node", |c| &c.requests),
+    ("node_errors", "Commands that the node answered with an error, or not at all", |c| &c.errors),
+];
+
+/// Counters over all clients.
+const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
+    ("clients_accepted", "Client connections accepted", |w| &w.accepted),
+    ("clients_rejected", "Client connections refused because of the client limit or missing descriptors", |w| &w.rejected),
+    ("clients_cut_output", "Clients cut because they did not read their replies", |w| &w.cut_output),
+    ("clients_handshakes_failed", "TLS handshakes with clients that failed or took too long", |w| &w.handshakes_failed),
+    ("clients_logins_failed", "Logins with a wrong password or user", |w| &w.logins_failed),
+    ("clients_cut_missed", "Subscribers disconnected because messages for them may have been missed", |w| &w.cut_missed),
+    ("slow_commands_not_entered", "Commands that took long and were not entered into the slow log, which was full for that second", |w| {
+        &w.slow_not_entered
+    }),
+    ("clients_limited", "Commands and logins refused because of a limit of a user, a listener or keys", |w| &w.limited),
+    ("clients_limited_connections", "Client connections refused because of a limit of their listener", |w| &w.limited_connections),
+    ("clients_denied", "Commands refused because the user may not run them", |w| &w.denied),
+    ("clients_cut_push", "Subscribers cut because they did not read their messages", |w| &w.cut_push),
+    ("clients_evicted", "Clients cut because more memory was in use than memory-max", |w| &w.evicted),
+    ("messages", "Published messages given to subscribers", |w| &w.messages),
+    ("invalidations", "Invalidations given to clients with CLIENT TRACKING", |w| &w.invalidations),
+    ("subscriptions_lost", "Subscriptions at nodes that were lost with a connection and had to be restored", |w| &w.subscriptions_lost),
+    ("clients_protocol_errors", "Clients closed because of a protocol error", |w| &w.protocol_errors),
+    ("clients_received_bytes", "Bytes received from clients", |w| &w.bytes_received),
+    ("clients_sent_bytes", "Bytes sent to clients", |w| &w.bytes_sent),
+    ("large_transfers", "Requests and replies that travelled on a connection of their own because of their size", |w| &w.large),
+    ("home_waits", "Commands that waited for keys that were moved alone to be brought home", |w| &w.homing),
+    ("home_refused", "Commands refused because keys that were moved alone could not be brought home", |w| &w.not_home),
+];
+
+/// Gauges over all clients.
+const CLIENT_GAUGES: &[(&str, &str, WorkerCounter)] = &[
+    ("clients", "Client connections", |w| &w.clients),
+    ("clients_blocked", "Clients whose command waits at a node", |w| &w.blocked),
+    ("subscriptions", "Channels and patterns that clients are subscribed to", |w| &w.subscriptions),
+    ("clients_subscribed", "Clients that are subscribed to a channel or pattern", |w| &w.subscribers),
+    ("clients_tracking", "Clients with CLIENT TRACKING", |w| &w.tracking),
+    ("tracked_keys", "Keys that clients with CLIENT TRACKING have read", |w| &w.tracked_keys),
+    ("node_subscriptions", "Subscriptions of the workers in force at nodes", |w| &w.upstream_subscriptions),
+];
+
+/// Counters over all moves.
+const MOVED: &[(&str, &str, MovedFigure)] = &[
+    ("moves_slots_moved", "Slots that moves have handed over to another node", |moved| moved.slots),
+    ("moves_keys_moved", "Keys that moves have moved", |moved| moved.keys),
+    ("moves_bytes_moved", "Bytes of serialised values that moves have moved", |moved| moved.bytes),
+    ("moves_keys_pulled", "Keys that moves have moved ahead of their turn because a command wanted them", |moved| moved.pulled),
+    ("moves_batches_repeated", "Batches that moves have done again because their outcome was unknown", |moved| moved.repeated),
+    ("moves_big_keys_in_pieces", "Big keys that moves have moved in pieces", |moved| moved.big_in_pieces),
+    ("moves_big_keys_whole", "Big keys that moves have moved whole", |moved| moved.big_whole),
+];
+
+/// Kinds of connections that one client at a time has alone, as labels.
+const EXCLUSIVE: [&str; KINDS] = ["large", "watch", "blocking"];
+
+impl Scrape {
+    /// The text that Prometheus reads.
+    pub(crate) fn text(self) -> String {
+        let mut registry = Registry::with_prefix("switchyard");
+        registry.register_collector(Box::new(self));
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
+        text
+    }
+
+    fn node_counters(&self, id: NodeId) -> Vec<Arc<NodeCounters>> {
+        self.workers.iter().map(|w| w.node(id)).collect()
+    }
+
+    /// A histogram of all workers.
+    fn sum_of(&self, histogram: impl Fn(&WorkerCounters) -> &Histogram) -> Sum {
+        Sum::of(self.workers.iter().map(|worker| histogram(worker)))
+    }
+}
+
+/// Writes families of samples.
+struct Page<'a>(DescriptorEncoder<'a>);
+
+impl Page<'_> {
+    /// A family is named where it has no samples, too: whoever looks for it finds out that there is such a thing.
+    fn family<T>(
+        &mut self,
+        (name, help, unit): (&str, &str, Option<&Unit>),
+        kind: MetricType,
+        samples: impl IntoIterator<Item = Sample<T>>,
+        encode: impl Fn(MetricEncoder<'_>, &T) -> fmt::Result,
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, unit, kind)?;
+        for (labels, value) in samples {
+            if labels.0.is_empty() {
+                return encode(family, &value); // the only one
+            }
+            encode(family.encode_family(&labels)?, &value)?;
+        }
+        Ok(())
+    }
+
+    fn counters(&mut self, name: &str, help: &str, samples: impl IntoIterator<Item = Sample<u64>>) -> fmt::Result {
+        self.family((name, help, None), MetricType::Counter, samples, |mut to, value| {
+            to.encode_counter::<NoLabelSet, u64, f64>(value, None)
+        })
+    }
+
+    fn gauges(&mut self, name: &str, help: &str, samples: impl IntoIterator<Item = Sample<u64>>) -> fmt::Result {
+        self.family((name, help, None), MetricType::Gauge, samples, |mut to, value| to.encode_gauge(&(*value as i64)))
+    }
+
+    /// Durations. What nothing is known of is left out.
+    fn histograms(&mut self, name: &str, help: &str, samples: impl IntoIterator<Item = Sample<Sum>>) -> fmt::Result {
+        let known = samples.into_iter().filter(|(_, sum)| sum.count() > 0);
+        self.family((name, help, Some(&Unit::Seconds)), MetricType::Histogram, known, |mut to, sum| {
+            to.encode_histogram::<NoLabelSet>(sum.sum_us as f64 / 1e6, sum.count(), &sum.exported(), None)
+        })
+    }
+}
+
+impl Collector for Scrape {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut page = Page(encoder);
+        self.encode_nodes(&mut page)?;
+        self.encode_clients(&mut page)?;
+        for (name, help, figure) in MOVED {
+            page.counters(name, help, alone(figure(&self.moved)))?;
+        }
+        page.gauges("topology_epoch", "Epoch of the topology in use", alone(self.epoch))?;
+        let (used, max) = self.memory;
+        let max = if max == usize::MAX { 0 } else { max };
+        let gauges = [
+            ("memory_used", "Memory in use by the router", used),
+            ("memory_max", "Memory that the router may use (memory-max); 0 where there is no bound", max),
+        ];
+        for (name, help, bytes) in gauges {
+            page.family((name, help, Some(&Unit::Bytes)), MetricType::Gauge, alone(bytes as i64), |mut to, value| to.encode_gauge(value))?;
+        }
+        page.family(
+            ("uptime", "Time since the router started", Some(&Unit::Seconds)),
+            MetricType::Gauge,
+            alone(self.uptime_s),
+            |mut to, value| to.encode_gauge(value),
+        )
+    }
+}
+
+impl Scrape {
+    fn encode_nodes(&self, page: &mut Page<'_>) -> fmt::Result {
+        let nodes: Vec<_> = self.nodes.iter().map(|node| (node, self.node_counters(node.id))).collect();
+        let by_node = |value: &dyn Fn(&NodeScrape) -> u64| -> Vec<Sample<u64>> {
+            self.nodes.iter().map(|node| of("node", &node.name, value(node))).collect()
+        };
+        page.gauges("node_up", "1 where a worker has a connection to the node", by_node(&|node| u64::from(node.is_up)))?;
+        page.gauges("node_slots", "Slots that the node owns", by_node(&|node| node.slots as u64))?;
+        let help = "Keys that were moved to the node alone, without their slots";
+        page.gauges("node_keys_moved_alone", help, by_node(&|node| node.exceptions as u64))?;
+        for (name, help, counter) in NODE_COUNTERS {
+            page.counters(name, help, nodes.iter().map(|(node, parts)| of("node", &node.name, total(parts, counter))))?;
+        }
+        for (name, help, gauge) in NODE_GAUGES {
+            page.gauges(name, help, nodes.iter().map(|(node, parts)| of("node", &node.name, total(parts, gauge))))?;
+        }
+        let by_kind = |value: &dyn Fn(&NodeScrape, usize) -> u64| -> Vec<Sample<u64>> {
+            let labels = |node: &NodeScrape, kind: &str| Labels(vec![("node", node.name.clone()), ("kind", kind.to_owned())]);
+            let kinds = |node| EXCLUSIVE.iter().enumerate().map(move |(place, kind)| (node, place, *kind));
+            self.nodes.iter().flat_map(kinds).map(|(node, place, kind)| (labels(node, kind), value(node, place))).collect()
+        };
+        let help = "Connections to the node that one client at a time has alone, by what they are for";
+        page.gauges("node_exclusive_connections", help, by_kind(&|node, kind| node.rooms.open(kind) as u64))?;
+        let help = "How many connections to the node there may be that one client at a time has alone, by what they are for";
+        let most = |node: &NodeScrape, kind: usize| node.rooms.bound(self.exclusive_max[kind]) as u64;
+        page.gauges("node_exclusive_connections_max", help, by_kind(&most))?;
+        let of_replicas =
+            |value: &dyn Fn(&NodeCounters) -> u64, node: &NodeScrape| self.workers.iter().map(|w| value(&w.replicas(node.id))).sum();
+        let requests = |replicas: &NodeCounters| replicas.classes.iter().map(|class| class.requests.get()).sum();
+        page.counters("node_replica_requests", "Reads sent to replicas of the node", by_node(&|node| of_replicas(&requests, node)))?;
+        let help = "Connections to replicas of the node that are up";
+        page.gauges("node_replica_connections", help, by_node(&|node| of_replicas(&|replicas| replicas.connections.get(), node)))?;
+
+        let by_class = nodes.iter().flat_map(|(node, parts)| CommandClass::ALL.map(|class| (node, class, parts)));
+        let labels = |node: &NodeScrape, class: CommandClass| Labels(vec![("node", node.name.clone()), ("class", class.name().to_owned())]);
+        for (name, help, counter) in CLASS_COUNTERS {
+            let values = by_class.clone().map(|(node, class, parts)| {
+                let value: u64 = parts.iter().map(|part| counter(&part.classes[class as usize]).get()).sum();
+                (labels(node, class), value)
+            });
+            page.counters(name, help, values.filter(|(_, value)| *value > 0))?;
+        }
+        let latencies = by_class
+            .map(|(node, class, parts)| (labels(node, class), Sum::of(parts.iter().map(|part| &part.classes[class as usize].upstream))));
+        page.histograms("node_latency", "Time from sending a command to the node until its reply", latencies)
+    }
+
+    fn encode_clients(&self, page: &mut Page<'_>) -> fmt::Result {
+        for (name, help, counter) in CLIENT_COUNTERS {
+            page.counters(name, help, alone(total(&self.workers, counter)))?;
+        }
+        for (name, help, gauge) in CLIENT_GAUGES {
+            page.gauges(name, help, alone(total(&self.workers, gauge)))?;
+        }
+        page.gauges("clients_max", "How many client connections there may be (max-clients)", alone(self.clients_max as u64))?;
+        let errors = Errors::of_all(&self.workers);
+        page.counters("errors", "Errors that clients got, by code", errors.iter().map(|(code, count)| of("code", code, *count)))?;
+        let classes = CommandClass::ALL;
+        let commands = classes.map(|class| of("class", class.name(), total(&self.workers, |w| &w.commands[class as usize])));
+        page.counters("commands", "Commands of clients, by class", commands)?;
+        page.histograms(
+            "command_latency",
+            "Time from reading a command until its reply is handed to the client's connection, for commands answered without an error",
+            classes.map(|class| of("class", class.name(), self.sum_of(|worker| &worker.total[class as usize]))),
+        )?;
+        page.histograms(
+            "failed_command_latency",
+            "Time from reading a command until its reply is handed to the client's connection, for commands answered with an error",
+            alone(self.sum_of(|worker| &worker.failed)),
+        )?;
+        let help = "Time that a worker works between two waits, over all workers";
+        page.histograms("turn", help, alone(self.sum_of(|worker| &worker.turns)))?;
+        let busy = self
+            .workers
+            .iter()
+            .enumerate()
+            .map(|(number, worker)| of("worker", &number.to_string(), worker.turns.sum_us.get() as f64 / 1e6));
+        let help = "Time that the worker has worked; its rate is the share of a processor that it needs";
+        page.family(("worker_busy", help, Some(&Unit::Seconds)), MetricType::Counter, busy, |mut to, value| {
+            to.encode_counter::<NoLabelSet, f64, f64>(value, None)
+        })
+    }
+}

@@ -1,0 +1,104 @@
+//! A side of a leg is lost for good and the user gives it up: what is then in flight for nobody, and what the checker must know is gone.
+
+use std::collections::BTreeSet;
+
+use switchyard_policy::migration::record::Record;
+use switchyard_policy::migration::{Event, Fingerprint, Side};
+
+use super::{Stage, ix};
+use crate::node::{KeyIx, Op};
+use crate::world::{World, say};
+
+/// A side that was given up.
+#[derive(Clone, Debug)]
+pub(super) struct Lost {
+    /// When the user said so.
+    since_us: u64,
+    /// Keys that are gone where the side that is left does not have them, once the machine has said so.
+    doubtful: BTreeSet<KeyIx>,
+}
+
+impl World {
+    /// The user gives up a node, if the leg under way has lost it.
+    pub(crate) fn give_up(&mut self, node: usize) -> bool {
+        let Some(side) = (0..2).find(|side| self.node_of(*side) == node) else { return false };
+        if self.mover.machine.is_none() || self.mover.stage != Stage::Running || self.mover.links[side].ready {
+            return false;
+        }
+        say!(self, "the user gives up node {node}");
+        self.mover.aborted = true;
+        let now = self.now;
+        self.mover.lost.get_or_insert_with(|| Lost { since_us: now, doubtful: BTreeSet::new() });
+        self.mover_event(Event::GiveUp { side: if side == 0 { Side::Source } else { Side::Target } });
+        true
+    }
+
+    /// The side that the leg under way goes on without.
+    pub(super) fn given_up(&self) -> Option<Side> {
+        self.mover.machine.as_ref().and_then(|machine| machine.progress().given_up)
+    }
+
+    /// Commands that wait for a connection to a node that is given up fail, as they do at the router where a node is down.
+    pub(crate) fn fail_what_waits_for_the_lost(&mut self) {
+        let Some(side) = self.given_up() else { return };
+        let node = self.node_of(ix(side));
+        for worker in 0..self.workers.len() {
+            for op in self.workers[worker].take_waiting_for(node) {
+                let Some(command) = self.ops.get(&op) else { continue };
+                if command.op == Op::Flush {
+                    self.workers[worker].wait_for(node, op);
+                } else if command.sent {
+                    self.client_untold(op);
+                    self.landed(worker, op);
+                } else {
+                    self.client_refused(op);
+                    self.landed(worker, op);
+                }
+            }
+        }
+    }
+
+    /// The machine ends a leg without a side.
+    pub(super) fn is_lost(&mut self) {
+        let Some(side) = self.given_up() else { return };
+        let away: BTreeSet<Fingerprint> = {
+            let m = &self.mover;
+            let leg = m.durable.open.values().find_map(|open| open.leg.as_ref());
+            let mut away: BTreeSet<Fingerprint> = leg.into_iter().flat_map(|leg| leg.away.keys().copied()).collect();
+            for record in m.pending() {
+                match record {
+                    Record::Moved { keys, .. } => away.extend(keys.iter().copied()),
+                    Record::Returned { keys, .. } => away.retain(|key| !keys.contains(key)),
+                    _ => {}
+                }
+            }
+            away
+        };
+        let is_gone = |key: &KeyIx| away.contains(&self.mover.fingerprints.of(&self.keys[*key])) == (side == Side::Target);
+        let doubtful = (0..self.keys.len()).filter(|key| self.is_own(*key)).filter(is_gone).collect();
+        if let Some(lost) = &mut self.mover.lost {
+            lost.doubtful = doubtful;
+        }
+    }
+
+    /// It is on record that the leg has ended: what the owner does not have of what the lost side may have had is gone. All that it has counts.
+    pub(super) fn note_lost(&mut self, owner: Side) {
+        let (node, now) = (self.node_of(ix(owner)), self.now);
+        let own: BTreeSet<KeyIx> = (0..self.keys.len()).filter(|key| self.is_own(*key)).collect();
+        // It was purged when the leg began.
+        self.mover.left_at[node].retain(|key| !own.contains(key));
+        let Some(lost) = self.mover.lost.take() else { return };
+        if self.given_up().is_none() && self.mover.machine.is_some() {
+            return;
+        }
+        self.mover.left_at[1 - node].extend(own);
+        for key in lost.doubtful {
+            let at = &self.nodes[node];
+            let there = if at.up { &at.keys } else { &at.disk };
+            if there.get(&key).is_none_or(|entry| entry.expires_us.is_some_and(|end| end <= now)) {
+                say!(self, "key {key} is lost");
+                self.history.reverts_between(key, None, lost.since_us, now);
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! What an application does with Redis, beside what is different behind the router: found before it is switched over.
+//!
+//! `stats` goes by the names of commands, which every server counts; `sample` looks at real commands for a moment, and so at their keys. Both ask the
+//! command table, as the router does, what becomes of a command.
+
+mod sample;
+mod stats;
+
+use std::time::Duration;
+
+use switchyard_resp::command::{Command, Flags, Handling, Keys};
+use switchyard_router::{NodeAccess, spans_slots};
+
+use super::{Finding, Level};
+use sample::{Sample, sample};
+use stats::{Calls, calls, judge_calls};
+
+/// How long a node may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How connections of routers are named.
+const OWN: &str = "switchyard-";
+
+/// What may keep a command from being served as one server serves it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Limit {
+    /// Its keys must share a slot.
+    OneSlot,
+    /// The same for all keys of a transaction, and those that it watches.
+    Transaction,
+    /// The same for keys that it waits for.
+    Blocking,
+    /// The same for the keys of a script, which must also be declared.
+    Script,
+    /// It is refused, for this reason.
+    Refused(&'static str),
+}
+
+/// What the commands at these servers may meet behind the router: by their names, and for so long by real ones.
+pub(crate) fn examine_commands(nodes: &[NodeAccess], time: Option<Duration>) -> Vec<Finding> {
+    let seen: Vec<_> = std::thread::scope(|scope| {
+        let looks: Vec<_> = nodes
+            .iter()
+            .map(|node| (node, scope.spawn(move || (calls(node), time.map(|time| sample(node, time))))))
+            .collect();
+        looks.into_iter().filter_map(|(node, look)| Some((node, look.join().ok()?))).collect()
+    });
+    let mut total = Calls::new();
+    let mut samples: Option<Sample> = None;
+    let mut findings = Vec::new();
+    for (node, (calls, sample)) in seen {
+        // A server that does not answer is told by the other checks.
+        for (name, count) in calls.unwrap_or_default() {
+            *total.entry(name).or_default() += count;
+        }
+        match sample {
+            None => {}
+            Some(Ok(sample)) => samples.get_or_insert_default().add(sample),
+            Some(Err(why)) => findings.push(Finding {
+                level: Level::Warning,
+                node: Some(node.name.clone()),
+                check: "sample",
+                found: format!("its commands could not be looked at: it {why}"),
+                advice: "allow +monitor to our user there, or leave --sample out".to_owned(),
+            }),
+        }
+    }
+    findings.extend(judge_calls(&total));
+    findings.extend(samples.iter().flat_map(Sample::judge));
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));
+    findings
+}
+
+/// The limit that calls of a command may meet. What only an operator calls at a server itself is none of an application's.
+fn limit_of(command: &Command) -> Option<Limit> {
+    match command.handling {
+        Handling::Refused(why) | Handling::Later(why) => (!command.flags.has(Flags::ADMIN)).then_some(Limit::Refused(why)),
+        Handling::Keyed if command.flags.has(Flags::SCRIPT) => Some(Limit::Script),
+        Handling::Keyed if !may_have_several_keys(&command.keys) || spans_slots(command) => None,
+        Handling::Keyed if command.flags.has(Flags::BLOCKING) => Some(Limit::Blocking),
+        Handling::Keyed => Some(Limit::OneSlot),
+        _ if matches!(&*command.name, "EXEC" | "WATCH") => Some(Limit::Transaction),
+        _ => None,
+    }
+}
+
+fn may_have_several_keys(keys: &Keys) -> bool {
+    match keys {
+        Keys::None | Keys::Sort { store: false } => false,
+        Keys::Range { first, last, .. } => i32::from(*first) != i32::from(*last),
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use switchyard_resp::command::CommandTable;
+
+    use super::*;
+
+    #[test]
+    fn the_table_says_which_commands_may_meet_limits() {
+        let table = CommandTable::builtin();
+        let limit = |name: &str| limit_of(table.by_name(name).unwrap_or_else(|| panic!("{name} is in the table")));
+        for name in ["RENAME", "RENAMENX", "SMOVE", "LMOVE", "RPOPLPUSH", "MSETNX"] {
+            assert_eq!(limit(name), Some(Limit::OneSlot), "{name}");
+        }
+        for name in ["BLPOP", "BLMOVE", "BZMPOP", "XREAD", "XREADGROUP"] {
+            assert_eq!(limit(name), Some(Limit::Blocking), "{name}");
+        }
+        for name in ["EVAL", "EVALSHA_RO", "FCALL"] {
+            assert_eq!(limit(name), Some(Limit::Script), "{name}");
+        }
+        assert_eq!((limit("EXEC"), limit("WATCH")), (Some(Limit::Transaction), Some(Limit::Transaction)));
+        assert!(matches!(limit("SWAPDB"), Some(Limit::Refused(_))));
+        for name in ["GET", "MGET", "MSET", "DEL", "SINTERSTORE", "PFMERGE", "SORT", "SCAN", "XGROUP|CREATE", "PUBLISH", "MULTI", "SAVE", "REPLCONF"] {
+            assert_eq!(limit(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! Real commands, looked at for a moment by MONITOR: those that the router would refuse, counted by command.
+//!
+//! Values and names of keys are looked at and forgotten: only counts leave this module. A line is parsed as inline commands are, because that is how
+//! servers write it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use switchyard_policy::topology::{Slot, slot_of};
+use switchyard_resp::command::{Command, CommandTable, Lookup};
+use switchyard_resp::request::{Args, Limits, Scanner, inline_to_multibulk};
+use switchyard_router::NodeAccess;
+
+use super::{Limit, OWN, PATIENCE, limit_of};
+use crate::doctor::connection::NodeConnection;
+use crate::doctor::{Finding, Level};
+
+/// Bytes of MONITOR that are looked at from one node, at most: it costs the node, and more of the same says nothing new.
+const BYTES_MAX: usize = 256 << 20;
+
+/// A line that is longer is left out: it carries a large value.
+const LINE_MAX: usize = 16 << 20;
+
+/// Clients whose transactions are followed, at most.
+const CLIENTS_MAX: usize = 100_000;
+
+/// What was seen of one node's commands.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sample {
+    /// Commands of clients that were looked at.
+    pub(crate) commands: u64,
+    /// Those that came through a router, which are as it makes them.
+    pub(crate) routed: u64,
+    /// The looking ended before its time: the node sent more than is looked at, or closed the connection.
+    pub(crate) cut_short: bool,
+    /// What would be refused: by limit and command, how often; and how often that command was called at all.
+    refused: BTreeMap<(Limit, String), u64>,
+    called: BTreeMap<String, u64>,
+}
+
+impl Sample {
+    fn meet(&mut self, limit: Limit, name: &str) {
+        *self.refused.entry((limit, name.to_owned())).or_default() += 1;
+    }
+
+    /// This and that of another node.
+    pub(crate) fn add(&mut self, other: Sample) {
+        self.commands += other.commands;
+        self.routed += other.routed;
+        self.cut_short |= other.cut_short;
+        for (what, count) in other.refused {
+            *self.refused.entry(what).or_default() += count;
+        }
+        for (what, count) in other.called {
+            *self.called.entry(what).or_default() += count;
+        }
+    }
+
+    /// What there is to say of it.
+    pub(crate) fn judge(&self) -> Vec<Finding> {
+        let tell = |level, found, advice: &str| Finding { level, node: None, check: "sample", found, advice: advice.to_owned() };
+        let mut findings: Vec<Finding> = self
+            .refused
+            .iter()
+            .map(|((limit, name), count)| {
+                let of = self.called.get(name).copied().unwrap_or(*count);
+                let (what, advice) = match limit {
+                    Limit::OneSlot => ("with keys of several slots", TAGS),
+                    Limit::Transaction => ("with keys of several slots between MULTI (or WATCH) and EXEC", TAGS),
+                    Limit::Blocking => ("waiting for keys of several slots", TAGS),
+                    Limit::Script => ("with keys of several slots, or with keys that are not among those declared", DECLARE),
+                    Limit::Refused(why) => ("which the router does not serve", *why),
+                };
+                tell(Level::Warning, format!("{count} of {of} calls of {} {what}", name.replace('|', " ")), advice)
+            })
+            .collect();
+        if self.cut_short {
+            findings.push(tell(
+                Level::Note,
+                "the sample ended early: a node sent more than is looked at, or ended the connection".to_owned(),
+                "a shorter sample says as much",
+            ));
+        }
+        let routed = if self.routed > 0 {
+            format!("; {} more came through a router, which has made them as nodes take them", self.routed)
+        } else {
+            String::new()
+        };
+        let clean = if self.refused.is_empty() { ", and none would be refused" } else { "" };
+        findings.push(tell(
+            Level::Note,
+            format!("{} commands of clients were looked at{clean}{routed}", self.commands),
+            "look when the application does what it seldom does, too",
+        ));
+        findings
+    }
+}
+
+const TAGS: &str = "the router answers CROSSSLOT: give keys that are used together a common hash tag ({user:7}:cart, {user:7}:name)";
+const DECLARE: &str = "the router answers CROSSSLOT, or stops the script: pass every key in KEYS, and give keys of one call a common hash tag";
+
+/// Looks at the commands of a node for so long.
+pub(crate) fn sample(access: &NodeAccess, time: Duration) -> Result<Sample, String> {
+    let mut node = NodeConnection::open(access, PATIENCE)?;
+    // Whoever comes and goes as a router meanwhile is known by either list.
+    let mut routers = routers(&mut NodeConnection::open(access, PATIENCE)?);
+    let mut tally = Tally::default();
+    let until = Instant::now() + time;
+    let whole = node.monitor(until, BYTES_MAX, LINE_MAX, &mut |line| tally.take(line))?;
+    drop(node);
+    routers.extend(NodeConnection::open(access, PATIENCE).map(|mut node| self::routers(&mut node)).unwrap_or_default());
+    Ok(tally.finish(&routers, !whole))
+}
+
+/// Addresses of routers' connections.
+fn routers(node: &mut NodeConnection) -> BTreeSet<String> {
+    let Ok(list) = node.ask(&["CLIENT", "LIST"]) else { return BTreeSet::new() };
+    let field = |line: &str, name: &str| line.split(' ').find_map(|word| word.strip_prefix(name).map(str::to_owned)).unwrap_or_default();
+    list.text().lines().filter(|line| field(line, "name=").starts_with(OWN)).map(|line| field(line, "addr=")).collect()
+}
+
+/// One client's commands so far.
+#[derive(Debug, Default)]
+struct Seen {
+    sample: Sample,
+    /// Slots of keys that it watches, and of its transaction.
+    slots: BTreeSet<Slot>,
+    in_multi: bool,
+}
+
+/// Reads lines of MONITOR.
+#[derive(Debug)]
+struct Tally {
+    table: Arc<CommandTable>,
+    clients: BTreeMap<String, Seen>,
+    /// The script that ran last, with what it declared: what scripts call comes right after it.
+    script: Option<Script>,
+}
+
+#[derive(Debug)]
+struct Script {
+    client: String,
+    name: String,
+    declared: BTreeSet<Vec<u8>>,
+    is_refused: bool,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self { table: Arc::new(CommandTable::builtin()), clients: BTreeMap::new(), script: None }
+    }
+}
+
+/// `1339518083.107412 [0 127.0.0.1:60866] "keys" "*"`: who, and the command.
+fn parts(line: &[u8]) -> Option<(&str, &[u8])> {
+    let open = line.iter().position(|byte| *byte == b'[')?;
+    let close = open + line[open..].iter().position(|byte| *byte == b']')?;
+    // An IPv6 address has brackets of its own.
+    let close = if line.get(close + 1) == Some(&b':') { close + 1 + line[close + 1..].iter().position(|byte| *byte == b']')? } else { close };
+    let inside = std::str::from_utf8(&line[open + 1..close]).ok()?;
+    let (_, who) = inside.split_once(' ')?;
+    Some((who, line.get(close + 1..)?))
+}
+
+impl Tally {
+    fn take(&mut self, line: &[u8]) {
+        let Some((who, rest)) = parts(line) else { return };
+        let who = who.to_owned();
+        let mut request = Vec::with_capacity(rest.len() + 64);
+        let rest: &[u8] = rest.strip_prefix(b" ").unwrap_or(rest);
+        let mut scanner = Scanner::default();
+        let limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
+        if inline_to_multibulk(rest, &mut request).is_err() || scanner.scan(&request, &limits).is_err() {
+            return;
+        }
+        let args = scanner.args(&request);
+        let table = Arc::clone(&self.table);
+        if let Lookup::Command(command) = table.find(&args) {
+            if who == "lua" { self.called_by_script(command, &args) } else { self.called(who, command, &args) }
+        }
+    }
+
+    fn called(&mut self, who: String, command: &Command, args: &Args<'_>) {
+        self.script = None;
+        if self.clients.len() >= CLIENTS_MAX && !self.clients.contains_key(&who) {
+            return;
+        }
+        let keys = keys(command, args);
+        let slots: BTreeSet<Slot> = keys.iter().map(|key| slot_of(key)).collect();
+        let seen = self.clients.entry(who.clone()).or_default();
+        seen.sample.commands += 1;
+        let limit = match limit_of(command) {
+            Some(Limit::Blocking) if !command.blocks(args) => Some(Limit::OneSlot),
+            limit => limit,
+        };
+        if limit.is_some() {
+            *seen.sample.called.entry(command.name.to_string()).or_default() += 1;
+        }
+        match (&*command.name, limit) {
+            ("MULTI", _) => seen.in_multi = true,
+            ("WATCH", _) => seen.slots.extend(slots),
+            ("EXEC", _) => {
+                if seen.slots.len() > 1 {
+                    seen.sample.meet(Limit::Transaction, "EXEC");
+                }
+                seen.end_transaction();
+            }
+            ("DISCARD", _) => seen.end_transaction(),
+            ("UNWATCH", _) if !seen.in_multi => seen.end_transaction(),
+            (name, Some(limit @ Limit::Refused(_))) => seen.sample.meet(limit, name),
+            (name, Some(Limit::Script)) => {
+                let is_refused = slots.len() > 1;
+                if is_refused {
+                    seen.sample.meet(Limit::Script, name);
+                }
+                if seen.in_multi {
+                    seen.slots.extend(slots);
+                }
+                let declared = keys.into_iter().map(<[u8]>::to_vec).collect();
+                self.script = Some(Script { client: who, name: name.to_owned(), declared, is_refused });
+            }
+            // Told once, with EXEC.
+            _ if seen.in_multi => seen.slots.extend(slots),
+            (name, Some(limit)) if slots.len() > 1 => seen.sample.meet(limit, name),
+            _ => {}
+        }
+    }
+
+    fn called_by_script(&mut self, command: &Command, args: &Args<'_>) {
+        let Some(script) = self.script.as_mut().filter(|script| !script.is_refused) else { return };
+        if keys(command, args).into_iter().all(|key| script.declared.contains(key)) {
+            return;
+        }
+        script.is_refused = true;
+        if let Some(seen) = self.clients.get_mut(&script.client) {
+            seen.sample.meet(Limit::Script, &script.name);
+        }
+    }
+
+    fn finish(self, routers: &BTreeSet<String>, cut_short: bool) -> Sample {
+        let mut whole = Sample { cut_short, ..Sample::default() };
+        for (who, seen) in self.clients {
+            if routers.contains(&who) {
+                whole.routed += seen.sample.commands;
+            } else {
+                whole.add(seen.sample);
+            }
+        }
+        whole
+    }
+}
+
+impl Seen {
+    fn end_transaction(&mut self) {
+        self.slots.clear();
+        self.in_multi = false;
+    }
+}
+
+/// The keys of a call; none where they cannot be told.
+fn keys<'a>(command: &Command, args: &Args<'a>) -> Vec<&'a [u8]> {
+    let mut places = Vec::new();
+    match command.find_keys(args, &mut places) {
+        Ok(()) => places.iter().filter_map(|place| args.get(*place as usize)).collect(),
+        Err(_) => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(lines: &[&str]) -> Vec<(String, u64)> {
+        let mut tally = Tally::default();
+        for line in lines {
+            tally.take(format!("1339518083.107412 {line}").as_bytes());
+        }
+        let sample = tally.finish(&BTreeSet::from(["10.0.0.9:1".to_owned()]), false);
+        sample.refused.into_iter().map(|((_, name), count)| (name, count)).collect()
+    }
+
+    #[test]
+    fn what_the_router_would_refuse_is_counted() {
+        let one = |name: &str| vec![(name.to_owned(), 1)];
+        for (lines, expected) in [
+            (&[r#"[0 10.0.0.1:5] "rename" "a" "b""#][..], one("RENAME")),
+            (&[r#"[0 10.0.0.1:5] "rename" "{x}a" "{x}b""#], vec![]),
+            (&[r#"[0 10.0.0.1:5] "MSETNX" "a" "1" "b" "2""#], one("MSETNX")),
+            (&[r#"[0 10.0.0.1:5] "mset" "a" "1" "b" "2""#], vec![]),
+            (&[r#"[0 10.0.0.1:5] "sunionstore" "a" "b" "c""#], vec![]),
+            (&[r#"[3 unix:/tmp/x.sock] "blpop" "a" "b" "0""#], one("BLPOP")),
+            (&[r#"[3 [::1]:700] "xread" "STREAMS" "a" "b" "0" "0""#], one("XREAD")),
+            (&[r#"[0 10.0.0.1:5] "swapdb" "0" "1""#], one("SWAPDB")),
+            (&[r#"[0 10.0.0.9:1] "rename" "a" "b""#], vec![]),
+            (&[r#"[0 10.0.0.1:5] "set" "a" "x\"y\xff\n \"""#, r#"[0 10.0.0.1:5] "get""#, "OK", "[", "[0 x] \"set\" \"a"], vec![]),
+        ] {
+            assert_eq!(refused(lines), expected, "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn transactions_and_scripts_are_followed_by_client() {
+        let lines = [
+            r#"[0 10.0.0.1:5] "multi""#,
+            r#"[0 10.0.0.2:5] "set" "b" "1""#,
+            r#"[0 10.0.0.1:5] "set" "a" "1""#,
+            r#"[0 10.0.0.1:5] "mget" "a" "b""#,
+            r#"[0 10.0.0.1:5] "exec""#,
+            r#"[0 10.0.0.2:5] "watch" "a""#,
+            r#"[0 10.0.0.2:5] "multi""#,
+            r#"[0 10.0.0.2:5] "get" "a""#,
+            r#"[0 10.0.0.2:5] "exec""#,
+        ];
+        assert_eq!(refused(&lines), [("EXEC".to_owned(), 1)]);
+        let script = |declared: &str, called: &str| {
+            refused(&[
+                &format!(r#"[0 10.0.0.1:5] "eval" "return 1" {declared}"#),
+                &format!("[0 lua] {called}"),
+                &format!("[0 lua] {called}"),
+                r#"[0 10.0.0.1:5] "get" "x""#,
+                r#"[0 lua] "get" "nobody""#,
+            ])
+        };
+        assert_eq!(script(r#""1" "a""#, r#""set" "a" "1""#), []);
+        assert_eq!(script(r#""1" "a""#, r#""set" "b" "1""#), [("EVAL".to_owned(), 1)]);
+        assert_eq!(script(r#""0""#, r#""set" "b" "1""#), [("EVAL".to_owned(), 1)]);
+        assert_eq!(script(r#""2" "a" "b""#, r#""get" "a""#), [("EVAL".to_owned(), 1)]);
+    }
+
+    #[test]
+    fn findings_tell_counts_and_no_names_of_keys() {
+        let mut tally = Tally::default();
+        for line in [r#"1.0 [0 10.0.0.1:5] "rename" "secret-a" "secret-b""#, r#"1.0 [0 10.0.0.1:5] "rename" "{s}a" "{s}b""#] {
+            tally.take(line.as_bytes());
+        }
+        let found = tally.finish(&BTreeSet::new(), false).judge();
+        assert_eq!(found[0].found, "1 of 2 calls of RENAME with keys of several slots");
+        assert!(found.iter().all(|f| !f.found.contains("secret")), "{found:?}");
+        assert!(found.last().is_some_and(|f| f.found.starts_with("2 commands of clients were looked at") && f.level == Level::Note));
+        let clean = Sample { commands: 3, ..Sample::default() }.judge();
+        assert!(clean.len() == 1 && clean[0].found.ends_with("none would be refused"), "{clean:?}");
+    }
+}

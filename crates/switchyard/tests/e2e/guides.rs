@@ -1,0 +1,71 @@
+//! The guides, followed to the letter: their commands are taken from the page and run.
+//!
+//! Of a page, ```` ```sh ```` is run and ```` ```toml FILE ```` is written to that file. ```` ```sh by-hand ```` is left out. What the
+//! page takes for granted, and what is checked between its steps, stands in comments that begin with `<!-- sandbox`.
+
+use crate::support::sandbox;
+
+/// What a guide comes to as a script.
+fn script(page: &str) -> String {
+    let mut script = String::from(
+        "set -euo pipefail\nfail() { echo \"FAILED: $*\" >&2; journalctl --no-pager -u switchyard | tail -n 50 >&2; exit 1; }\n\
+         dpkg --install ./*.deb >/dev/null 2>&1\n",
+    );
+    let mut lines = page.lines();
+    while let Some(line) = lines.next() {
+        let mut until = |end: &str| lines.by_ref().take_while(|line| *line != end).map(|line| format!("{line}\n")).collect::<String>();
+        if line == "<!-- sandbox" {
+            script += &until("-->");
+        } else if let Some(info) = line.strip_prefix("```") {
+            let block = until("```");
+            match info.split_once(' ') {
+                Some(("toml", file)) => script += &format!("cat >{file} <<'END OF FILE'\n{block}END OF FILE\n"),
+                None if info == "sh" => script += &format!("set -x\n{block}{{ set +x; }} 2>/dev/null\n"),
+                _ => {}
+            }
+        }
+    }
+    script + "echo \"all right\"\n"
+}
+
+fn follow(name: &str) {
+    let page = std::fs::read_to_string(sandbox::file("docs").join(name)).expect("the guide");
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("guide.sh");
+    std::fs::write(&file, script(&page)).expect("written");
+    sandbox::run(&file);
+}
+
+#[test]
+fn blocks_of_a_page_become_a_script() {
+    let page = "# A\n\n<!-- sandbox\nbefore\n-->\n```toml /etc/x.toml\na = 1\n```\ntext\n```sh\none\ntwo\n```\n```sh by-hand\nnever\n```\n```text\nno\n```\n";
+    let script = script(page);
+    let rest = script.split_once("2>&1\n").expect("the beginning").1;
+    let expected = "before\ncat >/etc/x.toml <<'END OF FILE'\na = 1\nEND OF FILE\nset -x\none\ntwo\n{ set +x; } 2>/dev/null\necho \"all right\"\n";
+    assert_eq!(rest, expected);
+}
+
+#[test]
+fn from_one_redis_to_three_and_back() {
+    follow("one-to-three.md");
+}
+
+#[test]
+fn tls_is_turned_on() {
+    follow("tls.md");
+}
+
+#[test]
+fn router_and_servers_are_upgraded() {
+    follow("upgrade.md");
+}
+
+#[test]
+fn a_backup_is_restored_and_a_lost_state_directory_made_anew() {
+    follow("backup.md");
+}
+
+#[test]
+fn a_dead_server_is_restored_or_given_up() {
+    follow("dead-server.md");
+}

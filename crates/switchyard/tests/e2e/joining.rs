@@ -1,0 +1,222 @@
+//! Servers that are to join: refused with the reason where something speaks against it, and then nothing has changed. And nodes that keep no keys, which
+//! must not fail commands about all nodes whatever becomes of them.
+
+use std::net::SocketAddr;
+
+use crate::movectl::{ask, done, names, owns, refused, slots};
+use crate::support::relay::Relay;
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, ports, until};
+
+fn node(args: &[&str]) -> Node {
+    Node::start(&NodeOptions { args: args.iter().map(|arg| (*arg).to_owned()).collect(), ..NodeOptions::default() })
+}
+
+fn operated(nodes_may_be_down: bool, more: &[&str]) -> SiteOptions {
+    let mut args = vec!["--set".to_owned(), "clients.default-user-rules=operator".to_owned()];
+    args.extend(more.iter().map(|arg| (*arg).to_owned()));
+    SiteOptions { router: RouterOptions { args, nodes_may_be_down, ..RouterOptions::default() }, ..SiteOptions::default() }
+}
+
+fn epoch(router: &Router) -> i64 {
+    Client::connect(router.address()).cmd("SWITCHYARD STATUS").field("epoch").int()
+}
+
+#[test]
+fn whatever_cannot_be_a_node_is_refused_and_nothing_changes() {
+    let Some(site) = Site::router_only(2, &operated(false, &[])) else { return };
+    let router = site.router();
+    site.client().cmd("SET key value");
+    let first = site.nodes()[0].address();
+    let [to_router, to_node] = [Relay::start(router.address()), Relay::start(first)];
+    let replica = node(&["--replicaof", "127.0.0.1", &first.port().to_string()]);
+    let full = node(&[]);
+    full.client().cmd("SET stray 1");
+    let mut other_database = full.client();
+    other_database.cmd("SELECT 3");
+    other_database.cmd("SET stray 1");
+    let closed = node(&["--requirepass", "secret"]);
+    let bus = ports::free().to_string();
+    let cluster = node(&["--cluster-enabled", "yes", "--cluster-port", &bus]);
+    let small = node(&["--databases", "4"]);
+    let nobody = SocketAddr::from(([127, 0, 0, 1], ports::free()));
+    let before = (slots(router), epoch(router));
+    for (address, said) in [
+        (nobody, "cannot be reached"),
+        (router.address(), "is this router itself"),
+        (to_router.address(), "is this router itself"),
+        (to_node.address(), "is the same server as node"),
+        (replica.address(), "promote it first"),
+        (full.address(), "holds 2 keys (db0: 1, db3: 1)"),
+        (closed.address(), "refuses us: NOAUTH"),
+        (cluster.address(), "set cluster-enabled no there"),
+        (small.address(), "fewer databases than the other nodes"),
+    ] {
+        for line in [format!("nodes add {address}"), format!("nodes add {address} --rebalance --wait")] {
+            let text = refused(router, &line);
+            assert!(text.starts_with(&format!("switchyard: {address} ")) && text.contains(said), "{line}: {text}");
+        }
+        let text = site.client().cmd(&format!("SWITCHYARD NODES ADD {address} REBALANCE"));
+        assert!(text.expect_error().contains(said), "{address}: {text:?}");
+        assert_eq!((slots(router), epoch(router)), before, "{address}");
+    }
+    assert_eq!(site.client().cmd("DBSIZE"), int(1));
+    // The way out that is named.
+    full.client().cmd("FLUSHALL");
+    done(router, &format!("nodes add {}", full.address()));
+    assert_eq!(owns(router, full.address()), Some(0));
+    assert!(refused(router, &format!("nodes add {}", full.address())).contains("is a node already"));
+}
+
+#[test]
+fn a_node_that_cannot_get_its_share_does_not_join() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let third = node(&[]);
+    let mut direct = site.nodes()[0].client();
+    assert_eq!(direct.cmd("SET past-the-router 1"), ok());
+    let text = refused(site.router(), &format!("nodes add {} --rebalance", third.address()));
+    assert!(text.contains("is used past this router") && text.contains(&format!("{} was not added", third.address())), "{text}");
+    assert_eq!(owns(site.router(), third.address()), None);
+    let text = refused(site.router(), &format!("nodes add {} --rebalance --durability aof", third.address()));
+    assert!(text.contains("keeps no append-only file"), "{text}");
+    assert_eq!(owns(site.router(), third.address()), None);
+    direct.cmd("DEL past-the-router");
+    direct.cut();
+    until("the direct client is gone", || {
+        let said = ask(site.router(), &format!("nodes add {} --rebalance --wait", third.address()));
+        (said.code == 0).then_some(())
+    });
+    assert!(owns(site.router(), third.address()).is_some_and(|slots| slots > 5000));
+    // While they get their share, nobody joins half.
+    let fourth = node(&[]);
+    let mut client = site.client();
+    for i in 0..2000 {
+        assert_eq!(client.cmd(&format!("SET key:{i} {}", "x".repeat(100))), ok());
+    }
+    done(site.router(), &format!("move --from {} --to {} --all --max-rate 10k", names(&site)[0], names(&site)[1]));
+    let text = refused(site.router(), &format!("nodes add {} --rebalance", fourth.address()));
+    assert!(text.contains("moves are under way"), "{text}");
+    assert_eq!(owns(site.router(), fourth.address()), None);
+}
+
+/// What clients may call of all nodes, and a word of the answer. In this order.
+const TO_ALL: &[(&str, &str)] = &[
+    ("SET {a}k 1", "OK"),
+    ("DBSIZE", "1"),
+    ("KEYS *", "{a}k"),
+    ("RANDOMKEY", "{a}k"),
+    ("SCAN 0", "{a}k"),
+    ("SELECT 5", "OK"),
+    ("SELECT 0", "OK"),
+    ("SCRIPT LOAD return(1)", "e0e1f9fabfc9d4800c877a703b823ac0578ff8db"),
+    ("EVALSHA e0e1f9fabfc9d4800c877a703b823ac0578ff8db 0", "1"),
+    ("SCRIPT EXISTS e0e1f9fabfc9d4800c877a703b823ac0578ff8db", "1"),
+    ("SCRIPT KILL", "NOTBUSY"),
+    ("FUNCTION KILL", "NOTBUSY"),
+    ("FUNCTION FLUSH", "OK"),
+    ("WAIT 0 100", "0"),
+    ("CONFIG GET maxmemory", "maxmemory"),
+    ("CONFIG RESETSTAT", "OK"),
+    ("INFO keyspace", "keys=1"),
+    ("LASTSAVE", ""),
+    ("MEMORY DOCTOR", ""),
+    ("MEMORY STATS", ""),
+    ("MEMORY PURGE", "OK"),
+    ("LATENCY LATEST", ""),
+    ("LATENCY RESET", "0"),
+    ("FLUSHDB", "OK"),
+    ("SET {a}k 1", "OK"),
+    ("FLUSHALL", "OK"),
+    ("DBSIZE", "0"),
+    ("WAIT 0 100", "0"),
+];
+
+#[track_caller]
+fn all_answered(router: &Router, when: &str) {
+    // Also by both workers.
+    for _ in 0..4 {
+        let mut client = Client::connect(router.address());
+        for (line, word) in TO_ALL {
+            let reply = client.cmd(line);
+            assert!(format!("{reply:?}").contains(word), "{when}: {line}: {reply:?}");
+            assert!(reply.error().is_none_or(|error| error.starts_with("NOTBUSY")), "{when}: {line}: {reply:?}");
+        }
+        let library = "#!lua name=lib\nredis.register_function('f', function() return 7 end)";
+        assert_eq!(client.call(&["FUNCTION", "LOAD", "REPLACE", library]), bulk("lib"), "{when}");
+        assert_eq!(client.cmd("FCALL f 0"), int(7), "{when}");
+    }
+}
+
+#[test]
+fn a_node_without_slots_never_fails_a_command_to_all_nodes() {
+    let Some(mut site) = Site::router_only(2, &operated(true, &["--set", "nodes.command-timeout=1s"])) else { return };
+    let mut third = node(&[]);
+    done(site.router(), &format!("nodes add {}", third.address()));
+    all_answered(site.router(), "while it is up");
+    // Keys are none of its business: nobody waits for it.
+    third.freeze();
+    all_answered(site.router(), "while it does not answer");
+    third.thaw();
+    third.kill();
+    all_answered(site.router(), "while it is down");
+    let listed: Vec<SocketAddr> = site.nodes().iter().map(Node::address).collect();
+    site.router_mut().restart(&listed);
+    all_answered(site.router(), "after a restart of the router without it");
+    // It has missed a script and a function, and has them when keys come to it.
+    let mut client = site.client();
+    let library = "#!lua name=lib\nredis.register_function('f', function() return 8 end)";
+    assert_eq!(client.call(&["FUNCTION", "LOAD", "REPLACE", library]), bulk("lib"));
+    let sha = client.cmd("SCRIPT LOAD return(redis.call('incr',KEYS[1]))").text();
+    third.restart();
+    until("it is up", || {
+        let nodes = client.cmd("SWITCHYARD NODES");
+        let up = nodes.items().iter().all(|node| node.field("link") == bulk("up"));
+        up.then_some(())
+    });
+    for name in names(&site) {
+        done(site.router(), &format!("nodes drain {name} --wait"));
+        done(site.router(), &format!("nodes remove {name}"));
+    }
+    let mut client = site.client();
+    assert_eq!(client.cmd(&format!("EVALSHA {sha} 1 counter")), int(1));
+    assert_eq!(client.cmd("FCALL f 0"), int(8));
+}
+
+#[test]
+fn wait_asks_where_the_keys_are_now() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let tags = site.tags();
+    let mut client = site.client();
+    // Only to a node that goes.
+    assert_eq!(client.cmd(&format!("SET {{{}}}k 1", tags[1][0])), ok());
+    assert_eq!(client.cmd("WAIT 0 100"), int(0));
+    done(site.router(), &format!("nodes drain {} --wait", names(&site)[1]));
+    assert_eq!(client.cmd("WAIT 0 100"), int(0));
+    done(site.router(), &format!("nodes remove {}", names(&site)[1]));
+    assert_eq!(client.cmd("WAIT 0 100"), int(0), "there is an answer");
+    assert_eq!(client.cmd("PING"), Value::Simple("PONG".to_owned()));
+}
+
+#[test]
+fn a_node_with_fewer_databases_than_clients_use_is_not_served() {
+    let Some(mut site) = Site::router_only(2, &operated(true, &[])) else { return };
+    // Listed, so nobody looks at it before.
+    let mut small = node(&["--databases", "4"]);
+    let all: Vec<SocketAddr> = site.nodes().iter().map(Node::address).chain([small.address()]).collect();
+    site.router_mut().restart(&all);
+    let mut client = site.client();
+    until("it is up", || {
+        let nodes = client.cmd("SWITCHYARD NODES");
+        nodes.items().iter().all(|node| node.field("link") == bulk("up")).then_some(())
+    });
+    assert!(client.cmd("SELECT 5").expect_error().contains("out of range"), "a node that is up must have it");
+    small.kill();
+    until("it is down", || (client.cmd("SELECT 5") == ok()).then_some(()));
+    assert_eq!(client.cmd("SET k v"), ok());
+    small.restart();
+    until("it is refused", || {
+        let nodes = client.cmd("SWITCHYARD NODES");
+        let refused = nodes.items().iter().any(|node| node.field("link").text().contains("fewer databases than clients use"));
+        refused.then_some(())
+    });
+    assert_eq!(client.cmd("GET k"), bulk("v"));
+}

@@ -1,0 +1,8 @@
+//! What is installed: the .deb is made of the binary under test, installed, and run as a service by a real systemd.
+
+use crate::support::sandbox;
+
+#[test]
+fn the_package_installs_a_service_that_starts_reloads_and_stops() {
+    sandbox::run(&sandbox::file("packaging/test.sh"));
+}

@@ -1,0 +1,50 @@
+//! A copy of this machine that a real systemd has booted, with the package installed: for what is tried as a user does it, to the letter.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use tempfile::TempDir;
+
+fn repository() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+/// A file of the repository.
+pub(crate) fn file(name: &str) -> PathBuf {
+    repository().join(name)
+}
+
+/// The .deb of the binary under test; none where there is no `dpkg-deb`.
+fn package() -> Option<&'static Path> {
+    static MADE: OnceLock<(TempDir, Option<PathBuf>)> = OnceLock::new();
+    let (_, deb) = MADE.get_or_init(|| {
+        let dir = tempfile::tempdir().expect("a folder");
+        let made = Command::new(file("scripts/package.sh"))
+            .arg(env!("CARGO_BIN_EXE_switchyard"))
+            .arg(dir.path())
+            .env("PACKAGE_LEVEL", "1")
+            .output()
+            .expect("the script runs");
+        let (out, err) = (String::from_utf8_lossy(&made.stdout), String::from_utf8_lossy(&made.stderr));
+        assert!(made.status.success(), "{out}{err}");
+        assert!(out.lines().any(|line| line.ends_with(".tar.gz")), "{out}");
+        (dir, out.lines().find(|line| line.ends_with(".deb")).map(PathBuf::from))
+    });
+    deb.as_deref()
+}
+
+/// Runs a script in the copy, as root, with the package beside it. Says so and does nothing where the machine does not allow it.
+pub(crate) fn run(script: &Path) {
+    let Some(deb) = package() else {
+        eprintln!("not tried here: there is no dpkg-deb");
+        return;
+    };
+    let tried = Command::new(file("scripts/sandbox.sh")).arg(script).arg(deb).output().expect("the script runs");
+    let (out, err) = (String::from_utf8_lossy(&tried.stdout), String::from_utf8_lossy(&tried.stderr));
+    match tried.status.code() {
+        Some(0) => assert!(out.ends_with("all right\n"), "{out}{err}"),
+        Some(77) => eprintln!("not tried here: {err}"),
+        code => panic!("ended with {code:?}:\n{out}{err}"),
+    }
+}

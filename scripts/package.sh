@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Makes a tarball and, where dpkg-deb is there, a .deb of a binary that is built already.
+#
+#   scripts/package.sh BINARY OUT_DIR
+#
+# PACKAGE_LEVEL (9) says how hard to compress.
+# The same binary and commit make the same bytes: times are those of the commit, owners are root, names are sorted.
+set -euo pipefail
+umask 022
+
+if [ $# -ne 2 ]; then
+    echo "usage: $0 BINARY OUT_DIR (\`make package\` builds the binary too)" >&2
+    exit 2
+fi
+binary=$(realpath "$1")
+mkdir -p "$2"
+out=$(realpath "$2")
+cd "$(dirname "$0")/.."
+
+version=$("$binary" --version | cut -d ' ' -f 2)
+machine=$(uname -m)
+if [ -z "${SOURCE_DATE_EPOCH-}" ]; then
+    SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || date +%s)
+fi
+export SOURCE_DATE_EPOCH
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# Names of functions stay, for the message of a panic; what a debugger needs is most of the size, and goes.
+strip --strip-debug -o "$work/switchyard" "$binary"
+
+# What both packages hold besides the binary.
+documents() {
+    mkdir -p "$1"
+    cp -R README.md ARCHITECTURE.md CHANGELOG.md LICENSE docs "$1"
+}
+
+name=switchyard-$version-linux-$machine
+install -D -m 755 "$work/switchyard" "$work/$name/switchyard"
+documents "$work/$name"
+cp packaging/switchyard.service packaging/sysusers.conf packaging/switchyard.toml "$work/$name"
+tar --directory "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -cf - "$name" |
+    gzip -n "-${PACKAGE_LEVEL-9}" >"$out/$name.tar.gz"
+made=("$name.tar.gz")
+
+if command -v dpkg-deb >/dev/null; then
+    case $machine in
+    x86_64) architecture=amd64 ;;
+    aarch64) architecture=arm64 ;;
+    *) architecture=$(dpkg --print-architecture) ;;
+    esac
+    root=$work/deb
+    install -D -m 755 "$work/switchyard" "$root/usr/bin/switchyard"
+    install -D -m 644 packaging/switchyard.service "$root/usr/lib/systemd/system/switchyard.service"
+    install -D -m 644 packaging/sysusers.conf "$root/usr/lib/sysusers.d/switchyard.conf"
+    install -D -m 644 packaging/switchyard.toml "$root/etc/switchyard.toml"
+    install -d -m 750 "$root/etc/switchyard"
+    documents "$root/usr/share/doc/switchyard"
+    mv "$root/usr/share/doc/switchyard/LICENSE" "$root/usr/share/doc/switchyard/copyright"
+    mkdir "$root/DEBIAN"
+    install -m 755 packaging/deb/* "$root/DEBIAN"
+    echo /etc/switchyard.toml >"$root/DEBIAN/conffiles"
+    cat >"$root/DEBIAN/control" <<CONTROL
+Package: switchyard
+Version: $version
+Architecture: $architecture
+Maintainer: The developers of Switchyard <switchyard@localhost>
+Installed-Size: $(du -k -s --apparent-size "$root" | cut -f 1)
+Section: database
+Priority: optional
+Depends: systemd
+Suggests: redis-tools
+Description: software switch for Redis and Valkey
+ One address that ordinary Redis clients talk to, in front of ordinary Redis
+ and Valkey servers. Slots and keys move between the servers while they are used.
+CONTROL
+    (cd "$root" && find . -type f ! -path './DEBIAN/*' -printf '%P\0' | sort -z | xargs -0 md5sum >DEBIAN/md5sums)
+    deb=switchyard_${version}_$architecture.deb
+    dpkg-deb --root-owner-group -Zxz "-z${PACKAGE_LEVEL-9}" --build "$root" "$out/$deb" >/dev/null
+    made+=("$deb")
+else
+    echo "no .deb: dpkg-deb is not here" >&2
+fi
+
+(cd "$out" && sha256sum "${made[@]}" >"switchyard-$version-SHA256SUMS")
+printf '%s\n' "${made[@]/#/$out/}"
