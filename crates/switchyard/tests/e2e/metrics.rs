@@ -134,7 +134,8 @@ fn told(client: &mut Client, section: &str) -> BTreeMap<String, f64> {
 
 #[test]
 fn every_error_that_a_client_got_is_counted_by_its_code_and_no_other() {
-    let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else {
+    let router = RouterOptions { config: "[nodes]\nlarge-value = \"256kb\"\n".into(), ..RouterOptions::default() };
+    let Some(mut site) = Site::router_only(2, &SiteOptions { router, ..SiteOptions::default() }) else {
         return;
     };
     let tags = site.tags();
@@ -156,7 +157,7 @@ fn every_error_that_a_client_got_is_counted_by_its_code_and_no_other() {
     fails(&mut client, "MINE", "EVAL \"return redis.error_reply('MINE '..string.rep('x', 100))\" 1 {a}string");
     // Long enough to go straight to the socket, and to pass in pieces.
     fails(&mut client, "LONG", "EVAL \"return redis.error_reply('LONG '..string.rep('x', 50000))\" 1 {a}string");
-    fails(&mut client, "LONGEST", "EVAL \"return redis.error_reply('LONGEST '..string.rep('x', 3000000))\" 1 {a}string");
+    fails(&mut client, "LONGEST", "EVAL \"return redis.error_reply('LONGEST '..string.rep('x', 600000))\" 1 {a}string");
     assert_eq!(client.cmd("MULTI"), ok());
     fails(&mut client, "ERR", "NOSUCHCOMMAND");
     fails(&mut client, "EXECABORT", "EXEC");
