@@ -17,13 +17,16 @@ use tokio::sync::oneshot;
 struct Fake(Mutex<(StatusReport, String)>);
 
 impl Source for Fake {
-    fn accept(&self, node: &str) -> bool {
+    fn accept(&self, node: &str) -> Result<(), Refused> {
         let mut fake = self.0.lock().expect("not poisoned");
-        let known = fake.0.nodes.iter().any(|known| known.address == node);
-        if known {
-            fake.1 = format!("accepted {node}");
+        if !fake.0.nodes.iter().any(|known| known.address == node) {
+            return Err(Refused::Wrong(format!("there is no node {node}")));
         }
-        known
+        if fake.1.starts_with("accepted") {
+            return Err(Refused::Conflict("nothing of it waits to be accepted".to_owned()));
+        }
+        fake.1 = format!("accepted {node}");
+        Ok(())
     }
 
     fn status(&self) -> StatusReport {
@@ -202,6 +205,8 @@ fn a_node_is_accepted_by_post_and_by_whoever_may() {
     let done = ask("POST", "10.0.0.1%3A6379", &[token]);
     assert_eq!((done.status, done.json()), (200, json!({"accepted": "10.0.0.1:6379"})));
     assert!(accepted());
+    let again = ask("POST", "10.0.0.1:6379", &[token]);
+    assert_eq!((again.status, again.json()["error"].as_str()), (409, Some("nothing of it waits to be accepted")));
 }
 
 #[test]

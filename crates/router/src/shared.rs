@@ -12,7 +12,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use switchyard_policy::migration::Fingerprint;
 use switchyard_policy::scan::{Scans, TICK_MS};
 use switchyard_policy::topology::{MoveId, NodeId, Topology};
-use switchyard_resp::command::CommandTable;
+use switchyard_resp::command::{CommandClass, CommandTable};
 
 use crate::config_set::Overrides;
 use crate::fences::Fences;
@@ -26,7 +26,7 @@ use crate::operator::OperatorPort;
 use crate::pubsub::Subscriptions;
 use crate::rooms::Rooms;
 use crate::scripts::Scripts;
-use crate::settings::{Live, Reads, Servers};
+use crate::settings::{KnownProcess, Live, Reads, Servers};
 use crate::slab::Handle;
 use crate::slow_log::SlowLog;
 use crate::users::{AclLog, Attempt, Logins, Users};
@@ -45,6 +45,8 @@ pub(crate) struct Plan {
     pub(crate) servers: Arc<BTreeMap<NodeId, Servers>>,
     /// Moves under way, and their legs.
     pub(crate) moves: Arc<Moves>,
+    /// Why no node is used yet, if so.
+    pub(crate) held: Option<Arc<str>>,
     /// The users as they were configured last. Those in force (`live.users`) differ from them after `ACL SETUSER`.
     pub(crate) configured_users: Arc<Users>,
 }
@@ -95,8 +97,23 @@ pub(crate) struct NodeFacts {
     pub(crate) persists: bool,
     /// Commands that write sent to it before this process was met.
     pub(crate) writes_before: u64,
-    /// Somebody has said that it may come back empty.
+    /// It is not used because another process answers, without the keys that this one had.
+    pub(crate) is_held: bool,
+    /// Somebody has said that these are gone.
     pub(crate) accepted: bool,
+}
+
+impl NodeFacts {
+    /// What an earlier run of the router has known.
+    pub(crate) fn known(process: KnownProcess) -> Self {
+        let KnownProcess { run_id, had_keys, persists } = process;
+        Self { run_id: Some(run_id.into()), had_keys, persists, ..Self::default() }
+    }
+
+    /// Whether this process had keys, or was written to, where so many writes have been sent to the node in all.
+    pub(crate) fn had_keys(&self, writes_sent: u64) -> bool {
+        self.had_keys || writes_sent > self.writes_before
+    }
 }
 
 /// CLIENT PAUSE.
@@ -547,6 +564,12 @@ impl Shared {
     /// How many databases clients have been told that there are, at least.
     pub(crate) fn databases(&self) -> u32 {
         lock(&self.nodes).values().map(|facts| facts.databases).max().unwrap_or(0)
+    }
+
+    /// Commands that write sent to a node, by all workers.
+    pub(crate) fn writes_sent(&self, node: NodeId) -> u64 {
+        let class = CommandClass::Write as usize;
+        self.counters.iter().map(|worker| worker.node(node).classes[class].requests.get()).sum()
     }
 
     /// Changes what is known of a node.

@@ -17,8 +17,11 @@ pub trait Source: Send + Sync + 'static {
     fn metrics(&self) -> String;
 
     /// An operator accepts a node as it is: one that came back empty is served, and a server that claims without proof to be its primary is
-    /// followed. False where there is no node of that name.
-    fn accept(&self, node: &str) -> bool;
+    /// followed.
+    ///
+    /// # Errors
+    /// If there is no node of that name, or nothing of it waits to be accepted.
+    fn accept(&self, node: &str) -> Result<(), Refused>;
 
     /// Does what is asked, and says what came of it as JSON. `who` asked, for the log.
     ///

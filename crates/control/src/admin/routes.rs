@@ -172,11 +172,21 @@ async fn accept(State(source): State<Shared>, Path(node): Path<String>) -> Resul
         accepted: String,
     }
     let name = node.clone();
-    if ask(ACCEPT, source, move |source| source.accept(&name)).await? {
-        return Ok(Json(Body { accepted: node }).into_response());
+    match ask(ACCEPT, source, move |source| source.accept(&name)).await? {
+        Ok(()) => Ok(Json(Body { accepted: node }).into_response()),
+        // All that can be wrong is the name in the path.
+        Err(Refused::Wrong(why)) => Err(refuse(ACCEPT, StatusCode::NOT_FOUND, &why)),
+        Err(refused) => Err(refuse(ACCEPT, status_of(&refused), refused.text())),
     }
-    let message = format!("this router serves no node \"{node}\"; /api/v1/nodes lists them");
-    Err(refuse(ACCEPT, StatusCode::NOT_FOUND, &message))
+}
+
+fn status_of(refused: &Refused) -> StatusCode {
+    match refused {
+        Refused::Wrong(_) => StatusCode::BAD_REQUEST,
+        Refused::Conflict(_) => StatusCode::CONFLICT,
+        Refused::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        Refused::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+    }
 }
 
 async fn slots(State(source): State<Shared>, from: From) -> Result<Response, Response> {
@@ -309,15 +319,7 @@ async fn operate(path: &str, source: Shared, ConnectInfo(Peer(peer)): From, oper
     let who = format!("the admin API, from {peer}");
     match ask(path, source, move |source| source.operate(operation, &who)).await? {
         Ok(value) => Ok((Extension(Told), Json(value)).into_response()),
-        Err(refused) => {
-            let status = match refused {
-                Refused::Wrong(_) => StatusCode::BAD_REQUEST,
-                Refused::Conflict(_) => StatusCode::CONFLICT,
-                Refused::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
-                Refused::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
-            };
-            Err((Extension(Told), refuse(path, status, refused.text())).into_response())
-        }
+        Err(refused) => Err((Extension(Told), refuse(path, status_of(&refused), refused.text())).into_response()),
     }
 }
 

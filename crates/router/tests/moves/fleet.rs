@@ -345,6 +345,8 @@ pub(crate) fn settings(topology: &Topology, password: Option<&str>) -> Settings 
         pin: false,
         batched_sends: true,
         site: "fleet".to_owned(),
+        processes: BTreeMap::new(),
+        held: None,
         servers: BTreeMap::new(),
         live: Live { nodes, bring_home_timeout: PATIENCE, ..Live::default() },
     }

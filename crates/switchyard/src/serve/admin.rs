@@ -196,12 +196,10 @@ impl Source for RouterSource {
         page.finish()
     }
 
-    fn accept(&self, node: &str) -> bool {
-        let known = self.running.accept(node);
-        if known {
-            tracing::warn!(node, "an operator has accepted the node as it is");
-        }
-        known
+    fn accept(&self, node: &str) -> Result<(), Refused> {
+        self.running.accept(node)?;
+        tracing::warn!(node, "an operator has accepted the node as it is");
+        Ok(())
     }
 
     fn ready(&self) -> Readiness {

@@ -7,6 +7,8 @@
 mod admin;
 mod care;
 mod failover;
+mod first;
+mod fleet;
 mod holder;
 mod limits;
 mod log_queue;
@@ -34,10 +36,13 @@ use tracing::{error, info, warn};
 
 use crate::cli::Failure;
 use crate::config::{Config, Sources};
+use crate::doctor::holdings::primaries;
 use admin::AdminThread;
 use failover::{Observer, Watched};
+pub(crate) use fleet::Fleet;
 pub(crate) use log_queue::flush as flush_log;
 use logs::Logs;
+pub(crate) use moves::recall;
 use moves::{Members, Moves, MovesThread, ReloadAsk, RespOperator};
 use placement::Placement;
 use reload::Reloader;
@@ -68,6 +73,11 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
             std::net::TcpListener::bind(address).map_err(|source| explain_listen(address, "clients", "--listen", source))?;
         }
     }
+    let patience = resolved.live.connect_timeout;
+    let beginning = match placement.topology() {
+        None => Some(first::begin(&resolved.nodes, patience)?),
+        Some(_) => None,
+    };
     let start = placement.next_incarnation()?;
     let admin_tls = resolved.admin_tls.as_ref().map(|tls| AdminTls::new(tls.config.clone()));
     let admin_access = AdminAccess::new(admin::access(resolved.admin_token.as_ref(), &config.state_dir)?);
@@ -77,6 +87,20 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
     // From here on the map says what the journal says: what is open is in transit before the first worker sees it, and nodes that take part stay.
     let moves = Moves::open(&config.state_dir, Arc::clone(&placement), Arc::clone(&running), Members(asks.clone()))?;
     moves.tune(&config, &resolved.nodes);
+    let fleet = Arc::new(Fleet::load(placement.store())?);
+    let held = match (beginning, placement.topology()) {
+        (Some(first::Beginning { topology, held }), _) => {
+            placement.begin(topology, held.is_some())?;
+            held
+        }
+        (None, Some(topology)) => {
+            let doubts =
+                fleet.recognise(&config.state_dir, &topology, &primaries(&resolved.nodes), patience, |node| moves.left_at(node))?;
+            doubts.iter().for_each(|doubt| warn!("{doubt}"));
+            None
+        }
+        (None, None) => None,
+    };
     let settled = placement.settle(&config.node_names(), |_| {})?;
     let topology = settled.topology;
     for name in &settled.joined {
@@ -110,6 +134,8 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
         batched_sends: config.batched_sends,
         site: moves.site(),
         servers: watched.iter().map(Watched::servers).collect(),
+        processes: fleet.of(&topology),
+        held: held.clone(),
         live: live.clone(),
     };
     let router = Router::start(settings, Arc::clone(&topology)).map_err(explain_start)?;
@@ -136,6 +162,11 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
     );
     notify(&[NotifyState::Ready]);
 
+    let look = match held {
+        Some(held) => Some(first::Look::start(Arc::clone(&placement), Arc::clone(&running), patience, held)?),
+        None => None,
+    };
+    let care = care::Care::start(Arc::clone(&running), fleet, Arc::clone(placement.store()))?;
     let observer = Observer::start(watched, Arc::clone(placement.store()), Arc::clone(&running))?;
     let nodes = resolved.nodes;
     let reloader = Reloader {
@@ -153,11 +184,11 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
         moves: Arc::clone(&moves),
     };
     let reloads = start_reloads(reloader, Arc::clone(&running), asks, asked)?;
-    let care = care::Care::start(Arc::clone(&running))?;
     runtime.block_on(signals.wait_for_stop(&running, &reloads));
     notify(&[NotifyState::Stopping]);
-    stop(&runtime, &mut signals, &running, (&moves, executor), reloads.shutdown_timeout())?;
+    look.into_iter().for_each(first::Look::stop);
     care.stop();
+    stop(&runtime, &mut signals, &running, (&moves, executor), reloads.shutdown_timeout())?;
     admin.stop();
     reloads.stop();
     Ok(())

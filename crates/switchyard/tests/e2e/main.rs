@@ -12,6 +12,7 @@ mod differential;
 mod doctor;
 mod empty_return;
 mod failure;
+mod first_start;
 mod guides;
 mod histories;
 mod homecoming;

@@ -284,7 +284,7 @@ fn over_resp_the_words_are_the_same() {
 
 #[test]
 fn a_lost_state_directory_is_made_anew_from_the_keys() {
-    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let mut client = site.client();
     for i in 0..500 {
         client.cmd(&format!("SET key:{i} {i}"));
@@ -292,6 +292,7 @@ fn a_lost_state_directory_is_made_anew_from_the_keys() {
     client.cmd("SELECT 2");
     client.cmd("SET other 1");
     let names = names(&site);
+    site.router_mut().process_mut().kill();
     let dir = tempfile::tempdir().expect("a directory");
     let state = dir.path().join("state").display().to_string();
     // In the other order: numbers differ, places do not.

@@ -108,6 +108,11 @@ impl Moves {
     }
 
     pub(super) fn topology_now(&self) -> Result<Arc<Topology>, Refused> {
+        if self.placement.is_provisional() {
+            let why =
+                "this is a first start, and it is not yet known what each node holds: `switchyard status` says which node does not answer";
+            return Err(Refused::Unavailable(why.to_owned()));
+        }
         let serving = self.running.with(|_| ()).is_some() && !self.stopping.load(Ordering::Acquire);
         let topology = self.placement.topology().filter(|_| serving);
         topology.ok_or_else(|| Refused::Unavailable("the router is not serving: it is starting, or was told to stop".to_owned()))

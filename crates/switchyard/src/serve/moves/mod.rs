@@ -42,6 +42,7 @@ use super::placement::Placement;
 use super::running::Running;
 use crate::config::{Config, DURABILITIES, MovesConfig, NodeAddress, name_of};
 
+pub(crate) use members::recall;
 pub(super) use members::{MemberChange, Members, ReloadAsk, Remembered, remember};
 pub(super) use resp::RespOperator;
 
@@ -218,6 +219,11 @@ impl Moves {
     /// Names this state directory at nodes, without telling anything of its secret.
     pub(super) fn site(&self) -> String {
         format!("{:08x}", self.ledger.fingerprints().of(b"switchyard:site").0 >> 96)
+    }
+
+    /// Slots that moves have left at a node: it may show keys of them again.
+    pub(super) fn left_at(&self, node: NodeId) -> Vec<Slot> {
+        self.ledger.left_at(node)
     }
 
     fn wake(&self) {

@@ -102,9 +102,7 @@ impl Asked<'_> {
 /// `SWITCHYARD ACCEPT node`: what `switchyard nodes accept` does.
 fn accept(moves: &Moves, words: &[&str], who: &str) -> Result<(), String> {
     let [node] = words else { return Err("ERR wrong arguments: ACCEPT node".to_owned()) };
-    if !moves.running.accept(node) {
-        return Err(format!("ERR there is no node '{node}'; SWITCHYARD NODES lists them"));
-    }
+    moves.running.accept(node).map_err(|refused| format!("ERR {}", refused.text()))?;
     warn!(target: "audit", who, node, "the node is accepted as it is");
     Ok(())
 }
