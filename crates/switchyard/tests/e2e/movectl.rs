@@ -224,7 +224,7 @@ fn over_resp_the_words_are_the_same() {
         (format!("SWITCHYARD MOVE FROM {} TO nowhere:1 ALL", names[0]), "there is no node"),
         ("SWITCHYARD MOVE".to_owned(), "needs TO node"),
         ("SWITCHYARD MOVES ABORT 3".to_owned(), "there is no move 3"),
-        ("SWITCHYARD NODES ADD".to_owned(), "NODES ADD|DRAIN|REMOVE"),
+        ("SWITCHYARD NODES ADD".to_owned(), "NODES ADD|DRAIN|UNDRAIN|REMOVE"),
     ] {
         let text = client.cmd(&line).expect_error().to_owned();
         assert!(text.starts_with("ERR ") && text.contains(expected), "{line}: {text}");
