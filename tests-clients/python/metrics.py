@@ -73,7 +73,7 @@ def look(families):
     helps = {}
     computed = 0
     for name, family in families.items():
-        check(re.match("[A-Z1]", family.documentation) and family.documentation.endswith("."), f"help of {name}: {family.documentation}")
+        check(re.match("[A-Z1].{9}", family.documentation), f"help of {name}: {family.documentation}")
         check(not re.search(r"\b(the same|these|of them)\b", family.documentation, re.I), f"help of {name} needs another: {family.documentation}")
         check(helps.setdefault(family.documentation, name) == name, f"{name} and {helps[family.documentation]} have one help text")
         if family.type != "histogram":

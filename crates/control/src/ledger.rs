@@ -113,6 +113,14 @@ struct Entry {
     bytes: Vec<u8>,
 }
 
+fn site_of(fingerprints: Fingerprinter) -> String {
+    format!("{:08x}", fingerprints.of(b"switchyard:site").0 >> 96)
+}
+
+fn number_in(store: &dyn Store, text: &str) -> Result<u128, StoreError> {
+    u128::from_str_radix(text, 16).map_err(|error| store.damaged_document(IDENTITY, &format!("{text:?} is no number: {error}")))
+}
+
 /// The ledger, open.
 #[derive(Debug)]
 pub struct Ledger {
@@ -144,9 +152,7 @@ impl Ledger {
             let word = || random().map(|number| format!("{number:032x}")).map_err(LedgerError::Random);
             identity = Identity { journal: word()?, secret: word()? };
         }
-        let number = |text: &str| {
-            u128::from_str_radix(text, 16).map_err(|error| store.damaged_document(IDENTITY, &format!("{text:?} is no number: {error}")))
-        };
+        let number = |text: &str| number_in(store, text);
         let state = Arc::<Mutex<State>>::default();
         let shared = Arc::clone(&state);
         // Noted when it is durable: what is in memory is what the file says.
@@ -183,6 +189,24 @@ impl Ledger {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Names this state directory at nodes, without telling anything of its secret.
+    #[must_use]
+    pub fn site(&self) -> String {
+        site_of(self.fingerprints)
+    }
+
+    /// The same of the directory of a store; `None` where no router has used it yet.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub fn site_in(store: &dyn Store) -> Result<Option<String>, LedgerError> {
+        let identity: Identity = load_as(store, IDENTITY)?;
+        if identity.secret.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(site_of(Fingerprinter::new(number_in(store, &identity.secret)?))))
     }
 
     /// Makes fingerprints, under the secret of this state directory.

@@ -10,4 +10,5 @@ pub mod line;
 pub mod migration;
 pub mod routing;
 pub mod scan;
+pub mod seat;
 pub mod topology;

@@ -71,7 +71,7 @@ impl Fences {
 }
 
 /// The numbers of connections in a node's CLIENT LIST that another run of the router has left: those with the name of its site, and not of this run.
-pub(crate) fn left_behind(list: &str, site: &str, incarnation: &str) -> Vec<u64> {
+pub fn left_behind(list: &str, site: &str, incarnation: &str) -> Vec<u64> {
     let field = |line: &str, name: &str| line.split(' ').find_map(|field| field.strip_prefix(name)).unwrap_or_default().to_owned();
     let of_site = format!("switchyard-{site}-");
     let own = format!("{of_site}{incarnation}-");

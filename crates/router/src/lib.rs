@@ -24,6 +24,7 @@ mod poll;
 mod pubsub;
 mod rooms;
 mod scripts;
+mod seat;
 mod settings;
 mod shared;
 mod slab;
@@ -33,12 +34,14 @@ mod tls;
 mod users;
 mod worker;
 
+pub use fences::left_behind;
 pub use function_turns::CopyTurn;
 pub use homeward::{HomePort, HomeWish};
 pub use limits::{KEY_RATE_MAX, KeyLimit};
 pub use memory::heap_used;
 pub use mover::{BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveOrder, MoveProgress, SoFar, Steer};
 pub use operator::{OperatorCommand, OperatorPort};
+pub use seat::{Seat, mark_in, question_of, why_not};
 pub use settings::{
     Cluster, EmptyReturn, KnownProcess, ListenAddress, ListenerSettings, Live, NodeAccess, Reads, Secret, Servers, Settings,
 };
@@ -174,7 +177,8 @@ impl Router {
             moves: Arc::default(),
             held: settings.held.map(Arc::from),
         };
-        let shared = Arc::new(Shared::new(workers, plan, port, settings.site, listeners_read_replicas, settings.batched_sends)?);
+        let shared =
+            Arc::new(Shared::new(workers, plan, port, settings.site, settings.seat, listeners_read_replicas, settings.batched_sends)?);
         lock(&shared.nodes).extend(settings.processes.into_iter().map(|(id, process)| (id, NodeFacts::known(process))));
         let processors = if settings.pin { processors() } else { Vec::new() };
         let mut router = Router { shared: shared.clone(), addresses, listeners: bound.addresses, threads: Vec::new() };
@@ -403,6 +407,11 @@ impl Router {
         }
     }
 
+    /// The name of a connection to a node that is this router's own, and is not ended as one that another has left; `what` says whose it is.
+    pub fn connection_name(&self, what: &str) -> String {
+        self.shared.connection_name(what)
+    }
+
     /// How the primary of each node is reached now.
     pub fn node_access(&self) -> BTreeMap<NodeId, NodeAccess> {
         let plan = self.shared.plan();
@@ -570,6 +579,7 @@ mod tests {
             pin: false,
             batched_sends: true,
             site: "test".to_owned(),
+            seat: None,
             servers: BTreeMap::new(),
             processes: BTreeMap::new(),
             held: None,

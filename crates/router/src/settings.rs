@@ -10,6 +10,7 @@ use std::time::Duration;
 use switchyard_policy::topology::NodeId;
 
 use crate::limits::KeyLimit;
+use crate::seat::Seat;
 use crate::tls::{NodeTls, ServerTls};
 use crate::users::{Bounds, Users};
 
@@ -36,6 +37,8 @@ pub struct Settings {
     pub batched_sends: bool,
     /// Names what runs of this router have in common, among the connections of a node: what an earlier run has left there is ended. Letters and digits.
     pub site: String,
+    /// What is left at nodes, so that one router at a time serves them.
+    pub seat: Option<Arc<Seat>>,
     /// Of nodes that have replicas: who is who, as far as it is known at start.
     pub servers: BTreeMap<NodeId, Servers>,
     /// What an earlier run has known of the nodes' processes.

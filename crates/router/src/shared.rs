@@ -26,6 +26,7 @@ use crate::operator::OperatorPort;
 use crate::pubsub::Subscriptions;
 use crate::rooms::Rooms;
 use crate::scripts::Scripts;
+use crate::seat::Seat;
 use crate::settings::{KnownProcess, Live, Reads, Servers};
 use crate::slab::Handle;
 use crate::slow_log::SlowLog;
@@ -251,6 +252,8 @@ pub(crate) struct Shared {
     pub(crate) site: String,
     /// Names this run of it there.
     pub(crate) incarnation: String,
+    /// What is left at nodes, so that one router at a time serves them.
+    pub(crate) seat: Option<Arc<Seat>>,
     pub(crate) fences: Arc<Fences>,
     plan: Mutex<Arc<Plan>>,
     /// Counts changes of the plan; a worker that sees another number than its own takes the new plan.
@@ -356,6 +359,7 @@ impl Shared {
         plan: Plan,
         port: u16,
         site: String,
+        seat: Option<Arc<Seat>>,
         listeners_read_replicas: bool,
         batched_sends: bool,
     ) -> std::io::Result<Self> {
@@ -374,6 +378,7 @@ impl Shared {
             started_tick,
             started: Instant::now(),
             site,
+            seat,
             fences: Arc::default(),
             incarnation: format!("{:x}-{:x}", std::process::id(), since_epoch.as_micros()),
             plan: Mutex::new(Arc::new(plan)),

@@ -11,10 +11,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use switchyard_policy::migration::Process;
+use switchyard_policy::seat::Standing;
 use switchyard_resp::reply::{ReplyScan, ReplyScanner};
 use switchyard_resp::{encode, reply};
 
 use crate::fences::left_behind;
+use crate::seat::{Seat, why_not};
 use crate::settings::NodeAccess;
 use crate::worker::transport::{self, Received, Tls};
 
@@ -151,6 +153,31 @@ impl Connection {
         }
         let list = String::from_utf8_lossy(reply::text(&list).unwrap_or_default()).into_owned();
         left_behind(&list, site, incarnation).into_iter().try_for_each(|id| self.kill(id, patience))
+    }
+
+    /// Has the node say that this router serves it, and that no other does.
+    pub(super) fn take_seat(&mut self, seat: &Seat, node: &str, ours: (&str, &str), patience: Duration) -> Result<(), String> {
+        let asks = |connection: &mut Self| {
+            let answer = connection.call_words(&seat.question(), patience)?;
+            let standing = seat.judge(node, &answer);
+            why_not(standing).map_or(Ok(standing), Err)
+        };
+        if asks(self)? != Standing::Free {
+            return Ok(());
+        }
+        // Where it is refused, the node keeps no marks.
+        if reply::is_error(&self.call_words(&seat.claim(), patience)?) {
+            return Ok(());
+        }
+        self.end_strangers(ours.0, ours.1, patience)?;
+        match asks(self)? {
+            Standing::Free => Err("it did not keep the mark of this router".to_owned()),
+            _ => Ok(()),
+        }
+    }
+
+    fn call_words(&mut self, words: &[String], patience: Duration) -> Result<Vec<u8>, String> {
+        self.call(&words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>(), patience)
     }
 
     /// A SELECT was asked for and answered.

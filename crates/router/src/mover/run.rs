@@ -543,6 +543,9 @@ impl Mover {
             connection.end_strangers(&self.shared.site, &self.shared.incarnation, patience)?;
             fences.cleared(node, &connection.process.run_id);
         }
+        if let Some(seat) = &self.shared.seat {
+            connection.take_seat(seat, &access.name, (&self.shared.site, &self.shared.incarnation), patience)?;
+        }
         if side == Side::Target {
             // It was looked through before; who answers now may be another process, with keys of long ago.
             self.target_is_clean = false;

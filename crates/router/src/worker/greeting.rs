@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use switchyard_policy::seat::Standing;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::parse_command_reply;
 use switchyard_resp::{encode, reply};
@@ -13,6 +14,7 @@ use super::translate::refuses_resp3;
 use super::transport;
 use super::upstream::{Greeting, Lane, Link, Phase, Purpose};
 use crate::fences;
+use crate::seat::why_not;
 use crate::settings::EmptyReturn;
 use crate::shared::{Commands, Connection, Plan, lock};
 use crate::slab::Handle;
@@ -52,6 +54,7 @@ impl Worker {
         link.writable = true;
         link.greeting.clear();
         (link.knows_data, link.is_empty, link.persists) = (false, false, false);
+        link.standing = Standing::Untold;
         // It is asked again: what an earlier connection was refused, this one may be allowed.
         link.no_multi = None;
         let name = self.shared.connection_name(self.index);
@@ -86,6 +89,11 @@ impl Worker {
             ask(link, Greeting::Role, &["ROLE"]);
         }
         ask(link, Greeting::ClientId, &["CLIENT", "ID"]);
+        // Behind CLIENT SETNAME: whoever takes over ends what has a name, and what is named later sees it here.
+        if let Some(seat) = self.shared.seat.as_ref().filter(|_| link.lane != Lane::Replica) {
+            let question = seat.question();
+            ask(link, Greeting::Seat, &question.iter().map(String::as_str).collect::<Vec<_>>());
+        }
         // There may be thousands that one client has alone, and they say nothing new of a process that is known.
         if is_alone {
             ask(link, Greeting::Process, &["INFO", "server"]);
@@ -116,7 +124,8 @@ impl Worker {
     fn greet_process(&mut self, handle: Handle, info: &[u8]) {
         let run_id = run_id_of(info).map(Arc::from);
         let Some(link) = self.links.get_mut(handle) else { return };
-        if self.shared.with_facts(link.node, |facts| facts.run_id.is_some() && facts.run_id == run_id) {
+        let is_free = link.standing == Standing::Free;
+        if !is_free && self.shared.with_facts(link.node, |facts| facts.run_id.is_some() && facts.run_id == run_id) {
             return self.link_is_up(handle, info);
         }
         let mut bytes = Vec::new();
@@ -196,12 +205,29 @@ impl Worker {
                     link.knows_data = link.lane != Lane::Replica;
                 }
                 let asks = run_id_of(info).is_some_and(|run_id| self.shared.fences.is_to_be_asked(node, &run_id));
-                if !asks || self.links.get(handle).is_none_or(|link| link.lane == Lane::Replica) {
+                let claim =
+                    self.shared.seat.as_ref().filter(|_| self.links.get(handle).is_some_and(|link| link.standing == Standing::Free));
+                let claim = claim.map(|seat| (Greeting::Claim, seat.claim()));
+                if (!asks && claim.is_none()) || self.links.get(handle).is_none_or(|link| link.lane == Lane::Replica) {
                     self.link_is_up(handle, info);
                 } else {
-                    self.ask_more(handle, vec![(Greeting::LeftBehind(info.to_vec()), vec!["CLIENT".to_owned(), "LIST".to_owned()])]);
+                    let list = (Greeting::LeftBehind(info.to_vec()), vec!["CLIENT".to_owned(), "LIST".to_owned()]);
+                    self.ask_more(handle, claim.into_iter().chain([list]).collect());
                 }
             }
+            (Greeting::Seat, _) => {
+                self.learn_standing(handle, answer);
+            }
+            (Greeting::Claim, None) => {}
+            (Greeting::Claim, Some(error)) => {
+                link.standing = Standing::Untold;
+                debug!(node = %self.node_name(node), error, "node refuses ACL SETUSER");
+            }
+            (Greeting::Claimed(info), _) => match self.learn_standing(handle, answer) {
+                Some(Standing::Ours | Standing::Untold) => self.link_is_up(handle, &info),
+                Some(Standing::Free) => self.attempt_failed(handle, "it did not keep the mark of this router"),
+                _ => {}
+            },
             (Greeting::LeftBehind(info), None) => {
                 let list = String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned();
                 let left = fences::left_behind(&list, &self.shared.site, &self.shared.incarnation);
@@ -251,7 +277,24 @@ impl Worker {
         if let (Some(link), Some(run_id)) = (self.links.get(handle), run_id_of(info)) {
             self.shared.fences.cleared(link.node, &run_id);
         }
-        self.link_is_up(handle, info);
+        match &self.shared.seat {
+            Some(seat) if self.links.get(handle).is_some_and(|link| link.standing == Standing::Free) => {
+                let question = seat.question();
+                self.ask_more(handle, vec![(Greeting::Claimed(info.to_vec()), question)]);
+            }
+            _ => self.link_is_up(handle, info),
+        }
+    }
+
+    /// Takes note of which router serves the node; gives up where this one must not use it.
+    fn learn_standing(&mut self, handle: Handle, answer: &[u8]) -> Option<Standing> {
+        let node = self.links.get(handle)?.node;
+        let standing = self.shared.seat.as_ref()?.judge(&self.node_name(node), answer);
+        self.links.get_mut(handle)?.standing = standing;
+        if let Some(why) = why_not(standing) {
+            self.attempt_failed(handle, &why);
+        }
+        Some(standing)
     }
 
     /// Whether a node that is being greeted must not be served: it lost what it had, and nobody has said that this is all right.

@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use switchyard_policy::seat::Standing;
 use switchyard_policy::topology::{NodeId, Slot};
 use switchyard_resp::reply::{ReplyFollower, ReplyScanner};
 use switchyard_resp::translate::Shape;
@@ -190,6 +191,8 @@ pub(super) struct Link {
     pub(super) received_us: u64,
     pub(super) body: Body,
     pub(super) greeting: VecDeque<Greeting>,
+    /// Whose mark the node had when it was greeted.
+    pub(super) standing: Standing,
     /// Our client id at the node.
     pub(super) client_id: u64,
     pub(super) run_id: Option<Arc<str>>,
@@ -277,6 +280,12 @@ pub(super) enum Greeting {
     /// Of connections that one client has alone: whether the process is known.
     Process,
     Info,
+    /// Which router serves the node.
+    Seat,
+    /// That this one does from now on.
+    Claim,
+    /// The same question as `Seat`, after that; with what INFO said.
+    Claimed(Vec<u8>),
     /// CLIENT LIST, at the first meeting with this process; with what INFO said.
     LeftBehind(Vec<u8>),
     /// CLIENT KILL of a connection that an earlier run of the router has left; the last one with what INFO said.
@@ -322,6 +331,7 @@ impl Link {
             received_us: now_us,
             body: Body::Whole(ReplyScanner::default()),
             greeting: VecDeque::new(),
+            standing: Standing::Untold,
             client_id: 0,
             run_id: None,
             knows_data: false,

@@ -347,6 +347,7 @@ pub(crate) fn settings(topology: &Topology, password: Option<&str>) -> Settings 
         site: "fleet".to_owned(),
         processes: BTreeMap::new(),
         held: None,
+        seat: None,
         servers: BTreeMap::new(),
         live: Live { nodes, bring_home_timeout: PATIENCE, ..Live::default() },
     }

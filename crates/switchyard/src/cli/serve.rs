@@ -17,6 +17,7 @@ use crate::serve;
     after_long_help = "Examples:\n  \
         switchyard serve --node 127.0.0.1:7001 --node 127.0.0.1:7002\n  \
         switchyard serve -c /etc/switchyard.toml --workers 4\n  \
+        switchyard serve -c /etc/switchyard.toml --standby shared\n  \
         switchyard serve --listen 0.0.0.0:6380 --password-file /run/secrets/clients --node redis-a --node redis-b\n\n\
         Signals:\n  \
         SIGTERM, SIGINT  stop: no new clients, commands in flight are finished within --shutdown-timeout; again: at once\n  \
@@ -28,6 +29,11 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     flags: ConfigFlags,
 
+    /// Wait until no other router serves these nodes, then take over. The state directory is the other router's own (shared), or a
+    /// copy of it (copy); see docs/high-availability.md
+    #[arg(long, value_name = "WITH", value_enum)]
+    standby: Option<serve::Standby>,
+
     /// Check the configuration, show what it comes to, and exit (as check-config)
     #[arg(short, long)]
     test_conf: bool,
@@ -37,5 +43,5 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.test_conf {
         return check_config::print(&arguments.flags);
     }
-    serve::run(arguments.flags.sources())
+    serve::run(arguments.flags.sources(), arguments.standby)
 }

@@ -291,7 +291,7 @@ fn rights(node: &Seen, needs: &Needs, notes: &mut Notes<'_>) {
             level,
             "rights",
             format!("our user may not use {name}: {then} ({error})"),
-            "ACL SETUSER our user there: ~* &* +@all -@dangerous +client +info +config|get +keys +function",
+            "ACL SETUSER our user there: ~* &* +@all -@dangerous +client +info +config|get +keys +function +acl|getuser +acl|setuser",
         );
     }
     if let Some(functions) = node.functions.as_ref().filter(|f| needs.check_scripts && !f.unchecked.is_empty()) {

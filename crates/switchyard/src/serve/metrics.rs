@@ -75,7 +75,7 @@ impl Page {
     }
 
     fn declare(&mut self, name: &str, kind: &str, help: &str) {
-        let _ = writeln!(self.0, "# HELP {name} {help}.\n# TYPE {name} {kind}");
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
     fn add(&mut self, name: &str, kind: &str, help: &str, value: f64) {

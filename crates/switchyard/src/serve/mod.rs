@@ -18,6 +18,7 @@ mod moves;
 mod placement;
 mod reload;
 mod running;
+mod seat;
 mod users;
 
 use std::fmt::Write;
@@ -47,10 +48,12 @@ use moves::{Members, Moves, MovesThread, ReloadAsk, RespOperator};
 use placement::Placement;
 use reload::Reloader;
 use running::Running;
+pub(crate) use seat::Standby;
+use seat::{Replaced, SeatThread, Seats};
 use users::UsersPort;
 
-/// Runs the router until SIGTERM or SIGINT.
-pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
+/// Runs the router until SIGTERM or SIGINT; a standby first waits until no other serves the nodes.
+pub(crate) fn run(sources: Sources, standby: Option<Standby>) -> Result<(), Failure> {
     let mut config = sources.read()?;
     config.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
     let mut resolved = config.resolve(|_| None)?;
@@ -58,7 +61,8 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
     // The state directory first: whoever has it, has the right to route to these nodes. The ports next, so that a start that
     // is refused anyway leaves no slot map behind.
     let running = Arc::new(Running::default());
-    let placement = Arc::new(Placement::open(&config, Arc::clone(&running))?);
+    let open = || Placement::open(&config, Arc::clone(&running));
+    let placement = Arc::new(if standby.is_some() { seat::wait_for_directory(open)? } else { open()? });
     let read = config.clone();
     let remembered = moves::remember(placement.store(), &read.node_names(), None)?;
     if remembered != moves::Remembered::default() {
@@ -73,6 +77,8 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
             std::net::TcpListener::bind(address).map_err(|source| explain_listen(address, "clients", "--listen", source))?;
         }
     }
+    // First of all whether another router serves the nodes: what they hold can change until that is over.
+    let found = seat::look(placement.store(), &config.state_dir, &resolved.nodes, standby)?;
     let patience = resolved.live.connect_timeout;
     let beginning = match placement.topology() {
         None => Some(first::begin(&resolved.nodes, patience)?),
@@ -101,6 +107,7 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
         }
         (None, None) => None,
     };
+    let seats = Arc::new(Seats::take(&placement, &moves, &found)?);
     let settled = placement.settle(&config.node_names(), |_| {})?;
     let topology = settled.topology;
     for name in &settled.joined {
@@ -133,6 +140,7 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
         pin: config.pin,
         batched_sends: config.batched_sends,
         site: moves.site(),
+        seat: Some(seats.seat()),
         servers: watched.iter().map(Watched::servers).collect(),
         processes: fleet.of(&topology),
         held: held.clone(),
@@ -150,7 +158,9 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
         .map(|(address, tls)| if tls { format!("tls://{address}") } else { address.to_string() })
         .collect();
     running.set(router, Arc::clone(&topology));
+    running.set_seats(Arc::clone(&seats));
     admin.serve(Arc::clone(&moves));
+    let (seat_thread, mut replaced) = SeatThread::start(seats, Arc::clone(&running))?;
     let executor = moves.start()?;
 
     info!(
@@ -184,11 +194,15 @@ pub(crate) fn run(sources: Sources) -> Result<(), Failure> {
         moves: Arc::clone(&moves),
     };
     let reloads = start_reloads(reloader, Arc::clone(&running), asks, asked)?;
-    runtime.block_on(signals.wait_for_stop(&running, &reloads));
+    if let Some(why) = runtime.block_on(signals.wait_for_stop(&running, &reloads, &mut replaced)) {
+        // Nothing that is under way can be ended at the nodes any more, so nothing is waited for.
+        return Err(Failure::Failed(anyhow!("{why}. This router ends; clients find the other one when they connect again")));
+    }
     notify(&[NotifyState::Stopping]);
     look.into_iter().for_each(first::Look::stop);
     care.stop();
     stop(&runtime, &mut signals, &running, (&moves, executor), reloads.shutdown_timeout())?;
+    seat_thread.stop();
     admin.stop();
     reloads.stop();
     Ok(())
@@ -355,8 +369,8 @@ impl Signals {
         })
     }
 
-    /// Completes when the process is asked to stop; passes on requests to reload until then.
-    async fn wait_for_stop(&mut self, running: &Running, reloads: &Reloads) {
+    /// Completes when the process is asked to stop, or, with the reason, when another router has taken over; passes on requests to reload until then.
+    async fn wait_for_stop(&mut self, running: &Running, reloads: &Reloads, replaced: &mut Replaced) -> Option<String> {
         // systemd wants to hear twice in each of its periods.
         let watchdog = sd_notify::watchdog_enabled();
         let period = watchdog.map_or(STATUS_PERIOD, |period| STATUS_PERIOD.min(period / 2));
@@ -367,8 +381,9 @@ impl Signals {
                 _ = self.hangup.recv() => reloads.ask(),
                 name = asked_to_stop(&mut self.terminate, &mut self.interrupt) => {
                     info!("{name}: stopping; clients' commands in flight get up to {:?}, a second signal ends it at once", reloads.shutdown_timeout());
-                    return;
+                    return None;
                 }
+                Some(why) = replaced.recv() => return Some(why),
                 _ = tick.tick() => tell_systemd(running, watchdog.is_some(), &mut last_status),
             }
         }

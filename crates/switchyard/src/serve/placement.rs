@@ -147,6 +147,11 @@ impl Placement {
         self.map().transits.get(&id).is_some_and(|transits| transits.iter().any(|(t, _)| matches!(t.stage, Stage::Moving { .. })))
     }
 
+    /// Whether keys of any move are.
+    pub(super) fn is_moving(&self) -> bool {
+        self.map().transits.values().flatten().any(|(transit, _)| matches!(transit.stage, Stage::Moving { .. }))
+    }
+
     /// These slots are in transit for this move, instead of those named before. Returns the epoch of the map that says so.
     pub(super) fn set_transits(&self, id: MoveId, transits: Vec<(Transit, Vec<Slot>)>) -> Result<u64, String> {
         let mut map = self.map();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::mem;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use switchyard_control::admin::Refused;
 use switchyard_policy::topology::Topology;
@@ -10,6 +10,7 @@ use switchyard_router::{Router, Status};
 use tokio::sync::broadcast;
 
 use super::failover::Needs;
+use super::seat::Seats;
 
 /// Holds the router from its start until it is drained. Everything that looks does so under the lock for a moment; draining
 /// takes the router out.
@@ -22,11 +23,19 @@ pub(super) struct Running {
     claimed: Mutex<BTreeSet<String>>,
     /// What replicas must have before they are read.
     needs: Needs,
+    /// What is left at nodes, so that one router at a time serves them.
+    seats: OnceLock<Arc<Seats>>,
 }
 
 impl Default for Running {
     fn default() -> Self {
-        Self { phase: RwLock::default(), accepted: broadcast::Sender::new(16), claimed: Mutex::default(), needs: Needs::default() }
+        Self {
+            phase: RwLock::default(),
+            accepted: broadcast::Sender::new(16),
+            claimed: Mutex::default(),
+            needs: Needs::default(),
+            seats: OnceLock::new(),
+        }
     }
 }
 
@@ -48,6 +57,17 @@ impl Running {
     /// From here on the router serves.
     pub(super) fn set(&self, router: Router, topology: Arc<Topology>) {
         *self.phase.write().unwrap_or_else(PoisonError::into_inner) = Phase::Serving { router, topology };
+    }
+
+    /// From here on nodes know who serves them.
+    pub(super) fn set_seats(&self, seats: Arc<Seats>) {
+        // A second one is a mistake of the caller that changes nothing.
+        let _ = self.seats.set(seats);
+    }
+
+    /// What is left at nodes; `None` before the router serves.
+    pub(super) fn seats(&self) -> Option<&Arc<Seats>> {
+        self.seats.get()
     }
 
     /// Looks at the phase. A panic of somebody who looked before does not make it unusable.

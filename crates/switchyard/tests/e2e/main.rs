@@ -52,6 +52,7 @@ mod script_keys;
 mod scripting;
 mod servers;
 mod session;
+mod standby;
 mod support;
 mod tls;
 mod tracking;

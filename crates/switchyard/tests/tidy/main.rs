@@ -72,6 +72,7 @@ const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("migration", &["topology"]),
     ("balance", &["topology"]),
     ("homecoming", &["topology"]),
+    ("seat", &[]),
 ];
 
 /// Paths into the standard library that pure code has no use for. Clippy bans the types it can name (policy/clippy.toml); this

@@ -178,6 +178,9 @@ fn apply(node: &Watched, actions: Vec<Action<SocketAddr>>, servers: &mut Servers
     for action in actions {
         match action {
             Action::Record(record) => {
+                if let Some(Err(why)) = running.seats().map(|seats| seats.raise()) {
+                    error!("nodes cannot be told that the state directory has changed: {why}");
+                }
                 if let Err(why) = store.save_primary(&node.name, &record) {
                     // Acting on what may be forgotten could send a later start of ours to the wrong server; but not acting sends writes
                     // to one that is certainly wrong now.

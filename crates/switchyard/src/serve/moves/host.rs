@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use switchyard_policy::failover::Position;
 use switchyard_policy::migration::{Fingerprint, Key, Record};
-use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, Transit};
 use switchyard_router::{Done, Host, MoveEnd};
 use tracing::error;
 
@@ -19,7 +19,8 @@ impl Host for Moves {
     }
 
     fn hand_over(&self, move_id: MoveId, slots: &[Slot], keys: Option<&[Key]>, owner: NodeId, done: Done) {
-        done(self.placement.hand_over(move_id, slots, keys, owner));
+        let known = self.running.seats().map_or(Ok(()), |seats| seats.raise());
+        done(known.and_then(|()| self.placement.hand_over(move_id, slots, keys, owner)));
     }
 
     fn replicas_need(&self, node: NodeId, position: Position, patience: Duration, done: Done) {
@@ -27,6 +28,11 @@ impl Host for Moves {
     }
 
     fn set_transits(&self, move_id: MoveId, transits: Vec<(Transit, Vec<Slot>)>) -> Result<u64, String> {
+        // Before the first key moves, its nodes know that older copies of the state directory will not do.
+        let begins = transits.iter().find(|(transit, _)| matches!(transit.stage, Stage::Moving { .. }));
+        let begins = begins.filter(|_| !self.placement.is_in_transit(move_id)).zip(self.running.seats());
+        let told = begins.map(|((transit, _), seats)| seats.leg_begins(&self.running, [transit.source, transit.target]));
+        let _until_it_is_in_transit = told.transpose()?;
         self.placement.set_transits(move_id, transits)
     }
 
@@ -103,7 +109,6 @@ mod tests {
             progress: None,
             end: None,
             trouble: None,
-            left_at_start: 0,
         };
         moves.state().open.insert(id, planned);
         moves.ended(id, &MoveEnd::Stopped("the mover panicked".to_owned()));

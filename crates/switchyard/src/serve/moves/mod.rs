@@ -218,7 +218,12 @@ impl Moves {
 
     /// Names this state directory at nodes, without telling anything of its secret.
     pub(super) fn site(&self) -> String {
-        format!("{:08x}", self.ledger.fingerprints().of(b"switchyard:site").0 >> 96)
+        self.ledger.site()
+    }
+
+    /// Moves that are not over.
+    pub(super) fn has_open(&self) -> bool {
+        !self.state().open.is_empty()
     }
 
     /// Slots that moves have left at a node: it may show keys of them again.

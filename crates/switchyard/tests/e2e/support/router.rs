@@ -70,7 +70,12 @@ impl Router {
 
     /// Starts a second process with the same settings, as an operator's mistake does. Gives its end and log.
     pub(crate) fn start_rival(&self, listen: SocketAddr, admin: SocketAddr, state_dir: &Path) -> Process {
-        launch_with_state(&self.nodes, &self.options, listen, admin, self.dir.path(), state_dir, "rival.log")
+        self.start_beside(&self.options, listen, admin, state_dir)
+    }
+
+    /// Starts another process in front of the same nodes.
+    pub(crate) fn start_beside(&self, options: &RouterOptions, listen: SocketAddr, admin: SocketAddr, state_dir: &Path) -> Process {
+        launch_with_state(&self.nodes, options, listen, admin, self.dir.path(), state_dir, "rival.log")
     }
 
     fn wait_until_serving(&mut self) {

@@ -1,0 +1,283 @@
+//! Which router serves a fleet: what a router leaves at its nodes, what another makes of it, and when a standby takes over.
+//!
+//! A node holds one *mark* for a fleet: who serves it, in which *term*, and under which version of the state directory. A router that takes over names
+//! its connection, reads the mark, writes its own with a higher term, ends all connections of other routers of the fleet, and reads again. Whoever read
+//! an older mark was named before that, so its connection is among those that are ended; whoever is named later reads the new mark. So one router at a
+//! time sends commands to a node, and a router that stood still meanwhile finds out with its first new connection.
+//!
+//! Words of a mark may be added without an answer to what is there (a worker claims) or replace all (the holder, once a second); so they may stand
+//! there more than once, and the highest counts.
+
+/// What a node holds of the router that serves its fleet.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Mark {
+    /// Counts routers that have served the fleet, one after another.
+    pub term: u64,
+    /// Names the router.
+    pub holder: String,
+    /// Version of the state directory under which the node was served.
+    pub version: u64,
+    /// Keys were moving: only the state directory itself says where they are, and no copy of it.
+    pub is_moving: bool,
+    /// Counts up as long as the router lives.
+    pub beat: u64,
+}
+
+const HOLDER: &str = "holder:";
+const VERSION: &str = "version:";
+const MOVING: &str = "moving:";
+const BEAT: &str = "beat:";
+
+impl Mark {
+    /// What words say that are kept at a node; `None` where they name no router. Other words are passed over.
+    pub fn read<'a>(words: impl IntoIterator<Item = &'a str>) -> Option<Mark> {
+        let mut found: Option<Mark> = None;
+        let (mut version, mut beat, mut is_moving) = (0, 0, false);
+        let number = |text: &str| text.parse::<u64>().unwrap_or(0);
+        for word in words {
+            if let Some((term, holder)) = word.strip_prefix(HOLDER).and_then(|rest| rest.split_once(':')) {
+                let term = number(term);
+                // At the same term the first has it.
+                if found.as_ref().is_none_or(|found| found.term < term) {
+                    found = Some(Mark { term, holder: holder.to_owned(), ..Mark::default() });
+                }
+            } else if let Some(rest) = word.strip_prefix(VERSION) {
+                version = number(rest).max(version);
+            } else if let Some(rest) = word.strip_prefix(BEAT) {
+                beat = number(rest).max(beat);
+            } else if word.strip_prefix(MOVING).is_some() {
+                is_moving = true;
+            }
+        }
+        found.map(|mark| Mark { version, beat, is_moving, ..mark })
+    }
+
+    /// The words that say it.
+    #[must_use]
+    pub fn words(&self) -> Vec<String> {
+        let mut words = vec![format!("{HOLDER}{}:{}", self.term, self.holder), format!("{VERSION}{}", self.version)];
+        if self.is_moving {
+            words.push(format!("{MOVING}1"));
+        }
+        if self.beat > 0 {
+            words.push(format!("{BEAT}{}", self.beat));
+        }
+        words
+    }
+
+    /// What this mark at a node means for a router that would leave `own`.
+    #[must_use]
+    pub fn standing(&self, own: &Mark) -> Standing {
+        match self.term.cmp(&own.term) {
+            std::cmp::Ordering::Equal if self.holder == own.holder => Standing::Ours,
+            std::cmp::Ordering::Equal | std::cmp::Ordering::Greater => Standing::Replaced { term: self.term },
+            std::cmp::Ordering::Less if self.version > own.version => Standing::Behind { version: self.version },
+            std::cmp::Ordering::Less => Standing::Free,
+        }
+    }
+}
+
+/// What a router may do at a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Standing {
+    /// It serves.
+    Ours,
+    /// It may take over.
+    Free,
+    /// Another one has taken over: nothing more may be sent.
+    Replaced {
+        /// The term of that one.
+        term: u64,
+    },
+    /// The node was served under a later version of the state directory: with ours, keys would not be found.
+    Behind {
+        /// That version.
+        version: u64,
+    },
+    /// The node keeps no marks.
+    Untold,
+}
+
+/// What a standby saw at a node.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Look {
+    /// It did not answer.
+    Unreachable,
+    /// It did.
+    Seen {
+        /// Its mark.
+        mark: Option<Mark>,
+        /// Connections of the fleet's routers there.
+        connections: usize,
+    },
+}
+
+/// How long marks must stand still before the router that beats them counts as gone, us.
+pub const SILENCE_US: u64 = 10_000_000;
+
+/// How long a node must be without connections of the fleet's routers before they count as gone: longer than a restart of the node, us.
+pub const ABSENCE_US: u64 = 2_000_000;
+
+/// Whether it is a standby's turn. Only a question of when: what the old router may still send, taking over ends, whatever was decided here.
+#[derive(Debug)]
+pub struct Watch {
+    nodes: Vec<Seen>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    is_reached: bool,
+    mark: Option<Mark>,
+    /// Since when the mark is as it is.
+    still_since_us: Option<u64>,
+    /// Since when there is no connection.
+    bare_since_us: Option<u64>,
+}
+
+/// What a standby does now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Turn {
+    /// A router serves the fleet.
+    Waits,
+    /// No more than half of the nodes can be reached: it may be this machine that is cut off.
+    CutOff {
+        /// So many can.
+        reached: usize,
+    },
+    /// Nobody serves the fleet.
+    Now,
+}
+
+impl Watch {
+    /// Of so many nodes.
+    #[must_use]
+    pub fn new(nodes: usize) -> Self {
+        Self { nodes: vec![Seen::default(); nodes] }
+    }
+
+    /// Takes note of what was seen at a node.
+    pub fn saw(&mut self, node: usize, look: Look, now_us: u64) {
+        let Some(seen) = self.nodes.get_mut(node) else { return };
+        let Look::Seen { mark, connections } = look else {
+            seen.is_reached = false;
+            return;
+        };
+        if seen.still_since_us.is_none() || seen.mark != mark {
+            seen.still_since_us = Some(now_us);
+        }
+        (seen.is_reached, seen.mark) = (true, mark);
+        seen.bare_since_us = if connections > 0 { None } else { seen.bare_since_us.or(Some(now_us)) };
+    }
+
+    /// What is to be done.
+    #[must_use]
+    pub fn turn(&self, now_us: u64) -> Turn {
+        let reached = self.nodes.iter().filter(|seen| seen.is_reached).count();
+        let is_over = |since: Option<u64>, bound| since.is_some_and(|since| now_us.saturating_sub(since) >= bound);
+        // Connections without a mark are those of a version that leaves none, and beats nowhere: they must go by themselves.
+        let is_silent = |seen: &Seen| seen.mark.is_some() && is_over(seen.still_since_us, SILENCE_US);
+        let is_served = |seen: &Seen| !is_over(seen.bare_since_us, ABSENCE_US) && !is_silent(seen);
+        if self.nodes.iter().any(|seen| seen.is_reached && is_served(seen)) {
+            Turn::Waits
+        } else if reached * 2 <= self.nodes.len() {
+            Turn::CutOff { reached }
+        } else {
+            Turn::Now
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mark(term: u64, holder: &str, version: u64) -> Mark {
+        Mark { term, holder: holder.to_owned(), version, ..Mark::default() }
+    }
+
+    #[test]
+    fn a_mark_says_what_its_words_say() {
+        let full = Mark { is_moving: true, beat: 12, ..mark(3, "1f-a0", 7) };
+        for mark in [mark(1, "a", 0), full] {
+            let words = mark.words();
+            assert_eq!(Mark::read(words.iter().map(String::as_str)), Some(mark));
+        }
+        assert_eq!(Mark::read(["version:3", "allkeys", "holder:x"]), None);
+    }
+
+    #[test]
+    fn of_words_that_were_added_the_highest_count_and_of_equal_terms_the_first() {
+        let words = ["holder:2:old", "version:9", "beat:4", "holder:3:first", "version:5", "holder:3:second"];
+        assert_eq!(Mark::read(words), Some(Mark { beat: 4, ..mark(3, "first", 9) }));
+    }
+
+    #[test]
+    fn a_router_serves_where_its_own_mark_is_and_takes_over_only_from_earlier_ones_that_knew_no_more() {
+        let own = mark(5, "me", 7);
+        for (found, standing) in [
+            (mark(5, "me", 9), Standing::Ours),
+            (mark(5, "other", 1), Standing::Replaced { term: 5 }),
+            (mark(6, "other", 1), Standing::Replaced { term: 6 }),
+            (mark(4, "other", 7), Standing::Free),
+            (mark(4, "other", 8), Standing::Behind { version: 8 }),
+        ] {
+            assert_eq!(found.standing(&own), standing, "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_standby_waits_for_a_router_that_beats_at_any_node() {
+        let mut watch = Watch::new(3);
+        let seen = |beat, connections| Look::Seen { mark: Some(Mark { beat, ..mark(1, "a", 0) }), connections };
+        for second in 0..20 {
+            let now_us = second * 1_000_000;
+            watch.saw(0, seen(1, 3), now_us);
+            watch.saw(1, Look::Unreachable, now_us);
+            watch.saw(2, seen(second, 3), now_us);
+            assert_eq!(watch.turn(now_us), Turn::Waits, "{second}");
+        }
+        for second in 20..40 {
+            let now_us = second * 1_000_000;
+            watch.saw(0, seen(1, 3), now_us);
+            watch.saw(2, seen(19, 3), now_us);
+            assert_eq!(watch.turn(now_us) == Turn::Now, second >= 29, "{second}: silent since 19");
+        }
+        // Somebody else has taken over.
+        watch.saw(2, Look::Seen { mark: Some(mark(2, "b", 0)), connections: 3 }, 41_000_000);
+        assert_eq!(watch.turn(41_000_000), Turn::Waits);
+    }
+
+    #[test]
+    fn where_no_connection_is_left_a_standby_need_not_wait_for_silence() {
+        let mut watch = Watch::new(1);
+        let seen = |connections| Look::Seen { mark: Some(mark(1, "a", 0)), connections };
+        watch.saw(0, seen(3), 0);
+        watch.saw(0, seen(0), 1_000_000);
+        assert_eq!(watch.turn(2_900_000), Turn::Waits, "the node may have restarted");
+        watch.saw(0, seen(2), 2_900_000);
+        watch.saw(0, seen(0), 3_000_000);
+        assert_eq!(watch.turn(4_900_000), Turn::Waits, "it was only away");
+        assert_eq!(watch.turn(5_000_000), Turn::Now);
+    }
+
+    #[test]
+    fn a_router_that_leaves_no_mark_is_not_taken_for_silent() {
+        let mut watch = Watch::new(1);
+        let seen = |connections| Look::Seen { mark: None, connections };
+        watch.saw(0, seen(3), 0);
+        watch.saw(0, seen(3), 60_000_000);
+        assert_eq!(watch.turn(60_000_000), Turn::Waits);
+        watch.saw(0, seen(0), 61_000_000);
+        assert_eq!(watch.turn(63_000_000), Turn::Now);
+    }
+
+    #[test]
+    fn a_standby_that_reaches_half_of_the_nodes_or_less_takes_over_nothing() {
+        let mut watch = Watch::new(2);
+        watch.saw(0, Look::Seen { mark: None, connections: 0 }, 0);
+        assert_eq!(watch.turn(60_000_000), Turn::CutOff { reached: 1 });
+        watch.saw(1, Look::Seen { mark: None, connections: 0 }, 60_000_000);
+        assert_eq!(watch.turn(62_000_000), Turn::Now);
+        assert_eq!(Watch::new(1).turn(60_000_000), Turn::CutOff { reached: 0 });
+    }
+}

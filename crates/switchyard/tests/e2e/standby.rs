@@ -1,0 +1,218 @@
+//! Two routers, one after another: a standby takes over when the first has died or stands still, and what the first still wants to do is never done.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::movectl::done;
+use crate::movectl_moves::{eventually, wait_for};
+use crate::support::process::Process;
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Value, bulk, direct, int, ok, ports};
+
+/// A router before two nodes, and a place for another one.
+struct Scene {
+    first: Router,
+    nodes: Vec<Node>,
+    listen: SocketAddr,
+    copy: TempDir,
+}
+
+impl Scene {
+    fn start() -> Option<Scene> {
+        if direct() {
+            eprintln!("nothing to check against a plain server");
+            return None;
+        }
+        let nodes: Vec<Node> = (0..2).map(|_| Node::start(&NodeOptions::default())).collect();
+        let addresses: Vec<SocketAddr> = nodes.iter().map(Node::address).collect();
+        let first = Router::start(&addresses, &RouterOptions::default());
+        Some(Scene { first, nodes, listen: fresh(), copy: TempDir::new().expect("a directory") })
+    }
+
+    /// Copies the state directory of the first router, which changes nothing just now.
+    fn copy_state(&self) {
+        for file in ["state.redb", "moves.journal"] {
+            std::fs::copy(self.first.state_dir().join(file), self.copy.path().join(file)).expect("copied");
+        }
+    }
+
+    fn second(&self, args: &[&str], state: &Path) -> Process {
+        let args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        self.first.start_beside(&RouterOptions { args, ..RouterOptions::default() }, self.listen, fresh(), state)
+    }
+
+    /// A client of the second router, as soon as that serves all nodes.
+    fn client_of(&self, second: &mut Process) -> Client {
+        eventually("the second router serves", || {
+            assert_eq!(second.ended(), None, "{}", second.log());
+            let mut client = Client::try_connect(self.listen).ok()?;
+            client.post_quietly("DBSIZE");
+            client.try_reply().ok().filter(|reply| reply.error().is_none())?;
+            Some(client)
+        })
+    }
+
+    /// No connection of the first router is left at any node.
+    fn only_one_router_is_connected(&self) {
+        for node in &self.nodes {
+            let list = node.cmd("CLIENT LIST").text();
+            let runs: std::collections::BTreeSet<String> = list
+                .split(' ')
+                .filter_map(|field| field.strip_prefix("name=switchyard-"))
+                .filter_map(|name| Some(name.split('-').nth(2)?.to_owned()))
+                .collect();
+            assert_eq!(runs.len(), 1, "{list}");
+        }
+    }
+}
+
+fn fresh() -> SocketAddr {
+    ([127, 0, 0, 1], ports::free()).into()
+}
+
+const WAITS: &str = "waits until no other router serves the nodes";
+
+#[test]
+fn a_standby_takes_over_when_the_router_was_killed() {
+    let Some(mut scene) = Scene::start() else { return };
+    assert_eq!(Client::connect(scene.first.address()).cmd("SET k before"), ok());
+    scene.copy_state();
+    let mut standby = scene.second(&["--standby", "copy"], scene.copy.path());
+    eventually("it waits", || standby.log().contains(WAITS).then_some(()));
+    assert!(Client::try_connect(scene.listen).is_err(), "a standby that waits serves nobody");
+    assert_eq!(Client::connect(scene.first.address()).cmd("GET k"), bulk("before"));
+    scene.first.process_mut().kill();
+    let mut client = scene.client_of(&mut standby);
+    assert_eq!(client.cmd("GET k"), bulk("before"));
+    scene.only_one_router_is_connected();
+}
+
+#[test]
+fn a_standby_with_the_same_state_directory_takes_over_when_it_is_free() {
+    let Some(mut scene) = Scene::start() else { return };
+    assert_eq!(Client::connect(scene.first.address()).cmd("SET k before"), ok());
+    let mut standby = scene.second(&["--standby", "shared"], &scene.first.state_dir());
+    eventually("it waits", || standby.log().contains("waits until the state directory is free").then_some(()));
+    scene.first.process_mut().kill();
+    let mut client = scene.client_of(&mut standby);
+    assert_eq!(client.cmd("GET k"), bulk("before"));
+}
+
+#[test]
+fn a_router_that_stood_still_writes_nothing_after_another_has_taken_over() {
+    let Some(mut scene) = Scene::start() else { return };
+    let keys: Vec<String> = (0..20).map(|n| format!("key:{n}")).collect();
+    let mut old = Client::connect(scene.first.address());
+    for key in &keys {
+        assert_eq!(old.cmd(&format!("SET {key} before")), ok());
+    }
+    scene.copy_state();
+    let mut standby = scene.second(&["--standby", "copy"], scene.copy.path());
+    eventually("it waits", || standby.log().contains(WAITS).then_some(()));
+    scene.first.process().signal(Signal::STOP);
+    for key in &keys {
+        old.post(&format!("SET {key} late"));
+    }
+    let mut new = scene.client_of(&mut standby);
+    for key in &keys {
+        assert_eq!(new.cmd(&format!("SET {key} new")), ok());
+    }
+    scene.first.process().signal(Signal::CONT);
+    for _ in &keys {
+        match old.try_reply() {
+            Ok(reply) => assert!(reply.error().is_some(), "a write through the router that was replaced: {reply:?}"),
+            Err(_) => break,
+        }
+    }
+    // Nor does it for clients that come now.
+    let status = eventually("it ends", || {
+        if let Ok(mut late) = Client::try_connect(scene.first.address()) {
+            late.post_quietly("SET key:0 late");
+            assert!(!late.try_reply().is_ok_and(|reply| reply.error().is_none()), "a write through the router that was replaced");
+        }
+        scene.first.process_mut().ended()
+    });
+    assert_eq!(status.code(), Some(1));
+    let log = scene.first.process().log();
+    assert!(log.contains("another router has taken over the nodes"), "{log}");
+    for key in &keys {
+        assert_eq!(new.cmd(&format!("GET {key}")), bulk("new"));
+    }
+    scene.only_one_router_is_connected();
+}
+
+#[test]
+fn a_state_directory_that_is_older_than_the_last_move_is_refused() {
+    let Some(mut scene) = Scene::start() else { return };
+    assert_eq!(Client::connect(scene.first.address()).cmd("SET k v"), ok());
+    scene.copy_state();
+    let names: Vec<String> = scene.nodes.iter().map(|node| node.address().to_string()).collect();
+    let owner = scene.nodes.iter().position(|node| node.cmd("EXISTS k").int() == 1).expect("somewhere");
+    done(&scene.first, &format!("move --from {} --to {} --all --wait", names[owner], names[1 - owner]));
+    // Both find out: one that waits, and one that is to serve at once.
+    let refused = |args: &[&str]| {
+        let mut second = scene.second(args, scene.copy.path());
+        assert_eq!(second.wait(Duration::from_secs(60)).code(), Some(1));
+        let log = second.log();
+        assert!(log.contains("is too old: it has version 0") && log.contains("recover --help"), "{log}");
+    };
+    refused(&["--standby", "copy"]);
+    refused(&[]);
+    assert_eq!(Client::connect(scene.first.address()).cmd("GET k"), bulk("v"), "the first one serves on");
+    let addresses: Vec<SocketAddr> = scene.nodes.iter().map(Node::address).collect();
+    scene.first.process_mut().kill();
+    scene.first.start_again(&addresses);
+    assert_eq!(Client::connect(scene.first.address()).cmd("GET k"), bulk("v"), "its own is the newest");
+}
+
+#[test]
+fn a_copy_will_not_do_where_keys_were_moving_and_the_directory_itself_will() {
+    let Some(mut scene) = Scene::start() else { return };
+    let mut client = Client::connect(scene.first.address());
+    for n in 0..200 {
+        assert_eq!(client.cmd(&format!("SET key:{n} {}", "v".repeat(100))), ok());
+    }
+    let [from, to] = [0, 1].map(|node: usize| scene.nodes[node].address());
+    let marks = |scene: &Scene| {
+        let mark_at = |node: &Node| {
+            let users = node.cmd("ACL USERS").items().iter().map(Value::text).find(|user| user.starts_with("switchyard-"));
+            users.map(|user| (format!("{:?}", node.cmd(&format!("ACL GETUSER {user}"))), user))
+        };
+        scene.nodes.iter().map(|node| mark_at(node).expect("a mark")).collect::<Vec<_>>()
+    };
+    let moving = |scene: &Scene| marks(scene).iter().filter(|(mark, _)| mark.contains("moving:1")).count();
+    assert_eq!(moving(&scene), 0);
+    done(&scene.first, &format!("move --from {from} --to {to} --all --goal gentle --max-rate 2k"));
+    eventually("both nodes know that keys are moving", || (moving(&scene) == 2).then_some(()));
+    done(&scene.first, "moves max-rate 1 none");
+    wait_for(&scene.first, 1, "done");
+    eventually("both know that none is", || (moving(&scene) == 0).then_some(()));
+    scene.copy_state();
+    scene.first.process_mut().kill();
+    // As if the router had died in the middle of a leg: a copy from that time looks the same, and does not know which keys have moved.
+    let (_, user) = marks(&scene).remove(0);
+    assert_eq!(scene.nodes[0].cmd(&format!("ACL SETUSER {user} ~moving:1")), ok());
+    let mut second = scene.second(&["--standby", "copy"], scene.copy.path());
+    assert_eq!(second.wait(Duration::from_secs(60)).code(), Some(1));
+    assert!(second.log().contains("keys were moving when the nodes were served last"), "{}", second.log());
+    let mut second = scene.second(&["--standby", "shared"], &scene.first.state_dir());
+    assert_eq!(scene.client_of(&mut second).cmd("DBSIZE"), int(200));
+}
+
+#[test]
+fn a_standby_needs_a_state_directory_and_nodes_that_tell_who_serves_them() {
+    let Some(scene) = Scene::start() else { return };
+    let refused = |why: &str| {
+        let mut second = scene.second(&["--standby", "copy"], scene.copy.path());
+        assert_eq!(second.wait(Duration::from_secs(60)).code(), Some(1));
+        assert!(second.log().contains(why), "{}", second.log());
+    };
+    refused("is empty: a standby needs that of the router it stands by for, or a copy");
+    scene.copy_state();
+    assert_eq!(scene.nodes[0].cmd("ACL SETUSER default -acl"), ok());
+    refused("does not tell which router serves it, so a standby cannot take over");
+    assert_eq!(Client::connect(scene.first.address()).cmd("DBSIZE"), int(0), "a router alone needs no marks");
+}
