@@ -184,8 +184,6 @@ impl Source for RouterSource {
             Phase::Draining { metrics, .. } => metrics.clone(),
             Phase::Starting => String::new(),
         }));
-        let unserved = self.status().readiness().slots_unserved();
-        page.gauge("slots_unserved", "Slots whose owner cannot be reached", unserved as f64);
         if let Some(moves) = self.moves.get() {
             moves.add_metrics(&mut page);
         }
