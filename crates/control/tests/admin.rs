@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use switchyard_control::admin::{
-    Access, Admin, AdminAccess, AdminError, AdminOptions, LinkReport, NodeReport, NodesReport, Operation, Refused, Source, StatusReport,
-    Token,
+    Access, Admin, AdminAccess, AdminError, AdminOptions, LinkReport, MoveTrouble, NodeReport, NodesReport, Operation, Refused, Source,
+    StatusReport, Token,
 };
 use tokio::sync::oneshot;
 
@@ -17,13 +17,16 @@ use tokio::sync::oneshot;
 struct Fake(Mutex<(StatusReport, String)>);
 
 impl Source for Fake {
-    fn accept(&self, node: &str) -> bool {
+    fn accept(&self, node: &str) -> Result<(), Refused> {
         let mut fake = self.0.lock().expect("not poisoned");
-        let known = fake.0.nodes.iter().any(|known| known.address == node);
-        if known {
-            fake.1 = format!("accepted {node}");
+        if !fake.0.nodes.iter().any(|known| known.address == node) {
+            return Err(Refused::Wrong(format!("there is no node {node}")));
         }
-        known
+        if fake.1.starts_with("accepted") {
+            return Err(Refused::Conflict("nothing of it waits to be accepted".to_owned()));
+        }
+        fake.1 = format!("accepted {node}");
+        Ok(())
     }
 
     fn status(&self) -> StatusReport {
@@ -54,6 +57,7 @@ fn node(id: u16, link: LinkReport, slots: u64) -> NodeReport {
         run_id: Some("ab12".repeat(10)),
         version: Some("redis 7.0.15".into()),
         slots,
+        drained: false,
         exceptions: 0,
         requests: 5,
         errors: 1,
@@ -90,6 +94,7 @@ fn start(options: AdminOptions) -> Running {
         clients: 4,
         commands: 99,
         nodes: vec![node(0, LinkReport::Up, 16384), node(1, LinkReport::Connecting, 0)],
+        troubles: Vec::new(),
     };
     let fake = Arc::new(Fake(Mutex::new((status, "a_total 1\n# EOF\n".into()))));
     let source = Arc::clone(&fake);
@@ -200,6 +205,8 @@ fn a_node_is_accepted_by_post_and_by_whoever_may() {
     let done = ask("POST", "10.0.0.1%3A6379", &[token]);
     assert_eq!((done.status, done.json()), (200, json!({"accepted": "10.0.0.1:6379"})));
     assert!(accepted());
+    let again = ask("POST", "10.0.0.1:6379", &[token]);
+    assert_eq!((again.status, again.json()["error"].as_str()), (409, Some("nothing of it waits to be accepted")));
 }
 
 #[test]
@@ -257,7 +264,7 @@ fn health_and_readiness() {
         status.nodes = vec![
             node(0, LinkReport::Up, 5000),
             node(1, LinkReport::Down { reason: "connection refused".into() }, 5000),
-            node(2, LinkReport::Connecting, 6384),
+            NodeReport { run_id: None, ..node(2, LinkReport::Connecting, 6384) },
             node(3, LinkReport::Down { reason: "idle".into() }, 0),
         ];
     });
@@ -265,6 +272,22 @@ fn health_and_readiness() {
     assert_eq!(ready.status, 503);
     assert_eq!(ready.body, "not ready\nnode 10.0.0.1:6379 (5000 slots): connection refused\nnode 10.0.0.2:6379 (6384 slots): connecting\n");
     assert_eq!(running.get("/healthz").status, 200, "alive all the same");
+
+    // Whoever uses the keys of the other nodes is served.
+    running.change(|(status, _)| {
+        status.nodes[2].link = LinkReport::Down { reason: "timed out".into() };
+        status.troubles = vec![MoveTrouble { id: 3, slots: 20, what: "move 3 waits for 10.0.0.9:6379".into() }];
+    });
+    let ready = running.get("/readyz");
+    assert_eq!(ready.status, 200);
+    assert_eq!(
+        ready.body,
+        "ready\nnode 10.0.0.1:6379 (5000 slots): connection refused\nnode 10.0.0.2:6379 (6384 slots): timed out\nmove 3 waits for 10.0.0.9:6379\n"
+    );
+    let status = running.get("/api/v1/status").body;
+    assert!(status.contains(r#""ready":true,"whole":false,"slots_unserved":11384"#), "{status}");
+    running.change(|(status, _)| status.nodes[0].link = LinkReport::Down { reason: "timed out".into() });
+    assert_eq!(running.get("/readyz").status, 503, "nobody is served");
 
     running.change(|(status, _)| {
         status.nodes.clear();

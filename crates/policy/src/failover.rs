@@ -297,6 +297,11 @@ impl<A: Clone + Ord> Watch<A> {
         }
     }
 
+    /// Whether a server claims to be the primary, and nothing proves that it is: an operator's word would count.
+    pub fn has_claimant(&self) -> bool {
+        self.unproven.is_some()
+    }
+
     /// How the primary that we hold stopped to be one, if it did.
     fn fall(&self, now_us: u64) -> Option<Why> {
         let seen = self.seen.get(self.primary()?)?;

@@ -3,7 +3,7 @@
 
 use switchyard_policy::migration::record::{Eras, OpenLeg};
 use switchyard_policy::migration::{
-    Action, BatchId, Copied, Durability, Event, Fingerprinter, Key, Leg, Machine, Orders, Process, Record, Side, Stored,
+    Action, BatchId, Copied, Durability, Event, Fingerprinter, Key, Leg, Machine, Orders, Outcome, Process, Record, Side, Stored,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 
@@ -184,4 +184,94 @@ fn a_key_that_the_target_has_before_it_was_stored_turns_the_leg_back() {
     driven.take_all();
     driven.tell(stored());
     assert_eq!(driven.take_all(), vec![Action::Remove { batch: BATCH, from: Side::Source, keys: vec![strange, other] }]);
+}
+
+/// A leg of which one key has moved, and which has lost a side.
+fn one_has_moved(there: &Key, lost: Side) -> Driven {
+    let mut driven = Driven::moving(Durability::Memory, std::slice::from_ref(there));
+    driven.tell(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }] });
+    driven.tell(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
+    driven.tell(Event::Removed { batch: BATCH });
+    driven.tell(Event::GiveUp { side: lost });
+    let is_report = |action: &Action| matches!(action, Action::Report { text } if text.contains("answers, so it is not given up"));
+    assert!(driven.said.iter().any(is_report) && driven.leg.progress().given_up.is_none(), "{:?}", driven.said);
+    driven.tell(Event::Lost { side: lost });
+    driven.said.clear();
+    driven
+}
+
+/// What it records, and what it does with the slots, of what it said last.
+fn decided(driven: &mut Driven) -> Vec<Action> {
+    let is_decision = |action: &Action| {
+        let moves = Action::Record { number: 0, record: Record::Moved { move_id: MoveId(1), leg: 0, keys: Vec::new() } };
+        let is_record = std::mem::discriminant(action) == std::mem::discriminant(&moves);
+        is_record
+            || matches!(action, Action::Turn { .. } | Action::Announce | Action::Lost { .. } | Action::HandOver { .. } | Action::End(_))
+    };
+    let number_0 = |action| if let Action::Record { record, .. } = action { Action::Record { number: 0, record } } else { action };
+    std::mem::take(&mut driven.said).into_iter().filter(is_decision).map(number_0).collect()
+}
+
+fn record(record: Record) -> Action {
+    Action::Record { number: 0, record }
+}
+
+#[test]
+fn a_leg_that_gives_up_its_target_ends_at_the_source_when_nobody_can_be_answered_from_there() {
+    let there = key("there");
+    let mut driven = one_has_moved(&there, Side::Target);
+    let (move_id, leg) = (MoveId(1), 0);
+    let fingerprint = Fingerprinter::new(7).of(&there);
+    driven.tell(Event::GiveUp { side: Side::Target });
+    let why = "the target was given up by the user".to_owned();
+    assert_eq!(
+        decided(&mut driven),
+        vec![
+            record(Record::GivenUp { move_id, leg, side: Side::Target }),
+            record(Record::TurnedBack { move_id, leg, why: why.clone() }),
+            Action::Turn { why: why.clone(), away: std::sync::Arc::new([fingerprint].into()) },
+        ]
+    );
+    // It comes back: too late.
+    driven.tell(Event::Restored { side: Side::Target, process: process("t1") });
+    driven.tell(Event::Tick);
+    assert_eq!(decided(&mut driven), vec![]);
+    driven.tell(Event::Drained);
+    assert_eq!(
+        decided(&mut driven),
+        vec![
+            Action::Lost { keys: vec![fingerprint] },
+            record(Record::LegEnded { move_id, leg, owner: Side::Source }),
+            Action::HandOver { to: Side::Source },
+        ]
+    );
+    driven.tell(Event::HandedOver);
+    assert_eq!(decided(&mut driven), vec![Action::End(Outcome::Returned { why })]);
+}
+
+#[test]
+fn a_leg_that_gives_up_its_source_ends_at_the_target_with_what_was_read() {
+    let (there, read) = (key("there"), key("read"));
+    let mut driven = one_has_moved(&there, Side::Target);
+    driven.tell(Event::Restored { side: Side::Target, process: process("t1") });
+    driven.tell(Event::Wanted { keys: vec![read.clone()] });
+    driven.tell(Event::Copied { batch: BatchId(1), outcomes: vec![Copied::Taken { bytes: 1 }] });
+    driven.tell(Event::Lost { side: Side::Source });
+    driven.said.clear();
+    driven.tell(Event::GiveUp { side: Side::Source });
+    let (move_id, leg) = (MoveId(1), 0);
+    assert_eq!(decided(&mut driven), vec![record(Record::GivenUp { move_id, leg, side: Side::Source })], "what was read is being stored");
+    driven.tell(Event::Stored { batch: BatchId(1), outcomes: vec![Stored::Stored] });
+    let keys = vec![Fingerprinter::new(7).of(&read)];
+    assert_eq!(
+        decided(&mut driven),
+        vec![
+            record(Record::Moved { move_id, leg, keys }),
+            Action::Lost { keys: vec![] },
+            record(Record::LegEnded { move_id, leg, owner: Side::Target }),
+            Action::HandOver { to: Side::Target },
+        ]
+    );
+    driven.tell(Event::HandedOver);
+    assert_eq!(decided(&mut driven), vec![Action::End(Outcome::Moved)]);
 }

@@ -49,6 +49,7 @@ fn record() -> impl Strategy<Value = Record> {
         (head(), keys()).prop_map(|((move_id, leg), keys)| Record::Moved { move_id, leg, keys }),
         (head(), ".{0,50}").prop_map(|((move_id, leg), why)| Record::TurnedBack { move_id, leg, why }),
         (head(), keys()).prop_map(|((move_id, leg), keys)| Record::Returned { move_id, leg, keys }),
+        (head(), side()).prop_map(|((move_id, leg), side)| Record::GivenUp { move_id, leg, side }),
         (head(), side()).prop_map(|((move_id, leg), owner)| Record::LegEnded { move_id, leg, owner }),
         any::<u64>().prop_map(|id| Record::Ended { move_id: MoveId(id) }),
         (any::<u64>(), prop::collection::btree_set(prop::collection::vec(any::<u8>(), 0..20), 0..50))
@@ -151,6 +152,10 @@ fn a_leg_that_returned_and_one_that_moved() {
     let open = replay.open[&move_id].leg.as_ref().expect("under way");
     assert_eq!(open.turned_back.as_deref(), Some("OOM"));
     assert_eq!(open.away.keys().map(|key| key.0).collect::<Vec<_>>(), [3]);
+    // The source is lost for good: there is nothing to go back to.
+    let given_up = Replay::of(records.iter().chain([&Record::GivenUp { move_id, leg, side: Side::Source }])).expect("a journal");
+    let open = given_up.open[&move_id].leg.as_ref().expect("under way");
+    assert_eq!((open.given_up, open.turned_back.as_deref()), (Some(Side::Source), None));
     records.push(Record::LegEnded { move_id, leg, owner: Side::Source });
     let slots: Vec<Slot> = (6..7).filter_map(Slot::new).collect();
     // One that does not begin, and then does.

@@ -39,15 +39,18 @@ pub use function_turns::CopyTurn;
 pub use homeward::{HomePort, HomeWish};
 pub use limits::{KEY_RATE_MAX, KeyLimit};
 pub use memory::heap_used;
-pub use mover::{BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveOrder, MoveProgress, Steer};
+pub use mover::{BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveOrder, MoveProgress, SoFar, Steer};
 pub use operator::{OperatorCommand, OperatorPort};
 pub use seat::{Seat, mark_in, question_of, why_not};
-pub use settings::{Cluster, EmptyReturn, ListenAddress, ListenerSettings, Live, NodeAccess, Reads, Secret, Servers, Settings};
+pub use settings::{
+    Cluster, EmptyReturn, KnownProcess, ListenAddress, ListenerSettings, Live, NodeAccess, Reads, Secret, Servers, Settings,
+};
 pub use sys::CountedHeap;
 pub use tls::{NodeTls, ServerTls};
 pub use users::{Bounds, RuleError, User, Users, hash_password};
 pub use worker::spans_slots;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -62,7 +65,7 @@ use listener::Listener;
 pub use lua::{is_wrapped_library as is_checked_library, renewed_library};
 
 use metrics::{Counter, NodeCounters, NodeScrape, Scrape, Waits};
-use shared::{Plan, Shared, lock};
+use shared::{NodeFacts, Plan, Shared, lock};
 use worker::Worker;
 
 /// Why the router did not start.
@@ -172,9 +175,11 @@ impl Router {
             commands: Arc::new(CommandTable::builtin()),
             servers: Arc::new(settings.servers),
             moves: Arc::default(),
+            held: settings.held.map(Arc::from),
         };
         let shared =
             Arc::new(Shared::new(workers, plan, port, settings.site, settings.seat, listeners_read_replicas, settings.batched_sends)?);
+        lock(&shared.nodes).extend(settings.processes.into_iter().map(|(id, process)| (id, NodeFacts::known(process))));
         let processors = if settings.pin { processors() } else { Vec::new() };
         let mut router = Router { shared: shared.clone(), addresses, listeners: bound.addresses, threads: Vec::new() };
         let mut guards = bound.guards;
@@ -239,12 +244,41 @@ impl Router {
     }
 
     /// Somebody has said that the node may be served although it came back without its keys (`nodes.empty-return`): it is at the next
-    /// attempt to connect. Counts for the present process of the node only. False where there is no node of that name.
-    pub fn accept_empty(&self, node: &str) -> bool {
+    /// attempt to connect. Counts for this loss only. False where the node is not held, `None` where there is no node of that name.
+    pub fn accept_empty(&self, node: &str) -> Option<bool> {
         let plan = self.shared.plan();
-        let Some(id) = plan.topology.nodes().find(|known| known.name == node).map(|known| known.id) else { return false };
-        self.shared.with_facts(id, |facts| facts.accepted = true);
-        true
+        let id = plan.topology.nodes().find(|known| known.name == node)?.id;
+        Some(self.shared.with_facts(id, |facts| {
+            facts.accepted |= facts.is_held;
+            facts.is_held
+        }))
+    }
+
+    /// What is known of the nodes' processes that a later run of the router must know, by the nodes' names.
+    pub fn processes(&self) -> BTreeMap<String, KnownProcess> {
+        let plan = self.shared.plan();
+        let known = plan.topology.nodes().filter_map(|node| {
+            let writes = self.shared.writes_sent(node.id);
+            self.shared.with_facts(node.id, |facts| {
+                let run_id = facts.run_id.as_deref()?.to_owned();
+                Some((node.name.clone(), KnownProcess { run_id, had_keys: facts.had_keys(writes), persists: facts.persists }))
+            })
+        });
+        known.collect()
+    }
+
+    /// Takes note whether a process of a node keeps its data on disk now: that can change while it runs.
+    pub fn note_persistence(&self, node: NodeId, run_id: &str, persists: bool) {
+        self.shared.with_facts(node, |facts| {
+            if facts.run_id.as_deref() == Some(run_id) {
+                facts.persists = persists;
+            }
+        });
+    }
+
+    /// Says why no node is used yet; `None`: they are from now on, each at the next attempt to connect.
+    pub fn hold(&self, why: Option<&str>) {
+        self.shared.change_plan(|plan| Plan { held: why.map(Arc::from), ..plan.clone() });
     }
 
     /// Says who executes `SWITCHYARD MOVE` and its relatives. Once; without it they are refused.
@@ -379,7 +413,7 @@ impl Router {
     }
 
     /// How the primary of each node is reached now.
-    pub fn node_access(&self) -> std::collections::BTreeMap<NodeId, NodeAccess> {
+    pub fn node_access(&self) -> BTreeMap<NodeId, NodeAccess> {
         let plan = self.shared.plan();
         let mut nodes = plan.live.nodes.clone();
         for (id, servers) in plan.servers.iter() {
@@ -521,7 +555,6 @@ fn pin(processor: usize) {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
     use std::io::{Read, Write};
     use std::net::TcpStream;
 
@@ -548,6 +581,8 @@ mod tests {
             site: "test".to_owned(),
             seat: None,
             servers: BTreeMap::new(),
+            processes: BTreeMap::new(),
+            held: None,
             live: Live::default(),
         };
         let router = Router::start(settings, Arc::new(topology)).expect("starts");

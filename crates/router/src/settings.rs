@@ -41,6 +41,10 @@ pub struct Settings {
     pub seat: Option<Arc<Seat>>,
     /// Of nodes that have replicas: who is who, as far as it is known at start.
     pub servers: BTreeMap<NodeId, Servers>,
+    /// What an earlier run has known of the nodes' processes.
+    pub processes: BTreeMap<NodeId, KnownProcess>,
+    /// Why no node is to be used yet, if so: until [`crate::Router::hold`] says otherwise.
+    pub held: Option<String>,
     /// What a reload may change.
     pub live: Live,
 }
@@ -229,6 +233,18 @@ pub struct Servers {
     pub readable: Vec<SocketAddr>,
     /// The primary answers sooner than any of them.
     pub primary_is_nearest: bool,
+}
+
+/// What is known of the server process of a node that must survive the router: without it, a node that has lost its keys meanwhile would be
+/// served.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KnownProcess {
+    /// Its identity: another one means that it restarted.
+    pub run_id: String,
+    /// Whether it had keys, or was written to.
+    pub had_keys: bool,
+    /// Whether it keeps its data on disk.
+    pub persists: bool,
 }
 
 /// How to reach a node.

@@ -12,7 +12,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use switchyard_policy::migration::Fingerprint;
 use switchyard_policy::scan::{Scans, TICK_MS};
 use switchyard_policy::topology::{MoveId, NodeId, Topology};
-use switchyard_resp::command::CommandTable;
+use switchyard_resp::command::{CommandClass, CommandTable};
 
 use crate::config_set::Overrides;
 use crate::fences::Fences;
@@ -27,7 +27,7 @@ use crate::pubsub::Subscriptions;
 use crate::rooms::Rooms;
 use crate::scripts::Scripts;
 use crate::seat::Seat;
-use crate::settings::{Live, Reads, Servers};
+use crate::settings::{KnownProcess, Live, Reads, Servers};
 use crate::slab::Handle;
 use crate::slow_log::SlowLog;
 use crate::users::{AclLog, Attempt, Logins, Users};
@@ -46,6 +46,8 @@ pub(crate) struct Plan {
     pub(crate) servers: Arc<BTreeMap<NodeId, Servers>>,
     /// Moves under way, and their legs.
     pub(crate) moves: Arc<Moves>,
+    /// Why no node is used yet, if so.
+    pub(crate) held: Option<Arc<str>>,
     /// The users as they were configured last. Those in force (`live.users`) differ from them after `ACL SETUSER`.
     pub(crate) configured_users: Arc<Users>,
 }
@@ -96,8 +98,23 @@ pub(crate) struct NodeFacts {
     pub(crate) persists: bool,
     /// Commands that write sent to it before this process was met.
     pub(crate) writes_before: u64,
-    /// Somebody has said that it may come back empty.
+    /// It is not used because another process answers, without the keys that this one had.
+    pub(crate) is_held: bool,
+    /// Somebody has said that these are gone.
     pub(crate) accepted: bool,
+}
+
+impl NodeFacts {
+    /// What an earlier run of the router has known.
+    pub(crate) fn known(process: KnownProcess) -> Self {
+        let KnownProcess { run_id, had_keys, persists } = process;
+        Self { run_id: Some(run_id.into()), had_keys, persists, ..Self::default() }
+    }
+
+    /// Whether this process had keys, or was written to, where so many writes have been sent to the node in all.
+    pub(crate) fn had_keys(&self, writes_sent: u64) -> bool {
+        self.had_keys || writes_sent > self.writes_before
+    }
 }
 
 /// CLIENT PAUSE.
@@ -265,7 +282,7 @@ pub(crate) struct Shared {
     /// Per worker: the oldest epoch under which a command still in flight was sent (its own epoch when none is older).
     pub(crate) drained: Vec<AtomicU64>,
     /// The same by node, while somebody waits for that.
-    drained_at: Vec<Mutex<Vec<u64>>>,
+    drained_at: Vec<Mutex<OldestAt>>,
     /// The highest epoch that a mover waits for.
     pub(crate) drain_wanted: AtomicU64,
     /// All moves since the start, also those that have ended.
@@ -299,6 +316,15 @@ pub(crate) struct Shared {
     pub(crate) functions: FunctionTurns,
     /// Who brings keys home.
     pub(crate) home: OnceLock<Arc<dyn HomePort>>,
+}
+
+/// By node the oldest epoch under which something is in flight.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OldestAt {
+    /// That may still be executed.
+    pub(crate) executed: Vec<u64>,
+    /// That may still be answered: without what a connection has left behind that is gone.
+    pub(crate) answered: Vec<u64>,
 }
 
 /// Somebody has movers be quiet to look at all keys: one at a time.
@@ -428,7 +454,7 @@ impl Shared {
     }
 
     /// Worker `worker` has nothing in flight that is older than this; by node, for those that have a number in `by_node`.
-    pub(crate) fn publish_drained(&self, worker: usize, oldest: u64, by_node: Vec<u64>) {
+    pub(crate) fn publish_drained(&self, worker: usize, oldest: u64, by_node: OldestAt) {
         *lock(&self.drained_at[worker]) = by_node;
         self.drained[worker].store(oldest, Ordering::Release);
         let moves = lock(&self.plan).moves.clone();
@@ -440,8 +466,17 @@ impl Shared {
     /// The drain barrier of one node: whether nothing that was sent to it under an epoch before this one is in flight, and every worker has
     /// adopted it.
     pub(crate) fn drained_source(&self, epoch: u64, node: NodeId) -> bool {
+        self.has_drained(epoch, node, |at| &at.executed)
+    }
+
+    /// The same of a node that is lost for good: what was sent there may be executed, should it come back, but nobody is told so any more.
+    pub(crate) fn drained_of_the_lost(&self, epoch: u64, node: NodeId) -> bool {
+        self.has_drained(epoch, node, |at| &at.answered)
+    }
+
+    fn has_drained(&self, epoch: u64, node: NodeId, which: fn(&OldestAt) -> &Vec<u64>) -> bool {
         self.drained_at.iter().zip(&self.drained).all(|(by_node, all)| {
-            all.load(Ordering::Acquire) >= epoch || lock(by_node).get(node.index()).is_some_and(|oldest| *oldest >= epoch)
+            all.load(Ordering::Acquire) >= epoch || which(&lock(by_node)).get(node.index()).is_some_and(|oldest| *oldest >= epoch)
         })
     }
 
@@ -534,6 +569,12 @@ impl Shared {
     /// How many databases clients have been told that there are, at least.
     pub(crate) fn databases(&self) -> u32 {
         lock(&self.nodes).values().map(|facts| facts.databases).max().unwrap_or(0)
+    }
+
+    /// Commands that write sent to a node, by all workers.
+    pub(crate) fn writes_sent(&self, node: NodeId) -> u64 {
+        let class = CommandClass::Write as usize;
+        self.counters.iter().map(|worker| worker.node(node).classes[class].requests.get()).sum()
     }
 
     /// Changes what is known of a node.

@@ -23,11 +23,11 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 
 pub use moves::{
-    AddNodeRequest, BalanceRequest, BigKeyReport, ExceptionsReport, GoalRequest, HomeReport, HowRequest, JournalReport, KeyReport,
-    MaxRateRequest, MoveReport, MoveRequest, MoveState, MovesReport, NodeRequest, NodeSlotsReport, Operation, PlanReport, PlannedReport,
-    RangeReport, Refused, SlotsReport, SteerRequest, TransitReport, WhereReport,
+    AbortRequest, AddNodeRequest, BalanceRequest, BigKeyReport, ExceptionsReport, GoalRequest, HomeReport, HowRequest, JournalReport,
+    KeyReport, Lose, MaxRateRequest, MoveReport, MoveRequest, MoveState, MovesReport, NodeRequest, NodeSlotsReport, Operation, PlanReport,
+    PlannedReport, RangeReport, Refused, SlotsReport, SteerRequest, TransitReport, WhereReport,
 };
-pub use report::{LinkReport, NodeReport, NodesReport, NotReady, Readiness, Source, StatusReport, TokenReport};
+pub use report::{LinkReport, MoveTrouble, NodeReport, NodesReport, NotReady, Readiness, Source, StatusReport, TokenReport};
 
 pub use tls::AdminTls;
 pub use token::{Access, AdminAccess, Token};

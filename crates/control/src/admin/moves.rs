@@ -24,6 +24,8 @@ pub enum Operation {
     AddNode(AddNodeRequest),
     /// Move everything away from a node.
     DrainNode(NodeRequest),
+    /// A node that was drained may get slots again.
+    UndrainNode(NodeRequest),
     /// Let a node go that owns nothing.
     RemoveNode(NodeRequest),
     /// Even the slots.
@@ -38,7 +40,8 @@ impl Operation {
             Self::Moves | Self::Slots | Self::Where(_) => false,
             Self::Move(request) => !request.dry_run,
             Self::Balance(request) => !request.dry_run,
-            Self::Steer { .. } | Self::AddNode(_) | Self::DrainNode(_) | Self::RemoveNode(_) => true,
+            Self::Steer { what: SteerRequest::Abort(request), .. } => !request.dry_run,
+            Self::Steer { .. } | Self::AddNode(_) | Self::DrainNode(_) | Self::UndrainNode(_) | Self::RemoveNode(_) => true,
         }
     }
 }
@@ -208,12 +211,34 @@ pub enum SteerRequest {
     Pause,
     /// Go on.
     Resume,
-    /// Finish what is under way, then stop.
-    Abort,
+    /// Finish the slots being moved now, or bring them back, then stop.
+    Abort(AbortRequest),
     /// Go on with another goal: fast, balanced or gentle.
     Goal(String),
     /// Go on with so many bytes per second at most; `None`: as the goal says.
     MaxRate(Option<u64>),
+}
+
+/// How a move is to be aborted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AbortRequest {
+    /// Do not wait for this node of the move: it is lost for good.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lose: Option<Lose>,
+    /// Only say what would be done, and what would be lost.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// A node of a move that is lost for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Lose {
+    /// The one that keys move from.
+    Source,
+    /// The one that keys move to.
+    Target,
 }
 
 /// Another goal for a move.
@@ -342,6 +367,9 @@ pub struct MovesReport {
     pub ended: Vec<MoveReport>,
     /// What their records cost.
     pub journal: JournalReport,
+    /// What is done now, or would be, where a move was aborted; for people.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub says: String,
     /// Keys that were brought home because commands needed them, since the router's start, by command.
     #[serde(default)]
     pub brought_home: Vec<HomeReport>,
@@ -383,6 +411,8 @@ pub enum MoveState {
     Running,
     /// Stopped by the user, until it is resumed.
     Paused,
+    /// The user wants it to end: what is under way is ended, and nothing else is begun.
+    Aborting,
     /// Over: the target owns all slots.
     Done,
     /// Over before the end.
@@ -447,7 +477,7 @@ pub struct MoveReport {
     pub slots: u64,
     /// Slots that the target owns (or of which the keys live there).
     pub slots_done: u64,
-    /// Keys found at the source so far.
+    /// Keys of the whole move, as far as they were found.
     pub keys_listed: u64,
     /// Whether all were found.
     pub listed: bool,
@@ -455,6 +485,21 @@ pub struct MoveReport {
     pub keys_moved: u64,
     /// Bytes of their serialised values.
     pub bytes_moved: u64,
+    /// Keys of the slots that are moving now which have not moved yet, or (of a move that goes back) not come back; at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leg_keys_left: Option<u64>,
+    /// The node that does not answer, and that the slots which are moving now wait for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits_for: Option<String>,
+    /// Keys that were lost with a node that was given up; at most.
+    #[serde(default)]
+    pub keys_lost: u64,
+    /// How far it is, of a hundred.
+    #[serde(default)]
+    pub percent: f64,
+    /// Seconds in which it has come no further.
+    #[serde(default)]
+    pub idle_seconds: f64,
     /// Keys moved because a command wanted them.
     pub pulled: u64,
     /// Batches done again because their end was unknown.
@@ -495,6 +540,6 @@ pub struct MoveReport {
     /// Seconds that it will probably still take.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds_left: Option<f64>,
-    /// Seconds since it began, or was resumed after a restart.
+    /// Seconds that it has taken, without those in which no router ran.
     pub seconds: f64,
 }

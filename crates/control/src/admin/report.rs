@@ -17,8 +17,11 @@ pub trait Source: Send + Sync + 'static {
     fn metrics(&self) -> String;
 
     /// An operator accepts a node as it is: one that came back empty is served, and a server that claims without proof to be its primary is
-    /// followed. False where there is no node of that name.
-    fn accept(&self, node: &str) -> bool;
+    /// followed.
+    ///
+    /// # Errors
+    /// If there is no node of that name, or nothing of it waits to be accepted.
+    fn accept(&self, node: &str) -> Result<(), Refused>;
 
     /// Does what is asked, and says what came of it as JSON. `who` asked, for the log.
     ///
@@ -54,6 +57,20 @@ pub struct StatusReport {
     pub commands: u64,
     /// The nodes, by number.
     pub nodes: Vec<NodeReport>,
+    /// What is wrong with moves: slots that wait for a node, moves that come no further.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub troubles: Vec<MoveTrouble>,
+}
+
+/// Something about a move that somebody should look at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MoveTrouble {
+    /// The number of the move.
+    pub id: u64,
+    /// Slots of which keys cannot be used because of it.
+    pub slots: u64,
+    /// What is wrong and what to do, for people.
+    pub what: String,
 }
 
 /// The state of a node, as this router sees it.
@@ -71,6 +88,9 @@ pub struct NodeReport {
     pub version: Option<String>,
     /// How many slots it owns.
     pub slots: u64,
+    /// It was drained, and gets no slots until somebody says so.
+    #[serde(default)]
+    pub drained: bool,
     /// How many keys live at it although it does not own their slots.
     #[serde(default)]
     pub exceptions: u64,
@@ -119,13 +139,30 @@ pub struct Readiness {
     pub draining: bool,
     /// The nodes that own slots and cannot be talked to.
     pub not_ready: Vec<NotReady>,
+    /// Some slot's owner can be talked to, and no owner is still to be tried for the first time.
+    pub serves: bool,
+    /// What is wrong with moves.
+    pub troubles: Vec<String>,
 }
 
 impl Readiness {
-    /// Whether nothing speaks against it.
+    /// Whether traffic is better sent here than nowhere. A node that is lost is lost for every router, and the other nodes' keys can be used: so it counts
+    /// only where no slot is left that could be served.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        !self.draining && self.not_ready.is_empty()
+        !self.draining && self.serves
+    }
+
+    /// Whether every key can be used.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.is_ready() && self.not_ready.is_empty() && self.troubles.is_empty()
+    }
+
+    /// Slots whose owner cannot be talked to.
+    #[must_use]
+    pub fn slots_unserved(&self) -> u64 {
+        self.not_ready.iter().map(|node| node.slots).sum()
     }
 }
 
@@ -141,7 +178,7 @@ pub struct NotReady {
 }
 
 impl StatusReport {
-    /// Ready is: not draining, and every slot's owner can be talked to. Nodes without slots do not matter.
+    /// Whether traffic should be sent here, and what cannot be served. Nodes without slots do not matter.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         let not_ready = self
@@ -157,7 +194,11 @@ impl StatusReport {
                 Some(NotReady { address: node.address.clone(), slots: node.slots, reason })
             })
             .collect();
-        Readiness { draining: self.draining, not_ready }
+        let mut owners = self.nodes.iter().filter(|node| node.slots > 0);
+        let is_untried = self.nodes.iter().any(|node| node.slots > 0 && node.link == LinkReport::Connecting && node.run_id.is_none());
+        let serves = !is_untried && owners.any(|node| node.link == LinkReport::Up);
+        let troubles = self.troubles.iter().map(|trouble| trouble.what.clone()).collect();
+        Readiness { draining: self.draining, not_ready, serves, troubles }
     }
 }
 

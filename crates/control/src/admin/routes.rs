@@ -17,7 +17,8 @@ use serde::Serialize;
 use super::guard::{Guard, TokenFile, Told, Trusted, check};
 use super::listener::Peer;
 use super::moves::{
-    AddNodeRequest, BalanceRequest, GoalRequest, HowRequest, MaxRateRequest, MoveRequest, NodeRequest, Operation, Refused, SteerRequest,
+    AbortRequest, AddNodeRequest, BalanceRequest, GoalRequest, HowRequest, MaxRateRequest, MoveRequest, NodeRequest, Operation, Refused,
+    SteerRequest,
 };
 use super::report::{NodesReport, Source, StatusReport, TokenReport};
 
@@ -30,17 +31,22 @@ const WHERE: &str = "/api/v1/where";
 const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
 
 /// Path, what it is for, and its handler.
-fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 19] {
+fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 20] {
     [
         ("/", "this page", get(index)),
         ("/metrics", "all metrics, for Prometheus", get(metrics)),
         (HEALTH, "200 while the process is alive", get(health)),
-        (READY, "200 while every slot's owner can be reached, else 503", get(ready)),
+        (
+            READY,
+            "200 while some slot can be served, with what cannot; 503 while none can, or the router is starting or stopping",
+            get(ready),
+        ),
         (TOKEN, "the file with the token for what changes something, where one was made; as JSON", get(token_file)),
         ("/api/v1/status", "state of the router and its nodes, as JSON", get(status)),
         ("/api/v1/nodes", "the nodes, as JSON; POST {\"address\"} adds one", get(nodes).post(add_node)),
         (ACCEPT, "POST: serve a node that came back empty, or follow the server that claims to be its primary", post(accept)),
         ("/api/v1/nodes/{node}/drain", "POST: move everything away from a node", post(drain_node)),
+        ("/api/v1/nodes/{node}/undrain", "POST: let a node that was drained get slots again", post(undrain_node)),
         ("/api/v1/nodes/{node}/remove", "POST: let a node go that owns no slots", post(remove_node)),
         ("/api/v1/balance", "POST {\"dry_run\"}: even the slots by weight", post(balance)),
         ("/api/v1/slots", "the slot map: ranges by node, what is in transit, keys that live without their slots; as JSON", get(slots)),
@@ -48,7 +54,11 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 19] {
         ("/api/v1/moves", "moves, as JSON; POST {\"from\", \"to\", \"slots\" or \"all\"} begins one", get(moves).post(begin_move)),
         ("/api/v1/moves/{id}/pause", "POST: stop a move where it is", post(pause)),
         ("/api/v1/moves/{id}/resume", "POST: let it go on", post(resume)),
-        ("/api/v1/moves/{id}/abort", "POST: end what is under way of it, and no more", post(abort)),
+        (
+            "/api/v1/moves/{id}/abort",
+            "POST {\"lose\": \"target\" or \"source\", \"dry_run\"}: end it, without a node that is lost",
+            post(abort),
+        ),
         ("/api/v1/moves/{id}/goal", "POST {\"goal\"}: go on with another goal", post(goal)),
         ("/api/v1/moves/{id}/max-rate", "POST {\"max_rate\"}: go on with so many bytes per second at most", post(max_rate)),
     ]
@@ -117,10 +127,7 @@ async fn token_file(Extension(TokenFile(file)): Extension<TokenFile>) -> Json<To
 
 async fn ready(State(source): State<Shared>, Extension(Trusted(trusted)): Extension<Trusted>) -> Result<Response, Response> {
     let readiness = ask(READY, source, |source| source.ready()).await?;
-    if readiness.is_ready() {
-        return Ok("ready\n".into_response());
-    }
-    let mut text = String::from("not ready\n");
+    let mut text = String::from(if readiness.is_ready() { "ready\n" } else { "not ready\n" });
     if trusted {
         if readiness.draining {
             text.push_str("this router is draining: it was told to stop\n");
@@ -128,8 +135,12 @@ async fn ready(State(source): State<Shared>, Extension(Trusted(trusted)): Extens
         for node in &readiness.not_ready {
             let _ = writeln!(text, "node {} ({} slots): {}", node.address, node.slots, node.reason);
         }
+        for trouble in &readiness.troubles {
+            let _ = writeln!(text, "{trouble}");
+        }
     }
-    Ok((StatusCode::SERVICE_UNAVAILABLE, text).into_response())
+    let status = if readiness.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    Ok((status, text).into_response())
 }
 
 async fn status(State(source): State<Shared>) -> Result<Response, Response> {
@@ -137,11 +148,16 @@ async fn status(State(source): State<Shared>) -> Result<Response, Response> {
     #[derive(Serialize)]
     struct Body {
         ready: bool,
+        /// Every key can be used.
+        whole: bool,
+        slots_unserved: u64,
         #[serde(flatten)]
         status: StatusReport,
     }
     let status = ask("/api/v1/status", source, |source| source.status()).await?;
-    Ok(Json(Body { ready: status.readiness().is_ready(), status }).into_response())
+    let readiness = status.readiness();
+    let body = Body { ready: readiness.is_ready(), whole: readiness.is_whole(), slots_unserved: readiness.slots_unserved(), status };
+    Ok(Json(body).into_response())
 }
 
 async fn nodes(State(source): State<Shared>) -> Result<Json<NodesReport>, Response> {
@@ -156,11 +172,21 @@ async fn accept(State(source): State<Shared>, Path(node): Path<String>) -> Resul
         accepted: String,
     }
     let name = node.clone();
-    if ask(ACCEPT, source, move |source| source.accept(&name)).await? {
-        return Ok(Json(Body { accepted: node }).into_response());
+    match ask(ACCEPT, source, move |source| source.accept(&name)).await? {
+        Ok(()) => Ok(Json(Body { accepted: node }).into_response()),
+        // All that can be wrong is the name in the path.
+        Err(Refused::Wrong(why)) => Err(refuse(ACCEPT, StatusCode::NOT_FOUND, &why)),
+        Err(refused) => Err(refuse(ACCEPT, status_of(&refused), refused.text())),
     }
-    let message = format!("this router serves no node \"{node}\"; /api/v1/nodes lists them");
-    Err(refuse(ACCEPT, StatusCode::NOT_FOUND, &message))
+}
+
+fn status_of(refused: &Refused) -> StatusCode {
+    match refused {
+        Refused::Wrong(_) => StatusCode::BAD_REQUEST,
+        Refused::Conflict(_) => StatusCode::CONFLICT,
+        Refused::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        Refused::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+    }
 }
 
 async fn slots(State(source): State<Shared>, from: From) -> Result<Response, Response> {
@@ -228,6 +254,11 @@ async fn drain_node(
     operate(path, source, from, Operation::DrainNode(NodeRequest { address: node.0, how: body_or_default(path, given)? })).await
 }
 
+async fn undrain_node(State(source): State<Shared>, from: From, node: Path<String>) -> Result<Response, Response> {
+    let path = "/api/v1/nodes/{node}/undrain";
+    operate(path, source, from, Operation::UndrainNode(NodeRequest { address: node.0, ..NodeRequest::default() })).await
+}
+
 async fn remove_node(State(source): State<Shared>, from: From, node: Path<String>) -> Result<Response, Response> {
     let path = "/api/v1/nodes/{node}/remove";
     operate(path, source, from, Operation::RemoveNode(NodeRequest { address: node.0, ..NodeRequest::default() })).await
@@ -246,8 +277,9 @@ async fn resume(State(source): State<Shared>, from: From, id: Path<String>) -> R
     steer(source, from, &id, SteerRequest::Resume).await
 }
 
-async fn abort(State(source): State<Shared>, from: From, id: Path<String>) -> Result<Response, Response> {
-    steer(source, from, &id, SteerRequest::Abort).await
+async fn abort(State(source): State<Shared>, from: From, id: Path<String>, given: GivenOrNot<AbortRequest>) -> Result<Response, Response> {
+    let what = SteerRequest::Abort(body_or_default("/api/v1/moves/{id}/abort", given)?);
+    steer(source, from, &id, what).await
 }
 
 async fn goal(State(source): State<Shared>, from: From, id: Path<String>, given: Given<GoalRequest>) -> Result<Response, Response> {
@@ -287,15 +319,7 @@ async fn operate(path: &str, source: Shared, ConnectInfo(Peer(peer)): From, oper
     let who = format!("the admin API, from {peer}");
     match ask(path, source, move |source| source.operate(operation, &who)).await? {
         Ok(value) => Ok((Extension(Told), Json(value)).into_response()),
-        Err(refused) => {
-            let status = match refused {
-                Refused::Wrong(_) => StatusCode::BAD_REQUEST,
-                Refused::Conflict(_) => StatusCode::CONFLICT,
-                Refused::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
-                Refused::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
-            };
-            Err((Extension(Told), refuse(path, status, refused.text())).into_response())
-        }
+        Err(refused) => Err((Extension(Told), refuse(path, status_of(&refused), refused.text())).into_response()),
     }
 }
 

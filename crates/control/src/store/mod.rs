@@ -110,8 +110,8 @@ pub enum StoreError {
     },
     /// The file's content is not what this program writes.
     #[error(
-        "{} is damaged: {what}; put a copy of the state directory from a backup in its place. If there is none, an empty state \
-         directory starts over with an even placement, under which keys that were moved since are not found",
+        "{} is damaged: {what}; put a copy of the state directory from a backup in its place. If there is none, `switchyard recover` \
+         makes another one from where the keys are, in an empty --state-dir",
         file.display()
     )]
     Damaged {

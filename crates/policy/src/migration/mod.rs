@@ -482,6 +482,5 @@ pub struct Progress {
 
 impl Progress {
     /// Of a leg that has not begun.
-    pub const NONE: Self =
-        Self { phase: Phase::Preparing, keys_moved: 0, bytes_moved: 0, pulled: 0, repeated: 0, left: 0, given_up: None };
+    pub const NONE: Self = Self { phase: Phase::Preparing, keys_moved: 0, bytes_moved: 0, pulled: 0, repeated: 0, left: 0, given_up: None };
 }

@@ -6,6 +6,7 @@
 //! itself. [`Topology::place`] reconciles the map that was stored with the nodes that the user now names.
 
 mod exceptions;
+mod first;
 mod place;
 mod slot;
 mod transit;
@@ -14,6 +15,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 pub use exceptions::{EXCEPTION_BYTES_MAX, EXCEPTIONS_MAX, TooManyExceptions};
+pub use first::{First, Fit, Sample, judge};
 pub use place::{MAX_NODES, PartsError, PlaceError, Placed};
 pub use slot::{SLOT_COUNT, Slot, hash_tag, slot_of};
 pub use transit::{MoveId, Stage, TooManyTransits, Transit};

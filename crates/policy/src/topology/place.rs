@@ -69,8 +69,8 @@ impl fmt::Display for PlaceError {
                 write!(
                     f,
                     "the state directory says that {plural} {} still own{} keys, but the list of nodes does not have {it}; \
-                     add {it} again, or move {its} slots to other nodes first, or, to start over with an even placement \
-                     (keys stay where they are and will not be found), use an empty state directory",
+                     add {it} again, or move {its} slots to other nodes first. If this state directory is that of other nodes, give the right \
+                     one (--state-dir)",
                     list.join(", "),
                     if list.len() == 1 { "s" } else { "" },
                 )

@@ -277,7 +277,8 @@ impl Mover {
                 self.unlink(Side::Source, std::slice::from_ref(key))?;
                 self.note_late(|late| late.removed += 1);
             }
-            Some(false) if unchanged => {
+            // Neither of one that a node which was given up has kept of earlier.
+            Some(false) if unchanged && self.order.leftovers_at_source.binary_search(&slot_of(key)).is_err() => {
                 let moved = self.move_late(database, key)?;
                 self.note_late(|late| if moved { late.moved += 1 } else { late.left += 1 });
             }

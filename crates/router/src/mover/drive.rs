@@ -17,7 +17,7 @@ use super::replicas::CatchingUp;
 use super::run::{Halt, Mover};
 use super::side::{self, Ask, Content, Form, Use};
 use super::spool::Spool;
-use super::{LegView, SharedLeg, Told};
+use super::{LegView, SharedLeg, Steer, Told};
 use crate::shared::Message;
 
 /// The machine is told that time passes at least so often.
@@ -132,7 +132,7 @@ impl Mover {
         };
         let mut is_ours = vec![false; SLOT_COUNT];
         slots.iter().for_each(|slot| is_ours[slot.index()] = true);
-        let recorded = resume.as_ref().map(|open| open.target.clone());
+        let recorded = resume.as_ref().map(|open| (open.source.clone(), open.target.clone()));
         let restarted = self.source.connection.as_ref().map(|c| &c.process.run_id) != self.listed_of.as_ref();
         let whole = !fresh || restarted;
         let walk =
@@ -176,17 +176,19 @@ impl Mover {
             outcome: None,
             slots,
         };
-        let Some(source) = self.source.connection.as_ref().map(|connection| connection.process.clone()) else { return Err(Halt::Lost) };
-        match (&self.target.connection, recorded) {
-            (Some(target), _) => run.events.push_back(Event::Met { source, target: target.process.clone() }),
-            // It is met when it is there again. Until then the process is there that was, and is lost.
-            (None, Some(target)) => run.events.extend([Event::Met { source, target }, Event::Lost { side: Side::Target }]),
-            (None, None) => return Err(Halt::Lost),
-        }
+        // One that is not there is met when it is there again. Until then the process is there that was, and is lost.
+        let met = |end: &side::End| end.connection.as_ref().map(|connection| connection.process.clone());
+        let (source_was, target_was) = recorded.unzip();
+        let Some(source) = met(&self.source).or(source_was) else { return Err(Halt::Lost) };
+        let Some(target) = met(&self.target).or(target_was) else { return Err(Halt::Lost) };
+        run.events.push_back(Event::Met { source, target });
+        let missing = [Side::Source, Side::Target].into_iter().filter(|side| self.end(*side).connection.is_none());
+        run.events.extend(missing.map(|side| Event::Lost { side }));
         if self.is_aborted() {
             run.events.push_back(Event::TurnBack);
         }
-        self.hurry(false);
+        run.events.extend(self.give_up.map(|side| Event::GiveUp { side }));
+        self.hurry(self.is_aborted());
         run.events.push_back(Event::Pace(self.pace()));
         if !self.tickets.is_empty() {
             run.events.push_back(Event::Quiesce);
@@ -231,7 +233,7 @@ impl Mover {
         };
         self.hear_out();
         let progress = run.machine.progress();
-        self.ended_legs(progress, run.moving_since.map_or(Duration::ZERO, |since| since.elapsed()));
+        self.ended_legs(progress, outcome == Outcome::Moved, run.moving_since.map_or(Duration::ZERO, |since| since.elapsed()));
         self.shared.change_moves(|moves| {
             moves.legs.remove(&(self.order.id, number));
         });
@@ -290,7 +292,13 @@ impl Mover {
     fn act(&mut self, run: &mut Run, action: Action) {
         match action {
             Action::Record { .. } => {}
-            Action::Announce => self.announce(run),
+            Action::Announce => {
+                if run.view.away.is_some() {
+                    // It was going back.
+                    run.view = LegView { shared: Arc::default(), away: None, scope: run.view.scope.take() };
+                }
+                self.announce(run);
+            }
             Action::Withdraw => {
                 run.drain = None;
                 self.shared.change_moves(|moves| {
@@ -394,6 +402,11 @@ impl Mover {
                 run.storing.clear();
                 self.staging.drop_all();
                 self.announce(run);
+            }
+            Action::Lost { keys } => {
+                let Some(side) = run.machine.progress().given_up else { return };
+                self.lost = Some((side, keys.len() as u64));
+                self.order.host.lost(self.order.id, self.end(side).node, &keys);
             }
             Action::Report { text } => {
                 warn!(move_id = self.order.id.0, leg = run.number, "{text}");
@@ -512,7 +525,11 @@ impl Mover {
                 }
                 Told::Steer(steer) => {
                     if self.steer(steer) {
+                        self.hurry(true);
                         run.events.push_back(Event::TurnBack);
+                    }
+                    if let Steer::GiveUp(side) = steer {
+                        run.events.push_back(Event::GiveUp { side });
                     }
                     run.events.push_back(Event::Pace(self.pace()));
                 }
@@ -708,7 +725,12 @@ impl Mover {
 
     fn check_drain(&mut self, run: &mut Run) {
         let Some((epoch, node)) = run.drain else { return };
-        if !self.shared.drained_source(epoch, node) {
+        let given_up = run.machine.progress().given_up.map(|side| self.end(side).node);
+        let has_drained = match given_up == Some(node) {
+            true => self.shared.drained_of_the_lost(epoch, node),
+            false => self.shared.drained_source(epoch, node),
+        };
+        if !has_drained {
             return;
         }
         // Which databases have keys can be told now that nothing is written; a question alone on its connection.

@@ -84,6 +84,7 @@ impl Mover {
         self.observe()?;
         self.doing = "looking at keys".to_owned();
         self.listed = 0;
+        self.moved_before_listing = self.keys_moved();
         self.listed_of = self.source.connection.as_ref().map(|c| c.process.run_id.clone());
         self.big_limit_now = self.big_limit();
         let was_refused = self.sizes_are_refused();

@@ -92,6 +92,7 @@ impl Mover {
         self.observe()?;
         self.doing = "listing keys".to_owned();
         self.listed = 0;
+        self.moved_before_listing = self.keys_moved();
         // If the connection breaks all is listed anew.
         self.listed_of = self.source.connection.as_ref().map(|c| c.process.run_id.clone());
         self.big_limit_now = self.big_limit();

@@ -14,6 +14,7 @@ mod last_piece;
 mod listing;
 mod moved;
 mod pieces;
+mod progress;
 mod replicas;
 mod run;
 mod side;
@@ -29,7 +30,7 @@ use std::time::Duration;
 
 use switchyard_policy::failover::Position;
 use switchyard_policy::migration::record::OpenMove;
-use switchyard_policy::migration::{Durability, Fingerprinter, Goal, Key, Phase, Protocol, Record};
+use switchyard_policy::migration::{Durability, Fingerprint, Fingerprinter, Goal, Key, Phase, Protocol, Record, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit, slot_of};
 
 use crate::shared::{Shared, lock};
@@ -66,6 +67,9 @@ pub trait Host: Send + Sync + fmt::Debug {
 
     /// Where lists of keys that do not fit into memory may be kept; emptied at start.
     fn spool_directory(&self) -> PathBuf;
+
+    /// A node was given up, and a leg ends without it. `keys`: those that were on record as moved to it, where it was the target; at most these are lost.
+    fn lost(&self, move_id: MoveId, node: NodeId, keys: &[Fingerprint]);
 
     /// The move is over. The last call for it.
     fn ended(&self, move_id: MoveId, end: &MoveEnd);
@@ -110,12 +114,35 @@ pub struct MoveOrder {
     pub direct_clients: bool,
     /// Slots, ascending, in which an earlier move of ours may have left keys at the target: what is found there is stale.
     pub leftovers: Vec<Slot>,
+    /// The same of the source: of what is found there after the move it cannot be told whether it is stale.
+    pub leftovers_at_source: Vec<Slot>,
+    /// It only ends what is under way: the user wants no more of it.
+    pub aborted: bool,
+    /// The side that is lost for good, says the user.
+    pub give_up: Option<Side>,
+    /// What it has done before the router's last start.
+    pub so_far: SoFar,
     /// Makes fingerprints, under the secret of the state directory.
     pub fingerprints: Fingerprinter,
     /// Where it stood when the router ended, if it is resumed.
     pub resume: Option<OpenMove>,
     /// Who keeps things.
     pub host: Arc<dyn Host>,
+}
+
+/// What a move has done so far.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct SoFar {
+    /// Keys moved.
+    pub keys_moved: u64,
+    /// Bytes of their serialised values.
+    pub bytes_moved: u64,
+    /// Keys moved because a command wanted them.
+    pub pulled: u64,
+    /// Batches done again.
+    pub repeated: u64,
+    /// Seconds that it has taken.
+    pub seconds: f64,
 }
 
 /// What a user may do to a move under way.
@@ -125,8 +152,10 @@ pub enum Steer {
     Pause,
     /// Go on.
     Resume,
-    /// Turn the leg under way back, or let it end where that is less; start no other, and end the move.
+    /// Turn the leg under way back, or let it end where that is less, as fast as it goes; start no other, and end the move.
     Abort,
+    /// The same, without waiting for this side, which is lost for good.
+    GiveUp(Side),
     /// Go on with another goal.
     Goal(Goal),
     /// Go on with so many bytes per second at most; `None`: as the goal says.
@@ -152,7 +181,17 @@ pub struct MoveProgress {
     pub slots: u32,
     /// Slots handed over.
     pub slots_done: u32,
-    /// Keys listed at the source so far.
+    /// The user wants it to end.
+    pub aborting: bool,
+    /// Keys of the leg under way that are still to move, or to come back, at most.
+    pub leg_left: Option<u64>,
+    /// The side that does not answer, for how many seconds.
+    pub lost: Option<(Side, f64)>,
+    /// Keys that were lost with a node that was given up, at most.
+    pub keys_lost: u64,
+    /// Seconds in which it has come no further.
+    pub idle_seconds: f64,
+    /// Keys of the whole move, as far as they are listed.
     pub keys_listed: u64,
     /// Whether all are listed.
     pub listed: bool,
@@ -196,19 +235,24 @@ impl MoveProgress {
             paused: false,
             slots: order.slots.len() as u32,
             slots_done: order.resume.as_ref().map_or(0, |r| r.handed_over.len() as u32),
+            aborting: order.aborted,
+            leg_left: None,
+            lost: None,
+            keys_lost: 0,
+            idle_seconds: 0.0,
             keys_listed: 0,
             listed: false,
-            keys_moved: 0,
-            bytes_moved: 0,
-            pulled: 0,
-            repeated: 0,
+            keys_moved: order.so_far.keys_moved,
+            bytes_moved: order.so_far.bytes_moved,
+            pulled: order.so_far.pulled,
+            repeated: order.so_far.repeated,
             late: LateKeys::default(),
             big: BigKeys::default(),
             holds: Holds::default(),
             keys_per_second: 0.0,
             bytes_per_second: 0.0,
             seconds_left: None,
-            seconds: 0.0,
+            seconds: order.so_far.seconds,
             records: 0,
             end: None,
         }

@@ -15,11 +15,12 @@ use tracing::{error, trace, warn};
 use super::big::Big;
 use super::connection::Connection;
 use super::moved::Moved;
+use super::progress::Shown;
 use super::side::End;
 use super::sizes::Sizes;
 use super::spool::Spool;
 use super::staging::{LEG_BYTES, Staging};
-use super::{BigKeys, MoveEnd, MoveOrder, SharedMove, Steer, Told};
+use super::{MoveEnd, MoveOrder, SharedMove, Steer, Told};
 use crate::function_turns::CopyTurn;
 use crate::metrics::Waits;
 use crate::shared::{Message, Shared, lock};
@@ -56,8 +57,8 @@ const LATELY: Duration = Duration::from_secs(3);
 /// Where commands are few: how long clients' waits are collected.
 const FEW_WAITS: Duration = Duration::from_secs(2);
 
-/// How often progress is published.
-const SHOW: Duration = Duration::from_millis(100);
+/// Why a move ends that nobody wants any more.
+const ABORTED: &str = "aborted by the user";
 
 /// Why a mover does not go on.
 #[derive(Debug)]
@@ -106,8 +107,14 @@ pub(super) struct Mover {
     /// What was read last were strings.
     pub(super) strings: bool,
     pub(super) goal: Goal,
-    paused: bool,
-    aborted: bool,
+    pub(super) paused: bool,
+    pub(super) aborted: bool,
+    /// What is under way is ended whatever the user wants: clients wait for its keys, or all has moved.
+    must_end: bool,
+    /// The side that is lost for good, says the user.
+    pub(super) give_up: Option<Side>,
+    /// The leg under way has ended without this side, and so many keys are lost, at most.
+    pub(super) lost: Option<(Side, u64)>,
     /// Somebody waits for the end of the leg under way.
     hurried: bool,
     /// For so long a leg may hold clients back before it moves.
@@ -116,14 +123,13 @@ pub(super) struct Mover {
     /// Whether `moved` has all of them.
     remembers_all: bool,
     /// Of legs that have ended.
-    before: Progress,
-    began: Instant,
-    shown: Instant,
-    /// Keys and bytes when the rate was last taken.
-    rate_from: (Instant, u64, u64),
-    rates: (f64, f64),
+    pub(super) before: Progress,
+    pub(super) began: Instant,
+    pub(super) shown: Shown,
     pub(super) listed: u64,
-    late: super::LateKeys,
+    /// Keys that had moved when the rest was listed.
+    pub(super) moved_before_listing: u64,
+    pub(super) late: super::LateKeys,
     pacer: Pacer,
     /// The last batch, and when and with what the pace was last changed.
     batch: Option<(u64, u32)>,
@@ -141,9 +147,6 @@ pub(super) struct Mover {
     /// The process that the source was when the move began.
     pub(super) first_source: Option<String>,
 }
-
-const NO_PROGRESS: Progress =
-    Progress { phase: switchyard_policy::migration::Phase::Preparing, keys_moved: 0, bytes_moved: 0, pulled: 0, repeated: 0 };
 
 /// The thread of a move.
 pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, order: MoveOrder) {
@@ -210,23 +213,31 @@ impl Mover {
             strings: false,
             goal: order.goal,
             paused: false,
-            aborted: false,
+            aborted: order.aborted,
+            must_end: false,
+            give_up: order.give_up,
+            lost: None,
             hurried: false,
             drain_patience: DRAIN_PATIENCE,
             moved: Moved::default(),
             remembers_all: order.resume.is_none(),
-            before: NO_PROGRESS,
+            before: Progress {
+                keys_moved: order.so_far.keys_moved,
+                bytes_moved: order.so_far.bytes_moved,
+                pulled: order.so_far.pulled,
+                repeated: order.so_far.repeated,
+                ..Progress::NONE
+            },
             began: now,
-            shown: now,
-            rate_from: (now, 0, 0),
-            rates: (0.0, 0.0),
+            shown: Shown::new(order.so_far.keys_moved, order.so_far.bytes_moved),
             listed: 0,
+            moved_before_listing: 0,
             late: super::LateKeys::default(),
             pacer: Pacer::new(order.goal, order.bytes_per_second_max),
             batch: None,
             paced: now,
-            paced_keys: 0,
-            paced_bytes: 0,
+            paced_keys: order.so_far.keys_moved,
+            paced_bytes: order.so_far.bytes_moved,
             waits: Waits::so_far(&shared.counters),
             waits_from: now,
             node_cpu: None,
@@ -248,8 +259,9 @@ impl Mover {
             self.shared.fences.broke(self.order.source, leg.source.clone());
             self.shared.fences.broke(self.order.target, leg.target.clone());
         }
-        if open.is_some() {
-            self.reach_for_leg()?;
+        self.must_end = open.is_some();
+        if let Some(leg) = &open {
+            self.reach_for_leg(leg.given_up)?;
         } else {
             self.reach_both()?;
         }
@@ -268,17 +280,19 @@ impl Mover {
                     // Before it was under way. Keys of it may be anywhere: a move does not end with that.
                     Err(Halt::Lost) => {
                         self.wait(REACH_REST);
-                        self.reach_for_leg()?;
+                        self.reach_for_leg(leg.given_up)?;
                     }
                     other => break other?,
                 }
             };
             self.has_open_leg = false;
-            match outcome {
-                Outcome::Moved => self.slots_done(&slots),
-                Outcome::Returned { why } => return Ok(MoveEnd::Stopped(why)),
-                Outcome::NotBegun { why } => return Err(Halt::Stop(why)),
+            if let Some(end) = self.end_after(&outcome, &slots) {
+                return Ok(end);
             }
+            if let Outcome::NotBegun { why } = outcome {
+                return Err(Halt::Stop(why));
+            }
+            self.must_end = false;
         }
         self.until_connected(Self::check)?;
         self.learn_waits()?;
@@ -288,7 +302,7 @@ impl Mover {
         while !self.slots_left.is_empty() {
             self.while_paused()?;
             if self.aborted {
-                return Ok(MoveEnd::Stopped("stopped by the user between two legs".to_owned()));
+                return Ok(MoveEnd::Stopped(ABORTED.to_owned()));
             }
             self.until_connected(Self::measure_next)?;
             if self.aborted {
@@ -310,20 +324,39 @@ impl Mover {
                 other => other?,
             };
             next_leg += 1;
-            match outcome {
-                Outcome::Moved => self.slots_done(&slots),
-                Outcome::Returned { why } => return Ok(MoveEnd::Stopped(why)),
-                Outcome::NotBegun { why } => {
-                    self.doing = format!("trying again: {why}");
-                    self.rest(LEG_REST.max(self.drain_patience * LEG_REST_FACTOR))?;
-                    if !self.aborted {
-                        self.until_connected(Self::learn_drain)?;
-                    }
-                }
+            if let Some(end) = self.end_after(&outcome, &slots) {
+                return Ok(end);
+            }
+            if let Outcome::NotBegun { why } = outcome {
+                self.doing = format!("trying again: {why}");
+                self.rest(LEG_REST.max(self.drain_patience * LEG_REST_FACTOR))?;
+                self.until_connected(Self::learn_drain)?;
             }
         }
+        // All has moved: that is not undone.
+        self.must_end = true;
         self.until_connected(if self.order.keys.is_some() { Self::look_behind_keys } else { Self::look_behind })?;
         Ok(MoveEnd::Done)
+    }
+
+    /// How the move ends with a leg that has ended so, if it does.
+    fn end_after(&mut self, outcome: &Outcome, slots: &[Slot]) -> Option<MoveEnd> {
+        if *outcome == Outcome::Moved {
+            self.slots_done(slots);
+        }
+        if let Some((side, keys)) = self.lost {
+            let name = self.name(self.end(side).node);
+            let what = match side {
+                Side::Target => format!("{keys} keys at most, which had moved there, are lost"),
+                Side::Source => "what it had of the slots that were moving is lost".to_owned(),
+            };
+            return Some(MoveEnd::Stopped(format!("{name} was given up: {what}")));
+        }
+        match outcome {
+            Outcome::Returned { why } => Some(MoveEnd::Stopped(why.clone())),
+            Outcome::Moved if self.aborted && !self.slots_left.is_empty() => Some(MoveEnd::Stopped(ABORTED.to_owned())),
+            Outcome::Moved | Outcome::NotBegun { .. } => None,
+        }
     }
 
     // ---- what the outside says ----
@@ -358,8 +391,9 @@ impl Mover {
                 self.pacer.set_max_rate(rate);
             }
             Steer::Abort => self.aborted = true,
+            Steer::GiveUp(side) => (self.aborted, self.give_up) = (true, Some(side)),
         }
-        matches!(steer, Steer::Abort)
+        matches!(steer, Steer::Abort | Steer::GiveUp(_))
     }
 
     /// Takes what has nothing to do with the leg under way.
@@ -417,6 +451,9 @@ impl Mover {
     pub(super) fn pump(&mut self) -> Result<(), Halt> {
         loop {
             self.listen()?;
+            if self.aborted && !self.must_end {
+                return Err(Halt::Stop(ABORTED.to_owned()));
+            }
             if self.tickets.is_empty() {
                 return Ok(());
             }
@@ -537,17 +574,23 @@ impl Mover {
         Ok(())
     }
 
-    /// The same for a leg that is under way. Clients wait for its keys: it goes on whatever the user wishes, and without a target that does not answer, because
-    /// the source has keys that can be served.
-    fn reach_for_leg(&mut self) -> Result<(), Halt> {
-        while !self.try_to_reach(Side::Source)? {
-            self.wait(REACH_REST);
-        }
+    /// The same for a leg that is under way. Clients wait for its keys: it goes on whatever the user wishes. It goes on without a target that does not
+    /// answer, because the source has keys that can be served; and without a side that the user has given up (`given_up`: that is on record).
+    fn reach_for_leg(&mut self, given_up: Option<Side>) -> Result<(), Halt> {
         let since = Instant::now();
-        while !self.try_to_reach(Side::Target)? && since.elapsed() < TARGET_PATIENCE {
+        loop {
+            let mut missing = Vec::new();
+            for side in [Side::Source, Side::Target] {
+                if given_up != Some(side) && !self.try_to_reach(side)? {
+                    missing.push(side);
+                }
+            }
+            let can_do_without = |side: &Side| *side == Side::Target || self.give_up == Some(*side);
+            if missing.is_empty() || missing.len() == 1 && missing.iter().all(can_do_without) && since.elapsed() >= TARGET_PATIENCE {
+                return Ok(());
+            }
             self.wait(REACH_REST);
         }
-        Ok(())
     }
 
     /// Whether the side is connected, after an attempt where it was not.
@@ -703,6 +746,11 @@ impl Mover {
 
     // ---- pace and progress ----
 
+    /// By all legs that have ended.
+    pub(super) fn keys_moved(&self) -> u64 {
+        self.before.keys_moved
+    }
+
     /// How fast.
     pub(super) fn pace(&self) -> Pace {
         if self.hurried { self.pacer.hurried() } else { self.pacer.pace() }
@@ -800,81 +848,14 @@ impl Mover {
         }
     }
 
-    /// `moving`: how long its keys have been on their way.
-    pub(super) fn ended_legs(&mut self, leg: Progress, moving: Duration) {
+    /// `moving`: how long its keys have been on their way. `moved`: they stay where they went.
+    pub(super) fn ended_legs(&mut self, leg: Progress, moved: bool, moving: Duration) {
         self.pacer.leg_ended(leg.keys_moved, leg.bytes_moved, moving.as_micros() as u64);
-        self.before.keys_moved += leg.keys_moved;
-        self.before.bytes_moved += leg.bytes_moved;
+        if moved {
+            self.before.keys_moved += leg.keys_moved;
+            self.before.bytes_moved += leg.bytes_moved;
+        }
         self.before.pulled += leg.pulled;
         self.before.repeated += leg.repeated;
-    }
-
-    /// Publishes progress, from time to time.
-    pub(super) fn show(&mut self, leg: Option<Progress>) {
-        if self.shown.elapsed() < SHOW {
-            return;
-        }
-        self.shown = Instant::now();
-        self.publish_progress(leg);
-        self.follow_primaries();
-    }
-
-    /// A node has another primary: the connection to the old one is worth nothing.
-    fn follow_primaries(&mut self) {
-        let plan = self.shared.plan();
-        for side in [Side::Source, Side::Target] {
-            let end = self.end_mut(side);
-            let address = plan.address_of(end.node, None);
-            if let Some(connection) = &mut end.connection
-                && address.is_some_and(|address| address != connection.address)
-            {
-                connection.abandon();
-            }
-        }
-    }
-
-    fn publish_progress(&mut self, leg: Option<Progress>) {
-        self.own.share_temporary(self.staging.names());
-        let now = leg.unwrap_or(NO_PROGRESS);
-        let keys = self.before.keys_moved + now.keys_moved;
-        let bytes = self.before.bytes_moved + now.bytes_moved;
-        let (from, keys_then, bytes_then) = self.rate_from;
-        let seconds = from.elapsed().as_secs_f64();
-        if seconds >= 1.0 {
-            self.rates = (keys.saturating_sub(keys_then) as f64 / seconds, bytes.saturating_sub(bytes_then) as f64 / seconds);
-            self.rate_from = (Instant::now(), keys, bytes);
-        }
-        let left = self.listed.saturating_sub(keys);
-        let mut progress = lock(&self.own.progress);
-        let before = progress.clone();
-        progress.doing.clone_from(&self.doing);
-        progress.phase = leg.map(|leg| leg.phase);
-        progress.paused = self.paused;
-        progress.slots_done = (self.order.slots.len() - self.slots_left.len()) as u32;
-        progress.keys_listed = self.listed;
-        progress.listed = self.is_listed;
-        progress.keys_moved = keys;
-        progress.bytes_moved = bytes;
-        progress.pulled = self.before.pulled + now.pulled;
-        progress.repeated = self.before.repeated + now.repeated;
-        progress.late = self.late;
-        progress.big = BigKeys { under_way: self.staging.shown(), ..self.big.shown.clone() };
-        lock(&self.shared.moved).grow(&before, &progress);
-        progress.keys_per_second = self.rates.0;
-        progress.bytes_per_second = self.rates.1;
-        progress.seconds_left = (self.is_listed && self.rates.0 > 0.0).then(|| left as f64 / self.rates.0);
-        progress.seconds = self.began.elapsed().as_secs_f64();
-        progress.records = self.records;
-    }
-
-    fn finish(&mut self, end: &MoveEnd) {
-        self.doing = match end {
-            MoveEnd::Done => "done".to_owned(),
-            MoveEnd::Stopped(why) => why.clone(),
-        };
-        self.publish_progress(None);
-        lock(&self.own.progress).end = Some(end.clone());
-        // Who waited for quiet need not.
-        self.say_quiet();
     }
 }

@@ -239,7 +239,7 @@ mod tests {
         let files = std::fs::read_dir(&directory).expect("100 MB do not stay in memory");
         let modes: Vec<u32> =
             files.map(|file| file.and_then(|file| file.metadata()).expect("a file").permissions().mode() & 0o777).collect();
-        assert!(!modes.is_empty() && modes.iter().all(|mode| *mode == 0o600), "{modes:o?}");
+        assert!(!modes.is_empty() && modes.iter().all(|mode| *mode == 0o600), "{modes:?}");
         assert_eq!(std::fs::metadata(&directory).expect("there").permissions().mode() & 0o777, 0o700);
         let slots: Vec<Slot> = slots.into_iter().collect();
         assert_eq!(spool.keys(&slots).expect("read").len(), 100);

@@ -101,7 +101,8 @@ impl Worker {
                 }
                 if local == Local::ClientNoTouch {
                     let keepers = plan.topology.nodes().filter(|node| self.keeps.get(node.id.index()) == Some(&true));
-                    if on && !keepers.map(|node| node.id).all(|id| self.shared.with_facts(id, |facts| knows_no_touch(&facts.redis_version))) {
+                    if on && !keepers.map(|node| node.id).all(|id| self.shared.with_facts(id, |facts| knows_no_touch(&facts.redis_version)))
+                    {
                         return self.refuse(handle, class, "ERR unknown subcommand 'NO-TOUCH'. Try CLIENT HELP.");
                     }
                     client.no_touch = on;

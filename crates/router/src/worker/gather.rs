@@ -106,8 +106,20 @@ impl Worker {
         let parts_of = vec![None; parts];
         let epoch = self.plan.topology.epoch();
         let nodes = Vec::new();
-        let gather =
-            Gather { client: client_handle, seq, class, database, parts: parts_of, nodes, excused: Vec::new(), left: parts, bytes: 0, epoch, whole, _quiet };
+        let gather = Gather {
+            client: client_handle,
+            seq,
+            class,
+            database,
+            parts: parts_of,
+            nodes,
+            excused: Vec::new(),
+            left: parts,
+            bytes: 0,
+            epoch,
+            whole,
+            _quiet,
+        };
         Some(self.gathers.insert(gather))
     }
 
@@ -166,7 +178,15 @@ impl Worker {
     }
 
     /// Sends the same requests to every node that they are for; the reply to the last is the part.
-    pub(super) fn gather_every<R: AsRef<[u8]>>(&mut self, client: Handle, lane: Lane, reach: Reach, requests: &[R], class: u8, whole: Whole) {
+    pub(super) fn gather_every<R: AsRef<[u8]>>(
+        &mut self,
+        client: Handle,
+        lane: Lane,
+        reach: Reach,
+        requests: &[R],
+        class: u8,
+        whole: Whole,
+    ) {
         let nodes = if reach == Reach::Keepers { self.keepers() } else { self.reachable() };
         if !matches!(whole, Whole::Info { .. }) {
             // What follows may not be answered from what nodes said before (INFO).

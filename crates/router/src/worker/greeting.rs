@@ -297,21 +297,20 @@ impl Worker {
         Some(standing)
     }
 
-    /// Commands that write sent to a node, by all workers.
-    fn writes_sent(&self, node: NodeId) -> u64 {
-        let class = switchyard_resp::command::CommandClass::Write as usize;
-        self.shared.counters.iter().map(|w| w.node(node).classes[class].requests.get()).sum()
-    }
-
     /// Whether a node that is being greeted must not be served: it lost what it had, and nobody has said that this is all right.
     fn comes_back_empty(&self, handle: Handle, run_id: Option<&str>) -> bool {
         let Some(link) = self.links.get(handle).filter(|l| l.is_empty && l.lane != Lane::Replica) else { return false };
         let (node, policy) = (link.node, self.plan.live.empty_return);
-        let writes = self.writes_sent(node);
+        // Where no key is looked for, none is missed.
+        if !self.plan.topology.keepers().contains(&node) {
+            return false;
+        }
+        let writes = self.shared.writes_sent(node);
         self.shared.with_facts(node, |facts| {
-            let had_keys = facts.had_keys || writes > facts.writes_before;
-            let is_held = policy == EmptyReturn::Hold || (policy == EmptyReturn::Auto && facts.persists);
-            facts.run_id.is_some() && facts.run_id.as_deref() != run_id && had_keys && is_held && !facts.accepted
+            let is_to_be_held = policy == EmptyReturn::Hold || (policy == EmptyReturn::Auto && facts.persists);
+            let is_another = facts.run_id.is_some() && facts.run_id.as_deref() != run_id;
+            facts.is_held = is_another && facts.had_keys(writes) && is_to_be_held && !facts.accepted;
+            facts.is_held
         })
     }
 
@@ -322,6 +321,10 @@ impl Worker {
             Some(version) => ("valkey", version),
             None => ("redis", redis_version.clone().unwrap_or_else(|| "unknown".to_owned())),
         };
+        if let Some(why) = self.plan.held.clone() {
+            self.attempt_failed(handle, &why);
+            return;
+        }
         if self.comes_back_empty(handle, run_id.as_deref()) {
             let why = "it came back empty (it restarted without its data). Restore its data, or accept that they are gone with SWITCHYARD ACCEPT and its address (nodes.empty-return)";
             self.attempt_failed(handle, why);
@@ -345,7 +348,7 @@ impl Worker {
         }
         self.shared.connection_began(Connection { worker: self.index, node, client_id: link.client_id, run_id: run_id.clone() });
         let (is_empty, persists, knows_data) = (link.is_empty, link.persists, link.knows_data);
-        let writes = self.writes_sent(node);
+        let writes = self.shared.writes_sent(node);
         let name = self.node_name(node);
         let mut restarted = false;
         let (recovered, learn) = self.shared.with_facts(node, |facts| {
@@ -359,9 +362,9 @@ impl Worker {
                 facts.databases = start_database + 1;
                 facts.run_id.clone_from(&run_id);
                 facts.had_keys = false;
-                facts.accepted = false;
                 facts.writes_before = writes;
             }
+            (facts.is_held, facts.accepted) = (false, false);
             if knows_data {
                 facts.had_keys |= !is_empty;
                 facts.persists = persists;

@@ -5,8 +5,8 @@ use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
 use super::dispatch::Flow;
-use super::everywhere::Reach;
 use super::downstream::ReplyMode;
+use super::everywhere::Reach;
 use super::gather::Whole;
 use super::login::Login;
 use super::upstream::{Lane, Phase};
@@ -93,7 +93,14 @@ impl Worker {
                     return Flow::Stall(Stall::Barrier);
                 }
                 *lock(&self.shared.errors_before) = Errors::of_all(&self.shared.counters);
-                self.gather_every(handle, Lane::Main, Reach::Everybody, &[raw], class, Whole::Merged(switchyard_resp::command::Merge::Same));
+                self.gather_every(
+                    handle,
+                    Lane::Main,
+                    Reach::Everybody,
+                    &[raw],
+                    class,
+                    Whole::Merged(switchyard_resp::command::Merge::Same),
+                );
                 return Flow::Next;
             }
             Local::Scan => return self.scan(plan, handle, class, args),
@@ -378,20 +385,22 @@ impl Worker {
                     "    Epoch of the topology, nodes, workers, clients, uptime.",
                     "NODES",
                     "    Every node: link, version, run_id, slots.",
-                    "NODES ADD <address> [REBALANCE] | NODES DRAIN <address> | NODES REMOVE <address>",
-                    "    Let a node join, move everything away from one, let one go that owns no slots.",
+                    "NODES ADD <address> [REBALANCE] | NODES DRAIN <address> | NODES UNDRAIN <address> | NODES REMOVE <address>",
+                    "    Let a node join, move everything away from one, let it get slots again, let one go that owns no slots.",
                     "SLOTS",
                     "    The slot map: ranges by node, what is in transit, keys that live without their slots.",
                     "WHERE <key> [<key> ...]",
                     "    Where keys are: slot, hash tag, node, whether in transit, whether moved there alone.",
-                    "MOVE [FROM <node>] TO <node> (SLOTS <ranges> | ALL | KEYS <pattern>) [GOAL fast|balanced|gentle] [MAX-RATE <bytes>] [DRY-RUN]",
+                    "MOVE [FROM <node>] TO <node> (SLOTS <ranges> | ALL | KEYS <pattern>) [GOAL fast|balanced|gentle] [MAX-RATE <rate>] [DRY-RUN]",
                     "     [DURABILITY memory|aof|replica] [PROTOCOL switchyard|stop-and-copy] [PURGE-TARGET] [ALLOW-DIRECT-CLIENTS]",
                     "     [ALLOW-KEY-LOSS]",
                     "    Move slots, or single keys, while they are used.",
                     "MOVE [FROM <node>] HOME [KEYS <pattern>] [...]",
                     "    Keys that were moved to the node (to any) without their slots go to the owners of these.",
-                    "MOVES | MOVES PAUSE|RESUME|ABORT <id> | MOVES GOAL <id> <goal> | MOVES MAX-RATE <id> <bytes>|none",
-                    "    Moves under way and ended; stop one, let it go on, end it; go on with another goal or rate.",
+                    "MOVES | MOVES PAUSE|RESUME <id> | MOVES GOAL <id> <goal> | MOVES MAX-RATE <id> <rate>|none",
+                    "    Moves under way and ended; stop one, let it go on; go on with another goal or rate (with a unit: 20mb).",
+                    "MOVES ABORT <id> [LOSE-TARGET|LOSE-SOURCE] [DRY-RUN]",
+                    "    End a move; without a node of it that is lost for good, and with the keys that are only there.",
                     "BALANCE [DRY-RUN]",
                     "    Even the slots by weight.",
                     "ACCEPT <node>",

@@ -21,7 +21,7 @@ use switchyard_resp::request::{Args, Limits, Scan, Scanner};
 use super::dispatch::Flow;
 use super::{Stall, Worker};
 use crate::mover::{LegView, Scope, SharedLeg, Told};
-use crate::shared::Plan;
+use crate::shared::{OldestAt, Plan};
 use crate::slab::Handle;
 
 /// Commands in flight above which the drain barrier is looked at only every [`PUBLISH_US`].
@@ -494,28 +494,32 @@ impl Worker {
         let whole = |low: u32| epoch - u64::from((epoch as u32).wrapping_sub(low));
         let mut by_node = vec![epoch; self.plan.topology.node_id_bound()];
         let mut oldest = epoch;
-        let mut count = |node: usize, epoch: u64| {
-            oldest = oldest.min(epoch);
-            if let Some(at) = by_node.get_mut(node) {
+        let count = |by_node: &mut [u64], node: NodeId, epoch: u64| {
+            if let Some(at) = by_node.get_mut(node.index()) {
                 *at = (*at).min(epoch);
             }
         };
         for (_, link) in self.links.iter() {
             // Not only the first: a script that was given back to its node is sent again under the epoch that it was first sent under.
             if let Some(low) = link.oldest_epoch() {
-                count(link.node.index(), whole(low));
+                oldest = oldest.min(whole(low));
+                count(&mut by_node, link.node, whole(low));
             }
         }
+        let mut answered = by_node.clone();
         for zombie in &self.zombies {
-            count(zombie.node.index(), zombie.epoch);
+            oldest = oldest.min(zombie.epoch);
+            count(&mut by_node, zombie.node, zombie.epoch);
         }
         if !self.plan.topology.is_settled() && self.are_topics_settling() {
             // What is published where a slot is going is to be heard: the barrier waits for that, too.
             oldest = oldest.min(epoch.saturating_sub(1));
             by_node.fill(epoch.saturating_sub(1));
+            answered.fill(epoch.saturating_sub(1));
         }
         let rounds = self.gathers.iter().map(|(_, gather)| gather.epoch()).min().unwrap_or(epoch);
-        let by_node = by_node.into_iter().map(|at| at.min(rounds)).collect();
+        let until_rounds = |by_node: Vec<u64>| by_node.into_iter().map(|at| at.min(rounds)).collect();
+        let by_node = OldestAt { executed: until_rounds(by_node), answered: until_rounds(answered) };
         self.shared.publish_drained(self.index, oldest.min(rounds), by_node);
     }
 

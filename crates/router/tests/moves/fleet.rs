@@ -11,9 +11,11 @@ use std::time::{Duration, Instant};
 
 use switchyard_policy::failover::Position;
 use switchyard_policy::migration::record::Replay;
-use switchyard_policy::migration::{Durability, Fingerprinter, Goal, Key, Protocol, Record};
+use switchyard_policy::migration::{Durability, Fingerprint, Fingerprinter, Goal, Key, Protocol, Record};
 use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Stage, Topology, Transit};
-use switchyard_router::{Done, Host, ListenerSettings, Live, MoveEnd, MoveOrder, MoveProgress, NodeAccess, Router, Secret, Settings};
+use switchyard_router::{
+    Done, Host, ListenerSettings, Live, MoveEnd, MoveOrder, MoveProgress, NodeAccess, Router, Secret, Settings, SoFar,
+};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -264,6 +266,10 @@ impl Host for Keeper {
         done(Ok(()));
     }
 
+    fn lost(&self, move_id: MoveId, node: NodeId, _: &[Fingerprint]) {
+        panic!("nobody has given up {node:?} of {move_id:?}");
+    }
+
     fn hand_over(&self, move_id: MoveId, slots: &[Slot], keys: Option<&[Key]>, owner: NodeId, done: Done) {
         if self.cannot_store.load(Ordering::SeqCst) {
             return done(Err("no space left".to_owned()));
@@ -340,6 +346,8 @@ pub(crate) fn settings(topology: &Topology, password: Option<&str>) -> Settings 
         batched_sends: true,
         site: "fleet".to_owned(),
         seat: None,
+        processes: BTreeMap::new(),
+        held: None,
         servers: BTreeMap::new(),
         live: Live { nodes, bring_home_timeout: PATIENCE, ..Live::default() },
     }
@@ -482,6 +490,10 @@ impl Fleet {
             purge_target: false,
             direct_clients: false,
             leftovers: Vec::new(),
+            leftovers_at_source: Vec::new(),
+            aborted: false,
+            give_up: None,
+            so_far: SoFar::default(),
             fingerprints: Fingerprinter::new(7),
             resume: None,
             host: self.keeper.clone(),

@@ -11,10 +11,10 @@ use switchyard_control::admin::{Token, TokenReport};
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
 use super::Failure;
-use crate::config::{ADMIN_PORT, Endpoint, SecretSource, Sources, certificates_in, provider, trusted_certificates};
+use crate::config::{ADMIN_PORT, Config, Endpoint, SecretSource, Sources, certificates_in, provider, trusted_certificates};
 
 /// Which router to ask.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(super) struct AdminFlags {
     /// Admin address of the router, with https:// in front where it speaks HTTPS [default: that of --config, else 127.0.0.1:6381]
     #[arg(long, value_name = "HOST:PORT")]
@@ -113,13 +113,26 @@ impl AdminClient {
             (None, Ok(_)) => Some(SecretSource::Env(TOKEN_VARIABLE.to_owned())),
             (None, Err(_)) => config.and_then(|config| config.admin_token),
         };
+        let tls = https.then(|| flags.tls()).transpose()?;
+        Ok(Self::to(&endpoint, token.as_ref(), tls)?)
+    }
+
+    /// The router that a configuration is of.
+    pub(super) fn of(config: &Config) -> anyhow::Result<Self> {
+        let tls = config.admin_tls.then(|| AdminFlags::default().tls()).transpose()?;
+        Self::to(&config.admin_listen, config.admin_token.as_ref(), tls)
+    }
+
+    /// `tls`: it speaks HTTPS.
+    fn to(endpoint: &Endpoint, token: Option<&SecretSource>, tls: Option<TlsConfig>) -> anyhow::Result<Self> {
         let token = match token {
             Some(source) => Some(source.read().map_err(|error| anyhow!("the token of the admin port: {error}"))?.0),
             None => None,
         };
+        let https = tls.is_some();
         let mut agent = ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(10))).http_status_as_error(false).proxy(None); // the router is near; a proxy for the web is not the way to it
-        if https {
-            agent = agent.tls_config(flags.tls()?);
+        if let Some(tls) = tls {
+            agent = agent.tls_config(tls);
         }
         let scheme = if https { "https" } else { "http" };
         let endpoint = endpoint.reachable();

@@ -1,16 +1,19 @@
 //! `switchyard doctor`: looks at the nodes, before a start or at any time, and says what is wrong and what to do.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::Args;
 use serde::Serialize;
-use switchyard_router::NodeAccess;
+use switchyard_policy::topology::Topology;
 
 use super::Failure;
 use super::flags::ConfigFlags;
-use crate::config::{Resolved, TIME_FORM, parse_time};
+use super::known_fleet::KnownFleet;
+use crate::config::{Config, Resolved, TIME_FORM, parse_time};
+use crate::doctor::holdings::{FirstStart, first_start, primaries};
 use crate::doctor::{Finding, Level, Needs, examine, examine_commands, look, servers};
 
 /// Check the nodes (versions, persistence, memory, clocks, limits, rights, functions), and the commands that are called there
@@ -21,7 +24,9 @@ use crate::doctor::{Finding, Level, Needs, examine, examine_commands, look, serv
         It also says which commands of the application may meet limits behind the router, by what the nodes have counted (INFO commandstats). With \
         --sample it looks at real commands (MONITOR, which costs a busy server part of its speed for that time) and counts those that would be refused: \
         keys of several slots, scripts with keys that they do not declare, waiting for keys of several slots. No key and no value is shown or kept.\n\n\
-        It asks the nodes itself, so it works before a start and while a router runs. It changes nothing.",
+        It asks the nodes itself, so it works before a start and while a router runs. Nodes that were added to or removed from the fleet while a router ran are known \
+        from the state directory, or from the router that runs on it (--state-dir, --admin). Before a first start it says whether the keys that the nodes \
+        hold fit a slot map. It changes nothing.",
     after_long_help = "Examples:\n  \
         switchyard doctor --node 127.0.0.1:7001 --node 127.0.0.1:7002\n  \
         switchyard doctor -c /etc/switchyard.toml\n  \
@@ -61,11 +66,11 @@ struct Report<'a> {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let config = arguments.flags.sources().read()?;
+    let mut config = arguments.flags.sources().read()?;
+    let fleet = KnownFleet::find(&mut config);
     let resolved = config.resolve(|_| None)?;
-    let mut findings = find(&resolved, config.workers);
-    let primaries: Vec<NodeAccess> = resolved.nodes.iter().filter_map(|node| Some(servers(node).into_iter().next()?.access)).collect();
-    findings.extend(examine_commands(&primaries, arguments.sample));
+    let mut findings = find(&resolved, &config, &fleet);
+    findings.extend(examine_commands(&primaries(&resolved.nodes), arguments.sample));
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));
     if arguments.json {
         let report = Report { nodes: resolved.nodes.len(), findings: &findings };
@@ -79,12 +84,74 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// Looks at all nodes at once, with their replicas, and judges.
-pub(crate) fn find(resolved: &Resolved, workers: usize) -> Vec<Finding> {
+fn find(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Finding> {
     let seen: Vec<_> = std::thread::scope(|scope| {
         let looks: Vec<_> = resolved.nodes.iter().map(|node| scope.spawn(|| servers(node).iter().map(look).collect::<Vec<_>>())).collect();
         looks.into_iter().filter_map(|look| look.join().ok()).flatten().collect()
     });
-    examine(&seen, &needs(&resolved.live, workers))
+    let mut findings = examine(&seen, &needs(&resolved.live, config.workers));
+    findings.extend(placement(resolved, config, fleet));
+    let routers: BTreeSet<&String> = seen.iter().flat_map(|node| &node.routers).collect();
+    if matches!(fleet, KnownFleet::Unplaced) && !routers.is_empty() {
+        findings.push(Finding {
+            level: Level::Warning,
+            node: None,
+            check: "another router",
+            found: format!("a router uses these nodes, and its state directory is not {}", config.state_dir.display()),
+            advice: "give that one (--state-dir): nodes that were added to the fleet since are known there, and two routers do not know of each other's moves".to_owned(),
+        });
+    }
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));
+    findings
+}
+
+/// What is to be said of the slot map: that of a first start, or the one that is stored.
+fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Finding> {
+    let finding = |level, found: String, advice: &str| Finding { level, node: None, check: "slot map", found, advice: advice.to_owned() };
+    let patience = resolved.live.connect_timeout;
+    match fleet {
+        KnownFleet::Running => Vec::new(),
+        KnownFleet::Hidden(why) => {
+            let advice = "name its state directory and admin address (--state-dir, --admin), and run this as a user who may read both";
+            vec![finding(Level::Warning, format!("only nodes that the configuration lists were looked at: {why}"), advice)]
+        }
+        KnownFleet::Unplaced => match first_start(&primaries(&resolved.nodes), patience, &|progress| eprintln!("{progress}")) {
+            Ok(FirstStart::Place { owner: None, .. }) => Vec::new(),
+            Ok(FirstStart::Place { owner: Some((name, keys)), .. }) => {
+                let found = format!("{name} has all {keys} keys: a first start gives it all slots, and the other nodes none");
+                vec![finding(Level::Note, found, "fine; `switchyard balance` spreads them while clients use them")]
+            }
+            Ok(FirstStart::Refused(why)) => {
+                vec![finding(Level::Error, format!("a first start would be refused: {why}"), "choose one of these ways")]
+            }
+            Ok(FirstStart::Unknown(why)) => {
+                let found = format!("a first start serves no key before it has looked at every node: {why}");
+                vec![finding(Level::Warning, found, "see to that node, or leave it out and add it later (`switchyard nodes add`)")]
+            }
+            Err(error) => vec![finding(Level::Error, error.to_string(), "correct the list of nodes")],
+        },
+        KnownFleet::Placed { topology, fleet } => {
+            if let Err(error) = Topology::place(Some(topology), &config.node_names()) {
+                return vec![finding(
+                    Level::Error,
+                    format!("a start would be refused: {error}"),
+                    "correct the list of nodes, or --state-dir",
+                )];
+            }
+            // What moves have left or have in transit is in the journal, which nobody reads but the router.
+            match fleet.recognise(&config.state_dir, topology, &primaries(&resolved.nodes), patience, |_| Vec::new()) {
+                Ok(doubts) => {
+                    let advice = "no harm where a move was under way when the router ended; else see where these keys come from";
+                    doubts.into_iter().map(|doubt| finding(Level::Warning, doubt, advice)).collect()
+                }
+                Err(why) => vec![finding(
+                    Level::Error,
+                    format!("a start would be refused: {why}"),
+                    "give the state directory of this fleet (--state-dir)",
+                )],
+            }
+        }
+    }
 }
 
 /// What the router will ask of a node.

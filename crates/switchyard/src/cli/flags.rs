@@ -9,15 +9,12 @@ use clap::{Args, Command};
 use crate::config::{DATA_PORT, Override, Raw, Sources};
 
 /// Flags that are of use to `serve` alone. Others take them too, so that the words of a command line can be tried elsewhere, and do not show them.
-const OF_SERVE: [&str; 17] = [
+const OF_SERVE: [&str; 14] = [
     "listen",
     "port",
     "bind",
     "workers",
     "pin",
-    "admin",
-    "admin_token_file",
-    "admin_token_env",
     "password_file",
     "password_env",
     "allow_open_listener",

@@ -71,8 +71,7 @@ const fn number(title: &'static str) -> Column {
 }
 
 fn render_slots(report: &SlotsReport) -> String {
-    let rows: Vec<Vec<String>> =
-        report.nodes.iter().map(|node| vec![node.node.clone(), count(node.slots), node.ranges.clone()]).collect();
+    let rows: Vec<Vec<String>> = report.nodes.iter().map(|node| vec![node.node.clone(), count(node.slots), node.ranges.clone()]).collect();
     let mut out = table(&[text("NODE"), number("SLOTS"), text("RANGES")], &rows);
     if !report.in_transit.is_empty() {
         let columns = [number("MOVE"), text("FROM"), text("TO"), number("SLOTS"), text("STAGE"), text("WHICH")];
@@ -105,9 +104,8 @@ fn render_keys(report: &WhereReport) -> String {
         (_, true) => format!("moved alone; its slot is at {}", key.owner),
         _ => String::new(),
     };
-    let row = |key: &KeyReport| {
-        vec![key.key.clone(), key.slot.to_string(), key.node.clone(), key.hash_tag.clone().unwrap_or_default(), now(key)]
-    };
+    let row =
+        |key: &KeyReport| vec![key.key.clone(), key.slot.to_string(), key.node.clone(), key.hash_tag.clone().unwrap_or_default(), now(key)];
     let columns = [text("KEY"), number("SLOT"), text("NODE"), text("HASH TAG"), text("NOW")];
     table(&columns, &report.keys.iter().map(row).collect::<Vec<_>>())
 }
@@ -123,18 +121,36 @@ mod tests {
         let node = |name: &str, slots, ranges: &str| NodeSlotsReport { node: name.into(), slots, ranges: ranges.into(), exceptions: 0 };
         let mut map = SlotsReport { nodes: vec![node("a:1", 16384, "0-16383"), node("b:1", 0, "none")], ..SlotsReport::default() };
         assert_eq!(render_slots(&map), "NODE   SLOTS  RANGES\na:1   16 384  0-16383\nb:1        0  none\n");
-        let transit = TransitReport { move_id: 3, from: "a:1".into(), to: "b:1".into(), slots: "5".into(), count: 1, stage: "moving".into(), keys_only: false };
+        let transit = TransitReport {
+            move_id: 3,
+            from: "a:1".into(),
+            to: "b:1".into(),
+            slots: "5".into(),
+            count: 1,
+            stage: "moving".into(),
+            keys_only: false,
+        };
         map.in_transit.push(transit.clone());
         map.exceptions.push(ExceptionsReport { slot: 9, owner: "a:1".into(), node: "b:1".into(), keys: 2 });
         let shown = render_slots(&map);
         assert!(shown.contains("   3  a:1   b:1      1  moving  5\n") && shown.contains("   9  a:1    b:1              2\n"), "{shown}");
 
-        let key = KeyReport { key: "{t}k".into(), slot: 5, hash_tag: Some("t".into()), owner: "a:1".into(), node: "a:1".into(), ..KeyReport::default() };
+        let key = KeyReport {
+            key: "{t}k".into(),
+            slot: 5,
+            hash_tag: Some("t".into()),
+            owner: "a:1".into(),
+            node: "a:1".into(),
+            ..KeyReport::default()
+        };
         let moving = KeyReport { in_transit: Some(transit), ..key.clone() };
         let alone = KeyReport { relocated: true, node: "b:1".into(), ..key.clone() };
         let shown = render_keys(&WhereReport { epoch: 1, keys: vec![key, moving, alone] });
         let lines: Vec<&str> = shown.lines().collect();
         assert_eq!(lines[1].trim_end(), "{t}k     5  a:1   t");
-        assert!(lines[2].ends_with("in transit to b:1 (move 3)") && lines[3].ends_with("b:1   t         moved alone; its slot is at a:1"), "{shown}");
+        assert!(
+            lines[2].ends_with("in transit to b:1 (move 3)") && lines[3].ends_with("b:1   t         moved alone; its slot is at a:1"),
+            "{shown}"
+        );
     }
 }

@@ -12,6 +12,7 @@ mod doctor;
 mod flags;
 mod hash_password;
 mod interrupt;
+mod known_fleet;
 mod live;
 mod map;
 mod move_slots;

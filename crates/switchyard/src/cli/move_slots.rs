@@ -7,7 +7,7 @@ use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags};
 use super::moves::watch;
 use super::table::{Column, count, table};
-use crate::config::parse_size;
+use crate::config::parse_rate;
 
 /// How data is to move; what is not given is as the configuration of the router says.
 #[derive(Clone, Debug, Default, Args)]
@@ -16,8 +16,8 @@ pub(super) struct HowFlags {
     #[arg(long, value_name = "GOAL", value_parser = ["fast", "balanced", "gentle"])]
     goal: Option<String>,
 
-    /// Bytes per second at most, such as 20mb
-    #[arg(long, value_name = "RATE", value_parser = rate)]
+    /// Bytes per second at most, with a unit: 20mb
+    #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     max_rate: Option<u64>,
 
     /// What must be safe at the target before a key leaves its source
@@ -53,10 +53,6 @@ impl HowFlags {
             allow_key_loss: self.allow_key_loss,
         }
     }
-}
-
-pub(super) fn rate(text: &str) -> Result<u64, String> {
-    parse_size(text).ok_or_else(|| "must be a number of bytes, such as 500kb or 20mb".to_owned())
 }
 
 /// Move slots, or single keys, from one node to another while they are used

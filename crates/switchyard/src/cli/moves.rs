@@ -9,14 +9,13 @@ use clap::{Args, Subcommand};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use serde_json::json;
-use switchyard_control::admin::{GoalRequest, MaxRateRequest, MoveReport, MoveState, MovesReport};
+use switchyard_control::admin::{AbortRequest, GoalRequest, Lose, MaxRateRequest, MoveReport, MoveState, MovesReport};
 
 use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags};
 use super::live::millis;
-use super::move_slots::rate;
 use super::table::{Column, count, table};
-use crate::config::{describe_size, describe_time, format_rate};
+use crate::config::{describe_size, describe_time, format_rate, parse_rate};
 
 /// Moves under way: list, watch, pause, resume, abort; another goal or rate
 #[derive(Debug, Args)]
@@ -24,6 +23,8 @@ use crate::config::{describe_size, describe_time, format_rate};
     switchyard moves\n  \
     switchyard moves watch\n  \
     switchyard moves pause 7\n  \
+    switchyard moves abort 7\n  \
+    switchyard moves abort 7 --lose-target --dry-run      what would be lost with a target that does not come back\n  \
     switchyard moves goal 7 fast\n  \
     switchyard moves max-rate 7 20mb      (none: as the goal says)\n  \
     switchyard moves list --json | jq '.moves[] | {id, keys_moved, seconds_left}'\n\n\
@@ -46,8 +47,8 @@ enum Command {
     Pause(IdArguments),
     /// Let a move go on
     Resume(IdArguments),
-    /// Finish the slots being moved now, then stop; nothing is moved back
-    Abort(IdArguments),
+    /// Finish the slots being moved now, or bring them back, then stop: what was moved stays moved
+    Abort(AbortArguments),
     /// Let a move go on with another goal
     Goal(GoalArguments),
     /// Let a move go on with another bound of its rate
@@ -67,6 +68,47 @@ struct IdArguments {
 
     #[command(flatten)]
     flags: AdminFlags,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Finish the slots being moved now, or bring them back where that is less, then stop. Slots that were moved stay moved, and nothing is lost.\n\n\
+        Where a node of the move is lost for good, the move waits for it. --lose-target and --lose-source end it without that node, and say what is lost.",
+    after_long_help = "Examples:\n  \
+        switchyard moves abort 7\n  \
+        switchyard moves abort 7 --lose-target --dry-run      only say what would be lost\n  \
+        switchyard moves abort 7 --lose-target\n\n\
+        Exit codes: 0 it ends, or would; 1 it was refused"
+)]
+struct AbortArguments {
+    /// Number of the move, as `switchyard moves` shows it
+    id: u64,
+
+    /// The target is lost for good: what the source has stays there, keys that are only at the target are lost
+    #[arg(long, conflicts_with = "lose_source")]
+    lose_target: bool,
+
+    /// The source is lost for good: what the target has of the slots being moved now is served there, the rest of them is lost
+    #[arg(long)]
+    lose_source: bool,
+
+    /// Only say what would be done, and what would be lost
+    #[arg(long)]
+    dry_run: bool,
+
+    #[command(flatten)]
+    flags: AdminFlags,
+}
+
+impl AbortArguments {
+    fn request(&self) -> AbortRequest {
+        let lose = match (self.lose_target, self.lose_source) {
+            (true, _) => Some(Lose::Target),
+            (false, true) => Some(Lose::Source),
+            (false, false) => None,
+        };
+        AbortRequest { lose, dry_run: self.dry_run }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -96,7 +138,7 @@ struct MaxRateArguments {
 }
 
 fn rate_or_none(text: &str) -> Result<MaxRateRequest, String> {
-    let max_rate = if text == "none" { None } else { Some(rate(text)?) };
+    let max_rate = if text == "none" { None } else { Some(parse_rate(text)?) };
     Ok(MaxRateRequest { max_rate })
 }
 
@@ -107,16 +149,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Some(Command::Watch(ListArguments { flags })) => watch(&AdminClient::new(flags)?, None, flags.json),
         Some(Command::Pause(IdArguments { id, flags })) => steer(*id, flags, "pause", &json!({}), "pauses where it is"),
         Some(Command::Resume(IdArguments { id, flags })) => steer(*id, flags, "resume", &json!({}), "goes on"),
-        Some(Command::Abort(IdArguments { id, flags })) => {
-            steer(*id, flags, "abort", &json!({}), "finishes the slots being moved now, then stops; nothing is moved back")
-        }
+        Some(Command::Abort(given)) => abort(given),
         Some(Command::Goal(GoalArguments { id, goal, flags })) => {
             steer(*id, flags, "goal", &GoalRequest { goal: goal.clone() }, &format!("goes on with the goal {goal}"))
         }
         Some(Command::MaxRate(MaxRateArguments { id, rate, flags })) => {
             let done = rate.max_rate.map_or_else(
                 || "goes on as fast as its goal says".to_owned(),
-                |max| format!("goes on with {max} bytes per second at most"),
+                |max| format!("goes on with {} at most", format_rate(max as f64)),
             );
             steer(*id, flags, "max-rate", rate, &done)
         }
@@ -144,11 +184,25 @@ fn steer(id: u64, flags: &AdminFlags, verb: &str, what: &impl Serialize, done: &
     Ok(())
 }
 
+fn abort(given: &AbortArguments) -> Result<(), Failure> {
+    let client = AdminClient::new(&given.flags)?;
+    let body = client.post_json(&format!("/api/v1/moves/{}/abort", given.id), &given.request())?;
+    if given.flags.json {
+        println!("{}", body.trim_end());
+        return Ok(());
+    }
+    let report: MovesReport = client.read(&body)?;
+    let only = if given.dry_run { "nothing is done yet: " } else { "" };
+    println!("{only}{}", report.says);
+    Ok(())
+}
+
 fn state(report: &MoveReport) -> &'static str {
     match report.state {
         MoveState::Queued => "queued",
         MoveState::Running => "running",
         MoveState::Paused => "PAUSED",
+        MoveState::Aborting => "ABORTING",
         MoveState::Done => "done",
         MoveState::Stopped => "STOPPED",
     }
@@ -168,9 +222,11 @@ fn render(report: &MovesReport) -> String {
         text("STATE"),
         number("SLOTS"),
         number("KEYS"),
-        number("ON DEMAND"),
+        text("BYTES"),
+        number("DONE"),
         text("RATE"),
         text("LEFT"),
+        number("ON DEMAND"),
         text("WAITED p50/p99/max"),
         text("STATUS"),
     ];
@@ -182,10 +238,12 @@ fn render(report: &MovesReport) -> String {
             report.to.clone(),
             state(report).to_owned(),
             format!("{}/{}", count(report.slots_done), count(report.slots)),
-            count(report.keys_moved),
-            count(report.pulled),
+            keys(report),
+            describe_size(report.bytes_moved),
+            format!("{:.0}%", report.percent.floor()),
             if report.state.is_over() { String::new() } else { format_rate(report.bytes_per_second) },
-            report.seconds_left.filter(|_| !report.state.is_over()).map(seconds).unwrap_or_default(),
+            report.seconds_left.filter(|_| report.state == MoveState::Running).map(seconds).unwrap_or_default(),
+            count(report.pulled),
             match report.holds {
                 0 => "none".to_owned(),
                 _ => format!("{}/{}/{}", held(report.hold_p50_us), held(report.hold_p99_us), held(report.hold_max_us)),
@@ -215,6 +273,14 @@ fn render(report: &MovesReport) -> String {
         out.push_str(&format!("\n{trouble}\n"));
     }
     out
+}
+
+/// Keys done, of all where these are listed.
+fn keys(report: &MoveReport) -> String {
+    match report.listed && !report.state.is_over() {
+        true => format!("{}/{}", count(report.keys_moved), count(report.keys_listed.max(report.keys_moved))),
+        false => count(report.keys_moved),
+    }
 }
 
 /// How often it looks.
@@ -264,7 +330,7 @@ fn outcome(watched: &[u64], shown: &[&MoveReport], json: bool) -> Result<(), Fai
                     );
                 }
             }
-            Some(report) => failed.push(format!("move {id} stopped: {}", report.doing)),
+            Some(report) => failed.push(format!("move {id} stopped early: {}", report.doing)),
             None => failed.push(format!("move {id} is not known any more")),
         }
     }
@@ -272,13 +338,6 @@ fn outcome(watched: &[u64], shown: &[&MoveReport], json: bool) -> Result<(), Fai
         println!("no moves are under way");
     }
     if failed.is_empty() { Ok(()) } else { Err(Failure::Failed(anyhow!(failed.join("; ")))) }
-}
-
-/// How far a move is, of a thousand: by slots, and within the present leg by keys, as far as they are known.
-fn share(report: &MoveReport) -> u64 {
-    let part = |done: u64, all: u64| (done.min(all) * 1000).checked_div(all).unwrap_or(0);
-    let slots = part(report.slots_done, report.slots);
-    if report.listed && report.keys_listed > 0 { slots.max(part(report.keys_moved, report.keys_listed)).min(1000) } else { slots }
 }
 
 fn numbers(report: &MoveReport) -> String {
@@ -289,10 +348,12 @@ fn numbers(report: &MoveReport) -> String {
         _ => format!("waited p50 {} p99 {} max {}", held(report.hold_p50_us), held(report.hold_p99_us), held(report.hold_max_us)),
     };
     format!(
-        "{}/{} slots, {} keys, {}, {} keys/s{left}, {} on demand, {holds}: {}{}",
+        "{}/{} slots, {} keys, {}, {:.0}%, {}, {} keys/s{left}, {} on demand, {holds}: {}{}",
         count(report.slots_done),
         count(report.slots),
-        count(report.keys_moved),
+        keys(report),
+        describe_size(report.bytes_moved),
+        report.percent.floor(),
         format_rate(report.bytes_per_second),
         count(report.keys_per_second.max(0.0) as u64),
         count(report.pulled),
@@ -359,7 +420,7 @@ impl Bars {
                 line.set_style(style("  {msg}"));
                 (bar, line)
             });
-            bar.set_position(if report.state == MoveState::Done { 1000 } else { share(report) });
+            bar.set_position((report.percent * 10.0) as u64);
             bar.set_message(state(report));
             line.set_message(numbers(report));
         }
@@ -389,6 +450,10 @@ mod tests {
             slots: 100,
             slots_done: 25,
             keys_moved: 1500,
+            keys_listed: 6000,
+            listed: true,
+            bytes_moved: 12_000,
+            percent: 25.9,
             bytes_per_second: 2_500_000.0,
             keys_per_second: 1234.5,
             seconds_left: Some(75.0),
@@ -407,9 +472,10 @@ mod tests {
         let home = |command: &str, keys| HomeReport { command: command.to_owned(), keys };
         let homeward = MoveReport { id: 8, home_for: vec![home("RENAME", 1)], ..running() };
         let brought_home = vec![home("EVAL", 1200), home("RENAME", 3)];
-        let shown = render(&MovesReport { moves: vec![running(), homeward], ended: vec![stopped], journal, brought_home });
+        let shown =
+            render(&MovesReport { moves: vec![running(), homeward], ended: vec![stopped], journal, brought_home, ..Default::default() });
         let lines: Vec<&str> = shown.lines().collect();
-        assert!(lines[1].contains("a:1   b:1  running  25/100  1 500"), "{shown}");
+        assert!(lines[1].contains("a:1   b:1  running  25/100  1 500/6 000  12.0 kB   25%"), "{shown}");
         assert!(lines[1].contains("2.5 MB/s") && lines[1].contains("1m 15s") && lines[1].contains("0.400 ms/2.00 ms/12.0 ms"), "{shown}");
         assert!(lines[2].contains("moving (brings home what RENAME needs)"), "{shown}");
         assert!(shown.contains("with others: EVAL 1 200, RENAME 3\n"), "{shown}");
@@ -418,17 +484,10 @@ mod tests {
     }
 
     #[test]
-    fn the_share_goes_by_slots_until_all_keys_are_known() {
-        assert_eq!(share(&running()), 250);
-        assert_eq!(share(&MoveReport { listed: true, keys_listed: 3000, ..running() }), 500);
-        assert_eq!(share(&MoveReport::default()), 0);
-    }
-
-    #[test]
     fn what_stopped_is_a_failure() {
         let stopped = MoveReport { state: MoveState::Stopped, doing: "no room".into(), ..running() };
         let error = outcome(&[7], &[&stopped], true).expect_err("it stopped").to_string();
-        assert!(error.contains("move 7 stopped: no room"), "{error}");
+        assert!(error.contains("move 7 stopped early: no room"), "{error}");
         let done = MoveReport { state: MoveState::Done, ..running() };
         assert!(outcome(&[7], &[&done], true).is_ok());
         assert!(outcome(&[7, 8], &[&done], true).is_err());

@@ -21,6 +21,7 @@ enum Command {
     Accept(AcceptArguments),
     Add(AddArguments),
     Drain(DrainArguments),
+    Undrain(UndrainArguments),
     Remove(RemoveArguments),
 }
 
@@ -75,7 +76,20 @@ struct AddArguments {
     flags: AdminFlags,
 }
 
-/// Move everything away from a node
+/// Let a node that was drained get slots again
+#[derive(Debug, Args)]
+#[command(after_long_help = "Examples:\n  \
+    switchyard nodes undrain 127.0.0.1:7001 && switchyard balance\n\n\
+    Exit codes: 0 it may get slots; 1 it was refused")]
+struct UndrainArguments {
+    /// The node, as `switchyard nodes list` shows it
+    address: String,
+
+    #[command(flatten)]
+    flags: AdminFlags,
+}
+
+/// Move everything away from a node, which gets nothing back until it is undrained
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  \
     switchyard nodes drain 127.0.0.1:7001 --wait && switchyard nodes remove 127.0.0.1:7001\n\n\
@@ -152,6 +166,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             let body = client.post_json(&format!("/api/v1/nodes/{}/drain", encoded(&given.address)), &given.how.request())?;
             return finish(&client, &body, given.wait, given.flags.json);
         }
+        Command::Undrain(given) => {
+            let client = AdminClient::new(&given.flags)?;
+            let body = client.post_json(&format!("/api/v1/nodes/{}/undrain", encoded(&given.address)), &serde_json::json!({}))?;
+            return said(&given.flags, &body, &format!("{} may get slots again; `switchyard balance` gives it its share", given.address));
+        }
         Command::Remove(given) => {
             let client = AdminClient::new(&given.flags)?;
             let body = client.post_json(&format!("/api/v1/nodes/{}/remove", encoded(&given.address)), &serde_json::json!({}))?;
@@ -213,6 +232,9 @@ pub(super) fn render(nodes: &[NodeReport]) -> String {
         if let LinkReport::Down { reason } = &node.link {
             out.push_str(&format!("{} is down: {reason}\n", node.address));
         }
+        if node.drained {
+            out.push_str(&format!("{0}: drained; it gets no slots before `switchyard nodes undrain {0}`\n", node.address));
+        }
         if node.exceptions > 0 {
             let keys = if node.exceptions == 1 { "key" } else { "keys" };
             out.push_str(&format!("{}: also holds {} {keys} moved there alone\n", node.address, count(node.exceptions)));
@@ -239,6 +261,7 @@ mod tests {
             run_id: None,
             version: Some("redis 7.0.15".to_owned()),
             slots: 8192,
+            drained: false,
             exceptions: 0,
             requests: 12_345,
             errors: 0,

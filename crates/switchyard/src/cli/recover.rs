@@ -5,20 +5,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use switchyard_control::store::{RedbStore, Store};
-use switchyard_policy::migration::is_temporary;
 use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot, Topology, slot_of};
 
 use super::Failure;
 use super::flags::ConfigFlags;
+use super::known_fleet::KnownFleet;
 use super::table::count;
 use crate::doctor::connection::NodeConnection;
-use crate::doctor::servers;
+use crate::doctor::holdings::each_key;
+use crate::doctor::{routers, servers};
 
 /// How long a node may take for one answer.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -59,13 +61,34 @@ struct Counted {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let config = arguments.flags.sources().read()?;
+    let mut config = arguments.flags.sources().read()?;
+    match KnownFleet::find(&mut config) {
+        KnownFleet::Unplaced => {}
+        KnownFleet::Placed { .. } => return Err(has_a_map(&config.state_dir).into()),
+        KnownFleet::Running => {
+            let directory = config.state_dir.display();
+            return Err(anyhow!(
+                "a router runs on the state directory {directory}, so its slot map is not lost; recovering is for one that is"
+            )
+            .into());
+        }
+        KnownFleet::Hidden(why) => return Err(anyhow!("it is not known whether the slot map is lost: {why}").into()),
+    }
     let resolved = config.resolve(|_| None)?;
     let mut counted = Vec::new();
     for node in &resolved.nodes {
         let Some(primary) = servers(node).into_iter().next() else { continue };
         let mut connection =
             NodeConnection::open(&primary.access, PATIENCE).map_err(|why| anyhow!("node {} {why}: every node must answer", node.name))?;
+        let routers =
+            connection.ask(&["CLIENT", "LIST"]).map(|list| routers(&list.text())).with_context(|| format!("node {}", node.name))?;
+        if !routers.is_empty() {
+            return Err(anyhow!(
+                "a router uses node {}, and keys may move while they are counted: stop it. Its state directory has the slot map (--state-dir), and knows all nodes",
+                node.name
+            )
+            .into());
+        }
         let keys = count_keys(&mut connection).with_context(|| format!("node {}", node.name))?;
         println!(
             "node {}: {} keys in {} slots",
@@ -91,13 +114,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
+fn has_a_map(directory: &Path) -> anyhow::Error {
+    anyhow!(
+        "{} has a slot map: recovering is for a state directory that has none. Move it away first if it is the wrong one",
+        directory.display()
+    )
+}
+
 fn write(directory: &Path, topology: &Topology) -> anyhow::Result<()> {
     let store = RedbStore::open(directory)?;
     if store.load_topology()?.is_some() {
-        bail!(
-            "{} has a slot map: recovering is for a state directory that has none. Move it away first if it is the wrong one",
-            directory.display()
-        );
+        return Err(has_a_map(directory));
     }
     let journal = directory.join(JOURNAL);
     if journal.exists() {
@@ -111,33 +138,11 @@ fn write(directory: &Path, topology: &Topology) -> anyhow::Result<()> {
 
 /// Counts the keys of all databases by slot. SCAN may show a key twice, which only counts.
 fn count_keys(node: &mut NodeConnection) -> anyhow::Result<Vec<u64>> {
-    let mut ask = |args: &[&[u8]]| {
-        let answer = node.ask(args).context("does not answer")?;
-        match answer.error() {
-            Some(error) => bail!("refuses {}: {error}", String::from_utf8_lossy(args[0])),
-            None => Ok(answer),
-        }
-    };
-    let info = ask(&[b"INFO", b"keyspace"])?.text();
-    let databases: Vec<u32> = info.lines().filter_map(|line| line.strip_prefix("db")?.split(':').next()?.parse().ok()).collect();
     let mut keys = vec![0; SLOT_COUNT];
-    for database in databases {
-        ask(&[b"SELECT", database.to_string().as_bytes()])?;
-        let mut cursor = b"0".to_vec();
-        loop {
-            let answer = ask(&[b"SCAN", &cursor, b"COUNT", b"1000"])?;
-            let [next, page] = &answer.items()[..] else { bail!("answers SCAN in a form that is not known") };
-            for key in page.items() {
-                if !is_temporary(key.bytes()) {
-                    keys[slot_of(key.bytes()).index()] += 1;
-                }
-            }
-            cursor = next.bytes().to_vec();
-            if cursor == b"0" {
-                break;
-            }
-        }
-    }
+    each_key(node, None, |key| {
+        keys[slot_of(key).index()] += 1;
+        ControlFlow::Continue(())
+    })?;
     Ok(keys)
 }
 

@@ -40,15 +40,28 @@ fn render(status: &StatusReport) -> String {
     let readiness = status.readiness();
     let state = if status.draining {
         "draining: it was told to stop".to_owned()
-    } else if readiness.is_ready() {
-        "ready: every slot's owner can be reached".to_owned()
+    } else if readiness.is_whole() {
+        "ready: every slot is served".to_owned()
     } else {
-        let slots: u64 = readiness.not_ready.iter().map(|node| node.slots).sum();
-        format!("NOT READY: {} slots cannot be served", count(slots))
+        let word = if readiness.is_ready() { "READY IN PART" } else { "NOT READY" };
+        let unserved = readiness.slots_unserved();
+        let moving: u64 = status.troubles.iter().map(|trouble| trouble.slots).sum();
+        let mut parts = Vec::new();
+        if unserved > 0 {
+            parts.push(format!("{} slots cannot be served", count(unserved)));
+        }
+        if moving > 0 {
+            parts.push(format!("keys of {} slots that are moving cannot be used", count(moving)));
+        }
+        if parts.is_empty() {
+            parts.push("moves need a look".to_owned());
+        }
+        format!("{word}: {}", parts.join(", "))
     };
+    let troubles: String = status.troubles.iter().map(|trouble| format!("{}\n", trouble.what)).collect();
     let uptime = Duration::try_from_secs_f64(status.uptime_seconds).unwrap_or_default();
     format!(
-        "switchyard {}  {state}\nup {} (start {})  epoch {}  clients {}  commands {}\n\n{}",
+        "switchyard {}  {state}\nup {} (start {})  epoch {}  clients {}  commands {}\n{troubles}\n{}",
         status.version,
         describe_time(uptime),
         status.incarnation,

@@ -125,6 +125,15 @@ impl Raw {
         }
     }
 
+    /// Bytes per second, with a unit.
+    pub(crate) fn rate(&self, most: u64) -> Result<u64, String> {
+        let Some(text) = self.scalar() else { return self.wrong(units::RATE_FORM) };
+        match units::parse_rate(text)? {
+            rate if rate <= most => Ok(rate),
+            _ => Err(format!("{} is out of range; allowed is 0 to {}", self.shown(), units::format_size(most))),
+        }
+    }
+
     pub(crate) fn time(&self, range: RangeInclusive<Duration>) -> Result<Duration, String> {
         match self.scalar().and_then(units::parse_time) {
             None => self.wrong(TIME_FORM),

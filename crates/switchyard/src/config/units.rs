@@ -9,6 +9,9 @@ use std::time::Duration;
 pub(crate) const SIZE_FORM: &str =
     "a size: bytes, or a number with k, m, g (powers of 1000) or kb, mb, gb (powers of 1024), such as \"64mb\"";
 
+/// What a rate may look like; the tail of every error about one.
+pub(crate) const RATE_FORM: &str = "a rate: a number with its unit for each second, such as \"20mb\"";
+
 /// What a time may look like; the tail of every error about one.
 pub(crate) const TIME_FORM: &str = "a time with its unit: ms, s, m, h or d, such as \"250ms\" or \"10s\"";
 
@@ -35,6 +38,16 @@ pub(crate) fn parse_size(text: &str) -> Option<u64> {
     }
     let (_, bytes) = SIZES.iter().find(|(name, _)| *name == unit)?;
     number.checked_mul(*bytes)
+}
+
+/// Bytes per second from `20mb`: with a unit, because a bare number is nearly always meant as something else. `0` needs none.
+pub(crate) fn parse_rate(text: &str) -> Result<u64, String> {
+    let has_unit = text.trim().ends_with(|last: char| last.is_ascii_alphabetic());
+    match parse_size(text) {
+        Some(bytes) if has_unit || bytes == 0 => Ok(bytes),
+        Some(_) => Err(format!("{text:?} has no unit: write {0}mb for {0} MiB per second, or {0}b for {0} bytes", text.trim())),
+        None => Err(format!("{text:?} is no rate: a number with its unit for each second, such as 500kb or 20mb")),
+    }
 }
 
 /// A time from `10s`, `250ms`, `5m`; a bare `0` needs no unit.
@@ -121,6 +134,16 @@ mod tests {
         for text in ["", "mb", "-1", "1.5gb", "1tb", "1 kb b", "99999999999gb", "１kb", "0x10", "+1"] {
             assert_eq!(parse_size(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn rates_need_a_unit() {
+        for (text, bytes) in [("20mb", 20 << 20), ("20b", 20), ("1k", 1000), ("0", 0), (" 5 MB ", 5 << 20)] {
+            assert_eq!(parse_rate(text), Ok(bytes), "{text}");
+        }
+        let refused = parse_rate("20").expect_err("of what?");
+        assert!(refused.contains("20mb") && refused.contains("20b"), "{refused}");
+        assert!(parse_rate("fast").is_err() && parse_rate("").is_err());
     }
 
     #[test]

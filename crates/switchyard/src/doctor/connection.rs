@@ -24,6 +24,7 @@ pub(crate) struct NodeConnection {
     /// The same socket, to set how long it waits.
     tcp: TcpStream,
     input: Vec<u8>,
+    answer_max: usize,
 }
 
 /// A reply as its bytes.
@@ -69,7 +70,7 @@ impl NodeConnection {
                 Box::new(rustls::StreamOwned::new(session, tcp))
             }
         };
-        let mut connection = Self { stream, tcp: socket, input: Vec::new() };
+        let mut connection = Self { stream, tcp: socket, input: Vec::new(), answer_max: REPLY_MAX };
         if let Some(password) = &access.password {
             let answer = match &access.username {
                 Some(user) => connection.ask(&["AUTH", user, &password.0]),
@@ -86,6 +87,12 @@ impl NodeConnection {
         }
     }
 
+    /// Takes no larger answers than this: for whoever asks servers that may be anything.
+    pub(crate) fn with_answers_up_to(mut self, bytes: usize) -> Self {
+        self.answer_max = bytes;
+        self
+    }
+
     /// Asks, and waits for the answer.
     pub(crate) fn ask<A: AsRef<[u8]>>(&mut self, args: &[A]) -> io::Result<Answer> {
         let mut request = Vec::new();
@@ -97,7 +104,7 @@ impl NodeConnection {
         loop {
             match scanner.scan(&self.input) {
                 Ok(ReplyScan::Complete(len)) => return Ok(Answer(self.input.drain(..len).collect())),
-                Ok(ReplyScan::Incomplete(_)) if self.input.len() < REPLY_MAX => {}
+                Ok(ReplyScan::Incomplete(_)) if self.input.len() < self.answer_max => {}
                 Ok(ReplyScan::Incomplete(_)) => return Err(io::Error::other("the reply is too large")),
                 Err(error) => return Err(io::Error::other(error.to_string())),
             }

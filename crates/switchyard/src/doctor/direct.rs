@@ -1,5 +1,6 @@
 //! Who uses a node past the router: clients that would not notice when a key moves.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use switchyard_resp::command::{CommandTable, Flags, Handling};
@@ -64,6 +65,18 @@ pub(crate) fn direct_clients(list: &str) -> Vec<DirectClient> {
     found
 }
 
+/// The routers in the reply to CLIENT LIST, each by what names its state directory there.
+pub(crate) fn routers(list: &str) -> BTreeSet<String> {
+    let names = list.lines().filter_map(|line| line.split(' ').find_map(|word| word.strip_prefix("name=")));
+    let sites = names.filter_map(|name| {
+        let mut parts = name.strip_prefix(OWN)?.split('-');
+        let site = parts.next()?;
+        // The run follows, and whose connection it is.
+        (site.len() == 8 && site.bytes().all(|byte| byte.is_ascii_hexdigit()) && parts.count() >= 3).then(|| site.to_owned())
+    });
+    sites.collect()
+}
+
 /// Major and minor version of Redis that a node is, or is compatible with, from INFO.
 pub(crate) fn redis_version(info: &str) -> Option<(u32, u32)> {
     let text = info.lines().find_map(|line| line.trim().strip_prefix("redis_version:"))?;
@@ -91,6 +104,14 @@ mod tests {
         let expected = [("set", true), ("get", false), ("blpop", true), ("xgroup|create", true), ("json.set", true)];
         assert_eq!(found, expected.map(|(command, writes)| (command.to_owned(), writes)));
         assert_eq!(direct_clients(list)[1].to_string(), "10.0.0.3:7, named worker, user app, last command get");
+    }
+
+    #[test]
+    fn routers_are_told_by_the_names_of_their_connections() {
+        let list = "id=4 addr=10.0.0.1:6 name=switchyard-0a1b2c3d-1f-62-0 flags=N cmd=set\n\
+            id=5 addr=10.0.0.1:7 name=switchyard-0a1b2c3d-1f-62-mover flags=N cmd=get\n\
+            id=6 addr=10.0.0.1:8 name=switchyard-doctor flags=N cmd=client\nid=7 addr=10.0.0.1:9 name=switchyard-deadbeef flags=N\n";
+        assert_eq!(routers(list).into_iter().collect::<Vec<_>>(), ["0a1b2c3d"]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::config::{NodeAddress, SentinelAddress, SentinelPlace};
 
 use super::Seen;
 use super::connection::{Answer, NodeConnection};
-use super::direct::direct_clients;
+use super::direct::{direct_clients, routers};
 
 /// How long one question may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -233,6 +233,7 @@ fn ask_all(connection: &mut NodeConnection, seen: &mut Seen) -> std::io::Result<
     let clients = connection.ask(&["CLIENT", "LIST"])?;
     if clients.error().is_none() {
         seen.direct = direct_clients(&clients.text());
+        seen.routers = routers(&clients.text());
     }
     Ok(())
 }

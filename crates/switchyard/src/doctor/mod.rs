@@ -6,12 +6,13 @@ mod application;
 mod checks;
 pub(crate) mod connection;
 mod direct;
+pub(crate) mod holdings;
 mod look;
 
 pub(crate) use application::examine_commands;
 pub(crate) use checks::examine;
-pub(crate) use direct::{DirectClient, direct_clients, redis_version};
-pub(crate) use look::{Functions, functions, look, servers};
+pub(crate) use direct::{DirectClient, direct_clients, redis_version, routers};
+pub(crate) use look::{Functions, Server, functions, look, servers};
 
 use serde::Serialize;
 
@@ -77,4 +78,6 @@ pub(crate) struct Seen {
     pub(crate) modules: Vec<String>,
     /// Clients that use its keys past the router.
     pub(crate) direct: Vec<DirectClient>,
+    /// Routers that are connected to it, each by what names its state directory there.
+    pub(crate) routers: std::collections::BTreeSet<String>,
 }

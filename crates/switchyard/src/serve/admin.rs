@@ -125,6 +125,7 @@ impl RouterSource {
                 run_id: node.run_id.clone(),
                 version: node.version.clone(),
                 slots: topology.slots_of(node.id) as u64,
+                drained: self.moves.get().is_some_and(|moves| moves.is_drained(&node.name)),
                 exceptions: topology.exceptions_at(node.id) as u64,
                 requests: node.requests,
                 errors: node.errors,
@@ -142,13 +143,14 @@ impl RouterSource {
             clients: status.clients,
             commands: status.commands,
             nodes,
+            troubles: Vec::new(),
         }
     }
 }
 
 impl Source for RouterSource {
     fn status(&self) -> StatusReport {
-        self.running.look(|phase| match phase {
+        let report = self.running.look(|phase| match phase {
             Phase::Serving { router, topology } => self.report(&router.status(), topology, false),
             Phase::Draining { status, topology, .. } => self.report(status, topology, true),
             // Nobody is answered before the router serves; this is for completeness.
@@ -161,8 +163,12 @@ impl Source for RouterSource {
                 clients: 0,
                 commands: 0,
                 nodes: Vec::new(),
+                troubles: Vec::new(),
             },
-        })
+        });
+        // Behind the look at the phase, which moves look at as well.
+        let troubles = self.moves.get().map(|moves| moves.troubles()).unwrap_or_default();
+        StatusReport { troubles: if report.draining { Vec::new() } else { troubles }, ..report }
     }
 
     fn operate(&self, operation: Operation, who: &str) -> Result<serde_json::Value, Refused> {
@@ -178,27 +184,28 @@ impl Source for RouterSource {
             Phase::Draining { metrics, .. } => metrics.clone(),
             Phase::Starting => String::new(),
         }));
+        let unserved = self.status().readiness().slots_unserved();
+        page.gauge("slots_unserved", "Slots whose owner cannot be reached", unserved as f64);
         if let Some(moves) = self.moves.get() {
             moves.add_metrics(&mut page);
         }
+        page.gauge("slots_unserved", "Slots whose owner cannot be reached", self.status().readiness().slots_unserved() as f64);
         page.add_log();
         page.add_build();
         page.add_process();
         page.finish()
     }
 
-    fn accept(&self, node: &str) -> bool {
-        let known = self.running.accept(node);
-        if known {
-            tracing::warn!(node, "an operator has accepted the node as it is");
-        }
-        known
+    fn accept(&self, node: &str) -> Result<(), Refused> {
+        self.running.accept(node)?;
+        tracing::warn!(node, "an operator has accepted the node as it is");
+        Ok(())
     }
 
     fn ready(&self) -> Readiness {
         if self.running.look(|phase| matches!(phase, Phase::Starting)) {
             let not_ready = vec![NotReady { address: "all".to_owned(), slots: 0, reason: "starting".to_owned() }];
-            return Readiness { draining: false, not_ready };
+            return Readiness { not_ready, ..Readiness::default() };
         }
         self.status().readiness()
     }

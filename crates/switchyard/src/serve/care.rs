@@ -1,6 +1,7 @@
 //! Keeps what nodes have in common the same on each: functions, which a node that joins or returns empty does not have.
 //!
-//! It also renews the check of scripts in libraries that an older router has stored.
+//! It also renews the check of scripts in libraries that an older router has stored, asks nodes whether they keep their data on disk, and has the
+//! state directory remember their processes.
 //!
 //! A thread of its own, because it asks nodes and waits. It acts only where a node has no functions at all and the others agree on
 //! theirs; whatever else differs is somebody's decision, and is told. Scripts need no such care: the workers give a node what it lacks
@@ -16,17 +17,26 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use switchyard_control::store::RedbStore;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply;
-use switchyard_router::{CopyTurn, Link, NodeAccess, renewed_library};
+use switchyard_router::{CopyTurn, Link, NodeAccess, Router, renewed_library};
 use tracing::{info, warn};
 
+use super::fleet::Fleet;
 use super::running::Running;
 use crate::doctor::connection::NodeConnection;
+use crate::doctor::holdings::ANSWER_MAX;
 use crate::doctor::{Functions, functions};
 
 /// How often it looks whether a node's process is another one.
 const PERIOD: Duration = Duration::from_millis(250);
+
+/// Of so many looks, one asks the nodes whether they keep their data on disk.
+const PERSISTENCE_ONE_IN: u32 = 4;
+
+/// How long a node may take to say that: others wait behind it.
+const PERSISTENCE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long a node may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -35,18 +45,30 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) struct Care {
     stop: mpsc::Sender<()>,
     thread: JoinHandle<()>,
+    remember: Box<dyn Fn()>,
 }
 
 impl Care {
     /// Starts looking after the nodes of the router.
-    pub(super) fn start(running: Arc<Running>) -> anyhow::Result<Self> {
+    pub(super) fn start(running: Arc<Running>, fleet: Arc<Fleet>, store: Arc<RedbStore>) -> anyhow::Result<Self> {
         let (stop, stopped) = mpsc::channel();
+        let remember = {
+            let (running, fleet, store) = (Arc::clone(&running), Arc::clone(&fleet), Arc::clone(&store));
+            Box::new(move || fleet.note(&store, &running))
+        };
         let thread = std::thread::Builder::new()
             .name("care".to_owned())
             .spawn(move || {
                 let mut known = BTreeMap::new();
+                let mut persistence = Persistence::default();
+                let mut looks = 0_u32;
                 let mut left = None;
                 while matches!(stopped.recv_timeout(PERIOD), Err(RecvTimeoutError::Timeout)) {
+                    looks = looks.wrapping_add(1);
+                    if looks.is_multiple_of(PERSISTENCE_ONE_IN) {
+                        persistence.ask(&running);
+                    }
+                    fleet.note(&store, &running);
                     left = left.take().filter(|left| !is_over(&running, left));
                     if left.is_none() {
                         left = look_after(&running, &mut known);
@@ -54,16 +76,52 @@ impl Care {
                 }
             })
             .context("cannot start a thread")?;
-        Ok(Self { stop, thread })
+        Ok(Self { stop, thread, remember })
     }
 
-    /// Ends it. A question to a node that is under way is left behind.
+    /// Ends it, while the router still serves: the state directory then knows what the router knows. A question to a node that is under way is left behind.
     pub(super) fn stop(self) {
+        (self.remember)();
         drop(self.stop);
         if self.thread.is_finished() {
             let _ = self.thread.join();
         }
     }
+}
+
+/// Connections on which nodes are asked whether they keep their data on disk, each with the process at its end.
+#[derive(Default)]
+struct Persistence(BTreeMap<NodeId, (NodeAccess, NodeConnection, String)>);
+
+impl Persistence {
+    /// `CONFIG SET` at a node changes it while its process runs, and then a node that comes back empty has lost what it should have kept.
+    fn ask(&mut self, running: &Running) {
+        let Some((status, access)) = running.with(|router| (router.status(), router.node_access())) else { return };
+        let up: BTreeMap<NodeId, &NodeAccess> =
+            status.nodes.iter().filter(|node| node.link == Link::Up).filter_map(|node| Some((node.id, access.get(&node.id)?))).collect();
+        self.0.retain(|id, (access, ..)| up.get(id) == Some(&&*access));
+        for (id, access) in up {
+            if !self.0.contains_key(&id) {
+                let Ok(connection) = NodeConnection::open(access, PERSISTENCE_PATIENCE) else { continue };
+                let mut connection = connection.with_answers_up_to(ANSWER_MAX);
+                let Some(run_id) = run_id(&mut connection) else { continue };
+                self.0.insert(id, (access.clone(), connection, run_id));
+            }
+            let Some((_, connection, run_id)) = self.0.get_mut(&id) else { continue };
+            match persists(connection) {
+                Ok(persists) => drop(running.with(|router: &Router| router.note_persistence(id, run_id, persists))),
+                // Connected anew with the next question.
+                Err(_) => drop(self.0.remove(&id)),
+            }
+        }
+    }
+}
+
+/// Whether the node keeps its data on disk. Where it does not say, it is taken for one that does not.
+fn persists(connection: &mut NodeConnection) -> std::io::Result<bool> {
+    let appends = connection.ask(&["INFO", "persistence"])?.text().lines().any(|line| line.trim() == "aof_enabled:1");
+    let save = connection.ask(&["CONFIG", "GET", "save"])?;
+    Ok(appends || save.error().is_none() && save.items().get(1).is_some_and(|save| !save.text().is_empty()))
 }
 
 /// A connection on which functions were to be stored, and that was not answered: it may still be done.

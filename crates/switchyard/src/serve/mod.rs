@@ -7,6 +7,8 @@
 mod admin;
 mod care;
 mod failover;
+mod first;
+mod fleet;
 mod holder;
 mod limits;
 mod log_queue;
@@ -35,10 +37,13 @@ use tracing::{error, info, warn};
 
 use crate::cli::Failure;
 use crate::config::{Config, Sources};
+use crate::doctor::holdings::primaries;
 use admin::AdminThread;
 use failover::{Observer, Watched};
+pub(crate) use fleet::Fleet;
 pub(crate) use log_queue::flush as flush_log;
 use logs::Logs;
+pub(crate) use moves::recall;
 use moves::{Members, Moves, MovesThread, ReloadAsk, RespOperator};
 use placement::Placement;
 use reload::Reloader;
@@ -73,6 +78,11 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>) -> Result<(), Fail
         }
     }
     let found = seat::look(placement.store(), &config.state_dir, &resolved.nodes, standby)?;
+    let patience = resolved.live.connect_timeout;
+    let beginning = match placement.topology() {
+        None => Some(first::begin(&resolved.nodes, patience)?),
+        Some(_) => None,
+    };
     let start = placement.next_incarnation()?;
     let admin_tls = resolved.admin_tls.as_ref().map(|tls| AdminTls::new(tls.config.clone()));
     let admin_access = AdminAccess::new(admin::access(resolved.admin_token.as_ref(), &config.state_dir)?);
@@ -83,6 +93,20 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>) -> Result<(), Fail
     let moves = Moves::open(&config.state_dir, Arc::clone(&placement), Arc::clone(&running), Members(asks.clone()))?;
     moves.tune(&config, &resolved.nodes);
     let seats = Arc::new(Seats::take(&placement, &moves, &found)?);
+    let fleet = Arc::new(Fleet::load(placement.store())?);
+    let held = match (beginning, placement.topology()) {
+        (Some(first::Beginning { topology, held }), _) => {
+            placement.begin(topology, held.is_some())?;
+            held
+        }
+        (None, Some(topology)) => {
+            let doubts =
+                fleet.recognise(&config.state_dir, &topology, &primaries(&resolved.nodes), patience, |node| moves.left_at(node))?;
+            doubts.iter().for_each(|doubt| warn!("{doubt}"));
+            None
+        }
+        (None, None) => None,
+    };
     let settled = placement.settle(&config.node_names(), |_| {})?;
     let topology = settled.topology;
     for name in &settled.joined {
@@ -117,6 +141,8 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>) -> Result<(), Fail
         site: moves.site(),
         seat: Some(seats.seat()),
         servers: watched.iter().map(Watched::servers).collect(),
+        processes: fleet.of(&topology),
+        held: held.clone(),
         live: live.clone(),
     };
     let router = Router::start(settings, Arc::clone(&topology)).map_err(explain_start)?;
@@ -145,6 +171,11 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>) -> Result<(), Fail
     );
     notify(&[NotifyState::Ready]);
 
+    let look = match held {
+        Some(held) => Some(first::Look::start(Arc::clone(&placement), Arc::clone(&running), patience, held)?),
+        None => None,
+    };
+    let care = care::Care::start(Arc::clone(&running), fleet, Arc::clone(placement.store()))?;
     let observer = Observer::start(watched, Arc::clone(placement.store()), Arc::clone(&running))?;
     let nodes = resolved.nodes;
     let reloader = Reloader {
@@ -162,15 +193,15 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>) -> Result<(), Fail
         moves: Arc::clone(&moves),
     };
     let reloads = start_reloads(reloader, Arc::clone(&running), asks, asked)?;
-    let care = care::Care::start(Arc::clone(&running))?;
     if let Some(why) = runtime.block_on(signals.wait_for_stop(&running, &reloads, &mut replaced)) {
         // Nothing that is under way can be ended at the nodes any more, so nothing is waited for.
         return Err(Failure::Failed(anyhow!("{why}. This router ends; clients find the other one when they connect again")));
     }
     notify(&[NotifyState::Stopping]);
+    look.into_iter().for_each(first::Look::stop);
+    care.stop();
     stop(&runtime, &mut signals, &running, (&moves, executor), reloads.shutdown_timeout())?;
     seat_thread.stop();
-    care.stop();
     admin.stop();
     reloads.stop();
     Ok(())

@@ -30,6 +30,8 @@ struct Map {
     transits: BTreeMap<MoveId, Vec<(Transit, Vec<Slot>)>>,
     /// Source and target of moves that are open: they stay.
     taking_part: BTreeMap<MoveId, [NodeId; 2]>,
+    /// The first start has yet to look at what the nodes hold: no key is served by this map, and it is not stored.
+    is_provisional: bool,
 }
 
 /// What became of the list of nodes.
@@ -70,6 +72,31 @@ impl Placement {
         self.map().topology.clone()
     }
 
+    /// The map of a first start. One that is provisional is stored when it is confirmed.
+    pub(super) fn begin(&self, topology: Topology, is_provisional: bool) -> anyhow::Result<()> {
+        let mut map = self.map();
+        if !is_provisional {
+            self.store.save_topology(&topology).context("cannot keep the slot map")?;
+        }
+        (map.topology, map.is_provisional) = (Some(Arc::new(topology)), is_provisional);
+        Ok(())
+    }
+
+    /// The map that fits what the nodes hold, in the place of the provisional one.
+    pub(super) fn confirm(&self, topology: Topology) -> anyhow::Result<()> {
+        let mut map = self.map();
+        self.store.save_topology(&topology).context("cannot keep the slot map")?;
+        let topology = Arc::new(topology);
+        (map.topology, map.is_provisional) = (Some(Arc::clone(&topology)), false);
+        self.running.publish(topology);
+        Ok(())
+    }
+
+    /// Whether the first start has yet to look at what the nodes hold.
+    pub(super) fn is_provisional(&self) -> bool {
+        self.map().is_provisional
+    }
+
     /// Reconciles the map with the nodes wanted, and makes the outcome durable. `before` is called before anybody sees it: nodes that join
     /// must be reachable by then.
     pub(super) fn settle(&self, wanted: &[String], before: impl FnOnce(&Settled)) -> anyhow::Result<Settled> {
@@ -79,6 +106,9 @@ impl Placement {
             if let Some(id) = map.taking_part.iter().find(|(_, nodes)| nodes.contains(&node.id)).map(|(id, _)| id.0) {
                 bail!("node {} takes part in move {id}, so it must stay in the list; see `switchyard moves`", node.name);
             }
+        }
+        if map.is_provisional && placed.changed {
+            bail!("this is a first start, and it is not yet known what each node holds: restart to begin with another list of nodes");
         }
         let topology = match &map.topology {
             Some(stored) if !placed.changed => Arc::clone(stored),

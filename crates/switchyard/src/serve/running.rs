@@ -1,8 +1,10 @@
 //! The router while it runs, shared by what looks at it: the admin port, the reload, the signals.
 
+use std::collections::BTreeSet;
 use std::mem;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
+use switchyard_control::admin::Refused;
 use switchyard_policy::topology::Topology;
 use switchyard_router::{Router, Status};
 use tokio::sync::broadcast;
@@ -17,6 +19,8 @@ pub(super) struct Running {
     phase: RwLock<Phase>,
     /// Names of nodes about which an operator has said that they are to be served as they are.
     accepted: broadcast::Sender<String>,
+    /// Names of nodes whose primary a server claims to be without proof.
+    claimed: Mutex<BTreeSet<String>>,
     /// What replicas must have before they are read.
     needs: Needs,
     /// What is left at nodes, so that one router at a time serves them.
@@ -25,7 +29,13 @@ pub(super) struct Running {
 
 impl Default for Running {
     fn default() -> Self {
-        Self { phase: RwLock::default(), accepted: broadcast::Sender::new(16), needs: Needs::default(), seats: OnceLock::new() }
+        Self {
+            phase: RwLock::default(),
+            accepted: broadcast::Sender::new(16),
+            claimed: Mutex::default(),
+            needs: Needs::default(),
+            seats: OnceLock::new(),
+        }
     }
 }
 
@@ -74,14 +84,35 @@ impl Running {
     }
 
     /// An operator accepts a node as it is: one that came back empty is served, and whoever claims to be its primary without proof is
-    /// followed. False where there is no such node, or no router that serves.
-    pub(super) fn accept(&self, node: &str) -> bool {
-        let known = self.with(|router| router.accept_empty(node)) == Some(true);
-        if known {
-            // Nobody listens where no node has replicas.
-            let _ = self.accepted.send(node.to_owned());
+    /// followed.
+    ///
+    /// # Errors
+    /// If there is no such node, or nothing that waits for an operator's word: said beforehand, it would hide a later loss.
+    pub(super) fn accept(&self, node: &str) -> Result<(), Refused> {
+        let is_held = self
+            .with(|router| router.accept_empty(node))
+            .ok_or_else(|| Refused::Unavailable("the router is not serving: it is starting, or was told to stop".to_owned()))?
+            .ok_or_else(|| Refused::Wrong(format!("this router serves no node \"{node}\"; `switchyard nodes list` shows them")))?;
+        let is_claimed = self.claimed.lock().unwrap_or_else(PoisonError::into_inner).contains(node);
+        if !is_held && !is_claimed {
+            return Err(Refused::Conflict(format!(
+                "nothing of node {node} waits to be accepted: it is not held because it came back empty, and no server claims to be its primary without \
+                 proof"
+            )));
         }
-        known
+        // Nobody listens where no node has replicas.
+        let _ = self.accepted.send(node.to_owned());
+        Ok(())
+    }
+
+    /// Whether a server claims to be the primary of a node, and nothing proves it.
+    pub(super) fn note_claim(&self, node: &str, is_claimed: bool) {
+        let mut claimed = self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_claimed {
+            claimed.insert(node.to_owned());
+        } else {
+            claimed.remove(node);
+        }
     }
 
     /// The names of nodes that are accepted from now on.

@@ -11,9 +11,7 @@ fn emulating(args: &[&str]) -> Option<Site> {
 fn without_emulation_it_is_a_server_without_cluster_support() {
     let site = Site::new(2);
     let mut client = site.client();
-    for line in
-        ["CLUSTER SLOTS", "CLUSTER NODES", "CLUSTER SHARDS", "CLUSTER INFO", "CLUSTER MYID", "READONLY", "ASKING"]
-    {
+    for line in ["CLUSTER SLOTS", "CLUSTER NODES", "CLUSTER SHARDS", "CLUSTER INFO", "CLUSTER MYID", "READONLY", "ASKING"] {
         assert_eq!(client.cmd(line), Value::Error("ERR This instance has cluster support disabled".into()), "{line}");
     }
     assert!(client.cmd("INFO cluster").text().contains("cluster_enabled:0"));

@@ -3,13 +3,25 @@
 use crate::support::process::tied;
 use crate::support::{Client, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, until};
 
+/// Two nodes that keep nothing over a restart, and a router that a test may start while one of them is held.
 fn site(persistent: bool, policy: &str) -> Option<Site> {
-    let args = if persistent { vec!["--appendonly".to_owned(), "yes".to_owned()] } else { Vec::new() };
+    // Each write at once: with everysec one may wait for a sync that is under way, and a kill loses it.
+    let args: &[&str] = if persistent { &["--appendonly", "yes", "--appendfsync", "always"] } else { &[] };
+    let args = args.iter().map(|arg| (*arg).to_owned()).collect();
     let node = NodeOptions { args, ..NodeOptions::default() };
     let set = [format!("nodes.empty-return={policy}"), "clients.default-user-rules=operator".into()];
     let args = set.into_iter().flat_map(|set| ["--set".to_owned(), set]).collect();
-    let router = RouterOptions { args, ..RouterOptions::default() };
-    Site::router_only(2, &SiteOptions { node, router })
+    let router = RouterOptions { args, nodes_may_be_down: true, ..RouterOptions::default() };
+    let site = Site::router_only(2, &SiteOptions { node, router })?;
+    until("the nodes serve", || (site.client().cmd("DBSIZE") == int(0)).then_some(()));
+    Some(site)
+}
+
+/// `switchyard nodes accept`: its exit code and what it said.
+fn accept(site: &Site, name: &str) -> (Option<i32>, String) {
+    let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
+    let output = command.args(["nodes", "accept", name, "--admin", &site.router().admin().to_string()]).output().expect("it runs");
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
 /// A key at the first node, written through the router.
@@ -52,14 +64,9 @@ fn it_is_held_until_somebody_accepts_it() {
     site.node_mut(0).restart();
     held(&mut client, &key);
     // Over the admin port, by the command line.
-    let accept = |name: &str| {
-        let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
-        let output = command.args(["nodes", "accept", name, "--admin", &site.router().admin().to_string()]).output().expect("it runs");
-        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
-    };
-    let (code, error) = accept("nobody:1");
+    let (code, error) = accept(&site, "nobody:1");
     assert!(code == Some(1) && error.contains("no node \"nobody:1\""), "{error}");
-    assert_eq!(accept(&name), (Some(0), String::new()));
+    assert_eq!(accept(&site, &name), (Some(0), String::new()));
     until("the node is served", || (client.cmd(&format!("GET {key}")) == Value::Nil).then_some(()));
     let log = site.router().process().log();
     assert!(log.contains("admin request") && log.contains(&format!("/api/v1/nodes/{name}/accept")), "{log}");
@@ -102,4 +109,73 @@ fn a_node_that_never_had_keys_is_not_held() {
     let mut client = site.client();
     site.node_mut(0).restart();
     until("both nodes are served", || (client.cmd("DBSIZE") == int(0)).then_some(()));
+}
+
+/// The router may end between the loss and the return: what it knew of the node is in its state directory.
+#[test]
+fn it_is_held_after_a_restart_of_the_router() {
+    let Some(mut site) = site(false, "hold") else { return };
+    let mut client = site.client();
+    let key = fill(&site, &mut client);
+    let addresses: Vec<_> = site.nodes().iter().map(|node| node.address()).collect();
+    site.router().process().signal(rustix::process::Signal::TERM);
+    site.router_mut().process_mut().wait(std::time::Duration::from_secs(30));
+    site.node_mut(0).restart();
+    site.router_mut().start_again(&addresses);
+    let mut client = site.client();
+    held(&mut client, &key);
+    // Held before the restart, and after it.
+    site.router_mut().restart(&addresses);
+    let mut client = site.client();
+    held(&mut client, &key);
+    assert_eq!(accept(&site, &addresses[0].to_string()), (Some(0), String::new()));
+    until("the node is served", || (client.cmd(&format!("GET {key}")) == Value::Nil).then_some(()));
+    // With other keys it is as it was before.
+    assert_eq!(client.cmd(&format!("SET {key} again")), ok());
+    site.router_mut().restart(&addresses);
+    let mut client = site.client();
+    until("the node is served", || (client.cmd(&format!("GET {key}")) == bulk("again")).then_some(()));
+}
+
+#[test]
+fn nothing_is_accepted_beforehand() {
+    let Some(mut site) = site(false, "hold") else { return };
+    let mut client = site.client();
+    let key = fill(&site, &mut client);
+    let name = site.nodes()[0].address().to_string();
+    let (code, error) = accept(&site, &name);
+    assert!(code == Some(1) && error.contains("waits to be accepted"), "{error}");
+    assert!(client.cmd(&format!("SWITCHYARD ACCEPT {name}")).expect_error().contains("waits to be accepted"));
+    site.node_mut(0).restart();
+    held(&mut client, &key);
+}
+
+/// Whether a node keeps its data on disk can change while its process runs.
+#[test]
+fn persistence_that_is_switched_on_later_counts() {
+    let Some(mut site) = site(false, "auto") else { return };
+    let mut client = site.client();
+    let key = fill(&site, &mut client);
+    assert_eq!(site.nodes()[0].cmd("CONFIG SET appendonly yes"), ok());
+    // The router asks for both settings together: a question that began later is answered when there are two more.
+    let asked = || {
+        let stats = site.nodes()[0].cmd("INFO commandstats").text();
+        let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_config|get:calls=")?.split(',').next()?.parse::<u64>().ok());
+        calls.unwrap_or(0)
+    };
+    let before = asked();
+    until("the router has asked", || (asked() >= before + 3).then_some(()));
+    site.node_mut(0).restart();
+    held(&mut client, &key);
+}
+
+#[test]
+fn a_node_at_which_no_key_is_looked_for_is_not_held() {
+    let Some(mut site) = site(false, "hold") else { return };
+    let mut client = site.client();
+    fill(&site, &mut client);
+    let name = site.nodes()[0].address().to_string();
+    crate::movectl::done(site.router(), &format!("nodes drain {name} --wait --goal fast --durability memory"));
+    site.node_mut(0).restart();
+    until("both nodes are served", || (client.cmd("DBSIZE") == int(1)).then_some(()));
 }

@@ -41,7 +41,8 @@ fn blocks_of_a_page_become_a_script() {
     let page = "# A\n\n<!-- sandbox\nbefore\n-->\n```toml /etc/x.toml\na = 1\n```\ntext\n```sh\none\ntwo\n```\n```sh by-hand\nnever\n```\n```text\nno\n```\n";
     let script = script(page);
     let rest = script.split_once("2>&1\n").expect("the beginning").1;
-    let expected = "before\ncat >/etc/x.toml <<'END OF FILE'\na = 1\nEND OF FILE\nset -x\none\ntwo\n{ set +x; } 2>/dev/null\necho \"all right\"\n";
+    let expected =
+        "before\ncat >/etc/x.toml <<'END OF FILE'\na = 1\nEND OF FILE\nset -x\none\ntwo\n{ set +x; } 2>/dev/null\necho \"all right\"\n";
     assert_eq!(rest, expected);
 }
 

@@ -281,10 +281,19 @@ fn health_and_readiness_tell_whether_nodes_are_there() {
     until("ready", || (http::get(admin, "/readyz").0 == 200).then_some(()));
     let dead = site.nodes()[1].address().to_string();
     site.node_mut(1).kill();
-    until("not ready, and says which node", || {
+    until("ready in part, and says which node", || {
         let (status, body) = http::get(admin, "/readyz");
-        (status == 503 && body.contains(&dead)).then_some(())
+        (status == 200 && body.contains(&dead)).then_some(())
     });
+    assert_eq!(sum(&parse(&site.router().metrics()), "switchyard_slots_unserved", ""), 8192.0);
+    let other = site.nodes()[0].address().to_string();
+    site.node_mut(0).kill();
+    until("not ready where no slot can be served", || {
+        let (status, body) = http::get(admin, "/readyz");
+        (status == 503 && body.contains(&dead) && body.contains(&other)).then_some(())
+    });
+    site.node_mut(0).restart();
+    until("ready for half of the keys", || (http::get(admin, "/readyz").0 == 200).then_some(()));
     // Alive is not the same as ready: a restart of the router would not help.
     assert_eq!(http::get(admin, "/healthz").0, 200);
     let metrics = parse(&site.router().metrics());

@@ -77,7 +77,7 @@ fn what_is_on_its_way_or_was_moved_alone_is_told() {
     let told = place(&site, "key:7");
     assert_eq!((told["node"].as_str(), told["owner"].as_str()), (Some(away.as_str()), Some(home.as_str())));
     assert_eq!(told["relocated"], true);
-    assert_eq!(having(&site, "key:7"), [away.clone()]);
+    assert_eq!(having(&site, "key:7"), std::slice::from_ref(&away));
     let map = json(site.router(), "slots");
     assert_eq!(map["exceptions"][0]["slot"], slot(b"key:7"));
     assert!(done(site.router(), "where key:7").contains(&format!("moved alone; its slot is at {home}")));

@@ -39,7 +39,8 @@ impl Hash for Leg {
             State::HandingOver => (9, 0).hash(state),
             State::Ended => (10, 0).hash(state),
         }
-        (self.resumed, self.begun, self.turned, self.given_up, self.as_safe_as_it_was, &self.back, self.purging, self.quiet as u8).hash(state);
+        (self.resumed, self.begun, self.turned, self.given_up, self.as_safe_as_it_was, &self.back, self.purging, self.quiet as u8)
+            .hash(state);
         self.hash_link(&self.source, state);
         self.hash_link(&self.target, state);
         let mut away: Vec<(Fingerprint, Eras)> = self.away.iter().map(|(key, eras)| (*key, *eras)).collect();

@@ -40,9 +40,9 @@ pub(super) const MOVES: &[Key<Config>] = &[
         "max-rate",
         Takes::Reload,
         &["bandwidth", "rate-limit"],
-        "Bytes per second that a move copies at most. 0: as fast as the goal allows.",
+        "Bytes per second that a move copies at most, with a unit, such as 20mb. 0: as fast as the goal allows.",
         |config, raw, _| {
-            config.moves.max_rate = Some(raw.size(0..=64 * GB)? as u64).filter(|rate| *rate > 0);
+            config.moves.max_rate = Some(raw.rate(64 * GB)?).filter(|rate| *rate > 0);
             Ok(())
         },
         |config| size(config.moves.max_rate.unwrap_or(0) as usize)

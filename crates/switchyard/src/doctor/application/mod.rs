@@ -39,10 +39,8 @@ pub(crate) enum Limit {
 /// What the commands at these servers may meet behind the router: by their names, and for so long by real ones.
 pub(crate) fn examine_commands(nodes: &[NodeAccess], time: Option<Duration>) -> Vec<Finding> {
     let seen: Vec<_> = std::thread::scope(|scope| {
-        let looks: Vec<_> = nodes
-            .iter()
-            .map(|node| (node, scope.spawn(move || (calls(node), time.map(|time| sample(node, time))))))
-            .collect();
+        let looks: Vec<_> =
+            nodes.iter().map(|node| (node, scope.spawn(move || (calls(node), time.map(|time| sample(node, time)))))).collect();
         looks.into_iter().filter_map(|(node, look)| Some((node, look.join().ok()?))).collect()
     });
     let mut total = Calls::new();
@@ -113,7 +111,21 @@ mod tests {
         }
         assert_eq!((limit("EXEC"), limit("WATCH")), (Some(Limit::Transaction), Some(Limit::Transaction)));
         assert!(matches!(limit("SWAPDB"), Some(Limit::Refused(_))));
-        for name in ["GET", "MGET", "MSET", "DEL", "SINTERSTORE", "PFMERGE", "SORT", "SCAN", "XGROUP|CREATE", "PUBLISH", "MULTI", "SAVE", "REPLCONF"] {
+        for name in [
+            "GET",
+            "MGET",
+            "MSET",
+            "DEL",
+            "SINTERSTORE",
+            "PFMERGE",
+            "SORT",
+            "SCAN",
+            "XGROUP|CREATE",
+            "PUBLISH",
+            "MULTI",
+            "SAVE",
+            "REPLCONF",
+        ] {
             assert_eq!(limit(name), None, "{name}");
         }
     }

@@ -98,7 +98,8 @@ impl Sample {
 }
 
 const TAGS: &str = "the router answers CROSSSLOT: give keys that are used together a common hash tag ({user:7}:cart, {user:7}:name)";
-const DECLARE: &str = "the router answers CROSSSLOT, or stops the script: pass every key in KEYS, and give keys of one call a common hash tag";
+const DECLARE: &str =
+    "the router answers CROSSSLOT, or stops the script: pass every key in KEYS, and give keys of one call a common hash tag";
 
 /// Looks at the commands of a node for so long.
 pub(crate) fn sample(access: &NodeAccess, time: Duration) -> Result<Sample, String> {
@@ -157,7 +158,8 @@ fn parts(line: &[u8]) -> Option<(&str, &[u8])> {
     let open = line.iter().position(|byte| *byte == b'[')?;
     let close = open + line[open..].iter().position(|byte| *byte == b']')?;
     // An IPv6 address has brackets of its own.
-    let close = if line.get(close + 1) == Some(&b':') { close + 1 + line[close + 1..].iter().position(|byte| *byte == b']')? } else { close };
+    let close =
+        if line.get(close + 1) == Some(&b':') { close + 1 + line[close + 1..].iter().position(|byte| *byte == b']')? } else { close };
     let inside = std::str::from_utf8(&line[open + 1..close]).ok()?;
     let (_, who) = inside.split_once(' ')?;
     Some((who, line.get(close + 1..)?))

@@ -64,11 +64,7 @@ fn finding(limit: Limit, commands: &[(&str, u64)]) -> Finding {
             format!("commands were called that the router does not serve: {shown}"),
             format!("see that the application does without: {why}"),
         ),
-        Limit::OneSlot => (
-            Level::Note,
-            format!("commands were called whose keys must share a slot: {shown}"),
-            format!("{TAGS}; {SAMPLE}"),
-        ),
+        Limit::OneSlot => (Level::Note, format!("commands were called whose keys must share a slot: {shown}"), format!("{TAGS}; {SAMPLE}")),
         Limit::Transaction => (
             Level::Note,
             format!("transactions were called, and all keys of one, with those watched, must share a slot: {shown}"),

@@ -169,6 +169,7 @@ async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running
 fn step(node: &mut Watched, event: Event<SocketAddr>, now_us: u64, servers: &mut Servers, store: &RedbStore, running: &Running) {
     let mut actions = Vec::new();
     node.watch.step(event, now_us, &mut actions);
+    running.note_claim(&node.name, node.watch.has_claimant());
     apply(node, actions, servers, store, running);
 }
 

@@ -10,8 +10,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::Value;
 use switchyard_control::admin::{
-    AddNodeRequest, BalanceRequest, HowRequest, MoveRequest, MoveState, NodeRequest, Operation, PlanReport, PlannedReport, Refused,
-    SteerRequest,
+    AddNodeRequest, BalanceRequest, HowRequest, Lose, MoveRequest, NodeRequest, Operation, PlanReport, PlannedReport, Refused, SteerRequest,
 };
 use switchyard_policy::balance::{self, Shift};
 use switchyard_policy::migration::{Durability, Goal, Key, Protocol, Record};
@@ -20,9 +19,8 @@ use switchyard_router::Steer;
 use tracing::info;
 
 use super::direct::{PATIENCE, check_node};
-use super::home::Told;
 use super::map::{ranges_text, slots_report, text_of, where_report};
-use super::{MemberChange, Moves, Options, Planned, save_as};
+use super::{MemberChange, Moves, Options, Planned, State, save_as};
 use crate::config::{DURABILITIES, name_of, named, parse_endpoint};
 
 /// How long the journal may take to put a move on record.
@@ -103,12 +101,18 @@ impl Moves {
             Operation::Steer { id, what } => self.steer(MoveId(id), &what),
             Operation::AddNode(request) => self.add_node(&request),
             Operation::DrainNode(request) => self.drain_node(&request),
+            Operation::UndrainNode(request) => self.undrain_node(&request),
             Operation::RemoveNode(request) => self.remove_node(&request),
             Operation::Balance(request) => self.balance(&request),
         }
     }
 
     pub(super) fn topology_now(&self) -> Result<Arc<Topology>, Refused> {
+        if self.placement.is_provisional() {
+            let why =
+                "this is a first start, and it is not yet known what each node holds: `switchyard status` says which node does not answer";
+            return Err(Refused::Unavailable(why.to_owned()));
+        }
         let serving = self.running.with(|_| ()).is_some() && !self.stopping.load(Ordering::Acquire);
         let topology = self.placement.topology().filter(|_| serving);
         topology.ok_or_else(|| Refused::Unavailable("the router is not serving: it is starting, or was told to stop".to_owned()))
@@ -210,7 +214,7 @@ impl Moves {
         let _one = self.planning.lock().unwrap_or_else(PoisonError::into_inner);
         let topology = self.topology_now()?;
         self.nothing_under_way("the slots are evened")?;
-        let shifts = balance::even(&topology, &self.weights(&topology)).map_err(|error| conflict(error.to_string()))?;
+        let shifts = balance::even(&topology, &self.weights(&topology)).map_err(|error| self.no_weight(&error))?;
         if request.dry_run {
             let moves = shifts.into_iter().map(|shift| self.planned(None, &shift.into())).collect();
             return json(&PlanReport { dry_run: true, moves, ..PlanReport::default() });
@@ -224,11 +228,41 @@ impl Moves {
         let topology = self.topology_now()?;
         let node = node_named(&topology, &request.address)?;
         self.nothing_under_way("a node is drained")?;
-        let shifts = balance::drain(&topology, node, &self.weights(&topology)).map_err(|error| conflict(error.to_string()))?;
+        // Whatever becomes of the moves: it gets nothing until somebody says so.
+        let mut weights = self.weights(&topology);
+        weights.insert(node, 0);
+        let shifts = balance::drain(&topology, node, &weights).map_err(|error| self.no_weight(&error))?;
         // Keys that live there although their slots do not leave it, too.
         let mut moves = Self::homeward(&topology, node, None);
         moves.extend(wishes(shifts));
-        json(&self.accept(&topology, moves, &how)?)
+        let name = self.name(node);
+        let was = self.drained.has(&name);
+        self.drained.set(&self.store, &name, true).map_err(Refused::Failed)?;
+        let accepted = self.accept(&topology, moves, &how);
+        if accepted.is_err() && !was {
+            self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
+        }
+        json(&accepted?)
+    }
+
+    /// A node that was drained may get slots again.
+    fn undrain_node(&self, request: &NodeRequest) -> Result<Value, Refused> {
+        let _one = self.planning.lock().unwrap_or_else(PoisonError::into_inner);
+        let topology = self.topology_now()?;
+        let name = self.name(node_named(&topology, &request.address)?);
+        if !self.drained.has(&name) {
+            return Err(conflict(format!("{name} is not drained; nodes get slots by `switchyard balance` and `switchyard move`")));
+        }
+        self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
+        json(&PlanReport::default())
+    }
+
+    pub(super) fn no_weight(&self, error: &balance::BalanceError) -> Refused {
+        let drained = self.drained.all();
+        conflict(match drained.is_empty() {
+            true => error.to_string(),
+            false => format!("{error}, or let one get slots again with `switchyard nodes undrain` (drained: {})", drained.join(", ")),
+        })
     }
 
     fn add_node(self: &Arc<Self>, request: &AddNodeRequest) -> Result<Value, Refused> {
@@ -244,7 +278,7 @@ impl Moves {
         let node = node_named(&topology, &request.address)?;
         if let Some((id, _)) = self.state().open.iter().find(|(_, planned)| [planned.source, planned.target].contains(&node)) {
             return Err(conflict(format!(
-                "{} takes part in move {}; let that end, or end it with `switchyard moves abort {1}`",
+                "{} takes part in move {1}; let that end, or end it with `switchyard moves abort {1}`",
                 request.address, id.0
             )));
         }
@@ -262,7 +296,9 @@ impl Moves {
         if topology.nodes().len() == 1 {
             return Err(conflict("it is the only node"));
         }
-        self.members.change(MemberChange::Remove(self.name(node))).map_err(Refused::Failed)?;
+        let name = self.name(node);
+        self.members.change(MemberChange::Remove(name.clone())).map_err(Refused::Failed)?;
+        self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
         json(&PlanReport::default())
     }
 
@@ -270,62 +306,42 @@ impl Moves {
         let steer = match what {
             SteerRequest::Pause => Steer::Pause,
             SteerRequest::Resume => Steer::Resume,
-            SteerRequest::Abort => Steer::Abort,
+            SteerRequest::Abort(request) => return self.abort(id, *request),
             SteerRequest::Goal(word) => Steer::Goal(named(&Goal::ALL, word).map_err(|error| wrong(format!("goal: {error}")))?),
             SteerRequest::MaxRate(rate) => Steer::MaxRate(rate.filter(|rate| *rate > 0)),
         };
         let begun = {
             let mut state = self.state();
-            let known: Vec<String> = state.open.keys().map(|id| id.0.to_string()).collect();
-            let over = state.ended.iter().any(|report| report.id == id.0);
-            let Some(planned) = state.open.get_mut(&id) else {
-                let known = if known.is_empty() { "none is".to_owned() } else { format!("under way: {}", known.join(", ")) };
-                return Err(match over {
-                    true => conflict(format!("move {} is over", id.0)),
-                    false => conflict(format!("there is no move {}; {known}", id.0)),
-                });
-            };
+            let not_open = Self::not_open(&state, id);
+            let planned = state.open.get_mut(&id).ok_or(not_open)?;
+            if planned.options.aborting {
+                return Err(conflict(format!("move {} is being aborted and does not go on; begin another one", id.0)));
+            }
             match steer {
                 Steer::Pause => planned.options.paused = true,
                 Steer::Resume => planned.options.paused = false,
                 Steer::Goal(goal) => name_of(&Goal::ALL, goal).clone_into(&mut planned.options.goal),
                 Steer::MaxRate(rate) => planned.options.max_rate = rate,
-                Steer::Abort => {}
+                Steer::Abort | Steer::GiveUp(_) => {}
             }
             planned.begun
         };
         if begun {
             self.running.with(|router| router.steer_move(id, steer));
-        } else if steer == Steer::Abort {
-            let planned = {
-                let mut state = self.state();
-                match state.open.remove(&id) {
-                    Some(planned) if planned.resume.as_ref().is_some_and(|resume| resume.leg.is_some()) => {
-                        state.open.insert(id, planned);
-                        return Err(conflict(format!(
-                            "a leg of move {} is open and must be ended first; it is taken up as soon as its nodes answer",
-                            id.0
-                        )));
-                    }
-                    Some(planned) if planned.begun => {
-                        state.open.insert(id, planned);
-                        return Err(conflict(format!("move {} has just begun; ask again", id.0)));
-                    }
-                    Some(planned) => planned,
-                    None => return Err(conflict(format!("move {} is over", id.0))),
-                }
-            };
-            if let Some(keys) = planned.keys.as_ref().filter(|_| !planned.options.home_for.is_empty()) {
-                self.home.tell(Told::Stopped { keys: Arc::clone(keys), why: format!("move {} was aborted", id.0) });
-            }
-            let mut report = self.report_of(id, &planned);
-            report.state = MoveState::Stopped;
-            report.doing = "aborted before it began".to_owned();
-            self.close(id, report);
         }
         self.save_options();
         self.wake();
         json(&self.report())
+    }
+
+    /// Why nothing can be done to a move that is not open.
+    pub(super) fn not_open(state: &State, id: MoveId) -> Refused {
+        if state.ended.iter().any(|report| report.id == id.0) {
+            return conflict(format!("move {} is over", id.0));
+        }
+        let known: Vec<String> = state.open.keys().map(|id| id.0.to_string()).collect();
+        let known = if known.is_empty() { "none is".to_owned() } else { format!("under way: {}", known.join(", ")) };
+        conflict(format!("there is no move {}; {known}", id.0))
     }
 
     pub(super) fn nothing_under_way(&self, before: &str) -> Result<(), Refused> {
@@ -341,7 +357,8 @@ impl Moves {
 
     pub(super) fn weights(&self, topology: &Topology) -> BTreeMap<NodeId, u32> {
         let tuning = self.tuning.read().unwrap_or_else(PoisonError::into_inner);
-        topology.nodes().map(|node| (node.id, tuning.weights.get(&node.name).copied().unwrap_or(1))).collect()
+        let weight = |name: &str| if self.drained.has(name) { 0 } else { tuning.weights.get(name).copied().unwrap_or(1) };
+        topology.nodes().map(|node| (node.id, weight(&node.name))).collect()
     }
 
     pub(super) fn planned(&self, id: Option<MoveId>, wish: &Wish) -> PlannedReport {
@@ -420,9 +437,9 @@ impl Moves {
                 goal: name_of(&Goal::ALL, how.goal).to_owned(),
                 max_rate: how.max_rate,
                 purge_target: how.purge_target,
-                paused: false,
                 pattern: pattern.clone(),
                 home_for: home_for.clone(),
+                ..Options::default()
             };
             planned.push((id, options));
         }
@@ -454,6 +471,7 @@ impl Moves {
                     options,
                     begun: false,
                     resume: None,
+                    left_at_start: 0,
                     progress: None,
                     end: None,
                     trouble: None,
@@ -531,13 +549,21 @@ fn told(operation: &Operation) -> String {
         Operation::Steer { id, what } => match what {
             SteerRequest::Pause => format!("pause move {id}"),
             SteerRequest::Resume => format!("resume move {id}"),
-            SteerRequest::Abort => format!("abort move {id}"),
+            SteerRequest::Abort(request) => {
+                let without = match request.lose {
+                    None => "",
+                    Some(Lose::Source) => ", giving up its source",
+                    Some(Lose::Target) => ", giving up its target",
+                };
+                format!("abort move {id}{without}{}", if request.dry_run { ", only planned" } else { "" })
+            }
             SteerRequest::Goal(goal) => format!("move {id} with the goal {goal}"),
             SteerRequest::MaxRate(Some(max)) => format!("move {id} with at most {max} bytes per second"),
             SteerRequest::MaxRate(None) => format!("move {id} as fast as its goal says"),
         },
         Operation::AddNode(request) => format!("add node {}{}", request.address, if request.rebalance { " and rebalance" } else { "" }),
         Operation::DrainNode(request) => format!("drain node {}", request.address),
+        Operation::UndrainNode(request) => format!("undrain node {}", request.address),
         Operation::RemoveNode(request) => format!("remove node {}", request.address),
         Operation::Balance(request) => format!("balance{}", if request.dry_run { ", only planned" } else { "" }),
     }

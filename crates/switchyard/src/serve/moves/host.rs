@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use switchyard_policy::failover::Position;
-use switchyard_policy::migration::{Key, Record};
+use switchyard_policy::migration::{Fingerprint, Key, Record};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, Transit};
 use switchyard_router::{Done, Host, MoveEnd};
 use tracing::error;
@@ -40,6 +40,10 @@ impl Host for Moves {
         self.spool.clone()
     }
 
+    fn lost(&self, move_id: MoveId, node: NodeId, keys: &[Fingerprint]) {
+        self.note_lost(move_id, node, keys);
+    }
+
     fn ended(&self, move_id: MoveId, end: &MoveEnd) {
         let open_leg = self.placement.is_in_transit(move_id);
         if open_leg {
@@ -68,7 +72,7 @@ impl Host for Moves {
 mod tests {
     use std::sync::{Arc, mpsc};
 
-    use switchyard_control::admin::SteerRequest;
+    use switchyard_control::admin::{AbortRequest, SteerRequest};
     use switchyard_policy::migration::{Durability, Protocol};
     use switchyard_policy::topology::Stage;
 
@@ -101,13 +105,15 @@ mod tests {
             options: Options::default(),
             begun: true,
             resume: None,
+            left_at_start: 0,
             progress: None,
             end: None,
             trouble: None,
+            left_at_start: 0,
         };
         moves.state().open.insert(id, planned);
         moves.ended(id, &MoveEnd::Stopped("the mover panicked".to_owned()));
-        moves.steer(id, &SteerRequest::Abort).expect("heard");
+        moves.steer(id, &SteerRequest::Abort(AbortRequest::default())).expect("heard");
         let state = moves.state();
         let planned = state.open.get(&id).expect("it is not over");
         assert!(planned.begun && planned.end.is_none() && placement.is_in_transit(id));

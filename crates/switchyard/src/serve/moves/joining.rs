@@ -93,7 +93,9 @@ fn judge(name: &str, newcomer: &Newcomer, fleet: &Fleet) -> Result<Vec<String>, 
         return Err(format!("{name} is {version}, which is too old: nodes need Redis 6.2 or later, or Valkey"));
     }
     if newcomer.field("cluster_enabled") == Some("1") {
-        return Err(format!("{name} runs in cluster mode, where it refuses keys of slots that it does not own: set cluster-enabled no there"));
+        return Err(format!(
+            "{name} runs in cluster mode, where it refuses keys of slots that it does not own: set cluster-enabled no there"
+        ));
     }
     if newcomer.field("role") == Some("slave") {
         let primary = |part| newcomer.field(part).unwrap_or("?");
@@ -160,14 +162,22 @@ impl Moves {
                 return Err(conflict(format!("{name} is a node already; `switchyard balance` gives it its share of the slots")));
             }
             self.nothing_under_way("it gets its share of the slots")?;
-            return self.give_share(how);
+            // Whoever names a node that was drained wants it to get slots again.
+            let was_drained = self.drained.has(&name);
+            self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
+            let given = self.give_share(how);
+            if given.is_err() && was_drained {
+                self.drained.set(&self.store, &name, true).map_err(Refused::Failed)?;
+            }
+            return given;
         }
         if request.rebalance {
             self.nothing_under_way("a node joins and gets its share of the slots")?;
         }
         let notes = self.check_newcomer(topology, &name, request.rebalance.then_some(how))?;
         self.members.change(MemberChange::Add(name.clone())).map_err(Refused::Failed)?;
-        let settled = self.wait_for_link(&name).and_then(|()| if request.rebalance { self.give_share(how) } else { Ok(PlanReport::default()) });
+        let settled =
+            self.wait_for_link(&name).and_then(|()| if request.rebalance { self.give_share(how) } else { Ok(PlanReport::default()) });
         match settled {
             Ok(plan) => Ok(PlanReport { notes: notes.into_iter().chain(plan.notes).collect(), ..plan }),
             Err(refused) => Err(self.take_back(&name, refused)),
@@ -176,7 +186,7 @@ impl Moves {
 
     fn give_share(self: &std::sync::Arc<Self>, how: &How) -> Result<PlanReport, Refused> {
         let topology = self.topology_now()?;
-        let shifts = balance::even(&topology, &self.weights(&topology)).map_err(|error| conflict(error.to_string()))?;
+        let shifts = balance::even(&topology, &self.weights(&topology)).map_err(|error| self.no_weight(&error))?;
         self.accept(&topology, wishes(shifts), how)
     }
 

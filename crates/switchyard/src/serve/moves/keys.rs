@@ -79,7 +79,9 @@ impl Moves {
         let away = wishes.iter().filter(|_| !request.home).filter_map(|wish| wish.keys.clone());
         let mut notes: Vec<String> = away.filter_map(|keys| self.home.warning(&keys)).collect();
         if left > 0 {
-            notes.push(format!("{left} keys are left out, because others of their slots move from another node: ask again when these moves have ended"));
+            notes.push(format!(
+                "{left} keys are left out, because others of their slots move from another node: ask again when these moves have ended"
+            ));
         }
         if request.dry_run {
             let moves = wishes.iter().map(|wish| self.planned(None, wish)).collect();

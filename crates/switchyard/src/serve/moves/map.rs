@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use switchyard_control::admin::{
-    ExceptionsReport, KeyReport, NodeSlotsReport, RangeReport, SlotsReport, TransitReport, WhereReport,
-};
+use switchyard_control::admin::{ExceptionsReport, KeyReport, NodeSlotsReport, RangeReport, SlotsReport, TransitReport, WhereReport};
 use switchyard_policy::topology::{NodeId, Slot, Stage, Topology, Transit, hash_tag, slot_of};
 
 fn name(topology: &Topology, node: NodeId) -> String {
@@ -127,7 +125,10 @@ mod tests {
         assert_eq!((slots, map.nodes.iter().map(|node| node.slots).sum::<u64>()), (16384, 16384));
         assert_eq!(map.nodes[0].ranges, "0-8191");
         let [under_way] = &map.in_transit[..] else { panic!("{map:?}") };
-        assert_eq!((under_way.move_id, under_way.slots.as_str(), under_way.stage.as_str()), (7, slot.number().to_string().as_str(), "moving"));
+        assert_eq!(
+            (under_way.move_id, under_way.slots.as_str(), under_way.stage.as_str()),
+            (7, slot.number().to_string().as_str(), "moving")
+        );
         let [exception] = &map.exceptions[..] else { panic!("{map:?}") };
         assert_eq!((exception.slot, exception.keys, &exception.node), (slot.number(), 1, &names[there.index()]));
 

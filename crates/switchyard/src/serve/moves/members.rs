@@ -15,11 +15,22 @@ const MEMBERS: &str = "nodes";
 
 /// Beside the nodes of the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(in super::super) struct Remembered {
+pub(crate) struct Remembered {
     /// Nodes that the configuration does not list.
-    pub(in super::super) added: Vec<String>,
+    pub(crate) added: Vec<String>,
     /// Nodes that it lists, and that are gone.
-    pub(in super::super) removed: Vec<String>,
+    pub(crate) removed: Vec<String>,
+}
+
+impl Remembered {
+    fn forget_what_is_listed(&mut self, listed: &[String]) {
+        self.added.retain(|name| !listed.contains(name));
+        self.removed.retain(|name| listed.contains(name));
+        for names in [&mut self.added, &mut self.removed] {
+            names.sort();
+            names.dedup();
+        }
+    }
 }
 
 /// A change of the list of nodes.
@@ -64,6 +75,13 @@ impl Members {
     }
 }
 
+/// What is remembered, without a change: for whoever only looks.
+pub(crate) fn recall(store: &RedbStore, listed: &[String]) -> anyhow::Result<Remembered> {
+    let mut remembered: Remembered = load_as(store, MEMBERS)?;
+    remembered.forget_what_is_listed(listed);
+    Ok(remembered)
+}
+
 /// What is remembered beside a configuration that lists `listed`, after `change`. What the configuration says by itself is forgotten.
 pub(in super::super) fn remember(store: &RedbStore, listed: &[String], change: Option<&MemberChange>) -> anyhow::Result<Remembered> {
     let before: Remembered = load_as(store, MEMBERS)?;
@@ -79,12 +97,7 @@ pub(in super::super) fn remember(store: &RedbStore, listed: &[String], change: O
         }
         None => {}
     }
-    after.added.retain(|name| !listed.contains(name));
-    after.removed.retain(|name| listed.contains(name));
-    for names in [&mut after.added, &mut after.removed] {
-        names.sort();
-        names.dedup();
-    }
+    after.forget_what_is_listed(listed);
     if after != before {
         save_as(store, MEMBERS, &after)?;
     }

@@ -4,8 +4,10 @@
 //! The router's mover does a move; here is decided when it begins. It is a thread of its own, because movers end on threads of
 //! theirs, and none of them should have to begin another.
 
+mod aborting;
 mod accept;
 mod direct;
+mod drained;
 mod home;
 mod host;
 mod joining;
@@ -31,15 +33,16 @@ use switchyard_control::admin::{MoveReport, MoveState};
 use switchyard_control::ledger::Ledger;
 use switchyard_control::store::{RedbStore, save_as};
 use switchyard_policy::migration::record::OpenMove;
-use switchyard_policy::migration::{Durability, Goal, Key, Protocol, Record};
+use switchyard_policy::migration::{Durability, Goal, Key, Protocol, Record, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
-use switchyard_router::{MoveEnd, MoveOrder, MoveProgress, Steer};
+use switchyard_router::{MoveEnd, MoveOrder, MoveProgress, SoFar, Steer};
 use tracing::{error, info, warn};
 
 use super::placement::Placement;
 use super::running::Running;
 use crate::config::{Config, DURABILITIES, MovesConfig, NodeAddress, name_of};
 
+pub(crate) use members::recall;
 pub(super) use members::{MemberChange, Members, ReloadAsk, Remembered, remember};
 pub(super) use resp::RespOperator;
 
@@ -53,6 +56,9 @@ const ENDED_MAX: usize = 100;
 /// How often progress is looked at.
 const LOOK: Duration = Duration::from_millis(250);
 
+/// How often what moves have done is kept for the next start.
+const KEEP: Duration = Duration::from_secs(2);
+
 /// What of an order is not in the journal.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Options {
@@ -62,12 +68,69 @@ struct Options {
     max_rate: Option<u64>,
     purge_target: bool,
     paused: bool,
+    /// The user wants it to end.
+    #[serde(default)]
+    aborting: bool,
+    /// Without this side, which is lost for good.
+    #[serde(default, with = "side_word", skip_serializing_if = "Option::is_none")]
+    give_up: Option<Side>,
+    /// What it had done when that was last looked at.
+    #[serde(default)]
+    so_far: Done,
     /// The pattern by which its keys were chosen, to be shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pattern: Option<String>,
     /// It was begun because these commands of clients need its keys at home: for how many keys, by the command that needed them first.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     home_for: BTreeMap<String, u64>,
+}
+
+/// What a move has done, with the routers before this one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct Done {
+    keys: u64,
+    bytes: u64,
+    pulled: u64,
+    repeated: u64,
+    seconds: f64,
+}
+
+impl Done {
+    const fn of(progress: &MoveProgress) -> Self {
+        Self {
+            keys: progress.keys_moved,
+            bytes: progress.bytes_moved,
+            pulled: progress.pulled,
+            repeated: progress.repeated,
+            seconds: progress.seconds,
+        }
+    }
+}
+
+/// A side of a move, as it is kept.
+mod side_word {
+    use serde::{Deserialize as _, Deserializer, Serializer};
+    use switchyard_policy::migration::Side;
+
+    #[expect(clippy::ref_option, reason = "serde asks so")]
+    pub(super) fn serialize<S: Serializer>(side: &Option<Side>, serializer: S) -> Result<S::Ok, S::Error> {
+        match side {
+            Some(Side::Source) => serializer.serialize_some("source"),
+            Some(Side::Target) => serializer.serialize_some("target"),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Side>, D::Error> {
+        let word = Option::<String>::deserialize(deserializer)?;
+        match word.as_deref() {
+            None => Ok(None),
+            Some("source") => Ok(Some(Side::Source)),
+            Some("target") => Ok(Some(Side::Target)),
+            Some(other) => Err(serde::de::Error::custom(format!("{other:?} is neither source nor target"))),
+        }
+    }
 }
 
 /// A move that is not over.
@@ -85,6 +148,8 @@ struct Planned {
     begun: bool,
     /// Where it stood when the router ended.
     resume: Option<OpenMove>,
+    /// Keys that the open leg had away then.
+    left_at_start: u64,
     progress: Option<MoveProgress>,
     end: Option<MoveEnd>,
     /// Why it could not be begun the last time.
@@ -129,6 +194,7 @@ pub(super) struct Moves {
     /// Keys come home beside that, because plans ask nodes and may take long: what holds by then is looked at once more while a move comes on record,
     /// one at a time.
     recording: Mutex<()>,
+    drained: drained::Drained,
     home: home::Home,
 }
 
@@ -160,6 +226,11 @@ impl Moves {
         !self.state().open.is_empty()
     }
 
+    /// Slots that moves have left at a node: it may show keys of them again.
+    pub(super) fn left_at(&self, node: NodeId) -> Vec<Slot> {
+        self.ledger.left_at(node)
+    }
+
     fn wake(&self) {
         // If the thread has ended, the router is about to.
         let _ = self.wake.send(());
@@ -176,8 +247,13 @@ impl Moves {
         let thread = std::thread::Builder::new()
             .name("moves".to_owned())
             .spawn(move || {
+                let mut kept = Instant::now();
                 while !moves.stopping.load(Ordering::Acquire) {
                     moves.look();
+                    if kept.elapsed() >= KEEP {
+                        kept = Instant::now();
+                        moves.keep_what_is_done();
+                    }
                     match woken.recv_timeout(LOOK) {
                         Ok(()) | Err(RecvTimeoutError::Timeout) => while woken.try_recv().is_ok() {},
                         Err(RecvTimeoutError::Disconnected) => return,
@@ -197,6 +273,7 @@ impl Moves {
         });
         let Some(progress) = told else { return };
         let mut ended = Vec::new();
+        let mut unwanted = Vec::new();
         let mut next = Vec::new();
         {
             let mut state = self.state();
@@ -218,7 +295,10 @@ impl Moves {
                 let must = planned.resume.as_ref().is_some_and(|resume| resume.leg.is_some());
                 let free = [planned.source, planned.target].iter().all(|node| busy.get(node).copied().unwrap_or(0) < max);
                 // The same where clients wait for keys to come home: they would wait for an end that may be hours away.
-                let may = (free || !planned.options.home_for.is_empty()) && !planned.options.paused;
+                let may = (free || !planned.options.home_for.is_empty()) && !planned.options.paused && !planned.options.aborting;
+                if planned.options.aborting && !planned.begun && planned.end.is_none() && !must {
+                    unwanted.push(*id);
+                }
                 if planned.begun || planned.end.is_some() || !(must || may) {
                     continue;
                 }
@@ -229,6 +309,7 @@ impl Moves {
                 next.push(*id);
             }
         }
+        unwanted.into_iter().for_each(|id| self.end_before_it_begins(id));
         for id in ended {
             self.finish(id);
         }
@@ -254,6 +335,13 @@ impl Moves {
                 purge_target: planned.options.purge_target,
                 direct_clients: planned.options.direct_clients,
                 leftovers: self.ledger.left_at(planned.target),
+                leftovers_at_source: self.ledger.left_at(planned.source),
+                aborted: planned.options.aborting,
+                give_up: planned.options.give_up,
+                so_far: {
+                    let Done { keys, bytes, pulled, repeated, seconds } = planned.options.so_far;
+                    SoFar { keys_moved: keys, bytes_moved: bytes, pulled, repeated, seconds }
+                },
                 fingerprints: self.ledger.fingerprints(),
                 resume: planned.resume.take(),
                 host: Arc::clone(self) as Arc<dyn switchyard_router::Host>,
@@ -269,7 +357,14 @@ impl Moves {
             Ok::<(), io::Error>(())
         });
         match outcome {
-            Some(Ok(())) => info!("move {} has begun: {}", id.0, self.describe(id)),
+            Some(Ok(())) => {
+                info!("move {} has begun: {}", id.0, self.describe(id));
+                // Somebody may have aborted it since the order was made.
+                let aborted = self.state().open.get(&id).map(|planned| planned.options.clone()).filter(|options| options.aborting);
+                if let Some(options) = aborted {
+                    self.running.with(|router| router.steer_move(id, options.give_up.map_or(Steer::Abort, Steer::GiveUp)));
+                }
+            }
             None => {}
             Some(Err(error)) => {
                 let why = error.to_string();
@@ -306,6 +401,7 @@ impl Moves {
                 }
                 report.state = MoveState::Done;
                 report.doing = "done".to_owned();
+                report.percent = 100.0;
                 info!("move {} is done: {} keys, {} bytes", id.0, report.keys_moved, report.bytes_moved);
             }
             MoveEnd::Stopped(why) => {
@@ -352,6 +448,32 @@ impl Moves {
         self.home.tell(home::Told::Look);
     }
 
+    /// Takes note of how far moves are.
+    fn refresh(&self) {
+        let fresh = self.running.with(switchyard_router::Router::moves).unwrap_or_default();
+        let mut state = self.state();
+        for told in fresh {
+            if let Some(planned) = state.open.get_mut(&told.id) {
+                planned.progress = Some(told);
+            }
+        }
+    }
+
+    /// Keeps what moves have done, for the next start.
+    fn keep_what_is_done(&self) {
+        let mut is_new = false;
+        for planned in self.state().open.values_mut() {
+            if let Some(progress) = &planned.progress {
+                let done = Done::of(progress);
+                is_new |= done.keys != planned.options.so_far.keys || done.bytes != planned.options.so_far.bytes;
+                planned.options.so_far = done;
+            }
+        }
+        if is_new {
+            self.save_options();
+        }
+    }
+
     fn save_options(&self) {
         let options: BTreeMap<u64, Options> = self.state().open.iter().map(|(id, planned)| (id.0, planned.options.clone())).collect();
         if let Err(error) = save_as(&*self.store, OPTIONS, &options) {
@@ -377,11 +499,14 @@ impl Moves {
             }
         });
         let deadline = Instant::now() + bound;
-        while Instant::now() < deadline {
-            if self.state().open.values().all(|planned| !planned.begun || planned.end.is_some()) {
-                return;
-            }
+        let is_over = || self.state().open.values().all(|planned| !planned.begun || planned.end.is_some());
+        while !is_over() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(10));
+        }
+        self.refresh();
+        self.keep_what_is_done();
+        if is_over() {
+            return;
         }
         warn!(
             "moves are still under way after {bound:?}: their legs are taken up after the next start, and their keys cannot be used until then"

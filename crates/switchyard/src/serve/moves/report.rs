@@ -1,25 +1,26 @@
 //! Moves as people and their tools see them: the report of the API, and metrics.
 
 use switchyard_control::admin::{BigKeyReport, JournalReport, MoveReport, MoveState, MovesReport};
-use switchyard_policy::migration::{Phase, Protocol};
+use switchyard_policy::migration::{Phase, Protocol, Side};
 use switchyard_policy::topology::MoveId;
-use switchyard_router::Router;
 
 use super::super::metrics::Page;
 use super::home::report_of;
 use super::{Moves, Planned};
 use crate::config::{DURABILITIES, name_of};
 
+/// How far a move is: by keys once they are listed, else by slots.
+fn percent(report: &MoveReport) -> f64 {
+    let part = |done: u64, all: u64| if all == 0 { 0.0 } else { 100.0 * done.min(all) as f64 / all as f64 };
+    let slots = part(report.slots_done, report.slots);
+    if report.listed { part(report.keys_moved, report.keys_listed).max(slots) } else { slots }
+}
+
 impl Moves {
     /// All moves, as they are now.
     pub(super) fn report(&self) -> MovesReport {
-        let fresh = self.running.with(Router::moves).unwrap_or_default();
-        let mut state = self.state();
-        for told in fresh {
-            if let Some(planned) = state.open.get_mut(&told.id) {
-                planned.progress = Some(told);
-            }
-        }
+        self.refresh();
+        let state = self.state();
         let journal = self.ledger.status();
         let mut moves: Vec<MoveReport> = state.open.iter().map(|(id, planned)| self.report_of(*id, planned)).collect();
         let ended = state.ended.iter().cloned().collect();
@@ -35,25 +36,35 @@ impl Moves {
             length: journal.length,
             trouble: journal.trouble,
         };
-        MovesReport { moves, ended, journal, brought_home: self.home.report() }
+        MovesReport { moves, ended, journal, brought_home: self.home.report(), ..MovesReport::default() }
     }
 
     pub(super) fn report_of(&self, id: MoveId, planned: &Planned) -> MoveReport {
         let progress = planned.progress.as_ref();
         let waits = match (&planned.trouble, planned.options.paused) {
             (Some(trouble), _) if !planned.begun => format!("cannot begin: {trouble}"),
+            _ if !planned.begun && planned.resume.as_ref().is_some_and(|resume| resume.leg.is_some()) => {
+                "goes on after a restart".to_owned()
+            }
             (_, true) if !planned.begun => "paused before it began".to_owned(),
             _ if !planned.begun => "waits until its nodes are free".to_owned(),
             _ => "begins".to_owned(),
         };
+        let leg_left = self.look_of(id, planned).leg_left;
         let doing = match progress {
-            Some(progress) => match progress.phase {
-                Some(Phase::Returning) => format!("{}, going back", progress.doing),
-                _ => progress.doing.clone(),
-            },
+            Some(progress) if progress.phase == Some(Phase::Returning) && !planned.options.aborting => {
+                format!("{}, going back", progress.doing)
+            }
+            Some(progress) => progress.doing.clone(),
             None => waits,
         };
+        let doing = match leg_left.filter(|_| planned.options.aborting) {
+            Some(left) if progress.is_some_and(|progress| progress.lost.is_none()) => format!("aborting: {left} keys left"),
+            Some(left) => format!("aborting: {left} keys left; {doing}"),
+            None => doing,
+        };
         let state = match planned.begun {
+            _ if planned.options.aborting => MoveState::Aborting,
             _ if planned.options.paused => MoveState::Paused,
             true => MoveState::Running,
             false => MoveState::Queued,
@@ -73,6 +84,11 @@ impl Moves {
             home_for: report_of(&planned.options.home_for),
             slots: planned.slots.len() as u64,
             slots_done: planned.resume.as_ref().map_or(0, |resume| resume.handed_over.len() as u64),
+            keys_moved: planned.options.so_far.keys,
+            bytes_moved: planned.options.so_far.bytes,
+            pulled: planned.options.so_far.pulled,
+            repeated: planned.options.so_far.repeated,
+            seconds: planned.options.so_far.seconds,
             ..MoveReport::default()
         };
         if let Some(progress) = progress {
@@ -81,6 +97,11 @@ impl Moves {
             report.listed = progress.listed;
             report.keys_moved = progress.keys_moved;
             report.bytes_moved = progress.bytes_moved;
+            report.leg_keys_left = leg_left;
+            let side = |side| self.name(if side == Side::Source { planned.source } else { planned.target });
+            report.waits_for = progress.lost.filter(|_| leg_left.is_some()).map(|(lost, _)| side(lost));
+            report.keys_lost = progress.keys_lost;
+            report.idle_seconds = progress.idle_seconds;
             report.pulled = progress.pulled;
             report.repeated = progress.repeated;
             report.late_moved = progress.late.moved;
@@ -109,6 +130,7 @@ impl Moves {
             report.seconds_left = progress.seconds_left;
             report.seconds = progress.seconds;
         }
+        report.percent = percent(&report);
         report
     }
 
@@ -120,6 +142,7 @@ impl Moves {
         let most = |field: fn(&MoveReport) -> u64| report.moves.iter().map(field).max().unwrap_or(0) as f64;
         page.gauge("moves_running", "Moves under way", open(MoveState::Running));
         page.gauge("moves_paused", "Moves that somebody has paused", open(MoveState::Paused));
+        page.gauge("moves_aborting", "Moves that end because somebody has aborted them", open(MoveState::Aborting));
         page.gauge("moves_queued", "Moves that wait until their nodes are free", open(MoveState::Queued));
         page.gauge("moves_slots_left", "Slots that moves have still to hand over", sum(|m| m.slots - m.slots_done.min(m.slots)));
         let help = "Longest time that a move under way has held a command back";
@@ -134,6 +157,11 @@ impl Moves {
         };
         let help = "Moves that have ended, by how: done, or stopped early";
         page.counters("moves_ended", help, "how", [("done", done as f64), ("stopped", stopped as f64)]);
+        let troubles = self.troubles();
+        let help = "Moves that wait for a lost node, cannot begin, or have come no further for a minute";
+        page.gauge("moves_in_trouble", help, troubles.len() as f64);
+        let help = "Slots on their way of which keys cannot be used, because a node of their move does not answer";
+        page.gauge("moves_lost_slots", help, troubles.iter().map(|trouble| trouble.slots).sum::<u64>() as f64);
         let journal = &report.journal;
         page.counter("moves_journal_bytes", "Bytes written to the journal of moves", journal.bytes as f64);
         page.counter("moves_journal_records", "Records made durable in the journal of moves", journal.records as f64);
@@ -144,5 +172,19 @@ impl Moves {
         let homes: Vec<_> = report.brought_home.iter().map(|home| (home.command.to_ascii_lowercase(), home.keys as f64)).collect();
         let help = "Keys brought home because a command needed them together with others of their slots, by command";
         page.counters("moves_brought_home_keys", help, "command", homes.iter().map(|(command, keys)| (command.as_str(), *keys)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_far_a_move_is_goes_by_slots_until_all_keys_are_known() {
+        let report = MoveReport { slots: 100, slots_done: 25, keys_moved: 1500, ..MoveReport::default() };
+        assert_eq!(percent(&report), 25.0);
+        assert_eq!(percent(&MoveReport { listed: true, keys_listed: 3000, ..report.clone() }), 50.0);
+        assert_eq!(percent(&MoveReport { listed: true, keys_listed: 1000, ..report }), 100.0, "keys that came to be meanwhile");
+        assert_eq!(percent(&MoveReport::default()), 0.0);
     }
 }

@@ -6,13 +6,15 @@ use std::sync::{Arc, mpsc};
 
 use anyhow::Context;
 use serde_json::Value;
-use switchyard_control::admin::{AddNodeRequest, BalanceRequest, HowRequest, MoveRequest, NodeRequest, Operation, SteerRequest};
+use switchyard_control::admin::{
+    AbortRequest, AddNodeRequest, BalanceRequest, HowRequest, Lose, MoveRequest, NodeRequest, Operation, SteerRequest,
+};
 use switchyard_resp::encode;
 use switchyard_router::{OperatorCommand, OperatorPort};
 use tracing::warn;
 
 use super::Moves;
-use crate::config::parse_size;
+use crate::config::parse_rate;
 
 /// Commands that may wait; beyond it somebody is asking in a loop.
 const WAITING_MAX: usize = 64;
@@ -100,9 +102,7 @@ impl Asked<'_> {
 /// `SWITCHYARD ACCEPT node`: what `switchyard nodes accept` does.
 fn accept(moves: &Moves, words: &[&str], who: &str) -> Result<(), String> {
     let [node] = words else { return Err("ERR wrong arguments: ACCEPT node".to_owned()) };
-    if !moves.running.accept(node) {
-        return Err(format!("ERR there is no node '{node}'; SWITCHYARD NODES lists them"));
-    }
+    moves.running.accept(node).map_err(|refused| format!("ERR {}", refused.text()))?;
     warn!(target: "audit", who, node, "the node is accepted as it is");
     Ok(())
 }
@@ -138,24 +138,33 @@ fn parse(words: &[&str]) -> Result<Operation, String> {
         (["MOVES"], _) => Ok(Operation::Moves),
         (["SLOTS"], _) => Ok(Operation::Slots),
         (["WHERE", ..], _) => Err("wrong arguments: WHERE key [key ...]".to_owned()),
-        (["MOVES", verb @ ("PAUSE" | "RESUME" | "ABORT")], [_, _, id]) => {
-            let id = number(id)?;
-            let what = match *verb {
-                "PAUSE" => SteerRequest::Pause,
-                "RESUME" => SteerRequest::Resume,
-                _ => SteerRequest::Abort,
-            };
-            Ok(Operation::Steer { id, what })
+        (["MOVES", verb @ ("PAUSE" | "RESUME")], [_, _, id]) => {
+            let what = if *verb == "PAUSE" { SteerRequest::Pause } else { SteerRequest::Resume };
+            Ok(Operation::Steer { id: number(id)?, what })
+        }
+        (["MOVES", "ABORT"], [_, _, id, options @ ..]) => {
+            let mut request = AbortRequest::default();
+            for option in options {
+                match option.trim_start_matches('-').to_ascii_uppercase().as_str() {
+                    "LOSE-TARGET" => request.lose = Some(Lose::Target),
+                    "LOSE-SOURCE" => request.lose = Some(Lose::Source),
+                    "DRY-RUN" => request.dry_run = true,
+                    other => return Err(format!("unknown option {other}")),
+                }
+            }
+            Ok(Operation::Steer { id: number(id)?, what: SteerRequest::Abort(request) })
         }
         (["MOVES", "GOAL"], [_, _, id, goal]) => {
             Ok(Operation::Steer { id: number(id)?, what: SteerRequest::Goal(goal.to_ascii_lowercase()) })
         }
         (["MOVES", "MAX-RATE"], [_, _, id, rate]) => {
-            let rate = if rate.eq_ignore_ascii_case("none") { None } else { Some(bytes(rate)?) };
+            let rate = if rate.eq_ignore_ascii_case("none") { None } else { Some(parse_rate(rate)?) };
             Ok(Operation::Steer { id: number(id)?, what: SteerRequest::MaxRate(rate) })
         }
         (["MOVES", ..], _) => {
-            Err("wrong arguments: MOVES, MOVES PAUSE|RESUME|ABORT id, MOVES GOAL id goal, or MOVES MAX-RATE id bytes|none".to_owned())
+            Err("wrong arguments: MOVES, MOVES PAUSE|RESUME id, MOVES ABORT id [LOSE-TARGET|LOSE-SOURCE] [DRY-RUN], MOVES GOAL id goal, or MOVES \
+                 MAX-RATE id rate|none"
+                .to_owned())
         }
         (["NODES", "ADD"], [_, _, address, rest @ ..]) => {
             let mut request = AddNodeRequest { address: (*address).to_owned(), ..AddNodeRequest::default() };
@@ -168,12 +177,16 @@ fn parse(words: &[&str]) -> Result<Operation, String> {
             })?;
             Ok(Operation::AddNode(request))
         }
-        (["NODES", verb @ ("DRAIN" | "REMOVE")], [_, _, address, rest @ ..]) => {
+        (["NODES", verb @ ("DRAIN" | "UNDRAIN" | "REMOVE")], [_, _, address, rest @ ..]) => {
             let mut request = NodeRequest { address: (*address).to_owned(), ..NodeRequest::default() };
             read(rest, &mut request.how, |option, _| Err(format!("unknown option {option}")))?;
-            Ok(if *verb == "DRAIN" { Operation::DrainNode(request) } else { Operation::RemoveNode(request) })
+            Ok(match *verb {
+                "DRAIN" => Operation::DrainNode(request),
+                "UNDRAIN" => Operation::UndrainNode(request),
+                _ => Operation::RemoveNode(request),
+            })
         }
-        (["NODES", ..], _) => Err("wrong arguments: NODES, or NODES ADD|DRAIN|REMOVE address".to_owned()),
+        (["NODES", ..], _) => Err("wrong arguments: NODES, or NODES ADD|DRAIN|UNDRAIN|REMOVE address".to_owned()),
         (["BALANCE", ..], [_, rest @ ..]) => {
             let mut request = BalanceRequest::default();
             read(rest, &mut request.how, |option, _| match option {
@@ -193,10 +206,6 @@ fn number(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("{text:?} is no number of a move"))
 }
 
-fn bytes(text: &str) -> Result<u64, String> {
-    parse_size(text).ok_or_else(|| format!("{text:?} is no number of bytes"))
-}
-
 /// Reads options: those that say how, and those that `own` knows, which says whether it took the value.
 fn read<'w>(
     words: &[&'w str],
@@ -213,7 +222,7 @@ fn read<'w>(
             "GOAL" => how.goal = text(&value)?,
             "DURABILITY" => how.durability = text(&value)?,
             "PROTOCOL" => how.protocol = text(&value)?,
-            "MAX-RATE" => how.max_rate = Some(bytes(value?)?),
+            "MAX-RATE" => how.max_rate = Some(parse_rate(value?)?),
             "PURGE-TARGET" => {
                 how.purge_target = true;
                 at -= 1;
@@ -277,6 +286,9 @@ mod tests {
             (&["MOVES", "PAUSE", "1"], true),
             (&["MOVES", "RESUME", "1"], true),
             (&["MOVES", "ABORT", "1"], true),
+            (&["MOVES", "ABORT", "1", "LOSE-TARGET"], true),
+            (&["MOVES", "ABORT", "1", "--lose-target", "DRY-RUN"], false),
+            (&["NODES", "UNDRAIN", "a:1"], true),
             (&["MOVES", "GOAL", "1", "fast"], true),
             (&["MOVES", "MAX-RATE", "1", "none"], true),
             (&["NODES", "ADD", "a:1"], true),
@@ -314,6 +326,7 @@ mod tests {
         for (words, what) in [
             (&["MOVES", "pause", "7"][..], SteerRequest::Pause),
             (&["MOVES", "goal", "7", "Fast"], SteerRequest::Goal("fast".to_owned())),
+            (&["MOVES", "abort", "7", "lose-source"], SteerRequest::Abort(AbortRequest { lose: Some(Lose::Source), dry_run: false })),
             (&["MOVES", "max-rate", "7", "1kb"], SteerRequest::MaxRate(Some(1024))),
             (&["MOVES", "max-rate", "7", "None"], SteerRequest::MaxRate(None)),
         ] {
@@ -332,6 +345,10 @@ mod tests {
             &["MOVES", "PAUSE", "x"],
             &["MOVES", "GOAL", "7"],
             &["MOVES", "MAX-RATE", "7", "much"],
+            // Bytes, or megabytes?
+            &["MOVES", "MAX-RATE", "7", "20"],
+            &["BALANCE", "MAX-RATE", "20"],
+            &["MOVES", "ABORT", "7", "LOSE-ALL"],
             &["NODES", "ADD"],
             &["NODES", "EXPLODE", "a"],
             &["BALANCE", "MAX-RATE", "much"],

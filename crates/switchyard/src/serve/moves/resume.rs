@@ -45,6 +45,7 @@ impl Moves {
         let spool = directory.join("spool");
         empty(&spool).with_context(|| format!("cannot empty {}", spool.display()))?;
         let mut options: BTreeMap<u64, Options> = load_as(&*store, OPTIONS)?;
+        let drained = super::drained::Drained::load(&store)?;
         let ended: Vec<MoveReport> = load_as(&*store, ENDED)?;
         let state = State { open: open_moves(&placement, opened.replay, &mut options)?, ended: ended.into(), ..State::default() };
         let (wake, woken) = mpsc::channel();
@@ -62,6 +63,7 @@ impl Moves {
             members,
             planning: Mutex::default(),
             recording: Mutex::default(),
+            drained,
             home: super::home::Home::default(),
         }))
     }
@@ -121,6 +123,7 @@ fn open_moves(placement: &Placement, replay: Replay, options: &mut BTreeMap<u64,
             durability: found.durability,
             options: options.remove(&id.0).unwrap_or_default(),
             begun: false,
+            left_at_start: found.leg.as_ref().map_or(0, |leg| leg.away.len() as u64),
             resume: Some(found),
             progress: None,
             end: None,

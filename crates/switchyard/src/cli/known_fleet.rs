@@ -1,0 +1,73 @@
+//! Which nodes a fleet has beside those that its configuration lists: what `doctor` and `recover` must know before they look.
+//!
+//! The state directory knows, and where a router runs on it, that router says it. Nothing is changed here, and nothing made.
+
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use switchyard_control::admin::{NodesReport, TokenReport};
+use switchyard_control::store::{RedbStore, Store, StoreError};
+use switchyard_policy::topology::Topology;
+
+use super::admin_client::AdminClient;
+use crate::config::Config;
+use crate::serve::{Fleet, recall};
+
+/// What is known of a fleet.
+#[derive(Debug)]
+pub(super) enum KnownFleet {
+    /// Its state directory has no slot map.
+    Unplaced,
+    /// Its state directory has one, and no router runs on it.
+    Placed { topology: Topology, fleet: Fleet },
+    /// A router runs on its state directory, and has told its nodes.
+    Running,
+    /// It cannot be known; the text says why.
+    Hidden(String),
+}
+
+impl KnownFleet {
+    /// Finds out, and adds to the configuration the nodes that it does not list.
+    pub(super) fn find(config: &mut Config) -> Self {
+        Self::try_find(config).unwrap_or_else(|error| Self::Hidden(format!("{error:#}")))
+    }
+
+    fn try_find(config: &mut Config) -> anyhow::Result<Self> {
+        // Opening it would make one.
+        if !config.state_dir.join("state.redb").try_exists().unwrap_or(true) {
+            return Ok(Self::Unplaced);
+        }
+        match RedbStore::open(&config.state_dir) {
+            Ok(store) => {
+                let remembered = recall(&store, &config.node_names())?;
+                config.apply_membership(&remembered.added, &remembered.removed)?;
+                Ok(match store.load_topology()? {
+                    None => Self::Unplaced,
+                    Some(topology) => Self::Placed { topology, fleet: Fleet::load(&store)? },
+                })
+            }
+            Err(locked @ StoreError::Locked { .. }) => {
+                // What is listed and not there may be about to join, with the next reload.
+                let names = told_by_router(config).with_context(|| locked.to_string())?;
+                config.apply_membership(&names, &[])?;
+                Ok(Self::Running)
+            }
+            Err(error) => bail!(error),
+        }
+    }
+}
+
+/// The nodes of the router that runs on the state directory.
+fn told_by_router(config: &Config) -> anyhow::Result<Vec<String>> {
+    let client = AdminClient::of(config)?;
+    let token: TokenReport = client.read(&client.get("/api/v1/token")?)?;
+    let is_of = |file: &Path| file.parent().and_then(|parent| parent.canonicalize().ok()) == config.state_dir.canonicalize().ok();
+    if let Some(file) = token.file.filter(|file| !is_of(file)) {
+        bail!(
+            "the router at the admin address has another state directory: its token is in {}; give the right one with --admin",
+            file.display()
+        );
+    }
+    let report: NodesReport = client.read(&client.get("/api/v1/nodes")?)?;
+    Ok(report.nodes.into_iter().map(|node| node.address).collect())
+}

@@ -1,0 +1,243 @@
+//! What keys the nodes hold: asked before a first start makes a slot map, before a stored map is believed, and by whoever makes a map anew.
+//!
+//! `switchyard serve` and `switchyard doctor` come here with the same question and get the same answer. What follows from counts and samples is
+//! decided by `policy::topology`.
+
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use switchyard_policy::migration::is_temporary;
+use switchyard_policy::topology::{First, NodeId, PlaceError, Sample, Topology, slot_of};
+use switchyard_router::NodeAccess;
+
+use super::connection::NodeConnection;
+use super::{Server, servers};
+use crate::config::NodeAddress;
+
+/// Answers to the first questions are short: a server that sends more is none.
+pub(crate) const ANSWER_MAX: usize = 1 << 20;
+
+/// Keys of each database that are looked at before a stored map is believed.
+const SAMPLE: u64 = 1000;
+
+/// Pages that are read for them, where most are empty.
+const SAMPLE_PAGES: u32 = 50;
+
+/// How long a node may take for a page of names, at least: it may have much else to do.
+const PAGE_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often it is told how far a long look has come.
+const TELL: Duration = Duration::from_secs(5);
+
+/// How a first start goes.
+#[derive(Debug)]
+pub(crate) enum FirstStart {
+    /// By this map every key is found. `owner`: the node that has all keys of several nodes, and how many.
+    Place { topology: Topology, owner: Option<(String, u64)> },
+    /// There is no map that may be chosen without being told; the text says why, and which ways there are.
+    Refused(String),
+    /// A node could not be looked at; the text says which and why.
+    Unknown(String),
+}
+
+/// The primaries of these nodes, as they are now.
+pub(crate) fn primaries(nodes: &[NodeAddress]) -> Vec<NodeAccess> {
+    let one = |node: &NodeAddress| {
+        // There is nothing to find out where there is one server.
+        let alone = node.sentinel.is_none() && node.replicas.is_empty();
+        let first = if alone { None } else { servers(node).into_iter().next() };
+        first.map_or_else(|| node.access(), |server: Server| server.access)
+    };
+    at_once(nodes, one)
+}
+
+/// Asks all of them at the same time.
+fn at_once<T: Sync, R: Send>(items: &[T], ask: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = items.iter().map(|item| scope.spawn(|| ask(item))).collect();
+        asked.into_iter().filter_map(|asked| asked.join().ok()).collect()
+    })
+}
+
+/// Looks at what the nodes hold, and says which map a first start may begin with. `tell` hears how far a long look has come.
+pub(crate) fn first_start(nodes: &[NodeAccess], patience: Duration, tell: &(dyn Fn(&str) + Sync)) -> Result<FirstStart, PlaceError> {
+    let counts = match nodes {
+        // Every map fits it.
+        [one] => vec![Ok((one.name.clone(), 0))],
+        _ => at_once(nodes, |node| {
+            count(node, patience).map(|keys| (node.name.clone(), keys)).map_err(|why| format!("node {} {why}", node.name))
+        }),
+    };
+    let counts: Vec<(String, u64)> = match counts.into_iter().collect() {
+        Ok(counts) => counts,
+        Err(why) => return Ok(FirstStart::Unknown(why)),
+    };
+    Ok(match Topology::first(&counts)? {
+        First::Even(topology) => FirstStart::Place { topology, owner: None },
+        First::Owner(topology, owner) => FirstStart::Place { topology, owner: counts.into_iter().nth(owner.index()) },
+        First::IfKeysFit(topology) => match find_elsewhere(&topology, nodes, &counts, patience, tell) {
+            Ok(None) => FirstStart::Place { topology, owner: None },
+            Ok(Some(found)) => FirstStart::Refused(refusal(&counts, &found)),
+            Err(why) => FirstStart::Unknown(why),
+        },
+    })
+}
+
+/// Keys of all databases, as the node counts them.
+fn count(access: &NodeAccess, patience: Duration) -> Result<u64, String> {
+    let mut node = NodeConnection::open(access, patience)?.with_answers_up_to(ANSWER_MAX);
+    let mut info = |section: &str| match node.ask(&["INFO", section]) {
+        Ok(answer) => answer.error().map_or(Ok(answer.text()), |error| Err(format!("refuses INFO: {error}"))),
+        Err(error) => Err(format!("does not answer INFO: {error}")),
+    };
+    if info("persistence")?.lines().any(|line| line.trim() == "loading:1") {
+        return Err("is loading its data".to_owned());
+    }
+    Ok(databases(&info("keyspace")?).map(|(_, keys)| keys).sum())
+}
+
+/// The databases that have keys, and how many, from INFO.
+pub(crate) fn databases(info: &str) -> impl Iterator<Item = (u32, u64)> {
+    info.lines().filter_map(|line| {
+        let (name, fields) = line.trim().strip_prefix("db")?.split_once(':')?;
+        let keys = fields.split(',').find_map(|field| field.strip_prefix("keys="))?;
+        Some((name.parse().ok()?, keys.parse().ok()?))
+    })
+}
+
+/// Gives `visit` the names of all keys of all databases, or of so many of each. SCAN may show a key twice. What the router makes for itself is left out.
+pub(crate) fn each_key(
+    node: &mut NodeConnection,
+    at_most: Option<u64>,
+    mut visit: impl FnMut(&[u8]) -> ControlFlow<()>,
+) -> anyhow::Result<()> {
+    let mut ask = |args: &[&[u8]]| {
+        let answer = node.ask(args).context("does not answer")?;
+        match answer.error() {
+            Some(error) => bail!("refuses {}: {error}", String::from_utf8_lossy(args[0])),
+            None => Ok(answer),
+        }
+    };
+    let info = ask(&[b"INFO", b"keyspace"])?.text();
+    for (database, _) in databases(&info) {
+        ask(&[b"SELECT", database.to_string().as_bytes()])?;
+        let (mut cursor, mut seen, mut pages) = (b"0".to_vec(), 0, 0);
+        loop {
+            let answer = ask(&[b"SCAN", &cursor, b"COUNT", b"1000"])?;
+            let [next, page] = &answer.items()[..] else { bail!("answers SCAN in a form that is not known") };
+            for key in page.items().iter().filter(|key| !is_temporary(key.bytes())) {
+                if visit(key.bytes()).is_break() {
+                    return Ok(());
+                }
+                seen += 1;
+            }
+            cursor = next.bytes().to_vec();
+            pages += 1;
+            if cursor == b"0" || at_most.is_some_and(|most| seen >= most || pages >= SAMPLE_PAGES) {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A key that is elsewhere than a map looks for it. Its name is nobody's business.
+struct Elsewhere {
+    node: String,
+    slot: u16,
+    owner: String,
+}
+
+/// Looks at every key of every node until one is elsewhere than the map looks.
+fn find_elsewhere(
+    topology: &Topology,
+    nodes: &[NodeAccess],
+    counts: &[(String, u64)],
+    patience: Duration,
+    tell: &(dyn Fn(&str) + Sync),
+) -> Result<Option<Elsewhere>, String> {
+    let is_over = AtomicBool::new(false);
+    let numbered: Vec<(NodeId, &NodeAccess, u64)> =
+        (0..).map(NodeId).zip(nodes).zip(counts).map(|((id, node), (_, keys))| (id, node, *keys)).filter(|(.., keys)| *keys > 0).collect();
+    let found = at_once(&numbered, |(id, node, keys)| {
+        let mut found = None;
+        let (mut seen, mut told) = (0_u64, Instant::now());
+        let mut connection = NodeConnection::open(node, patience.max(PAGE_PATIENCE)).map_err(|why| format!("node {} {why}", node.name))?;
+        let looked = each_key(&mut connection, None, |key| {
+            seen += 1;
+            if told.elapsed() >= TELL {
+                told = Instant::now();
+                tell(&format!("node {}: looked at {seen} of {keys} keys, before it is known which node owns what", node.name));
+            }
+            let owner = topology.owner_of(key);
+            if owner != *id {
+                let name = topology.node(owner).map_or_else(String::new, |owner| owner.name.clone());
+                found = Some(Elsewhere { node: node.name.clone(), slot: slot_of(key).number(), owner: name });
+                is_over.store(true, Ordering::Relaxed);
+            }
+            if is_over.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        looked.map(|()| found).map_err(|why| format!("node {} {why:#}", node.name))
+    });
+    let mut trouble = None;
+    for looked in found {
+        match looked {
+            Ok(Some(found)) => return Ok(Some(found)),
+            Ok(None) => {}
+            Err(why) => trouble = Some(why),
+        }
+    }
+    trouble.map_or(Ok(None), Err)
+}
+
+/// Says why no map may be chosen, and the ways out.
+fn refusal(counts: &[(String, u64)], found: &Elsewhere) -> String {
+    let having: Vec<String> = counts.iter().filter(|(_, keys)| *keys > 0).map(|(name, keys)| format!("{name} ({keys} keys)")).collect();
+    let most = counts.iter().max_by_key(|(_, keys)| *keys).map_or("HOST:PORT", |(name, _)| name);
+    format!(
+        "the state directory has no slot map, and several nodes hold keys: {}. By a new map clients would read nil for some of them: node {} has a \
+         key of slot {}, which would belong to {}. Choose one of these ways: give the state directory of this fleet (--state-dir); or make the map from where the keys are \
+         (`switchyard recover`); or start with the one node that has the right keys alone (such as --node {most}), and add the others once they are empty \
+         (`switchyard nodes add`); or empty the others (FLUSHALL)",
+        having.join(", "),
+        found.node,
+        found.slot,
+        found.owner,
+    )
+}
+
+/// What a look at some keys of a node says of a map.
+#[derive(Debug)]
+pub(crate) struct Sampled {
+    pub(crate) run_id: String,
+    /// Whether the process is known is for whoever asks to say.
+    pub(crate) sample: Sample,
+}
+
+/// Looks at some keys of a node. `is_elsewhere`: whether the map looks elsewhere for a key.
+pub(crate) fn sample(access: &NodeAccess, patience: Duration, is_elsewhere: impl Fn(&[u8]) -> bool) -> Result<Sampled, String> {
+    let mut node = NodeConnection::open(access, patience)?;
+    let info = node.ask(&["INFO", "server"]).map_err(|error| format!("does not answer INFO: {error}"))?.text();
+    let run_id = info.lines().find_map(|line| line.trim().strip_prefix("run_id:")).unwrap_or_default().to_owned();
+    let mut sample = Sample::default();
+    let looked = each_key(&mut node, Some(SAMPLE), |key| {
+        sample.keys += 1;
+        sample.elsewhere += u64::from(is_elsewhere(key));
+        ControlFlow::Continue(())
+    });
+    looked.map(|()| Sampled { run_id, sample }).map_err(|why| format!("{why:#}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_counted_in_all_databases() {
+        let info = "# Keyspace\r\ndb0:keys=12,expires=1,avg_ttl=0\r\ndb3:keys=5,expires=0,avg_ttl=0,subexpiry=0\r\ndbx:keys=1\r\n";
+        assert_eq!(databases(info).collect::<Vec<_>>(), [(0, 12), (3, 5)]);
+        assert_eq!(databases("# Keyspace\r\n").count(), 0);
+    }
+}

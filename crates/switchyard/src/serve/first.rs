@@ -1,0 +1,132 @@
+//! The first start: a slot map is made from what the nodes hold, and no key is served before each of them was looked at.
+//!
+//! Where all nodes answer, that is decided before anything listens, and a fleet whose keys no map fits is refused. Where one does not, no map can be
+//! right for sure: the router starts, holds all nodes, and looks again until it knows.
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use sd_notify::NotifyState;
+use switchyard_policy::topology::Topology;
+use switchyard_router::NodeAccess;
+use tracing::{error, info, warn};
+
+use super::notify;
+use super::placement::Placement;
+use super::running::Running;
+use crate::config::NodeAddress;
+use crate::doctor::holdings::{FirstStart, first_start, primaries};
+
+/// How often it looks at nodes that did not answer.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// The same where all answer and no map fits: somebody has to do something.
+const AGAIN_REFUSED: Duration = Duration::from_secs(10);
+
+/// How much longer systemd is to wait for a look that goes on.
+const EXTENSION: Duration = Duration::from_secs(60);
+
+/// How a router that has no slot map begins.
+pub(super) struct Beginning {
+    pub(super) topology: Topology,
+    /// Why no node may be used yet.
+    pub(super) held: Option<String>,
+}
+
+/// Looks at the nodes once.
+pub(super) fn begin(nodes: &[NodeAddress], patience: Duration) -> anyhow::Result<Beginning> {
+    match first_start(&primaries(nodes), patience, &tell)? {
+        FirstStart::Place { topology, owner } => {
+            tell_owner(owner);
+            Ok(Beginning { topology, held: None })
+        }
+        FirstStart::Refused(why) => bail!(why),
+        FirstStart::Unknown(why) => {
+            let held = yet_to_look(&why);
+            warn!("{held}");
+            let names: Vec<String> = nodes.iter().map(|node| node.name.clone()).collect();
+            Ok(Beginning { topology: Topology::even(&names)?, held: Some(held) })
+        }
+    }
+}
+
+fn tell(progress: &str) {
+    info!("{progress}");
+    notify(&[NotifyState::ExtendTimeoutUsec(EXTENSION.as_micros() as u32)]);
+}
+
+fn tell_owner(owner: Option<(String, u64)>) {
+    if let Some((name, keys)) = owner {
+        info!(
+            "node {name} has all {keys} keys, so it owns all slots; the other nodes have joined without any. To spread the keys: `switchyard balance`. To add \
+             a node later and give it its share: `switchyard nodes add HOST:PORT --rebalance`"
+        );
+    }
+}
+
+fn yet_to_look(why: &str) -> String {
+    format!("this is a first start, and no key is served before it is known what each node holds: {why}")
+}
+
+/// Looks again until it is known.
+pub(super) struct Look {
+    stop: mpsc::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Look {
+    /// The router serves and holds all nodes, for the reason told.
+    pub(super) fn start(placement: Arc<Placement>, running: Arc<Running>, patience: Duration, held: String) -> anyhow::Result<Self> {
+        let (stop, stopped) = mpsc::channel();
+        let thread = std::thread::Builder::new()
+            .name("first-look".to_owned())
+            .spawn(move || {
+                let (mut held, mut pause) = (held, AGAIN);
+                while matches!(stopped.recv_timeout(pause), Err(RecvTimeoutError::Timeout)) {
+                    match look(&placement, &running, patience) {
+                        Ok(()) => return info!("each node was looked at: the nodes are used from now on"),
+                        Err((why, next)) => {
+                            pause = next;
+                            if why != held {
+                                error!("{why}");
+                                running.with(|router| router.hold(Some(&why)));
+                                held = why;
+                            }
+                        }
+                    }
+                }
+            })
+            .context("cannot start a thread")?;
+        Ok(Self { stop, thread })
+    }
+
+    /// Ends it. A look that is under way is left behind.
+    pub(super) fn stop(self) {
+        drop(self.stop);
+        if self.thread.is_finished() {
+            let _ = self.thread.join();
+        }
+    }
+}
+
+/// Looks once more, and lets the router use its nodes if it may. Otherwise, why not, and when to look again.
+fn look(placement: &Placement, running: &Running, patience: Duration) -> Result<(), (String, Duration)> {
+    let again = |error: anyhow::Error| (yet_to_look(&format!("{error:#}")), AGAIN);
+    let (Some(topology), Some(access)) = (placement.topology(), running.with(switchyard_router::Router::node_access)) else {
+        return Err(again(anyhow!("the router is stopping")));
+    };
+    let nodes: Vec<NodeAccess> = topology.nodes().filter_map(|node| access.get(&node.id).cloned()).collect();
+    match first_start(&nodes, patience, &tell).map_err(|error| again(error.into()))? {
+        FirstStart::Place { topology, owner } => {
+            placement.confirm(topology).map_err(again)?;
+            running.with(|router| router.hold(None));
+            tell_owner(owner);
+            Ok(())
+        }
+        FirstStart::Refused(why) => Err((why, AGAIN_REFUSED)),
+        FirstStart::Unknown(why) => Err((yet_to_look(&why), AGAIN)),
+    }
+}

@@ -1,0 +1,244 @@
+//! What a router does with keys that are there before it: no start answers nil for one of them.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::process::Output;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::movectl::{done, refused, slots};
+use crate::support::process::{Process, tied};
+use crate::support::slots::slot;
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, bulk, direct, http, ok, ports, until};
+
+const KEYS: usize = 200;
+
+fn key(number: usize) -> String {
+    format!("there{number}")
+}
+
+fn nodes(count: usize) -> Vec<Node> {
+    (0..count).map(|_| Node::start(&NodeOptions::default())).collect()
+}
+
+fn addresses(nodes: &[Node]) -> Vec<SocketAddr> {
+    nodes.iter().map(Node::address).collect()
+}
+
+/// Keys that no router has placed.
+fn fill(node: &Node, numbers: impl Iterator<Item = usize>) {
+    let mut client = node.client();
+    for number in numbers {
+        assert_eq!(client.cmd(&format!("SET {} {number}", key(number))), ok());
+    }
+}
+
+#[track_caller]
+fn all_are_found(router: &Router) {
+    let mut client = Client::connect(router.address());
+    for number in 0..KEYS {
+        assert_eq!(client.cmd(&format!("GET {}", key(number))), bulk(number.to_string()), "{}", key(number));
+    }
+}
+
+/// Runs a start that is refused, and gives what it said.
+#[track_caller]
+fn refused_start(nodes: &[SocketAddr], state_dir: &Path) -> String {
+    let free = || SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free())).to_string();
+    let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
+    command.args(["serve", "--workers", "1", "--listen", &free(), "--admin", &free(), "--state-dir"]).arg(state_dir);
+    for node in nodes {
+        command.args(["--node", &node.to_string()]);
+    }
+    let log = TempDir::new().expect("a directory");
+    let mut process = Process::start("a router that is refused", command, &log.path().join("log"));
+    let status = process.wait(Duration::from_secs(30));
+    assert_eq!(status.code(), Some(1), "{}", process.log());
+    process.log()
+}
+
+/// Runs `switchyard VERB` over these nodes.
+fn say(verb: &str, nodes: &[SocketAddr], state_dir: &Path, more: &[&str]) -> (Option<i32>, String) {
+    let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
+    command.arg(verb).arg("--state-dir").arg(state_dir).args(more);
+    for node in nodes {
+        command.args(["--node", &node.to_string()]);
+    }
+    let Output { status, stdout, stderr } = command.output().expect("it runs");
+    (status.code(), String::from_utf8_lossy(&[stdout, stderr].concat()).into_owned())
+}
+
+#[test]
+fn the_one_node_that_holds_everything_owns_everything() {
+    if direct() {
+        return;
+    }
+    let nodes = nodes(3);
+    fill(&nodes[1], 0..KEYS);
+    let mut other = nodes[1].client();
+    assert_eq!((other.cmd("SELECT 3"), other.cmd("SET third v")), (ok(), ok()));
+    drop(other);
+    let nowhere = TempDir::new().expect("a directory");
+    let (code, text) = say("doctor", &addresses(&nodes), &nowhere.path().join("none"), &[]);
+    assert!(code == Some(0) && text.contains(&format!("{} has all {} keys", nodes[1].address(), KEYS + 1)), "{text}");
+    let mut router = Router::start(&addresses(&nodes), &RouterOptions::default());
+    all_are_found(&router);
+    let mut client = Client::connect(router.address());
+    assert_eq!((client.cmd("SELECT 3"), client.cmd("GET third")), (ok(), bulk("v")));
+    let owned: Vec<i64> = slots(&router).into_iter().map(|(_, slots)| slots).collect();
+    assert_eq!(owned, [0, 16384, 0]);
+    let log = router.process().log();
+    assert!(log.contains("owns all slots") && log.contains("--rebalance"), "{log}");
+    done(&router, "balance --wait --goal fast");
+    assert!(slots(&router).iter().all(|(_, slots)| *slots > 5000), "{:?}", slots(&router));
+    all_are_found(&router);
+    router.restart(&addresses(&nodes));
+    all_are_found(&router);
+}
+
+#[test]
+fn keys_that_no_map_fits_refuse_the_start_and_the_ways_are_named() {
+    if direct() {
+        return;
+    }
+    let nodes = nodes(2);
+    fill(&nodes[0], 0..KEYS);
+    fill(&nodes[1], KEYS..2 * KEYS);
+    let state = TempDir::new().expect("a directory");
+    let (code, doctor) = say("doctor", &addresses(&nodes), &state.path().join("none"), &[]);
+    assert!(code == Some(1) && doctor.contains("a first start would be refused"), "{doctor}");
+    assert!(!state.path().join("none").exists(), "doctor makes nothing");
+    // Twice: a refusal leaves no map behind.
+    for _ in 0..2 {
+        let log = refused_start(&addresses(&nodes), state.path());
+        for way in ["switchyard recover", "--node ", "switchyard nodes add", "FLUSHALL", "--state-dir"] {
+            assert!(log.contains(way) && doctor.contains(way), "{way}: {log}\n{doctor}");
+        }
+        assert!(!log.contains("there1"), "names of keys are nobody's business: {log}");
+    }
+    // One of the ways: empty the other, which by then holds nothing that anybody wants.
+    assert_eq!(nodes[1].cmd("FLUSHALL"), ok());
+    let router = Router::start(&addresses(&nodes), &RouterOptions::default());
+    all_are_found(&router);
+}
+
+#[test]
+fn no_key_is_served_before_each_node_was_looked_at() {
+    if direct() {
+        return;
+    }
+    let nodes = nodes(2);
+    fill(&nodes[1], 0..KEYS);
+    nodes[1].freeze();
+    let options = RouterOptions { nodes_may_be_down: true, ..RouterOptions::default() };
+    let mut router = Router::start(&addresses(&nodes), &options);
+    let mut client = Client::connect(router.address());
+    for number in 0..KEYS {
+        let reply = client.cmd(&format!("GET {}", key(number)));
+        assert!(reply.error().is_some_and(|error| error.starts_with("NODEDOWN")), "{reply:?}");
+    }
+    let first = nodes[0].address();
+    until("the node that answers says why it is not used", || {
+        let (status, body) = http::get(router.admin(), "/readyz");
+        (status == 503 && body.contains(&first.to_string()) && body.contains("first start")).then_some(())
+    });
+    let text = refused(&router, &format!("nodes add 127.0.0.1:{}", ports::free()));
+    assert!(text.contains("not yet known what each node holds"), "{text}");
+    // Nothing is decided: a restart begins anew.
+    router.restart(&addresses(&nodes));
+    nodes[1].thaw();
+    let mut client = Client::connect(router.address());
+    until("the nodes are used", || client.cmd(&format!("GET {}", key(0))).error().is_none().then_some(()));
+    all_are_found(&router);
+    let owned: Vec<i64> = slots(&router).into_iter().map(|(_, slots)| slots).collect();
+    assert_eq!(owned, [0, 16384]);
+    router.restart(&addresses(&nodes));
+    until("the nodes are used", || Client::connect(router.address()).cmd("GET there0").error().is_none().then_some(()));
+    all_are_found(&router);
+}
+
+#[test]
+fn keys_that_turn_up_late_where_no_map_fits_are_not_served() {
+    if direct() {
+        return;
+    }
+    let nodes = nodes(2);
+    fill(&nodes[0], 0..KEYS);
+    fill(&nodes[1], KEYS..2 * KEYS);
+    nodes[1].freeze();
+    let router = Router::start(&addresses(&nodes), &RouterOptions { nodes_may_be_down: true, ..RouterOptions::default() });
+    nodes[1].thaw();
+    until("it is told", || router.process().log().contains("switchyard recover").then_some(()));
+    let mut client = Client::connect(router.address());
+    for number in 0..2 * KEYS {
+        client.cmd(&format!("GET {}", key(number))).expect_error();
+    }
+}
+
+#[test]
+fn a_state_directory_of_other_servers_is_refused() {
+    let options = SiteOptions { router: RouterOptions { nodes_may_be_down: true, ..RouterOptions::default() }, ..SiteOptions::default() };
+    let Some(mut site) = Site::router_only(2, &options) else { return };
+    until("the nodes serve", || site.client().cmd("DBSIZE").error().is_none().then_some(()));
+    let mut client = site.client();
+    for number in 0..KEYS {
+        client.cmd(&format!("SET {} {number}", key(number)));
+    }
+    // A key that somebody wrote past the router is no reason to refuse a start. It is told.
+    let names: Vec<SocketAddr> = addresses(site.nodes());
+    let first = usize::from(names[1].to_string() < names[0].to_string());
+    let stray = (0..).map(|number| format!("stray{number}")).find(|key| slot(key.as_bytes()) >= 8192).expect("one");
+    assert_eq!(site.nodes()[first].cmd(&format!("SET {stray} v")), ok());
+    site.router_mut().restart(&names);
+    assert!(site.router().process().log().contains("looks for 1 elsewhere"), "{}", site.router().process().log());
+    until("all is served", || site.client().cmd("DBSIZE").error().is_none().then_some(()));
+    all_are_found(site.router());
+
+    site.router().process().signal(Signal::TERM);
+    site.router_mut().process_mut().wait(Duration::from_secs(30));
+    // Other servers at the same addresses: what each holds belongs to the other.
+    for (node, half) in [(first, 8192..16384), (1 - first, 0..8192)] {
+        site.node_mut(node).restart();
+        fill(&site.nodes()[node], (0..KEYS).filter(|number| half.contains(&slot(key(*number).as_bytes()))));
+    }
+    let state = site.router().state_dir();
+    let (code, doctor) = say("doctor", &names, &state, &[]);
+    assert!(code == Some(1) && doctor.contains("belongs to other servers"), "{doctor}");
+    let log = refused_start(&names, &state);
+    assert!(log.contains("belongs to other servers") && log.contains("switchyard recover"), "{log}");
+}
+
+#[test]
+fn doctor_and_recover_know_nodes_that_were_added_to_a_running_router() {
+    let config = "workers = 2\n".to_owned();
+    let options = SiteOptions { router: RouterOptions { config, ..RouterOptions::default() }, ..SiteOptions::default() };
+    let Some(mut site) = Site::router_only(1, &options) else { return };
+    let more = nodes(2);
+    more.iter().for_each(|node| drop(done(site.router(), &format!("nodes add {}", node.address()))));
+    let (listed, state) = (addresses(site.nodes()), site.router().state_dir());
+    let admin = site.router().admin().to_string();
+    let (_, text) = say("doctor", &listed, &state, &["--admin", &admin]);
+    assert!(text.contains("3 nodes looked at"), "{text}");
+    let (code, text) = say("recover", &listed, &state, &["--admin", &admin, "--dry-run"]);
+    assert!(code == Some(1) && text.contains("a router runs on the state directory"), "{text}");
+    // By another state directory nothing is known but that there is a router.
+    let empty = TempDir::new().expect("a directory");
+    let (_, text) = say("doctor", &listed, empty.path(), &[]);
+    assert!(text.contains("a router uses these nodes"), "{text}");
+    let (code, text) = say("recover", &listed, empty.path(), &["--dry-run"]);
+    assert!(code == Some(1) && text.contains("a router uses node"), "{text}");
+    // The admin port of another router is not asked.
+    let (_, text) = say("doctor", &listed, &state, &["--admin", &format!("127.0.0.1:{}", ports::free())]);
+    assert!(text.contains("only nodes that the configuration lists were looked at"), "{text}");
+
+    site.router().process().signal(Signal::TERM);
+    site.router_mut().process_mut().wait(Duration::from_secs(30));
+    let (_, text) = say("doctor", &listed, &state, &[]);
+    assert!(text.contains("3 nodes looked at"), "{text}");
+    let (code, text) = say("recover", &listed, &state, &["--dry-run"]);
+    assert!(code == Some(1) && text.contains("has a slot map"), "{text}");
+    let (code, text) = say("recover", &listed, empty.path(), &["--dry-run"]);
+    assert!(code == Some(0) && text.contains("gets 16"), "nobody can know the others: {text}");
+}

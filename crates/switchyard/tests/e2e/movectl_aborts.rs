@@ -1,0 +1,274 @@
+//! A way out of every move: a node that is lost for good in the middle, a move that nobody wants any more, nodes that were drained; and what readiness, status
+//! and metrics say meanwhile.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value as Json;
+use switchyard_policy::topology::slot_of;
+
+use crate::movectl::{done, json, refused};
+use crate::movectl_moves::{eventually, the_move, wait_for};
+use crate::support::{Client, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, encode, http, ok};
+
+/// Keys of one slot: with [`SLOWLY`] a leg that takes minutes.
+const KEYS: usize = 3_000;
+const SLOWLY: &str = "--goal gentle --max-rate 20kb";
+
+/// A slot full of keys at the first node, which moves to the second.
+struct Scene {
+    site: Site,
+    tag: String,
+    /// At the node that is to be lost, and nothing to do with the move.
+    elsewhere: String,
+}
+
+fn value(number: usize) -> String {
+    format!("{number} {}", "x".repeat(100))
+}
+
+impl Scene {
+    fn start() -> Option<Scene> {
+        let node =
+            NodeOptions { args: ["--appendonly", "yes", "--appendfsync", "always"].map(str::to_owned).to_vec(), ..NodeOptions::default() };
+        let args = ["moves.big-key=0", "nodes.command-timeout=2s", "nodes.connect-timeout=1s", "shutdown-timeout=40s"];
+        let args = args.into_iter().flat_map(|set| ["--set".to_owned(), set.to_owned()]).collect();
+        let router = RouterOptions { args, nodes_may_be_down: true, ..RouterOptions::default() };
+        let site = Site::router_only(2, &SiteOptions { node, router })?;
+        let tags = site.tags();
+        let scene = Scene { tag: tags[0][0].clone(), elsewhere: format!("{{{}}}elsewhere", tags[1][0]), site };
+        let mut client = scene.site.client();
+        let bytes: Vec<u8> = (0..KEYS).flat_map(|n| encode(&["SET", &scene.key(n), &value(n)])).collect();
+        for reply in client.pipeline(&bytes, KEYS) {
+            assert_eq!(reply, b"+OK\r\n");
+        }
+        assert_eq!(client.cmd(&format!("SET {} 1", scene.elsewhere)), ok());
+        Some(scene)
+    }
+
+    fn key(&self, number: usize) -> String {
+        format!("{{{}}}key:{number}", self.tag)
+    }
+
+    fn name(&self, node: usize) -> String {
+        self.site.nodes()[node].address().to_string()
+    }
+
+    fn begin(&self, options: &str) {
+        let slot = slot_of(self.key(0).as_bytes()).number();
+        done(self.site.router(), &format!("move --from {} --to {} --slots {slot} {options}", self.name(0), self.name(1)));
+        eventually("keys move", || the_move(self.site.router(), 1)["keys_moved"].as_u64().filter(|keys| *keys > 30));
+    }
+
+    /// Which keys are at a node.
+    fn at(&self, node: usize) -> Vec<usize> {
+        let keys = self.site.nodes()[node].cmd("KEYS *key:*");
+        let mut numbers: Vec<usize> =
+            keys.items().iter().filter_map(|key| key.text().rsplit(':').next().and_then(|number| number.parse().ok())).collect();
+        numbers.sort_unstable();
+        numbers
+    }
+
+    fn nodes_by_address(&self) -> Vec<std::net::SocketAddr> {
+        self.site.nodes().iter().map(crate::support::Node::address).collect()
+    }
+
+    fn restart_router(&mut self) {
+        let nodes = self.nodes_by_address();
+        self.site.router_mut().process_mut().kill();
+        self.site.router_mut().start_again(&nodes);
+    }
+
+    fn status(&self) -> String {
+        done(self.site.router(), "status")
+    }
+
+    #[track_caller]
+    fn all_there(&self, numbers: impl IntoIterator<Item = usize>) {
+        let mut client = self.site.client();
+        for number in numbers {
+            assert_eq!(client.cmd(&format!("GET {}", self.key(number))), bulk(value(number)), "key {number}");
+        }
+    }
+}
+
+fn is_down(client: &mut Client, key: &str) -> bool {
+    client.cmd(&format!("GET {key}")).error().is_some_and(|error| error.starts_with("NODEDOWN"))
+}
+
+#[test]
+fn a_move_whose_target_is_lost_for_good_is_ended_without_it() {
+    let Some(mut scene) = Scene::start() else { return };
+    let admin = scene.site.router().admin();
+    scene.begin(SLOWLY);
+    let text = refused(scene.site.router(), "moves abort 1 --lose-target");
+    assert!(text.contains("answers, so nothing has to be lost"), "{text}");
+    let text = refused(scene.site.router(), &format!("nodes remove {}", scene.name(1)));
+    assert!(text.contains("switchyard moves abort 1`"), "the number of the move: {text}");
+
+    scene.site.node_mut(1).kill();
+    let target = scene.name(1);
+    eventually("it is said that the move waits", || scene.status().contains("--lose-target").then_some(()));
+    let status = scene.status();
+    assert!(status.contains("READY IN PART") && status.contains("keys of 1 slots that are moving cannot be used"), "{status}");
+    let (code, body) = http::get(admin, "/readyz");
+    assert!(code == 200 && body.contains(&target) && body.contains("move 1 waits for"), "{body}");
+    let metrics = scene.site.router().metrics();
+    assert!(metrics.contains("switchyard_moves_lost_slots 1\n") && metrics.contains("switchyard_moves_in_trouble 1\n"), "{metrics}");
+    let left = scene.at(0);
+    let moved: Vec<usize> = (0..KEYS).filter(|number| left.binary_search(number).is_err()).collect();
+    assert!(moved.len() > 30 && !left.is_empty());
+    let mut client = scene.site.client();
+    eventually("what has not moved is served", || {
+        (client.cmd(&format!("GET {}", scene.key(left[0]))) == bulk(value(left[0]))).then_some(())
+    });
+    assert!(is_down(&mut client, &scene.key(moved[0])), "it may be there");
+
+    // It says what would be lost, and does nothing.
+    let said = done(scene.site.router(), "moves abort 1 --lose-target --dry-run");
+    assert!(said.contains("nothing is done yet") && said.contains("keys at most") && said.contains("are lost"), "{said}");
+    assert!(is_down(&mut client, &scene.key(moved[0])));
+    let said = done(scene.site.router(), "moves abort 1");
+    assert!(said.contains("stops when") && said.contains("--lose-target"), "{said}");
+    let aborting = wait_for(scene.site.router(), 1, "aborting");
+    assert!(aborting["doing"].as_str().is_some_and(|doing| doing.starts_with("aborting: ")), "{aborting}");
+    // It does not go on after a restart either, and takes the answer then.
+    scene.restart_router();
+    wait_for(scene.site.router(), 1, "aborting");
+    eventually("the target is known to be away", || scene.status().contains(&format!("{target} is down")).then_some(()));
+    eventually("the leg is taken up", || scene.status().contains("--lose-target").then_some(()));
+    let said = done(scene.site.router(), "moves abort 1 --lose-target");
+    assert!(said.contains("ends without"), "{said}");
+    let ended = wait_for(scene.site.router(), 1, "stopped");
+    let lost = ended["keys_lost"].as_u64().expect("a number");
+    assert!(lost >= moved.len() as u64 && lost <= moved.len() as u64 + 200, "{} have moved: {ended}", moved.len());
+    assert!(ended["doing"].as_str().is_some_and(|why| why.contains("was given up")), "{ended}");
+    let log = scene.site.router().process().log();
+    assert!(log.contains("Their fingerprints are in") && !log.contains("key:"), "no key is named: {log}");
+
+    // Every key is served again: those that are lost are gone, and can be made anew.
+    scene.all_there(left.iter().copied());
+    let mut client = scene.site.client();
+    for number in &moved {
+        assert_eq!(client.cmd(&format!("GET {}", scene.key(*number))), Value::Nil, "key {number}");
+    }
+    assert_eq!(client.cmd(&format!("SET {} {}", scene.key(moved[0]), "anew")), ok());
+    assert!(is_down(&mut client, &scene.elsewhere), "what the node owns waits for it");
+    // A restart does not bring it back, and the node does not either.
+    scene.restart_router();
+    scene.site.node_mut(1).restart();
+    eventually("the node is back", || (scene.site.client().cmd(&format!("GET {}", scene.elsewhere)) == bulk("1")).then_some(()));
+    assert_eq!(scene.site.client().cmd(&format!("GET {}", scene.key(moved[0]))), bulk("anew"));
+    assert_eq!(scene.site.client().cmd(&format!("GET {}", scene.key(moved[1]))), Value::Nil);
+    // What it kept is ours, and goes with the next move.
+    let slot = slot_of(scene.key(0).as_bytes()).number();
+    done(scene.site.router(), &format!("move --from {} --to {} --slots {slot} --goal fast --wait", scene.name(0), scene.name(1)));
+    scene.all_there(left);
+    assert_eq!(scene.site.client().cmd(&format!("GET {}", scene.key(moved[0]))), bulk("anew"));
+    assert_eq!(scene.site.client().cmd(&format!("GET {}", scene.key(moved[1]))), Value::Nil);
+}
+
+#[test]
+fn a_move_whose_source_is_lost_for_good_is_ended_without_it() {
+    for restarts in [false, true] {
+        let Some(mut scene) = Scene::start() else { return };
+        scene.begin(SLOWLY);
+        scene.site.node_mut(0).kill();
+        let moved = scene.at(1);
+        assert!(moved.len() > 30 && moved.len() < KEYS);
+        eventually("it is said that the move waits", || scene.status().contains("--lose-source").then_some(()));
+        if restarts {
+            scene.restart_router();
+            eventually("the source is known to be away", || scene.status().contains(&format!("{} is down", scene.name(0))).then_some(()));
+        }
+        let said = done(scene.site.router(), "moves abort 1 --lose-source");
+        assert!(said.contains("ends without"), "{said}");
+        let ended = wait_for(scene.site.router(), 1, "stopped");
+        assert!(ended["doing"].as_str().is_some_and(|why| why.contains("was given up")), "{ended}");
+        let there = scene.at(1);
+        scene.all_there(there.iter().copied());
+        assert!(moved.iter().all(|number| there.contains(number)), "nothing that had moved is lost");
+        let lost = (0..KEYS).find(|number| !there.contains(number)).expect("most");
+        let mut client = scene.site.client();
+        assert_eq!(client.cmd(&format!("SET {} anew", scene.key(lost))), ok());
+        // The old server comes back with what it had: nobody looks there.
+        scene.site.node_mut(0).restart();
+        eventually("the node is back", || scene.status().contains("ready: every slot").then_some(()));
+        assert_eq!(client.cmd(&format!("GET {}", scene.key(lost))), bulk("anew"));
+        scene.all_there(there);
+    }
+}
+
+#[test]
+fn an_aborted_move_ends_at_once_however_slow_it_was_to_be() {
+    let Some(scene) = Scene::start() else { return };
+    scene.begin(SLOWLY);
+    // At this rate keys would be on their way back for hours.
+    done(scene.site.router(), "moves max-rate 1 1b");
+    let said = done(scene.site.router(), "moves abort 1");
+    assert!(said.contains("Nothing is lost"), "{said}");
+    wait_for(scene.site.router(), 1, "stopped");
+    scene.all_there([0, 1, KEYS - 1]);
+    assert_eq!(scene.at(0).len(), KEYS, "all came back");
+    let refused = refused(scene.site.router(), "moves resume 1");
+    assert!(refused.contains("move 1 is over"), "{refused}");
+}
+
+#[test]
+fn a_router_that_is_told_to_stop_ends_a_slow_leg_and_its_numbers_survive() {
+    let Some(mut scene) = Scene::start() else { return };
+    let [first, second] = [0, 1].map(|node| scene.name(node));
+    let bytes: Vec<u8> = (0..KEYS).flat_map(|n| encode(&["SET", &format!("spread:{n}"), &value(n)])).collect();
+    assert!(scene.site.client().pipeline(&bytes, KEYS).iter().all(|reply| reply == b"+OK\r\n"));
+    let keys = scene.site.nodes()[0].cmd("DBSIZE").int() as u64;
+    done(scene.site.router(), &format!("move --from {first} --to {second} --all --goal gentle --max-rate 40kb"));
+    // Keys of legs that have ended.
+    eventually("keys move", || {
+        let moved = the_move(scene.site.router(), 1);
+        (moved["slots_done"].as_u64() > Some(500) && moved["keys_moved"].as_u64() > Some(300)).then_some(())
+    });
+    // At this rate no leg would ever end.
+    done(scene.site.router(), "moves max-rate 1 1b");
+    let nodes = scene.nodes_by_address();
+    scene.site.router().process().signal(Signal::TERM);
+    assert!(scene.site.router_mut().process_mut().wait(Duration::from_secs(60)).success());
+    let log = scene.site.router().process().log();
+    assert!(!log.contains("moves are still under way"), "no leg is left open: {log}");
+    scene.site.router_mut().start_again(&nodes);
+    let resumed = the_move(scene.site.router(), 1);
+    assert!(resumed["keys_moved"].as_u64() > Some(0) && resumed["bytes_moved"].as_u64() > Some(0), "{resumed}");
+    done(scene.site.router(), "moves max-rate 1 none");
+    done(scene.site.router(), "moves goal 1 fast");
+    let ended = wait_for(scene.site.router(), 1, "done");
+    assert!(ended["keys_moved"].as_u64() >= Some(keys), "also those of before, of {keys}: {ended}");
+    assert_eq!(ended["percent"], Json::from(100.0));
+    scene.all_there([0, KEYS - 1]);
+}
+
+#[test]
+fn drained_nodes_get_nothing_back_until_told() {
+    let Some(mut site) = Site::router_only(3, &SiteOptions::default()) else { return };
+    let names: Vec<String> = site.nodes().iter().map(|node| node.address().to_string()).collect();
+    let slots = |site: &Site, node: usize| {
+        let report = json(site.router(), "nodes list");
+        let nodes = report["nodes"].as_array().expect("nodes");
+        nodes.iter().find(|n| n["address"] == names[node]).map(|n| n["slots"].as_u64().expect("slots")).expect("a node")
+    };
+    done(site.router(), &format!("nodes drain {} --goal fast --wait", names[2]));
+    let nodes: Vec<_> = site.nodes().iter().map(crate::support::Node::address).collect();
+    site.router_mut().process_mut().kill();
+    site.router_mut().start_again(&nodes);
+    done(site.router(), &format!("nodes drain {} --goal fast --wait", names[1]));
+    assert_eq!([0, 1, 2].map(|node| slots(&site, node)), [16_384, 0, 0], "not back to the one that was drained before");
+    let text = done(site.router(), "nodes list");
+    assert_eq!(text.matches("it gets no slots before").count(), 2, "{text}");
+    let text = refused(site.router(), &format!("nodes drain {}", names[0]));
+    assert!(text.contains("undrain"), "{text}");
+    done(site.router(), "balance --goal fast --wait");
+    assert_eq!(slots(&site, 0), 16_384);
+    done(site.router(), &format!("nodes undrain {}", names[1]));
+    let text = refused(site.router(), &format!("nodes undrain {}", names[1]));
+    assert!(text.contains("is not drained"), "{text}");
+    done(site.router(), "balance --goal fast --wait");
+    assert_eq!([0, 1, 2].map(|node| slots(&site, node)), [8_192, 8_192, 0]);
+}
