@@ -11,6 +11,7 @@
 //! has asked is answered, or the end of its connection is confirmed.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
@@ -101,13 +102,15 @@ impl Persistence {
             status.nodes.iter().filter(|node| node.link == Link::Up).filter_map(|node| Some((node.id, access.get(&node.id)?))).collect();
         self.0.retain(|id, (access, ..)| up.get(id) == Some(&&*access));
         for (id, access) in up {
-            if !self.0.contains_key(&id) {
-                let Ok(connection) = NodeConnection::open(access, PERSISTENCE_PATIENCE) else { continue };
-                let mut connection = connection.with_answers_up_to(ANSWER_MAX);
-                let Some(run_id) = run_id(&mut connection) else { continue };
-                self.0.insert(id, (access.clone(), connection, run_id));
-            }
-            let Some((_, connection, run_id)) = self.0.get_mut(&id) else { continue };
+            let (_, connection, run_id) = match self.0.entry(id) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(unknown) => {
+                    let Ok(connection) = NodeConnection::open(access, PERSISTENCE_PATIENCE) else { continue };
+                    let mut connection = connection.with_answers_up_to(ANSWER_MAX);
+                    let Some(run_id) = run_id(&mut connection) else { continue };
+                    unknown.insert((access.clone(), connection, run_id))
+                }
+            };
             match persists(connection) {
                 Ok(persists) => drop(running.with(|router: &Router| router.note_persistence(id, run_id, persists))),
                 // Connected anew with the next question.
