@@ -540,6 +540,7 @@ fn usual_answer(command: &Value, version: &str) -> String {
         "CLIENT" if words[1].text() == "ID" => ":7\r\n".to_owned(),
         "CONFIG" => "*2\r\n$4\r\nsave\r\n$0\r\n\r\n".to_owned(),
         "EXEC" | "COMMAND" => "*0\r\n".to_owned(),
+        "ACL" => "-NOPERM it keeps no marks\r\n".to_owned(),
         _ => "+OK\r\n".to_owned(),
     }
 }
