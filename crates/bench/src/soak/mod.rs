@@ -261,8 +261,8 @@ fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn
                 let order = Order { from: site.node(source), to: site.node(to), slots: None, keys, more: &more };
                 match begin(settings, &site, &order) {
                     Ok(id) => moves.push(id),
-                    // All that it has are keys whose slots are elsewhere, or none that match.
-                    Err(e) if shape.keys && format!("{e:#}").contains("nothing to move") => {}
+                    // All that it has are keys whose slots are elsewhere, or none that match; or the other move has keys of the same slots.
+                    Err(e) if shape.keys && ["nothing to move", "is part of move"].iter().any(|why| format!("{e:#}").contains(why)) => {}
                     Err(e) => return Err(e),
                 }
             }

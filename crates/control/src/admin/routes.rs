@@ -96,7 +96,8 @@ pub(super) fn refuse(path: &str, status: StatusCode, message: &str) -> Response 
 async fn index() -> Response {
     let mut rows = String::new();
     for (path, purpose, _) in table() {
-        let shown = if purpose.starts_with("POST") { path.to_owned() } else { format!("<a href=\"{path}\">{path}</a>") };
+        // A link is followed without a key, and by GET.
+        let shown = if purpose.starts_with("POST") || path == WHERE { path.to_owned() } else { format!("<a href=\"{path}\">{path}</a>") };
         let _ = writeln!(rows, "<tr><td>{shown}</td><td>{purpose}</td></tr>");
     }
     let page = format!(

@@ -22,7 +22,7 @@ use switchyard_control::store::RedbStore;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply;
 use switchyard_router::{CopyTurn, Link, NodeAccess, Router, renewed_library};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::fleet::Fleet;
 use super::running::Running;
@@ -180,7 +180,14 @@ fn look_after(running: &Running, known: &mut BTreeMap<NodeId, String>) -> Option
     if !changed {
         return None;
     }
-    let nodes: Vec<&NodeAccess> = up.keys().filter_map(|id| access.get(id)).collect();
+    // Before the turn is taken: clients that change functions do not wait for a node that does not answer.
+    let mut nodes = match up.keys().filter_map(|id| access.get(id)).map(meet).collect::<Result<Vec<_>, _>>() {
+        Ok(nodes) => nodes,
+        Err(why) => {
+            debug!("functions of the nodes are compared later: {why}");
+            return None;
+        }
+    };
     // Else somebody copies, or a change takes long: tried again with the next look.
     let turn = running.with(|router| router.turn_to_copy_functions())??;
     let until = Instant::now() + PATIENCE;
@@ -191,7 +198,7 @@ fn look_after(running: &Running, known: &mut BTreeMap<NodeId, String>) -> Option
         std::thread::sleep(Duration::from_millis(5));
     }
     // What is left may be of an answer that is still to come: then nobody changes functions before.
-    let (why, left) = match share_functions(&nodes) {
+    let (why, left) = match share_functions(&mut nodes) {
         Ok(()) => {
             *known = up;
             return None;
@@ -235,25 +242,34 @@ fn renew(connection: &mut NodeConnection, found: Option<&Functions>, node: &Node
     Ok(any)
 }
 
+/// A node with a connection to it.
+type Met<'a> = (&'a NodeAccess, NodeConnection);
+
+/// Connects to a node that answers.
+fn meet(node: &NodeAccess) -> Result<Met<'_>, String> {
+    let mut connection = NodeConnection::open(node, PATIENCE).map_err(|why| format!("node {} {why}", node.name))?;
+    run_id(&mut connection).ok_or_else(|| format!("node {} does not answer", node.name))?;
+    Ok((node, connection))
+}
+
 /// Gives the functions of the others to nodes that have none.
-fn share_functions(nodes: &[&NodeAccess]) -> Result<(), Trouble> {
-    let mut having: Vec<(&NodeAccess, Functions)> = Vec::new();
-    let mut lacking: Vec<&NodeAccess> = Vec::new();
-    for node in nodes {
-        let mut connection = NodeConnection::open(node, PATIENCE).map_err(|why| format!("node {} {why}", node.name))?;
-        let mut found = functions(&mut connection);
-        if renew(&mut connection, found.as_ref(), node)? {
-            found = functions(&mut connection);
+fn share_functions(nodes: &mut [Met<'_>]) -> Result<(), Trouble> {
+    let (mut having, mut lacking) = (Vec::new(), Vec::new());
+    for (node, connection) in nodes {
+        let mut found = functions(connection);
+        if renew(connection, found.as_ref(), node)? {
+            found = functions(connection);
         }
         match found {
             // A version without functions, or no right to see them: `switchyard doctor` tells.
             None => {}
-            Some(found) if found.code.is_empty() => lacking.push(node),
-            Some(found) => having.push((node, found)),
+            Some(found) if found.code.is_empty() => lacking.push((node, connection)),
+            Some(found) => having.push((node, connection, found)),
         }
     }
-    let Some((source, first)) = having.first() else { return Ok(()) };
-    if let Some((other, _)) = having.iter().find(|(_, found)| found.code != first.code) {
+    let mut having = having.into_iter();
+    let Some((source, connection, first)) = having.next() else { return Ok(()) };
+    if let Some((other, ..)) = having.find(|(.., found)| found.code != first.code) {
         warn!(
             "the functions of nodes {} and {} differ: load the libraries again through the router (FUNCTION LOAD REPLACE); \
              `switchyard doctor` says which",
@@ -264,14 +280,13 @@ fn share_functions(nodes: &[&NodeAccess]) -> Result<(), Trouble> {
     if lacking.is_empty() {
         return Ok(());
     }
-    let open = |node: &NodeAccess| NodeConnection::open(node, PATIENCE).map_err(|why| format!("node {} {why}", node.name));
-    let dump = open(source)?.ask(&["FUNCTION", "DUMP"]).map_err(|error| format!("node {}: {error}", source.name))?;
+    let dump = connection.ask(&["FUNCTION", "DUMP"]).map_err(|error| format!("node {}: {error}", source.name))?;
     if let Some(error) = dump.error() {
         return Err(format!("node {}: {error}", source.name).into());
     }
-    for node in lacking {
+    for (node, connection) in lacking {
         // Without REPLACE: whoever loads one past the router at the same moment wins.
-        match store(&mut open(node)?, node, &[b"FUNCTION", b"RESTORE", dump.bytes()])? {
+        match store(connection, node, &[b"FUNCTION", b"RESTORE", dump.bytes()])? {
             None => info!("node {} had no functions: it was given those of node {}", node.name, source.name),
             Some(why) => warn!("functions of node {} cannot be given to node {}: {why}", source.name, node.name),
         }
