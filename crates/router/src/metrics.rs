@@ -237,6 +237,8 @@ pub(crate) struct WorkerCounters {
     /// How big the client is that goes first, near the budget; and of requests that wait for their answers although their clients were cut.
     pub(crate) memory_biggest: Counter,
     pub(crate) memory_leaving: Counter,
+    /// Times that another worker has asked for memory, and was answered.
+    pub(crate) memory_answers: Counter,
     pub(crate) bytes_received: Counter,
     pub(crate) bytes_sent: Counter,
     pub(crate) commands: [Counter; CommandClass::COUNT],

@@ -9,7 +9,7 @@
 //!   together are within the budget before, so what is used never exceeds twice the budget, and with many clients comes nowhere near it.
 //! - **Who goes**: those who have not logged in before all others, or they could have applications cut. One worker at a time evicts, and
 //!   stops as soon as the whole is below. Where another worker has a bigger client it is asked to, but not waited for: from [`PATIENCE`] of the
-//!   budget on, each worker takes its own biggest. Before a client that is to go last (CLIENT NO-EVICT) all others are asked and given a tick:
+//!   budget on, each worker takes its own biggest. Before a client that is to go last (CLIENT NO-EVICT) all others are asked first:
 //!   how much their clients take they say only now and then.
 //! - **What stays**: requests kept until they are answered. What was sent may be executed, also if its client is gone; they end with the
 //!   answer, and are not taken for an excess a second time.
@@ -45,6 +45,12 @@ const REST_US: u64 = 200_000;
 /// Part of the budget beyond it from which on a worker does not leave it to another one to cut its bigger client.
 const PATIENCE: usize = 8;
 
+/// How long others may take to give up what goes before a client that goes last, where one of them is busy.
+const OTHERS_US: u64 = 500_000;
+
+/// What they have answered says nothing any more after so long.
+const OTHERS_STALE_US: u64 = 1_000_000;
+
 /// When the worker looks again.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
@@ -52,8 +58,8 @@ pub(super) struct Watch {
     mark: i64,
     /// Not before, where it has asked another worker or found nobody, us.
     rest_until_us: u64,
-    /// When all others were asked last, because this worker has only clients that go last, us.
-    asked_all_us: Option<u64>,
+    /// When all others were asked last, because this worker has only clients that go last, us; and how many answers there are once all have answered.
+    asked_all: Option<(u64, u64)>,
     cut_log: Rarely,
     short_log: Rarely,
 }
@@ -70,12 +76,13 @@ enum Others {
 }
 
 impl Watch {
-    fn others(&self, now_us: u64) -> Others {
-        match self.asked_all_us.map(|asked_us| now_us.saturating_sub(asked_us)) {
-            Some(ago_us) if ago_us < TICK.as_micros() as u64 => Others::Asked,
-            Some(ago_us) if ago_us < REST_US => Others::Done,
-            // What was answered long ago says nothing of now.
-            _ => Others::Unasked,
+    /// `answers`: how many there are by now.
+    fn others(&self, now_us: u64, answers: u64) -> Others {
+        match self.asked_all.map(|(asked_us, all)| (now_us.saturating_sub(asked_us), answers >= all)) {
+            Some((ago_us, _)) if ago_us >= OTHERS_STALE_US => Others::Unasked,
+            Some((ago_us, all_answered)) if all_answered || ago_us >= OTHERS_US => Others::Done,
+            Some(_) => Others::Asked,
+            None => Others::Unasked,
         }
     }
 }
@@ -137,6 +144,7 @@ impl Worker {
         if used > budget {
             self.evict(budget);
         }
+        self.counters.memory_answers.add(1);
     }
 
     /// Bytes in use, and how many may be. Also sets the mark.
@@ -199,13 +207,14 @@ impl Worker {
                 break;
             }
             if holdings.last().is_some_and(|holding| holding.rank == Rank::Spared) && shared.counters.len() > 1 {
-                let others = self.memory.others(self.now_us);
-                if others == Others::Unasked {
-                    self.memory.asked_all_us = Some(self.now_us);
-                    let others = (0..shared.counters.len()).filter(|worker| *worker != self.index);
-                    others.for_each(|worker| shared.mailboxes.send(worker, Message::Evict));
+                let others = || (0..shared.counters.len()).filter(|worker| *worker != self.index);
+                let answers: u64 = others().map(|worker| shared.counters[worker].memory_answers.get()).sum();
+                let standing = self.memory.others(self.now_us, answers);
+                if standing == Others::Unasked {
+                    self.memory.asked_all = Some((self.now_us, answers + others().count() as u64));
+                    others().for_each(|worker| shared.mailboxes.send(worker, Message::Evict));
                 }
-                if others != Others::Done {
+                if standing != Others::Done {
                     self.memory.rest_until_us = self.now_us + TICK.as_micros() as u64;
                     break;
                 }
@@ -384,12 +393,13 @@ mod tests {
 
     #[test]
     fn before_a_client_that_goes_last_all_others_are_asked_each_time_anew() {
-        let (mut watch, tick_us) = (Watch::default(), TICK.as_micros() as u64);
-        assert_eq!(watch.others(5), Others::Unasked);
-        watch.asked_all_us = Some(5);
-        assert_eq!(watch.others(5), Others::Asked);
-        assert_eq!(watch.others(4 + tick_us), Others::Asked);
-        assert_eq!(watch.others(5 + tick_us), Others::Done);
-        assert_eq!(watch.others(5 + REST_US), Others::Unasked);
+        let mut watch = Watch::default();
+        assert_eq!(watch.others(5, 7), Others::Unasked);
+        watch.asked_all = Some((5, 9));
+        assert_eq!(watch.others(5, 8), Others::Asked);
+        assert_eq!(watch.others(5, 9), Others::Done, "all have answered");
+        assert_eq!(watch.others(4 + OTHERS_US, 8), Others::Asked);
+        assert_eq!(watch.others(5 + OTHERS_US, 8), Others::Done, "one is too busy");
+        assert_eq!(watch.others(5 + OTHERS_STALE_US, 9), Others::Unasked);
     }
 }
