@@ -151,6 +151,10 @@ impl Worker {
     fn weigh(&mut self) -> (usize, usize) {
         let budget = self.plan.live.memory_max;
         let used = self.memory_in_use();
+        if used <= budget {
+            // What others have answered was for this time.
+            self.memory.asked_all = None;
+        }
         // All workers together cannot grow by more than what is left before one of them looks again.
         let share = budget.saturating_sub(used) / (4 * self.shared.counters.len());
         self.memory.mark = memory::own() + STEP.max(i64::try_from(share).unwrap_or(i64::MAX / 2));
@@ -193,6 +197,7 @@ impl Worker {
         loop {
             let used = self.memory_in_use();
             if used <= budget {
+                self.memory.asked_all = None;
                 break;
             }
             let elsewhere = shared.counters.iter().enumerate().filter(|(worker, _)| *worker != self.index);
