@@ -148,7 +148,8 @@ impl Recipe {
             Peer::Direct => bail!("there is nothing to start without a proxy"),
             Peer::Switchyard { .. } => {
                 let state = folder.join(format!("{name}-state"));
-                command.args(["serve", "--listen", &address.to_string()]);
+                // All that are measured share the nodes.
+                command.args(["serve", "--beside-another-router", "--listen", &address.to_string()]);
                 if !self.extra.iter().any(|flag| flag.starts_with("--workers")) {
                     command.args(["--workers", "1"]);
                 }

@@ -34,6 +34,11 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "WITH", value_enum)]
     standby: Option<serve::Standby>,
 
+    /// Make a slot map at a first start although another router serves the nodes. Keys are found only as long as neither moves any: for
+    /// measurements
+    #[arg(long)]
+    beside_another_router: bool,
+
     /// Check the configuration, show what it comes to, and exit (as check-config)
     #[arg(short, long)]
     test_conf: bool,
@@ -43,5 +48,5 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.test_conf {
         return check_config::print(&arguments.flags);
     }
-    serve::run(arguments.flags.sources(), arguments.standby)
+    serve::run(arguments.flags.sources(), arguments.standby, arguments.beside_another_router)
 }

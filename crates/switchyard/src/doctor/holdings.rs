@@ -13,6 +13,7 @@ use switchyard_policy::topology::{First, NodeId, PlaceError, Sample, Topology, s
 use switchyard_router::NodeAccess;
 
 use super::connection::NodeConnection;
+use super::direct::routers;
 use super::{Server, servers};
 use crate::config::NodeAddress;
 
@@ -59,6 +60,16 @@ fn at_once<T: Sync, R: Send>(items: &[T], ask: impl Fn(&T) -> R + Sync) -> Vec<R
         let asked: Vec<_> = items.iter().map(|item| scope.spawn(|| ask(item))).collect();
         asked.into_iter().filter_map(|asked| asked.join().ok()).collect()
     })
+}
+
+/// A node that a router uses. Nodes that do not answer, or do not tell who their clients are, are left out.
+pub(crate) fn served_by_a_router(nodes: &[NodeAccess], patience: Duration) -> Option<&NodeAccess> {
+    let is_served = |node: &NodeAccess| {
+        let list = NodeConnection::open(node, patience).ok().and_then(|mut connection| connection.ask(&["CLIENT", "LIST"]).ok());
+        list.is_some_and(|list| !routers(&list.text()).is_empty())
+    };
+    let served = at_once(nodes, is_served);
+    nodes.iter().zip(served).find_map(|(node, served)| served.then_some(node))
 }
 
 /// Looks at what the nodes hold, and says which map a first start may begin with. `tell` hears how far a long look has come.

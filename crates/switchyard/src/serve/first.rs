@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use sd_notify::NotifyState;
@@ -18,13 +18,16 @@ use super::notify;
 use super::placement::Placement;
 use super::running::Running;
 use crate::config::NodeAddress;
-use crate::doctor::holdings::{FirstStart, first_start, primaries};
+use crate::doctor::holdings::{FirstStart, first_start, primaries, served_by_a_router};
 
 /// How often it looks at nodes that did not answer.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// The same where all answer and no map fits: somebody has to do something.
 const AGAIN_REFUSED: Duration = Duration::from_secs(10);
+
+/// How long nodes may take to notice that a router has ended.
+const GONE: Duration = Duration::from_secs(3);
 
 /// How much longer systemd is to wait for a look that goes on.
 const EXTENSION: Duration = Duration::from_secs(60);
@@ -36,9 +39,13 @@ pub(super) struct Beginning {
     pub(super) held: Option<String>,
 }
 
-/// Looks at the nodes once.
-pub(super) fn begin(nodes: &[NodeAddress], patience: Duration) -> anyhow::Result<Beginning> {
-    match first_start(&primaries(nodes), patience, &tell)? {
+/// Looks at the nodes once. `beside`: also where another router serves them.
+pub(super) fn begin(nodes: &[NodeAddress], patience: Duration, beside: bool) -> anyhow::Result<Beginning> {
+    let primaries = primaries(nodes);
+    if !beside {
+        refuse_beside_another(&primaries, patience)?;
+    }
+    match first_start(&primaries, patience, &tell)? {
         FirstStart::Place { topology, owner } => {
             tell_owner(owner);
             Ok(Beginning { topology, held: None })
@@ -51,6 +58,22 @@ pub(super) fn begin(nodes: &[NodeAddress], patience: Duration) -> anyhow::Result
             Ok(Beginning { topology: Topology::even(&names)?, held: Some(held) })
         }
     }
+}
+
+/// Another router on these nodes has a map of its own. A new one may fit the keys now, and no longer once the other moves some.
+fn refuse_beside_another(primaries: &[NodeAccess], patience: Duration) -> anyhow::Result<()> {
+    let until = Instant::now() + GONE;
+    while let Some(node) = served_by_a_router(primaries, patience) {
+        if Instant::now() >= until {
+            bail!(
+                "this is a first start, and another router serves node {}: keys that the other moves would not be found here. Use its state directory \
+                 (--state-dir, and --standby to wait until it has ended), or stop it first. Where neither ever moves keys: --beside-another-router",
+                node.name
+            );
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
 }
 
 fn tell(progress: &str) {

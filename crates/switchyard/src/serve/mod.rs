@@ -52,8 +52,8 @@ pub(crate) use seat::Standby;
 use seat::{Replaced, SeatThread, Seats};
 use users::UsersPort;
 
-/// Runs the router until SIGTERM or SIGINT; a standby first waits until no other serves the nodes.
-pub(crate) fn run(sources: Sources, standby: Option<Standby>) -> Result<(), Failure> {
+/// Runs the router until SIGTERM or SIGINT; a standby first waits until no other serves the nodes. `beside`: a first start does not look whether one does.
+pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> Result<(), Failure> {
     let mut config = sources.read()?;
     config.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
     let mut resolved = config.resolve(|_| None)?;
@@ -81,7 +81,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>) -> Result<(), Fail
     let found = seat::look(placement.store(), &config.state_dir, &resolved.nodes, standby)?;
     let patience = resolved.live.connect_timeout;
     let beginning = match placement.topology() {
-        None => Some(first::begin(&resolved.nodes, patience)?),
+        None => Some(first::begin(&resolved.nodes, patience, beside)?),
         Some(_) => None,
     };
     let start = placement.next_incarnation()?;

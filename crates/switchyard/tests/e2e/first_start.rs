@@ -242,3 +242,18 @@ fn doctor_and_recover_know_nodes_that_were_added_to_a_running_router() {
     let (code, text) = say("recover", &listed, empty.path(), &["--dry-run"]);
     assert!(code == Some(0) && text.contains("gets 16"), "nobody can know the others: {text}");
 }
+
+/// Its map would be right until the other moves something, and then answer nil.
+#[test]
+fn a_first_start_beside_another_router_is_refused() {
+    if direct() {
+        return;
+    }
+    let nodes = nodes(2);
+    let router = Router::start(&addresses(&nodes), &RouterOptions::default());
+    let state = TempDir::new().expect("a directory");
+    let log = refused_start(&addresses(&nodes), state.path());
+    assert!(log.contains("another router serves node") && log.contains("--state-dir"), "{log}");
+    drop(router);
+    let _ = Router::start(&addresses(&nodes), &RouterOptions::default());
+}

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use serde_json::Value as Json;
 
-use crate::movectl::{ask, done, json};
+use crate::movectl::{ask, done, json, refused};
 use crate::movectl_moves::{eventually, report, the_move, wait_for};
 use crate::replicas::{calls, caught_up, follow, sentinels};
 use crate::support::certificates::Authority;
-use crate::support::{Client, Node, Router, RouterOptions, Value, bulk, direct, encode, ok, until};
+use crate::support::relay::Relay;
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Value, bulk, direct, encode, ok, until};
 use crate::tls::secure_node;
 
 const KEYS: usize = 3000;
@@ -317,4 +318,23 @@ fn sentinels_fail_over_the_source() {
 fn sentinels_fail_over_the_target() {
     let options = " --durability replica";
     fails_over(&Failover { place: 1, replicas: [0, 2], by_sentinels: true, options, is_behind: false, ends: &["done", "stopped"] });
+}
+
+/// What a move finds at its target would be the keys of its source: --purge-target would remove them.
+#[test]
+fn nothing_moves_between_two_names_of_one_server() {
+    if direct() {
+        return;
+    }
+    let node = Node::start(&NodeOptions::default());
+    let relay = Relay::start(node.address());
+    let (one, other) = (node.address(), relay.address());
+    let router = Router::start(&[one, other], &RouterOptions::default());
+    let mut client = Client::connect(router.address());
+    fill(&mut client);
+    for more in ["", " --purge-target"] {
+        let said = refused(&router, &format!("move --from {one} --to {other} --all{more}"));
+        assert!(said.contains("one server under two names"), "{said}");
+    }
+    all_there(&router);
 }

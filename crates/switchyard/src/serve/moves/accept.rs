@@ -514,11 +514,25 @@ impl Moves {
         let targets: BTreeSet<NodeId> = shifts().map(|shift| shift.target).collect();
         let nodes: BTreeSet<NodeId> = shifts().map(|shift| shift.source).chain(targets.iter().copied()).collect();
         debug_assert!(nodes.iter().all(|id| topology.node(*id).is_some()));
-        nodes.into_iter().try_for_each(|id| self.check_one(id, targets.contains(&id), how))
+        let mut met: BTreeMap<String, NodeId> = BTreeMap::new();
+        for id in nodes {
+            let run_id = self.check_one(id, targets.contains(&id), how)?;
+            // All that a move finds at its target would be its source's own keys.
+            if !run_id.is_empty()
+                && let Some(other) = met.insert(run_id, id)
+            {
+                return Err(conflict(format!(
+                    "{} and {} are one server under two names, so nothing can move between them; take one of them out of the configuration",
+                    self.name(other),
+                    self.name(id)
+                )));
+            }
+        }
+        Ok(())
     }
 
-    /// Asks a node whether keys may move to or from it, which takes as long as it takes to answer.
-    pub(super) fn check_one(&self, id: NodeId, is_target: bool, how: &How) -> Result<(), Refused> {
+    /// Asks a node whether keys may move to or from it, and which process it is, which takes as long as it takes to answer.
+    pub(super) fn check_one(&self, id: NodeId, is_target: bool, how: &How) -> Result<String, Refused> {
         let access = self.running.with(switchyard_router::Router::node_access).unwrap_or_default();
         let Some(access) = access.get(&id) else {
             return Err(Refused::Failed(format!("it is not known how {} is reached", self.name(id))));

@@ -14,13 +14,13 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// The oldest versions that moves work on.
 pub(super) const REDIS_MIN: (u32, u32) = (6, 2);
 
-/// Checks a node, which may take `patience` for each answer. `durability`: what it must be able to promise, if it is a target.
+/// Checks a node, and gives the run id of its process. It may take `patience` for each answer. `durability`: what it must be able to promise, if it is a target.
 pub(super) fn check_node(
     access: &NodeAccess,
     patience: Duration,
     durability: Option<Durability>,
     allow_direct_clients: bool,
-) -> Result<(), String> {
+) -> Result<String, String> {
     let name = &access.name;
     let mut node = NodeConnection::open(access, patience).map_err(|why| format!("node {name} {why}"))?;
     let mut ask = |args: &[&str]| node.ask(args).map_err(|error| format!("node {name} does not answer: {error}"));
@@ -62,8 +62,9 @@ pub(super) fn check_node(
         }
         Some(Durability::Memory) | None => {}
     }
+    let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap_or_default().trim().to_owned();
     if allow_direct_clients {
-        return Ok(());
+        return Ok(run_id);
     }
     let list = ask(&["CLIENT", "LIST"])?;
     if let Some(error) = list.error() {
@@ -73,7 +74,7 @@ pub(super) fn check_node(
         ));
     }
     match direct_clients(&list.text()).as_slice() {
-        [] => Ok(()),
+        [] => Ok(run_id),
         [first, rest @ ..] => Err(format!(
             "node {name} is used past this router by {} clients (one is {first}): they would read and write keys that are elsewhere. Let them use the router, \
              or fence them off (docs/moving-data.md), or go on with --allow-direct-clients",

@@ -279,7 +279,7 @@ impl Moves {
             let (source, target) = between;
             let outcome = moves.how_home().and_then(|how| {
                 moves.check_one(source, false, &how)?;
-                moves.check_one(target, true, &how)
+                moves.check_one(target, true, &how).map(drop)
             });
             moves.home.tell(Told::Checked { between, outcome });
         };
