@@ -21,15 +21,18 @@ pub(super) fn pages_name_what_is_there(files: &Files) -> Vec<String> {
                 }
                 let (file, heading) = link.split_once('#').map_or((link, None), |(file, heading)| (file, Some(heading)));
                 let target = if file.is_empty() { path.clone() } else { joined(path, file) };
-                if !files.0.keys().any(|known| *known == target || known.starts_with(&format!("{}/", target.trim_end_matches('/')))) {
+                let folder = format!("{}/", target.trim_end_matches('/'));
+                if !files.0.keys().any(|known| *known == target || known.starts_with(&folder)) {
                     complain(link, "there is no such file; correct the link");
                 } else if heading.is_some_and(|heading| !headings.get(target.as_str()).is_some_and(|known| known.contains(heading))) {
                     complain(link, "the page has no such heading; correct the link");
                 }
             }
             for name in line.split('`').skip(1).step_by(2).filter(|name| is_map && is_path(name)) {
-                let ends_so = |known: &String| known == name || known.ends_with(&format!("/{name}")) || known.contains(&format!("/{name}")) && name.ends_with('/');
-                if !files.0.keys().any(ends_so) {
+                let below = format!("/{name}");
+                let is_it = |known: &String| known == name || known.ends_with(&below);
+                let is_in = |known: &String| name.ends_with('/') && (known.starts_with(name) || known.contains(&below));
+                if !files.0.keys().any(|known| is_it(known) || is_in(known)) {
                     complain(name, "there is no such file; say where it is now");
                 }
             }
