@@ -54,7 +54,7 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
 /// The names of a page's headings in links, as Git hosts make them: the second of one name ends in `-1`.
 fn headings(text: &str) -> BTreeSet<String> {
     let mut seen: BTreeMap<String, u32> = BTreeMap::new();
-    let titles = prose(text).filter_map(|(_, line)| line.starts_with('#').then(|| line.trim_start_matches('#').trim()));
+    let titles = prose(text).filter(|(_, line)| line.starts_with('#')).map(|(_, line)| line.trim_start_matches('#').trim());
     titles
         .map(|title| {
             let kept = title.to_lowercase().replace(' ', "-");
