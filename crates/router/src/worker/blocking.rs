@@ -58,6 +58,20 @@ impl Unblock {
     }
 }
 
+/// What a worker has to ask nodes at which its clients wait.
+#[derive(Debug, Default)]
+pub(super) struct Unblocks {
+    /// Connections whose CLIENT UNBLOCK found nobody waiting yet.
+    again: Vec<Handle>,
+    next_probe_us: u64,
+}
+
+impl Unblocks {
+    pub(super) fn is_empty(&self) -> bool {
+        self.again.is_empty()
+    }
+}
+
 impl Worker {
     /// Sends a command that may wait at the node.
     #[cold]
@@ -251,7 +265,7 @@ impl Worker {
             self.release(link_handle);
         } else {
             // The command had not reached the node, or its reply is on its way.
-            self.unblock_again.push(link_handle);
+            self.unblocks.again.push(link_handle);
         }
     }
 
@@ -264,7 +278,7 @@ impl Worker {
 
     /// Sends CLIENT UNBLOCK again where nobody was waiting yet.
     pub(super) fn retry_unblocks(&mut self) {
-        for link in std::mem::take(&mut self.unblock_again) {
+        for link in std::mem::take(&mut self.unblocks.again) {
             if self.links.get(link).and_then(|l| l.unblock.as_ref()).is_some_and(|u| !u.asked && !u.over) {
                 self.ask_unblock(link);
             }
@@ -273,10 +287,10 @@ impl Worker {
 
     /// Asks nodes at which clients wait for a sign of life, where nothing else asks.
     pub(super) fn tick_blocked(&mut self) {
-        if self.now_us < self.next_probe_us {
+        if self.now_us < self.unblocks.next_probe_us {
             return;
         }
-        self.next_probe_us = self.now_us + PROBE_US;
+        self.unblocks.next_probe_us = self.now_us + PROBE_US;
         let mut nodes: Vec<NodeId> =
             self.links.iter().filter(|(_, l)| l.lane == Lane::Blocking && !l.pending.is_empty()).map(|(_, l)| l.node).collect();
         nodes.sort_unstable();

@@ -13,7 +13,8 @@ use super::downstream::{Client, Details, ReplyMode, Stall};
 use super::transport::{self, Received, Tls};
 use super::{OUTPUT_HIGH, Worker};
 use crate::limits::Share;
-use crate::poll::Token;
+use crate::listener::Listener;
+use crate::poll::{Poll, Token};
 use crate::settings::ListenAddress;
 use crate::slab::{Handle, Slab};
 use crate::users::Bounds;
@@ -66,25 +67,51 @@ impl Untold {
     }
 }
 
+/// Where clients come in.
+#[derive(Debug)]
+pub(super) struct Door {
+    listeners: Vec<Listener>,
+    /// Given up for a moment to accept and refuse a client when descriptors have run out.
+    spare: Option<OwnedFd>,
+    handshake_log: Rarely,
+}
+
+impl Door {
+    /// Opens it: the listeners are watched from here on.
+    pub(super) fn open(listeners: Vec<Listener>, poll: &Poll) -> std::io::Result<Self> {
+        for (number, listener) in listeners.iter().enumerate() {
+            let token = Token::Listener(number as u32);
+            if listener.is_shared() { poll.add_shared(listener, token)? } else { poll.add(listener, token)? }
+        }
+        Ok(Self { listeners, spare: spare_descriptor(), handshake_log: Rarely::default() })
+    }
+
+    /// Nobody comes in any more.
+    pub(super) fn close(&mut self, poll: &Poll) {
+        for listener in self.listeners.drain(..) {
+            poll.remove(&listener);
+        }
+    }
+}
+
 impl Worker {
     pub(super) fn accept(&mut self, index: usize) {
-        if !self.accepting {
-            return;
-        }
-        let accepts = if self.listeners[index].is_shared() { ACCEPTS_PER_TURN_SHARED } else { ACCEPTS_PER_TURN };
+        // An event from before the door was closed.
+        let Some(listener) = self.door.listeners.get(index) else { return };
+        let accepts = if listener.is_shared() { ACCEPTS_PER_TURN_SHARED } else { ACCEPTS_PER_TURN };
         for _ in 0..accepts {
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-            match rustix::net::acceptfrom_with(&self.listeners[index], flags) {
+            match rustix::net::acceptfrom_with(&self.door.listeners[index], flags) {
                 Ok((fd, peer)) => self.greet_client(index, fd, peer.and_then(|p| p.try_into().ok())),
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
                 Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
                     // Without a descriptor the connection cannot even be refused: give up the spare one for that.
-                    self.spare = None;
-                    if let Ok(fd) = rustix::net::accept_with(&self.listeners[index], flags) {
+                    self.door.spare = None;
+                    if let Ok(fd) = rustix::net::accept_with(&self.door.listeners[index], flags) {
                         self.refuse_connection(&fd, "ERR max number of clients reached");
                         self.counters.rejected.add(1);
                     }
-                    self.spare = spare_descriptor();
+                    self.door.spare = spare_descriptor();
                     return;
                 }
                 Err(_) => return,
@@ -94,10 +121,10 @@ impl Worker {
 
     fn greet_client(&mut self, listener: usize, fd: OwnedFd, peer: Option<std::net::SocketAddr>) {
         let live = self.plan.live.clone();
-        let settings = self.listeners[listener].settings.clone();
+        let settings = self.door.listeners[listener].settings.clone();
         let mut share = None;
         if settings.bounds != Bounds::default() || settings.connections_per_second.is_some() {
-            let name = format!("listener:{}", self.listeners[listener].number);
+            let name = format!("listener:{}", self.door.listeners[listener].number);
             let account = self.shared.limits.account(&name);
             let too_fast = settings.connections_per_second.is_some_and(|rate| account.accepts.take(rate, self.now_us).is_err());
             share = Share::connect(self.part_of(name), settings.bounds.connections).filter(|_| !too_fast).map(Box::new);
@@ -184,7 +211,7 @@ impl Worker {
             }
             return;
         }
-        self.batching.note(client);
+        self.sender.batching.note(client);
         client.last_used_us = self.now_us;
         let mut buffer = std::mem::take(&mut self.read_buffer);
         let handshaking = client.is_handshaking();
@@ -219,7 +246,7 @@ impl Worker {
     /// Counts a failed TLS handshake, and says so from time to time: anybody can cause as many as they like.
     pub(super) fn handshake_failed(&mut self, handle: Handle, why: &str) {
         self.counters.handshakes_failed.add(1);
-        let Some(untold) = self.handshake_log.tell(self.now_us) else { return };
+        let Some(untold) = self.door.handshake_log.tell(self.now_us) else { return };
         let Some(client) = self.clients.get(handle) else { return };
         let from = client.details.peer.map_or_else(|| "a Unix socket".to_owned(), |peer| peer.to_string());
         warn!(from, why, untold = untold.told(), "a client's TLS handshake failed");
@@ -714,7 +741,7 @@ fn client_mut(clients: &mut Slab<Client>, handle: Handle, change: impl FnOnce(&m
     }
 }
 
-pub(super) fn spare_descriptor() -> Option<OwnedFd> {
+fn spare_descriptor() -> Option<OwnedFd> {
     rustix::fs::open("/dev/null", rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty()).ok()
 }
 

@@ -43,7 +43,7 @@ impl Worker {
             // Where it was not up it would be tried again, for ever.
             self.drop_link(handle);
         }
-        self.zombies.retain(|z| self.plan.topology.node(z.node).is_some());
+        self.zombies.forget_foreign(&self.plan.topology);
     }
 
     /// The connection of a shared lane, made (not necessarily up) where there is none.
@@ -217,20 +217,14 @@ impl Worker {
 
     /// Asks the node to kill the connections that broke, on one that is newer than all of them.
     pub(super) fn kill_zombies(&mut self, node: NodeId, handle: Handle, run_id: Option<&str>) {
-        // Another process has none of the old one's connections.
-        self.zombies.retain(|z| z.node != node || z.run_id.as_deref() == run_id);
-        let due: Vec<(u32, u64)> = self.zombies.iter().filter(|z| z.node == node).map(|z| (z.number, z.client_id)).collect();
-        for (number, client_id) in due {
-            if let Some(zombie) = self.zombies.iter_mut().find(|z| z.number == number) {
-                zombie.asked = handle;
-            }
+        for (number, client_id) in self.zombies.ask(node, handle, run_id) {
             self.push_own(handle, &[b"CLIENT", b"KILL", b"ID", client_id.to_string().as_bytes()], Purpose::Confirm, number);
         }
         self.count_zombies(node);
     }
 
     pub(super) fn count_zombies(&self, node: NodeId) {
-        self.counters.node(node).unconfirmed.set(self.zombies.iter().filter(|z| z.node == node).count() as u64);
+        self.counters.node(node).unconfirmed.set(self.zombies.count_at(node));
     }
 
     fn on_own_reply(&mut self, pending: Pending, node: NodeId, answer: &[u8]) {
@@ -239,7 +233,7 @@ impl Worker {
                 warn!(node = %self.node_name(node), error = %String::from_utf8_lossy(answer).trim_end(), "node refuses CLIENT KILL ID: what a broken connection left unanswered there stays unconfirmed (allow the command to our user)");
             }
             Purpose::Confirm => {
-                self.zombies.retain(|z| z.number != pending.seq);
+                self.zombies.end(pending.seq);
                 self.count_zombies(node);
             }
             Purpose::Learn => self.learn(node, answer),
@@ -477,7 +471,7 @@ impl Worker {
         let Some(link) = self.links.get_mut(handle) else { return };
         let through = matches!(link.body, Body::Through(_));
         link.body = Body::Whole(ReplyScanner::default());
-        if link.pending.front().is_some_and(|head| (self.now_us as u32).wrapping_sub(head.sent_us) >= self.slow_us) {
+        if link.pending.front().is_some_and(|head| self.slow.is_slow((self.now_us as u32).wrapping_sub(head.sent_us))) {
             self.note_slow(handle);
         }
         let Some(link) = self.links.get_mut(handle) else { return };
@@ -543,7 +537,7 @@ impl Worker {
             self.break_link(handle, "it sent a reply that nobody asked for");
             return;
         };
-        if (self.now_us as u32).wrapping_sub(head.sent_us) >= self.slow_us {
+        if self.slow.is_slow((self.now_us as u32).wrapping_sub(head.sent_us)) {
             self.note_slow(handle);
         }
         let is_error = reply::is_error(answer);

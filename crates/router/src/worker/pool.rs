@@ -265,7 +265,7 @@ impl Worker {
         link.waits_until_us = 0;
         link.refused = None;
         link.began_with.clear();
-        if self.slow_us < u32::MAX {
+        if self.slow.is_on() {
             link.began_with.extend_from_slice(&request[..request.len().min(super::slowlog::KEPT)]);
         }
         let pending = Pending {

@@ -186,6 +186,14 @@ fn with_time_left(request: &[u8], left_ms: u64) -> Option<Vec<u8>> {
     Some(out)
 }
 
+/// The recalled commands of a worker.
+#[derive(Debug, Default)]
+pub(super) struct Recalls {
+    clients: Vec<Handle>,
+    /// Number of the last question whether a client waits at a node.
+    last_look: u32,
+}
+
 impl Worker {
     /// A client's command has been sent that may wait: it is kept until it is answered. `waits_us`: for how long; `None` without end.
     pub(super) fn keep_waiting(&mut self, handle: Handle, request: &[u8], seq: u32, ticket: Ticket, waits_us: Option<u64>) {
@@ -230,7 +238,7 @@ impl Worker {
             waiting.state = State::Here;
             self.shared.lines.is_back(waiting.ticket, &self.shared.mailboxes);
         }
-        self.recalled_clients.push(handle);
+        self.recalls.clients.push(handle);
         self.stall(handle, Stall::Moving);
         self.resumed.push(handle);
     }
@@ -383,7 +391,7 @@ impl Worker {
     /// How many clients of this protocol have a recalled command that is with us; `most` are as good as all.
     fn recalled_of(&self, resp3: bool, most: usize) -> usize {
         let is = |h: &&Handle| self.clients.get(**h).is_some_and(|client| client.resp3 == resp3 && client.is_recalled());
-        self.recalled_clients.iter().filter(is).take(most).count()
+        self.recalls.clients.iter().filter(is).take(most).count()
     }
 
     /// Ends a wait that is with us.
@@ -427,11 +435,11 @@ impl Worker {
     /// Those whose own time is over do not wait for keys, nor for their turn.
     pub(super) fn tick_recalled(&mut self) {
         let clients = &self.clients;
-        self.recalled_clients.retain(|h| clients.get(*h).is_some_and(Client::is_recalled));
+        self.recalls.clients.retain(|h| clients.get(*h).is_some_and(Client::is_recalled));
         let is_over = |h: &Handle| {
             clients.get(*h).and_then(|c| c.waiting.as_ref()).and_then(|w| w.until_us).is_some_and(|until_us| until_us <= self.now_us)
         };
-        let over: Vec<Handle> = self.recalled_clients.iter().copied().filter(is_over).collect();
+        let over: Vec<Handle> = self.recalls.clients.iter().copied().filter(is_over).collect();
         for handle in over {
             self.end_recalled(handle, Ended::OutOfTime);
         }
@@ -444,8 +452,8 @@ impl Worker {
         let main = self.routes.get(link.node.index()).map(|r| r.main).unwrap_or_default();
         let same = |h: &Handle| self.links.get(*h).is_some_and(|l| l.phase == Phase::Up && l.run_id == *run_id);
         let Some(main) = main.into_iter().flatten().find(same) else { return self.is_there(holder) };
-        self.last_look = self.last_look.wrapping_add(1);
-        let number = self.last_look;
+        self.recalls.last_look = self.recalls.last_look.wrapping_add(1);
+        let number = self.recalls.last_look;
         if let Some(Waiting { state: State::Sent { look, .. }, .. }) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_deref_mut()) {
             *look = number;
             self.push_own(main, &[b"CLIENT", b"LIST", b"ID", client_id.as_bytes()], Purpose::Look, number);

@@ -405,7 +405,7 @@ impl Worker {
             let is_staged = || plan.moves.by_id.get(&move_id).is_some_and(|mover| mover.is_staged(key));
             (event == b"del" && node == from) || (event == b"restore" && node == to) || (event == b"rename_to" && node == to && is_staged())
         };
-        of(&self.plan) || self.plan_before.as_ref().is_some_and(|(plan, until_us)| self.now_us < *until_us && of(plan))
+        of(&self.plan) || self.transit.before(self.now_us).is_some_and(of)
     }
 
     // ---- what comes ----
@@ -428,7 +428,7 @@ impl Worker {
             };
             if let Some(kind) = kind {
                 let name = parts.next().and_then(reply::text).unwrap_or_default();
-                if self.plan_before.is_some() || !self.plan.moves.by_id.is_empty() {
+                if self.transit.before(self.now_us).is_some() || !self.plan.moves.by_id.is_empty() {
                     let channel = if kind == Kind::Pattern { parts.next().and_then(reply::text).unwrap_or_default() } else { name };
                     let payload = parts.next().and_then(reply::text).unwrap_or_default();
                     let node = self.links.get(link).map(|l| l.node);
