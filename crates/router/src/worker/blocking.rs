@@ -197,10 +197,8 @@ impl Worker {
     fn ask_unblock(&mut self, link_handle: Handle) {
         let Some(link) = self.links.get(link_handle) else { return };
         let (node, client_id) = (link.node, link.client_id.to_string());
-        let main = self.routes.get(node.index()).map(|r| r.main).unwrap_or_default();
         // Of another process, the same number may be somebody else.
-        let same = |h: &Handle| self.links.get(*h).is_some_and(|l| l.phase == Phase::Up && l.run_id == link.run_id);
-        let Some(main) = main.into_iter().flatten().find(same) else {
+        let Some(main) = self.links.main_to(node, link.run_id.as_deref()) else {
             self.break_link(link_handle, "nobody waits for it any more, and the node cannot be told by CLIENT UNBLOCK");
             return;
         };
@@ -298,7 +296,7 @@ impl Worker {
         let live = &self.plan.live;
         let patience_us = (2 * live.command_timeout + live.connect_timeout).as_micros() as u64;
         for node in nodes {
-            let Some(main) = self.routes.get(node.index()).and_then(|r| r.main[0]) else { continue };
+            let Some(main) = self.links.main(node) else { continue };
             let Some(link) = self.links.get(main) else { continue };
             if link.phase != Phase::Up && self.now_us.saturating_sub(link.received_us) > patience_us {
                 self.break_waiting(node, "the node cannot be reached any more");

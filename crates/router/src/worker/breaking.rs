@@ -123,7 +123,7 @@ impl Worker {
         }
         link.phase = Phase::Waiting { until_us: self.now_us };
         let name = self.node_name(node);
-        if let Some(untold) = self.routes.get_mut(node.index()).and_then(|route| route.lost_log.tell(self.now_us)) {
+        if let Some(untold) = self.links.log(node).and_then(|log| log.lost.tell(self.now_us)) {
             info!(node = %name, why, in_flight, untold = untold.told(), "lost a connection to node");
         }
         self.fail_all(handle, &format!("NODELOST connection to {name} was lost: {why}"), in_flight);
@@ -160,9 +160,8 @@ impl Worker {
     /// Sees to it that somebody is asked to kill every zombie. The main connection may be older than the zombie: the node has greeted both,
     /// so it knows the zombie as a client, and a KILL that it answers has ended it.
     fn ensure_killer(&mut self, node: NodeId) {
-        let main = self.routes.get(node.index()).and_then(|r| r.main[0]);
-        let Some(main) = main.filter(|h| self.links.get(*h).is_some_and(|l| l.phase == Phase::Up)) else { return };
-        let run_id = self.links.get(main).and_then(|l| l.run_id.clone());
+        let Some(main) = self.links.main(node) else { return };
+        let Some(run_id) = self.links.up(main).map(|link| link.run_id.clone()) else { return };
         if self.zombies.lacks_killer(node) {
             self.kill_zombies(node, main, run_id.as_deref());
         }
@@ -179,18 +178,6 @@ impl Worker {
                 link.counters.connections.sub(1);
                 if link.lane != Lane::Replica {
                     self.shared.connection_ended(self.index, link.node, link.client_id);
-                }
-            }
-        }
-        if let Some(route) = self.routes.get_mut(link.node.index()) {
-            for place in route.main.iter_mut().chain(&mut route.slow).chain([&mut route.pubsub]) {
-                if *place == Some(handle) {
-                    *place = None;
-                }
-            }
-            for (_, places) in &mut route.replicas {
-                for place in places.iter_mut().filter(|p| **p == Some(handle)) {
-                    *place = None;
                 }
             }
         }
@@ -270,7 +257,7 @@ impl Worker {
         if is_late {
             let node = self.links.get(handle).map_or(NodeId(0), |l| l.node);
             let name = self.node_name(node);
-            if let Some(untold) = self.routes.get_mut(node.index()).and_then(|route| route.late_log.tell(self.now_us)) {
+            if let Some(untold) = self.links.log(node).and_then(|log| log.late.tell(self.now_us)) {
                 warn!(node = %name, commands = late.len(), ?timeout, untold = untold.told(), "node does not answer in time");
             }
             let mut error = Vec::new();

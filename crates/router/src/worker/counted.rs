@@ -101,7 +101,8 @@ impl Worker {
             }
             if let Some(per_second) = limit.key_requests_per_second {
                 for key in own {
-                    self.accounts.of_keys
+                    self.accounts
+                        .of_keys
                         .take(&self.shared.limits, holders, key, per_second, now_us)
                         .map_err(|ns| format!("LIMITED this key has its {per_second} requests per second; {}", wait(ns)))?;
                 }

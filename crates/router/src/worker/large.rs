@@ -166,7 +166,7 @@ impl Worker {
             }
         }
         if let Some(link) = link {
-            self.mark_link(link);
+            self.links.mark(link);
         }
         Ok((taken, done))
     }

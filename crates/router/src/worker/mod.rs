@@ -28,6 +28,7 @@ mod greeting;
 mod homing;
 mod info;
 mod large;
+mod links;
 mod local;
 mod login;
 mod memory;
@@ -66,7 +67,6 @@ use switchyard_resp::request::Scanner;
 use crate::listener::Listener;
 use crate::metrics::WorkerCounters;
 use crate::poll::{Poll, Ready, Token};
-use crate::rooms::Rooms;
 use crate::shared::{Message, Plan, Shared};
 use crate::slab::{Handle, Slab};
 use batching::pause;
@@ -76,7 +76,6 @@ pub use cross_slot::spans_slots;
 use downstream::{Client, Stall};
 use gather::Gather;
 pub(crate) use upstream::Lane;
-use upstream::Link;
 
 /// Bytes read from a socket at once. Large enough for a batch of replies, small enough for the second-level cache.
 const READ_SIZE: usize = 128 << 10;
@@ -97,33 +96,6 @@ const OUTPUT_HIGH: usize = 1 << 20;
 /// its commands go on, up to its output limit.
 const OUTPUT_PATIENCE_US: u64 = 200_000;
 
-/// The main connections to a node, by protocol, and the others.
-#[derive(Debug, Default)]
-struct NodeLinks {
-    main: [Option<Handle>; 2],
-    slow: [Option<Handle>; 2],
-    /// Those that one client has alone, by `Lane::pool`.
-    pools: [pool::Pool; 3],
-    /// What all workers have of these; known once one was wanted.
-    rooms: Option<Arc<Rooms>>,
-    /// Connections to replicas, by protocol.
-    replicas: Vec<(std::net::SocketAddr, [Option<Handle>; 2])>,
-    pubsub: Option<Handle>,
-    late_log: Rarely,
-    lost_log: Rarely,
-}
-
-impl NodeLinks {
-    /// Where the connection of a shared lane is kept.
-    fn place(&mut self, lane: upstream::Lane, resp3: bool) -> &mut Option<Handle> {
-        match lane {
-            upstream::Lane::Main => &mut self.main[usize::from(resp3)],
-            upstream::Lane::Pubsub => &mut self.pubsub,
-            _ => &mut self.slow[usize::from(resp3)],
-        }
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct Worker {
     index: usize,
@@ -135,10 +107,8 @@ pub(crate) struct Worker {
     poll: Poll,
     door: clients::Door,
     clients: Slab<Client>,
-    links: Slab<Box<Link>>,
-    /// By node number.
-    routes: Vec<NodeLinks>,
-    /// The same: whether keys may be there. What is asked of all nodes never waits for another one that is down.
+    links: links::Links,
+    /// By node number: whether keys may be there. What is asked of all nodes never waits for another one that is down.
     keeps: Vec<bool>,
     gathers: Slab<Gather>,
     pubsub: pubsub::Topics,
@@ -166,7 +136,6 @@ pub(crate) struct Worker {
     http_log: Rarely,
     login_log: Rarely,
     dirty_clients: Vec<Handle>,
-    dirty_links: Vec<Handle>,
     /// Clients whose stall has ended.
     resumed: Vec<Handle>,
     /// Connections that were not read to the end.
@@ -203,8 +172,7 @@ impl Worker {
             poll,
             door,
             clients: Slab::new(),
-            links: Slab::new(),
-            routes: Vec::new(),
+            links: links::Links::new(),
             keeps: Vec::new(),
             gathers: Slab::new(),
             pubsub: pubsub::Topics::new(),
@@ -229,7 +197,6 @@ impl Worker {
             http_log: Rarely::default(),
             login_log: Rarely::default(),
             dirty_clients: Vec::new(),
-            dirty_links: Vec::new(),
             resumed: Vec::new(),
             unread: Vec::new(),
             scripts_met: scripts::ScriptsMet::default(),
@@ -559,9 +526,7 @@ impl Worker {
 
     /// Whether any worker has a connection to the node that is up.
     fn node_is_up(&self, node: NodeId) -> bool {
-        self.routes.get(node.index()).is_some_and(|r| {
-            r.main.iter().flatten().any(|h| self.links.get(*h).is_some_and(|l| l.phase == upstream::Phase::Up || l.renewing))
-        })
+        self.links.is_up(node)
     }
 }
 

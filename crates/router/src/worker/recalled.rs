@@ -21,7 +21,7 @@ use switchyard_resp::{encode, reply};
 use super::dispatch::Flow;
 use super::downstream::Client;
 use super::pool::Acquired;
-use super::upstream::{Lane, Phase, Purpose};
+use super::upstream::{Lane, Purpose};
 use super::{Stall, Worker};
 use crate::lines::Ticket;
 use crate::shared::{Message, Plan};
@@ -449,9 +449,7 @@ impl Worker {
     fn look_whether_it_waits(&mut self, link_handle: Handle) {
         let Some(link) = self.links.get(link_handle) else { return };
         let (holder, client_id, run_id) = (link.holder, link.client_id.to_string(), &link.run_id);
-        let main = self.routes.get(link.node.index()).map(|r| r.main).unwrap_or_default();
-        let same = |h: &Handle| self.links.get(*h).is_some_and(|l| l.phase == Phase::Up && l.run_id == *run_id);
-        let Some(main) = main.into_iter().flatten().find(same) else { return self.is_there(holder) };
+        let Some(main) = self.links.main_to(link.node, run_id.as_deref()) else { return self.is_there(holder) };
         self.recalls.last_look = self.recalls.last_look.wrapping_add(1);
         let number = self.recalls.last_look;
         if let Some(Waiting { state: State::Sent { look, .. }, .. }) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_deref_mut()) {

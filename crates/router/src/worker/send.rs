@@ -57,19 +57,15 @@ impl Worker {
     /// Sends to nodes and clients, nodes first, what their sockets take.
     pub(super) fn send_together(&mut self) {
         let Some(batch) = &mut self.sender.batch else { return };
-        if self.dirty_links.len() + self.dirty_clients.len() < TOGETHER_MIN {
+        if self.links.marked_count() + self.dirty_clients.len() < TOGETHER_MIN {
             return;
         }
         // Whoever was flushed in the middle of the turn and has more to send since is listed twice. Its bytes must not be.
-        self.dirty_links.retain(|&handle| self.links.get_mut(handle).is_some_and(|link| std::mem::take(&mut link.dirty)));
         self.dirty_clients.retain(|&handle| self.clients.get_mut(handle).is_some_and(|client| std::mem::take(&mut client.dirty)));
         let mut outcomes = std::mem::take(&mut self.sender.outcomes);
-        let links = self.dirty_links.iter().filter_map(|&handle| {
-            let link = self.links.get(handle)?;
-            let fd = link
-                .fd
-                .as_ref()
-                .filter(|_| link.phase == Phase::Up && !link.retiring && link.tls.is_none() && link.writable && link.unsent() > 0)?;
+        let links = self.links.marked().filter_map(|(handle, link)| {
+            let is_open = link.phase == Phase::Up && !link.retiring && link.tls.is_none();
+            let fd = link.fd.as_ref().filter(|_| is_open && link.writable && link.unsent() > 0)?;
             Some((Token::Link(handle), fd.as_fd(), &link.out[link.sent..]))
         });
         let clients = self.dirty_clients.iter().filter_map(|&handle| {

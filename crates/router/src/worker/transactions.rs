@@ -695,7 +695,7 @@ impl Worker {
             self.push_own(link_handle, &[b"SELECT", database.to_string().as_bytes()], Purpose::Nobody, 0);
             self.stall(handle, Stall::Barrier);
         }
-        self.mark_link(link_handle);
+        self.links.mark(link_handle);
         multi.clear();
         if let Some(client) = self.clients.get_mut(handle) {
             client.session().multi = multi;
