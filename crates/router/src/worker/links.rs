@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use switchyard_policy::topology::NodeId;
 
-use super::clients::Rarely;
 use super::pool::Pool;
+use super::rarely::Rarely;
 use super::upstream::{Lane, Link, Phase};
 use crate::rooms::Rooms;
 use crate::slab::{Handle, Slab};

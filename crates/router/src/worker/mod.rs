@@ -8,6 +8,7 @@
 //! Under load a turn waits a moment before it looks (`Batching`): it then finds more to do, and every system call carries more. With
 //! few active clients it never waits, because that would tax the quiet.
 
+mod accept;
 mod acl;
 mod batching;
 mod blocking;
@@ -27,6 +28,7 @@ mod gather;
 mod greeting;
 mod homing;
 mod info;
+mod input;
 mod large;
 mod links;
 mod local;
@@ -35,11 +37,13 @@ mod memory;
 mod memory_stats;
 mod monitor;
 mod nodes;
+mod output;
 mod pause;
 mod pool;
 mod pubsub;
 mod quiet;
 mod random_key;
+mod rarely;
 mod recalled;
 mod renew;
 mod replicas;
@@ -71,14 +75,17 @@ use crate::shared::{Message, Plan, Shared};
 use crate::slab::{Handle, Slab};
 use batching::pause;
 use blocking::Asker;
-use clients::Rarely;
 pub use cross_slot::spans_slots;
 use downstream::{Client, Stall};
 use gather::Gather;
+use rarely::Rarely;
 pub(crate) use upstream::Lane;
 
 /// Bytes read from a socket at once. Large enough for a batch of replies, small enough for the second-level cache.
 const READ_SIZE: usize = 128 << 10;
+
+/// Memory of a quiet client's buffers above this is given back.
+const QUIET_CAPACITY: usize = 4 << 10;
 
 /// How often timeouts are looked at.
 const TICK: Duration = Duration::from_millis(20);
@@ -105,8 +112,8 @@ pub(crate) struct Worker {
     plan: Arc<Plan>,
     generation: u64,
     poll: Poll,
-    door: clients::Door,
-    clients: Slab<Client>,
+    door: accept::Door,
+    clients: clients::Clients,
     links: links::Links,
     /// By node number: whether keys may be there. What is asked of all nodes never waits for another one that is down.
     keeps: Vec<bool>,
@@ -135,9 +142,6 @@ pub(crate) struct Worker {
     sender: send::Sender,
     http_log: Rarely,
     login_log: Rarely,
-    dirty_clients: Vec<Handle>,
-    /// Clients whose stall has ended.
-    resumed: Vec<Handle>,
     /// Connections that were not read to the end.
     unread: Vec<Token>,
     scripts_met: scripts::ScriptsMet,
@@ -155,7 +159,7 @@ impl Worker {
     pub(crate) fn new(index: usize, shared: Arc<Shared>, listeners: Vec<Listener>) -> std::io::Result<Self> {
         let poll = Poll::new()?;
         poll.add(&shared.mailboxes[index].wake, Token::Wake)?;
-        let door = clients::Door::open(listeners, &poll)?;
+        let door = accept::Door::open(listeners, &poll)?;
         let plan = shared.own_plan();
         // What a worker of this number left behind when it panicked may still run at the nodes.
         let left_behind = shared.take_connections(index);
@@ -171,7 +175,7 @@ impl Worker {
             shared,
             poll,
             door,
-            clients: Slab::new(),
+            clients: clients::Clients::new(),
             links: links::Links::new(),
             keeps: Vec::new(),
             gathers: Slab::new(),
@@ -196,8 +200,6 @@ impl Worker {
             sender: send::Sender::new(),
             http_log: Rarely::default(),
             login_log: Rarely::default(),
-            dirty_clients: Vec::new(),
-            resumed: Vec::new(),
             unread: Vec::new(),
             scripts_met: scripts::ScriptsMet::default(),
             memory: memory::Watch::default(),
@@ -226,7 +228,7 @@ impl Worker {
         loop {
             // The bell of a new plan may have been heard in the turn that had already looked for one.
             let is_outdated = self.shared.generation.load(Ordering::Acquire) != self.generation;
-            let pending_work = is_outdated || !self.unread.is_empty() || !self.resumed.is_empty();
+            let pending_work = is_outdated || !self.unread.is_empty() || self.clients.are_any_resumed();
             if pending_work {
                 self.poll.wait(Some(Duration::ZERO), &mut events, &mut ready)?;
             } else {
@@ -287,9 +289,8 @@ impl Worker {
                 let Some(client) = self.clients.get_mut(handle) else { return };
                 client.hangup |= event.hangup;
                 client.writable |= event.writable;
-                if event.writable && client.unsent() > 0 && !client.dirty {
-                    client.dirty = true;
-                    self.dirty_clients.push(handle);
+                if event.writable && client.unsent() > 0 {
+                    self.clients.mark(handle);
                 }
                 if event.readable {
                     self.read_client(handle);
@@ -315,7 +316,7 @@ impl Worker {
         // A flush can end a stall, and a resumed client has more to send. What is left after some rounds waits for the next turn.
         self.flush_monitors();
         for _ in 0..8 {
-            let resumed = std::mem::take(&mut self.resumed);
+            let resumed = self.clients.take_resumed();
             for handle in resumed {
                 self.resume_client(handle);
                 self.watch_memory();
@@ -324,7 +325,7 @@ impl Worker {
             self.send_together();
             self.flush_links();
             self.flush_clients();
-            if self.resumed.is_empty() {
+            if !self.clients.are_any_resumed() {
                 break;
             }
         }

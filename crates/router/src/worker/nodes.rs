@@ -479,10 +479,7 @@ impl Worker {
             let counters = self.counters.clone();
             if let Some(client) = self.clients.get_mut(pending.who) {
                 client.end_stream(self.now_us, &counters);
-                if !client.dirty {
-                    client.dirty = true;
-                    self.dirty_clients.push(pending.who);
-                }
+                self.clients.mark(pending.who);
                 self.after_delivery(pending.who);
             }
         }

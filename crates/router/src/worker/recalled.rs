@@ -240,7 +240,7 @@ impl Worker {
         }
         self.recalls.clients.push(handle);
         self.stall(handle, Stall::Moving);
-        self.resumed.push(handle);
+        self.clients.resume(handle);
     }
 
     /// The keys that the command on this connection waits for are observed, as part of a move: it may create others once it is served.
@@ -282,7 +282,7 @@ impl Worker {
                 // Where there is no stream, everything is new.
                 *end = Some(at.and_then(|at| fields.get(at + 1)).map_or_else(|| b"0-0".to_vec(), |id| id.to_vec()));
             }
-            self.resumed.push(holder);
+            self.clients.resume(holder);
         }
         unblocked
     }
@@ -292,7 +292,7 @@ impl Worker {
         let Some(holder) = holder else { return };
         if let Some(waiting) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()).filter(|w| !w.ends.is_empty()) {
             waiting.ends = Vec::new();
-            self.resumed.push(holder);
+            self.clients.resume(holder);
         }
     }
 
@@ -428,7 +428,7 @@ impl Worker {
     /// It is the turn of a client to wait at a node.
     pub(super) fn on_turn(&mut self, handle: Handle) {
         if self.clients.get(handle).is_some_and(|c| c.is_recalled() && c.stall == Stall::Moving) {
-            self.resumed.push(handle);
+            self.clients.resume(handle);
         }
     }
 

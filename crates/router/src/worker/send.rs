@@ -57,19 +57,16 @@ impl Worker {
     /// Sends to nodes and clients, nodes first, what their sockets take.
     pub(super) fn send_together(&mut self) {
         let Some(batch) = &mut self.sender.batch else { return };
-        if self.links.marked_count() + self.dirty_clients.len() < TOGETHER_MIN {
+        if self.links.marked_count() + self.clients.marked_count() < TOGETHER_MIN {
             return;
         }
-        // Whoever was flushed in the middle of the turn and has more to send since is listed twice. Its bytes must not be.
-        self.dirty_clients.retain(|&handle| self.clients.get_mut(handle).is_some_and(|client| std::mem::take(&mut client.dirty)));
         let mut outcomes = std::mem::take(&mut self.sender.outcomes);
         let links = self.links.marked().filter_map(|(handle, link)| {
             let is_open = link.phase == Phase::Up && !link.retiring && link.tls.is_none();
             let fd = link.fd.as_ref().filter(|_| is_open && link.writable && link.unsent() > 0)?;
             Some((Token::Link(handle), fd.as_fd(), &link.out[link.sent..]))
         });
-        let clients = self.dirty_clients.iter().filter_map(|&handle| {
-            let client = self.clients.get(handle)?;
+        let clients = self.clients.marked().filter_map(|(handle, client)| {
             let sends = client.tls.is_none() && client.writable && client.unsent() > 0;
             sends.then(|| (Token::Client(handle), client.fd.as_fd(), &client.out[client.out_sent..]))
         });

@@ -12,9 +12,9 @@ use switchyard_resp::request::{Args, Limits, Scanner};
 use tracing::info;
 
 use super::Worker;
-use super::clients::Rarely;
 use super::dispatch::Flow;
 use super::local::parse;
+use super::rarely::Rarely;
 use super::upstream::{Lane, Pending, Purpose};
 use crate::shared::lock;
 use crate::slab::Handle;

@@ -408,7 +408,7 @@ impl Worker {
         let Some(client) = self.clients.get(handle) else { return };
         if client.is_recalled() || client.repeat.is_some() {
             // Its command is owed already: nothing behind it may be looked at before.
-            self.resumed.push(handle);
+            self.clients.resume(handle);
             return;
         }
         if self.plan.topology.is_settled() {
