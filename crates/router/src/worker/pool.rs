@@ -142,7 +142,7 @@ impl Worker {
         }
         if let Some(held) = client.held {
             let fits = |l: &Link| l.node == node && l.lane == lane && l.resp3 == resp3 && l.phase == Phase::Up && l.holder == handle;
-            if self.links.get(held).is_some_and(|l| fits(l)) {
+            if self.links.get(held).is_some_and(fits) {
                 return Acquired::Link(held);
             }
             if client.in_flight() == 0 {
