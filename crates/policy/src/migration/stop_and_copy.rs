@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use super::record::{Eras, OpenLeg};
 use super::{
-    Action, BatchId, Copied, Event, Fingerprint, Fingerprinter, Key, Machine, Orders, Outcome, Pace, Phase, Process, Progress, Record, Side,
-    Wrong,
+    Action, BatchId, Copied, Event, Fingerprint, Fingerprinter, Key, Machine, Orders, Outcome, Pace, Phase, Process, Progress, Record,
+    Side, Wrong,
 };
 
 /// `--cluster-pipeline` of redis-cli.

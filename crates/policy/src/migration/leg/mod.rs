@@ -631,7 +631,9 @@ impl Leg {
         });
         let Some(side) = dirty else { return };
         let wrong = match (side, self.target.dirt) {
-            (Side::Target, Dirt::Left) => Wrong::These(Arc::new(self.left.iter().filter(|key| !self.away.contains_key(key)).copied().collect())),
+            (Side::Target, Dirt::Left) => {
+                Wrong::These(Arc::new(self.left.iter().filter(|key| !self.away.contains_key(key)).copied().collect()))
+            }
             (Side::Target, _) => Wrong::AllBut(self.away_now()),
             (Side::Source, _) => {
                 Wrong::These(Arc::new(self.away.iter().filter(|(_, eras)| self.is_stale(eras)).map(|(key, _)| *key).collect()))
