@@ -320,7 +320,10 @@ impl Worker {
         let mut reply = std::mem::take(&mut self.scratch);
         reply.clear();
         switchyard_resp::encode::line(&mut reply, b'-', &error.reply_text());
-        self.answer(handle, 0, &reply);
+        match self.give_up_upload(handle) {
+            Some(seq) => self.deliver(handle, seq, &reply),
+            None => self.answer(handle, 0, &reply),
+        }
         self.scratch = reply;
         self.close_after_replies(handle);
     }

@@ -11,7 +11,7 @@ use switchyard_resp::request::Args;
 use super::dispatch::Flow;
 use super::gather::Whole;
 use super::local::parse;
-use super::upstream::Lane;
+use super::upstream::{Lane, Link};
 use super::{Stall, Worker};
 use crate::shared::{Message, Pause, lock};
 use crate::slab::Handle;
@@ -81,7 +81,9 @@ impl Worker {
         let patience = self.plan.live.command_timeout.as_micros() as u64;
         let old = |sent_us: u32| (sent_us.wrapping_sub(by_us as u32) as i32) <= 0;
         // What waits at a node waits for a push, which the pause holds back.
-        let in_flight = self.links.iter().any(|(_, l)| l.lane != Lane::Blocking && l.pending.front().is_some_and(|p| old(p.sent_us)));
+        // Nor is an upload waited for: its end is held back.
+        let waits = |l: &Link| l.lane == Lane::Blocking || l.uploading && l.pending.len() == 1;
+        let in_flight = self.links.iter().any(|(_, l)| !waits(l) && l.pending.front().is_some_and(|p| old(p.sent_us)));
         // The end of a broken connection's commands may stay unconfirmed as long as its node is away.
         !in_flight && self.zombies.is_empty() || self.now_us.saturating_sub(by_us) > 2 * patience
     }
@@ -115,12 +117,20 @@ impl Worker {
         }
     }
 
-    /// Whether the pause holds this command back. `WRITE` holds back what Redis counts as possibly writing.
-    pub(super) fn is_held_back(&self, command: &Command) -> bool {
-        let Some(pause) = self.pauses.now else { return false };
-        let writes = command.flags.has(Flags::WRITE)
-            || command.flags.has(Flags::SCRIPT) && !command.flags.has(Flags::READONLY)
-            || matches!(&*command.name, "PUBLISH" | "SPUBLISH" | "PFCOUNT" | "EXEC");
-        (pause.all || writes) && !matches!(command.handling, Handling::Local(Local::ClientUnpause))
+    /// Whether a command that may write, or may not, is held back now.
+    pub(super) fn holds_back(&self, writes: bool) -> bool {
+        self.pauses.now.is_some_and(|pause| pause.all || writes)
     }
+
+    /// Whether the pause holds this command back. `WRITE` holds back what may write.
+    pub(super) fn is_held_back(&self, command: &Command) -> bool {
+        self.holds_back(may_write(command)) && !matches!(command.handling, Handling::Local(Local::ClientUnpause))
+    }
+}
+
+/// What Redis counts as possibly writing.
+pub(super) fn may_write(command: &Command) -> bool {
+    command.flags.has(Flags::WRITE)
+        || command.flags.has(Flags::SCRIPT) && !command.flags.has(Flags::READONLY)
+        || matches!(&*command.name, "PUBLISH" | "SPUBLISH" | "PFCOUNT" | "EXEC")
 }

@@ -13,6 +13,7 @@
 //! Not a connection from MULTI on with each command sent at once: it would cost a round trip for each command and a connection for each
 //! client in the middle of a transaction.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -784,7 +785,20 @@ impl Worker {
             }
             _ => {}
         }
-        self.deliver(pending.who, pending.seq, if text.is_empty() { answer } else { &text });
+        let answer = if text.is_empty() { answer } else { &text };
+        let shown = if executed { self.with_own_shas(answer) } else { None };
+        self.deliver(pending.who, pending.seq, shown.as_deref().unwrap_or(answer));
+    }
+
+    /// A reply to EXEC in which the errors of scripts name the hashes that the client knows; `None` where they do.
+    fn with_own_shas(&self, answer: &[u8]) -> Option<Vec<u8>> {
+        let named = |element| if reply::is_error(element) { self.with_own_sha(element) } else { Cow::Borrowed(element) };
+        reply::elements(answer).any(|element| matches!(named(element), Cow::Owned(_))).then(|| {
+            let mut out = Vec::with_capacity(answer.len() + 16);
+            encode::header(&mut out, b'*', reply::elements(answer).remaining() as usize);
+            reply::elements(answer).for_each(|element| out.extend_from_slice(&named(element)));
+            out
+        })
     }
 
     /// A reply to EXEC with our clients counted in the place of our workers, as PUBLISH outside of a transaction has it.

@@ -6,7 +6,7 @@ use rustix::process::{Resource, Rlimit, Signal};
 use serde_json::Value as Json;
 
 use crate::movectl::{done, json, names, owns, refused, slots};
-use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, bulk, ok};
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, encode, int, ok};
 
 /// So many keys make a move that is still under way when somebody looks.
 const KEYS: usize = 12_000;
@@ -150,6 +150,46 @@ fn a_move_that_is_paused_stands_still_and_one_that_is_aborted_ends() {
     assert_eq!(source.zip(target).map(|(a, b)| a + b), Some(16384));
     // What waits can be ended too.
     assert!(report(router)["moves"].as_array().is_some_and(Vec::is_empty));
+}
+
+/// Keys that neither node has, in slots that are neither node's alone: deleted, expired, or never there.
+#[test]
+fn keys_that_are_nowhere_are_answered_while_their_slot_is_on_its_way() {
+    const HERE: usize = 3000;
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let mut names = names(&site);
+    names.sort();
+    let (router, mut client) = (site.router(), site.client());
+    let bytes: Vec<u8> = (0..HERE).flat_map(|i| encode(&["SET", &format!("{{b}}{i}"), &value(i)])).collect();
+    client.pipeline(&bytes, HERE);
+    done(router, &format!("move --from {} --to {} --slots 3300 --goal gentle --max-rate 20kb", names[0], names[1]));
+    eventually("keys move", || the_move(router, 1)["keys_moved"].as_u64().filter(|keys| *keys > 0));
+    done(router, "moves pause 1");
+    for round in 0..3 {
+        for i in 0..200 {
+            assert_eq!(client.cmd(&format!("GET {{b}}never{i}")), Value::Nil, "round {round}");
+            assert_eq!(client.cmd(&format!("DEL {{b}}nor{i}")), int(0), "round {round}");
+        }
+        assert_eq!(client.cmd("SET {b}deleted 1"), ok());
+        assert_eq!(client.cmd("DEL {b}deleted"), int(1));
+        assert_eq!(client.cmd("SET {b}expired 1 PX 1"), ok());
+        eventually("it expires", || (client.cmd("GET {b}expired") == Value::Nil).then_some(()));
+        assert_eq!(client.cmd("MGET {b}deleted {b}expired {b}never1"), Value::Array(vec![Value::Nil, Value::Nil, Value::Nil]));
+    }
+    let paused = the_move(router, 1);
+    assert_eq!(paused["state"], "paused");
+    assert!(paused["keys_moved"].as_u64().is_some_and(|keys| (1..HERE as u64).contains(&keys)), "in the middle of its leg: {paused}");
+    assert_eq!(client.cmd("DBSIZE"), int(HERE as i64));
+    for line in ["moves max-rate 1 none", "moves goal 1 fast", "moves resume 1"] {
+        done(router, line);
+    }
+    let ended = wait_for(router, 1, "done");
+    // At most those that were there for a moment are counted beside the others.
+    assert!(ended["keys_moved"].as_u64().is_some_and(|keys| (HERE as u64..=HERE as u64 + 6).contains(&keys)), "{ended}");
+    assert_eq!(site.nodes().iter().map(total).sum::<i64>(), HERE as i64);
+    for i in 0..HERE {
+        assert_eq!(client.cmd(&format!("GET {{b}}{i}")), bulk(&value(i)));
+    }
 }
 
 #[test]
