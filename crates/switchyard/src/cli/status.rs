@@ -53,6 +53,9 @@ fn render(status: &StatusReport) -> String {
         if moving > 0 {
             parts.push(format!("keys of {} slots that are moving cannot be used", count(moving)));
         }
+        if status.troubles.iter().any(|trouble| trouble.id.is_none()) {
+            parts.push("the state directory needs a look".to_owned());
+        }
         if parts.is_empty() {
             parts.push("moves need a look".to_owned());
         }

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde_json::Value;
-use switchyard_control::admin::{AbortRequest, Lose, MoveState, MoveTrouble, Refused};
+use switchyard_control::admin::{AbortRequest, Lose, MoveState, Refused, Trouble};
+use switchyard_control::journal::RESERVE;
 use switchyard_policy::migration::{Fingerprint, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage};
 use switchyard_router::{Link, Router, Steer};
@@ -18,6 +19,7 @@ use super::{Moves, Planned};
 /// A leg that has lost a node is waited for in silence for so long, seconds.
 const LOST_PATIENCE: f64 = 3.0;
 
+use crate::config::describe_size;
 /// A move that comes no further is in trouble after so long, seconds.
 const IDLE_PATIENCE: f64 = 60.0;
 
@@ -190,8 +192,8 @@ impl Moves {
         self.spool.with_file_name(format!("lost-keys-of-move-{}.txt", id.0))
     }
 
-    /// What is wrong with moves, for who looks whether all is well.
-    pub(in super::super) fn troubles(&self) -> Vec<MoveTrouble> {
+    /// What is wrong with moves and with the disk that they need, for who looks whether all is well.
+    pub(in super::super) fn troubles(&self) -> Vec<Trouble> {
         self.refresh();
         let topology = self.placement.topology();
         let state = self.state();
@@ -218,15 +220,31 @@ impl Moves {
                      switchyard moves abort {0} --lose-{word}",
                     id.0
                 );
-                return Some(MoveTrouble { id: id.0, slots, what });
+                return Some(Trouble { id: Some(id.0), slots, what });
             }
             if let Some(trouble) = planned.trouble.as_ref().filter(|_| !planned.begun) {
-                return Some(MoveTrouble { id: id.0, slots: of_leg(*id), what: format!("move {} cannot begin: {trouble}", id.0) });
+                return Some(Trouble { id: Some(id.0), slots: of_leg(*id), what: format!("move {} cannot begin: {trouble}", id.0) });
             }
             let idle = progress.filter(|progress| !progress.paused && progress.idle_seconds >= IDLE_PATIENCE)?;
             let what = format!("move {} has come no further for {:.0} s: {}", id.0, idle.idle_seconds, idle.doing);
-            Some(MoveTrouble { id: id.0, slots: 0, what })
+            Some(Trouble { id: Some(id.0), slots: 0, what })
         });
-        troubles.collect()
+        of_disk.into_iter().chain(troubles).collect()
+    }
+
+    /// Why the state directory cannot be written, or would not take what a move begins with.
+    pub(super) fn disk_trouble(&self) -> Option<String> {
+        let known = self.ledger.status().trouble.or_else(|| self.store.trouble());
+        // While moves are open, their room is reserved.
+        let has_open = || !self.state().open.is_empty();
+        let room = || self.store.room().filter(|room| *room < RESERVE && !has_open());
+        let directory = || self.store.directory().display().to_string();
+        let full = |room| {
+            let (room, needed) = (describe_size(room), describe_size(RESERVE));
+            format!("{room} are free for the state directory {}: no move can begin before there are {needed}", directory())
+        };
+        let known = known.map(|why| format!("the state directory {} cannot be written: {why}", directory()));
+        known.or_else(|| room().map(full))
     }
 }
+        let of_disk = self.disk_trouble().map(|what| Trouble { what, ..Trouble::default() });

@@ -258,6 +258,10 @@ impl Moves {
                         Ok(()) | Err(RecvTimeoutError::Timeout) => while woken.try_recv().is_ok() {},
                         Err(RecvTimeoutError::Disconnected) => return,
                     }
+                        if moves.store.trouble().is_some() {
+                            // Whether it succeeds is what the store tells from then on.
+                            let _ = moves.store.try_again();
+                        }
                 }
             })
             .context("cannot start a thread")?;
