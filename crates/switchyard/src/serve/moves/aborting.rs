@@ -1,8 +1,12 @@
 //! The end of a move that nobody wants any more: what will be done and what would be lost is said first, then done. It is on record, so a restart goes on with
 //! the ending and with nothing else.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use serde_json::Value;
 use switchyard_control::admin::{AbortRequest, Lose, MoveState, Refused, Trouble};
@@ -15,13 +19,16 @@ use tracing::{error, warn};
 use super::accept::{conflict, json};
 use super::home::Told;
 use super::{Moves, Planned};
+use crate::config::describe_size;
 
 /// A leg that has lost a node is waited for in silence for so long, seconds.
 const LOST_PATIENCE: f64 = 3.0;
 
-use crate::config::describe_size;
 /// A move that comes no further is in trouble after so long, seconds.
 const IDLE_PATIENCE: f64 = 60.0;
+
+/// How often it is tried to put on record what must be there.
+const RECORD_PERIOD: Duration = Duration::from_millis(200);
 
 /// What an order to abort needs to know of a move.
 pub(super) struct Look {
@@ -31,6 +38,13 @@ pub(super) struct Look {
     pub(super) leg_left: Option<u64>,
     /// Slots that the target owns by now.
     slots_done: u64,
+}
+
+fn write_durably(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
 }
 
 impl Moves {
@@ -111,16 +125,22 @@ impl Moves {
 
     /// Ends a move that has not begun, or has it end what is under way.
     fn end_soon(self: &Arc<Self>, id: MoveId, lose: Option<Side>) -> Result<(), Refused> {
-        let begun = {
+        let before = {
             let mut state = self.state();
             let known = Self::not_open(&state, id);
-            let planned = state.open.get_mut(&id).ok_or(known)?;
-            planned.options.aborting = true;
-            planned.options.give_up = lose.or(planned.options.give_up);
-            planned.begun
+            let options = &mut state.open.get_mut(&id).ok_or(known)?.options;
+            let before = (options.aborting, options.give_up);
+            (options.aborting, options.give_up) = (true, lose.or(options.give_up));
+            before
         };
         // Before anything is done: a restart goes on with this.
-        self.save_options();
+        if let Err(why) = self.try_save_options() {
+            if let Some(planned) = self.state().open.get_mut(&id) {
+                (planned.options.aborting, planned.options.give_up) = before;
+            }
+            return Err(Refused::Failed(format!("move {} goes on: it cannot be put on record that it is to end: {why}", id.0)));
+        }
+        let begun = self.state().open.get(&id).is_some_and(|planned| planned.begun);
         if begun {
             self.running.with(|router| router.steer_move(id, lose.map_or(Steer::Abort, Steer::GiveUp)));
         } else {
@@ -149,7 +169,16 @@ impl Moves {
         }
         let mut report = self.report_of(id, &planned);
         report.state = MoveState::Stopped;
-        report.doing = if report.slots_done > 0 { "aborted by the user" } else { "aborted before it began" }.to_owned();
+        report.doing = match planned.options.give_up.filter(|_| planned.options.lost.is_some()) {
+            // As its mover says it.
+            Some(Side::Source) => format!("{} was given up: what it had of the slots that were moving is lost", self.name(planned.source)),
+            Some(Side::Target) => {
+                let keys = planned.options.lost.unwrap_or(0);
+                format!("{} was given up: {keys} keys at most, which had moved there, are lost", self.name(planned.target))
+            }
+            None if report.slots_done > 0 => "aborted by the user".to_owned(),
+            None => "aborted before it began".to_owned(),
+        };
         self.close(id, report);
     }
 
@@ -163,8 +192,26 @@ impl Moves {
         status.nodes.into_iter().find(|status| status.id == node).map(|status| status.link)
     }
 
-    /// A leg has ended without a node. Who was lost is told by fingerprints only: names of keys are nobody's business.
+    /// A leg is about to end without a node. That is on record when this returns, so that the history of moves tells of it whatever happens to this process
+    /// next. Which keys were lost is told by fingerprints only: their names are nobody's business.
     pub(super) fn note_lost(&self, id: MoveId, node: NodeId, keys: &[Fingerprint]) {
+        if let Some(planned) = self.state().open.get_mut(&id) {
+            planned.options.lost = Some(keys.len() as u64);
+        }
+        let mut told = false;
+        while let Err(why) = self.try_save_options() {
+            if !std::mem::replace(&mut told, true) {
+                error!("move {} waits with its end: it cannot be put on record that {} is given up: {why}", id.0, self.name(node));
+            }
+            if self.stopping.load(Ordering::Acquire) {
+                break;
+            }
+            std::thread::sleep(RECORD_PERIOD);
+        }
+        self.tell_lost(id, node, keys);
+    }
+
+    fn tell_lost(&self, id: MoveId, node: NodeId, keys: &[Fingerprint]) {
         let name = self.name(node);
         if keys.is_empty() {
             warn!("move {} ends without {name}, which was given up: what it had of the slots that were moving is lost", id.0);
@@ -173,7 +220,7 @@ impl Moves {
         let file = self.lost_file(id);
         let text: String = keys.iter().map(|key| format!("{:032x}\n", key.0)).collect();
         let count = keys.len();
-        match std::fs::write(&file, text) {
+        match write_durably(&file, &text) {
             Ok(()) => warn!(
                 "move {} ends without {name}, which was given up: {count} keys at most, which had moved there, are lost. Their fingerprints are in {}",
                 id.0,
@@ -196,6 +243,7 @@ impl Moves {
     pub(in super::super) fn troubles(&self) -> Vec<Trouble> {
         self.refresh();
         let topology = self.placement.topology();
+        let of_disk = self.disk_trouble().map(|what| Trouble { what, ..Trouble::default() });
         let state = self.state();
         let of_leg = |id: MoveId| {
             let is_moving = |slot: &Slot| {
@@ -247,4 +295,3 @@ impl Moves {
         known.or_else(|| room().map(full))
     }
 }
-        let of_disk = self.disk_trouble().map(|what| Trouble { what, ..Trouble::default() });

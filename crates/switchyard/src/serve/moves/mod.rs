@@ -74,6 +74,9 @@ struct Options {
     /// Without this side, which is lost for good.
     #[serde(default, with = "side_word", skip_serializing_if = "Option::is_none")]
     give_up: Option<Side>,
+    /// How many keys were lost with that side, at most, once that was decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    lost: Option<u64>,
     /// What it had done when that was last looked at.
     #[serde(default)]
     so_far: Done,
@@ -194,6 +197,8 @@ pub(super) struct Moves {
     /// Keys come home beside that, because plans ask nodes and may take long: what holds by then is looked at once more while a move comes on record,
     /// one at a time.
     recording: Mutex<()>,
+    /// What is kept of moves that are open is written in the order in which it was looked at.
+    keeping: Mutex<()>,
     drained: drained::Drained,
     home: home::Home,
 }
@@ -253,15 +258,15 @@ impl Moves {
                     if kept.elapsed() >= KEEP {
                         kept = Instant::now();
                         moves.keep_what_is_done();
+                        if moves.store.trouble().is_some() {
+                            // Whether it succeeds is what the store tells from then on.
+                            let _ = moves.store.try_again();
+                        }
                     }
                     match woken.recv_timeout(LOOK) {
                         Ok(()) | Err(RecvTimeoutError::Timeout) => while woken.try_recv().is_ok() {},
                         Err(RecvTimeoutError::Disconnected) => return,
                     }
-                        if moves.store.trouble().is_some() {
-                            // Whether it succeeds is what the store tells from then on.
-                            let _ = moves.store.try_again();
-                        }
                 }
             })
             .context("cannot start a thread")?;
@@ -478,9 +483,14 @@ impl Moves {
         }
     }
 
-    fn save_options(&self) {
+    fn try_save_options(&self) -> Result<(), String> {
+        let _in_order = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
         let options: BTreeMap<u64, Options> = self.state().open.iter().map(|(id, planned)| (id.0, planned.options.clone())).collect();
-        if let Err(error) = save_as(&*self.store, OPTIONS, &options) {
+        save_as(&*self.store, OPTIONS, &options).map_err(|error| error.to_string())
+    }
+
+    fn save_options(&self) {
+        if let Err(error) = self.try_save_options() {
             warn!("the options of moves cannot be kept: {error}");
         }
     }

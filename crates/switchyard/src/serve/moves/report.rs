@@ -88,6 +88,7 @@ impl Moves {
             bytes_moved: planned.options.so_far.bytes,
             pulled: planned.options.so_far.pulled,
             repeated: planned.options.so_far.repeated,
+            keys_lost: planned.options.lost.unwrap_or(0),
             seconds: planned.options.so_far.seconds,
             ..MoveReport::default()
         };
@@ -100,7 +101,7 @@ impl Moves {
             report.leg_keys_left = leg_left;
             let side = |side| self.name(if side == Side::Source { planned.source } else { planned.target });
             report.waits_for = progress.lost.filter(|_| leg_left.is_some()).map(|(lost, _)| side(lost));
-            report.keys_lost = progress.keys_lost;
+            report.keys_lost = report.keys_lost.max(progress.keys_lost);
             report.idle_seconds = progress.idle_seconds;
             report.pulled = progress.pulled;
             report.repeated = progress.repeated;
