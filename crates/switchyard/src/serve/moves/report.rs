@@ -163,9 +163,9 @@ impl Moves {
         page.gauge("moves_in_trouble", help, troubles.iter().filter(|trouble| trouble.id.is_some()).count() as f64);
         let help = "Slots on their way of which keys cannot be used, because a node of their move does not answer";
         page.gauge("moves_lost_slots", help, troubles.iter().map(|trouble| trouble.slots).sum::<u64>() as f64);
-        let journal = &report.journal;
         let help = "1 while the state directory cannot be written, or has no room for a move to begin";
         page.gauge("state_directory_trouble", help, f64::from(u8::from(self.disk_trouble().is_some())));
+        let journal = &report.journal;
         page.counter("moves_journal_bytes", "Bytes written to the journal of moves", journal.bytes as f64);
         page.counter("moves_journal_records", "Records made durable in the journal of moves", journal.records as f64);
         page.counter("moves_journal_syncs", "Times that the journal of moves has waited for the disk", journal.syncs as f64);
