@@ -234,6 +234,11 @@ fn two_moves_of_one_node_wait_for_each_other() {
     all_there(&mut client);
 }
 
+/// Of a router whose state directory is on the small disk. The one of the site stays idle.
+fn beside() -> RouterOptions {
+    RouterOptions { args: vec!["--beside-another-router".to_owned()], ..RouterOptions::default() }
+}
+
 /// A small disk of its own for the state directory, where this process may mount one.
 struct SmallDisk(tempfile::TempDir);
 
@@ -259,7 +264,7 @@ fn a_full_disk_delays_moves_and_nobody_else() {
         return;
     };
     let [listen, admin] = [(); 2].map(|()| SocketAddr::from(([127, 0, 0, 1], crate::support::ports::free())));
-    let rival = site.router().start_rival(listen, admin, &disk.0.path().join("state"));
+    let rival = site.router().start_beside(&beside(), listen, admin, &disk.0.path().join("state"));
     let mut client = eventually("it serves", || Client::try_connect(listen).ok());
     eventually("its nodes are up", || client.cmd("DBSIZE").error().is_none().then_some(()));
     fill(&mut client);
@@ -311,7 +316,7 @@ fn a_router_that_starts_on_a_full_disk_serves_and_says_so() {
     };
     let [listen, admin] = [(); 2].map(|()| SocketAddr::from(([127, 0, 0, 1], crate::support::ports::free())));
     let start = || {
-        let rival = site.router().start_rival(listen, admin, &disk.0.path().join("state"));
+        let rival = site.router().start_beside(&beside(), listen, admin, &disk.0.path().join("state"));
         let mut client = eventually("it serves", || Client::try_connect(listen).ok());
         eventually("its nodes are up", || client.cmd("DBSIZE").error().is_none().then_some(()));
         (rival, client)
@@ -319,7 +324,9 @@ fn a_router_that_starts_on_a_full_disk_serves_and_says_so() {
     let (mut rival, mut client) = start();
     assert_eq!(client.cmd("SET key 1"), ok());
     assert!(crate::movectl::ask_at(admin, "status").out.contains("ready: every slot is served"));
-    rival.kill();
+    // In order: after a crash, the store gives room back.
+    rival.signal(Signal::TERM);
+    assert!(rival.wait(std::time::Duration::from_secs(30)).success());
     let filler = disk.0.path().join("filler");
     let _ = std::fs::write(&filler, vec![0; 16 << 20]);
     assert!(std::fs::write(disk.0.path().join("more"), vec![0; 1 << 20]).is_err(), "it is full");
