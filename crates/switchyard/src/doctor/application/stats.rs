@@ -12,8 +12,8 @@ use crate::doctor::{Finding, Level};
 /// How often commands were called, by name (`GET`, `XGROUP|CREATE`).
 pub(crate) type Calls = BTreeMap<String, u64>;
 
-/// What a router calls at nodes for itself, too.
-const ROUTERS: &[&str] = &["EXEC", "SWAPDB", "WATCH"];
+/// What a router and its moves call at nodes for themselves, too. Which of these calls are whose is not counted there; a sample tells them apart.
+const ROUTERS: &[&str] = &["EXEC", "MSETNX", "RENAMENX", "SWAPDB", "WATCH"];
 
 /// What a node has counted, as far as it is clients': calls that were no mistake.
 pub(crate) fn calls(access: &NodeAccess) -> Result<Calls, String> {
