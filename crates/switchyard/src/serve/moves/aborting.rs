@@ -19,7 +19,7 @@ use tracing::{error, warn};
 use super::accept::{conflict, json};
 use super::home::Told;
 use super::{Moves, Planned};
-use crate::config::describe_size;
+use crate::config::{counted, describe_size};
 
 /// A leg that has lost a node is waited for in silence for so long, seconds.
 const LOST_PATIENCE: f64 = 3.0;
@@ -75,11 +75,11 @@ impl Moves {
             }
         };
         let done =
-            if look.slots_done > 0 { format!(" {} slots that have moved stay at {target}.", look.slots_done) } else { String::new() };
-        let says = match (look.leg_left, lose) {
+            if look.slots_done > 0 { format!(" {} moved, and stay at {target}.", counted(look.slots_done, "slot")) } else { String::new() };
+        let says = match (look.leg_left.map(|left| counted(left, "key")), lose) {
             (None, _) => format!("move {} stops now: no slots are on their way.{done}", id.0),
             (Some(left), Some(Side::Target)) => format!(
-                "move {} ends without {target}: what {source} has stays there and is served. {left} keys at most, which had moved to {target} with the \
+                "move {} ends without {target}: what {source} has stays there and is served. {left} at most, which had moved to {target} with the \
                  slots that are moving now, are lost; the log says where their fingerprints are.{done}",
                 id.0
             ),
@@ -89,14 +89,14 @@ impl Moves {
                 id.0
             ),
             (Some(left), None) if is_up(look.source) && is_up(look.target) => format!(
-                "move {} stops: {left} keys at most of the slots that are moving now go back first, or on where that is less, as fast as the nodes can. \
+                "move {} stops: {left} at most of the slots that are moving now go back first, or on where that is less, as fast as the nodes can. \
                  Nothing is lost.{done}",
                 id.0
             ),
             (Some(left), None) => {
                 let (lost, word) = if is_up(look.target) { (&source, "source") } else { (&target, "target") };
                 format!(
-                    "move {0} stops when {lost} answers again: {left} keys at most of the slots that are moving now wait for it.{done} Where {lost} is lost for \
+                    "move {0} stops when {lost} answers again: {left} at most of the slots that are moving now wait for it.{done} Where {lost} is lost for \
                      good: `switchyard moves abort {0} --lose-{word} --dry-run` says what would be lost",
                     id.0
                 )
@@ -173,8 +173,8 @@ impl Moves {
             // As its mover says it.
             Some(Side::Source) => format!("{} was given up: what it had of the slots that were moving is lost", self.name(planned.source)),
             Some(Side::Target) => {
-                let keys = planned.options.lost.unwrap_or(0);
-                format!("{} was given up: {keys} keys at most, which had moved there, are lost", self.name(planned.target))
+                let keys = counted(planned.options.lost.unwrap_or(0), "key");
+                format!("{} was given up: {keys} at most, which had moved there, are lost", self.name(planned.target))
             }
             None if report.slots_done > 0 => "aborted by the user".to_owned(),
             None => "aborted before it began".to_owned(),
@@ -219,15 +219,15 @@ impl Moves {
         }
         let file = self.lost_file(id);
         let text: String = keys.iter().map(|key| format!("{:032x}\n", key.0)).collect();
-        let count = keys.len();
+        let count = counted(keys.len(), "key");
         match write_durably(&file, &text) {
             Ok(()) => warn!(
-                "move {} ends without {name}, which was given up: {count} keys at most, which had moved there, are lost. Their fingerprints are in {}",
+                "move {} ends without {name}, which was given up: {count} at most, which had moved there, are lost. Their fingerprints are in {}",
                 id.0,
                 file.display()
             ),
             Err(error) => error!(
-                "move {} ends without {name}, which was given up: {count} keys at most, which had moved there, are lost. Their fingerprints cannot be written \
+                "move {} ends without {name}, which was given up: {count} at most, which had moved there, are lost. Their fingerprints cannot be written \
                  to {}: {error}",
                 id.0,
                 file.display()
@@ -260,8 +260,8 @@ impl Moves {
                 let slots = of_leg(*id);
                 let (name, word) = (names(side), if side == Side::Source { "source" } else { "target" });
                 let keys = match side {
-                    Side::Target => format!("{left} keys at most of {slots} slots"),
-                    Side::Source => format!("keys of {slots} slots that have not moved"),
+                    Side::Target => format!("{} at most of {}", counted(left, "key"), counted(slots, "slot")),
+                    Side::Source => format!("keys of {} that have not moved", counted(slots, "slot")),
                 };
                 let what = format!(
                     "move {0} waits for {name}, which has not answered for {seconds:.0} s: {keys} cannot be used. Where it is lost for good: \

@@ -5,6 +5,7 @@ use std::time::Duration;
 use switchyard_policy::migration::Durability;
 use switchyard_router::NodeAccess;
 
+use crate::config::counted;
 use crate::doctor::connection::{Answer, NodeConnection};
 use crate::doctor::{direct_clients, redis_version};
 
@@ -108,9 +109,9 @@ pub(super) fn check_node(
     match direct_clients(&list.text()).as_slice() {
         [] => Ok(run_id),
         [first, rest @ ..] => Err(format!(
-            "node {name} is used past this router by {} clients (one is {first}): they would read and write keys that are elsewhere. Let them use the router, \
+            "node {name} is used past this router by {} (one is {first}): they would read and write keys that are elsewhere. Let them use the router, \
              or fence them off (docs/moving-data.md), or go on with --allow-direct-clients",
-            rest.len() + 1
+            counted(rest.len() + 1, "client")
         )),
     }
 }

@@ -40,7 +40,7 @@ use tracing::{error, info, warn};
 
 use super::placement::Placement;
 use super::running::Running;
-use crate::config::{Config, DURABILITIES, MovesConfig, NodeAddress, name_of};
+use crate::config::{Config, DURABILITIES, MovesConfig, NodeAddress, counted, name_of};
 
 pub(crate) use members::recall;
 pub(super) use members::{MemberChange, Members, ReloadAsk, Remembered, remember};
@@ -411,7 +411,7 @@ impl Moves {
                 report.state = MoveState::Done;
                 report.doing = "done".to_owned();
                 report.percent = 100.0;
-                info!("move {} is done: {} keys, {} bytes", id.0, report.keys_moved, report.bytes_moved);
+                info!("move {} is done: {}, {} bytes", id.0, counted(report.keys_moved, "key"), report.bytes_moved);
             }
             MoveEnd::Stopped(why) => {
                 if let Some(keys) = homeward {
@@ -537,7 +537,8 @@ impl Moves {
         let state = self.state();
         let Some(planned) = state.open.get(&id) else { return String::new() };
         let (source, target, slots) = (planned.source, planned.target, planned.slots.len());
-        let what = planned.keys.as_ref().map_or_else(|| format!("{slots} slots"), |keys| format!("{} keys of {slots} slots", keys.len()));
+        let slots = counted(slots, "slot");
+        let what = planned.keys.as_ref().map_or_else(|| slots.clone(), |keys| format!("{} of {slots}", counted(keys.len(), "key")));
         let durability = name_of(&DURABILITIES, planned.durability);
         drop(state);
         format!("{what} from {} to {}, durability {durability}", self.name(source), self.name(target))

@@ -7,7 +7,7 @@ use switchyard_policy::topology::MoveId;
 use super::super::metrics::Page;
 use super::home::report_of;
 use super::{Moves, Planned};
-use crate::config::{DURABILITIES, name_of};
+use crate::config::{DURABILITIES, counted, name_of};
 
 /// How far a move is: by keys once they are listed, else by slots.
 fn percent(report: &MoveReport) -> f64 {
@@ -59,8 +59,8 @@ impl Moves {
             None => waits,
         };
         let doing = match leg_left.filter(|_| planned.options.aborting) {
-            Some(left) if progress.is_some_and(|progress| progress.lost.is_none()) => format!("aborting: {left} keys left"),
-            Some(left) => format!("aborting: {left} keys left; {doing}"),
+            Some(left) if progress.is_some_and(|progress| progress.lost.is_none()) => format!("aborting: {} left", counted(left, "key")),
+            Some(left) => format!("aborting: {} left; {doing}", counted(left, "key")),
             None => doing,
         };
         let state = match planned.begun {
