@@ -40,7 +40,7 @@ fn run_id_of(info: &[u8]) -> Option<String> {
 
 /// An error of a node, safe to show.
 fn shown(error: &[u8]) -> String {
-    String::from_utf8_lossy(error).chars().map(|c| if c.is_control() { ' ' } else { c }).take(256).collect()
+    reply::told_error(error).chars().map(|c| if c.is_control() { ' ' } else { c }).take(256).collect()
 }
 
 impl Worker {

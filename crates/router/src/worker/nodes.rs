@@ -219,7 +219,7 @@ impl Worker {
     fn on_own_reply(&mut self, pending: Pending, node: NodeId, answer: &[u8]) {
         match pending.purpose {
             Purpose::Confirm if reply::is_error(answer) && !answer.starts_with(b"-ERR No such") => {
-                warn!(node = %self.node_name(node), error = %String::from_utf8_lossy(answer).trim_end(), "node refuses CLIENT KILL ID: what a broken connection left unanswered there stays unconfirmed (allow the command to our user)");
+                warn!(node = %self.node_name(node), error = %reply::told_error(answer), "node refuses CLIENT KILL ID: what a broken connection left unanswered there stays unconfirmed (allow the command to our user)");
             }
             Purpose::Confirm => {
                 self.zombies.end(pending.seq);
@@ -227,7 +227,7 @@ impl Worker {
             }
             Purpose::Learn => self.learn(node, answer),
             Purpose::Nobody if reply::is_error(answer) => {
-                debug!(node = %self.node_name(node), error = %String::from_utf8_lossy(answer).trim_end(), "node refuses a command of our own");
+                debug!(node = %self.node_name(node), error = %reply::told_error(answer), "node refuses a command of our own");
             }
             _ => {}
         }

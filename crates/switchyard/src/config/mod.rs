@@ -38,7 +38,7 @@ pub(crate) use secret::SecretSource;
 pub(crate) use show::{example, render};
 use tls::{NodeFiles, ServerFiles};
 pub(crate) use tls::{certificates_in, provider, trusted_certificates};
-pub(crate) use units::{TIME_FORM, describe_size, describe_time, format_rate, parse_rate, parse_time};
+pub(crate) use units::{TIME_FORM, counted, describe_size, describe_time, format_rate, parse_rate, parse_time, plural};
 
 /// The address of a node as its name: with its port.
 pub(crate) fn parse_endpoint(text: &str) -> Result<String, String> {

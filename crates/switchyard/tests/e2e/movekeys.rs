@@ -305,7 +305,7 @@ fn slots_move_without_their_exceptions() {
     check(&mut client, 19, 0, 1, &scene);
     // A drain takes along what lives there without its slot; before that the node cannot go.
     let text = refused(scene.router(), &format!("nodes remove {third_name}"));
-    assert!(text.contains("1 keys were moved to") && text.contains(&format!("switchyard nodes drain {third_name}")), "{text}");
+    assert!(text.contains("1 key was moved to") && text.contains(&format!("switchyard nodes drain {third_name}")), "{text}");
     done(scene.router(), &format!("nodes drain {third_name} --wait"));
     check(&mut client, 20, 0, 0, &scene);
     assert_eq!(scene.exceptions(), [0, 0, 0]);

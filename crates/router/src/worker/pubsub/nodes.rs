@@ -459,13 +459,13 @@ impl Worker {
         let Some((_, place)) = topic.places.iter_mut().find(|(n, _)| *n == node) else { return };
         let (kind, name) = (topic.kind, topic.name.clone());
         if reply::is_error(answer) {
-            let error = String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned();
-            *place = Place::Refused(error.clone().into());
+            let error = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
+            *place = Place::Refused(error.into());
             let missing: Vec<Handle> = topic.subscribers.iter().copied().collect();
             if !missing.is_empty() {
                 self.tell_of_missed(missing);
                 self.counters.subscriptions_lost.add(1);
-                warn!(node = %self.node_name(node), error, "node refuses to restore a subscription: its messages are missed");
+                warn!(node = %self.node_name(node), error = %reply::told_error(answer), "node refuses to restore a subscription: its messages are missed");
             }
         } else if *place != Place::InForce {
             *place = Place::InForce;
