@@ -41,7 +41,7 @@ pub use limits::{KEY_RATE_MAX, KeyLimit};
 pub use memory::heap_used;
 pub use mover::{BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveOrder, MoveProgress, SoFar, Steer};
 pub use operator::{OperatorCommand, OperatorPort};
-pub use seat::{Seat, mark_in, question_of, why_not};
+pub use seat::{Seat, mark_in, question_of, site_of_mark, why_not};
 pub use settings::{
     Cluster, EmptyReturn, KnownProcess, ListenAddress, ListenerSettings, Live, NodeAccess, Reads, Secret, Servers, Settings,
 };

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use switchyard_policy::migration::is_temporary;
 use switchyard_policy::topology::{First, NodeId, PlaceError, Sample, Topology, slot_of};
-use switchyard_router::NodeAccess;
+use switchyard_router::{NodeAccess, mark_in, site_of_mark};
 
-use super::connection::NodeConnection;
+use super::connection::{Answer, NodeConnection};
 use super::direct::routers;
 use super::{Server, servers};
 use crate::config::NodeAddress;
@@ -74,17 +74,20 @@ pub(crate) fn served_by_a_router(nodes: &[NodeAccess], patience: Duration) -> Op
 
 /// Looks at what the nodes hold, and says which map a first start may begin with. `tell` hears how far a long look has come.
 pub(crate) fn first_start(nodes: &[NodeAccess], patience: Duration, tell: &(dyn Fn(&str) + Sync)) -> Result<FirstStart, PlaceError> {
-    let counts = match nodes {
-        // Every map fits it.
-        [one] => vec![Ok((one.name.clone(), 0))],
-        _ => at_once(nodes, |node| {
-            count(node, patience).map(|keys| (node.name.clone(), keys)).map_err(|why| format!("node {} {why}", node.name))
-        }),
-    };
-    let counts: Vec<(String, u64)> = match counts.into_iter().collect() {
-        Ok(counts) => counts,
+    let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
+    let looks = at_once(nodes, |node| look(node, &names, patience).map_err(|why| format!("node {} {why}", node.name)));
+    let looks: Vec<Holding> = match looks.into_iter().collect() {
+        Ok(looks) => looks,
         Err(why) => return Ok(FirstStart::Unknown(why)),
     };
+    if let Some((node, others)) = nodes.iter().zip(&looks).find_map(|(node, look)| Some((node, look.others.as_ref()?))) {
+        return Ok(FirstStart::Refused(format!(
+            "the state directory has no slot map, and {}. Choose one of these ways: give the state directory of this fleet (--state-dir); or list all of its nodes              here; or, where no map fits their keys, make it from where the keys are (`switchyard recover`, with all of the nodes); {}",
+            others.told(&node.name),
+            others.way_out(),
+        )));
+    }
+    let counts: Vec<(String, u64)> = nodes.iter().zip(&looks).map(|(node, look)| (node.name.clone(), look.keys)).collect();
     Ok(match Topology::first(&counts)? {
         First::Even(topology) => FirstStart::Place { topology, owner: None },
         First::Owner(topology, owner) => FirstStart::Place { topology, owner: counts.into_iter().nth(owner.index()) },
@@ -96,9 +99,55 @@ pub(crate) fn first_start(nodes: &[NodeAccess], patience: Duration, tell: &(dyn 
     })
 }
 
-/// Keys of all databases, as the node counts them.
-fn count(access: &NodeAccess, patience: Duration) -> Result<u64, String> {
+/// Nodes that had keys of a fleet to which this one belongs, and that nobody has listed.
+#[derive(Debug)]
+pub(crate) struct Others {
+    /// The mark that says so.
+    user: String,
+    names: Vec<String>,
+}
+
+impl Others {
+    /// What is wrong at the node of this name.
+    pub(crate) fn told(&self, node: &str) -> String {
+        format!(
+            "node {node} belongs to a fleet that has keys at other nodes, too: {}. Clients would read nil for these",
+            self.names.join(", ")
+        )
+    }
+
+    /// What to do where the others belong to it no more.
+    pub(crate) fn way_out(&self) -> String {
+        format!("or, if those nodes belong to it no more, remove what says so, at each node that is listed: `redis-cli ACL DELUSER {}`", self.user)
+    }
+}
+
+/// Nodes that had keys of the same fleet, by the marks that routers have left at this one ([`switchyard_policy::seat`]). Where it does not show them, nothing
+/// is known.
+pub(crate) fn others(node: &mut NodeConnection, listed: &[&str]) -> Result<Option<Others>, String> {
+    let mut ask = |args: &[&str]| node.ask(args).map_err(|error| format!("does not answer ACL: {error}"));
+    let users = ask(&["ACL", "USERS"])?;
+    for user in users.items().iter().map(Answer::text).filter(|user| site_of_mark(user).is_some()) {
+        let Ok(Some(mark)) = mark_in(&ask(&["ACL", "GETUSER", &user])?.0) else { continue };
+        let names = mark.missing(listed);
+        if !names.is_empty() {
+            return Ok(Some(Others { user, names }));
+        }
+    }
+    Ok(None)
+}
+
+/// What a first start must know of a node.
+#[derive(Debug)]
+struct Holding {
+    /// Of all databases, as the node counts them.
+    keys: u64,
+    others: Option<Others>,
+}
+
+fn look(access: &NodeAccess, listed: &[&str], patience: Duration) -> Result<Holding, String> {
     let mut node = NodeConnection::open(access, patience)?.with_answers_up_to(ANSWER_MAX);
+    let others = others(&mut node, listed)?;
     let mut info = |section: &str| match node.ask(&["INFO", section]) {
         Ok(answer) => answer.error().map_or(Ok(answer.text()), |error| Err(format!("refuses INFO: {error}"))),
         Err(error) => Err(format!("does not answer INFO: {error}")),
@@ -106,7 +155,8 @@ fn count(access: &NodeAccess, patience: Duration) -> Result<u64, String> {
     if info("persistence")?.lines().any(|line| line.trim() == "loading:1") {
         return Err("is loading its data".to_owned());
     }
-    Ok(databases(&info("keyspace")?).map(|(_, keys)| keys).sum())
+    let keys = databases(&info("keyspace")?).map(|(_, keys)| keys).sum();
+    Ok(Holding { keys, others })
 }
 
 /// The databases that have keys, and how many, from INFO.

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use crate::movectl::{done, refused, slots};
 use crate::support::process::{Process, tied};
 use crate::support::slots::slot;
-use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, bulk, direct, http, ok, ports, until};
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, http, ok, ports, until};
 
 const KEYS: usize = 200;
 
@@ -240,7 +240,58 @@ fn doctor_and_recover_know_nodes_that_were_added_to_a_running_router() {
     let (code, text) = say("recover", &listed, &state, &["--dry-run"]);
     assert!(code == Some(1) && text.contains("has a slot map"), "{text}");
     let (code, text) = say("recover", &listed, empty.path(), &["--dry-run"]);
-    assert!(code == Some(0) && text.contains("gets 16"), "nobody can know the others: {text}");
+    assert!(code == Some(0) && text.contains("gets 16"), "the others have no keys: {text}");
+}
+
+/// Keys that are at nodes which nobody lists would be answered with nil.
+#[test]
+fn a_first_start_with_a_part_of_the_nodes_is_refused() {
+    let Some(mut site) = Site::router_only(1, &SiteOptions::default()) else { return };
+    let more = nodes(2);
+    let mut client = site.client();
+    for number in 0..KEYS {
+        assert_eq!(client.cmd(&format!("SET {} {number}", key(number))), ok());
+    }
+    more.iter().for_each(|node| drop(done(site.router(), &format!("nodes add {}", node.address()))));
+    done(site.router(), "balance --wait --goal fast");
+    // One that was removed may begin anew: it says no more that it belongs to others.
+    done(site.router(), &format!("nodes drain {} --wait --goal fast", more[1].address()));
+    done(site.router(), &format!("nodes remove {}", more[1].address()));
+    let marked = |node: &Node| {
+        let user = node.cmd("ACL USERS").items().iter().map(Value::text).find(|user| user.starts_with("switchyard-")).expect("a mark");
+        (format!("{:?}", node.cmd(&format!("ACL GETUSER {user}"))), user)
+    };
+    until("the node that was removed is told", || (!marked(&more[1]).0.contains("node:")).then_some(()));
+    let both = [site.nodes()[0].address(), more[0].address()];
+    let names_both = |node: &Node| both.iter().all(|address| marked(node).0.contains(&format!("node:{address}")));
+    until("the others name each other", || (names_both(&site.nodes()[0]) && names_both(&more[0])).then_some(()));
+    site.router().process().signal(Signal::TERM);
+    site.router_mut().process_mut().wait(Duration::from_secs(30));
+
+    let lost = TempDir::new().expect("a directory");
+    for (listed, missing) in [(both[0], both[1]), (both[1], both[0])] {
+        let (code, doctor) = say("doctor", &[listed], &lost.path().join("none"), &[]);
+        assert_eq!(code, Some(1), "{doctor}");
+        let (code, recover) = say("recover", &[listed], &lost.path().join("none"), &["--dry-run"]);
+        assert_eq!(code, Some(1), "{recover}");
+        for text in [refused_start(&[listed], lost.path()), doctor, recover] {
+            for word in [&format!("keys at other nodes, too: {missing}"), "ACL DELUSER switchyard-"] {
+                assert!(text.contains(word), "{word}: {text}");
+            }
+        }
+    }
+    // The ways: all of them, and the map from where the keys are.
+    let (code, text) = say("recover", &both, lost.path(), &[]);
+    assert_eq!(code, Some(0), "{text}");
+    site.router_mut().start_again(&both);
+    all_are_found(site.router());
+    drop(Router::start(&[more[1].address()], &RouterOptions::default()));
+    // Or the word that the others belong to it no more.
+    site.router_mut().process_mut().kill();
+    for user in site.nodes()[0].cmd("ACL USERS").items().iter().map(Value::text).filter(|user| user.starts_with("switchyard-")) {
+        site.nodes()[0].cmd(&format!("ACL DELUSER {user}"));
+    }
+    drop(Router::start(&both[..1], &RouterOptions::default()));
 }
 
 /// Its map would be right until the other moves something, and then answer nil.
