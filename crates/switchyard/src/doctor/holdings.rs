@@ -3,6 +3,7 @@
 //! `switchyard serve` and `switchyard doctor` come here with the same question and get the same answer. What follows from counts and samples is
 //! decided by `policy::topology`.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use switchyard_policy::migration::is_temporary;
 use switchyard_policy::topology::{First, NodeId, PlaceError, Sample, Topology, slot_of};
-use switchyard_router::{NodeAccess, mark_in, site_of_mark};
+use switchyard_router::{NodeAccess, mark_in, question_of, site_of_mark};
 
 use super::connection::{Answer, NodeConnection};
 use super::direct::routers;
@@ -21,7 +22,7 @@ use crate::config::NodeAddress;
 pub(crate) const ANSWER_MAX: usize = 1 << 20;
 
 /// Keys of each database that are looked at before a stored map is believed.
-const SAMPLE: u64 = 1000;
+pub(crate) const SAMPLE: u64 = 1000;
 
 /// Pages that are read for them, where most are empty.
 const SAMPLE_PAGES: u32 = 50;
@@ -55,7 +56,7 @@ pub(crate) fn primaries(nodes: &[NodeAddress]) -> Vec<NodeAccess> {
 }
 
 /// Asks all of them at the same time.
-fn at_once<T: Sync, R: Send>(items: &[T], ask: impl Fn(&T) -> R + Sync) -> Vec<R> {
+pub(crate) fn at_once<T: Sync, R: Send>(items: &[T], ask: impl Fn(&T) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
         let asked: Vec<_> = items.iter().map(|item| scope.spawn(|| ask(item))).collect();
         asked.into_iter().filter_map(|asked| asked.join().ok()).collect()
@@ -87,6 +88,9 @@ pub(crate) fn first_start(nodes: &[NodeAccess], patience: Duration, tell: &(dyn 
             others.way_out(),
         )));
     }
+    if let Some(why) = one_server_twice(nodes.iter().zip(&looks).map(|(node, look)| (node.name.as_str(), look.run_id.as_str()))) {
+        return Ok(FirstStart::Refused(why));
+    }
     let counts: Vec<(String, u64)> = nodes.iter().zip(&looks).map(|(node, look)| (node.name.clone(), look.keys)).collect();
     Ok(match Topology::first(&counts)? {
         First::Even(topology) => FirstStart::Place { topology, owner: None },
@@ -97,6 +101,19 @@ pub(crate) fn first_start(nodes: &[NodeAccess], patience: Duration, tell: &(dyn 
             Err(why) => FirstStart::Unknown(why),
         },
     })
+}
+
+/// Why nodes, each with the run id of its process, cannot be a fleet, where two are one.
+pub(crate) fn one_server_twice<'a>(nodes: impl Iterator<Item = (&'a str, &'a str)>) -> Option<String> {
+    let mut met = BTreeMap::new();
+    for (name, run_id) in nodes.filter(|(_, run_id)| !run_id.is_empty()) {
+        if let Some(other) = met.insert(run_id, name) {
+            return Some(format!(
+                "{other} and {name} are one server under two names (both have run_id {run_id}), so slots of both would mix: take one of them out of the list of nodes"
+            ));
+        }
+    }
+    None
 }
 
 /// Nodes that had keys of a fleet to which this one belongs, and that nobody has listed.
@@ -118,7 +135,10 @@ impl Others {
 
     /// What to do where the others belong to it no more.
     pub(crate) fn way_out(&self) -> String {
-        format!("or, if those nodes belong to it no more, remove what says so, at each node that is listed: `redis-cli ACL DELUSER {}`", self.user)
+        format!(
+            "or, if those nodes belong to it no more, remove what says so, at each node that is listed: `redis-cli ACL DELUSER {}`",
+            self.user
+        )
     }
 }
 
@@ -140,6 +160,7 @@ pub(crate) fn others(node: &mut NodeConnection, listed: &[&str]) -> Result<Optio
 /// What a first start must know of a node.
 #[derive(Debug)]
 struct Holding {
+    run_id: String,
     /// Of all databases, as the node counts them.
     keys: u64,
     others: Option<Others>,
@@ -156,7 +177,8 @@ fn look(access: &NodeAccess, listed: &[&str], patience: Duration) -> Result<Hold
         return Err("is loading its data".to_owned());
     }
     let keys = databases(&info("keyspace")?).map(|(_, keys)| keys).sum();
-    Ok(Holding { keys, others })
+    let run_id = info("server")?.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap_or_default().trim().to_owned();
+    Ok(Holding { run_id, keys, others })
 }
 
 /// The databases that have keys, and how many, from INFO.
@@ -273,22 +295,33 @@ fn refusal(counts: &[(String, u64)], found: &Elsewhere) -> String {
 #[derive(Debug)]
 pub(crate) struct Sampled {
     pub(crate) run_id: String,
+    /// Whether it keeps a mark of the state directory; `None`: it does not say.
+    pub(crate) is_marked: Option<bool>,
     /// Whether the process is known is for whoever asks to say.
     pub(crate) sample: Sample,
 }
 
-/// Looks at some keys of a node. `is_elsewhere`: whether the map looks elsewhere for a key.
-pub(crate) fn sample(access: &NodeAccess, patience: Duration, is_elsewhere: impl Fn(&[u8]) -> bool) -> Result<Sampled, String> {
+/// Looks at so many keys of a node, or at all, and at the mark of a site. `is_elsewhere`: whether the map looks elsewhere for a key.
+pub(crate) fn sample(
+    access: &NodeAccess,
+    patience: Duration,
+    site: Option<&str>,
+    at_most: Option<u64>,
+    is_elsewhere: impl Fn(&[u8]) -> bool,
+) -> Result<Sampled, String> {
+    let patience = if at_most.is_some() { patience } else { patience.max(PAGE_PATIENCE) };
     let mut node = NodeConnection::open(access, patience)?;
+    let mark = site.map(|site| node.ask(&question_of(site)).map_err(|error| format!("does not answer ACL: {error}"))).transpose()?;
+    let is_marked = mark.and_then(|answer| mark_in(&answer.0).ok()).map(|mark| mark.is_some());
     let info = node.ask(&["INFO", "server"]).map_err(|error| format!("does not answer INFO: {error}"))?.text();
     let run_id = info.lines().find_map(|line| line.trim().strip_prefix("run_id:")).unwrap_or_default().to_owned();
     let mut sample = Sample::default();
-    let looked = each_key(&mut node, Some(SAMPLE), |key| {
+    let looked = each_key(&mut node, at_most, |key| {
         sample.keys += 1;
         sample.elsewhere += u64::from(is_elsewhere(key));
         ControlFlow::Continue(())
     });
-    looked.map(|()| Sampled { run_id, sample }).map_err(|why| format!("{why:#}"))
+    looked.map(|()| Sampled { run_id, is_marked, sample }).map_err(|why| format!("{why:#}"))
 }
 
 #[cfg(test)]
