@@ -303,11 +303,22 @@ pub(super) fn wait_for_directory<T>(open: impl Fn() -> anyhow::Result<T>) -> any
 pub(super) fn look(store: &RedbStore, directory: &Path, nodes: &[NodeAddress], standby: Option<Standby>) -> anyhow::Result<Found> {
     let kept: Kept = load_as(store, DOCUMENT)?;
     let Some(site) = Ledger::site_in(store)? else {
-        if standby.is_some() {
-            bail!(
-                "the state directory {} is empty: a standby needs that of the router it stands by for, or a copy; see docs/high-availability.md",
+        let has_map = store.load_topology()?.is_some();
+        match standby {
+            None => {}
+            // Made anew by `recover`. Whoever has its lock is the only one with it.
+            Some(Standby::Shared) if has_map => {}
+            Some(Standby::Copy) if has_map => bail!(
+                "the state directory {} has a slot map under which no router has served yet, as `switchyard recover` makes it: start the first router with it, \
+                 without --standby, and give the standby a copy then (docs/high-availability.md)",
                 directory.display()
-            );
+            ),
+            // Where a volume is not mounted there is an empty directory, too.
+            Some(_) => bail!(
+                "the state directory {} is empty: a standby needs that of the router it stands by for, or a copy. See that its volume is mounted; the very \
+                 first start of a fleet is without --standby (docs/high-availability.md)",
+                directory.display()
+            ),
         }
         return Ok(Found { term: 0 });
     };
