@@ -21,6 +21,9 @@ use crate::config::NodeAddress;
 /// Answers to the first questions are short: a server that sends more is none.
 pub(crate) const ANSWER_MAX: usize = 1 << 20;
 
+/// The same of a list of clients: some ten thousand of them.
+const LIST_MAX: usize = 16 << 20;
+
 /// Keys of each database that are looked at before a stored map is believed.
 pub(crate) const SAMPLE: u64 = 1000;
 
@@ -66,7 +69,8 @@ pub(crate) fn at_once<T: Sync, R: Send>(items: &[T], ask: impl Fn(&T) -> R + Syn
 /// A node that a router uses. Nodes that do not answer, or do not tell who their clients are, are left out.
 pub(crate) fn served_by_a_router(nodes: &[NodeAccess], patience: Duration) -> Option<&NodeAccess> {
     let is_served = |node: &NodeAccess| {
-        let list = NodeConnection::open(node, patience).ok().and_then(|mut connection| connection.ask(&["CLIENT", "LIST"]).ok());
+        let connection = NodeConnection::open(node, patience).ok().map(|connection| connection.with_answers_up_to(LIST_MAX));
+        let list = connection.and_then(|mut connection| connection.ask(&["CLIENT", "LIST"]).ok());
         list.is_some_and(|list| !routers(&list.text()).is_empty())
     };
     let served = at_once(nodes, is_served);

@@ -389,7 +389,7 @@ fn a_node_that_another_router_uses_neither_joins_nor_takes_part_in_a_move() {
     let beside = RouterOptions { args: vec!["--beside-another-router".to_owned()], ..RouterOptions::default() };
     let beside = Router::start(&addresses(site.nodes()), &beside);
     let [from, to] = [0, 1].map(|node: usize| site.nodes()[node].address());
-    let line = format!("move --from {from} --to {to} --slots 0-10 --wait");
+    let line = format!("move --from {from} --to {to} --all --wait");
     let text = refused(site.router(), &line);
     assert!(text.contains("is used by another router, with a state directory of its own"), "{text}");
     drop((other, beside));
@@ -423,7 +423,7 @@ fn nothing_moves_beside_a_router_with_a_copy_of_the_state_directory() {
     let [from, to] = [0, 1].map(|node: usize| site.nodes()[node].address());
     until("the first is connected again", || site.client().cmd("DBSIZE").error().is_none().then_some(()));
     for more in ["", " --allow-direct-clients"] {
-        let text = refused(site.router(), &format!("move --from {from} --to {to} --slots 0-10{more}"));
+        let text = refused(site.router(), &format!("move --from {from} --to {to} --all{more}"));
         assert!(text.contains("used by another router with the same state directory"), "{text}");
     }
 }
