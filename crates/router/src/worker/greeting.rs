@@ -361,7 +361,7 @@ impl Worker {
         if lane == Lane::Replica {
             // What is known of a node is known of its primary. And a replica is only read: what a connection to it leaves behind
             // changes nothing.
-            self.mark_link(handle);
+            self.links.mark(handle);
             return;
         }
         self.shared.connection_began(Connection { worker: self.index, node, client_id: link.client_id, run_id: run_id.clone() });
@@ -419,7 +419,7 @@ impl Worker {
         } else {
             self.refuse_waiting_transactions(handle);
         }
-        self.mark_link(handle);
+        self.links.mark(handle);
     }
 
     /// Adds commands that the node has and our table lacks (modules, renamed commands).

@@ -166,7 +166,7 @@ impl Worker {
             }
         }
         if let Some(link) = link {
-            self.mark_link(link);
+            self.links.mark(link);
         }
         Ok((taken, done))
     }
@@ -220,10 +220,7 @@ impl Worker {
         client.stream(piece);
         let unsent = client.unsent();
         if unsent < OUTPUT_HIGH / 4 {
-            if !client.dirty {
-                client.dirty = true;
-                self.dirty_clients.push(pending.who);
-            }
+            self.clients.mark(pending.who);
             return;
         }
         self.flush_client(pending.who);

@@ -25,6 +25,13 @@ pub(super) struct Settling {
     since_us: u64,
 }
 
+/// The pause that is in force, and who waits for it to be.
+#[derive(Debug, Default)]
+pub(super) struct Pauses {
+    now: Option<Pause>,
+    settling: Vec<Settling>,
+}
+
 impl Worker {
     pub(super) fn pause(&mut self, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         if args.len() > 4 {
@@ -60,10 +67,10 @@ impl Worker {
     /// Looks at what is shared with the other workers, and says so: at once, or when what was sent before has been answered.
     pub(super) fn refresh(&mut self, from: usize, gather: Handle, part: u32, settled: bool) {
         self.refresh_monitors();
-        self.paused = lock(&self.shared.pause).filter(|p| p.until_us > self.now_us);
+        self.pauses.now = lock(&self.shared.pause).filter(|p| p.until_us > self.now_us);
         self.end_pauses();
-        self.alert = self.paused.is_some() || !self.monitors.is_empty();
-        self.settling.push(Settling { from, gather, part, since_us: self.now_us });
+        self.alert = self.pauses.now.is_some() || !self.monitors.is_empty();
+        self.pauses.settling.push(Settling { from, gather, part, since_us: self.now_us });
         if !settled || self.has_settled(self.now_us) {
             self.answer_refresh(|s| s.gather == gather && s.part == part);
         }
@@ -80,7 +87,7 @@ impl Worker {
     }
 
     fn answer_refresh(&mut self, which: impl Fn(&Settling) -> bool) {
-        for done in self.settling.extract_if(.., |s| which(s)).collect::<Vec<_>>() {
+        for done in self.pauses.settling.extract_if(.., |s| which(s)).collect::<Vec<_>>() {
             if done.gather != Handle::NONE {
                 let answer = Message::Answer { gather: done.gather, part: done.part, reply: b"+OK\r\n".to_vec() };
                 self.shared.mailboxes[done.from].send(answer);
@@ -89,12 +96,12 @@ impl Worker {
     }
 
     pub(super) fn tick_pause(&mut self) {
-        if !self.settling.is_empty() {
-            let done: Vec<u64> = self.settling.iter().map(|s| s.since_us).filter(|since| self.has_settled(*since)).collect();
+        if !self.pauses.settling.is_empty() {
+            let done: Vec<u64> = self.pauses.settling.iter().map(|s| s.since_us).filter(|since| self.has_settled(*since)).collect();
             self.answer_refresh(|s| done.contains(&s.since_us));
         }
-        if self.paused.is_some_and(|p| p.until_us <= self.now_us) {
-            self.paused = None;
+        if self.pauses.now.is_some_and(|p| p.until_us <= self.now_us) {
+            self.pauses.now = None;
             self.alert = !self.monitors.is_empty();
             self.end_pauses();
         }
@@ -110,7 +117,7 @@ impl Worker {
 
     /// Whether the pause holds this command back. `WRITE` holds back what Redis counts as possibly writing.
     pub(super) fn is_held_back(&self, command: &Command) -> bool {
-        let Some(pause) = self.paused else { return false };
+        let Some(pause) = self.pauses.now else { return false };
         let writes = command.flags.has(Flags::WRITE)
             || command.flags.has(Flags::SCRIPT) && !command.flags.has(Flags::READONLY)
             || matches!(&*command.name, "PUBLISH" | "SPUBLISH" | "PFCOUNT" | "EXEC");

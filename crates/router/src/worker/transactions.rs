@@ -495,7 +495,7 @@ impl Worker {
     /// Whether the node still watches on this connection for this client.
     fn is_watching(&self, handle: Handle, link: Handle, node: NodeId) -> bool {
         let watches = |l: &Link| l.phase == Phase::Up && l.watching && l.holder == handle && l.node == node && l.expired == 0;
-        self.links.get(link).is_some_and(|l| watches(l))
+        self.links.get(link).is_some_and(watches)
     }
 
     /// Whether what a client watches is in doubt, so that EXEC will answer nil.
@@ -695,7 +695,7 @@ impl Worker {
             self.push_own(link_handle, &[b"SELECT", database.to_string().as_bytes()], Purpose::Nobody, 0);
             self.stall(handle, Stall::Barrier);
         }
-        self.mark_link(link_handle);
+        self.links.mark(link_handle);
         multi.clear();
         if let Some(client) = self.clients.get_mut(handle) {
             client.session().multi = multi;

@@ -45,7 +45,7 @@ enum What {
         servers together, memory, and which goals are reached.\n\n\
         Takes about ten minutes; meanwhile nothing else should run on the machine.",
     after_long_help = "Examples:\n  \
-        switchyard bench peers --predixy ~/predixy/src/predixy --out docs/benchmarks.md\n  \
+        switchyard bench peers --predixy ~/predixy/src/predixy --out docs/results/benchmarks.md\n  \
         switchyard bench peers --quick            does everything work? (a minute; its numbers compare nothing)\n  \
         switchyard bench peers --pinned           only the gate: the proxy alone on one CPU\n  \
         switchyard bench peers --variant 'two=--workers 2'    the router a second time, with other flags of serve

@@ -22,7 +22,7 @@ use super::{bench::words, live::time_flag};
         Takes many minutes at full size; meanwhile nothing else should run on the machine.",
     after_long_help = "Examples:\n  \
         switchyard bench moves --quick                      does everything work? (its numbers compare nothing)\n  \
-        switchyard bench moves --out docs/migration.md      everything, and into the document\n  \
+        switchyard bench moves --out docs/results/migration.md      everything, and into the document\n  \
         switchyard bench moves --only fast --baseline-only  only redis-cli, and the floor"
 )]
 #[command(args_override_self = true)]
