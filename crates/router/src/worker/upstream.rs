@@ -198,8 +198,10 @@ pub(super) struct Link {
     pub(super) run_id: Option<Arc<str>>,
     /// It was asked about its data when it was greeted.
     pub(super) knows_data: bool,
-    /// The node has no keys, as it said when it was greeted.
-    pub(super) is_empty: bool,
+    /// How many keys the node had when it was greeted, where it said so.
+    pub(super) keys: Option<u64>,
+    /// It was still loading them.
+    pub(super) is_loading: bool,
     /// It keeps its data on disk.
     pub(super) persists: bool,
     /// Database that the greeting selects: the one that the first command in `out` expects to find. Kept, because commands may be waiting
@@ -322,7 +324,8 @@ impl Link {
             client_id: 0,
             run_id: None,
             knows_data: false,
-            is_empty: false,
+            keys: None,
+            is_loading: false,
             persists: false,
             start_database: database,
             database,

@@ -20,7 +20,7 @@ use super::known_fleet::KnownFleet;
 use super::table::count;
 use crate::config::plural;
 use crate::doctor::connection::NodeConnection;
-use crate::doctor::holdings::each_key;
+use crate::doctor::holdings::{each_key, others};
 use crate::doctor::{routers, servers};
 
 /// How long a node may take for one answer.
@@ -77,6 +77,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let resolved = config.resolve(|_| None)?;
     let mut counted = Vec::new();
+    let listed: Vec<&str> = resolved.nodes.iter().map(|node| node.name.as_str()).collect();
     for node in &resolved.nodes {
         let Some(primary) = servers(node).into_iter().next() else { continue };
         let mut connection =
@@ -89,6 +90,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 node.name
             )
             .into());
+        }
+        let others = others(&mut connection, &listed).map_err(|why| anyhow!("node {} {why}", node.name))?;
+        if let Some(others) = others {
+            return Err(anyhow!("{}. List them as well; {}", others.told(&node.name), others.way_out()).into());
         }
         let keys = count_keys(&mut connection).with_context(|| format!("node {}", node.name))?;
         println!(

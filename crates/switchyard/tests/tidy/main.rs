@@ -69,6 +69,7 @@ const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("routing", &["topology"]),
     ("scan", &["topology"]),
     ("failover", &[]),
+    ("empty_return", &[]),
     ("limits", &[]),
     ("line", &["topology"]),
     ("migration", &["topology"]),

@@ -18,7 +18,7 @@ use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Topology};
 use switchyard_router::Steer;
 use tracing::info;
 
-use super::direct::{PATIENCE, check_node};
+use super::direct::{Own, PATIENCE, check_node};
 use super::map::{ranges_text, slots_report, text_of, where_report};
 use super::{MemberChange, Moves, Options, Planned, State, save_as};
 use crate::config::{DURABILITIES, counted, name_of, named, parse_endpoint};
@@ -544,7 +544,13 @@ impl Moves {
             return Err(Refused::Failed(format!("it is not known how {} is reached", self.name(id))));
         };
         let patience = self.tuning.read().unwrap_or_else(PoisonError::into_inner).patience.max(PATIENCE);
-        check_node(access, patience, is_target.then_some(how.durability), how.allow_direct_clients).map_err(conflict)
+        check_node(access, patience, is_target.then_some(how.durability), how.allow_direct_clients, &self.own()).map_err(conflict)
+    }
+
+    /// How connections of this router are named.
+    pub(super) fn own(&self) -> Own {
+        let run = self.running.with(|router| router.run_id().to_owned()).unwrap_or_default();
+        Own { site: self.site(), run }
     }
 }
 

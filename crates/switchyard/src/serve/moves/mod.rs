@@ -42,6 +42,7 @@ use super::placement::Placement;
 use super::running::Running;
 use crate::config::{Config, DURABILITIES, MovesConfig, NodeAddress, counted, name_of};
 
+pub(super) use joining::Fleet as Joined;
 pub(crate) use members::recall;
 pub(super) use members::{MemberChange, Members, ReloadAsk, Remembered, remember};
 pub(super) use resp::RespOperator;
