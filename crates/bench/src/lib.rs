@@ -12,8 +12,10 @@
 
 pub mod client;
 pub mod history;
+pub mod interrupt;
 pub mod load;
 pub mod moves;
+pub mod numbers;
 pub mod peers;
 pub mod process;
 pub mod procfs;

@@ -10,15 +10,14 @@ use std::{
 use anyhow::{Context as _, ensure};
 use clap::{Args, Subcommand};
 use switchyard_bench::{
+    interrupt,
     load::{self, Mix, Pace, Sharing, Skew, ValueSizes},
+    numbers::{millis, thousands, time_flag},
     peers,
     table::Table,
 };
 
-use super::{
-    Failure, bench_history, bench_moves, bench_soak, interrupt,
-    live::{Live, millis, thousands, time_flag},
-};
+use super::{Failure, bench_history, bench_moves, bench_soak, live::Live};
 
 /// Measure: the router beside other proxies, or a load against any server
 #[derive(Debug, Args)]

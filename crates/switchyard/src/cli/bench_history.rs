@@ -11,9 +11,10 @@ use std::{
 use anyhow::{Context as _, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use switchyard_bench::history::{self, Kind, Settings, Tally};
-
-use super::live::{thousands, time_flag};
+use switchyard_bench::{
+    history::{self, Kind, Settings, Tally},
+    numbers::{thousands, time_flag},
+};
 
 /// Record what many clients see of the same few keys, to check that one server could have answered so
 #[derive(Debug, Args)]

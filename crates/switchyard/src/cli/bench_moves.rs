@@ -8,9 +8,12 @@ use std::{
 
 use anyhow::Context as _;
 use clap::Args;
-use switchyard_bench::moves::{self, Part, Settings};
+use switchyard_bench::{
+    moves::{self, Part, Settings},
+    numbers::time_flag,
+};
 
-use super::{bench::words, live::time_flag};
+use super::bench::words;
 
 /// Moves beside `redis-cli --cluster reshard`: how fast, and what clients notice
 #[derive(Debug, Args)]

@@ -12,12 +12,12 @@ use std::{
 use anyhow::Context as _;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use switchyard_bench::soak::{self, Fault, Settings, Tally};
-
-use super::{
-    bench::words,
-    live::{thousands, time_flag},
+use switchyard_bench::{
+    numbers::{thousands, time_flag},
+    soak::{self, Fault, Settings, Tally},
 };
+
+use super::bench::words;
 
 /// Moves with faults, again and again, under clients whose histories must be linearizable
 #[derive(Debug, Args)]

@@ -11,7 +11,6 @@ mod demo;
 mod doctor;
 mod flags;
 mod hash_password;
-mod interrupt;
 mod known_fleet;
 mod live;
 mod map;

@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// A flag that the first SIGINT, SIGTERM or SIGHUP sets, from now on.
-pub(super) fn flag() -> anyhow::Result<Arc<AtomicBool>> {
+pub fn flag() -> anyhow::Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     let set = flag.clone();
     let (ready, is_ready) = mpsc::channel();

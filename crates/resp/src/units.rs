@@ -6,14 +6,13 @@
 use std::time::Duration;
 
 /// What a size may look like; the tail of every error about one.
-pub(crate) const SIZE_FORM: &str =
-    "a size: bytes, or a number with k, m, g (powers of 1000) or kb, mb, gb (powers of 1024), such as \"64mb\"";
+pub const SIZE_FORM: &str = "a size: bytes, or a number with k, m, g (powers of 1000) or kb, mb, gb (powers of 1024), such as \"64mb\"";
 
 /// What a rate may look like; the tail of every error about one.
-pub(crate) const RATE_FORM: &str = "a rate: a number with its unit for each second, such as \"20mb\"";
+pub const RATE_FORM: &str = "a rate: a number with its unit for each second, such as \"20mb\"";
 
 /// What a time may look like; the tail of every error about one.
-pub(crate) const TIME_FORM: &str = "a time with its unit: ms, s, m, h or d, such as \"250ms\" or \"10s\"";
+pub const TIME_FORM: &str = "a time with its unit: ms, s, m, h or d, such as \"250ms\" or \"10s\"";
 
 /// Units of sizes, largest first within each kind, so that [`format_size`] finds the shortest exact form.
 const SIZES: [(&str, u64); 7] =
@@ -31,7 +30,7 @@ fn split(text: &str) -> Option<(u64, String)> {
 }
 
 /// Bytes from `1gb`, `64mb`, `512`, `1k`.
-pub(crate) fn parse_size(text: &str) -> Option<u64> {
+pub fn parse_size(text: &str) -> Option<u64> {
     let (number, unit) = split(text)?;
     if unit.is_empty() {
         return Some(number);
@@ -41,7 +40,7 @@ pub(crate) fn parse_size(text: &str) -> Option<u64> {
 }
 
 /// Bytes per second from `20mb`: with a unit, because a bare number is nearly always meant as something else. `0` needs none.
-pub(crate) fn parse_rate(text: &str) -> Result<u64, String> {
+pub fn parse_rate(text: &str) -> Result<u64, String> {
     let has_unit = text.trim().ends_with(|last: char| last.is_ascii_alphabetic());
     match parse_size(text) {
         Some(bytes) if has_unit || bytes == 0 => Ok(bytes),
@@ -51,7 +50,7 @@ pub(crate) fn parse_rate(text: &str) -> Result<u64, String> {
 }
 
 /// A time from `10s`, `250ms`, `5m`; a bare `0` needs no unit.
-pub(crate) fn parse_time(text: &str) -> Option<Duration> {
+pub fn parse_time(text: &str) -> Option<Duration> {
     let (number, unit) = split(text)?;
     if unit.is_empty() {
         return (number == 0).then_some(Duration::ZERO);
@@ -61,7 +60,7 @@ pub(crate) fn parse_time(text: &str) -> Option<Duration> {
 }
 
 /// The shortest exact form of a size: binary units first, because limits are nearly always powers of two.
-pub(crate) fn format_size(bytes: u64) -> String {
+pub fn format_size(bytes: u64) -> String {
     match SIZES.iter().find(|(unit, size)| *unit != "b" && bytes >= *size && bytes.is_multiple_of(*size)) {
         Some((unit, size)) => format!("{}{unit}", bytes / size),
         None => bytes.to_string(),
@@ -69,12 +68,12 @@ pub(crate) fn format_size(bytes: u64) -> String {
 }
 
 /// Bytes for people to read.
-pub(crate) fn describe_size(bytes: u64) -> String {
+pub fn describe_size(bytes: u64) -> String {
     format_rate(bytes as f64).replace("/s", "")
 }
 
 /// The shortest exact form of a time; below a millisecond nothing is configured.
-pub(crate) fn format_time(time: Duration) -> String {
+pub fn format_time(time: Duration) -> String {
     let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     match TIMES.iter().find(|(_, unit)| millis >= *unit && millis.is_multiple_of(*unit)) {
         Some((name, unit)) => format!("{}{name}", millis / unit),
@@ -83,7 +82,7 @@ pub(crate) fn format_time(time: Duration) -> String {
 }
 
 /// A rate for people to read, in decimal units as networks have them: `2.5 MB/s`.
-pub(crate) fn format_rate(bytes_per_second: f64) -> String {
+pub fn format_rate(bytes_per_second: f64) -> String {
     match bytes_per_second {
         rate if rate >= 1e9 => format!("{:.1} GB/s", rate / 1e9),
         rate if rate >= 1e6 => format!("{:.1} MB/s", rate / 1e6),
@@ -93,7 +92,7 @@ pub(crate) fn format_rate(bytes_per_second: f64) -> String {
 }
 
 /// A time for people to read in a table: two units at most (`2d 3h`, `41s`).
-pub(crate) fn describe_time(time: Duration) -> String {
+pub fn describe_time(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
         0 => format!("{}ms", time.as_millis()),
