@@ -3,9 +3,6 @@
 mod admin_client;
 mod balance;
 mod bench;
-mod bench_history;
-mod bench_moves;
-mod bench_soak;
 mod check_config;
 mod demo;
 mod doctor;
@@ -19,7 +16,6 @@ mod moves;
 mod nodes;
 mod recover;
 mod serve;
-mod sim;
 mod status;
 mod table;
 
@@ -72,7 +68,6 @@ enum Command {
     Recover(recover::Arguments),
     Demo(demo::Arguments),
     Bench(bench::Arguments),
-    Sim(sim::Arguments),
 }
 
 /// Why a subcommand did not succeed.
@@ -138,7 +133,6 @@ pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
         Command::Recover(arguments) => recover::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
-        Command::Sim(arguments) => sim::run(&arguments),
     }
 }
 
