@@ -7,6 +7,7 @@
 //! - [`moves`]: what moving slots costs, beside `redis-cli --cluster reshard`.
 //! - [`history`]: records what clients saw, for a checker of linearizability.
 //! - [`soak`]: moves with faults, again and again, under clients whose histories are checked.
+//! - [`product`]: finds the router to measure.
 //! - [`site`]: the servers and the router that a trial breaks.
 //!
 //! The load generator, and starting of servers, is in `switchyard-bench`; the simulator is `switchyard-sim`.
@@ -16,5 +17,6 @@ pub mod history;
 pub mod moves;
 pub mod peers;
 mod procfs;
+pub mod product;
 pub mod site;
 pub mod soak;

@@ -1,4 +1,4 @@
-//! `switchyard bench history`: records what clients of any Redis-compatible server see, for a checker of linearizability.
+//! `switchyard-lab history`: records what clients of any Redis-compatible server see, for a checker of linearizability.
 
 use std::{
     net::{SocketAddr, ToSocketAddrs as _},
@@ -23,8 +23,8 @@ use switchyard_lab::history::{self, Kind, Settings, Tally};
         could have answered so: whether the history is linearizable.",
     after_long_help = "Examples:\n  \
         (cd tests-clients/history-check && go build -o /tmp/history-check .)\n  \
-        switchyard bench history --target 127.0.0.1:6380 --time 10s --out /tmp/h --checker /tmp/history-check\n  \
-        switchyard bench history --target 127.0.0.1:6380 --workload register,transaction --out /tmp/h\n\n\
+        switchyard-lab history --target 127.0.0.1:6380 --time 10s --out /tmp/h --checker /tmp/history-check\n  \
+        switchyard-lab history --target 127.0.0.1:6380 --workload register,transaction --out /tmp/h\n\n\
         Exit codes: 0 recorded, and linearizable where --checker is given; 1 not so"
 )]
 pub(super) struct Arguments {

@@ -1,4 +1,4 @@
-//! `switchyard bench moves`: what moving slots costs and whom it disturbs, beside `redis-cli --cluster reshard`.
+//! `switchyard-lab moves`: what moving slots costs and whom it disturbs, beside `redis-cli --cluster reshard`.
 
 use std::{
     path::PathBuf,
@@ -9,7 +9,10 @@ use std::{
 use anyhow::Context as _;
 use clap::Args;
 use switchyard_bench::numbers::time_flag;
-use switchyard_lab::moves::{self, Part, Settings};
+use switchyard_lab::{
+    moves::{self, Part, Settings},
+    product,
+};
 
 use super::{typed, words};
 
@@ -22,9 +25,9 @@ use super::{typed, words};
         UNLINK alone take, which is a floor for every way of moving.\n\n\
         Takes many minutes at full size; meanwhile nothing else should run on the machine.",
     after_long_help = "Examples:\n  \
-        switchyard bench moves --quick                      does everything work? (its numbers compare nothing)\n  \
-        switchyard bench moves --out docs/migration.md      everything, and into the document\n  \
-        switchyard bench moves --only fast --baseline-only  only redis-cli, and the floor"
+        switchyard-lab moves --quick                      does everything work? (its numbers compare nothing)\n  \
+        switchyard-lab moves --out docs/migration.md      everything, and into the document\n  \
+        switchyard-lab moves --only fast --baseline-only  only redis-cli, and the floor"
 )]
 #[command(args_override_self = true)]
 pub(super) struct Arguments {
@@ -76,7 +79,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "FLAGS", default_value = "", hide_default_value = true)]
     serve_args: String,
 
-    /// The router to measure [default: this program]
+    /// The router to measure [default: switchyard, beside this program]
     #[arg(long, value_name = "PATH")]
     switchyard: Option<PathBuf>,
 
@@ -94,10 +97,7 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
     };
     let only = arguments.only.iter().map(part).collect::<anyhow::Result<Vec<_>>>()?;
     let results = moves::run(&Settings {
-        switchyard: match &arguments.switchyard {
-            Some(path) => path.clone(),
-            None => std::env::current_exe().context("cannot tell where this program is, to start the router from it")?,
-        },
+        switchyard: product::find(arguments.switchyard.as_deref())?,
         serve_args: words(&arguments.serve_args),
         goal: arguments.goal.clone(),
         parts: if only.is_empty() { Part::ALL.map(|(part, _)| part).to_vec() } else { only },

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Context as _;
 use clap::Args;
-use switchyard_lab::peers;
+use switchyard_lab::{peers, product};
 
 use super::{typed, words};
 
@@ -20,11 +20,11 @@ use super::{typed, words};
         servers together, memory, and which goals are reached.\n\n\
         Takes about ten minutes; meanwhile nothing else should run on the machine.",
     after_long_help = "Examples:\n  \
-        switchyard bench peers --predixy ~/predixy/src/predixy --out docs/benchmarks.md\n  \
-        switchyard bench peers --quick            does everything work? (a minute; its numbers compare nothing)\n  \
-        switchyard bench peers --pinned           only the gate: the proxy alone on one CPU\n  \
-        switchyard bench peers --variant 'two=--workers 2'    the router a second time, with other flags of serve
-  switchyard bench peers --only 'switchyard,switchyard by TLS' --tls --rows 'P=1, 50'    what TLS to the clients costs"
+        switchyard-lab peers --predixy ~/predixy/src/predixy --out docs/benchmarks.md\n  \
+        switchyard-lab peers --quick            does everything work? (a minute; its numbers compare nothing)\n  \
+        switchyard-lab peers --pinned           only the gate: the proxy alone on one CPU\n  \
+        switchyard-lab peers --variant 'two=--workers 2'    the router a second time, with other flags of serve
+  switchyard-lab peers --only 'switchyard,switchyard by TLS' --tls --rows 'P=1, 50'    what TLS to the clients costs"
 )]
 #[command(args_override_self = true)]
 pub(super) struct Arguments {
@@ -52,7 +52,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     only: Vec<String>,
 
-    /// The router to measure [default: this program]
+    /// The router to measure [default: switchyard, beside this program]
     #[arg(long, value_name = "PATH")]
     switchyard: Option<PathBuf>,
 
@@ -84,10 +84,7 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
         anyhow::Ok((name.to_owned(), words(flags)))
     };
     let settings = peers::Settings {
-        switchyard: match &arguments.switchyard {
-            Some(path) => path.clone(),
-            None => std::env::current_exe().context("cannot tell where this program is, to start the router from it")?,
-        },
+        switchyard: product::find(arguments.switchyard.as_deref())?,
         serve_args: words(&arguments.serve_args),
         variants: arguments.variant.iter().map(variant).collect::<anyhow::Result<_>>()?,
         tls: arguments.tls,

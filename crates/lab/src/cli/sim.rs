@@ -1,4 +1,4 @@
-//! `switchyard sim`: the simulator of moves from the command line. A seed that a sweep has found is run again here, with all that happened.
+//! `switchyard-lab sim`: the simulator of moves from the command line. A seed that a sweep has found is run again here, with all that happened.
 
 use std::path::Path;
 
@@ -14,8 +14,8 @@ use switchyard_sim::{Scenario, run as run_one, sweep};
     long_about = "Moves in a simulated world: the state machines of this program, model nodes, a network that loses and delays, kills and stops, and a \
         checker of what clients saw. A seed and a scenario are one run, for ever.",
     after_long_help = "Examples:\n  \
-        switchyard sim sweep --seeds 10000                      look for a run that goes wrong\n  \
-        switchyard sim run --seed 42 --scenario rough --trace   everything that happens in one"
+        switchyard-lab sim sweep --seeds 10000                      look for a run that goes wrong\n  \
+        switchyard-lab sim run --seed 42 --scenario rough --trace   everything that happens in one"
 )]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -95,7 +95,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 if let Some(run) = found {
                     let (seed, what) = (run.seed, run.violation.unwrap_or_default());
                     return Err(anyhow!(
-                        "seed {seed} of {name} goes wrong: {what}\nSee it with: switchyard sim run --seed {seed} --scenario {name} --trace"
+                        "seed {seed} of {name} goes wrong: {what}\nSee it with: switchyard-lab sim run --seed {seed} --scenario {name} --trace"
                     ));
                 }
                 println!("{name}: {seeds} seeds from {from}, nothing found");

@@ -1,4 +1,4 @@
-//! `switchyard bench soak`: cycles of moves with faults under clients whose histories are checked.
+//! `switchyard-lab soak`: cycles of moves with faults under clients whose histories are checked.
 
 use std::{
     path::PathBuf,
@@ -13,7 +13,10 @@ use anyhow::Context as _;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use switchyard_bench::numbers::{thousands, time_flag};
-use switchyard_lab::soak::{self, Fault, Settings, Tally};
+use switchyard_lab::{
+    product,
+    soak::{self, Fault, Settings, Tally},
+};
 
 use super::words;
 
@@ -26,8 +29,8 @@ use super::words;
         kept.",
     after_long_help = "Examples:\n  \
         make soak TIME=600\n  \
-        switchyard bench soak --checker /tmp/history-check --time 10m\n  \
-        switchyard bench soak --checker /tmp/history-check --seed 17 --cycles 1 --faults kill-target\n\n\
+        switchyard-lab soak --checker /tmp/history-check --time 10m\n  \
+        switchyard-lab soak --checker /tmp/history-check --seed 17 --cycles 1 --faults kill-target\n\n\
         Exit codes: 0 every cycle was well; 1 one was not"
 )]
 pub(super) struct Arguments {
@@ -79,7 +82,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
 
-    /// The router to try [default: this program]
+    /// The router to try [default: switchyard, beside this program]
     #[arg(long, value_name = "PATH")]
     switchyard: Option<PathBuf>,
 }
@@ -93,10 +96,7 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
     let faults = arguments.faults.iter().map(fault).collect::<anyhow::Result<Vec<_>>>()?;
     let interrupted = Arc::clone(&stop);
     let settings = Settings {
-        switchyard: match &arguments.switchyard {
-            Some(path) => path.clone(),
-            None => std::env::current_exe().context("cannot tell where this program is, to start the router from it")?,
-        },
+        switchyard: product::find(arguments.switchyard.as_deref())?,
         checker: std::path::absolute(&arguments.checker)?,
         time: arguments.time,
         cycles: arguments.cycles,

@@ -64,7 +64,7 @@ impl Part {
 /// What to measure.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Our own binary.
+    /// The product's binary.
     pub switchyard: PathBuf,
     /// Further arguments of `serve`.
     pub serve_args: Vec<String>,

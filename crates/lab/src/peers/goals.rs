@@ -1,4 +1,4 @@
-//! The goals that the router was given (issue 2), each against what was measured in the same run.
+//! The goals of the fast path, each against what was measured in the same run.
 //!
 //! Ratios, never absolute times: they hold on other machines. Each is written down as data, so that the table that is printed and the
 //! judgement cannot differ.
@@ -25,7 +25,7 @@ const NOISE: f64 = 0.05;
 /// redis-benchmark tells latencies in steps of this many milliseconds.
 const LATENCY_STEP_MS: f64 = 0.008;
 
-/// One line of the issue's table: in `row`, our measure must be at most `bound` times `than`'s.
+/// One goal: in `row`, our measure must be at most `bound` times `than`'s.
 struct Ratio {
     row: Row,
     measure: Measure,

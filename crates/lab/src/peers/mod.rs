@@ -50,7 +50,7 @@ use crate::procfs::{CpuReading, MachineReading, threads_of};
 /// What to measure.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Our own binary.
+    /// The product's binary.
     pub switchyard: PathBuf,
     /// Further arguments of `serve` for our router as it is measured.
     pub serve_args: Vec<String>,

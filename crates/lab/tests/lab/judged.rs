@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use switchyard_lab::history::{self, Kind, Recording, Settings, Summary, Tally};
+use switchyard_lab::product;
 use switchyard_lab::site::{Site, freeze, thaw};
 use tempfile::TempDir;
 
@@ -48,7 +49,7 @@ fn checker() -> Option<&'static Path> {
 
 /// The router, where the workspace's build puts it: beside the lab.
 fn router() -> PathBuf {
-    Path::new(env!("CARGO_BIN_EXE_switchyard-lab")).with_file_name("switchyard")
+    product::beside(Path::new(env!("CARGO_BIN_EXE_switchyard-lab"))).expect("the product is built, as by `cargo test --workspace`")
 }
 
 /// The exit code and the words of the checker.
