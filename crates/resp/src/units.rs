@@ -67,6 +67,17 @@ pub fn format_size(bytes: u64) -> String {
     }
 }
 
+/// A number of things: `1 key`, `2 keys`.
+pub fn counted(number: impl TryInto<u64>, thing: &str) -> String {
+    let number = number.try_into().unwrap_or(u64::MAX);
+    format!("{number} {}", plural(number, thing))
+}
+
+/// The word for so many of a thing.
+pub fn plural(number: u64, thing: &str) -> String {
+    format!("{thing}{}", if number == 1 { "" } else { "s" })
+}
+
 /// Bytes for people to read.
 pub fn describe_size(bytes: u64) -> String {
     format_rate(bytes as f64).replace("/s", "")

@@ -254,6 +254,19 @@ impl Router {
         }))
     }
 
+    /// Within so long, a node that can be reached is connected again, unless that pauses for longer than anybody waits.
+    pub fn patience(&self) -> Duration {
+        let live = &self.shared.plan().live;
+        (live.reconnect_backoff_max + live.connect_timeout + Duration::from_secs(2)).min(Duration::from_secs(30))
+    }
+
+    /// Whether every worker is connected to a node, so that all clients are served there; false where there is none of that name.
+    pub fn is_served(&self, node: &str) -> bool {
+        let plan = self.shared.plan();
+        let known = plan.topology.nodes().find(|known| known.name == node);
+        known.is_some_and(|known| self.shared.counters.iter().all(|worker| worker.node(known.id).connections.get() > 0))
+    }
+
     /// What is known of the nodes' processes that a later run of the router must know, by the nodes' names.
     pub fn processes(&self) -> BTreeMap<String, KnownProcess> {
         let plan = self.shared.plan();

@@ -26,7 +26,7 @@ use super::{typed, words};
         Takes many minutes at full size; meanwhile nothing else should run on the machine.",
     after_long_help = "Examples:\n  \
         switchyard-lab moves --quick                      does everything work? (its numbers compare nothing)\n  \
-        switchyard-lab moves --out docs/migration.md      everything, and into the document\n  \
+        switchyard-lab moves --out docs/results/migration.md  everything, and into the document\n  \
         switchyard-lab moves --only fast --baseline-only  only redis-cli, and the floor"
 )]
 #[command(args_override_self = true)]

@@ -20,7 +20,7 @@ use super::{typed, words};
         servers together, memory, and which goals are reached.\n\n\
         Takes about ten minutes; meanwhile nothing else should run on the machine.",
     after_long_help = "Examples:\n  \
-        switchyard-lab peers --predixy ~/predixy/src/predixy --out docs/benchmarks.md\n  \
+        switchyard-lab peers --predixy ~/predixy/src/predixy --out docs/results/benchmarks.md\n  \
         switchyard-lab peers --quick            does everything work? (a minute; its numbers compare nothing)\n  \
         switchyard-lab peers --pinned           only the gate: the proxy alone on one CPU\n  \
         switchyard-lab peers --variant 'two=--workers 2'    the router a second time, with other flags of serve

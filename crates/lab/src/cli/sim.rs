@@ -24,15 +24,19 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// One run.
+    /// Do one run again, by its seed and scenario, and say how it ended
+    #[command(after_long_help = "Examples:\n  \
+        switchyard-lab sim run --seed 42                              the run of that number, with everything that `rough` may do\n  \
+        switchyard-lab sim run --seed 42 --scenario lost --trace      every event of a run in which a node is lost for good\n\n\
+        Exit codes: 0 clients saw nothing wrong; 1 they did, or there is no such scenario")]
     Run {
-        /// Which.
+        /// The number that all chance of the run comes from: the same number is the same run
         #[arg(long)]
         seed: u64,
-        /// What may happen: the name of a scenario that comes with the program, or a file.
+        /// What may happen in it: the name of a scenario that comes with the program, or a file
         #[arg(long, default_value = "rough")]
         scenario: String,
-        /// Print everything that happens.
+        /// Print every event, one a line, in the order of the run's own clock
         #[arg(long)]
         trace: bool,
     },

@@ -1,4 +1,4 @@
-//! What a run says: on the terminal, and in docs/benchmarks.md between its marks.
+//! What a run says: on the terminal, and in docs/results/benchmarks.md between its marks.
 
 use std::{fmt::Write as _, path::Path};
 

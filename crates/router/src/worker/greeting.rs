@@ -40,7 +40,7 @@ fn run_id_of(info: &[u8]) -> Option<String> {
 
 /// An error of a node, safe to show.
 fn shown(error: &[u8]) -> String {
-    String::from_utf8_lossy(error).chars().map(|c| if c.is_control() { ' ' } else { c }).take(256).collect()
+    reply::told_error(error).chars().map(|c| if c.is_control() { ' ' } else { c }).take(256).collect()
 }
 
 impl Worker {
@@ -343,7 +343,7 @@ impl Worker {
         if lane == Lane::Replica {
             // What is known of a node is known of its primary. And a replica is only read: what a connection to it leaves behind
             // changes nothing.
-            self.mark_link(handle);
+            self.links.mark(handle);
             return;
         }
         self.shared.connection_began(Connection { worker: self.index, node, client_id: link.client_id, run_id: run_id.clone() });
@@ -400,7 +400,7 @@ impl Worker {
         } else {
             self.refuse_waiting_transactions(handle);
         }
-        self.mark_link(handle);
+        self.links.mark(handle);
     }
 
     /// Adds commands that the node has and our table lacks (modules, renamed commands).

@@ -2,7 +2,7 @@
 //!
 //! A command is in flight from the moment its bytes are handed to the connection until its reply comes, or until the node has
 //! confirmed that the connection is dead. Closing a socket ends nothing: the node executes what it has received. So a link that
-//! breaks with commands in flight leaves a [`Zombie`] behind, which only an answered `CLIENT KILL ID` on a newer connection (or
+//! breaks with commands in flight leaves a [`Zombie`](super::zombies::Zombie) behind, which only an answered `CLIENT KILL ID` on a newer connection (or
 //! another `run_id`) lays to rest.
 
 use std::collections::VecDeque;
@@ -290,19 +290,6 @@ pub(super) enum Greeting {
     LeftBehind(Vec<u8>),
     /// CLIENT KILL of a connection that an earlier run of the router has left; the last one with what INFO said.
     Ended(Option<Vec<u8>>),
-}
-
-/// A broken connection whose commands may still be executed by the node.
-#[derive(Clone, Debug)]
-pub(super) struct Zombie {
-    pub(super) number: u32,
-    pub(super) node: NodeId,
-    pub(super) client_id: u64,
-    pub(super) run_id: Option<Arc<str>>,
-    /// Epoch of its oldest command.
-    pub(super) epoch: u64,
-    /// The link that was asked to kill it.
-    pub(super) asked: Handle,
 }
 
 impl Link {

@@ -35,6 +35,7 @@ use memory::MemoryMax;
 pub(crate) use raw::Raw;
 pub(crate) use secret::SecretSource;
 pub(crate) use show::{example, render};
+pub(crate) use switchyard_resp::units::{counted, describe_size, plural};
 use tls::{NodeFiles, ServerFiles};
 pub(crate) use tls::{certificates_in, provider, trusted_certificates};
 

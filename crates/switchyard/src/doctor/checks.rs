@@ -1,5 +1,6 @@
 //! The judgements: from what the nodes said to what is wrong and what to do.
 
+use crate::config::counted;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
@@ -167,12 +168,13 @@ fn clients(node: &Seen, notes: &mut Notes<'_>) {
     let writers = node.direct.iter().filter(|client| client.writes).count();
     let of = match writers {
         0 => "all of them read only".to_owned(),
+        1 => "1 of them writes".to_owned(),
         writers => format!("{writers} of them write"),
     };
     notes.add(
         Level::Warning,
         "direct clients",
-        format!("{} clients use its keys past the router, {of}; one is {first}", node.direct.len()),
+        format!("its keys are used past the router by {}, {of}; one is {first}", counted(node.direct.len(), "client")),
         "let them use the router before keys move, or fence them off (docs/moving-data.md): they would not find what has moved",
     );
 }

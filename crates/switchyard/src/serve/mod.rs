@@ -86,7 +86,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     };
     let start = placement.next_incarnation()?;
     let admin_tls = resolved.admin_tls.as_ref().map(|tls| AdminTls::new(tls.config.clone()));
-    let admin_access = AdminAccess::new(admin::access(resolved.admin_token.as_ref(), &config.state_dir)?);
+    let admin_access = AdminAccess::new(admin::access(resolved.admin_token.as_ref(), &config.state_dir));
     let options = AdminOptions { access: admin_access.clone(), host_names: config.admin_host_names.clone(), tls: admin_tls.clone() };
     let mut admin = AdminThread::bind(resolved.admin, options, Arc::clone(&running), start)?;
     let (asks, asked) = mpsc::sync_channel(4);

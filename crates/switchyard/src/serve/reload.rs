@@ -214,18 +214,13 @@ impl Reloader {
         if token.is_none() && matches!(*before, Access::Made { .. }) {
             return 0;
         }
-        match admin::access(token, state_dir) {
-            Ok(access) if access == *before => 0,
-            Ok(access) => {
-                self.admin_access.renew(access);
-                info!(target: "audit", "the token of the admin port has changed");
-                1
-            }
-            Err(error) => {
-                error!("{error:#}; the admin port keeps the token that it has");
-                0
-            }
+        let access = admin::access(token, state_dir);
+        if access == *before {
+            return 0;
         }
+        self.admin_access.renew(access);
+        info!(target: "audit", "the token of the admin port has changed");
+        1
     }
 
     /// Watches the replicas of the nodes as they are configured now.

@@ -68,6 +68,20 @@ fn whatever_cannot_be_a_node_is_refused_and_nothing_changes() {
 }
 
 #[test]
+fn a_node_that_refuses_what_moves_need_does_not_join_for_its_share() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let renamed = Node::start(&NodeOptions { config: "rename-command RESTORE \"\"\n".into(), ..NodeOptions::default() });
+    let limited = node(&[]);
+    assert_eq!(limited.client().cmd("ACL SETUSER default -restore"), ok());
+    for node in [&renamed, &limited] {
+        let text = refused(site.router(), &format!("nodes add {} --rebalance", node.address()));
+        assert!(text.contains("refuses RESTORE, which moves need") && !text.contains("with args"), "{text}");
+        assert_eq!(owns(site.router(), node.address()), None);
+        assert_eq!(node.cmd("DBSIZE"), int(0), "nothing is left there");
+    }
+}
+
+#[test]
 fn a_node_that_cannot_get_its_share_does_not_join() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let third = node(&[]);

@@ -4,12 +4,14 @@
 //! never found anything may just as well be broken. A complaint says where, what, and what to do instead.
 
 mod code;
+mod pages;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use code::only_code;
+use pages::pages_name_what_is_there;
 
 /// What each crate may depend on, in its normal dependencies. Why: DESIGN §3; the crates are there for Cargo to enforce this.
 const CRATES: &[CrateRule] = &[
@@ -147,7 +149,7 @@ impl Files {
                 let relative = path.strip_prefix(&root).expect("below the root");
                 let text = match path.extension().and_then(|extension| extension.to_str()) {
                     // Others are checked by name only. A file may vanish meanwhile: somebody is editing.
-                    Some("rs" | "toml") => fs::read_to_string(&path).unwrap_or_default(),
+                    Some("rs" | "toml" | "md") => fs::read_to_string(&path).unwrap_or_default(),
                     _ => String::new(),
                 };
                 files.insert(relative.to_string_lossy().into_owned(), text);
@@ -448,6 +450,11 @@ fn names_of_files() {
     check(files_have_names_that_say_something);
 }
 
+#[test]
+fn pages() {
+    check(pages_name_what_is_there);
+}
+
 /// The clippy configuration of policy is half of its purity, and is lost if the file moves or is replaced.
 #[test]
 fn clippy_watches_policy() {
@@ -486,7 +493,7 @@ fn the_rules_notice() {
             ("crates/switchyard/Cargo.toml".into(), format!("{lints}[dev-dependencies]\nswitchyard-sim.workspace = true\n")),
         ]))
     };
-    let rules: [Rule; 9] = [
+    let rules: [Rule; 10] = [
         crates_import_only_what_they_may,
         crates_reach_each_other_only_through_cargo,
         versions_and_lints_come_from_the_root,
@@ -496,6 +503,7 @@ fn the_rules_notice() {
         unsafe_is_where_it_belongs,
         files_say_what_they_are,
         files_have_names_that_say_something,
+        pages_name_what_is_there,
     ];
     for rule in rules {
         assert_eq!(rule(&good()), Vec::<String>::new());
@@ -533,6 +541,9 @@ fn the_rules_notice() {
         (files_have_names_that_say_something, "crates/x/src/string_util.rs", ""),
         (files_have_names_that_say_something, "crates/x/tests/common/mod.rs", ""),
         (files_have_names_that_say_something, "docs/node-manager.md", ""),
+        (pages_name_what_is_there, "docs/x.md", "See [y](y.md).\n"),
+        (pages_name_what_is_there, "docs/x.md", "# X\n\nSee [above](#y).\n"),
+        (pages_name_what_is_there, "ARCHITECTURE.md", "It is in `policy/src/lost.rs`.\n"),
     ];
     for (rule, path, text) in cases {
         let mut files = good();

@@ -21,7 +21,7 @@ use tracing::info;
 use super::direct::{PATIENCE, check_node};
 use super::map::{ranges_text, slots_report, text_of, where_report};
 use super::{MemberChange, Moves, Options, Planned, State, save_as};
-use crate::config::{DURABILITIES, name_of, named, parse_endpoint};
+use crate::config::{DURABILITIES, counted, name_of, named, parse_endpoint};
 
 /// How long the journal may take to put a move on record.
 const RECORD_BOUND: Duration = Duration::from_secs(10);
@@ -284,13 +284,19 @@ impl Moves {
         }
         let slots = topology.slots_of(node);
         if slots > 0 {
-            return Err(conflict(format!("{0} still owns {slots} slots; first: switchyard nodes drain {0}", request.address)));
+            return Err(conflict(format!(
+                "{0} still owns {1}; first: switchyard nodes drain {0}",
+                request.address,
+                counted(slots, "slot")
+            )));
         }
         let exceptions = topology.exceptions_at(node);
         if exceptions > 0 {
             return Err(conflict(format!(
-                "{exceptions} keys were moved to {0} without their slots and live there; first: switchyard nodes drain {0}",
-                request.address
+                "{1} {2} moved to {0} alone, without the slots; first: switchyard nodes drain {0}",
+                request.address,
+                counted(exceptions, "key"),
+                if exceptions == 1 { "was" } else { "were" }
             )));
         }
         if topology.nodes().len() == 1 {
@@ -340,7 +346,7 @@ impl Moves {
             return conflict(format!("move {} is over", id.0));
         }
         let known: Vec<String> = state.open.keys().map(|id| id.0.to_string()).collect();
-        let known = if known.is_empty() { "none is".to_owned() } else { format!("under way: {}", known.join(", ")) };
+        let known = if known.is_empty() { "none is under way".to_owned() } else { format!("under way: {}", known.join(", ")) };
         conflict(format!("there is no move {}; {known}", id.0))
     }
 
@@ -559,7 +565,7 @@ fn told(operation: &Operation) -> String {
         }
         Operation::Moves => "moves".to_owned(),
         Operation::Slots => "slots".to_owned(),
-        Operation::Where(keys) => format!("where {} keys are", keys.len()),
+        Operation::Where(keys) => format!("where {} {}", counted(keys.len(), "key"), if keys.len() == 1 { "is" } else { "are" }),
         Operation::Steer { id, what } => match what {
             SteerRequest::Pause => format!("pause move {id}"),
             SteerRequest::Resume => format!("resume move {id}"),
