@@ -8,11 +8,12 @@ use anyhow::anyhow;
 use clap::Args;
 use serde::Serialize;
 use switchyard_policy::topology::Topology;
+use switchyard_resp::units::{TIME_FORM, counted, parse_time};
 
 use super::Failure;
 use super::flags::ConfigFlags;
 use super::known_fleet::KnownFleet;
-use crate::config::{Config, Resolved, TIME_FORM, counted, parse_time};
+use crate::config::{Config, Resolved};
 use crate::doctor::holdings::{FirstStart, first_start, primaries};
 use crate::doctor::{Finding, Level, Needs, examine, examine_commands, look, servers};
 

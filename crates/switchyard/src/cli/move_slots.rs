@@ -2,12 +2,13 @@
 
 use clap::Args;
 use switchyard_control::admin::{HowRequest, MoveRequest, PlanReport};
+use switchyard_resp::units::parse_rate;
 
 use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags};
 use super::moves::watch;
 use super::table::{Column, count, table};
-use crate::config::{Problem, Problems, parse_rate};
+use crate::config::{Problem, Problems};
 
 /// How data is to move; what is not given is as the configuration of the router says.
 #[derive(Clone, Debug, Default, Args)]

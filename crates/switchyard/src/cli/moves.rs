@@ -9,13 +9,13 @@ use clap::{Args, Subcommand};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use serde_json::json;
+use switchyard_bench::numbers::millis;
 use switchyard_control::admin::{AbortRequest, GoalRequest, Lose, MaxRateRequest, MoveReport, MoveState, MovesReport};
+use switchyard_resp::units::{describe_size, describe_time, format_rate, parse_rate};
 
 use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags};
-use super::live::millis;
 use super::table::{Column, count, table};
-use crate::config::{describe_size, describe_time, format_rate, parse_rate};
 
 /// Moves under way: list, watch, pause, resume, abort; another goal or rate
 #[derive(Debug, Args)]

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use clap::Args;
 use switchyard_control::admin::StatusReport;
+use switchyard_resp::units::{describe_time, plural};
 
 use super::admin_client::{AdminClient, AdminFlags};
 use super::table::count;
 use super::{Failure, nodes};
-use crate::config::{describe_time, plural};
 
 /// Show how a running router does
 #[derive(Debug, Args)]

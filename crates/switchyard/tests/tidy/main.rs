@@ -18,46 +18,61 @@ const CRATES: &[CrateRule] = &[
     CrateRule {
         name: "resp",
         only: Some(&["memchr"]),
+        tests_only: &[],
         never: &[],
         why: "resp turns bytes into commands and replies; fuzzers, simulator and router run the same code, so it has no I/O and next to no dependencies",
     },
     CrateRule {
         name: "policy",
         only: Some(&[]),
+        tests_only: &[],
         never: &[],
         why: "policy is every decision as pure code; what it needs (time, randomness, addresses) it is given as arguments",
     },
     CrateRule {
         name: "router",
         only: None,
-        never: &["switchyard-control", "switchyard-bench", "switchyard", "tokio", "axum", "redb"],
+        tests_only: &[],
+        never: &["switchyard-control", "switchyard-bench", "switchyard-lab", "switchyard", "tokio", "axum", "redb"],
         why: "router is the data plane: it adopts what control decides, as types of policy, and its workers run no other event loop than theirs",
     },
     CrateRule {
         name: "control",
         only: None,
-        never: &["switchyard-router", "switchyard-bench", "switchyard"],
+        tests_only: &[],
+        never: &["switchyard-router", "switchyard-bench", "switchyard-lab", "switchyard"],
         why: "control speaks to the router through types of policy and through traits that the binary implements",
     },
     CrateRule {
         name: "bench",
         only: None,
-        never: &["switchyard-router", "switchyard-control", "switchyard-policy", "switchyard"],
+        tests_only: &[],
+        never: &["switchyard-router", "switchyard-control", "switchyard-policy", "switchyard-lab", "switchyard"],
         why: "bench measures the router as a black box, the same way as its peers",
     },
     CrateRule {
         name: "sim",
         only: None,
-        never: &["switchyard-router", "switchyard-control", "switchyard", "tokio", "rustix", "libc"],
+        tests_only: &[],
+        never: &["switchyard-router", "switchyard-control", "switchyard-lab", "switchyard", "tokio", "rustix", "libc"],
         why: "sim runs policy under a clock and a network of its own; anything real would make its runs impossible to replay",
     },
-    CrateRule { name: "switchyard", only: None, never: &[], why: "it wires the others" },
+    CrateRule {
+        name: "switchyard",
+        only: None,
+        tests_only: &["switchyard-sim"],
+        never: &["switchyard-lab"],
+        why: "switchyard is what operators run; what measures it, breaks it and installs its rivals is the lab's",
+    },
+    CrateRule { name: "lab", only: None, tests_only: &[], never: &[], why: "it may see everything, and nobody sees it" },
 ];
 
 struct CrateRule {
     name: &'static str,
     /// If given, nothing else.
     only: Option<&'static [&'static str]>,
+    /// For tests, and not in what is built without them.
+    tests_only: &'static [&'static str],
     /// Not even for tests.
     never: &'static [&'static str],
     why: &'static str,
@@ -191,7 +206,9 @@ fn crates_import_only_what_they_may(files: &Files) -> Vec<String> {
                 let real = how.get("package").and_then(toml::Value::as_str).unwrap_or(dependency);
                 if rule.never.contains(&real) {
                     complaints.push(format!("{manifest_path}: {name} must not depend on {real}, not even in tests: {}", rule.why));
-                } else if kind != "dev-dependencies" && rule.only.is_some_and(|only| !only.contains(&real)) {
+                } else if kind != "dev-dependencies"
+                    && (rule.tests_only.contains(&real) || rule.only.is_some_and(|only| !only.contains(&real)))
+                {
                     complaints.push(format!("{manifest_path}: {name} must not depend on {real}: {}", rule.why));
                 }
             }
@@ -474,6 +491,7 @@ fn the_rules_notice() {
             ("crates/policy/src/lib.rs".into(), format!("{FINE}pub mod topology;\n")),
             ("crates/policy/src/routing.rs".into(), format!("{FINE}use crate::topology::Slot; // not crate::cache\n")),
             ("crates/router/Cargo.toml".into(), format!("{lints}[dependencies]\nswitchyard-policy.workspace = true\n")),
+            ("crates/switchyard/Cargo.toml".into(), format!("{lints}[dev-dependencies]\nswitchyard-sim.workspace = true\n")),
         ]))
     };
     let rules: [Rule; 10] = [
@@ -500,6 +518,9 @@ fn the_rules_notice() {
         (crates_import_only_what_they_may, "crates/policy/Cargo.toml", "[target.'cfg(unix)'.dependencies]\nlibc = \"0.2\"\n"),
         (crates_import_only_what_they_may, "crates/router/Cargo.toml", "[dev-dependencies]\nswitchyard-control.workspace = true\n"),
         (crates_import_only_what_they_may, "crates/control/Cargo.toml", "[dependencies]\nx = { package = \"switchyard-router\" }\n"),
+        (crates_import_only_what_they_may, "crates/switchyard/Cargo.toml", "[dependencies]\nswitchyard-sim.workspace = true\n"),
+        (crates_import_only_what_they_may, "crates/switchyard/Cargo.toml", "[dev-dependencies]\nswitchyard-lab.workspace = true\n"),
+        (crates_import_only_what_they_may, "crates/bench/Cargo.toml", "[dependencies]\nswitchyard-lab.workspace = true\n"),
         (crates_import_only_what_they_may, "crates/extra/Cargo.toml", ""),
         (crates_reach_each_other_only_through_cargo, "crates/bench/src/x.rs", "use switchyard_router::Router;\n"),
         (crates_reach_each_other_only_through_cargo, "crates/control/src/x.rs", "#[path = \"../../router/src/lib.rs\"]\nmod x;\n"),
