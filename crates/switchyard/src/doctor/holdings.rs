@@ -66,12 +66,12 @@ pub(crate) fn at_once<T: Sync, R: Send>(items: &[T], ask: impl Fn(&T) -> R + Syn
     })
 }
 
-/// A node that a router uses. Nodes that do not answer, or do not tell who their clients are, are left out.
-pub(crate) fn served_by_a_router(nodes: &[NodeAccess], patience: Duration) -> Option<&NodeAccess> {
+/// A node that a router of another state directory than `own` uses. Nodes that do not answer, or do not tell who their clients are, are left out.
+pub(crate) fn served_by_another<'a>(nodes: &'a [NodeAccess], own: Option<&str>, patience: Duration) -> Option<&'a NodeAccess> {
     let is_served = |node: &NodeAccess| {
         let connection = NodeConnection::open(node, patience).ok().map(|connection| connection.with_answers_up_to(LIST_MAX));
         let list = connection.and_then(|mut connection| connection.ask(&["CLIENT", "LIST"]).ok());
-        list.is_some_and(|list| !routers(&list.text()).is_empty())
+        list.is_some_and(|list| routers(&list.text()).iter().any(|site| Some(site.as_str()) != own))
     };
     let served = at_once(nodes, is_served);
     nodes.iter().zip(served).find_map(|(node, served)| served.then_some(node))
@@ -87,7 +87,7 @@ pub(crate) fn first_start(nodes: &[NodeAccess], patience: Duration, tell: &(dyn 
     };
     if let Some((node, others)) = nodes.iter().zip(&looks).find_map(|(node, look)| Some((node, look.others.as_ref()?))) {
         return Ok(FirstStart::Refused(format!(
-            "the state directory has no slot map, and {}. Choose one of these ways: give the state directory of this fleet (--state-dir); or list all of its nodes              here; or, where no map fits their keys, make it from where the keys are (`switchyard recover`, with all of the nodes); {}",
+            "the state directory has no slot map, and {}. Choose one of these ways: give the state directory of this fleet (--state-dir); or list all of its nodes here; or, where no map fits their keys, make it from where the keys are (`switchyard recover`, with all of the nodes); {}",
             others.told(&node.name),
             others.way_out(),
         )));

@@ -18,13 +18,16 @@ use super::notify;
 use super::placement::Placement;
 use super::running::Running;
 use crate::config::NodeAddress;
-use crate::doctor::holdings::{FirstStart, first_start, primaries, served_by_a_router};
+use crate::doctor::holdings::{FirstStart, first_start, primaries, served_by_another};
 
 /// How often it looks at nodes that did not answer.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// The same where all answer and no map fits: somebody has to do something.
 const AGAIN_REFUSED: Duration = Duration::from_secs(10);
+
+/// How long a node may take for each answer, at most, before anybody is served. One that takes longer is looked at again while the router runs.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long nodes may take to notice that a router has ended.
 const GONE: Duration = Duration::from_secs(3);
@@ -63,17 +66,21 @@ pub(super) fn begin(nodes: &[NodeAddress], patience: Duration, beside: bool) -> 
 /// Another router on these nodes has a map of its own. A new one may fit the keys now, and no longer once the other moves some.
 fn refuse_beside_another(primaries: &[NodeAccess], patience: Duration) -> anyhow::Result<()> {
     let until = Instant::now() + GONE;
-    while let Some(node) = served_by_a_router(primaries, patience) {
+    while let Some(node) = served_by_another(primaries, None, patience) {
         if Instant::now() >= until {
-            bail!(
-                "this is a first start, and another router serves node {}: keys that the other moves would not be found here. Use its state directory \
-                 (--state-dir, and --standby to wait until it has ended), or stop it first. Where neither ever moves keys: --beside-another-router",
-                node.name
-            );
+            bail!(beside_another(node));
         }
         std::thread::sleep(Duration::from_millis(100));
     }
     Ok(())
+}
+
+fn beside_another(node: &NodeAccess) -> String {
+    format!(
+        "this is a first start, and another router serves node {}: keys that the other moves would not be found here. Use its state directory \
+         (--state-dir, and --standby to wait until it has ended), or stop it first. Where neither ever moves keys: --beside-another-router",
+        node.name
+    )
 }
 
 fn tell(progress: &str) {
@@ -101,15 +108,21 @@ pub(super) struct Look {
 }
 
 impl Look {
-    /// The router serves and holds all nodes, for the reason told.
-    pub(super) fn start(placement: Arc<Placement>, running: Arc<Running>, patience: Duration, held: String) -> anyhow::Result<Self> {
+    /// The router serves and holds all nodes, for the reason told. `own`: the site of its state directory, where no other router may serve them.
+    pub(super) fn start(
+        placement: Arc<Placement>,
+        running: Arc<Running>,
+        patience: Duration,
+        own: Option<String>,
+        held: String,
+    ) -> anyhow::Result<Self> {
         let (stop, stopped) = mpsc::channel();
         let thread = std::thread::Builder::new()
             .name("first-look".to_owned())
             .spawn(move || {
                 let (mut held, mut pause) = (held, AGAIN);
                 while matches!(stopped.recv_timeout(pause), Err(RecvTimeoutError::Timeout)) {
-                    match look(&placement, &running, patience) {
+                    match look(&placement, &running, own.as_deref(), patience) {
                         Ok(()) => return info!("each node was looked at: the nodes are used from now on"),
                         Err((why, next)) => {
                             pause = next;
@@ -136,12 +149,15 @@ impl Look {
 }
 
 /// Looks once more, and lets the router use its nodes if it may. Otherwise, why not, and when to look again.
-fn look(placement: &Placement, running: &Running, patience: Duration) -> Result<(), (String, Duration)> {
+fn look(placement: &Placement, running: &Running, own: Option<&str>, patience: Duration) -> Result<(), (String, Duration)> {
     let again = |error: anyhow::Error| (yet_to_look(&format!("{error:#}")), AGAIN);
     let (Some(topology), Some(access)) = (placement.topology(), running.with(switchyard_router::Router::node_access)) else {
         return Err(again(anyhow!("the router is stopping")));
     };
     let nodes: Vec<NodeAccess> = topology.nodes().filter_map(|node| access.get(&node.id).cloned()).collect();
+    if let Some(node) = own.and_then(|own| served_by_another(&nodes, Some(own), patience)) {
+        return Err((beside_another(node), AGAIN));
+    }
     match first_start(&nodes, patience, &tell).map_err(|error| again(error.into()))? {
         FirstStart::Place { topology, owner } => {
             placement.confirm(topology).map_err(again)?;

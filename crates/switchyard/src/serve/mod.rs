@@ -80,7 +80,8 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     }
     // First of all whether another router serves the nodes: what they hold can change until that is over.
     let found = seat::look(placement.store(), &config.state_dir, &resolved.nodes, standby)?;
-    let patience = resolved.live.connect_timeout;
+    // Nobody is served before this is over.
+    let patience = resolved.live.connect_timeout.min(first::PATIENCE);
     let beginning = match placement.topology() {
         None => Some(first::begin(&resolved.nodes, patience, beside)?),
         Some(_) => None,
@@ -121,6 +122,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     }
 
     let mut live = resolved.live;
+    let connect_timeout = live.connect_timeout;
     live.nodes = placement::access(&topology, &resolved.nodes);
     let listeners = resolved.listen.len();
     let nodes = live.nodes.len();
@@ -176,7 +178,10 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     notify(&[NotifyState::Ready]);
 
     let look = match held {
-        Some(held) => Some(first::Look::start(Arc::clone(&placement), Arc::clone(&running), patience, held)?),
+        Some(held) => {
+            let own = (!beside).then(|| moves.site());
+            Some(first::Look::start(Arc::clone(&placement), Arc::clone(&running), connect_timeout, own, held)?)
+        }
         None => None,
     };
     let care = care::Care::start(Arc::clone(&running), fleet, Arc::clone(placement.store()))?;
