@@ -65,7 +65,13 @@ impl Worker {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let mut buffer = std::mem::take(&mut self.read_buffer);
         // Below TLS: nobody looks at it.
-        if matches!(rustix::net::recv(&client.fd, &mut buffer[..], RecvFlags::empty()), Ok((_, 0)) | Err(_)) && client.unsent() == 0 {
+        let is_over = match rustix::net::recv(&client.fd, &mut buffer[..], RecvFlags::empty()) {
+            // It may still read what it is owed.
+            Ok((_, 0)) => client.in_flight() == 0 && client.unsent() == 0,
+            Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => false,
+            Err(_) => true,
+        };
+        if is_over {
             self.close_client(handle);
         }
         self.read_buffer = buffer;

@@ -86,7 +86,7 @@ fn the_one_node_that_holds_everything_owns_everything() {
     drop(other);
     let nowhere = TempDir::new().expect("a directory");
     let (code, text) = say("doctor", &addresses(&nodes), &nowhere.path().join("none"), &[]);
-    assert!(code == Some(0) && text.contains(&format!("{} has all {} keys", nodes[1].address(), KEYS + 1)), "{text}");
+    assert!(code == Some(0) && text.contains(&format!("{} has all keys ({})", nodes[1].address(), KEYS + 1)), "{text}");
     let mut router = Router::start(&addresses(&nodes), &RouterOptions::default());
     all_are_found(&router);
     let mut client = Client::connect(router.address());

@@ -51,7 +51,8 @@ fn what_an_aborted_move_has_sent_is_not_executed_in_the_next_one() {
     let Some(scene) = Scene::start() else { return };
     let (key, target) = (&scene.key, &scene.relays[1]);
     assert_eq!(scene.nodes[1].cmd(&format!("SET {key} leftover")), ok());
-    target.hold_from(b"UNLINK");
+    // Of this key: a move tries the command at its target before it begins.
+    target.hold_from(format!("UNLINK\r\n${}\r\n{key}", key.len()).as_bytes());
     scene.move_slot("");
     eventually("a removal is under way", || target.holds_one().then_some(()));
     target.refuse(true);

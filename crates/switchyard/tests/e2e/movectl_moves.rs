@@ -274,11 +274,6 @@ fn two_moves_of_one_node_wait_for_each_other() {
     all_there(&mut client);
 }
 
-/// Of a router whose state directory is on the small disk. The one of the site stays idle.
-fn beside() -> RouterOptions {
-    RouterOptions { args: vec!["--beside-another-router".to_owned()], ..RouterOptions::default() }
-}
-
 /// A small disk of its own for the state directory, where this process may mount one.
 struct SmallDisk(tempfile::TempDir);
 
@@ -298,13 +293,15 @@ impl Drop for SmallDisk {
 
 #[test]
 fn a_full_disk_delays_moves_and_nobody_else() {
-    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let Some(disk) = SmallDisk::mount() else {
         eprintln!("skipped: nothing may be mounted here");
         return;
     };
+    // The one under test has its state directory on the small disk.
+    site.router_mut().process_mut().kill();
     let [listen, admin] = [(); 2].map(|()| SocketAddr::from(([127, 0, 0, 1], crate::support::ports::free())));
-    let rival = site.router().start_beside(&beside(), listen, admin, &disk.0.path().join("state"));
+    let rival = site.router().start_beside(&RouterOptions::default(), listen, admin, &disk.0.path().join("state"));
     let mut client = eventually("it serves", || Client::try_connect(listen).ok());
     eventually("its nodes are up", || client.cmd("DBSIZE").error().is_none().then_some(()));
     fill(&mut client);
@@ -349,14 +346,16 @@ fn a_full_disk_delays_moves_and_nobody_else() {
 
 #[test]
 fn a_router_that_starts_on_a_full_disk_serves_and_says_so() {
-    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let Some(disk) = SmallDisk::mount() else {
         eprintln!("skipped: nothing may be mounted here");
         return;
     };
+    // The one under test has its state directory on the small disk.
+    site.router_mut().process_mut().kill();
     let [listen, admin] = [(); 2].map(|()| SocketAddr::from(([127, 0, 0, 1], crate::support::ports::free())));
     let start = || {
-        let rival = site.router().start_beside(&beside(), listen, admin, &disk.0.path().join("state"));
+        let rival = site.router().start_beside(&RouterOptions::default(), listen, admin, &disk.0.path().join("state"));
         let mut client = eventually("it serves", || Client::try_connect(listen).ok());
         eventually("its nodes are up", || client.cmd("DBSIZE").error().is_none().then_some(()));
         (rival, client)
