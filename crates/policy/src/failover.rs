@@ -254,8 +254,8 @@ impl<A: Clone + Ord> Watch<A> {
             },
             Event::Accepted => {
                 // Only while it still claims it, and ours is still of no use: much may have happened since it was told.
-                if let Some((claimant, config_epoch)) = self.unproven.take()
-                    && self.fall(now_us).is_some()
+                let is_of_no_use = self.fall(now_us).is_some();
+                if let Some((claimant, config_epoch)) = self.unproven.take_if(|_| is_of_no_use)
                     && self.is_primary(&claimant)
                 {
                     self.change_primary(claimant, config_epoch, Why::Accepted, false, actions);

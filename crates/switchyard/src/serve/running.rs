@@ -13,6 +13,9 @@ use tokio::sync::broadcast;
 use super::failover::Needs;
 use super::seat::Seats;
 
+/// How often it is looked at whether an accepted node is served.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
 /// Holds the router from its start until it is drained. Everything that looks does so under the lock for a moment; draining
 /// takes the router out.
 #[derive(Debug)]
@@ -101,19 +104,24 @@ impl Running {
                  proof"
             )));
         }
-        // Nobody listens where no node has replicas.
-        let _ = self.accepted.send(node.to_owned());
         let until = Instant::now() + self.with(Router::patience).unwrap_or_default();
-        let is_done = || !self.is_claimed(node) && self.with(|router| router.is_served(node)).unwrap_or(false);
-        while !is_done() {
-            if Instant::now() >= until {
-                return Err(Refused::Failed(format!(
-                    "node {node} is accepted as it is, and does not serve yet: `switchyard status` says why. It is served as soon as it can be"
-                )));
+        loop {
+            let is_claimed = self.is_claimed(node);
+            if is_claimed {
+                // Again and again: it counts once the present primary has been silent for long enough. Nobody listens where no node has replicas.
+                let _ = self.accepted.send(node.to_owned());
+            } else if self.with(|router| router.is_served(node)).unwrap_or(false) {
+                return Ok(());
             }
-            std::thread::sleep(Duration::from_millis(10));
+            if Instant::now() >= until {
+                return Err(Refused::Failed(if is_claimed {
+                    format!("node {node} keeps its primary, which still answers; accept the other server once that is gone")
+                } else {
+                    format!("node {node} is accepted as it is, and does not serve yet: `switchyard status` says why. It is served as soon as it can be")
+                }));
+            }
+            std::thread::sleep(LOOK_AGAIN);
         }
-        Ok(())
     }
 
     fn is_claimed(&self, node: &str) -> bool {
