@@ -64,31 +64,31 @@ deny: ## licences, advisories, bans and sources of the dependencies (builds carg
 	$(CARGO) deny --workspace check
 
 .PHONY: bench-peers
-bench-peers: ## the router beside twemproxy, HAProxy and Envoy in one run; writes docs/benchmarks.md
+bench-peers: ## the router beside twemproxy, HAProxy and Envoy in one run; writes docs/results/benchmarks.md
 	@scripts/install-deps.sh bench
-	$(CARGO) build --release --locked -p switchyard
+	$(CARGO) build --release --locked -p switchyard -p switchyard-lab
 	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
-	    exec "$$target_dir/release/switchyard" bench peers --out docs/benchmarks.md $(ARGS)
+	    exec "$$target_dir/release/switchyard-lab" peers --out docs/results/benchmarks.md $(ARGS)
 
 .PHONY: bench-costs
 bench-costs: ## what TLS, a limit on keys, a bound of the user and a restricted user cost for each request
 	@scripts/install-deps.sh bench
-	$(CARGO) build --release --locked -p switchyard
+	$(CARGO) build --release --locked -p switchyard -p switchyard-lab
 	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
-	    exec "$$target_dir/release/switchyard" bench peers --no-install --rows '50 clients' --tls \
+	    exec "$$target_dir/release/switchyard-lab" peers --no-install --rows '50 clients' --tls \
 	        --variant 'limit=--config $(CURDIR)/scripts/bench/limits.toml' \
 	        --variant 'user bound=--set clients.default-user-rules=requests-per-second=100000000' \
 	        --variant 'user rules=--set clients.default-user-rules=-@dangerous' \
 	        --only 'switchyard,switchyard by TLS,switchyard limit,switchyard user bound,switchyard user rules,direct' $(ARGS)
 
 .PHONY: compat
-compat: ## public compatibility suites, from checkouts given by COMPAT_SUITE=DIR and VALKEY_TESTS=DIR; see docs/compatibility.md
+compat: ## public compatibility suites, from checkouts given by COMPAT_SUITE=DIR and VALKEY_TESTS=DIR; see docs/results/compatibility.md
 	@scripts/install-deps.sh test
 	$(CARGO) build --locked --profile fast -p switchyard
 	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
 	    venv=$$target_dir/compat-venv; \
 	    [ -x $$venv/bin/python ] || { python3 -m venv $$venv && $$venv/bin/pip install --quiet "redis>=4.3.4,<6" pyyaml; }; \
-	    exec $$venv/bin/python scripts/compat/compat.py --switchyard "$$target_dir/fast/switchyard" --out docs/compatibility.md $(ARGS)
+	    exec $$venv/bin/python scripts/compat/compat.py --switchyard "$$target_dir/fast/switchyard" --out docs/results/compatibility.md $(ARGS)
 
 .PHONY: compat-clients
 compat-clients: ## suites of client libraries, from checkouts given by REDIS_PY=DIR, GO_REDIS=DIR and IOREDIS=DIR; see CONTRIBUTING.md
@@ -96,24 +96,24 @@ compat-clients: ## suites of client libraries, from checkouts given by REDIS_PY=
 	$(CARGO) build --locked --profile fast -p switchyard
 	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
 	    exec python3 scripts/compat/clients.py --switchyard "$$target_dir/fast/switchyard" --cache "$$target_dir/compat-clients" \
-	        --out docs/compatibility.md $(ARGS)
+	        --out docs/results/compatibility.md $(ARGS)
 
 SEEDS ?= 10000
 .PHONY: sim
 sim: ## moves in a simulated world: SEEDS seeds in each scenario, and every planted bug must be found
-	$(CARGO) build --locked --profile fast -p switchyard
+	$(CARGO) build --locked --profile fast -p switchyard-lab
 	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
-	    "$$target_dir/fast/switchyard" sim sweep --seeds $(SEEDS) $(ARGS)
+	    "$$target_dir/fast/switchyard-lab" sim sweep --seeds $(SEEDS) $(ARGS)
 	$(CARGO) test --locked -p switchyard-sim --features planted-bugs --test planted -- --nocapture
 
 TIME ?= 60
 .PHONY: soak
 soak: ## moves with faults for TIME seconds, under clients whose histories must be linearizable
 	@scripts/install-deps.sh test
-	$(CARGO) build --locked --profile fast -p switchyard
+	$(CARGO) build --locked --profile fast -p switchyard -p switchyard-lab
 	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
 	    (cd tests-clients/history-check && go build -buildvcs=false -o "$$target_dir/history-check" .) && \
-	    exec "$$target_dir/fast/switchyard" bench soak --checker "$$target_dir/history-check" --time $(TIME)s $(ARGS)
+	    exec "$$target_dir/fast/switchyard-lab" soak --checker "$$target_dir/history-check" --time $(TIME)s $(ARGS)
 
 COUNT ?= 100000
 .PHONY: soak-scripts

@@ -12,7 +12,7 @@ namespace of its own (`unshare`), where nothing else listens; what they need fro
 
 What counts is what the plain server passes. A test that only the router fails is run once more by itself, where the suite can do that: one that
 passes then is not counted against the router. Every other one must be explained in reasons.txt, as in compat.py. With `--out` the results
-of the suites that were run all three go between their markers of docs/compatibility.md.
+of the suites that were run all three go between their markers of docs/results/compatibility.md.
 """
 
 import argparse

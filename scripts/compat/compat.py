@@ -11,7 +11,7 @@ router fails must be explained in reasons.txt, one line each: `UNIT or * | regul
 is 1 where one is not. Where the reason begins with `SKIP`, the test is left out and counts as failed: what it leaves behind would fail
 the tests after it.
 
-A whole run (both suites, all units) with `--out` writes the results between the markers of docs/compatibility.md; a part of one only
+A whole run (both suites, all units) with `--out` writes the results between the markers of docs/results/compatibility.md; a part of one only
 prints them.
 
 Not a part of the Rust tests: the suites take minutes, and are other people's code that this repository does not contain.
@@ -311,7 +311,7 @@ def main():
     if args.out and whole_run:
         write_between(args.out, "<!-- results: made by make compat -->\n", "<!-- end of results -->\n", report.getvalue())
     if not args.suite and not args.tests:
-        raise SystemExit("nothing to run: give COMPAT_SUITE=DIR or VALKEY_TESTS=DIR (see docs/compatibility.md)")
+        raise SystemExit("nothing to run: give COMPAT_SUITE=DIR or VALKEY_TESTS=DIR (see docs/results/compatibility.md)")
     raise SystemExit(1 if unexplained else 0)
 
 

@@ -1,6 +1,4 @@
-//! Tables, for a terminal and for Markdown, and putting generated text between two marks of a document that people also edit.
-
-use anyhow::{Result, bail};
+//! Tables, for a terminal and for Markdown.
 
 /// Rows of text under a head. The first column is left-aligned (names), the others right-aligned (numbers).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -78,18 +76,6 @@ impl Table {
     }
 }
 
-/// `document` with what stands between its marks `<!-- NAME:begin -->` and `<!-- NAME:end -->` replaced by `text`.
-pub fn replace_between_marks(document: &str, name: &str, text: &str) -> Result<String> {
-    let (begin, end) = (format!("<!-- {name}:begin -->"), format!("<!-- {name}:end -->"));
-    let (Some(from), Some(to)) = (document.find(&begin), document.find(&end)) else {
-        bail!("the marks \"{begin}\" and \"{end}\" are not both there; put them where the tables belong");
-    };
-    if document.matches(&begin).count() > 1 || document.matches(&end).count() > 1 || to < from {
-        bail!("the marks \"{begin}\" and \"{end}\" must stand there once each, in this order");
-    }
-    Ok(format!("{}\n\n{}\n\n{}", &document[..from + begin.len()], text.trim(), &document[to..]))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,21 +102,5 @@ mod tests {
 | longer\\|name |    3 |     |
 ";
         assert_eq!(table().to_markdown(), expected);
-    }
-
-    #[test]
-    fn only_what_is_between_the_marks_changes() {
-        let document = "# Head\n<!-- t:begin -->\nold\n<!-- t:end -->\ntail\n";
-        let once = replace_between_marks(document, "t", "new\n").expect("both marks");
-        assert_eq!(once, "# Head\n<!-- t:begin -->\n\nnew\n\n<!-- t:end -->\ntail\n");
-        assert_eq!(replace_between_marks(&once, "t", "new").expect("both marks"), once);
-    }
-
-    #[test]
-    fn missing_or_doubled_marks_are_an_error_not_a_lost_document() {
-        assert!(replace_between_marks("no marks", "t", "x").is_err());
-        assert!(replace_between_marks("<!-- t:begin -->", "t", "x").is_err());
-        assert!(replace_between_marks("<!-- t:end --><!-- t:begin -->", "t", "x").is_err());
-        assert!(replace_between_marks("<!-- t:begin --><!-- t:end --><!-- t:end -->", "t", "x").is_err());
     }
 }

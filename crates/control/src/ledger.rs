@@ -100,8 +100,17 @@ struct OpenEntries {
     /// Only some keys of the slots move: others of them may be left at its nodes from earlier moves.
     keys_only: bool,
     entries: Vec<Entry>,
-    /// Legs under way: their slots, and whether keys of them may have moved.
-    legs: BTreeMap<u32, (Vec<Slot>, bool)>,
+    legs: BTreeMap<u32, OpenLeg>,
+}
+
+/// A leg under way.
+#[derive(Debug)]
+struct OpenLeg {
+    slots: Vec<Slot>,
+    /// Keys of it may have moved.
+    moving: bool,
+    /// It ends without its target, which keeps what it has.
+    target_given_up: bool,
 }
 
 #[derive(Debug)]
@@ -310,34 +319,41 @@ impl State {
             Record::LegBegun { move_id, leg, slots, .. } => {
                 if let Some(open) = self.open.get_mut(move_id) {
                     // What began before and never moved is given up with this.
-                    let given_up = |leg: Option<u32>| leg.and_then(|leg| open.legs.get(&leg)).is_some_and(|(_, moving)| !moving);
+                    let given_up = |leg: Option<u32>| leg.and_then(|leg| open.legs.get(&leg)).is_some_and(|leg| !leg.moving);
                     open.entries.retain(|entry| !given_up(entry.begins) && !given_up(entry.until_end_of));
-                    open.legs.retain(|_, (_, moving)| *moving);
-                    open.legs.insert(*leg, (slots.clone(), false));
+                    open.legs.retain(|_, leg| leg.moving);
+                    open.legs.insert(*leg, OpenLeg { slots: slots.clone(), moving: false, target_given_up: false });
                 }
                 add(self, move_id, None);
             }
             Record::LegMoving { move_id, leg } => {
-                if let Some((_, moving)) = self.open.get_mut(move_id).and_then(|open| open.legs.get_mut(leg)) {
-                    *moving = true;
+                if let Some(leg) = self.open.get_mut(move_id).and_then(|open| open.legs.get_mut(leg)) {
+                    leg.moving = true;
                 }
                 add(self, move_id, None);
+            }
+            Record::GivenUp { move_id, leg, side } => {
+                if let Some(leg) = self.open.get_mut(move_id).and_then(|open| open.legs.get_mut(leg)) {
+                    leg.target_given_up |= *side == Side::Target;
+                }
+                add(self, move_id, Some(*leg));
             }
             Record::Met { move_id, leg, .. }
             | Record::Moved { move_id, leg, .. }
             | Record::TurnedBack { move_id, leg, .. }
-            | Record::Returned { move_id, leg, .. }
-            | Record::GivenUp { move_id, leg, .. } => add(self, move_id, Some(*leg)),
+            | Record::Returned { move_id, leg, .. } => add(self, move_id, Some(*leg)),
             Record::LegEnded { move_id, leg, owner } => {
                 add(self, move_id, None);
                 let Some(open) = self.open.get_mut(move_id) else { return };
                 open.entries.retain(|entry| entry.until_end_of != Some(*leg));
-                let Some((slots, moving)) = open.legs.remove(leg) else { return };
+                let Some(OpenLeg { slots, moving, target_given_up }) = open.legs.remove(leg) else { return };
+                // A leg that goes back ends when its target has nothing of it any more: what is found there later is none of ours.
+                let leaves_some = moving && (*owner == Side::Target || target_given_up);
                 let (owner, other) = match owner {
                     Side::Source => (open.source, open.target),
                     Side::Target => (open.target, open.source),
                 };
-                if moving {
+                if leaves_some {
                     self.left.entry(other).or_default().extend(slots.iter().copied());
                 }
                 if !open.keys_only
@@ -478,14 +494,18 @@ mod tests {
         drop((opened, store));
         let (opened, store) = open(dir.path());
         assert_eq!(opened.replay, before);
-        record(&opened.ledger, &[Record::LegEnded { move_id: MOVE, leg: 1, owner: Side::Source }, Record::Ended { move_id: MOVE }]);
+        record(&opened.ledger, &[Record::LegEnded { move_id: MOVE, leg: 1, owner: Side::Source }]);
+        record(&opened.ledger, &leg(2, 10..15));
+        record(&opened.ledger, &[Record::GivenUp { move_id: MOVE, leg: 2, side: Side::Target }]);
+        record(&opened.ledger, &[Record::LegEnded { move_id: MOVE, leg: 2, owner: Side::Source }, Record::Ended { move_id: MOVE }]);
         drop((opened, store));
 
         let (opened, _store) = open(dir.path());
         assert!(opened.replay.open.is_empty());
         assert_eq!(opened.ledger.next_move(), MoveId(2), "numbers are never given twice");
         assert_eq!(opened.ledger.left_at(NodeId(0)), slots(0..10));
-        assert_eq!(opened.ledger.left_at(NodeId(1)), slots(10..20), "what a leg that went back has left");
+        let left = slots(10..15);
+        assert_eq!(opened.ledger.left_at(NodeId(1)), left, "a leg that went back has left nothing, unless its target was given up");
         assert!(opened.ledger.status().length < 300, "nothing else is kept: {:?}", opened.ledger.status());
     }
 

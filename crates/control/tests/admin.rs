@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use switchyard_control::admin::{
-    Access, Admin, AdminAccess, AdminError, AdminOptions, LinkReport, MoveTrouble, NodeReport, NodesReport, Operation, Refused, Source,
-    StatusReport, Token,
+    Access, Admin, AdminAccess, AdminError, AdminOptions, LinkReport, NodeReport, NodesReport, Operation, Refused, Source, StatusReport,
+    Token, Trouble,
 };
 use tokio::sync::oneshot;
 
@@ -276,7 +276,7 @@ fn health_and_readiness() {
     // Whoever uses the keys of the other nodes is served.
     running.change(|(status, _)| {
         status.nodes[2].link = LinkReport::Down { reason: "timed out".into() };
-        status.troubles = vec![MoveTrouble { id: 3, slots: 20, what: "move 3 waits for 10.0.0.9:6379".into() }];
+        status.troubles = vec![Trouble { id: Some(3), slots: 20, what: "move 3 waits for 10.0.0.9:6379".into() }];
     });
     let ready = running.get("/readyz");
     assert_eq!(ready.status, 200);
@@ -453,6 +453,11 @@ fn another_token_holds_from_the_next_request() {
     access.renew(Access::Made { token: Token::new("third").expect("a token"), file: "/f".into() });
     assert_eq!((abort("second"), abort("third")), (401, 200));
     assert_eq!(running.get("/api/v1/status").status, 200, "reading needs no token that was made");
+    access.renew(Access::ReadOnly { why: "the disk is full".to_owned() });
+    assert_eq!((abort("second"), abort("third")), (503, 503));
+    let refused = running.post("/api/v1/moves/7/abort", &[], "");
+    assert!(refused.status == 503 && refused.body.contains("the disk is full"), "{}", refused.body);
+    assert_eq!(running.get("/api/v1/status").status, 200, "nobody's token could be asked for");
 }
 
 #[test]

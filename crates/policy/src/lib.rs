@@ -3,6 +3,7 @@
 //! Router and simulator run the same functions; what they differ in is who supplies the events.
 
 pub mod balance;
+pub mod empty_return;
 pub mod failover;
 pub mod homecoming;
 pub mod limits;

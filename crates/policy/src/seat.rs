@@ -21,18 +21,21 @@ pub struct Mark {
     pub is_moving: bool,
     /// Counts up as long as the router lives.
     pub beat: u64,
+    /// Names of the nodes at which the fleet had keys. By these a first start over fewer nodes is noticed.
+    pub nodes: Vec<String>,
 }
 
 const HOLDER: &str = "holder:";
 const VERSION: &str = "version:";
 const MOVING: &str = "moving:";
 const BEAT: &str = "beat:";
+const NODE: &str = "node:";
 
 impl Mark {
     /// What words say that are kept at a node; `None` where they name no router. Other words are passed over.
     pub fn read<'a>(words: impl IntoIterator<Item = &'a str>) -> Option<Mark> {
         let mut found: Option<Mark> = None;
-        let (mut version, mut beat, mut is_moving) = (0, 0, false);
+        let (mut version, mut beat, mut is_moving, mut nodes) = (0, 0, false, Vec::new());
         let number = |text: &str| text.parse::<u64>().unwrap_or(0);
         for word in words {
             if let Some((term, holder)) = word.strip_prefix(HOLDER).and_then(|rest| rest.split_once(':')) {
@@ -45,11 +48,13 @@ impl Mark {
                 version = number(rest).max(version);
             } else if let Some(rest) = word.strip_prefix(BEAT) {
                 beat = number(rest).max(beat);
+            } else if let Some(node) = word.strip_prefix(NODE) {
+                nodes.push(node.to_owned());
             } else if word.strip_prefix(MOVING).is_some() {
                 is_moving = true;
             }
         }
-        found.map(|mark| Mark { version, beat, is_moving, ..mark })
+        found.map(|mark| Mark { version, beat, is_moving, nodes, ..mark })
     }
 
     /// The words that say it.
@@ -62,7 +67,14 @@ impl Mark {
         if self.beat > 0 {
             words.push(format!("{BEAT}{}", self.beat));
         }
+        words.extend(self.nodes.iter().map(|node| format!("{NODE}{node}")));
         words
+    }
+
+    /// The nodes that had keys of the fleet and are not among these: a slot map over these alone would answer nil for keys that are there.
+    #[must_use]
+    pub fn missing(&self, listed: &[&str]) -> Vec<String> {
+        self.nodes.iter().filter(|node| !listed.contains(&node.as_str())).cloned().collect()
     }
 
     /// What this mark at a node means for a router that would leave `own`.
@@ -197,7 +209,9 @@ mod tests {
 
     #[test]
     fn a_mark_says_what_its_words_say() {
-        let full = Mark { is_moving: true, beat: 12, ..mark(3, "1f-a0", 7) };
+        let nodes = vec!["redis-a:6379".to_owned(), "[::1]:7001".to_owned()];
+        let full = Mark { is_moving: true, beat: 12, nodes, ..mark(3, "1f-a0", 7) };
+        assert_eq!(full.missing(&["[::1]:7001", "b:1"]), ["redis-a:6379"]);
         for mark in [mark(1, "a", 0), full] {
             let words = mark.words();
             assert_eq!(Mark::read(words.iter().map(String::as_str)), Some(mark));

@@ -3,7 +3,7 @@
 
 use switchyard_policy::migration::record::{Eras, OpenLeg};
 use switchyard_policy::migration::{
-    Action, BatchId, Copied, Durability, Event, Fingerprinter, Key, Leg, Machine, Orders, Outcome, Process, Record, Side, Stored,
+    Action, BatchId, Copied, Durability, Event, Fingerprinter, Key, Leg, Machine, Orders, Outcome, Process, Record, Side, Stored, Wrong,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 
@@ -173,9 +173,14 @@ fn a_key_that_the_target_has_before_it_was_stored_turns_the_leg_back() {
     let records: Vec<&Record> =
         driven.said.iter().filter_map(|action| if let Action::Record { record, .. } = action { Some(record) } else { None }).collect();
     assert!(matches!(records.as_slice(), [Record::TurnedBack { .. }, ..]), "{records:?}");
+    let turned = driven.said.clone();
     let removed =
         driven.take_all().into_iter().any(|action| matches!(action, Action::Remove { from: Side::Source, .. } | Action::Admit { .. }));
     assert!(!removed, "both keys stay where they are");
+    // At the target goes what the leg has stored there, and nothing else: the other key is somebody's.
+    let purges: Vec<&Action> = turned.iter().filter(|action| matches!(action, Action::Purge { .. })).collect();
+    let wrong = Wrong::These(std::sync::Arc::new([Fingerprinter::new(7).of(&other)].into()));
+    assert_eq!(purges, [&Action::Purge { side: Side::Target, wrong }]);
     // After an attempt whose end is unknown it is the leg's own.
     let mut driven = Driven::moving(Durability::Memory, &[strange.clone(), other.clone()]);
     driven.tell(read());

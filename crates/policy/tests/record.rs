@@ -201,6 +201,8 @@ fn records_that_fit_nothing() {
             durability: Durability::Memory,
         },
         Record::Ended { move_id: MoveId(5) },
+        // Where its keys are is not on record any more.
+        Record::Ended { move_id },
         Record::LegMoving { move_id, leg: 1 },
         Record::LegBegun { move_id, leg: 1, slots: Vec::new(), source: met("a", 1), target: met("b", 2) },
         Record::Returned { move_id, leg, keys: Vec::new() },

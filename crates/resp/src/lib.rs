@@ -8,6 +8,7 @@
 //! - [`encode`]: writes commands and replies.
 //! - [`glob`]: the patterns of `KEYS`, `PSUBSCRIBE`, `CONFIG GET` and of users' rights.
 //! - [`translate`]: replies of one protocol in the form of the other.
+//! - [`units`]: sizes and times as `redis.conf` has them.
 //! - [`command`]: the command table as data: names, arity, flags, where the keys are, who answers.
 
 pub mod command;
@@ -16,3 +17,4 @@ pub mod glob;
 pub mod reply;
 pub mod request;
 pub mod translate;
+pub mod units;

@@ -279,6 +279,14 @@ pub fn integer(reply: &[u8]) -> Option<i64> {
     std::str::from_utf8(text(reply)?).ok()?.parse().ok()
 }
 
+/// What an error says, without what it repeats of a command's arguments: in logs and reports, names of keys and values are nobody's business.
+pub fn told_error(error: &[u8]) -> String {
+    const ARGUMENTS: &str = ", with args beginning with";
+    let whole = text(error).unwrap_or(error);
+    let told = String::from_utf8_lossy(whole);
+    told.find(ARGUMENTS).map_or(&*told, |at| &told[..at]).trim_end().to_owned()
+}
+
 /// True for errors of either protocol.
 #[inline]
 pub fn is_error(reply: &[u8]) -> bool {
@@ -293,6 +301,16 @@ pub fn is_null(reply: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_told_of_an_error_has_no_arguments() {
+        let refused = b"-ERR unknown command 'RESTORE', with args beginning with: 'user:1' '0' 'secret' \r\n";
+        assert_eq!(told_error(refused), "ERR unknown command 'RESTORE'");
+        let older = b"ERR Target instance replied with error: ERR unknown command `GETK`, with args beginning with: `user:1`, ";
+        assert_eq!(told_error(older), "ERR Target instance replied with error: ERR unknown command `GETK`");
+        assert_eq!(told_error(b"!10\r\nOOM is full\r\n"), "OOM is ful");
+        assert_eq!(told_error(b"-BUSYKEY Target key name already exists.\r\n"), "BUSYKEY Target key name already exists.");
+    }
 
     const REPLIES: &[&[u8]] = &[
         b"+OK\r\n",

@@ -2,7 +2,7 @@
 //!
 //! Closing a socket does not take back bytes that are on their way. So a mover's broken connection is remembered here, by node, until the node has
 //! confirmed its end on a newer connection: across legs, moves and aborts. What a router before this one has left is found by its name, and ended when
-//! a node is first met, before any command is sent there. (A worker keeps its own: `worker::upstream::Zombie`.)
+//! a node is first met, before any command is sent there. (A worker keeps its own: `worker::zombies`.)
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

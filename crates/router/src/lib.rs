@@ -41,7 +41,7 @@ pub use limits::{KEY_RATE_MAX, KeyLimit};
 pub use memory::heap_used;
 pub use mover::{BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveOrder, MoveProgress, SoFar, Steer};
 pub use operator::{OperatorCommand, OperatorPort};
-pub use seat::{Seat, mark_in, question_of, why_not};
+pub use seat::{Seat, mark_in, question_of, site_of_mark, why_not};
 pub use settings::{
     Cluster, EmptyReturn, KnownProcess, ListenAddress, ListenerSettings, Live, NodeAccess, Reads, Secret, Servers, Settings,
 };
@@ -254,6 +254,19 @@ impl Router {
         }))
     }
 
+    /// Within so long, a node that can be reached is connected again, unless that pauses for longer than anybody waits.
+    pub fn patience(&self) -> Duration {
+        let live = &self.shared.plan().live;
+        (live.reconnect_backoff_max + live.connect_timeout + Duration::from_secs(2)).min(Duration::from_secs(30))
+    }
+
+    /// Whether every worker is connected to a node, so that all clients are served there; false where there is none of that name.
+    pub fn is_served(&self, node: &str) -> bool {
+        let plan = self.shared.plan();
+        let known = plan.topology.nodes().find(|known| known.name == node);
+        known.is_some_and(|known| self.shared.counters.iter().all(|worker| worker.node(known.id).connections.get() > 0))
+    }
+
     /// What is known of the nodes' processes that a later run of the router must know, by the nodes' names.
     pub fn processes(&self) -> BTreeMap<String, KnownProcess> {
         let plan = self.shared.plan();
@@ -261,17 +274,19 @@ impl Router {
             let writes = self.shared.writes_sent(node.id);
             self.shared.with_facts(node.id, |facts| {
                 let run_id = facts.run_id.as_deref()?.to_owned();
-                Some((node.name.clone(), KnownProcess { run_id, had_keys: facts.had_keys(writes), persists: facts.persists }))
+                let keys = facts.keys_before(writes);
+                let NodeFacts { persists, is_held, is_marked, .. } = *facts;
+                Some((node.name.clone(), KnownProcess { run_id, keys, persists, is_held, is_marked }))
             })
         });
         known.collect()
     }
 
-    /// Takes note whether a process of a node keeps its data on disk now: that can change while it runs.
-    pub fn note_persistence(&self, node: NodeId, run_id: &str, persists: bool) {
+    /// Takes note how many keys a process of a node has now, and whether it keeps them on disk.
+    pub fn note_data(&self, node: NodeId, run_id: &str, keys: u64, persists: bool) {
         self.shared.with_facts(node, |facts| {
             if facts.run_id.as_deref() == Some(run_id) {
-                facts.persists = persists;
+                facts.note_data(keys, persists);
             }
         });
     }

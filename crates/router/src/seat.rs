@@ -35,7 +35,8 @@ impl Seat {
     /// What stands at nodes that this router serves.
     #[must_use]
     pub fn mark(&self) -> Mark {
-        Mark { term: self.term, holder: self.holder.clone(), version: self.version.load(Ordering::Acquire), is_moving: false, beat: 0 }
+        let version = self.version.load(Ordering::Acquire);
+        Mark { term: self.term, holder: self.holder.clone(), version, ..Mark::default() }
     }
 
     /// The question what mark a node has.
@@ -91,8 +92,11 @@ pub fn why_not(standing: Standing) -> Option<String> {
     }
 }
 
+/// How the users are named that are marks.
+const USER: &str = "switchyard-";
+
 fn user_of(site: &str) -> String {
-    format!("switchyard-{site}")
+    format!("{USER}{site}")
 }
 
 fn question(user: &str) -> Vec<String> {
@@ -110,6 +114,12 @@ fn setting(user: &str, first: &[&str], mark: &Mark) -> Vec<String> {
 #[must_use]
 pub fn question_of(site: &str) -> Vec<String> {
     question(&user_of(site))
+}
+
+/// The site of which this ACL user is the mark, if it is one.
+#[must_use]
+pub fn site_of_mark(user: &str) -> Option<&str> {
+    user.strip_prefix(USER).filter(|site| site.len() == 8 && site.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 /// The mark in the answer to the question.
@@ -131,7 +141,7 @@ mod tests {
 
     #[test]
     fn the_mark_is_found_in_what_nodes_answer() {
-        let mark = Mark { term: 8, holder: "1f-a0".to_owned(), version: 6, is_moving: false, beat: 3 };
+        let mark = Mark { term: 8, holder: "1f-a0".to_owned(), version: 6, beat: 3, ..Mark::default() };
         for answer in [
             "*12\r\n$5\r\nflags\r\n*1\r\n+off\r\n$4\r\nkeys\r\n$35\r\n~holder:8:1f-a0 ~version:6 ~beat:3\r\n",
             "*10\r\n$4\r\nkeys\r\n*3\r\n$14\r\nholder:8:1f-a0\r\n$9\r\nversion:6\r\n$6\r\nbeat:3\r\n",

@@ -241,10 +241,14 @@ pub struct Servers {
 pub struct KnownProcess {
     /// Its identity: another one means that it restarted.
     pub run_id: String,
-    /// Whether it had keys, or was written to.
-    pub had_keys: bool,
+    /// How many keys it had when it was asked last; at least one where it ever had any, or was written to.
+    pub keys: u64,
     /// Whether it keeps its data on disk.
     pub persists: bool,
+    /// Another process is in its place, which has not what it had, and is not served.
+    pub is_held: bool,
+    /// Whether it keeps the mark of the router ([`crate::Seat`]).
+    pub is_marked: bool,
 }
 
 /// How to reach a node.

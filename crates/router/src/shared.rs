@@ -92,10 +92,12 @@ pub(crate) struct NodeFacts {
     pub(crate) translated: bool,
     /// Whether an attempt to connect has ended, either way.
     pub(crate) tried: bool,
-    /// Whether this process had keys, or was written to.
-    pub(crate) had_keys: bool,
+    /// How many keys this process had when it was asked last; at least one where it ever had any.
+    pub(crate) keys: u64,
     /// Whether it keeps its data on disk.
     pub(crate) persists: bool,
+    /// Whether this process keeps the mark of the router.
+    pub(crate) is_marked: bool,
     /// Commands that write sent to it before this process was met.
     pub(crate) writes_before: u64,
     /// It is not used because another process answers, without the keys that this one had.
@@ -107,13 +109,19 @@ pub(crate) struct NodeFacts {
 impl NodeFacts {
     /// What an earlier run of the router has known.
     pub(crate) fn known(process: KnownProcess) -> Self {
-        let KnownProcess { run_id, had_keys, persists } = process;
-        Self { run_id: Some(run_id.into()), had_keys, persists, ..Self::default() }
+        let KnownProcess { run_id, keys, persists, is_held, is_marked } = process;
+        Self { run_id: Some(run_id.into()), keys, persists, is_held, is_marked, ..Self::default() }
     }
 
-    /// Whether this process had keys, or was written to, where so many writes have been sent to the node in all.
-    pub(crate) fn had_keys(&self, writes_sent: u64) -> bool {
-        self.had_keys || writes_sent > self.writes_before
+    /// How many keys this process had, where so many writes have been sent to the node in all: one that was written to had one at least.
+    pub(crate) fn keys_before(&self, writes_sent: u64) -> u64 {
+        self.keys.max(u64::from(writes_sent > self.writes_before))
+    }
+
+    /// What this process says of its data now.
+    pub(crate) fn note_data(&mut self, keys: u64, persists: bool) {
+        self.keys = keys.max(self.keys.min(1));
+        self.persists = persists;
     }
 }
 

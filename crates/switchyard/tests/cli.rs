@@ -123,7 +123,7 @@ impl Serve {
     }
 
     fn nodes(&self) -> Vec<(u64, String, u64)> {
-        let (code, out, err) = run(&["nodes", "list", "--json", "--admin", &self.admin.to_string()]);
+        let (code, out, err) = run(&["nodes", "--json", "--admin", &self.admin.to_string()]);
         assert_eq!(code, 0, "{err}");
         let answer: serde_json::Value = serde_json::from_str(&out).expect("JSON");
         let nodes = answer["nodes"].as_array().expect("a list");
@@ -156,7 +156,18 @@ fn help_teaches() {
     for word in ["serve", "check-config", "status", "nodes", "Examples:", "Exit codes:"] {
         assert!(out.contains(word), "{word}:\n{out}");
     }
-    for command in [&["serve"][..], &["check-config"], &["status"], &["nodes", "list"], &["demo"]] {
+    for command in [
+        &["serve"][..],
+        &["check-config"],
+        &["status"],
+        &["nodes", "list"],
+        &["demo"],
+        &["nodes"],
+        &["nodes", "remove"],
+        &["moves", "goal"],
+        &["moves", "max-rate"],
+        &["sim", "run"],
+    ] {
         let (code, out, _) = run(&[command, &["--help"]].concat());
         assert_eq!(code, 0);
         assert!(out.contains("Examples:") && out.contains("Exit codes:"), "{command:?}:\n{out}");
@@ -172,6 +183,8 @@ fn a_wrong_command_line_is_2_and_suggests() {
         (&["serve", "--worker", "2"], "'--workers'"),
         (&["serve", "--node"], "--node"),
         (&["serve"], "no node is given"),
+        (&["move", "--to", "127.0.0.1:7002"], "say what to move: --slots RANGES, --all, --keys PATTERN or --home"),
+        (&["nodes", "-c", "file", "list"], "cannot be used with"),
         (&["serve", "--node", "a", "--workers", "0"], "--workers: \"0\" is not a whole number from 1 to 1024"),
         (&["serve", "-c", "/nonexistent/switchyard.toml"], "cannot read the configuration file /nonexistent/switchyard.toml"),
     ] {

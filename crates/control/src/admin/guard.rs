@@ -75,7 +75,7 @@ impl Guard {
             let (own, rest) = given.split_at_checked(scheme.len())?;
             own.eq_ignore_ascii_case(scheme).then_some(rest.trim_ascii())
         };
-        let (Access::Given(token) | Access::Made { token, .. }) = access;
+        let (Access::Given(token) | Access::Made { token, .. }) = access else { return (false, request) };
         if let Some(given) = of_scheme("Bearer ") {
             return (token.is(given.as_bytes()), request);
         }
@@ -151,12 +151,15 @@ async fn admit(guard: &Guard, request: Request, next: Next) -> Result<Response, 
     let (shown, mut request) = guard.shows_token(&access, request).await;
     let path = request.uri().path();
     let file = match &*access {
-        Access::Given(_) => None,
+        Access::Given(_) | Access::ReadOnly { .. } => None,
         Access::Made { file, .. } => Some(file.clone()),
     };
-    let trusted = shown || (file.is_some() && only_reads(request.method()));
+    let trusted = shown || (!matches!(*access, Access::Given(_)) && only_reads(request.method()));
     // Those who check health have no token, and learn no more than yes or no.
     if !trusted && !is_for_all(path) {
+        if let Access::ReadOnly { why } = &*access {
+            return Err(refuse(path, StatusCode::SERVICE_UNAVAILABLE, why));
+        }
         let message = match &file {
             None => "the admin port needs its token, in the header \"Authorization: Bearer TOKEN\"".to_owned(),
             Some(file) => format!(

@@ -3,10 +3,11 @@
 //! The admin port shares file descriptors with the data plane, so whoever opens connections here without end would shut clients out
 //! there. And the HTTP layer has no timer for a client that never finishes its request or never reads its answer.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -14,8 +15,8 @@ use axum::extract::connect_info::Connected;
 use axum::serve::{IncomingStream, Listener};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpListener;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::{Instant, Sleep, sleep, timeout_at};
 
 use super::tls::{AdminTls, Stream};
 
@@ -25,6 +26,10 @@ const CONNECTIONS_MAX: usize = 64;
 /// A connection is closed when it got no byte of an answer for this long: Prometheus scrapes once a minute at the slowest usual
 /// setting, and keeps its connection.
 const IDLE_MAX: Duration = Duration::from_secs(90);
+
+/// Where all connections are taken, one that got no byte of an answer for this long gives its place up: whoever can reach the port can take all of them,
+/// and an operator is to get in. The one that waits longest goes first.
+const BUSY_IDLE_MAX: Duration = Duration::from_secs(5);
 
 /// Who sent a request, for the audit log.
 #[derive(Clone, Copy, Debug)]
@@ -36,21 +41,69 @@ impl Connected<IncomingStream<'_, BoundedListener>> for Peer {
     }
 }
 
+/// Connections that are open.
+#[derive(Default)]
+struct Open {
+    last: u64,
+    by_number: HashMap<u64, Place>,
+}
+
+/// A connection's place: when it was last written to (or taken), and how it is told to end.
+struct Place {
+    used: Instant,
+    end: oneshot::Sender<()>,
+}
+
+impl Open {
+    /// The one that was used the longest ago.
+    fn oldest(&self) -> Option<(u64, Instant)> {
+        self.by_number.iter().map(|(number, place)| (*number, place.used)).min_by_key(|(_, used)| *used)
+    }
+}
+
+fn lock(open: &Mutex<Open>) -> MutexGuard<'_, Open> {
+    open.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A listener that holds at most [`CONNECTIONS_MAX`] connections open.
 pub(super) struct BoundedListener {
     listener: TcpListener,
     permits: Arc<Semaphore>,
+    open: Arc<Mutex<Open>>,
     idle_max: Duration,
+    busy_idle_max: Duration,
     tls: Option<AdminTls>,
 }
 
 impl BoundedListener {
     pub(super) fn new(listener: TcpListener, tls: Option<AdminTls>) -> Self {
-        Self { tls, ..Self::with_bounds(listener, CONNECTIONS_MAX, IDLE_MAX) }
+        Self { tls, ..Self::with_bounds(listener, CONNECTIONS_MAX, IDLE_MAX, BUSY_IDLE_MAX) }
     }
 
-    fn with_bounds(listener: TcpListener, connections_max: usize, idle_max: Duration) -> Self {
-        Self { listener, permits: Arc::new(Semaphore::new(connections_max)), idle_max, tls: None }
+    fn with_bounds(listener: TcpListener, connections_max: usize, idle_max: Duration, busy_idle_max: Duration) -> Self {
+        let permits = Arc::new(Semaphore::new(connections_max));
+        Self { listener, permits, open: Arc::default(), idle_max, busy_idle_max, tls: None }
+    }
+
+    /// A place for another connection. Where there is none, the one that waits longest ends, as soon as it may.
+    async fn place(&self) -> OwnedSemaphorePermit {
+        let mut not_before = Instant::now();
+        loop {
+            let free = Arc::clone(&self.permits).acquire_owned();
+            let due = lock(&self.open).oldest().map_or_else(Instant::now, |(_, used)| used) + self.busy_idle_max;
+            if let Ok(permit) = timeout_at(due.max(not_before), free).await {
+                return permit.expect("this semaphore is never closed");
+            }
+            let mut open = lock(&self.open);
+            // It may have been used meanwhile.
+            if let Some((number, _)) = open.oldest().filter(|(_, used)| used.elapsed() >= self.busy_idle_max)
+                && let Some(place) = open.by_number.remove(&number)
+            {
+                // Also when it has just ended by itself. One at a time: its place is free in a moment.
+                let _ = place.end.send(());
+                not_before = Instant::now() + Duration::from_millis(100);
+            }
+        }
     }
 }
 
@@ -59,14 +112,19 @@ impl Listener for BoundedListener {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Connection, SocketAddr) {
-        let permit = Arc::clone(&self.permits).acquire_owned().await;
-        let permit = permit.expect("this semaphore is never closed");
+        let permit = self.place().await;
         // axum's own accept, which waits out errors such as a lack of file descriptors.
         let (stream, address) = Listener::accept(&mut self.listener).await;
         let idle_max = self.idle_max;
         let deadline = Box::pin(sleep(idle_max));
         let stream = Stream::new(stream, self.tls.as_ref());
-        (Connection { stream, deadline, idle_max, _permit: permit }, address)
+        let (end, ended) = oneshot::channel();
+        let mut open = lock(&self.open);
+        open.last += 1;
+        let number = open.last;
+        open.by_number.insert(number, Place { used: Instant::now(), end });
+        drop(open);
+        (Connection { stream, deadline, idle_max, number, ended, open: Arc::clone(&self.open), _permit: permit }, address)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -80,18 +138,35 @@ pub(super) struct Connection {
     stream: Stream,
     deadline: Pin<Box<Sleep>>,
     idle_max: Duration,
+    number: u64,
+    /// Its place is wanted.
+    ended: oneshot::Receiver<()>,
+    open: Arc<Mutex<Open>>,
     _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        lock(&self.open).by_number.remove(&self.number);
+    }
 }
 
 impl Connection {
     /// What to return when the socket is not ready: still pending, or too late.
     fn wait<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
+        if !self.ended.is_terminated() && Pin::new(&mut self.ended).poll(context).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
         ready!(self.deadline.as_mut().poll(context));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 
     fn wrote(&mut self, result: io::Result<usize>) -> Poll<io::Result<usize>> {
-        self.deadline.as_mut().reset(Instant::now() + self.idle_max);
+        let now = Instant::now();
+        self.deadline.as_mut().reset(now + self.idle_max);
+        if let Some(place) = lock(&self.open).by_number.get_mut(&self.number) {
+            place.used = now;
+        }
         Poll::Ready(result)
     }
 }
@@ -143,7 +218,7 @@ mod tests {
     async fn bounded(connections_max: usize, idle_max: Duration) -> (BoundedListener, SocketAddr) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        (BoundedListener::with_bounds(listener, connections_max, idle_max), address)
+        (BoundedListener::with_bounds(listener, connections_max, idle_max, idle_max), address)
     }
 
     #[tokio::test]
@@ -162,6 +237,27 @@ mod tests {
             drop(first);
             third.await;
         }
+    }
+
+    #[tokio::test]
+    async fn where_all_places_are_taken_those_that_wait_longest_make_room() {
+        let (mut listener, address) = bounded(2, Duration::from_secs(3600)).await;
+        listener.busy_idle_max = Duration::from_millis(50);
+        let clients = [(); 3].map(|()| TcpStream::connect(address));
+        for client in clients {
+            std::mem::forget(client.await.expect("connected"));
+        }
+        let (mut held, _) = listener.accept().await;
+        let (mut used, _) = listener.accept().await;
+        // Whoever serves it.
+        let held = tokio::spawn(async move { held.read_u8().await.expect_err("nothing comes").kind() });
+        let (third, _) = tokio::select! {
+            third = listener.accept() => third,
+            () = async { loop { used.write_all(b"x").await.expect("written"); tokio::time::sleep(Duration::from_millis(5)).await; } } => unreachable!(),
+        };
+        assert_eq!(held.await.expect("ended"), io::ErrorKind::TimedOut);
+        drop(third);
+        used.write_all(b"x").await.expect("the one that is used stays");
     }
 
     #[tokio::test]

@@ -28,7 +28,7 @@ pub use moves::{
     KeyReport, Lose, MaxRateRequest, MoveReport, MoveRequest, MoveState, MovesReport, NodeRequest, NodeSlotsReport, Operation, PlanReport,
     PlannedReport, RangeReport, Refused, SlotsReport, SteerRequest, TransitReport, WhereReport,
 };
-pub use report::{LinkReport, MoveTrouble, NodeReport, NodesReport, NotReady, Readiness, Source, StatusReport, TokenReport};
+pub use report::{LinkReport, NodeReport, NodesReport, NotReady, Readiness, Source, StatusReport, TokenReport, Trouble};
 
 pub use tls::AdminTls;
 pub use token::{Access, AdminAccess, Token};
@@ -88,7 +88,7 @@ impl Admin {
     /// # Errors
     /// If the port cannot be had, or would be exposed without a token.
     pub async fn bind(address: SocketAddr, options: AdminOptions, source: Arc<dyn Source>) -> Result<Self, AdminError> {
-        if !address.ip().to_canonical().is_loopback() && matches!(*options.access.now(), Access::Made { .. }) {
+        if !address.ip().to_canonical().is_loopback() && !matches!(*options.access.now(), Access::Given(_)) {
             return Err(AdminError::Exposed { address });
         }
         let refused = |source| AdminError::Listen { address, source };

@@ -82,9 +82,8 @@ fn add_state(page: &mut String, status: &StatusReport, (class, said): (&str, &st
     if readiness.draining {
         troubles.push("it was told to stop".to_owned());
     }
-    troubles.extend(
-        readiness.not_ready.iter().map(|node| format!("node {} ({}): {}", node.address, counted(node.slots, "slot"), node.reason)),
-    );
+    troubles
+        .extend(readiness.not_ready.iter().map(|node| format!("node {} ({}): {}", node.address, counted(node.slots, "slot"), node.reason)));
     troubles.extend(readiness.troubles);
     if !troubles.is_empty() {
         let items: String = troubles.iter().map(|trouble| format!("<li>{}</li>", escaped(trouble))).collect();

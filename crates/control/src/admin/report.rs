@@ -57,16 +57,17 @@ pub struct StatusReport {
     pub commands: u64,
     /// The nodes, by number.
     pub nodes: Vec<NodeReport>,
-    /// What is wrong with moves: slots that wait for a node, moves that come no further.
+    /// What is wrong beside the nodes: slots that wait for one, moves that come no further, a disk that is full.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub troubles: Vec<MoveTrouble>,
+    pub troubles: Vec<Trouble>,
 }
 
-/// Something about a move that somebody should look at.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MoveTrouble {
-    /// The number of the move.
-    pub id: u64,
+/// Something that somebody should look at.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trouble {
+    /// The number of the move that it is about; `None`: it is about the state directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<u64>,
     /// Slots of which keys cannot be used because of it.
     pub slots: u64,
     /// What is wrong and what to do, for people.
@@ -141,7 +142,7 @@ pub struct Readiness {
     pub not_ready: Vec<NotReady>,
     /// Some slot's owner can be talked to, and no owner is still to be tried for the first time.
     pub serves: bool,
-    /// What is wrong with moves.
+    /// What is wrong beside them.
     pub troubles: Vec<String>,
 }
 
@@ -205,6 +206,6 @@ impl StatusReport {
 /// Where the token is that the router has made for what changes something.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenReport {
-    /// `None`: the configuration gives one, and says where.
+    /// `None`: the configuration gives one, and says where; or none could be written.
     pub file: Option<std::path::PathBuf>,
 }

@@ -90,6 +90,15 @@ impl Token {
         Ok((token, path))
     }
 
+    /// The token that an earlier start has made there: where no other can be written, as on a full disk, it is as good.
+    ///
+    /// # Errors
+    /// Why there is none to be used.
+    pub fn kept(state_dir: &Path) -> io::Result<(Self, PathBuf)> {
+        let path = fs::canonicalize(state_dir)?.join(FILE);
+        Ok((Self::find(&path)?, path))
+    }
+
     /// Reads a token from the file that an admin port named. The port may be a stranger's: nothing is opened but a file that is ours (or
     /// root's) alone, and nothing is taken for a token that was not made by [`Token::make`].
     ///
@@ -139,6 +148,11 @@ pub enum Access {
         token: Token,
         /// Where it stands, for its owner.
         file: PathBuf,
+    },
+    /// None is given and none could be written: everybody who reaches the port, which is on loopback, may read, and nobody may change anything.
+    ReadOnly {
+        /// Why, and what to do.
+        why: String,
     },
 }
 
@@ -239,6 +253,8 @@ mod tests {
         assert_eq!(Token::find(&path).expect("found"), first);
         let (second, _) = Token::make(dir.path()).expect("made");
         assert_ne!(first, second);
+        assert_eq!(Token::kept(dir.path()).expect("kept"), (second, path));
+        assert!(Token::kept(&dir.path().join("elsewhere")).is_err());
     }
 
     #[test]

@@ -29,7 +29,7 @@ const FILE_NAME: &str = "moves.journal";
 const NEXT_NAME: &str = "moves.journal.new";
 
 /// Space that is kept free behind the last entry while something is under way: what was begun can be ended on a full disk.
-const RESERVE: u64 = 4 << 20;
+pub const RESERVE: u64 = 4 << 20;
 
 /// A group takes no more once it has so many bytes.
 const GROUP_BYTES: usize = 1 << 20;

@@ -11,7 +11,7 @@ use std::ops::RangeInclusive;
 use std::os::unix::fs::OpenOptionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError, RwLock};
 
 use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition, TableHandle};
 use serde::{Deserialize, Serialize};
@@ -45,6 +45,8 @@ pub struct RedbStore {
     /// `None` after a failure, until it could be opened again.
     database: RwLock<Option<Database>>,
     file: PathBuf,
+    /// Why the last change could not be written.
+    trouble: Mutex<Option<String>>,
     /// Released last: fields are dropped in order.
     _lock: DirectoryLock,
 }
@@ -68,7 +70,7 @@ impl RedbStore {
         // A power cut must not take the file itself away after something in it was promised to be durable.
         File::open(directory).and_then(|directory| directory.sync_all()).map_err(access)?;
         let database = open_database(file).map_err(|error| error.at("open", &path))?;
-        let store = Self { database: RwLock::new(Some(database)), file: path, _lock: lock };
+        let store = Self { database: RwLock::new(Some(database)), file: path, trouble: Mutex::default(), _lock: lock };
         store.check_format()?;
         Ok(store)
     }
@@ -121,7 +123,44 @@ impl RedbStore {
             transaction.commit()?;
             Ok(result)
         };
-        self.with(run).map_err(|failure: Failure| self.error(failure, "write"))
+        let outcome = self.with(run).map_err(|failure: Failure| self.error(failure, "write"));
+        let trouble = match &outcome {
+            Err(error @ StoreError::Access { .. }) => Some(error.to_string()),
+            _ => None,
+        };
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+        outcome
+    }
+
+    /// Why the last change could not be written: nothing that must be on record first happens until it can.
+    #[must_use]
+    pub fn trouble(&self) -> Option<String> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Finds out whether what could not be written can be now. Changes nothing that anybody asks for.
+    ///
+    /// # Errors
+    /// If it cannot.
+    pub fn try_again(&self) -> Result<(), StoreError> {
+        self.write(|transaction| {
+            transaction.open_table(META)?.insert(FORMAT_KEY, FORMAT)?;
+            Ok(())
+        })
+    }
+
+    /// Bytes that are free for this process on its disk; `None` where the system does not say.
+    #[must_use]
+    pub fn room(&self) -> Option<u64> {
+        let disk = rustix::fs::statvfs(self.directory()).ok().filter(|disk| disk.f_blocks > 0)?;
+        let free = if rustix::process::geteuid().is_root() { disk.f_bfree } else { disk.f_bavail };
+        Some(free.saturating_mul(disk.f_frsize))
+    }
+
+    /// The state directory.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.file.parent().unwrap_or(&self.file)
     }
 
     /// Gives the database to `work`. After a failure of the disk, as when it is full, redb refuses everything until it is opened again; that is
@@ -284,9 +323,16 @@ fn open_file(path: &Path) -> io::Result<File> {
 /// the same: nothing of the half-opened database is kept.
 fn open_database(file: File) -> Result<Database, Failure> {
     let open = || {
+        let same = file.try_clone().map_err(redb::Error::Io)?;
         let mut database = Builder::new().set_cache_size(CACHE_BYTES).create_file(file)?;
         match database.check_integrity()? {
-            true => Ok(database),
+            true => {
+                // The file has holes, and is used again and again: with room for all of it, a disk that fills up does not keep the next start from being
+                // counted. Where there is no such room, it goes on without.
+                let length = same.metadata().map_err(redb::Error::Io)?.len();
+                let _ = rustix::fs::fallocate(&same, rustix::fs::FallocateFlags::empty(), 0, length);
+                Ok(database)
+            }
             false => Err(Failure::Damaged("its checksums do not match its content".into())),
         }
     };

@@ -291,6 +291,26 @@ pub enum Event {
     Tick,
 }
 
+/// Keys of a leg's slots that a node should not have.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Wrong {
+    /// All but these: what the node has is not known.
+    AllBut(Arc<BTreeSet<Fingerprint>>),
+    /// These, as far as it has them. Others are none of ours.
+    These(Arc<BTreeSet<Fingerprint>>),
+}
+
+impl Wrong {
+    /// Whether a key is one of them.
+    #[must_use]
+    pub fn has(&self, key: Fingerprint) -> bool {
+        match self {
+            Self::AllBut(right) => !right.contains(&key),
+            Self::These(wrong) => wrong.contains(&key),
+        }
+    }
+}
+
 /// What to do. Actions of one step are done in their order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
@@ -305,13 +325,13 @@ pub enum Action {
     Announce,
     /// Make every worker know that they are not: the leg has changed nothing. No event follows.
     Withdraw,
-    /// Remove what the side has of the leg's slots and should not have: at the target every key but those of `away`, at the source those of
-    /// `away` and no others. Look at the node itself for it, from the beginning, not at an earlier listing. [`Event::Purged`] follows; one at a time.
+    /// Remove what the side has of the leg's slots and should not have. Look at the node itself for it, from the beginning, not at an earlier listing.
+    /// [`Event::Purged`] follows; one at a time.
     Purge {
         /// Where.
         side: Side,
-        /// Keys on record whose place is the target.
-        away: Arc<BTreeSet<Fingerprint>>,
+        /// Which keys.
+        wrong: Wrong,
     },
     /// Tell further keys, about so many: one [`Event::Listed`] follows for each of these, in order. They are keys of the source, until [`Action::Relist`]
     /// says otherwise.

@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use super::record::{Eras, OpenLeg};
 use super::{
-    Action, BatchId, Copied, Event, Fingerprint, Fingerprinter, Key, Machine, Orders, Outcome, Pace, Phase, Process, Progress, Record, Side,
+    Action, BatchId, Copied, Event, Fingerprint, Fingerprinter, Key, Machine, Orders, Outcome, Pace, Phase, Process, Progress, Record,
+    Side, Wrong,
 };
 
 /// `--cluster-pipeline` of redis-cli.
@@ -337,7 +338,8 @@ impl StopAndCopy {
             // Of what is on record, what the source shows again is past: it had left for good.
             let stale = |eras: &Eras| side == Side::Target || eras.source != self.eras.source;
             let away: BTreeSet<Fingerprint> = self.away.iter().filter(|(_, eras)| stale(eras)).map(|(key, _)| *key).collect();
-            actions.push(Action::Purge { side, away: Arc::new(away) });
+            let wrong = if side == Side::Target { Wrong::AllBut(Arc::new(away)) } else { Wrong::These(Arc::new(away)) };
+            actions.push(Action::Purge { side, wrong });
         }
     }
 

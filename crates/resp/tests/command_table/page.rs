@@ -1,4 +1,4 @@
-//! `docs/compatibility.md` says of every command who answers it: written from the table, and held against it.
+//! `docs/results/compatibility.md` says of every command who answers it: written from the table, and held against it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -51,8 +51,8 @@ fn section() -> String {
 
 #[test]
 fn the_page_says_of_every_command_who_answers_it() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/compatibility.md");
-    let page = std::fs::read_to_string(&path).expect("docs/compatibility.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results/compatibility.md");
+    let page = std::fs::read_to_string(&path).expect("docs/results/compatibility.md");
     let (start, end) = ("<!-- commands: made by a test -->\n", "<!-- end of commands -->");
     let (before, rest) = page.split_once(start).expect("the start of the table");
     let (now, after) = rest.split_once(end).expect("the end of the table");

@@ -279,7 +279,8 @@ impl Scrape {
         let help = "How many connections to the node there may be that one client at a time has alone, by what they are for";
         let most = |node: &NodeScrape, kind: usize| node.rooms.bound(self.exclusive_max[kind]) as u64;
         page.gauges("node_exclusive_connections_max", help, by_kind(&most))?;
-        let of_replicas = |value: &dyn Fn(&NodeCounters) -> u64, id: NodeId| -> u64 { self.workers.iter().map(|w| value(&w.replicas(id))).sum() };
+        let of_replicas =
+            |value: &dyn Fn(&NodeCounters) -> u64, id: NodeId| -> u64 { self.workers.iter().map(|w| value(&w.replicas(id))).sum() };
         let requests = |replicas: &NodeCounters| replicas.classes.iter().map(|class| class.requests.get()).sum();
         let all_requests = |node: &NodeScrape| node.numbers().map(|id| of_replicas(&requests, id)).sum();
         page.counters("node_replica_requests", "Reads sent to replicas of the node", by_node(&all_requests))?;

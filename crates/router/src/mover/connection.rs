@@ -60,9 +60,9 @@ pub(super) fn field<'i>(info: &'i str, name: &str) -> Option<&'i str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
-/// The text of an error reply.
+/// The text of an error reply, fit for logs and reports.
 pub(super) fn error_text(answer: &[u8]) -> String {
-    String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).trim_end().to_owned()
+    reply::told_error(answer)
 }
 
 impl Connection {

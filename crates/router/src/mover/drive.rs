@@ -1,13 +1,13 @@
 //! A leg: steps its machine with what happened, and does what it says.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::staging::Storing;
 use switchyard_policy::migration::{
-    Action, BatchId, Event, Fingerprint, Key, Leg, Machine, Orders, Outcome, Protocol, Side, StopAndCopy, is_temporary,
+    Action, BatchId, Event, Fingerprint, Key, Leg, Machine, Orders, Outcome, Protocol, Side, StopAndCopy, Wrong, is_temporary,
 };
 use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot, Stage, slot_of};
 use switchyard_resp::reply;
@@ -92,7 +92,7 @@ pub(super) struct Run {
     lists: VecDeque<u32>,
     listed: VecDeque<Key>,
     listing: Listing,
-    purge: Option<(Walk, Arc<BTreeSet<Fingerprint>>)>,
+    purge: Option<(Walk, Wrong)>,
     /// Something was stored at the target, or what it has is not known.
     target_touched: bool,
     next_tick: Instant,
@@ -306,19 +306,22 @@ impl Mover {
                 });
                 self.publish_observed_or_retry();
             }
-            Action::Purge { side, away } => {
-                let clean = side == Side::Target && away.is_empty() && !run.target_touched;
-                if clean {
+            Action::Purge { side, wrong } => {
+                let has_none = match &wrong {
+                    Wrong::AllBut(right) => side == Side::Target && right.is_empty() && !run.target_touched,
+                    Wrong::These(wrong) => wrong.is_empty(),
+                };
+                if has_none {
                     run.events.push_back(Event::Purged);
                 } else {
                     let mut walk = self.walk_at(side);
                     if let Some(scope) = &run.view.scope {
                         // No other key of the slots is any business of this leg's.
                         walk.databases.clear();
-                        let is_wrong = |key: &&Key| away.contains(&self.order.fingerprints.of(key)) == (side == Side::Source);
+                        let is_wrong = |key: &&Key| wrong.has(self.order.fingerprints.of(key));
                         walk.named = scope.keys.iter().filter(is_wrong).cloned().collect();
                     }
-                    run.purge = Some((walk, away));
+                    run.purge = Some((walk, wrong));
                 }
             }
             Action::List { count } => run.lists.push_back(count),
@@ -664,9 +667,8 @@ impl Mover {
                 let is_ours = |key: &&[u8]| run.is_ours[slot_of(key).index()] && !is_temporary(key) && topology.exception(key).is_none();
                 let keys = keys.into_iter().filter(is_ours).map(Key::from);
                 if purges {
-                    let Some((walk, away)) = &mut run.purge else { return Ok(()) };
-                    let wrong: Vec<Key> =
-                        keys.filter(|key| away.contains(&self.order.fingerprints.of(key)) == (side == Side::Source)).collect();
+                    let Some((walk, wrong)) = &mut run.purge else { return Ok(()) };
+                    let wrong: Vec<Key> = keys.filter(|key| wrong.has(self.order.fingerprints.of(key))).collect();
                     let database = walk.databases.last().copied().unwrap_or(0);
                     walk.take(cursor);
                     if !wrong.is_empty() {

@@ -79,6 +79,10 @@ impl Mover {
 
     /// Sees to it that the target has none of the keys, puts them on the list, and learns which are big.
     pub(super) fn list_named(&mut self) -> Result<(), Halt> {
+        if self.is_resumed {
+            // The names of what the mover before this one has staged are nowhere but at the node.
+            self.walk(Side::Target, [], |_, _, _| Ok(()))?;
+        }
         self.clear_target_of_keys()?;
         self.doing = "waiting for commands sent earlier, before looking at keys".to_owned();
         self.observe()?;

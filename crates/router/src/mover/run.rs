@@ -90,6 +90,8 @@ pub(super) struct Mover {
     pub(super) anything: BTreeSet<Slot>,
     /// Slots that the source still owns.
     pub(super) slots_left: BTreeSet<Slot>,
+    /// A router before this one has begun the move.
+    pub(super) is_resumed: bool,
     /// A leg that a router before this one has left: its keys are used by nobody until it has ended.
     has_open_leg: bool,
     pub(super) is_listed: bool,
@@ -201,6 +203,7 @@ impl Mover {
             mortal_fields: None,
             anything: BTreeSet::new(),
             slots_left,
+            is_resumed: order.resume.is_some(),
             has_open_leg: order.resume.as_ref().and_then(|resume| resume.leg.as_ref()).is_some_and(|leg| leg.moving),
             is_listed: false,
             target_is_clean: false,

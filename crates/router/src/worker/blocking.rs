@@ -58,6 +58,20 @@ impl Unblock {
     }
 }
 
+/// What a worker has to ask nodes at which its clients wait.
+#[derive(Debug, Default)]
+pub(super) struct Unblocks {
+    /// Connections whose CLIENT UNBLOCK found nobody waiting yet.
+    again: Vec<Handle>,
+    next_probe_us: u64,
+}
+
+impl Unblocks {
+    pub(super) fn is_empty(&self) -> bool {
+        self.again.is_empty()
+    }
+}
+
 impl Worker {
     /// Sends a command that may wait at the node.
     #[cold]
@@ -183,10 +197,8 @@ impl Worker {
     fn ask_unblock(&mut self, link_handle: Handle) {
         let Some(link) = self.links.get(link_handle) else { return };
         let (node, client_id) = (link.node, link.client_id.to_string());
-        let main = self.routes.get(node.index()).map(|r| r.main).unwrap_or_default();
         // Of another process, the same number may be somebody else.
-        let same = |h: &Handle| self.links.get(*h).is_some_and(|l| l.phase == Phase::Up && l.run_id == link.run_id);
-        let Some(main) = main.into_iter().flatten().find(same) else {
+        let Some(main) = self.links.main_to(node, link.run_id.as_deref()) else {
             self.break_link(link_handle, "nobody waits for it any more, and the node cannot be told by CLIENT UNBLOCK");
             return;
         };
@@ -237,7 +249,7 @@ impl Worker {
             if over {
                 self.release(link_handle);
             } else if abandoned {
-                warn!(node = %self.node_name(node), error = %String::from_utf8_lossy(answer).trim_end(), "CLIENT UNBLOCK failed: closing the connection of a client that has gone");
+                warn!(node = %self.node_name(node), error = %reply::told_error(answer), "CLIENT UNBLOCK failed: closing the connection of a client that has gone");
                 self.break_link(link_handle, "the client that waited has gone");
             }
         } else if reply::integer(answer) == Some(1) || over {
@@ -251,7 +263,7 @@ impl Worker {
             self.release(link_handle);
         } else {
             // The command had not reached the node, or its reply is on its way.
-            self.unblock_again.push(link_handle);
+            self.unblocks.again.push(link_handle);
         }
     }
 
@@ -264,7 +276,7 @@ impl Worker {
 
     /// Sends CLIENT UNBLOCK again where nobody was waiting yet.
     pub(super) fn retry_unblocks(&mut self) {
-        for link in std::mem::take(&mut self.unblock_again) {
+        for link in std::mem::take(&mut self.unblocks.again) {
             if self.links.get(link).and_then(|l| l.unblock.as_ref()).is_some_and(|u| !u.asked && !u.over) {
                 self.ask_unblock(link);
             }
@@ -273,10 +285,10 @@ impl Worker {
 
     /// Asks nodes at which clients wait for a sign of life, where nothing else asks.
     pub(super) fn tick_blocked(&mut self) {
-        if self.now_us < self.next_probe_us {
+        if self.now_us < self.unblocks.next_probe_us {
             return;
         }
-        self.next_probe_us = self.now_us + PROBE_US;
+        self.unblocks.next_probe_us = self.now_us + PROBE_US;
         let mut nodes: Vec<NodeId> =
             self.links.iter().filter(|(_, l)| l.lane == Lane::Blocking && !l.pending.is_empty()).map(|(_, l)| l.node).collect();
         nodes.sort_unstable();
@@ -284,7 +296,7 @@ impl Worker {
         let live = &self.plan.live;
         let patience_us = (2 * live.command_timeout + live.connect_timeout).as_micros() as u64;
         for node in nodes {
-            let Some(main) = self.routes.get(node.index()).and_then(|r| r.main[0]) else { continue };
+            let Some(main) = self.links.main(node) else { continue };
             let Some(link) = self.links.get(main) else { continue };
             if link.phase != Phase::Up && self.now_us.saturating_sub(link.received_us) > patience_us {
                 self.break_waiting(node, "the node cannot be reached any more");

@@ -8,7 +8,7 @@ use switchyard_resp::reply::ReplyScanner;
 use tracing::{info, warn};
 
 use super::Worker;
-use super::upstream::{Body, Lane, Pending, Phase, Purpose, Zombie};
+use super::upstream::{Body, Lane, Pending, Phase, Purpose};
 use crate::slab::Handle;
 
 /// Why a connection is given up whose node has been silent for too long.
@@ -22,7 +22,7 @@ const IDLE_US: u64 = 30_000_000;
 
 impl Worker {
     /// Gives everybody who waits for a reply of this link an error instead, with the truth about the first `in_flight` of them: they may still be
-    /// executed (see [`Zombie`]).
+    /// executed (see [`super::zombies`]).
     pub(super) fn fail_all(&mut self, handle: Handle, error: &str, in_flight: usize) {
         let Some(link) = self.links.get_mut(handle) else { return };
         link.uploading = false;
@@ -125,12 +125,12 @@ impl Worker {
         }
         link.phase = Phase::Waiting { until_us: self.now_us };
         let name = self.node_name(node);
-        let route = self.routes.get_mut(node.index()).filter(|_| known);
-        if let Some(untold) = route.and_then(|route| route.lost_log.tell(self.now_us)) {
+        let log = self.links.log(node).filter(|_| known);
+        if let Some(untold) = log.and_then(|log| log.lost.tell(self.now_us)) {
             info!(node = %name, why, in_flight, untold = untold.told(), "lost a connection to node");
         }
         self.fail_all(handle, &format!("NODELOST connection to {name} was lost: {why}"), in_flight);
-        self.forget_asked(handle);
+        self.zombies.forget_asked(handle);
         if lane == Lane::Main && known {
             // A module may have been loaded since, or the node's place be taken by another server.
             self.shared.with_facts(node, |f| f.commands = crate::shared::Commands::Unknown);
@@ -155,25 +155,16 @@ impl Worker {
         let Some(low) = link.oldest_epoch().filter(|_| link.may_be_executed() > 0 && link.lane != Lane::Replica) else { return };
         let epoch = self.plan.topology.epoch();
         let epoch = epoch - u64::from((epoch as u32).wrapping_sub(low));
-        self.next_zombie += 1;
-        self.zombies.push(Zombie { number: self.next_zombie, node, client_id, run_id, epoch, asked: Handle::NONE });
+        self.zombies.add(node, client_id, run_id, epoch);
         self.count_zombies(node);
-    }
-
-    /// A link that was to confirm kills is gone without having done so.
-    fn forget_asked(&mut self, handle: Handle) {
-        for zombie in self.zombies.iter_mut().filter(|z| z.asked == handle) {
-            zombie.asked = Handle::NONE;
-        }
     }
 
     /// Sees to it that somebody is asked to kill every zombie. The main connection may be older than the zombie: the node has greeted both,
     /// so it knows the zombie as a client, and a KILL that it answers has ended it.
     fn ensure_killer(&mut self, node: NodeId) {
-        let main = self.routes.get(node.index()).and_then(|r| r.main[0]);
-        let Some(main) = main.filter(|h| self.links.get(*h).is_some_and(|l| l.phase == Phase::Up)) else { return };
-        let run_id = self.links.get(main).and_then(|l| l.run_id.clone());
-        if self.zombies.iter().any(|z| z.node == node && z.asked == Handle::NONE) {
+        let Some(main) = self.links.main(node) else { return };
+        let Some(run_id) = self.links.up(main).map(|link| link.run_id.clone()) else { return };
+        if self.zombies.lacks_killer(node) {
             self.kill_zombies(node, main, run_id.as_deref());
         }
     }
@@ -189,18 +180,6 @@ impl Worker {
                 link.counters.connections.sub(1);
                 if link.lane != Lane::Replica {
                     self.shared.connection_ended(self.index, link.node, link.client_id);
-                }
-            }
-        }
-        if let Some(route) = self.routes.get_mut(link.node.index()) {
-            for place in route.main.iter_mut().chain(&mut route.slow).chain([&mut route.pubsub]) {
-                if *place == Some(handle) {
-                    *place = None;
-                }
-            }
-            for (_, places) in &mut route.replicas {
-                for place in places.iter_mut().filter(|p| **p == Some(handle)) {
-                    *place = None;
                 }
             }
         }
@@ -280,7 +259,7 @@ impl Worker {
         if is_late {
             let node = self.links.get(handle).map_or(NodeId(0), |l| l.node);
             let name = self.node_name(node);
-            if let Some(untold) = self.routes.get_mut(node.index()).and_then(|route| route.late_log.tell(self.now_us)) {
+            if let Some(untold) = self.links.log(node).and_then(|log| log.late.tell(self.now_us)) {
                 warn!(node = %name, commands = late.len(), ?timeout, untold = untold.told(), "node does not answer in time");
             }
             let mut error = Vec::new();

@@ -1,5 +1,6 @@
 //! Commands that are counted: limits of users, listeners, prefixes and keys.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use switchyard_resp::command::Command;
@@ -7,7 +8,7 @@ use switchyard_resp::request::Args;
 
 use super::Worker;
 use super::downstream::Client;
-use crate::limits::Part;
+use crate::limits::{KeySlices, Part};
 use crate::slab::Handle;
 
 /// What an argument takes beside its bytes.
@@ -19,6 +20,17 @@ impl Client {
         let pending = if self.in_flight() == 0 { 0 } else { self.charged };
         (pending + request + self.output_bytes()) as u64
     }
+}
+
+/// This worker's parts of what is counted over all workers.
+#[derive(Debug, Default)]
+pub(super) struct Accounts {
+    /// Of accounts, by their names.
+    parts: HashMap<String, Arc<Part>>,
+    /// Of the limits of keys, in the order of these.
+    of_prefixes: Vec<Arc<Part>>,
+    /// Of keys' own rates.
+    of_keys: KeySlices,
 }
 
 impl Worker {
@@ -72,7 +84,7 @@ impl Worker {
         }
         let (holders, now_us) = (self.shared.counters.len(), self.now_us);
         let wait = |ns: u64| format!("try again in {} ms", ns.div_ceil(1_000_000).max(1));
-        for (limit, part) in self.plan.live.key_limits.iter().zip(&self.prefix_parts) {
+        for (limit, part) in self.plan.live.key_limits.iter().zip(&self.accounts.of_prefixes) {
             let mut own = self
                 .keys
                 .iter()
@@ -89,7 +101,8 @@ impl Worker {
             }
             if let Some(per_second) = limit.key_requests_per_second {
                 for key in own {
-                    self.key_slices
+                    self.accounts
+                        .of_keys
                         .take(&self.shared.limits, holders, key, per_second, now_us)
                         .map_err(|ns| format!("LIMITED this key has its {per_second} requests per second; {}", wait(ns)))?;
                 }
@@ -101,13 +114,13 @@ impl Worker {
     /// This worker's part of an account.
     pub(super) fn part_of(&mut self, name: String) -> Arc<Part> {
         let (limits, holders) = (&self.shared.limits, self.shared.counters.len());
-        self.parts.entry(name).or_insert_with_key(|name| Arc::new(Part::new(limits.account(name), holders))).clone()
+        self.accounts.parts.entry(name).or_insert_with_key(|name| Arc::new(Part::new(limits.account(name), holders))).clone()
     }
 
     /// The limits of keys have changed.
     pub(super) fn place_prefixes_anew(&mut self) {
         let plan = self.plan.clone();
-        self.prefix_parts = plan.live.key_limits.iter().map(|limit| self.part_of(format!("prefix:{}", limit.prefix))).collect();
+        self.accounts.of_prefixes = plan.live.key_limits.iter().map(|limit| self.part_of(format!("prefix:{}", limit.prefix))).collect();
     }
 
     /// Looks anew at what counted clients hold: replies that were read are not held any more.

@@ -278,10 +278,7 @@ impl Worker {
         };
         link.touch_as(no_touch, pending);
         link.push(raw, database, pending);
-        if !link.dirty {
-            link.dirty = true;
-            self.dirty_links.push(link_handle);
-        }
+        self.links.mark(link_handle);
         Flow::Next
     }
 

@@ -91,6 +91,8 @@ pub(super) struct Upload {
     /// `None` once the node's connection is lost: what the client still sends of the request is thrown away.
     pub(super) link: Option<Handle>,
     pub(super) follower: Follower,
+    /// What Redis counts as possibly writing.
+    pub(super) writes: bool,
 }
 
 /// A read to be asked again, where its reply may take its time.

@@ -133,13 +133,13 @@ impl Worker {
 
     /// Whether these keys of one slot are all used at this node now, going by what has moved.
     pub(super) fn are_used_at<'k>(&self, slot: Slot, mut keys: impl Iterator<Item = &'k [u8]>, node: NodeId) -> bool {
-        let topology = &self.moved_plan.as_ref().unwrap_or(&self.plan).topology;
+        let topology = &self.plan_of_moved().topology;
         if topology.is_exceptional(slot) { keys.all(|key| topology.lives_at(key) == node) } else { topology.owner(slot) == node }
     }
 
     /// The same for the keys of a request.
     pub(super) fn is_used_at(&self, slot: Slot, request: &[u8], node: NodeId) -> bool {
-        let plan = self.moved_plan.as_ref().unwrap_or(&self.plan);
+        let plan = self.plan_of_moved();
         if !plan.topology.is_exceptional(slot) {
             return plan.topology.owner(slot) == node;
         }

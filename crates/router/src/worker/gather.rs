@@ -169,7 +169,7 @@ impl Worker {
                 };
                 link.push(request.as_ref(), database, pending);
             }
-            self.mark_link(handle);
+            self.links.mark(handle);
         } else {
             let mut error = Vec::new();
             encode::error(&mut error, &self.down_text(node));

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use switchyard_policy::empty_return::has_lost;
 use switchyard_policy::seat::Standing;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::parse_command_reply;
@@ -38,9 +39,15 @@ fn run_id_of(info: &[u8]) -> Option<String> {
     field_of(info, "run_id")
 }
 
+/// How many keys INFO keyspace counts, in all databases.
+fn keys_of(info: &str) -> u64 {
+    let of = |line: &str| line.split_once(":keys=")?.1.split(',').next()?.parse::<u64>().ok();
+    info.lines().filter(|line| line.starts_with("db")).filter_map(of).fold(0, u64::saturating_add)
+}
+
 /// An error of a node, safe to show.
 fn shown(error: &[u8]) -> String {
-    String::from_utf8_lossy(error).chars().map(|c| if c.is_control() { ' ' } else { c }).take(256).collect()
+    reply::told_error(error).chars().map(|c| if c.is_control() { ' ' } else { c }).take(256).collect()
 }
 
 impl Worker {
@@ -53,7 +60,7 @@ impl Worker {
         link.since_us = self.now_us;
         link.writable = true;
         link.greeting.clear();
-        (link.knows_data, link.is_empty, link.persists) = (false, false, false);
+        (link.knows_data, link.keys, link.is_loading, link.persists) = (false, None, false, false);
         link.standing = Standing::Untold;
         // It is asked again: what an earlier connection was refused, this one may be allowed.
         link.no_multi = None;
@@ -144,11 +151,16 @@ impl Worker {
         match (question, error) {
             (Greeting::Hello, Some(error)) if refuses_resp3(&error) => self.downgrade(handle, &error),
             (Greeting::Hello, Some(error)) => self.attempt_failed(handle, &format!("it refuses HELLO 3: {error}")),
-            (Greeting::Auth, Some(error)) => self.attempt_failed(handle, &format!("it refuses our user or password (nodes.username, nodes.password-file): {error}")),
+            (Greeting::Auth, Some(error)) => {
+                self.attempt_failed(handle, &format!("it refuses our user or password (nodes.username, nodes.password-file): {error}"))
+            }
             (Greeting::Select, Some(error)) => {
                 let database = link.start_database;
                 if error.starts_with("NOAUTH") {
-                    return self.attempt_failed(handle, &format!("it wants a password, and none is configured for it (nodes.password-file): {error}"));
+                    return self.attempt_failed(
+                        handle,
+                        &format!("it wants a password, and none is configured for it (nodes.password-file): {error}"),
+                    );
                 }
                 self.attempt_failed(handle, &format!("it refuses database {database}: {error}"));
             }
@@ -192,14 +204,15 @@ impl Worker {
                 self.shared.rooms(node).set_clients_max(max.unwrap_or(0));
             }
             (Greeting::Persistence, None) => {
-                link.persists = String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).contains("aof_enabled:1");
+                let text = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
+                (link.persists, link.is_loading) = (text.contains("aof_enabled:1"), text.contains("\nloading:1"));
             }
             (Greeting::Save, None) => {
                 link.persists |= reply::elements(answer).nth(1).and_then(reply::text).is_some_and(|save| !save.is_empty());
             }
             (Greeting::Keyspace, None) => {
                 let text = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
-                link.is_empty = !text.lines().any(|line| line.starts_with("db"));
+                link.keys = Some(keys_of(&text));
             }
             (Greeting::Process, None) => self.greet_process(handle, reply::text(answer).unwrap_or_default()),
             (Greeting::Info, None) => {
@@ -300,20 +313,31 @@ impl Worker {
         Some(standing)
     }
 
-    /// Whether a node that is being greeted must not be served: it lost what it had, and nobody has said that this is all right.
-    fn comes_back_empty(&self, handle: Handle, run_id: Option<&str>) -> bool {
-        let Some(link) = self.links.get(handle).filter(|l| l.is_empty && l.lane != Lane::Replica) else { return false };
-        let (node, policy) = (link.node, self.plan.live.empty_return);
+    /// Why a node that is being greeted must not be served, where that is so: it lost what it had, and nobody has said that this is all right.
+    fn comes_back_without_data(&self, handle: Handle, run_id: Option<&str>) -> Option<String> {
+        let link = self.links.get(handle).filter(|link| link.lane != Lane::Replica)?;
+        let (node, now, is_loading, policy) = (link.node, link.keys?, link.is_loading, self.plan.live.empty_return);
         // Where no key is looked for, none is missed.
         if !self.plan.topology.keepers().contains(&node) {
-            return false;
+            return None;
         }
         let writes = self.shared.writes_sent(node);
         self.shared.with_facts(node, |facts| {
             let is_to_be_held = policy == EmptyReturn::Hold || (policy == EmptyReturn::Auto && facts.persists);
             let is_another = facts.run_id.is_some() && facts.run_id.as_deref() != run_id;
-            facts.is_held = is_another && facts.had_keys(writes) && is_to_be_held && !facts.accepted;
-            facts.is_held
+            let before = facts.keys_before(writes);
+            let is_lost = is_another && is_to_be_held && !facts.accepted && has_lost(before, now, facts.is_held);
+            if is_lost && is_loading {
+                return Some("it is loading its data".to_owned());
+            }
+            facts.is_held = is_lost;
+            let with = if now == 0 { "empty".to_owned() } else { format!("with {now} of {before} keys") };
+            is_lost.then(|| {
+                format!(
+                    "it came back {with} (it restarted without its data). Restore its data, or accept that they are gone with SWITCHYARD ACCEPT and its \
+                     address (nodes.empty-return)"
+                )
+            })
         })
     }
 
@@ -328,9 +352,8 @@ impl Worker {
             self.attempt_failed(handle, &why);
             return;
         }
-        if self.comes_back_empty(handle, run_id.as_deref()) {
-            let why = "it came back empty (it restarted without its data). Restore its data, or accept that they are gone with SWITCHYARD ACCEPT and its address (nodes.empty-return)";
-            self.attempt_failed(handle, why);
+        if let Some(why) = self.comes_back_without_data(handle, run_id.as_deref()) {
+            self.attempt_failed(handle, &why);
             return;
         }
         let Some(link) = self.links.get_mut(handle) else { return };
@@ -346,11 +369,11 @@ impl Worker {
         if lane == Lane::Replica {
             // What is known of a node is known of its primary. And a replica is only read: what a connection to it leaves behind
             // changes nothing.
-            self.mark_link(handle);
+            self.links.mark(handle);
             return;
         }
         self.shared.connection_began(Connection { worker: self.index, node, client_id: link.client_id, run_id: run_id.clone() });
-        let (is_empty, persists, knows_data) = (link.is_empty, link.persists, link.knows_data);
+        let (keys, persists, knows_data, standing) = (link.keys, link.persists, link.knows_data, link.standing);
         let writes = self.shared.writes_sent(node);
         let name = self.node_name(node);
         let mut restarted = false;
@@ -364,13 +387,14 @@ impl Worker {
                 facts.commands = Commands::Unknown;
                 facts.databases = start_database + 1;
                 facts.run_id.clone_from(&run_id);
-                facts.had_keys = false;
+                (facts.keys, facts.is_marked) = (0, false);
                 facts.writes_before = writes;
             }
             (facts.is_held, facts.accepted) = (false, false);
+            facts.is_marked |= standing == Standing::Ours;
             if knows_data {
-                facts.had_keys |= !is_empty;
-                facts.persists = persists;
+                // Where it does not say how many, it is taken for one that has some.
+                facts.note_data(keys.unwrap_or(1), persists);
             }
             facts.flavour = flavour;
             facts.version.clone_from(&version);
@@ -403,7 +427,7 @@ impl Worker {
         } else {
             self.refuse_waiting_transactions(handle);
         }
-        self.mark_link(handle);
+        self.links.mark(handle);
     }
 
     /// Adds commands that the node has and our table lacks (modules, renamed commands).

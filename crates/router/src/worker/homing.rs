@@ -29,6 +29,12 @@ pub(super) struct Homing {
     text: String,
 }
 
+/// The clients of a worker that wait for keys to come home.
+#[derive(Debug, Default)]
+pub(super) struct HomeWaits {
+    clients: Vec<Handle>,
+}
+
 impl Client {
     /// Whether the command that is looked at next waits for keys to come home.
     pub(super) fn waits_for_home(&self) -> bool {
@@ -49,7 +55,7 @@ impl Worker {
         if !client.waits_for_home() {
             // One that waited before is on the list as long as it is not looked at there.
             if client.homing.is_none() {
-                self.homing_clients.push(handle);
+                self.home_waits.clients.push(handle);
             }
             self.counters.homing.add(1);
             client.homing = Some(Box::new(Homing { number, since_us: now_us, is_asked: false, refusal: None, text: String::new() }));
@@ -94,13 +100,13 @@ impl Worker {
 
     /// Nobody waits longer than is allowed.
     pub(super) fn tick_homing(&mut self) {
-        if !self.homing_clients.is_empty() {
+        if !self.home_waits.clients.is_empty() {
             self.settle_homing(false);
         }
     }
 
     fn settle_homing(&mut self, all: bool) {
-        let mut homing_clients = std::mem::take(&mut self.homing_clients);
+        let mut homing_clients = std::mem::take(&mut self.home_waits.clients);
         homing_clients.retain(|handle| match self.clients.get_mut(*handle) {
             Some(client) if client.waits_for_home() => true,
             Some(client) => {
@@ -125,6 +131,6 @@ impl Worker {
                 self.unstall(*handle);
             }
         }
-        self.homing_clients = homing_clients;
+        self.home_waits.clients = homing_clients;
     }
 }

@@ -367,7 +367,7 @@ impl Worker {
             ("topology_epoch".into(), topology.epoch().to_string()),
             ("nodes".into(), topology.nodes().len().to_string()),
             ("nodes_answering".into(), digest.answering.to_string()),
-            ("batched_sends".into(), if self.send_batch.is_some() { "yes" } else { "no" }.into()),
+            ("batched_sends".into(), if self.sender.is_batched() { "yes" } else { "no" }.into()),
             ("large_transfers".into(), large.to_string()),
         ];
         let mut slots = vec![0_u32; topology.node_id_bound()];

@@ -19,6 +19,7 @@ use tracing::warn;
 
 use super::dispatch::Flow;
 use super::downstream::{Repeat, Upload};
+use super::pause::may_write;
 use super::pool::Acquired;
 use super::transit::Transit;
 use super::upstream::{Body, Lane, Pending, Purpose};
@@ -109,7 +110,7 @@ impl Worker {
                 Transit::Instead(flow) => {
                     if let Some(client) = self.clients.get_mut(handle).filter(|_| flow == Flow::Next) {
                         // It was answered with an error: what the client still sends of it is thrown away.
-                        client.upload = Some(Box::new(Upload { link: None, follower: Follower::new(len, after) }));
+                        client.upload = Some(Box::new(Upload { link: None, follower: Follower::new(len, after), writes: false }));
                     }
                     return flow;
                 }
@@ -134,7 +135,7 @@ impl Worker {
         }
         if let Some(client) = self.clients.get_mut(handle) {
             client.note_write(node);
-            client.upload = Some(Box::new(Upload { link, follower: Follower::new(len, after) }));
+            client.upload = Some(Box::new(Upload { link, follower: Follower::new(len, after), writes: may_write(command) }));
         }
         self.counters.commands[usize::from(class)].add(1);
         Flow::Next
@@ -142,7 +143,13 @@ impl Worker {
 
     /// Passes on the next bytes of an upload; returns how many, and whether it is complete.
     pub(super) fn upload(&mut self, handle: Handle, plan: &Plan, bytes: &[u8]) -> Result<(usize, bool), ProtocolError> {
-        let Some(link) = self.clients.get(handle).and_then(|c| c.upload.as_ref()).map(|u| u.link) else { return Ok((0, false)) };
+        let upload = self.clients.get(handle).and_then(|c| c.upload.as_ref()).map(|u| (u.link, u.writes));
+        let Some((link, writes)) = upload else { return Ok((0, false)) };
+        if self.holds_back(writes) {
+            // The node executes nothing of it before its end is there.
+            self.stall(handle, Stall::Paused);
+            return Ok((0, false));
+        }
         if let Some(link) = link
             && self.link_is_full(link, handle, UPLOAD_HIGH)
         {
@@ -166,9 +173,18 @@ impl Worker {
             }
         }
         if let Some(link) = link {
-            self.mark_link(link);
+            self.links.mark(link);
         }
         Ok((taken, done))
+    }
+
+    /// The client has broken off what it uploads: its node never gets the rest, and says nothing. Gives the number of the command, whose reply is owed; the
+    /// connection ends with the client, behind the replies to what was sent on it before.
+    pub(super) fn give_up_upload(&mut self, handle: Handle) -> Option<u32> {
+        let upload = self.clients.get_mut(handle)?.upload.take()?;
+        let pending = self.links.get_mut(upload.link?)?.pending.back_mut()?;
+        pending.purpose = Purpose::Nobody;
+        Some(pending.seq)
     }
 
     /// Whether a read of this key is better sent on a connection of its own right away.
@@ -220,10 +236,7 @@ impl Worker {
         client.stream(piece);
         let unsent = client.unsent();
         if unsent < OUTPUT_HIGH / 4 {
-            if !client.dirty {
-                client.dirty = true;
-                self.dirty_clients.push(pending.who);
-            }
+            self.clients.mark(pending.who);
             return;
         }
         self.flush_client(pending.who);

@@ -20,7 +20,7 @@ use std::collections::HashMap;
 
 use tracing::{error, warn};
 
-use super::clients::Rarely;
+use super::rarely::Rarely;
 use super::upstream::{Body, Link, Pending, Purpose};
 use super::{TICK, Worker};
 use crate::memory;

@@ -8,6 +8,7 @@
 //! Under load a turn waits a moment before it looks (`Batching`): it then finds more to do, and every system call carries more. With
 //! few active clients it never waits, because that would tax the quiet.
 
+mod accept;
 mod acl;
 mod batching;
 mod blocking;
@@ -27,18 +28,22 @@ mod gather;
 mod greeting;
 mod homing;
 mod info;
+mod input;
 mod large;
+mod links;
 mod local;
 mod login;
 mod memory;
 mod memory_stats;
 mod monitor;
 mod nodes;
+mod output;
 mod pause;
 mod pool;
 mod pubsub;
 mod quiet;
 mod random_key;
+mod rarely;
 mod recalled;
 mod renew;
 mod replicas;
@@ -54,37 +59,33 @@ mod translate;
 pub(crate) mod transport;
 mod upstream;
 mod wait;
+mod zombies;
 
-use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use switchyard_policy::migration::Key;
-use switchyard_policy::topology::{MoveId, NodeId};
+use switchyard_policy::topology::NodeId;
 use switchyard_resp::request::Scanner;
 
-use crate::limits::{KeySlices, Part};
 use crate::listener::Listener;
 use crate::metrics::WorkerCounters;
 use crate::poll::{Poll, Ready, Token};
-use crate::rooms::Rooms;
-use crate::shared::{Message, Pause, Plan, Shared};
+use crate::shared::{Message, Plan, Shared};
 use crate::slab::{Handle, Slab};
-use crate::slow_log::SlowEntry;
-use crate::sys::SendBatch;
-use batching::{Batching, pause};
+use batching::pause;
 use blocking::Asker;
-use clients::{Rarely, spare_descriptor};
 pub use cross_slot::spans_slots;
 use downstream::{Client, Stall};
 use gather::Gather;
+use rarely::Rarely;
 pub(crate) use upstream::Lane;
-use upstream::{Link, Zombie};
 
 /// Bytes read from a socket at once. Large enough for a batch of replies, small enough for the second-level cache.
 const READ_SIZE: usize = 128 << 10;
+
+/// Memory of a quiet client's buffers above this is given back.
+const QUIET_CAPACITY: usize = 4 << 10;
 
 /// How often timeouts are looked at.
 const TICK: Duration = Duration::from_millis(20);
@@ -102,36 +103,6 @@ const OUTPUT_HIGH: usize = 1 << 20;
 /// its commands go on, up to its output limit.
 const OUTPUT_PATIENCE_US: u64 = 200_000;
 
-/// Keyspace events caused by a move arrive so long after it at most, as far as they are told from others.
-const LATE_EVENTS_US: u64 = 1_000_000;
-
-/// The main connections to a node, by protocol, and the others.
-#[derive(Debug, Default)]
-struct NodeLinks {
-    main: [Option<Handle>; 2],
-    slow: [Option<Handle>; 2],
-    /// Those that one client has alone, by `Lane::pool`.
-    pools: [pool::Pool; 3],
-    /// What all workers have of these; known once one was wanted.
-    rooms: Option<Arc<Rooms>>,
-    /// Connections to replicas, by protocol.
-    replicas: Vec<(std::net::SocketAddr, [Option<Handle>; 2])>,
-    pubsub: Option<Handle>,
-    late_log: Rarely,
-    lost_log: Rarely,
-}
-
-impl NodeLinks {
-    /// Where the connection of a shared lane is kept.
-    fn place(&mut self, lane: upstream::Lane, resp3: bool) -> &mut Option<Handle> {
-        match lane {
-            upstream::Lane::Main => &mut self.main[usize::from(resp3)],
-            upstream::Lane::Pubsub => &mut self.pubsub,
-            _ => &mut self.slow[usize::from(resp3)],
-        }
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct Worker {
     index: usize,
@@ -141,30 +112,20 @@ pub(crate) struct Worker {
     plan: Arc<Plan>,
     generation: u64,
     poll: Poll,
-    listeners: Vec<Listener>,
-    /// Given up for a moment to accept and refuse a client when descriptors have run out.
-    spare: Option<OwnedFd>,
-    accepting: bool,
-    clients: Slab<Client>,
-    links: Slab<Box<Link>>,
-    /// By node number.
-    routes: Vec<NodeLinks>,
-    /// The same: whether keys may be there. What is asked of all nodes never waits for another one that is down.
+    door: accept::Door,
+    clients: clients::Clients,
+    links: links::Links,
+    /// By node number: whether keys may be there. What is asked of all nodes never waits for another one that is down.
     keeps: Vec<bool>,
     gathers: Slab<Gather>,
     pubsub: pubsub::Topics,
     monitors: monitor::Monitors,
     tracking: tracking::Tracking,
-    paused: Option<Pause>,
-    settling: Vec<pause::Settling>,
+    pauses: pause::Pauses,
     /// There are monitors, or a pause: looked at once per command.
     alert: bool,
-    /// This worker's parts of accounts, by their names; those of the limits of keys, in the order of these; and slices of keys' own rates.
-    parts: HashMap<String, Arc<Part>>,
-    prefix_parts: Vec<Arc<Part>>,
-    key_slices: KeySlices,
-    zombies: Vec<Zombie>,
-    next_zombie: u32,
+    accounts: counted::Accounts,
+    zombies: zombies::Zombies,
     large_keys: large::LargeKeys,
     read_buffer: Vec<u8>,
     scanner: Scanner,
@@ -174,77 +135,37 @@ pub(crate) struct Worker {
     now_us: u64,
     next_tick_us: u64,
     next_client_tick_us: u64,
-    next_probe_us: u64,
-    /// Connections whose CLIENT UNBLOCK found nobody waiting yet.
-    unblock_again: Vec<Handle>,
+    unblocks: blocking::Unblocks,
     turn_of_nodes: usize,
     /// What nodes said last when they were asked for INFO.
     info_digest: Option<Box<info::Digest>>,
-    batching: Batching,
-    /// Sends many at once, where the kernel lets it.
-    send_batch: Option<SendBatch<Token>>,
-    send_outcomes: Vec<(Token, Option<usize>)>,
-    handshake_log: Rarely,
+    sender: send::Sender,
     http_log: Rarely,
     login_log: Rarely,
-    slow_log_log: Rarely,
-    dirty_clients: Vec<Handle>,
-    dirty_links: Vec<Handle>,
-    /// Clients whose stall has ended.
-    resumed: Vec<Handle>,
     /// Connections that were not read to the end.
     unread: Vec<Token>,
     scripts_met: scripts::ScriptsMet,
     memory: memory::Watch,
-    /// Commands that took at least so long are entered into the slow log.
-    slow_us: u32,
-    /// The bucket of entries that this worker may make ([`switchyard_policy::limits`]), and those that wait for the log's lock.
-    slow_entries_full_at_ns: u64,
-    slow_waiting: Vec<SlowEntry>,
-    /// The plan by which commands are executed whose keys have moved already; `None` where no slot is moving.
-    moved_plan: Option<Arc<Plan>>,
-    /// The one before, where slots were in transit in it: until when what its moves caused may still arrive, us.
-    plan_before: Option<(Arc<Plan>, u64)>,
-    /// The command under way is one of these.
+    slow: slowlog::SlowCommands,
+    transit: transit::InTransit,
+    home_waits: homing::HomeWaits,
+    recalls: recalled::Recalls,
+    quiet: quiet::QuietWaits,
+    /// The command under way is executed by the plan of moved keys.
     detour: bool,
-    /// Clients that wait for keys.
-    moving_clients: Vec<Handle>,
-    /// Clients that wait for keys to come home.
-    homing_clients: Vec<Handle>,
-    /// Clients with a recalled command.
-    recalled_clients: Vec<Handle>,
-    /// Number of the last question whether a client waits at a node.
-    last_look: u32,
-    /// Keys that commands of this turn may write in slots whose keys are being listed.
-    written: Vec<(MoveId, Vec<Key>)>,
-    next_ticket: u64,
-    /// When the drain barrier was last published because somebody waits for it, us.
-    published_us: u64,
-    /// Clients that wait until movers are quiet.
-    quieting_clients: Vec<Handle>,
 }
 
 impl Worker {
     pub(crate) fn new(index: usize, shared: Arc<Shared>, listeners: Vec<Listener>) -> std::io::Result<Self> {
         let poll = Poll::new()?;
         poll.add(&shared.mailboxes[index].wake, Token::Wake)?;
-        for (number, listener) in listeners.iter().enumerate() {
-            let token = Token::Listener(number as u32);
-            if listener.is_shared() { poll.add_shared(listener, token)? } else { poll.add(listener, token)? }
-        }
+        let door = accept::Door::open(listeners, &poll)?;
         let plan = shared.own_plan();
         // What a worker of this number left behind when it panicked may still run at the nodes.
         let left_behind = shared.take_connections(index);
         let epoch = shared.drained[index].load(Ordering::Acquire);
-        let zombies = left_behind.into_iter().zip(1..).map(|(c, number)| Zombie {
-            number,
-            node: c.node,
-            client_id: c.client_id,
-            run_id: c.run_id,
-            epoch,
-            asked: Handle::NONE,
-        });
-        let zombies: Vec<Zombie> = zombies.collect();
+        let mut zombies = zombies::Zombies::default();
+        left_behind.into_iter().for_each(|c| zombies.add(c.node, c.client_id, c.run_id, epoch));
         let slow_us = plan.live.slow_us();
         Ok(Self {
             index,
@@ -253,24 +174,17 @@ impl Worker {
             plan,
             shared,
             poll,
-            listeners,
-            spare: spare_descriptor(),
-            accepting: true,
-            clients: Slab::new(),
-            links: Slab::new(),
-            routes: Vec::new(),
+            door,
+            clients: clients::Clients::new(),
+            links: links::Links::new(),
             keeps: Vec::new(),
             gathers: Slab::new(),
             pubsub: pubsub::Topics::new(),
             monitors: monitor::Monitors::default(),
             tracking: tracking::Tracking::default(),
-            paused: None,
-            settling: Vec::new(),
+            pauses: pause::Pauses::default(),
             alert: false,
-            parts: HashMap::new(),
-            prefix_parts: Vec::new(),
-            key_slices: KeySlices::default(),
-            next_zombie: zombies.len() as u32,
+            accounts: counted::Accounts::default(),
             zombies,
             large_keys: large::LargeKeys::new(),
             read_buffer: vec![0; READ_SIZE],
@@ -280,37 +194,21 @@ impl Worker {
             now_us: 0,
             next_tick_us: 0,
             next_client_tick_us: 0,
-            next_probe_us: 0,
-            unblock_again: Vec::new(),
+            unblocks: blocking::Unblocks::default(),
             turn_of_nodes: index,
             info_digest: None,
-            batching: Batching::new(Batching::PER_CLIENT_US),
-            send_batch: None,
-            send_outcomes: Vec::new(),
-            handshake_log: Rarely::default(),
+            sender: send::Sender::new(),
             http_log: Rarely::default(),
             login_log: Rarely::default(),
-            slow_log_log: Rarely::default(),
-            dirty_clients: Vec::new(),
-            dirty_links: Vec::new(),
-            resumed: Vec::new(),
             unread: Vec::new(),
             scripts_met: scripts::ScriptsMet::default(),
             memory: memory::Watch::default(),
-            slow_us,
-            slow_entries_full_at_ns: 0,
-            slow_waiting: Vec::new(),
-            moved_plan: None,
-            plan_before: None,
+            slow: slowlog::SlowCommands::new(slow_us),
+            transit: transit::InTransit::default(),
+            home_waits: homing::HomeWaits::default(),
+            recalls: recalled::Recalls::default(),
+            quiet: quiet::QuietWaits::default(),
             detour: false,
-            moving_clients: Vec::new(),
-            homing_clients: Vec::new(),
-            recalled_clients: Vec::new(),
-            last_look: 0,
-            written: Vec::new(),
-            next_ticket: 0,
-            published_us: 0,
-            quieting_clients: Vec::new(),
         })
     }
 
@@ -330,11 +228,11 @@ impl Worker {
         loop {
             // The bell of a new plan may have been heard in the turn that had already looked for one.
             let is_outdated = self.shared.generation.load(Ordering::Acquire) != self.generation;
-            let pending_work = is_outdated || !self.unread.is_empty() || !self.resumed.is_empty();
+            let pending_work = is_outdated || !self.unread.is_empty() || self.clients.are_any_resumed();
             if pending_work {
                 self.poll.wait(Some(Duration::ZERO), &mut events, &mut ready)?;
             } else {
-                if let Some(length) = self.batching.pause() {
+                if let Some(length) = self.sender.batching.pause() {
                     pause(length);
                 }
                 self.poll.tick_every(self.tick_interval())?;
@@ -342,7 +240,7 @@ impl Worker {
             }
             self.read_clock();
             let began = self.now_us;
-            self.batching.turn(self.now_us);
+            self.sender.batching.turn(self.now_us);
             if self.shared.generation.load(Ordering::Acquire) != self.generation {
                 self.adopt_plan();
             }
@@ -380,7 +278,7 @@ impl Worker {
     fn tick_interval(&self) -> Duration {
         let busy = self.clients.len() > 0
             || self.links.iter().any(|(_, l)| l.phase != upstream::Phase::Up)
-            || !self.unblock_again.is_empty()
+            || !self.unblocks.is_empty()
             || self.shared.draining.load(Ordering::Relaxed);
         if busy { TICK } else { TICK_IDLE }
     }
@@ -391,9 +289,8 @@ impl Worker {
                 let Some(client) = self.clients.get_mut(handle) else { return };
                 client.hangup |= event.hangup;
                 client.writable |= event.writable;
-                if event.writable && client.unsent() > 0 && !client.dirty {
-                    client.dirty = true;
-                    self.dirty_clients.push(handle);
+                if event.writable && client.unsent() > 0 {
+                    self.clients.mark(handle);
                 }
                 if event.readable {
                     self.read_client(handle);
@@ -419,7 +316,7 @@ impl Worker {
         // A flush can end a stall, and a resumed client has more to send. What is left after some rounds waits for the next turn.
         self.flush_monitors();
         for _ in 0..8 {
-            let resumed = std::mem::take(&mut self.resumed);
+            let resumed = self.clients.take_resumed();
             for handle in resumed {
                 self.resume_client(handle);
                 self.watch_memory();
@@ -428,7 +325,7 @@ impl Worker {
             self.send_together();
             self.flush_links();
             self.flush_clients();
-            if self.resumed.is_empty() {
+            if !self.clients.are_any_resumed() {
                 break;
             }
         }
@@ -437,14 +334,12 @@ impl Worker {
     fn adopt_plan(&mut self) {
         self.generation = self.shared.generation.load(Ordering::Acquire);
         let before = std::mem::replace(&mut self.plan, self.shared.own_plan());
-        self.slow_us = self.plan.live.slow_us();
+        self.slow.set_threshold(self.plan.live.slow_us());
         if !Arc::ptr_eq(&before.live, &self.plan.live) {
             self.mark_stale(&before.live);
         }
         self.connect_main();
-        if !before.moves.by_id.is_empty() {
-            self.plan_before = Some((before.clone(), self.now_us + LATE_EVENTS_US));
-        }
+        self.transit.keep_before(before.clone(), self.now_us);
         self.place_moving_anew();
         if self.plan.topology.epoch() != before.topology.epoch() {
             self.restamp_waiting();
@@ -480,7 +375,7 @@ impl Worker {
         self.tick_quieting();
         self.tick_topics();
         self.enter_waiting();
-        self.plan_before.take_if(|(_, until_us)| *until_us < self.now_us);
+        self.transit.forget_before(self.now_us);
         self.publish_drained();
         self.look_at_memory();
         if self.now_us >= self.next_client_tick_us {
@@ -569,13 +464,7 @@ impl Worker {
 
     /// During a drain: closes clients that are owed nothing, and says whether all are gone.
     fn drained(&mut self) -> bool {
-        if self.accepting {
-            self.accepting = false;
-            for listener in &self.listeners {
-                self.poll.remove(listener);
-            }
-            self.listeners.clear();
-        }
+        self.door.close(&self.poll);
         let stop = self.shared.stop.load(Ordering::Relaxed);
         for handle in self.clients.handles() {
             let Some(client) = self.clients.get(handle) else { continue };
@@ -638,9 +527,7 @@ impl Worker {
 
     /// Whether any worker has a connection to the node that is up.
     fn node_is_up(&self, node: NodeId) -> bool {
-        self.routes.get(node.index()).is_some_and(|r| {
-            r.main.iter().flatten().any(|h| self.links.get(*h).is_some_and(|l| l.phase == upstream::Phase::Up || l.renewing))
-        })
+        self.links.is_up(node)
     }
 }
 

@@ -27,7 +27,7 @@ impl Worker {
     pub(super) fn connect_main(&mut self) {
         let plan = self.plan.clone();
         self.note_keepers();
-        self.routes.resize_with(self.routes.len().max(plan.topology.node_id_bound()), Default::default);
+        self.links.know_nodes(plan.topology.node_id_bound());
         for node in plan.topology.nodes() {
             let _ = self.shared_link(node.id, Lane::Main, false);
         }
@@ -43,19 +43,18 @@ impl Worker {
             // Where it was not up it would be tried again, for ever.
             self.drop_link(handle);
         }
-        self.zombies.retain(|z| self.plan.topology.node(z.node).is_some());
+        self.zombies.forget_foreign(&self.plan.topology);
     }
 
     /// The connection of a shared lane, made (not necessarily up) where there is none.
     pub(super) fn shared_link(&mut self, node: NodeId, lane: Lane, resp3: bool) -> Handle {
-        if let Some(handle) = *self.routes[node.index()].place(lane, resp3) {
+        if let Some(handle) = self.links.shared(node, lane, resp3) {
             return handle;
         }
         let mut link = Link::new(node, lane, resp3, self.plan.live.database, self.counters.node(node), self.now_us);
         // A second connection to a node known to be down waits for its turn like the first.
         link.failures = u32::from(self.shared.with_facts(node, |f| f.failure.is_some()));
-        let handle = self.links.insert(Box::new(link));
-        *self.routes[node.index()].place(lane, resp3) = Some(handle);
+        let handle = self.links.insert_shared(link);
         self.connect(handle);
         handle
     }
@@ -174,21 +173,11 @@ impl Worker {
                 self.drive_handshake(handle);
             } else if link.unsent() > 0 {
                 link.flowed_us = self.now_us;
-                self.mark_link(handle);
+                self.links.mark(handle);
             }
         }
         if readable {
             self.read_link(handle);
-        }
-    }
-
-    #[inline]
-    pub(super) fn mark_link(&mut self, handle: Handle) {
-        if let Some(link) = self.links.get_mut(handle)
-            && !link.dirty
-        {
-            link.dirty = true;
-            self.dirty_links.push(handle);
         }
     }
 
@@ -212,39 +201,33 @@ impl Worker {
             by_sha: false,
         };
         link.push(&request, database, pending);
-        self.mark_link(handle);
+        self.links.mark(handle);
     }
 
     /// Asks the node to kill the connections that broke, on one that is newer than all of them.
     pub(super) fn kill_zombies(&mut self, node: NodeId, handle: Handle, run_id: Option<&str>) {
-        // Another process has none of the old one's connections.
-        self.zombies.retain(|z| z.node != node || z.run_id.as_deref() == run_id);
-        let due: Vec<(u32, u64)> = self.zombies.iter().filter(|z| z.node == node).map(|z| (z.number, z.client_id)).collect();
-        for (number, client_id) in due {
-            if let Some(zombie) = self.zombies.iter_mut().find(|z| z.number == number) {
-                zombie.asked = handle;
-            }
+        for (number, client_id) in self.zombies.ask(node, handle, run_id) {
             self.push_own(handle, &[b"CLIENT", b"KILL", b"ID", client_id.to_string().as_bytes()], Purpose::Confirm, number);
         }
         self.count_zombies(node);
     }
 
     pub(super) fn count_zombies(&self, node: NodeId) {
-        self.counters.node(node).unconfirmed.set(self.zombies.iter().filter(|z| z.node == node).count() as u64);
+        self.counters.node(node).unconfirmed.set(self.zombies.count_at(node));
     }
 
     fn on_own_reply(&mut self, pending: Pending, node: NodeId, answer: &[u8]) {
         match pending.purpose {
             Purpose::Confirm if reply::is_error(answer) && !answer.starts_with(b"-ERR No such") => {
-                warn!(node = %self.node_name(node), error = %String::from_utf8_lossy(answer).trim_end(), "node refuses CLIENT KILL ID: what a broken connection left unanswered there stays unconfirmed (allow the command to our user)");
+                warn!(node = %self.node_name(node), error = %reply::told_error(answer), "node refuses CLIENT KILL ID: what a broken connection left unanswered there stays unconfirmed (allow the command to our user)");
             }
             Purpose::Confirm => {
-                self.zombies.retain(|z| z.number != pending.seq);
+                self.zombies.end(pending.seq);
                 self.count_zombies(node);
             }
             Purpose::Learn => self.learn(node, answer),
             Purpose::Nobody if reply::is_error(answer) => {
-                debug!(node = %self.node_name(node), error = %String::from_utf8_lossy(answer).trim_end(), "node refuses a command of our own");
+                debug!(node = %self.node_name(node), error = %reply::told_error(answer), "node refuses a command of our own");
             }
             _ => {}
         }
@@ -253,13 +236,11 @@ impl Worker {
     // ---- sending and receiving ----
 
     pub(super) fn flush_links(&mut self) {
-        let mut dirty = std::mem::take(&mut self.dirty_links);
-        for handle in dirty.drain(..) {
+        let mut marked = self.links.take_marked();
+        for handle in marked.drain(..) {
             self.flush_link(handle);
         }
-        if self.dirty_links.is_empty() {
-            self.dirty_links = dirty;
-        }
+        self.links.reuse(marked);
     }
 
     fn flush_link(&mut self, handle: Handle) {
@@ -309,7 +290,7 @@ impl Worker {
         if !link.waiters.contains(&client) {
             link.waiters.push(client);
         }
-        self.mark_link(handle);
+        self.links.mark(handle);
         true
     }
 
@@ -477,30 +458,28 @@ impl Worker {
         let Some(link) = self.links.get_mut(handle) else { return };
         let through = matches!(link.body, Body::Through(_));
         link.body = Body::Whole(ReplyScanner::default());
-        if link.pending.front().is_some_and(|head| (self.now_us as u32).wrapping_sub(head.sent_us) >= self.slow_us) {
+        if link.pending.front().is_some_and(|head| self.slow.is_slow((self.now_us as u32).wrapping_sub(head.sent_us))) {
             self.note_slow(handle);
         }
         let Some(link) = self.links.get_mut(handle) else { return };
         let Some(pending) = link.pop() else { return };
         link.trim();
-        if !link.waiters.is_empty() && !link.dirty {
-            link.dirty = true; // whether they may go on is looked at where it is flushed
-            self.dirty_links.push(handle);
-        }
+        let is_awaited = !link.waiters.is_empty();
         let expired = link.expired > 0;
         link.expired = link.expired.saturating_sub(1);
         link.counters.classes[pending.class as usize].upstream.record(u64::from((self.now_us as u32).wrapping_sub(pending.sent_us)));
-        if !expired && link.lane.is_exclusive() {
+        let is_exclusive = link.lane.is_exclusive();
+        if is_awaited {
+            self.links.mark(handle); // whether those who wait may go on is looked at where it is flushed
+        }
+        if !expired && is_exclusive {
             self.note_slow_exclusive(handle, pending);
         }
         if through && !expired {
             let counters = self.counters.clone();
             if let Some(client) = self.clients.get_mut(pending.who) {
                 client.end_stream(self.now_us, &counters);
-                if !client.dirty {
-                    client.dirty = true;
-                    self.dirty_clients.push(pending.who);
-                }
+                self.clients.mark(pending.who);
                 self.after_delivery(pending.who);
             }
         }
@@ -543,7 +522,7 @@ impl Worker {
             self.break_link(handle, "it sent a reply that nobody asked for");
             return;
         };
-        if (self.now_us as u32).wrapping_sub(head.sent_us) >= self.slow_us {
+        if self.slow.is_slow((self.now_us as u32).wrapping_sub(head.sent_us)) {
             self.note_slow(handle);
         }
         let is_error = reply::is_error(answer);
@@ -555,19 +534,18 @@ impl Worker {
         let Some(link) = self.links.get_mut(handle) else { return };
         let Some(pending) = link.pop() else { return };
         link.trim();
-        if !link.waiters.is_empty() && !link.dirty {
-            link.dirty = true; // whether they may go on is looked at where it is flushed
-            self.dirty_links.push(handle);
-        }
+        let is_awaited = !link.waiters.is_empty();
         let class = &link.counters.classes[pending.class as usize];
         class.upstream.record(u64::from((self.now_us as u32).wrapping_sub(pending.sent_us)));
         if is_error {
             class.errors.add(1);
         }
-        let (node, lane) = (link.node, link.lane);
-        if link.expired > 0 {
-            link.expired -= 1;
-        } else {
+        let (node, lane, expired) = (link.node, link.lane, link.expired > 0);
+        link.expired -= usize::from(expired);
+        if is_awaited {
+            self.links.mark(handle); // whether those who wait may go on is looked at where it is flushed
+        }
+        if !expired {
             if lane.is_exclusive() {
                 self.note_slow_exclusive(handle, pending);
             }

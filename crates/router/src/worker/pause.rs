@@ -11,7 +11,7 @@ use switchyard_resp::request::Args;
 use super::dispatch::Flow;
 use super::gather::Whole;
 use super::local::parse;
-use super::upstream::Lane;
+use super::upstream::{Lane, Link};
 use super::{Stall, Worker};
 use crate::shared::{Message, Pause, lock};
 use crate::slab::Handle;
@@ -23,6 +23,13 @@ pub(super) struct Settling {
     gather: Handle,
     part: u32,
     since_us: u64,
+}
+
+/// The pause that is in force, and who waits for it to be.
+#[derive(Debug, Default)]
+pub(super) struct Pauses {
+    now: Option<Pause>,
+    settling: Vec<Settling>,
 }
 
 impl Worker {
@@ -60,10 +67,10 @@ impl Worker {
     /// Looks at what is shared with the other workers, and says so: at once, or when what was sent before has been answered.
     pub(super) fn refresh(&mut self, from: usize, gather: Handle, part: u32, settled: bool) {
         self.refresh_monitors();
-        self.paused = lock(&self.shared.pause).filter(|p| p.until_us > self.now_us);
+        self.pauses.now = lock(&self.shared.pause).filter(|p| p.until_us > self.now_us);
         self.end_pauses();
-        self.alert = self.paused.is_some() || !self.monitors.is_empty();
-        self.settling.push(Settling { from, gather, part, since_us: self.now_us });
+        self.alert = self.pauses.now.is_some() || !self.monitors.is_empty();
+        self.pauses.settling.push(Settling { from, gather, part, since_us: self.now_us });
         if !settled || self.has_settled(self.now_us) {
             self.answer_refresh(|s| s.gather == gather && s.part == part);
         }
@@ -74,13 +81,15 @@ impl Worker {
         let patience = self.plan.live.command_timeout.as_micros() as u64;
         let old = |sent_us: u32| (sent_us.wrapping_sub(by_us as u32) as i32) <= 0;
         // What waits at a node waits for a push, which the pause holds back.
-        let in_flight = self.links.iter().any(|(_, l)| l.lane != Lane::Blocking && l.pending.front().is_some_and(|p| old(p.sent_us)));
+        // Nor is an upload waited for: its end is held back.
+        let waits = |l: &Link| l.lane == Lane::Blocking || l.uploading && l.pending.len() == 1;
+        let in_flight = self.links.iter().any(|(_, l)| !waits(l) && l.pending.front().is_some_and(|p| old(p.sent_us)));
         // The end of a broken connection's commands may stay unconfirmed as long as its node is away.
         !in_flight && self.zombies.is_empty() || self.now_us.saturating_sub(by_us) > 2 * patience
     }
 
     fn answer_refresh(&mut self, which: impl Fn(&Settling) -> bool) {
-        for done in self.settling.extract_if(.., |s| which(s)).collect::<Vec<_>>() {
+        for done in self.pauses.settling.extract_if(.., |s| which(s)).collect::<Vec<_>>() {
             if done.gather != Handle::NONE {
                 let answer = Message::Answer { gather: done.gather, part: done.part, reply: b"+OK\r\n".to_vec() };
                 self.shared.mailboxes[done.from].send(answer);
@@ -89,12 +98,12 @@ impl Worker {
     }
 
     pub(super) fn tick_pause(&mut self) {
-        if !self.settling.is_empty() {
-            let done: Vec<u64> = self.settling.iter().map(|s| s.since_us).filter(|since| self.has_settled(*since)).collect();
+        if !self.pauses.settling.is_empty() {
+            let done: Vec<u64> = self.pauses.settling.iter().map(|s| s.since_us).filter(|since| self.has_settled(*since)).collect();
             self.answer_refresh(|s| done.contains(&s.since_us));
         }
-        if self.paused.is_some_and(|p| p.until_us <= self.now_us) {
-            self.paused = None;
+        if self.pauses.now.is_some_and(|p| p.until_us <= self.now_us) {
+            self.pauses.now = None;
             self.alert = !self.monitors.is_empty();
             self.end_pauses();
         }
@@ -108,12 +117,20 @@ impl Worker {
         }
     }
 
-    /// Whether the pause holds this command back. `WRITE` holds back what Redis counts as possibly writing.
-    pub(super) fn is_held_back(&self, command: &Command) -> bool {
-        let Some(pause) = self.paused else { return false };
-        let writes = command.flags.has(Flags::WRITE)
-            || command.flags.has(Flags::SCRIPT) && !command.flags.has(Flags::READONLY)
-            || matches!(&*command.name, "PUBLISH" | "SPUBLISH" | "PFCOUNT" | "EXEC");
-        (pause.all || writes) && !matches!(command.handling, Handling::Local(Local::ClientUnpause))
+    /// Whether a command that may write, or may not, is held back now.
+    pub(super) fn holds_back(&self, writes: bool) -> bool {
+        self.pauses.now.is_some_and(|pause| pause.all || writes)
     }
+
+    /// Whether the pause holds this command back. `WRITE` holds back what may write.
+    pub(super) fn is_held_back(&self, command: &Command) -> bool {
+        self.holds_back(may_write(command)) && !matches!(command.handling, Handling::Local(Local::ClientUnpause))
+    }
+}
+
+/// What Redis counts as possibly writing.
+pub(super) fn may_write(command: &Command) -> bool {
+    command.flags.has(Flags::WRITE)
+        || command.flags.has(Flags::SCRIPT) && !command.flags.has(Flags::READONLY)
+        || matches!(&*command.name, "PUBLISH" | "SPUBLISH" | "PFCOUNT" | "EXEC")
 }

@@ -91,7 +91,7 @@ impl Worker {
     /// The exclusive connections that all workers have to the node.
     fn rooms(&mut self, node: NodeId) -> Option<&Rooms> {
         let shared = &self.shared;
-        Some(&**self.routes.get_mut(node.index())?.rooms.get_or_insert_with(|| shared.rooms(node)))
+        self.links.rooms(node, || shared.rooms(node))
     }
 
     /// Others wait for a connection: closes one that nobody uses.
@@ -130,8 +130,7 @@ impl Worker {
     }
 
     fn pool(&mut self, node: NodeId, lane: Lane) -> Option<&mut Pool> {
-        let place = lane.pool()?;
-        self.routes.get_mut(node.index())?.pools.get_mut(place)
+        self.links.pool_mut(node, lane).map(|(pool, _)| pool)
     }
 
     /// A free connection, if there is one; else the client is put in line for one.
@@ -143,7 +142,7 @@ impl Worker {
         }
         if let Some(held) = client.held {
             let fits = |l: &Link| l.node == node && l.lane == lane && l.resp3 == resp3 && l.phase == Phase::Up && l.holder == handle;
-            if self.links.get(held).is_some_and(|l| fits(l)) {
+            if self.links.get(held).is_some_and(fits) {
                 return Acquired::Link(held);
             }
             if client.in_flight() == 0 {
@@ -176,9 +175,7 @@ impl Worker {
 
     /// Takes a free connection of this protocol out of the pool.
     fn take_free(&mut self, node: NodeId, lane: Lane, resp3: bool) -> Option<Handle> {
-        let place = lane.pool()?;
-        let pool = self.routes.get_mut(node.index())?.pools.get_mut(place)?;
-        let links = &mut self.links;
+        let (pool, links) = self.links.pool_mut(node, lane)?;
         let at = pool.free.iter().rposition(|h| links.get(*h).is_some_and(|l| l.phase == Phase::Up && l.resp3 == resp3))?;
         let handle = pool.free.remove(at);
         links.get_mut(handle)?.free = false;
@@ -224,7 +221,7 @@ impl Worker {
         let mut link = Link::new(node, lane, resp3, self.plan.live.database, self.counters.node(node), self.now_us);
         link.coming = true;
         link.is_ahead = is_ahead;
-        let link = self.links.insert(Box::new(link));
+        let link = self.links.insert(link);
         self.connect(link);
         true
     }
@@ -235,7 +232,7 @@ impl Worker {
     pub(super) fn make_ahead(&mut self, node: NodeId, lane: Lane, resp3: bool, how_many: impl FnOnce(&Self, usize) -> usize) {
         let (bound, Some(place)) = (self.bound(lane).0, lane.pool()) else { return };
         let Some(room) = self.rooms(node).map(|rooms| rooms.left(place, bound)) else { return };
-        let Some(pool) = self.routes.get(node.index()).map(|route| &route.pools[place]) else { return };
+        let Some(pool) = self.links.pool(node, lane) else { return };
         let free = pool.free.iter().filter(|h| self.links.get(**h).is_some_and(|l| l.resp3 == resp3)).count();
         let (there, coming) = (free + pool.coming[usize::from(resp3)], pool.coming[0] + pool.coming[1]);
         let most = COMING_MAX.saturating_sub(coming.max(there)).min(room);
@@ -265,7 +262,7 @@ impl Worker {
         link.waits_until_us = 0;
         link.refused = None;
         link.began_with.clear();
-        if self.slow_us < u32::MAX {
+        if self.slow.is_on() {
             link.began_with.extend_from_slice(&request[..request.len().min(super::slowlog::KEPT)]);
         }
         let pending = Pending {
@@ -281,7 +278,7 @@ impl Worker {
         };
         link.touch_as(no_touch, pending);
         link.push(request, database, pending);
-        self.mark_link(link_handle);
+        self.links.mark(link_handle);
     }
 
     /// An exclusive connection is up for the first time.
@@ -441,7 +438,7 @@ impl Worker {
 
     /// A client waits for no connection any more.
     pub(super) fn leave_pools(&mut self, handle: Handle) {
-        for pool in self.routes.iter_mut().flat_map(|route| &mut route.pools) {
+        for (_, _, pool) in self.links.pools_mut() {
             pool.waiters.retain(|waiter| *waiter != handle);
         }
     }
@@ -482,22 +479,16 @@ impl Worker {
         let patience_us = self.plan.live.command_timeout.as_micros() as u64;
         let mut late = Vec::new();
         let mut waited_for = Vec::new();
-        for (number, route) in self.routes.iter_mut().enumerate() {
-            for (pool, lane) in route.pools.iter_mut().zip([Lane::Large, Lane::Watch, Lane::Blocking]) {
-                if pool.waiters.is_empty() {
-                    continue;
+        for (node, lane, pool) in self.links.pools_mut().filter(|(_, _, pool)| !pool.waiters.is_empty()) {
+            pool.waiters.retain(|waiter| {
+                let Some(client) = self.clients.get(*waiter).filter(|c| c.stall == Stall::Exclusive) else { return false };
+                let is_late = self.now_us.saturating_sub(client.stalled_at_us) > patience_us;
+                if is_late {
+                    late.push((*waiter, node, lane));
                 }
-                let node = NodeId(number as u16);
-                pool.waiters.retain(|waiter| {
-                    let Some(client) = self.clients.get(*waiter).filter(|c| c.stall == Stall::Exclusive) else { return false };
-                    let is_late = self.now_us.saturating_sub(client.stalled_at_us) > patience_us;
-                    if is_late {
-                        late.push((*waiter, node, lane));
-                    }
-                    !is_late
-                });
-                waited_for.push((node, lane));
-            }
+                !is_late
+            });
+            waited_for.push((node, lane));
         }
         for (waiter, node, lane) in late {
             let (bound, what, key) = self.bound(lane);

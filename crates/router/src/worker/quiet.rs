@@ -35,6 +35,13 @@ pub(super) struct Quieting {
     guard: Guard,
 }
 
+/// The commands of a worker that wait until movers are quiet.
+#[derive(Debug, Default)]
+pub(super) struct QuietWaits {
+    last_ticket: u64,
+    clients: Vec<Handle>,
+}
+
 /// Who gives way to it.
 #[derive(Debug)]
 enum Guard {
@@ -138,12 +145,12 @@ impl Worker {
     /// Has the movers be quiet for the command of a client. Whether they are, and for how long it has waited.
     fn quiet_for(&mut self, handle: Handle, plan: &Plan, flushes: bool) -> Option<(bool, u64)> {
         if self.clients.get(handle)?.quieting.is_none() {
-            self.next_ticket += 1;
+            self.quiet.last_ticket += 1;
             // Unlike every other worker's.
-            let ticket = self.next_ticket << 8 | (self.index as u64 & 0xff);
+            let ticket = self.quiet.last_ticket << 8 | (self.index as u64 & 0xff);
             let guard = Guard::Movers(Quieted { ticket, flushes, turn: None, movers: BTreeMap::new() });
             self.clients.get_mut(handle)?.quieting = Some(Box::new(Quieting { since_us: self.now_us, guard }));
-            self.quieting_clients.push(handle);
+            self.quiet.clients.push(handle);
         }
         let quieting = self.clients.get_mut(handle)?.quieting.as_mut()?;
         let waited_us = self.now_us.saturating_sub(quieting.since_us);
@@ -241,8 +248,8 @@ impl Worker {
             return None;
         }
         if now_us.saturating_sub(since_us) <= patience.as_micros() as u64 {
-            if !self.quieting_clients.contains(&handle) {
-                self.quieting_clients.push(handle);
+            if !self.quiet.clients.contains(&handle) {
+                self.quiet.clients.push(handle);
             }
             return Some(Flow::Stall(Stall::Moving));
         }
@@ -254,7 +261,7 @@ impl Worker {
 
     /// A mover is quiet.
     pub(super) fn on_quiet(&mut self, move_id: MoveId, ticket: u64) {
-        for handle in self.quieting_clients.clone() {
+        for handle in self.quiet.clients.clone() {
             let Some(quieting) = self.clients.get_mut(handle).and_then(|c| c.quieting.as_mut()) else { continue };
             if let Some(guard) = quieting.movers().filter(|guard| guard.ticket == ticket)
                 && let Some((_, quiet)) = guard.movers.get_mut(&move_id)
@@ -270,8 +277,8 @@ impl Worker {
     /// Moves have ended, or time has passed: those who wait for quiet look again.
     pub(super) fn tick_quieting(&mut self) {
         let clients = &self.clients;
-        self.quieting_clients.retain(|h| clients.get(*h).is_some_and(|c| c.quieting.is_some()));
-        for handle in self.quieting_clients.clone() {
+        self.quiet.clients.retain(|h| clients.get(*h).is_some_and(|c| c.quieting.is_some()));
+        for handle in self.quiet.clients.clone() {
             if self.clients.get(handle).is_some_and(|c| c.stall == Stall::Moving) {
                 self.unstall(handle);
             }

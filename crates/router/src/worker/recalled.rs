@@ -21,7 +21,7 @@ use switchyard_resp::{encode, reply};
 use super::dispatch::Flow;
 use super::downstream::Client;
 use super::pool::Acquired;
-use super::upstream::{Lane, Phase, Purpose};
+use super::upstream::{Lane, Purpose};
 use super::{Stall, Worker};
 use crate::lines::Ticket;
 use crate::shared::{Message, Plan};
@@ -186,6 +186,14 @@ fn with_time_left(request: &[u8], left_ms: u64) -> Option<Vec<u8>> {
     Some(out)
 }
 
+/// The recalled commands of a worker.
+#[derive(Debug, Default)]
+pub(super) struct Recalls {
+    clients: Vec<Handle>,
+    /// Number of the last question whether a client waits at a node.
+    last_look: u32,
+}
+
 impl Worker {
     /// A client's command has been sent that may wait: it is kept until it is answered. `waits_us`: for how long; `None` without end.
     pub(super) fn keep_waiting(&mut self, handle: Handle, request: &[u8], seq: u32, ticket: Ticket, waits_us: Option<u64>) {
@@ -230,9 +238,9 @@ impl Worker {
             waiting.state = State::Here;
             self.shared.lines.is_back(waiting.ticket, &self.shared.mailboxes);
         }
-        self.recalled_clients.push(handle);
+        self.recalls.clients.push(handle);
         self.stall(handle, Stall::Moving);
-        self.resumed.push(handle);
+        self.clients.resume(handle);
     }
 
     /// The keys that the command on this connection waits for are observed, as part of a move: it may create others once it is served.
@@ -274,7 +282,7 @@ impl Worker {
                 // Where there is no stream, everything is new.
                 *end = Some(at.and_then(|at| fields.get(at + 1)).map_or_else(|| b"0-0".to_vec(), |id| id.to_vec()));
             }
-            self.resumed.push(holder);
+            self.clients.resume(holder);
         }
         unblocked
     }
@@ -284,7 +292,7 @@ impl Worker {
         let Some(holder) = holder else { return };
         if let Some(waiting) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()).filter(|w| !w.ends.is_empty()) {
             waiting.ends = Vec::new();
-            self.resumed.push(holder);
+            self.clients.resume(holder);
         }
     }
 
@@ -383,7 +391,7 @@ impl Worker {
     /// How many clients of this protocol have a recalled command that is with us; `most` are as good as all.
     fn recalled_of(&self, resp3: bool, most: usize) -> usize {
         let is = |h: &&Handle| self.clients.get(**h).is_some_and(|client| client.resp3 == resp3 && client.is_recalled());
-        self.recalled_clients.iter().filter(is).take(most).count()
+        self.recalls.clients.iter().filter(is).take(most).count()
     }
 
     /// Ends a wait that is with us.
@@ -420,18 +428,18 @@ impl Worker {
     /// It is the turn of a client to wait at a node.
     pub(super) fn on_turn(&mut self, handle: Handle) {
         if self.clients.get(handle).is_some_and(|c| c.is_recalled() && c.stall == Stall::Moving) {
-            self.resumed.push(handle);
+            self.clients.resume(handle);
         }
     }
 
     /// Those whose own time is over do not wait for keys, nor for their turn.
     pub(super) fn tick_recalled(&mut self) {
         let clients = &self.clients;
-        self.recalled_clients.retain(|h| clients.get(*h).is_some_and(Client::is_recalled));
+        self.recalls.clients.retain(|h| clients.get(*h).is_some_and(Client::is_recalled));
         let is_over = |h: &Handle| {
             clients.get(*h).and_then(|c| c.waiting.as_ref()).and_then(|w| w.until_us).is_some_and(|until_us| until_us <= self.now_us)
         };
-        let over: Vec<Handle> = self.recalled_clients.iter().copied().filter(is_over).collect();
+        let over: Vec<Handle> = self.recalls.clients.iter().copied().filter(is_over).collect();
         for handle in over {
             self.end_recalled(handle, Ended::OutOfTime);
         }
@@ -441,11 +449,9 @@ impl Worker {
     fn look_whether_it_waits(&mut self, link_handle: Handle) {
         let Some(link) = self.links.get(link_handle) else { return };
         let (holder, client_id, run_id) = (link.holder, link.client_id.to_string(), &link.run_id);
-        let main = self.routes.get(link.node.index()).map(|r| r.main).unwrap_or_default();
-        let same = |h: &Handle| self.links.get(*h).is_some_and(|l| l.phase == Phase::Up && l.run_id == *run_id);
-        let Some(main) = main.into_iter().flatten().find(same) else { return self.is_there(holder) };
-        self.last_look = self.last_look.wrapping_add(1);
-        let number = self.last_look;
+        let Some(main) = self.links.main_to(link.node, run_id.as_deref()) else { return self.is_there(holder) };
+        self.recalls.last_look = self.recalls.last_look.wrapping_add(1);
+        let number = self.recalls.last_look;
         if let Some(Waiting { state: State::Sent { look, .. }, .. }) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_deref_mut()) {
             *look = number;
             self.push_own(main, &[b"CLIENT", b"LIST", b"ID", client_id.as_bytes()], Purpose::Look, number);

@@ -66,9 +66,6 @@ impl Worker {
                 }
             }
         }
-        for route in &mut self.routes {
-            route.replicas.retain(|(_, places)| places.iter().any(Option::is_some));
-        }
     }
 
     /// The connection on which a read of `client` is to be asked: one to a replica, or `None` for the primary. An error where its policy
@@ -101,20 +98,14 @@ impl Worker {
 
     /// The connection to a replica, made (not necessarily up) where there is none.
     fn replica_link(&mut self, node: NodeId, address: SocketAddr, resp3: bool, reads: Reads) -> Handle {
-        let places = &mut self.routes[node.index()].replicas;
-        let at = places.iter().position(|(known, _)| *known == address).unwrap_or_else(|| {
-            places.push((address, [None; 2]));
-            places.len() - 1
-        });
-        if let Some(handle) = places[at].1[usize::from(resp3)] {
+        if let Some(handle) = self.links.replica(node, address, resp3) {
             return handle;
         }
         let mut link = Link::new(node, Lane::Replica, resp3, self.plan.live.database, self.counters.replicas(node), self.now_us);
         link.replica = Some(address);
         // Who may ask the primary does so until the connection is there.
         link.failures = u32::from(reads != Reads::Replica);
-        let handle = self.links.insert(Box::new(link));
-        self.routes[node.index()].replicas[at].1[usize::from(resp3)] = Some(handle);
+        let handle = self.links.insert_replica(link, address);
         self.connect(handle);
         handle
     }

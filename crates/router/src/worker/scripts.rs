@@ -276,7 +276,7 @@ impl Worker {
             link.touch_as(no_touch, pending);
             link.push(&request, database, pending);
         }
-        self.mark_link(link_handle);
+        self.links.mark(link_handle);
         true
     }
 }

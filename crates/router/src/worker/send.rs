@@ -19,6 +19,27 @@ const UNSURE: &str = "the kernel did not say how much it has sent";
 /// Fewer sends than this are made one by one: the ring costs more than it saves.
 const TOGETHER_MIN: usize = 4;
 
+/// How a worker sends.
+#[derive(Debug)]
+pub(super) struct Sender {
+    pub(super) batching: Batching,
+    /// Sends many at once, where the kernel lets it.
+    batch: Option<SendBatch<Token>>,
+    outcomes: Vec<(Token, Option<usize>)>,
+}
+
+impl Sender {
+    /// One by one, until a batch is opened.
+    pub(super) fn new() -> Self {
+        Self { batching: Batching::new(Batching::PER_CLIENT_US), batch: None, outcomes: Vec::new() }
+    }
+
+    /// Whether many are sent at once.
+    pub(super) const fn is_batched(&self) -> bool {
+        self.batch.is_some()
+    }
+}
+
 impl Worker {
     pub(super) fn open_send_batch(&mut self) {
         if !self.shared.batched_sends {
@@ -26,8 +47,8 @@ impl Worker {
         }
         match SendBatch::new(Token::Wake) {
             Ok(batch) => {
-                self.send_batch = Some(batch);
-                self.batching = Batching::new(Batching::PER_CLIENT_BATCHED_US);
+                self.sender.batch = Some(batch);
+                self.sender.batching = Batching::new(Batching::PER_CLIENT_BATCHED_US);
             }
             Err(error) => info!(%error, "io_uring cannot be had: replies are sent one by one"),
         }
@@ -35,24 +56,17 @@ impl Worker {
 
     /// Sends to nodes and clients, nodes first, what their sockets take.
     pub(super) fn send_together(&mut self) {
-        let Some(batch) = &mut self.send_batch else { return };
-        if self.dirty_links.len() + self.dirty_clients.len() < TOGETHER_MIN {
+        let Some(batch) = &mut self.sender.batch else { return };
+        if self.links.marked_count() + self.clients.marked_count() < TOGETHER_MIN {
             return;
         }
-        // Whoever was flushed in the middle of the turn and has more to send since is listed twice. Its bytes must not be.
-        self.dirty_links.retain(|&handle| self.links.get_mut(handle).is_some_and(|link| std::mem::take(&mut link.dirty)));
-        self.dirty_clients.retain(|&handle| self.clients.get_mut(handle).is_some_and(|client| std::mem::take(&mut client.dirty)));
-        let mut outcomes = std::mem::take(&mut self.send_outcomes);
-        let links = self.dirty_links.iter().filter_map(|&handle| {
-            let link = self.links.get(handle)?;
-            let fd = link
-                .fd
-                .as_ref()
-                .filter(|_| link.phase == Phase::Up && !link.retiring && link.tls.is_none() && link.writable && link.unsent() > 0)?;
+        let mut outcomes = std::mem::take(&mut self.sender.outcomes);
+        let links = self.links.marked().filter_map(|(handle, link)| {
+            let is_open = link.phase == Phase::Up && !link.retiring && link.tls.is_none();
+            let fd = link.fd.as_ref().filter(|_| is_open && link.writable && link.unsent() > 0)?;
             Some((Token::Link(handle), fd.as_fd(), &link.out[link.sent..]))
         });
-        let clients = self.dirty_clients.iter().filter_map(|&handle| {
-            let client = self.clients.get(handle)?;
+        let clients = self.clients.marked().filter_map(|(handle, client)| {
             let sends = client.tls.is_none() && client.writable && client.unsent() > 0;
             sends.then(|| (Token::Client(handle), client.fd.as_fd(), &client.out[client.out_sent..]))
         });
@@ -63,8 +77,8 @@ impl Worker {
         });
         if let Err(error) = result {
             warn!(worker = self.index, %error, "the kernel refuses io_uring, and has accepted it before: replies are sent one by one from here on");
-            self.send_batch = None;
-            self.batching = Batching::new(Batching::PER_CLIENT_US);
+            self.sender.batch = None;
+            self.sender.batching = Batching::new(Batching::PER_CLIENT_US);
         }
         for (token, sent) in outcomes.drain(..) {
             let Some(sent) = sent else {
@@ -94,6 +108,6 @@ impl Worker {
                 Token::Wake | Token::Tick | Token::Listener(_) => {}
             }
         }
-        self.send_outcomes = outcomes;
+        self.sender.outcomes = outcomes;
     }
 }

@@ -14,6 +14,7 @@ use tracing::info;
 use super::Worker;
 use super::dispatch::Flow;
 use super::local::parse;
+use super::rarely::Rarely;
 use super::upstream::{Lane, Pending, Purpose};
 use crate::shared::lock;
 use crate::slab::Handle;
@@ -27,6 +28,38 @@ const PER_SECOND: Rate = Rate { per_second: 100 };
 
 /// Bytes of a command on an exclusive connection that are kept for the log: 32 arguments of 128 bytes.
 pub(super) const KEPT: usize = 4096;
+
+/// What a worker has to enter into the log.
+#[derive(Debug)]
+pub(super) struct SlowCommands {
+    /// Commands that took at least so long are entered, us.
+    from_us: u32,
+    /// The bucket of entries that may be made ([`switchyard_policy::limits`]).
+    full_at_ns: u64,
+    /// Entries that wait for the log's lock.
+    waiting: Vec<SlowEntry>,
+    log: Rarely,
+}
+
+impl SlowCommands {
+    pub(super) fn new(from_us: u32) -> Self {
+        Self { from_us, full_at_ns: 0, waiting: Vec::new(), log: Rarely::default() }
+    }
+
+    pub(super) const fn set_threshold(&mut self, from_us: u32) {
+        self.from_us = from_us;
+    }
+
+    /// Whether any command can be slow.
+    pub(super) const fn is_on(&self) -> bool {
+        self.from_us < u32::MAX
+    }
+
+    #[inline]
+    pub(super) const fn is_slow(&self, took_us: u32) -> bool {
+        took_us >= self.from_us
+    }
+}
 
 impl Worker {
     /// The command at the head of a shared connection took long, and its reply is there: enters it into the log.
@@ -52,14 +85,14 @@ impl Worker {
     /// A command on an exclusive connection has been answered: enters it into the log if it took long. What a command waits at the node
     /// because it was asked to (BLPOP) does not count, as in Redis; what it waited in line for a connection does.
     pub(super) fn note_slow_exclusive(&mut self, link_handle: Handle, pending: Pending) {
-        let Some(link) = self.links.get(link_handle).filter(|_| self.slow_us < u32::MAX) else { return };
+        let Some(link) = self.links.get(link_handle).filter(|_| self.slow.is_on()) else { return };
         let mut took = (self.now_us as u32).wrapping_sub(pending.sent_us);
         if link.lane == Lane::Blocking {
             let grace_us = self.plan.live.command_timeout.as_micros() as u64;
             let asked_until_us = link.waits_until_us.saturating_sub(grace_us);
             took = took.min(u32::try_from(self.now_us.saturating_sub(asked_until_us)).unwrap_or(u32::MAX));
         }
-        if took.saturating_add(self.held_us(pending)) < self.slow_us {
+        if !self.slow.is_slow(took.saturating_add(self.held_us(pending))) {
             return;
         }
         if !is_logged(pending.purpose) || !self.may_enter() {
@@ -82,14 +115,14 @@ impl Worker {
     /// Whether one more entry may be made now. Where a node stands still for a moment all that is in flight took long, and entries of all of it would
     /// hold up what comes next.
     fn may_enter(&mut self) -> bool {
-        match PER_SECOND.take(self.slow_entries_full_at_ns, self.now_us * 1000) {
+        match PER_SECOND.take(self.slow.full_at_ns, self.now_us * 1000) {
             Ok(full_at_ns) => {
-                self.slow_entries_full_at_ns = full_at_ns;
+                self.slow.full_at_ns = full_at_ns;
                 true
             }
             Err(_) => {
                 self.counters.slow_not_entered.add(1);
-                if let Some(untold) = self.slow_log_log.tell(self.now_us) {
+                if let Some(untold) = self.slow.log.tell(self.now_us) {
                     info!(
                         worker = self.index,
                         untold = untold.told(),
@@ -103,7 +136,7 @@ impl Worker {
 
     /// Hands on what could not be entered while somebody read the log.
     pub(super) fn enter_waiting(&mut self) {
-        if self.slow_waiting.is_empty() {
+        if self.slow.waiting.is_empty() {
             return;
         }
         let mut log = match self.shared.slow_log.try_lock() {
@@ -112,7 +145,7 @@ impl Worker {
             // Never a wait: it is tried again at the next tick.
             Err(TryLockError::WouldBlock) => return,
         };
-        for entry in self.slow_waiting.drain(..) {
+        for entry in self.slow.waiting.drain(..) {
             log.add(entry, self.plan.live.slowlog_max_len);
         }
     }
@@ -146,7 +179,7 @@ impl Worker {
             user: client.map_or("default", |c| c.user.name()).into(),
             node: link.replica.map_or(node.clone(), |replica| format!("{node} replica {replica}")),
         };
-        self.slow_waiting.push(entry);
+        self.slow.waiting.push(entry);
         self.enter_waiting();
     }
 
@@ -155,7 +188,7 @@ impl Worker {
         match local {
             Local::SlowlogLen => encode::integer(&mut out, lock(&self.shared.slow_log).len() as i64),
             Local::SlowlogReset => {
-                self.slow_waiting.clear();
+                self.slow.waiting.clear();
                 lock(&self.shared.slow_log).clear();
                 out.extend_from_slice(b"+OK\r\n");
             }

@@ -13,6 +13,7 @@
 //! Not a connection from MULTI on with each command sent at once: it would cost a round trip for each command and a connection for each
 //! client in the middle of a transaction.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -495,7 +496,7 @@ impl Worker {
     /// Whether the node still watches on this connection for this client.
     fn is_watching(&self, handle: Handle, link: Handle, node: NodeId) -> bool {
         let watches = |l: &Link| l.phase == Phase::Up && l.watching && l.holder == handle && l.node == node && l.expired == 0;
-        self.links.get(link).is_some_and(|l| watches(l))
+        self.links.get(link).is_some_and(watches)
     }
 
     /// Whether what a client watches is in doubt, so that EXEC will answer nil.
@@ -695,7 +696,7 @@ impl Worker {
             self.push_own(link_handle, &[b"SELECT", database.to_string().as_bytes()], Purpose::Nobody, 0);
             self.stall(handle, Stall::Barrier);
         }
-        self.mark_link(link_handle);
+        self.links.mark(link_handle);
         multi.clear();
         if let Some(client) = self.clients.get_mut(handle) {
             client.session().multi = multi;
@@ -784,7 +785,20 @@ impl Worker {
             }
             _ => {}
         }
-        self.deliver(pending.who, pending.seq, if text.is_empty() { answer } else { &text });
+        let answer = if text.is_empty() { answer } else { &text };
+        let shown = if executed { self.with_own_shas(answer) } else { None };
+        self.deliver(pending.who, pending.seq, shown.as_deref().unwrap_or(answer));
+    }
+
+    /// A reply to EXEC in which the errors of scripts name the hashes that the client knows; `None` where they do.
+    fn with_own_shas(&self, answer: &[u8]) -> Option<Vec<u8>> {
+        let named = |element| if reply::is_error(element) { self.with_own_sha(element) } else { Cow::Borrowed(element) };
+        reply::elements(answer).any(|element| matches!(named(element), Cow::Owned(_))).then(|| {
+            let mut out = Vec::with_capacity(answer.len() + 16);
+            encode::header(&mut out, b'*', reply::elements(answer).remaining() as usize);
+            reply::elements(answer).for_each(|element| out.extend_from_slice(&named(element)));
+            out
+        })
     }
 
     /// A reply to EXEC with our clients counted in the place of our workers, as PUBLISH outside of a transaction has it.

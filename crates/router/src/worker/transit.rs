@@ -2,7 +2,7 @@
 //!
 //! Without moves all of this is one predicted branch per command (`Topology::is_settled`). With them a command for a moving slot asks one
 //! question: are all its keys admitted ([`LegView::is_there`])? Then it is executed as if the slots had been handed over, by a plan in which they
-//! have ([`Worker::moved_plan`]): no other code has to know. Otherwise its client waits (`Stall::Moving`), the mover is told which keys are
+//! have ([`Worker::plan_of_moved`]): no other code has to know. Otherwise its client waits (`Stall::Moving`), the mover is told which keys are
 //! wanted, and the command is looked at again from its beginning.
 //!
 //! Not a queue of commands at the mover: see docs/decisions/0011-keys-are-handed-over-not-commands.md.
@@ -28,6 +28,9 @@ use crate::slab::Handle;
 const MUCH: usize = 1000;
 const PUBLISH_US: u64 = 500;
 
+/// Keyspace events caused by a move arrive so long after it at most, as far as they are told from others.
+const LATE_EVENTS_US: u64 = 1_000_000;
+
 /// What a command is to do while slots are in transit.
 #[derive(Debug)]
 pub(super) enum Transit {
@@ -37,6 +40,39 @@ pub(super) enum Transit {
     Moved(Arc<Plan>),
     /// Nothing now.
     Instead(Flow),
+}
+
+/// What a worker knows of keys on their way.
+#[derive(Debug, Default)]
+pub(super) struct InTransit {
+    /// The plan by which commands are executed whose keys have moved already; `None` where no slot is moving.
+    moved: Option<Arc<Plan>>,
+    /// The one before, where slots were in transit in it: until when what its moves caused may still arrive, us.
+    before: Option<(Arc<Plan>, u64)>,
+    /// Clients that wait for keys.
+    clients: Vec<Handle>,
+    /// Keys that commands of this turn may write in slots whose keys are being listed.
+    written: Vec<(MoveId, Vec<Key>)>,
+    /// When the drain barrier was last published because somebody waits for it, us.
+    published_us: u64,
+}
+
+impl InTransit {
+    /// A plan has been replaced. What its moves cause at nodes may arrive for a while.
+    pub(super) fn keep_before(&mut self, plan: Arc<Plan>, now_us: u64) {
+        if !plan.moves.by_id.is_empty() {
+            self.before = Some((plan, now_us + LATE_EVENTS_US));
+        }
+    }
+
+    pub(super) fn forget_before(&mut self, now_us: u64) {
+        self.before.take_if(|(_, until_us)| *until_us < now_us);
+    }
+
+    /// The plan before this one, as long as its moves may show.
+    pub(super) fn before(&self, now_us: u64) -> Option<&Plan> {
+        self.before.as_ref().filter(|(_, until_us)| now_us < *until_us).map(|(plan, _)| &**plan)
+    }
 }
 
 /// A command that waits for keys.
@@ -92,9 +128,14 @@ pub(super) fn parsed<R>(plan: &Plan, request: &[u8], with: impl FnOnce(&Command,
 }
 
 impl Worker {
+    /// The plan by which a command is executed all of whose keys are there.
+    pub(super) fn plan_of_moved(&self) -> &Arc<Plan> {
+        self.transit.moved.as_ref().unwrap_or(&self.plan)
+    }
+
     /// A new plan: the one by which commands are executed whose keys have moved.
     pub(super) fn place_moving_anew(&mut self) {
-        self.moved_plan = None;
+        self.transit.moved = None;
         let topology = &self.plan.topology;
         if topology.is_settled() {
             return;
@@ -128,7 +169,7 @@ impl Worker {
         for (node, slots) in moved {
             next = next.handed_over(&slots, node);
         }
-        self.moved_plan = Some(Arc::new(Plan { topology: Arc::new(next), ..(*self.plan).clone() }));
+        self.transit.moved = Some(Arc::new(Plan { topology: Arc::new(next), ..(*self.plan).clone() }));
     }
 
     /// Looks at a command while slots are in transit.
@@ -163,7 +204,7 @@ impl Worker {
             }
             if let Some(moving) = self.pass(handle, plan, &look) {
                 // Where nothing has another place yet (keys go back to where they are looked for), replicas are not read all the same.
-                return if moving { Transit::Moved(self.moved_plan.as_ref().unwrap_or(plan).clone()) } else { Transit::Settled };
+                return if moving { Transit::Moved(self.transit.moved.as_ref().unwrap_or(plan).clone()) } else { Transit::Settled };
             }
             if self.wait_for(handle, look) {
                 return Transit::Instead(Flow::Stall(Stall::Moving));
@@ -183,9 +224,9 @@ impl Worker {
 
     fn note_written(&mut self, plan: &Plan, look: &Look) {
         for (move_id, key) in &look.written {
-            match self.written.iter_mut().find(|(known, _)| known == move_id) {
+            match self.transit.written.iter_mut().find(|(known, _)| known == move_id) {
                 Some((_, keys)) => keys.push(key.clone()),
-                None => self.written.push((*move_id, vec![key.clone()])),
+                None => self.transit.written.push((*move_id, vec![key.clone()])),
             }
         }
         for (move_id, key, elements) in &look.touched {
@@ -202,7 +243,7 @@ impl Worker {
 
     /// Tells the movers what this turn's commands may write, before they are sent.
     pub(super) fn tell_movers(&mut self) {
-        for (move_id, keys) in std::mem::take(&mut self.written) {
+        for (move_id, keys) in std::mem::take(&mut self.transit.written) {
             if let Some(mover) = self.plan.moves.by_id.get(&move_id) {
                 mover.note(Told::Written(keys));
             }
@@ -327,8 +368,8 @@ impl Worker {
                 mover.tell(Told::Wanted { leg, keys });
             }
         }
-        if !self.moving_clients.contains(&handle) {
-            self.moving_clients.push(handle);
+        if !self.transit.clients.contains(&handle) {
+            self.transit.clients.push(handle);
         }
         true
     }
@@ -345,9 +386,9 @@ impl Worker {
     /// Has those who wait for keys look again: all of them, or those that have what they wait for.
     fn look_again(&mut self, all: bool) {
         let clients = &self.clients;
-        self.moving_clients.retain(|h| clients.get(*h).is_some_and(|c| c.moving.is_some()));
+        self.transit.clients.retain(|h| clients.get(*h).is_some_and(|c| c.moving.is_some()));
         let mut due: Vec<(u64, Handle)> = Vec::new();
-        for handle in &self.moving_clients {
+        for handle in &self.transit.clients {
             let Some(client) = self.clients.get(*handle).filter(|c| c.stall == Stall::Moving) else { continue };
             let Some(moving) = &client.moving else { continue };
             // Who has been told once is told again only if it says again that it waits; and then it must look.
@@ -367,7 +408,7 @@ impl Worker {
         let Some(client) = self.clients.get(handle) else { return };
         if client.is_recalled() || client.repeat.is_some() {
             // Its command is owed already: nothing behind it may be looked at before.
-            self.resumed.push(handle);
+            self.clients.resume(handle);
             return;
         }
         if self.plan.topology.is_settled() {
@@ -388,7 +429,7 @@ impl Worker {
 
     /// Clients that wait for any of these keys are told an error.
     pub(super) fn refuse_moving(&mut self, move_id: MoveId, keys: Option<&[Fingerprint]>, error: &Arc<str>) {
-        for handle in self.moving_clients.clone() {
+        for handle in self.transit.clients.clone() {
             let Some(client) = self.clients.get_mut(handle).filter(|c| c.stall == Stall::Moving) else { continue };
             let Some(moving) = client.moving.as_mut() else { continue };
             let concerned =
@@ -410,11 +451,11 @@ impl Worker {
 
     /// Nobody waits longer than a node may take to answer.
     pub(super) fn tick_moving(&mut self) {
-        if self.moving_clients.is_empty() {
+        if self.transit.clients.is_empty() {
             return;
         }
         let patience = self.plan.live.command_timeout;
-        for handle in self.moving_clients.clone() {
+        for handle in self.transit.clients.clone() {
             let Some(client) = self.clients.get(handle).filter(|c| c.stall == Stall::Moving) else { continue };
             let Some(moving) = &client.moving else { continue };
             if moving.refusal.is_some() || self.now_us.saturating_sub(moving.since_us) <= patience.as_micros() as u64 {
@@ -455,7 +496,7 @@ impl Worker {
                 let mut keys = Vec::new();
                 command.find_keys(args, &mut keys).ok()?;
                 let keys = keys.iter().filter_map(|k| args.get(*k as usize));
-                let now = self.moved_plan.as_ref().unwrap_or(&plan);
+                let now = self.transit.moved.as_ref().unwrap_or(&plan);
                 match route(&now.topology, keys.clone()) {
                     Route::Owner(slot, node) => Some(Ok((slot, node))),
                     Route::Parted(_) => Some(Err(self.not_together(now, keys))),
@@ -507,7 +548,7 @@ impl Worker {
             }
         }
         let mut answered = by_node.clone();
-        for zombie in &self.zombies {
+        for zombie in self.zombies.iter() {
             oldest = oldest.min(zombie.epoch);
             count(&mut by_node, zombie.node, zombie.epoch);
         }
@@ -530,8 +571,8 @@ impl Worker {
         if wanted > self.shared.drained[self.index].load(Ordering::Relaxed) {
             // Looking at all that is in flight costs; where it is much there is another turn soon.
             let is_much = self.links.iter().map(|(_, link)| link.pending.len()).sum::<usize>() > MUCH;
-            if !is_much || self.now_us >= self.published_us + PUBLISH_US {
-                self.published_us = self.now_us;
+            if !is_much || self.now_us >= self.transit.published_us + PUBLISH_US {
+                self.transit.published_us = self.now_us;
                 self.publish_drained();
             }
         }

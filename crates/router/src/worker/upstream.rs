@@ -2,7 +2,7 @@
 //!
 //! A command is in flight from the moment its bytes are handed to the connection until its reply comes, or until the node has
 //! confirmed that the connection is dead. Closing a socket ends nothing: the node executes what it has received. So a link that
-//! breaks with commands in flight leaves a [`Zombie`] behind, which only an answered `CLIENT KILL ID` on a newer connection (or
+//! breaks with commands in flight leaves a [`Zombie`](super::zombies::Zombie) behind, which only an answered `CLIENT KILL ID` on a newer connection (or
 //! another `run_id`) lays to rest.
 
 use std::collections::VecDeque;
@@ -198,8 +198,10 @@ pub(super) struct Link {
     pub(super) run_id: Option<Arc<str>>,
     /// It was asked about its data when it was greeted.
     pub(super) knows_data: bool,
-    /// The node has no keys, as it said when it was greeted.
-    pub(super) is_empty: bool,
+    /// How many keys the node had when it was greeted, where it said so.
+    pub(super) keys: Option<u64>,
+    /// It was still loading them.
+    pub(super) is_loading: bool,
     /// It keeps its data on disk.
     pub(super) persists: bool,
     /// Database that the greeting selects: the one that the first command in `out` expects to find. Kept, because commands may be waiting
@@ -292,19 +294,6 @@ pub(super) enum Greeting {
     Ended(Option<Vec<u8>>),
 }
 
-/// A broken connection whose commands may still be executed by the node.
-#[derive(Clone, Debug)]
-pub(super) struct Zombie {
-    pub(super) number: u32,
-    pub(super) node: NodeId,
-    pub(super) client_id: u64,
-    pub(super) run_id: Option<Arc<str>>,
-    /// Epoch of its oldest command.
-    pub(super) epoch: u64,
-    /// The link that was asked to kill it.
-    pub(super) asked: Handle,
-}
-
 impl Link {
     pub(super) fn new(node: NodeId, lane: Lane, resp3: bool, database: u32, counters: Arc<NodeCounters>, now_us: u64) -> Self {
         Self {
@@ -335,7 +324,8 @@ impl Link {
             client_id: 0,
             run_id: None,
             knows_data: false,
-            is_empty: false,
+            keys: None,
+            is_loading: false,
             persists: false,
             start_database: database,
             database,

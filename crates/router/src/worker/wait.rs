@@ -167,7 +167,7 @@ impl Worker {
         }
         // The connection goes back first; then this client goes on to the next node.
         wait.due = true;
-        self.resumed.push(handle);
+        self.clients.resume(handle);
     }
 
     /// The connection on which a node was asked is lost: the client gets that error.

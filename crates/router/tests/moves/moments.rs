@@ -1,6 +1,6 @@
 //! Moments that are short and matter, made to last: what happens then is what a rule of the machine is for.
 //!
-//! Each test fails without its rule; docs/migration.md says which.
+//! Each test fails without its rule; docs/design/moves.md says which.
 
 use std::sync::atomic::Ordering;
 

@@ -613,11 +613,9 @@ impl State {
                 0
             }
             Kind::Remove => std::mem::take(here),
-            Kind::Purge(away) => {
-                for (key, value) in self.nodes[node].iter_mut().enumerate() {
-                    if away[key] != (node == 1) {
-                        *value = 0;
-                    }
+            Kind::Purge(wrong) => {
+                for (value, _) in self.nodes[node].iter_mut().zip(wrong).filter(|(_, wrong)| *wrong) {
+                    *value = 0;
                 }
                 0
             }
@@ -698,10 +696,10 @@ impl State {
                 self.publish(View::Turned(away));
                 self.barrier = Some(self.epoch);
             }
-            Action::Purge { side, away } => {
-                let away = self.away(&away);
+            Action::Purge { side, wrong } => {
+                let wrong = keys().map(|key| wrong.has(Fingerprinter::new(7).of(&key)));
                 if let Link::Up { requests, .. } = &mut self.links[side as usize] {
-                    requests.push_back(Request { batch: u32::MAX, at: 0, key: 0, kind: Kind::Purge(away) });
+                    requests.push_back(Request { batch: u32::MAX, at: 0, key: 0, kind: Kind::Purge(wrong) });
                 }
             }
             // What the node has then is listed at once: after the drain only the mover changes it.

@@ -9,12 +9,11 @@ mod staging;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
-use std::sync::Arc;
 
 use switchyard_policy::migration::record::{OpenLeg, Queue, Record, Replay};
 use switchyard_policy::migration::{
     Action, BatchId, Durability, Event, Fingerprint, Fingerprinter, Key, Leg, Machine, Orders, Outcome, Process, Protocol, Side,
-    StopAndCopy, are_all_there,
+    StopAndCopy, Wrong, are_all_there,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, slot_of};
 
@@ -86,7 +85,7 @@ struct Listing {
 #[derive(Debug)]
 struct Purge {
     side: usize,
-    away: Arc<BTreeSet<Fingerprint>>,
+    wrong: Wrong,
     /// What is asked and not answered.
     left: usize,
 }
@@ -638,7 +637,7 @@ impl World {
                 }
             }
             (What::PurgeScan, Reply::Scanned(keys, next)) => {
-                let gone: Vec<KeyIx> = keys.into_iter().filter(|key| self.is_wrong(side, *key)).collect();
+                let gone: Vec<KeyIx> = keys.into_iter().filter(|key| self.is_wrong(*key)).collect();
                 let Some(purge) = &mut self.mover.purge else { return };
                 purge.left += gone.len();
                 purge.left -= usize::from(next.is_none());
@@ -785,8 +784,8 @@ impl World {
                 let stage = ViewStage::Turned { uid: self.mover.uid, source: self.mover.source, away };
                 self.mover.barrier = Some(self.publish(stage));
             }
-            Action::Purge { side, away } => {
-                self.mover.purge = Some(Purge { side: ix(side), away, left: 1 });
+            Action::Purge { side, wrong } => {
+                self.mover.purge = Some(Purge { side: ix(side), wrong, left: 1 });
                 self.demand(ix(side), Cmd::Scan(0, SCAN_KEYS), What::PurgeScan);
             }
             Action::List { count } => {

@@ -4,10 +4,9 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use switchyard_policy::migration::{Protocol, Side};
+use switchyard_policy::migration::Protocol;
 use switchyard_policy::topology::{NodeId, Topology};
 
-use super::ix;
 use crate::node::{KeyIx, STAGING};
 use crate::planted::Bug;
 use crate::world::World;
@@ -69,13 +68,12 @@ impl World {
     }
 
     /// Whether a key that is found at a side is to be purged there.
-    pub(super) fn is_wrong(&self, side: usize, key: KeyIx) -> bool {
+    pub(super) fn is_wrong(&self, key: KeyIx) -> bool {
         let Some(purge) = self.mover.purge.as_ref().filter(|_| key < STAGING) else { return false };
         let may = match &self.mover.scope {
             Some(scope) => scope.contains(&key) || self.bug(Bug::PurgedBeyondScope),
             None => self.lives_at(key) == self.owner() || self.bug(Bug::ExceptionPurged),
         };
-        let on_record = purge.away.contains(&self.mover.fingerprints.of(&self.keys[key]));
-        may && (side == ix(Side::Target)) != on_record
+        may && purge.wrong.has(self.mover.fingerprints.of(&self.keys[key]))
     }
 }

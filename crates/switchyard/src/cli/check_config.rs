@@ -9,9 +9,10 @@ use crate::config::{self, Problems};
 /// Check a configuration and show what it comes to
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Check a configuration and show what it comes to: every value with where it came from (file and line, flag, \
-        or default). Secrets are shown as ***. Takes the flags of serve.\n\n\
-        Host names are looked up and secrets are read, so what passes here is what a reload would take.",
+    long_about = "Check a configuration, and print every value that `switchyard serve` would run with. Behind each stands where it comes from: a line of the \
+        file, a flag, or the default. Secrets are printed as ***. Everything that is wrong is told at once.\n\n\
+        Give it the same file and flags as serve. It starts nothing, and connects to no node. It looks up host names and reads the files of secrets, as a start \
+        or a reload does.",
     after_long_help = "Examples:\n  \
         switchyard check-config -c /etc/switchyard.toml\n  \
         switchyard check-config -c /etc/switchyard.toml --workers 4    with the flags that serve gets\n  \

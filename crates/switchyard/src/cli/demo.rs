@@ -12,15 +12,17 @@ use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use switchyard_bench::{
     client::Client,
+    interrupt,
     load::{self, Mix, Pace, Sharing, Skew, Summary},
+    numbers::{millis, thousands, time_flag},
     process::{self, Process},
     table::Table,
 };
 use tempfile::TempDir;
 
 use super::{
-    Failure, interrupt,
-    live::{Live, NodeKeys, millis, thousands, time_flag},
+    Failure,
+    live::{Live, NodeKeys},
 };
 use crate::config::{ADMIN_PORT, DATA_PORT};
 

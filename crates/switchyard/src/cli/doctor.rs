@@ -8,11 +8,12 @@ use anyhow::anyhow;
 use clap::Args;
 use serde::Serialize;
 use switchyard_policy::topology::Topology;
+use switchyard_resp::units::{TIME_FORM, counted, parse_time};
 
 use super::Failure;
 use super::flags::ConfigFlags;
 use super::known_fleet::KnownFleet;
-use crate::config::{Config, Resolved, TIME_FORM, parse_time};
+use crate::config::{Config, Resolved};
 use crate::doctor::holdings::{FirstStart, first_start, primaries};
 use crate::doctor::{Finding, Level, Needs, examine, examine_commands, look, servers};
 
@@ -80,7 +81,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let worst = if arguments.strict { Level::Warning } else { Level::Error };
     let bad = findings.iter().filter(|f| f.level >= worst).count();
-    if bad > 0 { Err(Failure::Failed(anyhow!("{bad} thing{} to see to", if bad == 1 { "" } else { "s" }))) } else { Ok(()) }
+    if bad > 0 { Err(Failure::Failed(anyhow!("{} to see to", counted(bad, "thing")))) } else { Ok(()) }
 }
 
 /// Looks at all nodes at once, with their replicas, and judges.
@@ -118,7 +119,7 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
         KnownFleet::Unplaced => match first_start(&primaries(&resolved.nodes), patience, &|progress| eprintln!("{progress}")) {
             Ok(FirstStart::Place { owner: None, .. }) => Vec::new(),
             Ok(FirstStart::Place { owner: Some((name, keys)), .. }) => {
-                let found = format!("{name} has all {keys} keys: a first start gives it all slots, and the other nodes none");
+                let found = format!("{name} has all keys ({keys}): a first start gives it all slots, and the other nodes none");
                 vec![finding(Level::Note, found, "fine; `switchyard balance` spreads them while clients use them")]
             }
             Ok(FirstStart::Refused(why)) => {
@@ -174,11 +175,11 @@ fn render(findings: &[Finding], nodes: usize) -> String {
     let count = |level| findings.iter().filter(|f| f.level == level).count();
     let _ = writeln!(
         out,
-        "{nodes} node{} looked at: {} errors, {} warnings, {} notes",
-        if nodes == 1 { "" } else { "s" },
-        count(Level::Error),
-        count(Level::Warning),
-        count(Level::Note)
+        "{} looked at: {}, {}, {}",
+        counted(nodes, "node"),
+        counted(count(Level::Error), "error"),
+        counted(count(Level::Warning), "warning"),
+        counted(count(Level::Note), "note")
     );
     out
 }

@@ -3,15 +3,11 @@
 mod admin_client;
 mod balance;
 mod bench;
-mod bench_history;
-mod bench_moves;
-mod bench_soak;
 mod check_config;
 mod demo;
 mod doctor;
 mod flags;
 mod hash_password;
-mod interrupt;
 mod known_fleet;
 mod live;
 mod map;
@@ -20,7 +16,6 @@ mod moves;
 mod nodes;
 mod recover;
 mod serve;
-mod sim;
 mod status;
 mod table;
 
@@ -74,7 +69,6 @@ enum Command {
     Recover(recover::Arguments),
     Demo(demo::Arguments),
     Bench(bench::Arguments),
-    Sim(sim::Arguments),
 }
 
 /// Why a subcommand did not succeed.
@@ -143,7 +137,6 @@ pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
         Command::Recover(arguments) => recover::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
-        Command::Sim(arguments) => sim::run(&arguments),
     }
 }
 

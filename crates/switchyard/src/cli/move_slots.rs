@@ -2,12 +2,13 @@
 
 use clap::Args;
 use switchyard_control::admin::{HowRequest, MoveRequest, PlanReport};
+use switchyard_resp::units::parse_rate;
 
 use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags};
 use super::moves::watch;
 use super::table::{Column, count, table};
-use crate::config::parse_rate;
+use crate::config::{Problem, Problems};
 
 /// How data is to move; what is not given is as the configuration of the router says.
 #[derive(Clone, Debug, Default, Args)]
@@ -84,7 +85,7 @@ pub(crate) struct Arguments {
     to: Option<String>,
 
     /// Which slots, such as 0-100,200
-    #[arg(long, value_name = "RANGES", required_unless_present_any = ["all", "keys", "home"], conflicts_with_all = ["all", "keys", "home"])]
+    #[arg(long, value_name = "RANGES", conflicts_with_all = ["all", "keys", "home"])]
     slots: Option<String>,
 
     /// All slots that the source owns
@@ -115,6 +116,10 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.slots.is_none() && arguments.keys.is_none() && !arguments.all && !arguments.home {
+        let text = "say what to move: --slots RANGES, --all, --keys PATTERN or --home. Examples: switchyard move --help".to_owned();
+        return Err(Problems(vec![Problem { place: None, text }]).into());
+    }
     let client = AdminClient::new(&arguments.flags)?;
     let request = MoveRequest {
         from: arguments.from.clone().unwrap_or_default(),

@@ -9,16 +9,17 @@ use clap::{Args, Subcommand};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use serde_json::json;
+use switchyard_bench::numbers::millis;
 use switchyard_control::admin::{AbortRequest, GoalRequest, Lose, MaxRateRequest, MoveReport, MoveState, MovesReport};
+use switchyard_resp::units::{describe_size, describe_time, format_rate, parse_rate};
 
 use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags};
-use super::live::millis;
 use super::table::{Column, count, table};
-use crate::config::{describe_size, describe_time, format_rate, parse_rate};
 
 /// Moves under way: list, watch, pause, resume, abort; another goal or rate
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 #[command(after_long_help = "Examples:\n  \
     switchyard moves\n  \
     switchyard moves watch\n  \
@@ -112,6 +113,15 @@ impl AbortArguments {
 }
 
 #[derive(Debug, Args)]
+#[command(
+    long_about = "Let a move go on with another goal, from now on.\n\n\
+        fast: as fast as the nodes can. balanced: so that clients hardly notice, never slower than 1/7 of what the nodes do when idle. gentle: so that clients \
+        notice nothing, never slower than 1/100.",
+    after_long_help = "Examples:\n  \
+        switchyard moves                  which moves there are, with their numbers\n  \
+        switchyard moves goal 7 gentle    move 7 disturbs clients less, and takes longer\n\n\
+        Exit codes: 0 it goes on so; 1 it was refused"
+)]
 struct GoalArguments {
     /// Number of the move, as `switchyard moves` shows it
     id: u64,
@@ -125,6 +135,14 @@ struct GoalArguments {
 }
 
 #[derive(Debug, Args)]
+#[command(
+    long_about = "Let a move go on with another bound on its rate: it copies no more bytes per second than this, whatever its goal is. The word none takes the \
+        bound away.",
+    after_long_help = "Examples:\n  \
+        switchyard moves max-rate 7 20mb    at most 20 MiB each second\n  \
+        switchyard moves max-rate 7 none    as fast as its goal says\n\n\
+        Exit codes: 0 it goes on so; 1 it was refused"
+)]
 struct MaxRateArguments {
     /// Number of the move, as `switchyard moves` shows it
     id: u64,

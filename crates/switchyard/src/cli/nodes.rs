@@ -8,11 +8,22 @@ use super::admin_client::{AdminClient, AdminFlags, encoded};
 use super::move_slots::{HowFlags, finish};
 use super::table::{Column, count, table};
 
-/// The nodes behind a running router
+/// The nodes behind a running router: list, add, drain, remove, accept
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+#[command(after_long_help = "Examples:\n  \
+    switchyard nodes                                         list them\n  \
+    switchyard nodes -c /etc/switchyard.toml                 the same, with address and token of the admin port from there\n  \
+    switchyard nodes add 127.0.0.1:7003 --rebalance --wait   let one join, with its share of the slots\n  \
+    switchyard nodes drain 127.0.0.1:7003 --wait             move everything away from it\n  \
+    switchyard nodes remove 127.0.0.1:7003                   let it go\n\n\
+    Exit codes: 0 it worked; 1 it did not")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
+
+    #[command(flatten)]
+    flags: AdminFlags,
 }
 
 #[derive(Debug, Subcommand)]
@@ -113,7 +124,9 @@ struct DrainArguments {
 #[derive(Debug, Args)]
 #[command(
     long_about = "Let a node go that owns no slots. This is remembered also where the configuration still lists it.",
-    after_long_help = "Exit codes: 0 it is gone; 1 it was refused"
+    after_long_help = "Examples:\n  \
+        switchyard nodes drain 127.0.0.1:7003 --wait && switchyard nodes remove 127.0.0.1:7003\n\n\
+        Exit codes: 0 it is gone; 1 it was refused"
 )]
 struct RemoveArguments {
     /// The node, as `switchyard nodes list` shows it
@@ -137,8 +150,9 @@ struct ListArguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let flags = match &arguments.command {
-        Command::List(ListArguments { flags }) => flags,
-        Command::Accept(AcceptArguments { node, flags }) => {
+        None => &arguments.flags,
+        Some(Command::List(ListArguments { flags })) => flags,
+        Some(Command::Accept(AcceptArguments { node, flags })) => {
             let body = AdminClient::new(flags)?.post(&format!("/api/v1/nodes/{}/accept", encoded(node)))?;
             if flags.json {
                 println!("{}", body.trim_end());
@@ -147,7 +161,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
             return Ok(());
         }
-        Command::Add(given) => {
+        Some(Command::Add(given)) => {
             let client = AdminClient::new(&given.flags)?;
             let request = AddNodeRequest { address: given.address.clone(), rebalance: given.rebalance, how: given.how.request() };
             let body = client.post_json("/api/v1/nodes", &request)?;
@@ -161,17 +175,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 &format!("{} has joined; it owns no slots until `switchyard balance` or `switchyard move`{notes}", given.address),
             );
         }
-        Command::Drain(given) => {
+        Some(Command::Drain(given)) => {
             let client = AdminClient::new(&given.flags)?;
             let body = client.post_json(&format!("/api/v1/nodes/{}/drain", encoded(&given.address)), &given.how.request())?;
             return finish(&client, &body, given.wait, given.flags.json);
         }
-        Command::Undrain(given) => {
+        Some(Command::Undrain(given)) => {
             let client = AdminClient::new(&given.flags)?;
             let body = client.post_json(&format!("/api/v1/nodes/{}/undrain", encoded(&given.address)), &serde_json::json!({}))?;
             return said(&given.flags, &body, &format!("{} may get slots again; `switchyard balance` gives it its share", given.address));
         }
-        Command::Remove(given) => {
+        Some(Command::Remove(given)) => {
             let client = AdminClient::new(&given.flags)?;
             let body = client.post_json(&format!("/api/v1/nodes/{}/remove", encoded(&given.address)), &serde_json::json!({}))?;
             return said(&given.flags, &body, &format!("{} is gone", given.address));

@@ -18,8 +18,9 @@ use super::Failure;
 use super::flags::ConfigFlags;
 use super::known_fleet::KnownFleet;
 use super::table::count;
+use crate::config::plural;
 use crate::doctor::connection::NodeConnection;
-use crate::doctor::holdings::each_key;
+use crate::doctor::holdings::{each_key, others};
 use crate::doctor::{routers, servers};
 
 /// How long a node may take for one answer.
@@ -76,6 +77,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let resolved = config.resolve(|_| None)?;
     let mut counted = Vec::new();
+    let listed: Vec<&str> = resolved.nodes.iter().map(|node| node.name.as_str()).collect();
     for node in &resolved.nodes {
         let Some(primary) = servers(node).into_iter().next() else { continue };
         let mut connection =
@@ -89,18 +91,24 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             )
             .into());
         }
+        let others = others(&mut connection, &listed).map_err(|why| anyhow!("node {} {why}", node.name))?;
+        if let Some(others) = others {
+            return Err(anyhow!("{}. List them as well; {}", others.told(&node.name), others.way_out()).into());
+        }
         let keys = count_keys(&mut connection).with_context(|| format!("node {}", node.name))?;
         println!(
-            "node {}: {} keys in {} slots",
+            "node {}: {} {} in {}",
             node.name,
             count(keys.iter().sum()),
-            count(keys.iter().filter(|n| **n > 0).count() as u64)
+            plural(keys.iter().sum(), "key"),
+            crate::config::counted(keys.iter().filter(|n| **n > 0).count(), "slot")
         );
         counted.push(Counted { name: node.name.clone(), keys });
     }
     let (topology, lost) = assign(&counted, arguments.take_most)?;
     if lost > 0 {
-        println!("{} keys are at nodes that do not get their slots: they stay there, and are not found", count(lost));
+        let keys = if lost == 1 { "key is" } else { "keys are" };
+        println!("{} {keys} at nodes that do not get their slots: what is there stays, and is not found", count(lost));
     }
     for node in topology.nodes() {
         println!("node {} gets {} slots", node.name, count(topology.slots_of(node.id) as u64));
@@ -176,12 +184,14 @@ fn assign(nodes: &[Counted], take_most: bool) -> anyhow::Result<(Topology, u64)>
 
 fn explain(nodes: &[Counted], conflicts: &[(Slot, Vec<usize>)]) -> String {
     let between: BTreeSet<&Vec<usize>> = conflicts.iter().map(|(_, having)| having).collect();
-    let mut text = format!("keys of {} slots are at several nodes:", conflicts.len());
+    let mut text = format!("keys of {} are at several nodes:", crate::config::counted(conflicts.len(), "slot"));
     for having in between {
         let of: Vec<&(Slot, Vec<usize>)> = conflicts.iter().filter(|(_, other)| other == having).collect();
         let keys = |i: &usize| of.iter().map(|(slot, _)| nodes[*i].keys[slot.index()]).sum::<u64>();
-        let parts: Vec<String> = having.iter().map(|i| format!("{} keys at {}", keys(i), nodes[*i].name)).collect();
-        let _ = write!(text, " {} slots (the first is {}) have {};", of.len(), of[0].0.number(), parts.join(" and "));
+        let parts: Vec<String> =
+            having.iter().map(|i| format!("{} at {}", crate::config::counted(keys(i), "key"), nodes[*i].name)).collect();
+        let _ =
+            write!(text, " {} (the first is {}) with {};", crate::config::counted(of.len(), "slot"), of[0].0.number(), parts.join(" and "));
     }
     text + " a move was under way, or keys had been moved alone (`move --keys`), or somebody else's keys are there. Remove the keys that do not belong there, or let --take-most decide for the node with \
             the most"

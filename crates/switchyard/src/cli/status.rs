@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use clap::Args;
 use switchyard_control::admin::StatusReport;
+use switchyard_resp::units::{describe_time, plural};
 
 use super::admin_client::{AdminClient, AdminFlags};
 use super::table::count;
 use super::{Failure, nodes};
-use crate::config::describe_time;
 
 /// Show how a running router does
 #[derive(Debug, Args)]
@@ -48,10 +48,13 @@ fn render(status: &StatusReport) -> String {
         let moving: u64 = status.troubles.iter().map(|trouble| trouble.slots).sum();
         let mut parts = Vec::new();
         if unserved > 0 {
-            parts.push(format!("{} slots cannot be served", count(unserved)));
+            parts.push(format!("{} {} cannot be served", count(unserved), plural(unserved, "slot")));
         }
         if moving > 0 {
-            parts.push(format!("keys of {} slots that are moving cannot be used", count(moving)));
+            parts.push(format!("keys of {} {} on the way cannot be used", count(moving), plural(moving, "slot")));
+        }
+        if status.troubles.iter().any(|trouble| trouble.id.is_none()) {
+            parts.push("the state directory needs a look".to_owned());
         }
         if parts.is_empty() {
             parts.push("moves need a look".to_owned());

@@ -36,7 +36,16 @@ impl Endpoint {
             return expected("a port alone does not say where");
         }
         let (host, port) = match text.parse::<IpAddr>() {
-            Ok(IpAddr::V6(_)) => (text, None),
+            Ok(IpAddr::V6(_)) => match text.rsplit_once(':') {
+                // `::1:7003` is an address of its own, and nobody means that.
+                Some((host, port)) if host.parse::<IpAddr>().is_ok() && port.parse::<u16>().is_ok() => {
+                    let other = default_port.unwrap_or(6379);
+                    return Err(format!(
+                        "an IPv6 address with a port stands in brackets: write [{host}]:{port}, or [{text}]:{other} for a host of that address"
+                    ));
+                }
+                _ => (text, None),
+            },
             _ => match text.rsplit_once(':') {
                 Some((host, port)) => (host, Some(port)),
                 None => (text, None),
@@ -140,6 +149,8 @@ mod tests {
             assert!(error.contains("expected an address HOST:PORT"), "{text}: {error}");
         }
         assert!(Endpoint::parse("localhost", None).is_err());
+        let error = Endpoint::parse("::1:7003", Some(6379)).expect_err("two things");
+        assert!(error.contains("write [::1]:7003, or [::1:7003]:6379"), "{error}");
     }
 
     #[test]

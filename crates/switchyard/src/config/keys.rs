@@ -7,12 +7,13 @@
 use std::path::Path;
 use std::time::Duration;
 
+use switchyard_resp::units::{format_size, format_time};
+
 use super::listener::{LimitConfig, ListenerConfig};
 use super::memory::MemoryMax;
 use super::operator_keys::{CLUSTER, CROSS_SLOT, NODES_SET, SCRIPTS, SLOW_LOG};
 use super::raw::Raw;
 use super::secret::SecretForm;
-use super::units::{format_size, format_time};
 use super::{Config, NodeConfig};
 
 /// Where a key stands in the file.

@@ -4,8 +4,9 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 
+use switchyard_resp::units::{SIZE_FORM, format_size, parse_size};
+
 use super::raw::Raw;
-use super::units::{SIZE_FORM, format_size, parse_size};
 
 /// `memory-max` as it was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,6 @@ mod raw;
 mod secret;
 mod show;
 mod tls;
-mod units;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -36,9 +35,9 @@ use memory::MemoryMax;
 pub(crate) use raw::Raw;
 pub(crate) use secret::SecretSource;
 pub(crate) use show::{example, render};
+pub(crate) use switchyard_resp::units::{counted, describe_size, plural};
 use tls::{NodeFiles, ServerFiles};
 pub(crate) use tls::{certificates_in, provider, trusted_certificates};
-pub(crate) use units::{TIME_FORM, describe_size, describe_time, format_rate, parse_rate, parse_time};
 
 /// The address of a node as its name: with its port.
 pub(crate) fn parse_endpoint(text: &str) -> Result<String, String> {

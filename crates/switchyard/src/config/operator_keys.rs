@@ -44,7 +44,7 @@ pub(super) const NODES_SET: &[Key<Config>] = &[
         Takes::Reload,
         &[],
         "What is done with a node that restarted and lost the keys that it had. serve: it is served, its keys are gone. hold: it is treated \
-         as down until SWITCHYARD ACCEPT, or until it has keys. auto: hold where it keeps its data on disk (appendonly, save), else serve.",
+         as down until SWITCHYARD ACCEPT, or until it has them again. auto: hold where it keeps its data on disk (appendonly, save), else serve.",
         |config, raw, _| {
             config.live.empty_return = match raw.text()? {
                 "serve" => EmptyReturn::Serve,

@@ -6,11 +6,11 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use switchyard_resp::units::{self, SIZE_FORM, TIME_FORM};
 use toml::de::DeValue;
 
 use super::endpoint::{ENDPOINT_FORM, Endpoint};
 use super::listener::ListenPlace;
-use super::units::{self, SIZE_FORM, TIME_FORM};
 
 /// A value whose type is not yet known to be right.
 #[derive(Clone, Debug, PartialEq, Eq)]

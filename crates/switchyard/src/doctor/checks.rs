@@ -1,5 +1,6 @@
 //! The judgements: from what the nodes said to what is wrong and what to do.
 
+use crate::config::counted;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,6 +11,10 @@ const SKEW_MS: i64 = 1000;
 
 /// A clock that is so far off makes times to live wrong when keys move.
 const SKEW_BAD_MS: i64 = 30_000;
+
+/// What is lost where a router leaves no mark.
+const NO_MARKS: &str = "it keeps no mark of the router that serves it, so no standby can take over, an old copy of the state directory is not refused, and nothing \
+                        ends a second router that is started on a copy";
 
 struct Notes<'a> {
     found: Vec<Finding>,
@@ -167,12 +172,13 @@ fn clients(node: &Seen, notes: &mut Notes<'_>) {
     let writers = node.direct.iter().filter(|client| client.writes).count();
     let of = match writers {
         0 => "all of them read only".to_owned(),
+        1 => "1 of them writes".to_owned(),
         writers => format!("{writers} of them write"),
     };
     notes.add(
         Level::Warning,
         "direct clients",
-        format!("{} clients use its keys past the router, {of}; one is {first}", node.direct.len()),
+        format!("its keys are used past the router by {}, {of}; one is {first}", counted(node.direct.len(), "client")),
         "let them use the router before keys move, or fence them off (docs/moving-data.md): they would not find what has moved",
     );
 }
@@ -269,6 +275,7 @@ fn rights(node: &Seen, needs: &Needs, notes: &mut Notes<'_>) {
     for name in &node.missing {
         let (level, then) = match name.as_str() {
             "CLIENT" | "COMMAND" | "INFO" | "SELECT" => (Level::Error, "the router cannot work without it"),
+            "ACL" => (Level::Warning, NO_MARKS),
             _ => (Level::Warning, "clients that use it get the node's error"),
         };
         notes.add(
@@ -284,6 +291,8 @@ fn rights(node: &Seen, needs: &Needs, notes: &mut Notes<'_>) {
             "CLIENT KILL" => (Level::Error, "what a broken connection left behind cannot be confirmed as ended"),
             "DUMP" | "RESTORE" | "MEMORY USAGE" | "UNLINK" => (Level::Warning, "commands on keys of several slots fail"),
             "COMMAND" => (Level::Warning, "commands of modules and newer versions stay unknown, and scripts are not checked fully"),
+            "ACL GETUSER" | "ACL SETUSER" => (Level::Warning, NO_MARKS),
+            "ACL USERS" => (Level::Warning, "a first start does not notice that it belongs to a fleet of more nodes than are listed"),
             "FUNCTION LIST" | "FUNCTION DUMP" => (Level::Warning, "functions cannot be brought to nodes that return empty"),
             _ => (Level::Warning, "clients that need it get the node's error"),
         };
@@ -291,7 +300,7 @@ fn rights(node: &Seen, needs: &Needs, notes: &mut Notes<'_>) {
             level,
             "rights",
             format!("our user may not use {name}: {then} ({error})"),
-            "ACL SETUSER our user there: ~* &* +@all -@dangerous +client +info +config|get +keys +function +acl|getuser +acl|setuser",
+            "ACL SETUSER our user there: ~* &* +@all -@dangerous +client +info +config|get +keys +function +acl|users +acl|getuser +acl|setuser",
         );
     }
     if let Some(functions) = node.functions.as_ref().filter(|f| needs.check_scripts && !f.unchecked.is_empty()) {

@@ -31,9 +31,9 @@ pub(crate) struct NodeConnection {
 pub(crate) struct Answer(pub(crate) Vec<u8>);
 
 impl Answer {
-    /// The text of an error.
+    /// The text of an error, fit for logs and reports.
     pub(crate) fn error(&self) -> Option<String> {
-        reply::is_error(&self.0).then(|| self.text())
+        reply::is_error(&self.0).then(|| reply::told_error(&self.0))
     }
 
     /// A string, or the words of a simple reply.

@@ -5,8 +5,11 @@ use std::fmt;
 
 use switchyard_resp::command::{CommandTable, Flags, Handling};
 
-/// How our own connections are named.
-const OWN: &str = "switchyard-";
+/// How connections of routers are named, before what names their state directory.
+const ROUTER: &str = "switchyard-";
+
+/// How others of ours are named, that only look.
+const LOOKING: [&str; 2] = ["switchyard-doctor", "switchyard-standby"];
 
 /// A client of a node that is not this router's.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +36,8 @@ impl fmt::Display for DirectClient {
     }
 }
 
-/// Those in the reply to CLIENT LIST that use keys: not replicas, not those who only look (INFO, CLIENT, PING), not routers.
+/// Those in the reply to CLIENT LIST that use keys: not replicas, not those who only look (INFO, CLIENT, PING), and not
+/// routers, which [`routers`] finds.
 pub(crate) fn direct_clients(list: &str) -> Vec<DirectClient> {
     let table = CommandTable::builtin();
     let mut found = Vec::new();
@@ -41,7 +45,8 @@ pub(crate) fn direct_clients(list: &str) -> Vec<DirectClient> {
         let field = |name: &str| line.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('=')).unwrap_or_default();
         // Replicas, the primary, and those in MONITOR.
         let other_role = field("flags").contains(['S', 'M', 'O']);
-        if line.trim().is_empty() || field("name").starts_with(OWN) || other_role {
+        let name = field("name");
+        if line.trim().is_empty() || site_of(name).is_some() || LOOKING.contains(&name) || other_role {
             continue;
         }
         let command = field("cmd").to_ascii_lowercase();
@@ -56,7 +61,7 @@ pub(crate) fn direct_clients(list: &str) -> Vec<DirectClient> {
         }
         found.push(DirectClient {
             address: field("addr").to_owned(),
-            name: field("name").to_owned(),
+            name: name.to_owned(),
             user: field("user").to_owned(),
             writes: known.is_none_or(|known| !known.flags.has(Flags::READONLY)),
             command,
@@ -68,13 +73,15 @@ pub(crate) fn direct_clients(list: &str) -> Vec<DirectClient> {
 /// The routers in the reply to CLIENT LIST, each by what names its state directory there.
 pub(crate) fn routers(list: &str) -> BTreeSet<String> {
     let names = list.lines().filter_map(|line| line.split(' ').find_map(|word| word.strip_prefix("name=")));
-    let sites = names.filter_map(|name| {
-        let mut parts = name.strip_prefix(OWN)?.split('-');
-        let site = parts.next()?;
-        // The run follows, and whose connection it is.
-        (site.len() == 8 && site.bytes().all(|byte| byte.is_ascii_hexdigit()) && parts.count() >= 3).then(|| site.to_owned())
-    });
-    sites.collect()
+    names.filter_map(site_of).map(str::to_owned).collect()
+}
+
+/// What names the state directory of the router whose connection has this name.
+fn site_of(name: &str) -> Option<&str> {
+    let mut parts = name.strip_prefix(ROUTER)?.split('-');
+    let site = parts.next()?;
+    // The run follows, and whose connection it is.
+    (site.len() == 8 && site.bytes().all(|byte| byte.is_ascii_hexdigit()) && parts.count() >= 3).then_some(site)
 }
 
 /// Major and minor version of Redis that a node is, or is compatible with, from INFO.
@@ -91,7 +98,7 @@ mod tests {
     #[test]
     fn only_those_who_use_keys_count() {
         let list = "id=3 addr=10.0.0.1:5 laddr=10.0.0.9:6379 name= flags=N cmd=set user=default resp=2\n\
-            id=4 addr=10.0.0.1:6 name=switchyard-1-2-0 flags=N cmd=set user=default\n\
+            id=4 addr=10.0.0.1:6 name=switchyard-0a1b2c3d-1f-62-0 flags=N cmd=set user=default\n\
             id=5 addr=10.0.0.2:6 name= flags=S cmd=replconf user=default\n\
             id=6 addr=10.0.0.3:6 name=prometheus flags=N cmd=info user=default\n\
             id=7 addr=10.0.0.3:7 name=worker flags=N cmd=get user=app\n\
@@ -99,9 +106,11 @@ mod tests {
             id=9 addr=10.0.0.3:9 name= flags=N cmd=client|list user=default\n\
             id=10 addr=10.0.0.4:1 name= flags=b cmd=blpop user=default\n\
             id=11 addr=10.0.0.4:2 name= flags=N cmd=xgroup|create user=default\n\
-            id=12 addr=10.0.0.4:3 name= flags=N cmd=json.set user=default\n\n";
+            id=12 addr=10.0.0.4:3 name= flags=N cmd=json.set user=default\n\
+            id=13 addr=10.0.0.4:4 name=switchyard-doctor flags=N cmd=get user=default\n\
+            id=14 addr=10.0.0.4:5 name=switchyard-shop flags=N cmd=hset user=default\n\n";
         let found: Vec<(String, bool)> = direct_clients(list).into_iter().map(|c| (c.command, c.writes)).collect();
-        let expected = [("set", true), ("get", false), ("blpop", true), ("xgroup|create", true), ("json.set", true)];
+        let expected = [("set", true), ("get", false), ("blpop", true), ("xgroup|create", true), ("json.set", true), ("hset", true)];
         assert_eq!(found, expected.map(|(command, writes)| (command.to_owned(), writes)));
         assert_eq!(direct_clients(list)[1].to_string(), "10.0.0.3:7, named worker, user app, last command get");
     }

@@ -3,6 +3,7 @@
 //! `switchyard serve` and `switchyard doctor` come here with the same question and get the same answer. What follows from counts and samples is
 //! decided by `policy::topology`.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -10,9 +11,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use switchyard_policy::migration::is_temporary;
 use switchyard_policy::topology::{First, NodeId, PlaceError, Sample, Topology, slot_of};
-use switchyard_router::NodeAccess;
+use switchyard_router::{NodeAccess, mark_in, question_of, site_of_mark};
 
-use super::connection::NodeConnection;
+use super::connection::{Answer, NodeConnection};
 use super::direct::routers;
 use super::{Server, servers};
 use crate::config::NodeAddress;
@@ -20,8 +21,11 @@ use crate::config::NodeAddress;
 /// Answers to the first questions are short: a server that sends more is none.
 pub(crate) const ANSWER_MAX: usize = 1 << 20;
 
+/// The same of a list of clients: some ten thousand of them.
+const LIST_MAX: usize = 16 << 20;
+
 /// Keys of each database that are looked at before a stored map is believed.
-const SAMPLE: u64 = 1000;
+pub(crate) const SAMPLE: u64 = 1000;
 
 /// Pages that are read for them, where most are empty.
 const SAMPLE_PAGES: u32 = 50;
@@ -55,7 +59,7 @@ pub(crate) fn primaries(nodes: &[NodeAddress]) -> Vec<NodeAccess> {
 }
 
 /// Asks all of them at the same time.
-fn at_once<T: Sync, R: Send>(items: &[T], ask: impl Fn(&T) -> R + Sync) -> Vec<R> {
+pub(crate) fn at_once<T: Sync, R: Send>(items: &[T], ask: impl Fn(&T) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
         let asked: Vec<_> = items.iter().map(|item| scope.spawn(|| ask(item))).collect();
         asked.into_iter().filter_map(|asked| asked.join().ok()).collect()
@@ -65,7 +69,8 @@ fn at_once<T: Sync, R: Send>(items: &[T], ask: impl Fn(&T) -> R + Sync) -> Vec<R
 /// A node that a router uses. Nodes that do not answer, or do not tell who their clients are, are left out.
 pub(crate) fn served_by_a_router(nodes: &[NodeAccess], patience: Duration) -> Option<&NodeAccess> {
     let is_served = |node: &NodeAccess| {
-        let list = NodeConnection::open(node, patience).ok().and_then(|mut connection| connection.ask(&["CLIENT", "LIST"]).ok());
+        let connection = NodeConnection::open(node, patience).ok().map(|connection| connection.with_answers_up_to(LIST_MAX));
+        let list = connection.and_then(|mut connection| connection.ask(&["CLIENT", "LIST"]).ok());
         list.is_some_and(|list| !routers(&list.text()).is_empty())
     };
     let served = at_once(nodes, is_served);
@@ -74,17 +79,24 @@ pub(crate) fn served_by_a_router(nodes: &[NodeAccess], patience: Duration) -> Op
 
 /// Looks at what the nodes hold, and says which map a first start may begin with. `tell` hears how far a long look has come.
 pub(crate) fn first_start(nodes: &[NodeAccess], patience: Duration, tell: &(dyn Fn(&str) + Sync)) -> Result<FirstStart, PlaceError> {
-    let counts = match nodes {
-        // Every map fits it.
-        [one] => vec![Ok((one.name.clone(), 0))],
-        _ => at_once(nodes, |node| {
-            count(node, patience).map(|keys| (node.name.clone(), keys)).map_err(|why| format!("node {} {why}", node.name))
-        }),
-    };
-    let counts: Vec<(String, u64)> = match counts.into_iter().collect() {
-        Ok(counts) => counts,
+    let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
+    let looks = at_once(nodes, |node| look(node, &names, patience).map_err(|why| format!("node {} {why}", node.name)));
+    let looks: Vec<Holding> = match looks.into_iter().collect() {
+        Ok(looks) => looks,
         Err(why) => return Ok(FirstStart::Unknown(why)),
     };
+    if let Some((node, others)) = nodes.iter().zip(&looks).find_map(|(node, look)| Some((node, look.others.as_ref()?))) {
+        return Ok(FirstStart::Refused(format!(
+            "the state directory has no slot map, and {}. Choose one of these ways: give the state directory of this fleet (--state-dir); or list all of its nodes \
+             here; or, where no map fits their keys, make it from where the keys are (`switchyard recover`, with all of the nodes); {}",
+            others.told(&node.name),
+            others.way_out(),
+        )));
+    }
+    if let Some(why) = one_server_twice(nodes.iter().zip(&looks).map(|(node, look)| (node.name.as_str(), look.run_id.as_str()))) {
+        return Ok(FirstStart::Refused(why));
+    }
+    let counts: Vec<(String, u64)> = nodes.iter().zip(&looks).map(|(node, look)| (node.name.clone(), look.keys)).collect();
     Ok(match Topology::first(&counts)? {
         First::Even(topology) => FirstStart::Place { topology, owner: None },
         First::Owner(topology, owner) => FirstStart::Place { topology, owner: counts.into_iter().nth(owner.index()) },
@@ -96,9 +108,72 @@ pub(crate) fn first_start(nodes: &[NodeAccess], patience: Duration, tell: &(dyn 
     })
 }
 
-/// Keys of all databases, as the node counts them.
-fn count(access: &NodeAccess, patience: Duration) -> Result<u64, String> {
+/// Why nodes, each with the run id of its process, cannot be a fleet, where two are one.
+pub(crate) fn one_server_twice<'a>(nodes: impl Iterator<Item = (&'a str, &'a str)>) -> Option<String> {
+    let mut met = BTreeMap::new();
+    for (name, run_id) in nodes.filter(|(_, run_id)| !run_id.is_empty()) {
+        if let Some(other) = met.insert(run_id, name) {
+            return Some(format!(
+                "{other} and {name} are one server under two names (both have run_id {run_id}), so slots of both would mix: take one of them out of the list of nodes"
+            ));
+        }
+    }
+    None
+}
+
+/// Nodes that had keys of a fleet to which this one belongs, and that nobody has listed.
+#[derive(Debug)]
+pub(crate) struct Others {
+    /// The mark that says so.
+    user: String,
+    names: Vec<String>,
+}
+
+impl Others {
+    /// What is wrong at the node of this name.
+    pub(crate) fn told(&self, node: &str) -> String {
+        format!(
+            "node {node} belongs to a fleet that has keys at other nodes, too: {}. Clients would read nil for these",
+            self.names.join(", ")
+        )
+    }
+
+    /// What to do where the others belong to it no more.
+    pub(crate) fn way_out(&self) -> String {
+        format!(
+            "or, if those nodes belong to it no more, remove what says so, at each node that is listed: `redis-cli ACL DELUSER {}`",
+            self.user
+        )
+    }
+}
+
+/// Nodes that had keys of the same fleet, by the marks that routers have left at this one ([`switchyard_policy::seat`]). Where it does not show them, nothing
+/// is known.
+pub(crate) fn others(node: &mut NodeConnection, listed: &[&str]) -> Result<Option<Others>, String> {
+    let mut ask = |args: &[&str]| node.ask(args).map_err(|error| format!("does not answer ACL: {error}"));
+    let users = ask(&["ACL", "USERS"])?;
+    for user in users.items().iter().map(Answer::text).filter(|user| site_of_mark(user).is_some()) {
+        let Ok(Some(mark)) = mark_in(&ask(&["ACL", "GETUSER", &user])?.0) else { continue };
+        let names = mark.missing(listed);
+        if !names.is_empty() {
+            return Ok(Some(Others { user, names }));
+        }
+    }
+    Ok(None)
+}
+
+/// What a first start must know of a node.
+#[derive(Debug)]
+struct Holding {
+    run_id: String,
+    /// Of all databases, as the node counts them.
+    keys: u64,
+    others: Option<Others>,
+}
+
+fn look(access: &NodeAccess, listed: &[&str], patience: Duration) -> Result<Holding, String> {
     let mut node = NodeConnection::open(access, patience)?.with_answers_up_to(ANSWER_MAX);
+    let others = others(&mut node, listed)?;
     let mut info = |section: &str| match node.ask(&["INFO", section]) {
         Ok(answer) => answer.error().map_or(Ok(answer.text()), |error| Err(format!("refuses INFO: {error}"))),
         Err(error) => Err(format!("does not answer INFO: {error}")),
@@ -106,7 +181,9 @@ fn count(access: &NodeAccess, patience: Duration) -> Result<u64, String> {
     if info("persistence")?.lines().any(|line| line.trim() == "loading:1") {
         return Err("is loading its data".to_owned());
     }
-    Ok(databases(&info("keyspace")?).map(|(_, keys)| keys).sum())
+    let keys = databases(&info("keyspace")?).map(|(_, keys)| keys).sum();
+    let run_id = info("server")?.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap_or_default().trim().to_owned();
+    Ok(Holding { run_id, keys, others })
 }
 
 /// The databases that have keys, and how many, from INFO.
@@ -223,22 +300,33 @@ fn refusal(counts: &[(String, u64)], found: &Elsewhere) -> String {
 #[derive(Debug)]
 pub(crate) struct Sampled {
     pub(crate) run_id: String,
+    /// Whether it keeps a mark of the state directory; `None`: it does not say.
+    pub(crate) is_marked: Option<bool>,
     /// Whether the process is known is for whoever asks to say.
     pub(crate) sample: Sample,
 }
 
-/// Looks at some keys of a node. `is_elsewhere`: whether the map looks elsewhere for a key.
-pub(crate) fn sample(access: &NodeAccess, patience: Duration, is_elsewhere: impl Fn(&[u8]) -> bool) -> Result<Sampled, String> {
+/// Looks at so many keys of a node, or at all, and at the mark of a site. `is_elsewhere`: whether the map looks elsewhere for a key.
+pub(crate) fn sample(
+    access: &NodeAccess,
+    patience: Duration,
+    site: Option<&str>,
+    at_most: Option<u64>,
+    is_elsewhere: impl Fn(&[u8]) -> bool,
+) -> Result<Sampled, String> {
+    let patience = if at_most.is_some() { patience } else { patience.max(PAGE_PATIENCE) };
     let mut node = NodeConnection::open(access, patience)?;
+    let mark = site.map(|site| node.ask(&question_of(site)).map_err(|error| format!("does not answer ACL: {error}"))).transpose()?;
+    let is_marked = mark.and_then(|answer| mark_in(&answer.0).ok()).map(|mark| mark.is_some());
     let info = node.ask(&["INFO", "server"]).map_err(|error| format!("does not answer INFO: {error}"))?.text();
     let run_id = info.lines().find_map(|line| line.trim().strip_prefix("run_id:")).unwrap_or_default().to_owned();
     let mut sample = Sample::default();
-    let looked = each_key(&mut node, Some(SAMPLE), |key| {
+    let looked = each_key(&mut node, at_most, |key| {
         sample.keys += 1;
         sample.elsewhere += u64::from(is_elsewhere(key));
         ControlFlow::Continue(())
     });
-    looked.map(|()| Sampled { run_id, sample }).map_err(|why| format!("{why:#}"))
+    looked.map(|()| Sampled { run_id, is_marked, sample }).map_err(|why| format!("{why:#}"))
 }
 
 #[cfg(test)]

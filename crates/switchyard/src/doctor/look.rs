@@ -36,10 +36,15 @@ const TRIED: &[(&str, &[&str])] = &[
     ("FUNCTION LIST", &["FUNCTION", "LIST"]),
     ("FUNCTION DUMP", &["FUNCTION", "STATS"]),
     ("PUBLISH", &["PUBSUB", "NUMPAT"]),
+    ("ACL USERS", &["ACL", "USERS"]),
+    ("ACL GETUSER", &["ACL", "GETUSER", "switchyard-doctor"]),
+    // A rule that no server has, so that no user is made.
+    ("ACL SETUSER", &["ACL", "SETUSER", "switchyard-doctor", "no-such-rule"]),
 ];
 
 /// Commands that are renamed away at times.
 const NAMES: &[&str] = &[
+    "ACL",
     "CLIENT",
     "COMMAND",
     "CONFIG",

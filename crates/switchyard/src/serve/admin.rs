@@ -12,7 +12,7 @@ use switchyard_control::admin::{
 use switchyard_policy::topology::Topology;
 use switchyard_router::{Link, Secret, Status};
 use tokio::sync::oneshot;
-use tracing::error;
+use tracing::{error, warn};
 
 use super::explain_listen;
 use super::metrics::Page;
@@ -94,12 +94,31 @@ impl AdminThread {
 }
 
 /// Who may do what at the admin port: by the token of the configuration (whether it fits was checked there), or by one that is made now.
-pub(super) fn access(token: Option<&Secret>, state_dir: &Path) -> anyhow::Result<Access> {
+///
+/// A disk that is full is no reason not to serve: then the token of the start before is kept. Where there is none, nothing can be changed by this port.
+pub(super) fn access(token: Option<&Secret>, state_dir: &Path) -> Access {
     if let Some(token) = token.and_then(|token| Token::new(&token.0)) {
-        return Ok(Access::Given(token));
+        return Access::Given(token);
     }
-    let made = Token::make(state_dir).with_context(|| format!("cannot make a token for the admin port in {}", state_dir.display()));
-    made.map(|(token, file)| Access::Made { token, file })
+    let error = match Token::make(state_dir) {
+        Ok((token, file)) => return Access::Made { token, file },
+        Err(error) => error,
+    };
+    let (kept, state_dir) = (Token::kept(state_dir), state_dir.display());
+    match kept {
+        Ok((token, file)) => {
+            warn!("no new token for the admin port can be written to {state_dir}: {error}. The one of an earlier start is kept");
+            Access::Made { token, file }
+        }
+        Err(_) => {
+            let why = format!(
+                "the admin port shows everything and changes nothing: no token for it can be written to {state_dir} ({error}). Make that possible, then \
+                 reload the router (SIGHUP)"
+            );
+            error!("{why}");
+            Access::ReadOnly { why }
+        }
+    }
 }
 
 /// The router, as the admin port sees it.

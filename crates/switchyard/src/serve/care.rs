@@ -1,6 +1,6 @@
 //! Keeps what nodes have in common the same on each: functions, which a node that joins or returns empty does not have.
 //!
-//! It also renews the check of scripts in libraries that an older router has stored, asks nodes whether they keep their data on disk, and has the
+//! It also renews the check of scripts in libraries that an older router has stored, asks nodes how many keys they have and whether they keep them on disk, and has the
 //! state directory remember their processes.
 //!
 //! A thread of its own, because it asks nodes and waits. It acts only where a node has no functions at all and the others agree on
@@ -27,17 +27,17 @@ use tracing::{debug, info, warn};
 use super::fleet::Fleet;
 use super::running::Running;
 use crate::doctor::connection::NodeConnection;
-use crate::doctor::holdings::ANSWER_MAX;
+use crate::doctor::holdings::{ANSWER_MAX, databases};
 use crate::doctor::{Functions, functions};
 
 /// How often it looks whether a node's process is another one.
 const PERIOD: Duration = Duration::from_millis(250);
 
-/// Of so many looks, one asks the nodes whether they keep their data on disk.
-const PERSISTENCE_ONE_IN: u32 = 4;
+/// Of so many looks, one asks the nodes how many keys they have and whether they keep them on disk.
+const HOLDINGS_ONE_IN: u32 = 4;
 
 /// How long a node may take to say that: others wait behind it.
-const PERSISTENCE_PATIENCE: Duration = Duration::from_secs(1);
+const HOLDINGS_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long a node may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -61,13 +61,13 @@ impl Care {
             .name("care".to_owned())
             .spawn(move || {
                 let mut known = BTreeMap::new();
-                let mut persistence = Persistence::default();
+                let mut holdings = Holdings::default();
                 let mut looks = 0_u32;
                 let mut left = None;
                 while matches!(stopped.recv_timeout(PERIOD), Err(RecvTimeoutError::Timeout)) {
                     looks = looks.wrapping_add(1);
-                    if looks.is_multiple_of(PERSISTENCE_ONE_IN) {
-                        persistence.ask(&running);
+                    if looks.is_multiple_of(HOLDINGS_ONE_IN) {
+                        holdings.ask(&running);
                     }
                     fleet.note(&store, &running);
                     left = left.take().filter(|left| !is_over(&running, left));
@@ -90,12 +90,12 @@ impl Care {
     }
 }
 
-/// Connections on which nodes are asked whether they keep their data on disk, each with the process at its end.
+/// Connections on which nodes are asked how many keys they have and whether they keep them on disk, each with the process at its end.
 #[derive(Default)]
-struct Persistence(BTreeMap<NodeId, (NodeAccess, NodeConnection, String)>);
+struct Holdings(BTreeMap<NodeId, (NodeAccess, NodeConnection, String)>);
 
-impl Persistence {
-    /// `CONFIG SET` at a node changes it while its process runs, and then a node that comes back empty has lost what it should have kept.
+impl Holdings {
+    /// By that a node is told that comes back without what it should have kept. `CONFIG SET` at a node changes what it keeps while its process runs.
     fn ask(&mut self, running: &Running) {
         let Some((status, access)) = running.with(|router| (router.status(), router.node_access())) else { return };
         let up: BTreeMap<NodeId, &NodeAccess> =
@@ -105,14 +105,14 @@ impl Persistence {
             let (_, connection, run_id) = match self.0.entry(id) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(unknown) => {
-                    let Ok(connection) = NodeConnection::open(access, PERSISTENCE_PATIENCE) else { continue };
+                    let Ok(connection) = NodeConnection::open(access, HOLDINGS_PATIENCE) else { continue };
                     let mut connection = connection.with_answers_up_to(ANSWER_MAX);
                     let Some(run_id) = run_id(&mut connection) else { continue };
                     unknown.insert((access.clone(), connection, run_id))
                 }
             };
-            match persists(connection) {
-                Ok(persists) => drop(running.with(|router: &Router| router.note_persistence(id, run_id, persists))),
+            match data(connection) {
+                Ok((keys, persists)) => drop(running.with(|router: &Router| router.note_data(id, run_id, keys, persists))),
                 // Connected anew with the next question.
                 Err(_) => drop(self.0.remove(&id)),
             }
@@ -120,11 +120,14 @@ impl Persistence {
     }
 }
 
-/// Whether the node keeps its data on disk. Where it does not say, it is taken for one that does not.
-fn persists(connection: &mut NodeConnection) -> std::io::Result<bool> {
+/// How many keys the node has, and whether it keeps them on disk. Where it does not say, it is taken for one that has some and keeps none.
+fn data(connection: &mut NodeConnection) -> std::io::Result<(u64, bool)> {
     let appends = connection.ask(&["INFO", "persistence"])?.text().lines().any(|line| line.trim() == "aof_enabled:1");
     let save = connection.ask(&["CONFIG", "GET", "save"])?;
-    Ok(appends || save.error().is_none() && save.items().get(1).is_some_and(|save| !save.text().is_empty()))
+    let persists = appends || save.error().is_none() && save.items().get(1).is_some_and(|save| !save.text().is_empty());
+    let keyspace = connection.ask(&["INFO", "keyspace"])?;
+    let keys = keyspace.error().map_or_else(|| databases(&keyspace.text()).map(|(_, keys)| keys).sum(), |_| 1);
+    Ok((keys, persists))
 }
 
 /// A connection on which functions were to be stored, and that was not answered: it may still be done.

@@ -31,12 +31,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use sd_notify::NotifyState;
 use switchyard_control::admin::{AdminAccess, AdminOptions, AdminTls};
+use switchyard_policy::topology::Topology;
 use switchyard_router::{HomePort, ListenAddress, Router, Settings, StartError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
 use crate::cli::Failure;
-use crate::config::{Config, Sources};
+use crate::config::{Config, NodeAddress, Sources};
 use crate::doctor::holdings::primaries;
 use admin::AdminThread;
 use failover::{Observer, Watched};
@@ -44,7 +45,7 @@ pub(crate) use fleet::Fleet;
 pub(crate) use log_queue::flush as flush_log;
 use logs::Logs;
 pub(crate) use moves::recall;
-use moves::{Members, Moves, MovesThread, ReloadAsk, RespOperator};
+use moves::{Joined, Members, Moves, MovesThread, ReloadAsk, RespOperator};
 use placement::Placement;
 use reload::Reloader;
 use running::Running;
@@ -97,7 +98,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     };
     let start = placement.next_incarnation()?;
     let admin_tls = resolved.admin_tls.as_ref().map(|tls| AdminTls::new(tls.config.clone()));
-    let admin_access = AdminAccess::new(admin::access(resolved.admin_token.as_ref(), &config.state_dir)?);
+    let admin_access = AdminAccess::new(admin::access(resolved.admin_token.as_ref(), &config.state_dir));
     let options = AdminOptions { access: admin_access.clone(), host_names: config.admin_host_names.clone(), tls: admin_tls.clone() };
     let mut admin = AdminThread::bind(resolved.admin, options, Arc::clone(&running), start)?;
     let (asks, asked) = mpsc::sync_channel(4);
@@ -119,7 +120,9 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         (None, None) => None,
     };
     let seats = Arc::new(Seats::take(&placement, &moves, &found)?);
-    let settled = placement.settle(&config.node_names(), |_| {})?;
+    let out = newly_listed_that_stay_out(placement.topology().as_deref(), &resolved.nodes, moves.site(), patience);
+    let wanted: Vec<String> = config.node_names().into_iter().filter(|name| !out.contains(name)).collect();
+    let settled = placement.settle(&wanted, |_| {})?;
     let topology = settled.topology;
     for name in &settled.joined {
         info!("node {name} has joined; it owns no slots yet, so no keys are on it");
@@ -219,6 +222,17 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     admin.stop();
     reloads.stop();
     Ok(())
+}
+
+/// Of nodes that the configuration lists and the slot map does not have, those that may not join.
+fn newly_listed_that_stay_out(topology: Option<&Topology>, nodes: &[NodeAddress], site: String, patience: Duration) -> Vec<String> {
+    let is_placed = |node: &&NodeAddress| topology.is_none_or(|topology| topology.nodes().any(|known| known.name == node.name));
+    let (placed, newly): (Vec<&NodeAddress>, Vec<&NodeAddress>) = nodes.iter().partition(is_placed);
+    if newly.is_empty() {
+        return Vec::new();
+    }
+    let placed: Vec<NodeAddress> = placed.into_iter().cloned().collect();
+    Joined::ask(&primaries(&placed), site, patience).refuse(&newly, patience)
 }
 
 fn ready_line(addresses: &[String], config: &Config, admin: SocketAddr) -> String {

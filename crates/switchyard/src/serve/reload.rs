@@ -76,7 +76,7 @@ impl Reloader {
         let store = Arc::clone(self.placement.store());
         let said = |error: anyhow::Error| format!("{error:#}");
         remember(&store, &listed, Some(change)).map_err(said)?;
-        self.apply_read(self.read.clone(), running).map(drop).map_err(|problems| {
+        self.apply_read(self.read.clone(), running, Some(change)).map(drop).map_err(|problems| {
             // What was refused is not to come back with the next reload.
             let back = match change {
                 MemberChange::Add(name) => MemberChange::Remove(name.clone()),
@@ -110,12 +110,27 @@ impl Reloader {
     fn apply(&mut self, running: &Arc<Running>) -> Result<usize, Vec<String>> {
         let mut read = self.sources.read().map_err(told)?;
         read.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
-        let applied = self.apply_read(read.clone(), running)?;
+        let applied = self.apply_read(read.clone(), running, None)?;
         self.read = read;
         Ok(applied)
     }
 
-    fn apply_read(&mut self, mut config: Config, running: &Arc<Running>) -> Result<usize, Vec<String>> {
+    /// Nodes of the configuration that do not join: without slots, and with something that speaks against it. One that an operator has named was looked at
+    /// before (`change`); the others then wait for a reload.
+    fn staying_out(&self, nodes: &[NodeAddress], change: Option<&MemberChange>) -> Vec<String> {
+        let Some(topology) = self.placement.topology() else { return Vec::new() };
+        let newly: Vec<&NodeAddress> = nodes.iter().filter(|node| topology.nodes().all(|known| known.name != node.name)).collect();
+        match (change, self.moves.fleet(&topology)) {
+            _ if newly.is_empty() => Vec::new(),
+            (None, Some(fleet)) => fleet.refuse(&newly, self.moves.patience()),
+            (change, _) => {
+                let is_named = |name: &String| matches!(change, Some(MemberChange::Add(named)) if named == name);
+                newly.into_iter().map(|node| node.name.clone()).filter(|name| !is_named(name)).collect()
+            }
+        }
+    }
+
+    fn apply_read(&mut self, mut config: Config, running: &Arc<Running>, change: Option<&MemberChange>) -> Result<usize, Vec<String>> {
         let remembered = remember(self.placement.store(), &config.node_names(), None).map_err(|error| vec![format!("{error:#}")])?;
         tell_ignored(&config.apply_membership(&remembered.added, &remembered.removed).map_err(told)?);
         let changes = config.changes_since(&self.config);
@@ -131,8 +146,10 @@ impl Reloader {
 
         // From here on nothing can be wrong but the store. Nodes that leave stay reachable until the last command to them is answered,
         // nodes that join are reachable before the first is sent.
+        let out = self.staying_out(&resolved.nodes, change);
+        let wanted: Vec<String> = config.node_names().into_iter().filter(|name| !out.contains(name)).collect();
         let mut both = live.clone();
-        let settled = self.placement.settle(&config.node_names(), |settled| {
+        let settled = self.placement.settle(&wanted, |settled| {
             live.nodes = placement::access(&settled.topology, &resolved.nodes);
             self.keep_what_works(&mut live);
             both = live.clone();
@@ -214,18 +231,13 @@ impl Reloader {
         if token.is_none() && matches!(*before, Access::Made { .. }) {
             return 0;
         }
-        match admin::access(token, state_dir) {
-            Ok(access) if access == *before => 0,
-            Ok(access) => {
-                self.admin_access.renew(access);
-                info!(target: "audit", "the token of the admin port has changed");
-                1
-            }
-            Err(error) => {
-                error!("{error:#}; the admin port keeps the token that it has");
-                0
-            }
+        let access = admin::access(token, state_dir);
+        if access == *before {
+            return 0;
         }
+        self.admin_access.renew(access);
+        info!(target: "audit", "the token of the admin port has changed");
+        1
     }
 
     /// Watches the replicas of the nodes as they are configured now.

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::mem;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use switchyard_control::admin::Refused;
 use switchyard_policy::topology::Topology;
@@ -84,17 +85,17 @@ impl Running {
     }
 
     /// An operator accepts a node as it is: one that came back empty is served, and whoever claims to be its primary without proof is
-    /// followed.
+    /// followed. It is when this returns.
     ///
     /// # Errors
-    /// If there is no such node, or nothing that waits for an operator's word: said beforehand, it would hide a later loss.
+    /// If there is no such node, or nothing that waits for an operator's word: said beforehand, it would hide a later loss. Also where it was accepted, and
+    /// still cannot be served.
     pub(super) fn accept(&self, node: &str) -> Result<(), Refused> {
         let is_held = self
             .with(|router| router.accept_empty(node))
             .ok_or_else(|| Refused::Unavailable("the router is not serving: it is starting, or was told to stop".to_owned()))?
             .ok_or_else(|| Refused::Wrong(format!("this router serves no node \"{node}\"; `switchyard nodes list` shows them")))?;
-        let is_claimed = self.claimed.lock().unwrap_or_else(PoisonError::into_inner).contains(node);
-        if !is_held && !is_claimed {
+        if !is_held && !self.is_claimed(node) {
             return Err(Refused::Conflict(format!(
                 "nothing of node {node} waits to be accepted: it is not held because it came back empty, and no server claims to be its primary without \
                  proof"
@@ -102,7 +103,21 @@ impl Running {
         }
         // Nobody listens where no node has replicas.
         let _ = self.accepted.send(node.to_owned());
+        let until = Instant::now() + self.with(Router::patience).unwrap_or_default();
+        let is_done = || !self.is_claimed(node) && self.with(|router| router.is_served(node)).unwrap_or(false);
+        while !is_done() {
+            if Instant::now() >= until {
+                return Err(Refused::Failed(format!(
+                    "node {node} is accepted as it is, and does not serve yet: `switchyard status` says why. It is served as soon as it can be"
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
         Ok(())
+    }
+
+    fn is_claimed(&self, node: &str) -> bool {
+        self.claimed.lock().unwrap_or_else(PoisonError::into_inner).contains(node)
     }
 
     /// Whether a server claims to be the primary of a node, and nothing proves it.

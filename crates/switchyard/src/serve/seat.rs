@@ -21,10 +21,10 @@ use switchyard_policy::topology::NodeId;
 use switchyard_router::{NodeAccess, Seat, left_behind, mark_in, question_of, why_not};
 use tracing::{debug, info, warn};
 
+use super::SignalWait;
 use super::moves::Moves;
 use super::placement::Placement;
 use super::running::Running;
-use super::SignalWait;
 use crate::config::NodeAddress;
 use crate::doctor::connection::{Answer, NodeConnection};
 
@@ -183,9 +183,7 @@ impl Seats {
         }
         let mut refusal = answer.error();
         if standing != Standing::Untold {
-            let is_moving = self.beginning.load(Ordering::Acquire) > 0 || self.placement.is_moving();
-            let mark = Mark { is_moving, beat: self.beat.load(Ordering::Relaxed), ..self.seat.mark() };
-            let answer = connection.ask(&self.seat.replacement(&mark)).map_err(|error| format!("does not answer: {error}"))?;
+            let answer = connection.ask(&self.seat.replacement(&self.mark_now())).map_err(|error| format!("does not answer: {error}"))?;
             refusal = answer.error();
         }
         // Without marks it works as well, but for a standby.
@@ -196,10 +194,41 @@ impl Seats {
         Ok(())
     }
 
+    /// What stands at the nodes from now on.
+    fn mark_now(&self) -> Mark {
+        let is_moving = self.beginning.load(Ordering::Acquire) > 0 || self.placement.is_moving();
+        Mark { is_moving, beat: self.beat.load(Ordering::Relaxed), nodes: self.having_keys(is_moving), ..self.seat.mark() }
+    }
+
+    /// The names of the nodes that have keys, or are about to get some. None before it is known where keys are: a first start that found a node away may
+    /// begin anew without it.
+    fn having_keys(&self, is_moving: bool) -> Vec<String> {
+        let Some(topology) = self.placement.topology().filter(|_| !self.placement.is_provisional()) else { return Vec::new() };
+        let keepers = topology.keepers();
+        topology.nodes().filter(|node| is_moving || keepers.contains(&node.id)).map(|node| node.name.clone()).collect()
+    }
+
+    /// A node has left the fleet: who served it last stays there, and it says no more that others belong to it. It may begin anew alone.
+    fn leave(&self, at: &mut AtNode) {
+        let Some((access, connection)) = &mut at.connection else { return };
+        let told = connection.ask(&self.seat.question()).and_then(|answer| match self.seat.judge(&access.name, &answer.0) {
+            Standing::Ours => connection.ask(&self.seat.replacement(&self.seat.mark())).map(drop),
+            _ => Ok(()),
+        });
+        if let Err(error) = told {
+            debug!(node = %access.name, %error, "a node that was removed cannot be told so");
+        }
+    }
+
     fn renew(&self, running: &Running) {
         let Some(nodes) = running.with(switchyard_router::Router::node_access) else { return };
         self.beat.fetch_add(1, Ordering::Relaxed);
-        locked(&self.nodes).retain(|id, _| nodes.contains_key(id));
+        let leaving: Vec<_> = {
+            let mut known = locked(&self.nodes);
+            let gone: Vec<NodeId> = known.keys().filter(|id| !nodes.contains_key(id)).copied().collect();
+            gone.iter().filter_map(|id| known.remove(id)).collect()
+        };
+        leaving.iter().for_each(|at| self.leave(&mut locked(at)));
         for (id, access) in nodes {
             if let Err(why) = self.mark(running, id, &access) {
                 debug!(node = %access.name, why, "the mark of the router cannot be renewed at a node");
@@ -288,11 +317,22 @@ pub(super) fn look(
 ) -> anyhow::Result<Option<Found>> {
     let kept: Kept = load_as(store, DOCUMENT)?;
     let Some(site) = Ledger::site_in(store)? else {
-        if standby.is_some() {
-            bail!(
-                "the state directory {} is empty: a standby needs that of the router it stands by for, or a copy; see docs/high-availability.md",
+        let has_map = store.load_topology()?.is_some();
+        match standby.as_ref().map(|(with, _)| *with) {
+            None => {}
+            // Made anew by `recover`. Whoever has its lock is the only one with it.
+            Some(Standby::Shared) if has_map => {}
+            Some(Standby::Copy) if has_map => bail!(
+                "the state directory {} has a slot map under which no router has served yet, as `switchyard recover` makes it: start the first router with it, \
+                 without --standby, and give the standby a copy then (docs/high-availability.md)",
                 directory.display()
-            );
+            ),
+            // Where a volume is not mounted there is an empty directory, too.
+            Some(_) => bail!(
+                "the state directory {} is empty: a standby needs that of the router it stands by for, or a copy. See that its volume is mounted; the very \
+                 first start of a fleet is without --standby (docs/high-availability.md)",
+                directory.display()
+            ),
         }
         return Ok(Some(Found { term: 0 }));
     };

@@ -135,7 +135,7 @@ fn commands_that_may_meet_limits_are_told() {
     client.cmd("MSETNX");
     let (code, text) = doctor(&["--node", &address, "--workers", "2"]);
     assert_eq!(code, 0, "{text}");
-    for told in ["must share a slot: RENAME (1 calls)", "EXEC (1 calls)", "EVAL (1 calls)", "does not serve: SWAPDB (1 calls)"] {
+    for told in ["must share a slot: RENAME (1 call)", "EXEC (1 call)", "EVAL (1 call)", "does not serve: SWAPDB (1 call)"] {
         assert!(text.contains(told), "{told}: {text}");
     }
     assert!(!text.contains("MGET") && !text.contains("MSETNX"), "{text}");

@@ -1,5 +1,6 @@
 //! What a router does with keys that are there before it: no start answers nil for one of them.
 
+use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::Output;
@@ -10,8 +11,11 @@ use tempfile::TempDir;
 
 use crate::movectl::{done, refused, slots};
 use crate::support::process::{Process, tied};
+use crate::support::relay::Relay;
 use crate::support::slots::slot;
-use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, bulk, direct, http, ok, ports, until};
+use crate::support::{
+    Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, http, int, ok, ports, until,
+};
 
 const KEYS: usize = 200;
 
@@ -240,7 +244,58 @@ fn doctor_and_recover_know_nodes_that_were_added_to_a_running_router() {
     let (code, text) = say("recover", &listed, &state, &["--dry-run"]);
     assert!(code == Some(1) && text.contains("has a slot map"), "{text}");
     let (code, text) = say("recover", &listed, empty.path(), &["--dry-run"]);
-    assert!(code == Some(0) && text.contains("gets 16"), "nobody can know the others: {text}");
+    assert!(code == Some(0) && text.contains("gets 16"), "the others have no keys: {text}");
+}
+
+/// Keys that are at nodes which nobody lists would be answered with nil.
+#[test]
+fn a_first_start_with_a_part_of_the_nodes_is_refused() {
+    let Some(mut site) = Site::router_only(1, &SiteOptions::default()) else { return };
+    let more = nodes(2);
+    let mut client = site.client();
+    for number in 0..KEYS {
+        assert_eq!(client.cmd(&format!("SET {} {number}", key(number))), ok());
+    }
+    more.iter().for_each(|node| drop(done(site.router(), &format!("nodes add {}", node.address()))));
+    done(site.router(), "balance --wait --goal fast");
+    // One that was removed may begin anew: it says no more that it belongs to others.
+    done(site.router(), &format!("nodes drain {} --wait --goal fast", more[1].address()));
+    done(site.router(), &format!("nodes remove {}", more[1].address()));
+    let marked = |node: &Node| {
+        let user = node.cmd("ACL USERS").items().iter().map(Value::text).find(|user| user.starts_with("switchyard-")).expect("a mark");
+        (format!("{:?}", node.cmd(&format!("ACL GETUSER {user}"))), user)
+    };
+    until("the node that was removed is told", || (!marked(&more[1]).0.contains("node:")).then_some(()));
+    let both = [site.nodes()[0].address(), more[0].address()];
+    let names_both = |node: &Node| both.iter().all(|address| marked(node).0.contains(&format!("node:{address}")));
+    until("the others name each other", || (names_both(&site.nodes()[0]) && names_both(&more[0])).then_some(()));
+    site.router().process().signal(Signal::TERM);
+    site.router_mut().process_mut().wait(Duration::from_secs(30));
+
+    let lost = TempDir::new().expect("a directory");
+    for (listed, missing) in [(both[0], both[1]), (both[1], both[0])] {
+        let (code, doctor) = say("doctor", &[listed], &lost.path().join("none"), &[]);
+        assert_eq!(code, Some(1), "{doctor}");
+        let (code, recover) = say("recover", &[listed], &lost.path().join("none"), &["--dry-run"]);
+        assert_eq!(code, Some(1), "{recover}");
+        for text in [refused_start(&[listed], lost.path()), doctor, recover] {
+            for word in [&format!("keys at other nodes, too: {missing}"), "ACL DELUSER switchyard-"] {
+                assert!(text.contains(word), "{word}: {text}");
+            }
+        }
+    }
+    // The ways: all of them, and the map from where the keys are.
+    let (code, text) = say("recover", &both, lost.path(), &[]);
+    assert_eq!(code, Some(0), "{text}");
+    site.router_mut().start_again(&both);
+    all_are_found(site.router());
+    drop(Router::start(&[more[1].address()], &RouterOptions::default()));
+    // Or the word that the others belong to it no more.
+    site.router_mut().process_mut().kill();
+    for user in site.nodes()[0].cmd("ACL USERS").items().iter().map(Value::text).filter(|user| user.starts_with("switchyard-")) {
+        site.nodes()[0].cmd(&format!("ACL DELUSER {user}"));
+    }
+    drop(Router::start(&both[..1], &RouterOptions::default()));
 }
 
 /// Its map would be right until the other moves something, and then answer nil.
@@ -256,4 +311,157 @@ fn a_first_start_beside_another_router_is_refused() {
     assert!(log.contains("another router serves node") && log.contains("--state-dir"), "{log}");
     drop(router);
     let _ = Router::start(&addresses(&nodes), &RouterOptions::default());
+}
+
+/// Slots of both names would be at one server, and keys that "move" between them would be removed.
+#[test]
+fn one_server_under_two_names_is_refused() {
+    if direct() {
+        return;
+    }
+    let nodes = nodes(2);
+    let relay = Relay::start(nodes[0].address());
+    let twice = [nodes[0].address(), relay.address()];
+    let state = TempDir::new().expect("a directory");
+    let log = refused_start(&twice, state.path());
+    assert!(log.contains("one server under two names"), "{log}");
+    let (code, doctor) = say("doctor", &twice, &state.path().join("none"), &[]);
+    assert!(code == Some(1) && doctor.contains("a first start would be refused"), "{doctor}");
+    // A stored map, of which one name leads to the other's server by now.
+    let mut router = Router::start(&addresses(&nodes), &RouterOptions::default());
+    router.process().signal(Signal::TERM);
+    router.process_mut().wait(Duration::from_secs(30));
+    let mut nodes = nodes;
+    nodes[1].kill();
+    let _second = Relay::start_at(nodes[1].address(), nodes[0].address());
+    let log = refused_start(&addresses(&nodes), &router.state_dir());
+    assert!(log.contains("one server under two names"), "{log}");
+}
+
+/// Whatever `nodes add` refuses stays out also where a file lists it: at a start, and at a reload.
+#[test]
+fn a_newly_listed_node_that_may_not_join_stays_out() {
+    let options =
+        SiteOptions { router: RouterOptions { config: "workers = 2\n".to_owned(), ..RouterOptions::default() }, ..SiteOptions::default() };
+    let Some(mut site) = Site::router_only(2, &options) else { return };
+    let (full, good) = (Node::start(&NodeOptions::default()), Node::start(&NodeOptions::default()));
+    fill(&full, 0..1);
+    let relay = Relay::start(site.nodes()[0].address());
+    let again = Relay::start(good.address());
+    let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free()));
+    let bad = [(full.address(), "holds 1 keys"), (relay.address(), "is the same server as node"), (nobody, "cannot be reached")];
+    let listed = addresses(site.nodes());
+    let all: Vec<SocketAddr> =
+        listed.iter().copied().chain(bad.map(|(address, _)| address)).chain([good.address(), again.address()]).collect();
+    let stays_out = |site: &Site, count: usize| {
+        let log = until("all are told", || {
+            let log = site.router().process().log();
+            (log.matches("and stays out").count() == count).then_some(log)
+        });
+        for (address, why) in bad {
+            assert!(log.contains(&format!("node {address} is in the configuration, and stays out: {address} {why}")), "{log}");
+        }
+        let names: Vec<String> = slots(site.router()).into_iter().map(|(name, _)| name).collect();
+        let expected: Vec<String> = listed.iter().chain([&good.address()]).map(SocketAddr::to_string).collect();
+        assert_eq!(names.iter().collect::<BTreeSet<_>>(), expected.iter().collect(), "{log}");
+        log
+    };
+    site.router_mut().restart(&all);
+    let log = stays_out(&site, 4);
+    assert!(log.contains(&format!("{} is the same server as node {}", again.address(), good.address())), "{log}");
+    // Nothing has changed but what was wrong.
+    site.router().process().signal(Signal::HUP);
+    stays_out(&site, 8);
+    assert_eq!(full.cmd("FLUSHALL"), ok());
+    site.router().process().signal(Signal::HUP);
+    until("it has joined", || slots(site.router()).iter().any(|(name, _)| *name == full.address().to_string()).then_some(()));
+    assert_eq!(site.client().cmd("DBSIZE"), int(0));
+}
+
+/// The other one would not find what moves.
+#[test]
+fn a_node_that_another_router_uses_neither_joins_nor_takes_part_in_a_move() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let others = nodes(1);
+    let other = Router::start(&addresses(&others), &RouterOptions::default());
+    let text = refused(site.router(), &format!("nodes add {}", others[0].address()));
+    assert!(text.contains("is used by another router"), "{text}");
+    let beside = RouterOptions { args: vec!["--beside-another-router".to_owned()], ..RouterOptions::default() };
+    let beside = Router::start(&addresses(site.nodes()), &beside);
+    let [from, to] = [0, 1].map(|node: usize| site.nodes()[node].address());
+    let line = format!("move --from {from} --to {to} --all --wait");
+    let text = refused(site.router(), &line);
+    assert!(text.contains("is used by another router, with a state directory of its own"), "{text}");
+    drop((other, beside));
+    // Connections of its own, of the run before, are no other router.
+    let mut site = site;
+    let listed = addresses(site.nodes());
+    site.router_mut().process_mut().kill();
+    site.router_mut().start_again(&listed);
+    done(site.router(), &line);
+    done(site.router(), &format!("nodes add {}", others[0].address()));
+}
+
+/// Where nodes keep no marks, nothing else tells two routers with one slot map.
+#[test]
+fn nothing_moves_beside_a_router_with_a_copy_of_the_state_directory() {
+    let node = NodeOptions { config: "user default on nopass ~* &* +@all -acl\n".to_owned(), ..NodeOptions::default() };
+    let Some(site) = Site::router_only(2, &SiteOptions { node, ..SiteOptions::default() }) else { return };
+    let copy = TempDir::new().expect("a directory");
+    for file in ["state.redb", "moves.journal"] {
+        std::fs::copy(site.router().state_dir().join(file), copy.path().join(file)).expect("copied");
+    }
+    let (code, doctor) = say("doctor", &addresses(site.nodes()), &copy.path().join("none"), &[]);
+    assert!(code == Some(0) && doctor.contains("ACL GETUSER") && doctor.contains("no standby can take over"), "{doctor}");
+    let [listen, admin] = [0, 1].map(|_| SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free())));
+    let _second = site.router().start_beside(&RouterOptions::default(), listen, admin, copy.path());
+    until("both serve", || {
+        let mut client = Client::try_connect(listen).ok()?;
+        client.post_quietly("DBSIZE");
+        client.try_reply().ok().filter(|reply| reply.error().is_none()).map(drop)
+    });
+    let [from, to] = [0, 1].map(|node: usize| site.nodes()[node].address());
+    until("the first is connected again", || site.client().cmd("DBSIZE").error().is_none().then_some(()));
+    for more in ["", " --allow-direct-clients"] {
+        let text = refused(site.router(), &format!("move --from {from} --to {to} --all{more}"));
+        assert!(text.contains("used by another router with the same state directory"), "{text}");
+    }
+}
+
+/// Nothing is left then that tells an old copy of the state directory but the keys.
+#[test]
+fn an_old_copy_is_refused_where_marks_were_removed() {
+    let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let mut client = site.client();
+    for number in 0..KEYS {
+        assert_eq!(client.cmd(&format!("SET {} {number}", key(number))), ok());
+    }
+    let copy = TempDir::new().expect("a directory");
+    let listed = addresses(site.nodes());
+    site.router_mut().restart(&listed);
+    // A key alone in its slot, of a sample of many.
+    let moved = slot(key(7).as_bytes());
+    let [from, to] =
+        if site.nodes()[0].cmd(&format!("EXISTS {}", key(7))) == int(1) { [0, 1] } else { [1, 0] }.map(|node: usize| listed[node]);
+    site.router().process().signal(Signal::TERM);
+    site.router_mut().process_mut().wait(Duration::from_secs(30));
+    for file in ["state.redb", "moves.journal"] {
+        std::fs::copy(site.router().state_dir().join(file), copy.path().join(file)).expect("copied");
+    }
+    site.router_mut().start_again(&listed);
+    done(site.router(), &format!("move --from {from} --to {to} --slots {moved} --wait"));
+    site.router().process().signal(Signal::TERM);
+    site.router_mut().process_mut().wait(Duration::from_secs(30));
+    let log = refused_start(&listed, copy.path());
+    assert!(log.contains("is too old: it has version"), "{log}");
+    for node in site.nodes() {
+        for user in node.cmd("ACL USERS").items().iter().map(Value::text).filter(|user| user.starts_with("switchyard-")) {
+            assert_eq!(node.cmd(&format!("ACL DELUSER {user}")), int(1));
+        }
+    }
+    let log = refused_start(&listed, copy.path());
+    assert!(log.contains("may be an old copy") && log.contains("switchyard recover"), "{log}");
+    // The newest one fits.
+    site.router_mut().start_again(&listed);
+    all_are_found(site.router());
 }

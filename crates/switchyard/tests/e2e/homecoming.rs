@@ -140,7 +140,7 @@ fn what_came_home_is_shown_and_who_moves_it_again_is_told() {
         assert!(metrics.lines().any(|l| l == line), "{line} is not in\n{metrics}");
     }
     let log = scene.router().process().log();
-    assert!(log.contains("move 2 brings 1 keys home: RENAME needs them"), "{log}");
+    assert!(log.contains("move 2 brings 1 key home: RENAME needs them"), "{log}");
     for text in [&text, &metrics, &log] {
         assert!(!text.contains("mystery"), "names of keys are nobody's business: {text}");
     }
@@ -298,7 +298,7 @@ fn where_they_cannot_come_home_clients_are_told_why() {
     direct.cmd("SET past-the-router 1");
     let text = error(&mut client, script);
     assert!(text.starts_with("CROSSSLOT") && text.contains(EXAMPLE), "{text}");
-    assert!(text.contains("not brought home by itself") && text.contains("is used past this router by 1 clients"), "{text}");
+    assert!(text.contains("not brought home by itself") && text.contains("is used past this router by 1 client "), "{text}");
     direct.cmd("DEL past-the-router");
     drop(direct);
     until("the node has noticed", || (other.cmd("CLIENT LIST").text().lines().all(|l| !l.contains("name=billing"))).then_some(()));

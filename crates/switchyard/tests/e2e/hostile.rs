@@ -547,7 +547,7 @@ fn usual_answer(command: &Value, version: &str) -> String {
 
 /// A node whose version draws on terminals, whose commands need no login and have a line of CLIENT LIST for a name, and that sends clients
 /// elsewhere.
-fn lie(mut stream: TcpStream) {
+fn lie(mut stream: TcpStream, number: usize) {
     let (mut buffer, mut framer) = (Vec::new(), Framer::default());
     loop {
         while let Some(len) = framer.end(&buffer) {
@@ -559,7 +559,7 @@ fn lie(mut stream: TcpStream) {
                 "DBSIZE" => format!(":{}\r\n", i64::MAX),
                 "GET" => "-MOVED 866 192.0.2.1:6379\r\n".to_owned(),
                 "STRLEN" => "-ASK 866 192.0.2.1:6379\r\n".to_owned(),
-                _ => usual_answer(&command, "7.0.15\u{1b}[2J\rFAKE LINE"),
+                _ => usual_answer(&command, "7.0.15\u{1b}[2J\rFAKE LINE").replace("run_id:abc", &format!("run_id:ab{number}")),
             };
             if stream.write_all(answer.as_bytes()).is_err() {
                 return;
@@ -578,10 +578,10 @@ fn a_node_that_lies_about_itself_misleads_nobody() {
     if crate::support::direct() {
         return;
     }
-    let nodes: [SocketAddr; 3] = std::array::from_fn(|_| {
+    let nodes: [SocketAddr; 3] = std::array::from_fn(|number| {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("its address");
-        std::thread::spawn(move || listener.incoming().flatten().for_each(|stream| drop(std::thread::spawn(move || lie(stream)))));
+        std::thread::spawn(move || listener.incoming().flatten().for_each(|stream| drop(std::thread::spawn(move || lie(stream, number)))));
         address
     });
     let config = "[clients]\npassword = \"secret\"\n".to_owned();

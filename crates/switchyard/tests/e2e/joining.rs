@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use crate::movectl::{ask, done, names, owns, refused, slots};
 use crate::support::relay::Relay;
-use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, ports, until};
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, int, ok, ports, until};
 
 fn node(args: &[&str]) -> Node {
     Node::start(&NodeOptions { args: args.iter().map(|arg| (*arg).to_owned()).collect(), ..NodeOptions::default() })
@@ -65,6 +65,20 @@ fn whatever_cannot_be_a_node_is_refused_and_nothing_changes() {
     done(router, &format!("nodes add {}", full.address()));
     assert_eq!(owns(router, full.address()), Some(0));
     assert!(refused(router, &format!("nodes add {}", full.address())).contains("is a node already"));
+}
+
+#[test]
+fn a_node_that_refuses_what_moves_need_does_not_join_for_its_share() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let renamed = Node::start(&NodeOptions { config: "rename-command RESTORE \"\"\n".into(), ..NodeOptions::default() });
+    let limited = node(&[]);
+    assert_eq!(limited.client().cmd("ACL SETUSER default -restore"), ok());
+    for node in [&renamed, &limited] {
+        let text = refused(site.router(), &format!("nodes add {} --rebalance", node.address()));
+        assert!(text.contains("refuses RESTORE, which moves need") && !text.contains("with args"), "{text}");
+        assert_eq!(owns(site.router(), node.address()), None);
+        assert_eq!(node.cmd("DBSIZE"), int(0), "nothing is left there");
+    }
 }
 
 #[test]
@@ -198,12 +212,15 @@ fn wait_asks_where_the_keys_are_now() {
 
 #[test]
 fn a_node_with_fewer_databases_than_clients_use_is_not_served() {
-    let Some(mut site) = Site::router_only(2, &operated(true, &[])) else { return };
-    // Listed, so nobody looks at it before.
-    let mut small = node(&["--databases", "4"]);
-    let all: Vec<SocketAddr> = site.nodes().iter().map(Node::address).chain([small.address()]).collect();
-    site.router_mut().restart(&all);
-    let mut client = site.client();
+    if direct() {
+        return;
+    }
+    // There from the first start on: one that joins is looked at before.
+    let (others, mut small) = ([node(&[]), node(&[])], node(&["--databases", "4"]));
+    let all: Vec<SocketAddr> = others.iter().chain([&small]).map(Node::address).collect();
+    let router = Router::start(&all, &operated(true, &[]).router);
+    done(&router, &format!("nodes drain {} --wait", small.address()));
+    let mut client = Client::connect(router.address());
     until("it is up", || {
         let nodes = client.cmd("SWITCHYARD NODES");
         nodes.items().iter().all(|node| node.field("link") == bulk("up")).then_some(())

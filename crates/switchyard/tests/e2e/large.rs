@@ -333,3 +333,21 @@ fn a_client_that_is_killed_in_the_middle_of_a_large_request_is_closed() {
     assert!(victim.closed_within(PATIENCE));
     assert_eq!(killer.cmd("EXISTS k"), int(0));
 }
+
+/// The node has half a request, and never says anything. The client is told at once all the same, behind the replies that it is owed.
+#[test]
+fn a_large_request_that_breaks_the_protocol_is_answered_at_once() {
+    let site = Site::new(2);
+    let mut client = site.client();
+    let value: Vec<u8> = (0..2 * MIB).map(pattern).collect();
+    client.write(&encode(&[&b"SET"[..], b"{k}1", &value]));
+    client.write(format!("*4\r\n$3\r\nSET\r\n$4\r\n{{k}}2\r\n${}\r\n", value.len()).as_bytes());
+    client.write(&value);
+    client.write(b"\r\n:EX\r\n");
+    assert_eq!(client.reply(), ok());
+    assert_eq!(client.reply().expect_error(), "ERR Protocol error: expected '$', got ':'");
+    assert!(client.closed_within(PATIENCE));
+    let mut next = site.client();
+    assert_eq!(next.call(&[&b"SET"[..], b"{k}3", &value]), ok());
+    assert_eq!(next.cmd("EXISTS {k}1 {k}2 {k}3"), int(2));
+}

@@ -71,7 +71,9 @@ fn a_second_router_on_the_same_port_or_state_is_refused() {
         ("admin port", fresh(), router.admin(), elsewhere.path().to_owned()),
         ("state directory", fresh(), fresh(), router.state_dir()),
     ] {
-        let mut rival = router.start_rival(listen, admin, &state);
+        // Else it is refused for that.
+        let options = RouterOptions { args: vec!["--beside-another-router".to_owned()], ..RouterOptions::default() };
+        let mut rival = router.start_beside(&options, listen, admin, &state);
         let status = rival.wait(Duration::from_secs(20));
         assert!(!status.success(), "a second serve on the same {what} must be refused");
         let log = rival.log();

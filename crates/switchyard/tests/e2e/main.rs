@@ -14,7 +14,6 @@ mod empty_return;
 mod failure;
 mod first_start;
 mod guides;
-mod histories;
 mod homecoming;
 mod hostile;
 mod in_flight;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::support::client::PATIENCE;
-use crate::support::{Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, until};
+use crate::support::{Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok, until};
 
 /// A client on each worker, as far as many connections find them.
 fn many(site: &Site) -> Vec<Client> {
@@ -184,6 +184,24 @@ fn a_pause_holds_all_workers() {
         assert!(client.reply().error().is_none());
     }
     assert!(begin.elapsed() >= Duration::from_millis(380), "{:?}", begin.elapsed());
+}
+
+/// A large request is on its way to its node before it is whole: its end waits for the end of the pause, and the pause does not wait for it.
+#[test]
+fn a_pause_holds_back_the_end_of_a_large_request() {
+    let site = Site::new(2);
+    let (mut operator, mut client) = (site.client(), site.client());
+    let request = encode(&[&b"SET"[..], b"k", &vec![b'x'; 2 << 20]]);
+    let (first, rest) = request.split_at(request.len() - 1000);
+    client.write(first);
+    until("its request is under way", || (direct() || operator.cmd("CLIENT LIST").text().contains(" oll=1 ")).then_some(()));
+    assert_eq!(operator.cmd("CLIENT PAUSE 60000 WRITE"), ok());
+    client.write(rest);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(operator.cmd("EXISTS k"), int(0), "a write in a pause");
+    assert_eq!(operator.cmd("CLIENT UNPAUSE"), ok());
+    assert_eq!(client.reply(), ok());
+    assert_eq!(operator.cmd("STRLEN k"), int(2 << 20));
 }
 
 #[test]

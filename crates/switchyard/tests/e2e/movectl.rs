@@ -142,10 +142,10 @@ fn clients_that_go_past_the_router_are_told() {
     let owned = site.nodes()[0].address();
     let first = if owns_first(&site, owned) { "0" } else { "16383" };
     let text = refused(site.router(), &format!("{line}{first}"));
-    assert!(text.contains("is used past this router by 1 clients") && text.contains("named billing"), "{text}");
+    assert!(text.contains("is used past this router by 1 client ") && text.contains("named billing"), "{text}");
     assert!(text.contains("--allow-direct-clients"), "{text}");
     let doctor = run(["doctor", "--node", &names[0], "--node", &names[1]]);
-    assert!(doctor.out.contains("direct clients") && doctor.out.contains("1 of them write"), "{}", doctor.out);
+    assert!(doctor.out.contains("direct clients") && doctor.out.contains("1 of them writes"), "{}", doctor.out);
 }
 
 #[test]
@@ -320,10 +320,10 @@ fn a_lost_state_directory_is_made_anew_from_the_keys() {
     let nodes = ["--node", &names[0], "--node", &names[1], "--state-dir", &elsewhere];
     let conflict = run(["recover"].into_iter().chain(nodes));
     assert_eq!(conflict.code, 1);
-    assert!(conflict.err.contains("keys of 1 slots are at several nodes") && conflict.err.contains("--take-most"), "{}", conflict.err);
+    assert!(conflict.err.contains("keys of 1 slot are at several nodes") && conflict.err.contains("--take-most"), "{}", conflict.err);
     let told = run(["recover", "--take-most"].into_iter().chain(nodes));
     assert_eq!(told.code, 0, "{}", told.err);
-    assert!(told.out.contains("1 keys are at nodes that do not get their slots"), "{}", told.out);
+    assert!(told.out.contains("1 key is at nodes that do not get their slots"), "{}", told.out);
 }
 
 #[test]

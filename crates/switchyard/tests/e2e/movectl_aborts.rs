@@ -112,7 +112,7 @@ fn a_move_whose_target_is_lost_for_good_is_ended_without_it() {
     let target = scene.name(1);
     eventually("it is said that the move waits", || scene.status().contains("--lose-target").then_some(()));
     let status = scene.status();
-    assert!(status.contains("READY IN PART") && status.contains("keys of 1 slots that are moving cannot be used"), "{status}");
+    assert!(status.contains("READY IN PART") && status.contains("keys of 1 slot on the way cannot be used"), "{status}");
     let (code, body) = http::get(admin, "/readyz");
     assert!(code == 200 && body.contains(&target) && body.contains("move 1 waits for"), "{body}");
     let metrics = scene.site.router().metrics();

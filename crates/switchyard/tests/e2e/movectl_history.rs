@@ -1,7 +1,7 @@
 //! What clients see of keys that several of them use while everything else goes wrong, and whether one server could have answered so.
 //!
 //! Short runs, recorded and judged here, without another language and its tools: the judge is the one of the simulator (`switchyard_sim::linear`), which
-//! knows only what was asked, when, and what was answered. `histories` and `make soak` have longer ones, with another judge.
+//! knows only what was asked, when, and what was answered. The tests of the lab (`crates/lab/tests`) and `make soak` have longer ones, with another judge.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -6,7 +6,7 @@ use rustix::process::{Resource, Rlimit, Signal};
 use serde_json::Value as Json;
 
 use crate::movectl::{done, json, names, owns, refused, slots};
-use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, bulk, ok};
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, encode, int, ok};
 
 /// So many keys make a move that is still under way when somebody looks.
 const KEYS: usize = 12_000;
@@ -152,6 +152,46 @@ fn a_move_that_is_paused_stands_still_and_one_that_is_aborted_ends() {
     assert!(report(router)["moves"].as_array().is_some_and(Vec::is_empty));
 }
 
+/// Keys that neither node has, in slots that are neither node's alone: deleted, expired, or never there.
+#[test]
+fn keys_that_are_nowhere_are_answered_while_their_slot_is_on_its_way() {
+    const HERE: usize = 3000;
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let mut names = names(&site);
+    names.sort();
+    let (router, mut client) = (site.router(), site.client());
+    let bytes: Vec<u8> = (0..HERE).flat_map(|i| encode(&["SET", &format!("{{b}}{i}"), &value(i)])).collect();
+    client.pipeline(&bytes, HERE);
+    done(router, &format!("move --from {} --to {} --slots 3300 --goal gentle --max-rate 20kb", names[0], names[1]));
+    eventually("keys move", || the_move(router, 1)["keys_moved"].as_u64().filter(|keys| *keys > 0));
+    done(router, "moves pause 1");
+    for round in 0..3 {
+        for i in 0..200 {
+            assert_eq!(client.cmd(&format!("GET {{b}}never{i}")), Value::Nil, "round {round}");
+            assert_eq!(client.cmd(&format!("DEL {{b}}nor{i}")), int(0), "round {round}");
+        }
+        assert_eq!(client.cmd("SET {b}deleted 1"), ok());
+        assert_eq!(client.cmd("DEL {b}deleted"), int(1));
+        assert_eq!(client.cmd("SET {b}expired 1 PX 1"), ok());
+        eventually("it expires", || (client.cmd("GET {b}expired") == Value::Nil).then_some(()));
+        assert_eq!(client.cmd("MGET {b}deleted {b}expired {b}never1"), Value::Array(vec![Value::Nil, Value::Nil, Value::Nil]));
+    }
+    let paused = the_move(router, 1);
+    assert_eq!(paused["state"], "paused");
+    assert!(paused["keys_moved"].as_u64().is_some_and(|keys| (1..HERE as u64).contains(&keys)), "in the middle of its leg: {paused}");
+    assert_eq!(client.cmd("DBSIZE"), int(HERE as i64));
+    for line in ["moves max-rate 1 none", "moves goal 1 fast", "moves resume 1"] {
+        done(router, line);
+    }
+    let ended = wait_for(router, 1, "done");
+    // At most those that were there for a moment are counted beside the others.
+    assert!(ended["keys_moved"].as_u64().is_some_and(|keys| (HERE as u64..=HERE as u64 + 6).contains(&keys)), "{ended}");
+    assert_eq!(site.nodes().iter().map(total).sum::<i64>(), HERE as i64);
+    for i in 0..HERE {
+        assert_eq!(client.cmd(&format!("GET {{b}}{i}")), bulk(&value(i)));
+    }
+}
+
 #[test]
 fn a_move_goes_on_after_a_restart_in_the_middle() {
     for signal in [Signal::TERM, Signal::KILL] {
@@ -234,6 +274,11 @@ fn two_moves_of_one_node_wait_for_each_other() {
     all_there(&mut client);
 }
 
+/// Of a router whose state directory is on the small disk. The one of the site stays idle.
+fn beside() -> RouterOptions {
+    RouterOptions { args: vec!["--beside-another-router".to_owned()], ..RouterOptions::default() }
+}
+
 /// A small disk of its own for the state directory, where this process may mount one.
 struct SmallDisk(tempfile::TempDir);
 
@@ -259,7 +304,7 @@ fn a_full_disk_delays_moves_and_nobody_else() {
         return;
     };
     let [listen, admin] = [(); 2].map(|()| SocketAddr::from(([127, 0, 0, 1], crate::support::ports::free())));
-    let rival = site.router().start_rival(listen, admin, &disk.0.path().join("state"));
+    let rival = site.router().start_beside(&beside(), listen, admin, &disk.0.path().join("state"));
     let mut client = eventually("it serves", || Client::try_connect(listen).ok());
     eventually("its nodes are up", || client.cmd("DBSIZE").error().is_none().then_some(()));
     fill(&mut client);
@@ -274,6 +319,7 @@ fn a_full_disk_delays_moves_and_nobody_else() {
     let said = move_to(0, 1, "");
     assert_eq!(said.code, 1, "{}", said.out);
     assert!(said.err.contains("room") || said.err.contains("No space"), "{}", said.err);
+    assert!(crate::movectl::ask_at(admin, "status").out.contains("the state directory needs a look"));
     assert_eq!(client.cmd("SET during 1"), ok());
     std::fs::remove_file(&filler).expect("removed");
     let said = eventually("it is taken once there is room", || Some(move_to(0, 1, " --wait")).filter(|said| said.code == 0));
@@ -299,6 +345,48 @@ fn a_full_disk_delays_moves_and_nobody_else() {
     assert_eq!(ended["state"], "done", "{ended}");
     assert!(report()["journal"]["trouble"].is_null());
     all_there(&mut client);
+}
+
+#[test]
+fn a_router_that_starts_on_a_full_disk_serves_and_says_so() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let Some(disk) = SmallDisk::mount() else {
+        eprintln!("skipped: nothing may be mounted here");
+        return;
+    };
+    let [listen, admin] = [(); 2].map(|()| SocketAddr::from(([127, 0, 0, 1], crate::support::ports::free())));
+    let start = || {
+        let rival = site.router().start_beside(&beside(), listen, admin, &disk.0.path().join("state"));
+        let mut client = eventually("it serves", || Client::try_connect(listen).ok());
+        eventually("its nodes are up", || client.cmd("DBSIZE").error().is_none().then_some(()));
+        (rival, client)
+    };
+    let (mut rival, mut client) = start();
+    assert_eq!(client.cmd("SET key 1"), ok());
+    assert!(crate::movectl::ask_at(admin, "status").out.contains("ready: every slot is served"));
+    // In order: after a crash, the store gives room back.
+    rival.signal(Signal::TERM);
+    assert!(rival.wait(std::time::Duration::from_secs(30)).success());
+    let filler = disk.0.path().join("filler");
+    let _ = std::fs::write(&filler, vec![0; 16 << 20]);
+    assert!(std::fs::write(disk.0.path().join("more"), vec![0; 1 << 20]).is_err(), "it is full");
+
+    let (rival, mut client) = start();
+    assert_eq!(client.cmd("GET key"), bulk("1"));
+    assert!(rival.log().contains("The one of an earlier start is kept"), "{}", rival.log());
+    let status = crate::movectl::ask_at(admin, "status").out;
+    assert!(status.contains("the state directory needs a look") && status.contains("no move can begin before"), "{status}");
+    let (code, ready) = crate::support::http::get(admin, "/readyz");
+    assert!(code == 200 && ready.contains("free for the state directory"), "it serves, and says what is wrong: {ready}");
+    let metrics = || crate::support::http::get(admin, "/metrics").1;
+    assert!(metrics().contains("switchyard_state_directory_trouble 1\n"));
+    // Its token is that of the start before, so the command line is let in.
+    let said = crate::movectl::ask_at(admin, "moves pause 7").err;
+    assert!(said.contains("there is no move 7"), "{said}");
+    std::fs::remove_file(&filler).expect("removed");
+    let _ = std::fs::remove_file(disk.0.path().join("more"));
+    eventually("all is well again", || crate::movectl::ask_at(admin, "status").out.contains("ready: every slot is served").then_some(()));
+    assert!(metrics().contains("switchyard_state_directory_trouble 0\n"));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::movectl_moves::{eventually, report, the_move, wait_for};
 use crate::replicas::{calls, caught_up, follow, sentinels};
 use crate::support::certificates::Authority;
 use crate::support::relay::Relay;
-use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Value, bulk, direct, encode, ok, until};
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Value, bulk, direct, encode, int, ok, until};
 use crate::tls::secure_node;
 
 const KEYS: usize = 3000;
@@ -327,10 +327,14 @@ fn nothing_moves_between_two_names_of_one_server() {
         return;
     }
     let node = Node::start(&NodeOptions::default());
-    let relay = Relay::start(node.address());
-    let (one, other) = (node.address(), relay.address());
+    let mut second = Node::start(&NodeOptions::default());
+    let (one, other) = (node.address(), second.address());
     let router = Router::start(&[one, other], &RouterOptions::default());
+    // While the router runs its name comes to lead to the first.
+    second.kill();
+    let _relay = Relay::start_at(other, one);
     let mut client = Client::connect(router.address());
+    until("both names are served", || (client.cmd("DBSIZE") == int(0)).then_some(()));
     fill(&mut client);
     for more in ["", " --purge-target"] {
         let said = refused(&router, &format!("move --from {one} --to {other} --all{more}"));

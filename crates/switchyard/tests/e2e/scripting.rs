@@ -191,3 +191,22 @@ fn functions_that_a_node_was_to_be_given_and_that_are_removed_do_not_come_late()
         std::thread::sleep(Duration::from_millis(5));
     }
 }
+
+/// What a node executes in the place of a checked script is nobody's business, in a transaction neither.
+#[test]
+fn an_error_of_a_script_in_a_transaction_is_as_outside_of_one() {
+    let site = Site::new(2);
+    let script = "local k = KEYS[1] return redis.call('LPUSH', k, 'x')";
+    let sha = sha(&site, script);
+    let mut client = site.client();
+    assert_eq!(client.cmd("SET {k} text"), ok());
+    let outside = client.call(&["EVAL", script, "1", "{k}"]);
+    assert!(outside.expect_error().contains(&sha), "{outside:?}");
+    assert_eq!(client.cmd("MULTI"), ok());
+    for call in [["EVAL", script, "1", "{k}"], ["EVALSHA", &sha, "1", "{k}"]] {
+        assert_eq!(client.call(&call).text(), "QUEUED");
+    }
+    client.post("GET {k}");
+    assert_eq!(client.reply().text(), "QUEUED");
+    assert_eq!(client.cmd("EXEC"), Value::Array(vec![outside.clone(), outside, bulk("text")]));
+}

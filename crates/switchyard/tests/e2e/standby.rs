@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::movectl::done;
 use crate::movectl_moves::{eventually, wait_for};
-use crate::support::process::Process;
+use crate::support::process::{Process, tied};
 use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Value, bulk, direct, int, ok, ports};
 
 /// A router before two nodes, and a place for another one.
@@ -240,8 +240,28 @@ fn a_standby_needs_a_state_directory_and_nodes_that_tell_who_serves_them() {
         assert!(second.log().contains(why), "{}", second.log());
     };
     refused("is empty: a standby needs that of the router it stands by for, or a copy");
+    refused("the very first start of a fleet is without --standby");
     scene.copy_state();
     assert_eq!(scene.nodes[0].cmd("ACL SETUSER default -acl"), ok());
     refused("does not tell which router serves it, so a standby cannot take over");
     assert_eq!(Client::connect(scene.first.address()).cmd("DBSIZE"), int(0), "a router alone needs no marks");
+}
+
+#[test]
+fn a_standby_begins_with_a_directory_that_was_recovered() {
+    let Some(mut scene) = Scene::start() else { return };
+    assert_eq!(Client::connect(scene.first.address()).cmd("SET k v"), ok());
+    scene.first.process().signal(Signal::TERM);
+    scene.first.process_mut().wait(Duration::from_secs(30));
+    let mut recover = tied(env!("CARGO_BIN_EXE_switchyard"));
+    recover.arg("recover").arg("--state-dir").arg(scene.copy.path());
+    for node in &scene.nodes {
+        recover.args(["--node", &node.address().to_string()]);
+    }
+    assert!(recover.output().expect("it runs").status.success());
+    let mut copy = scene.second(&["--standby", "copy"], scene.copy.path());
+    assert_eq!(copy.wait(Duration::from_secs(60)).code(), Some(1));
+    assert!(copy.log().contains("under which no router has served yet"), "{}", copy.log());
+    let mut shared = scene.second(&["--standby", "shared"], scene.copy.path());
+    assert_eq!(scene.client_of(&mut shared).cmd("GET k"), bulk("v"));
 }

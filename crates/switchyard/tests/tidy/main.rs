@@ -4,58 +4,75 @@
 //! never found anything may just as well be broken. A complaint says where, what, and what to do instead.
 
 mod code;
+mod pages;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use code::only_code;
+use pages::pages_name_what_is_there;
 
 /// What each crate may depend on, in its normal dependencies. Why: DESIGN §3; the crates are there for Cargo to enforce this.
 const CRATES: &[CrateRule] = &[
     CrateRule {
         name: "resp",
         only: Some(&["memchr"]),
+        tests_only: &[],
         never: &[],
         why: "resp turns bytes into commands and replies; fuzzers, simulator and router run the same code, so it has no I/O and next to no dependencies",
     },
     CrateRule {
         name: "policy",
         only: Some(&[]),
+        tests_only: &[],
         never: &[],
         why: "policy is every decision as pure code; what it needs (time, randomness, addresses) it is given as arguments",
     },
     CrateRule {
         name: "router",
         only: None,
-        never: &["switchyard-control", "switchyard-bench", "switchyard", "tokio", "axum", "redb"],
+        tests_only: &[],
+        never: &["switchyard-control", "switchyard-bench", "switchyard-lab", "switchyard", "tokio", "axum", "redb"],
         why: "router is the data plane: it adopts what control decides, as types of policy, and its workers run no other event loop than theirs",
     },
     CrateRule {
         name: "control",
         only: None,
-        never: &["switchyard-router", "switchyard-bench", "switchyard"],
+        tests_only: &[],
+        never: &["switchyard-router", "switchyard-bench", "switchyard-lab", "switchyard"],
         why: "control speaks to the router through types of policy and through traits that the binary implements",
     },
     CrateRule {
         name: "bench",
         only: None,
-        never: &["switchyard-router", "switchyard-control", "switchyard-policy", "switchyard"],
+        tests_only: &[],
+        never: &["switchyard-router", "switchyard-control", "switchyard-policy", "switchyard-lab", "switchyard"],
         why: "bench measures the router as a black box, the same way as its peers",
     },
     CrateRule {
         name: "sim",
         only: None,
-        never: &["switchyard-router", "switchyard-control", "switchyard", "tokio", "rustix", "libc"],
+        tests_only: &[],
+        never: &["switchyard-router", "switchyard-control", "switchyard-lab", "switchyard", "tokio", "rustix", "libc"],
         why: "sim runs policy under a clock and a network of its own; anything real would make its runs impossible to replay",
     },
-    CrateRule { name: "switchyard", only: None, never: &[], why: "it wires the others" },
+    CrateRule {
+        name: "switchyard",
+        only: None,
+        tests_only: &["switchyard-sim"],
+        never: &["switchyard-lab"],
+        why: "switchyard is what operators run; what measures it, breaks it and installs its rivals is the lab's",
+    },
+    CrateRule { name: "lab", only: None, tests_only: &[], never: &[], why: "it may see everything, and nobody sees it" },
 ];
 
 struct CrateRule {
     name: &'static str,
     /// If given, nothing else.
     only: Option<&'static [&'static str]>,
+    /// For tests, and not in what is built without them.
+    tests_only: &'static [&'static str],
     /// Not even for tests.
     never: &'static [&'static str],
     why: &'static str,
@@ -67,6 +84,7 @@ const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("routing", &["topology"]),
     ("scan", &["topology"]),
     ("failover", &[]),
+    ("empty_return", &[]),
     ("limits", &[]),
     ("line", &["topology"]),
     ("migration", &["topology"]),
@@ -132,7 +150,7 @@ impl Files {
                 let relative = path.strip_prefix(&root).expect("below the root");
                 let text = match path.extension().and_then(|extension| extension.to_str()) {
                     // Others are checked by name only. A file may vanish meanwhile: somebody is editing.
-                    Some("rs" | "toml") => fs::read_to_string(&path).unwrap_or_default(),
+                    Some("rs" | "toml" | "md") => fs::read_to_string(&path).unwrap_or_default(),
                     _ => String::new(),
                 };
                 files.insert(relative.to_string_lossy().into_owned(), text);
@@ -188,7 +206,9 @@ fn crates_import_only_what_they_may(files: &Files) -> Vec<String> {
                 let real = how.get("package").and_then(toml::Value::as_str).unwrap_or(dependency);
                 if rule.never.contains(&real) {
                     complaints.push(format!("{manifest_path}: {name} must not depend on {real}, not even in tests: {}", rule.why));
-                } else if kind != "dev-dependencies" && rule.only.is_some_and(|only| !only.contains(&real)) {
+                } else if kind != "dev-dependencies"
+                    && (rule.tests_only.contains(&real) || rule.only.is_some_and(|only| !only.contains(&real)))
+                {
                     complaints.push(format!("{manifest_path}: {name} must not depend on {real}: {}", rule.why));
                 }
             }
@@ -289,6 +309,24 @@ fn nothing_is_left_to_do(files: &Files) -> Vec<String> {
                 complaints.push(format!(
                     "{place}: {stub} ends the process at a user's: write it, or return an error that says what is not there yet"
                 ));
+            }
+        }
+    }
+    complaints
+}
+
+/// Where a long string was to go on in the next line and a backslash is missing, the indentation becomes a part of it.
+fn long_strings_have_no_gaps(files: &Files) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (path, text) in files.0.iter().filter(|(path, _)| path.contains("/src/") && path.ends_with(".rs")) {
+        for (number, line) in text.lines().enumerate() {
+            let line = line.trim();
+            let has_gap = line
+                .split_once("      ")
+                .is_some_and(|(before, _)| before.ends_with(|c: char| c.is_alphanumeric() || ",.;:)`".contains(c)));
+            if line.len() > 120 && has_gap && !line.starts_with("//") {
+                complaints
+                    .push(format!("{path}:{}: a string with many blanks within a sentence: end the line with a backslash", number + 1));
             }
         }
     }
@@ -412,6 +450,11 @@ fn no_stubs() {
 }
 
 #[test]
+fn gaps_in_strings() {
+    check(long_strings_have_no_gaps);
+}
+
+#[test]
 fn places_of_unsafe() {
     check(unsafe_is_where_it_belongs);
 }
@@ -429,6 +472,11 @@ fn headers() {
 #[test]
 fn names_of_files() {
     check(files_have_names_that_say_something);
+}
+
+#[test]
+fn pages() {
+    check(pages_name_what_is_there);
 }
 
 /// The clippy configuration of policy is half of its purity, and is lost if the file moves or is replaced.
@@ -458,6 +506,8 @@ fn clippy_watches_policy() {
 #[test]
 fn the_rules_notice() {
     const FINE: &str = "//! A file with a header.\n";
+    const LONG_STRING: &str = "//! A file with a header.\nconst A: &str = \"one sentence that is so long that its end was to stand in the next line of the file, or \
+                               \u{20}           elsewhere, and does not\";\n";
     let good = || {
         let lints = "[lints]\nworkspace = true\n";
         Files(BTreeMap::from([
@@ -466,18 +516,21 @@ fn the_rules_notice() {
             ("crates/policy/src/lib.rs".into(), format!("{FINE}pub mod topology;\n")),
             ("crates/policy/src/routing.rs".into(), format!("{FINE}use crate::topology::Slot; // not crate::cache\n")),
             ("crates/router/Cargo.toml".into(), format!("{lints}[dependencies]\nswitchyard-policy.workspace = true\n")),
+            ("crates/switchyard/Cargo.toml".into(), format!("{lints}[dev-dependencies]\nswitchyard-sim.workspace = true\n")),
         ]))
     };
-    let rules: [Rule; 9] = [
+    let rules: [Rule; 11] = [
         crates_import_only_what_they_may,
         crates_reach_each_other_only_through_cargo,
         versions_and_lints_come_from_the_root,
         pure_crates_stay_pure,
         modules_of_policy_import_only_what_they_may,
         nothing_is_left_to_do,
+        long_strings_have_no_gaps,
         unsafe_is_where_it_belongs,
         files_say_what_they_are,
         files_have_names_that_say_something,
+        pages_name_what_is_there,
     ];
     for rule in rules {
         assert_eq!(rule(&good()), Vec::<String>::new());
@@ -491,6 +544,10 @@ fn the_rules_notice() {
         (crates_import_only_what_they_may, "crates/policy/Cargo.toml", "[target.'cfg(unix)'.dependencies]\nlibc = \"0.2\"\n"),
         (crates_import_only_what_they_may, "crates/router/Cargo.toml", "[dev-dependencies]\nswitchyard-control.workspace = true\n"),
         (crates_import_only_what_they_may, "crates/control/Cargo.toml", "[dependencies]\nx = { package = \"switchyard-router\" }\n"),
+        (crates_import_only_what_they_may, "crates/switchyard/Cargo.toml", "[dependencies]\nswitchyard-sim.workspace = true\n"),
+        (crates_import_only_what_they_may, "crates/switchyard/Cargo.toml", "[dev-dependencies]\nswitchyard-lab.workspace = true\n"),
+        (crates_import_only_what_they_may, "crates/bench/Cargo.toml", "[dependencies]\nswitchyard-lab.workspace = true\n"),
+        (long_strings_have_no_gaps, "crates/router/src/a.rs", LONG_STRING),
         (crates_import_only_what_they_may, "crates/extra/Cargo.toml", ""),
         (crates_reach_each_other_only_through_cargo, "crates/bench/src/x.rs", "use switchyard_router::Router;\n"),
         (crates_reach_each_other_only_through_cargo, "crates/control/src/x.rs", "#[path = \"../../router/src/lib.rs\"]\nmod x;\n"),
@@ -512,6 +569,9 @@ fn the_rules_notice() {
         (files_have_names_that_say_something, "crates/x/src/string_util.rs", ""),
         (files_have_names_that_say_something, "crates/x/tests/common/mod.rs", ""),
         (files_have_names_that_say_something, "docs/node-manager.md", ""),
+        (pages_name_what_is_there, "docs/x.md", "See [y](y.md).\n"),
+        (pages_name_what_is_there, "docs/x.md", "# X\n\nSee [above](#y).\n"),
+        (pages_name_what_is_there, "ARCHITECTURE.md", "It is in `policy/src/lost.rs`.\n"),
     ];
     for (rule, path, text) in cases {
         let mut files = good();

@@ -68,6 +68,12 @@ impl Batch {
         self.had.iter().any(Option::is_some)
     }
 
+    /// Its keys that may be where they go because it has stored them.
+    fn may_have_stored(&self) -> impl Iterator<Item = Fingerprint> {
+        let had = self.keys.iter().zip(&self.had).filter(|(_, had)| self.store_sent && had.is_some());
+        had.map(|((fingerprint, _), _)| *fingerprint)
+    }
+
     fn those_it_had(&self) -> Vec<Key> {
         self.keys.iter().zip(&self.had).filter(|(_, had)| had.is_some()).map(|((_, key), _)| key.clone()).collect()
     }
@@ -324,8 +330,14 @@ impl Leg {
         let strange = had.zip(outcomes).any(|((before, _), outcome)| before.is_none() && *outcome == Stored::Exists);
         if strange && !may_be_ours {
             batch.go_to(Step::Clear);
-            // Not once more: it is dropped when the leg turns.
+            // Not once more: it is dropped when the leg turns, and what is removed at the target then is what was stored there now.
+            batch.tries = TRIES;
             batch.not_before_us = u64::MAX;
+            batch.store_sent = false;
+            let had = batch.keys.iter().zip(&batch.had).filter(|(_, had)| had.is_some());
+            let stored = had.zip(outcomes).filter(|(_, outcome)| **outcome == Stored::Stored);
+            let stored: Vec<Fingerprint> = stored.map(|(((fingerprint, _), _), _)| *fingerprint).collect();
+            self.left.extend(stored);
             self.turn_back(STRANGE.to_owned(), actions);
             return;
         }
@@ -439,8 +451,8 @@ impl Leg {
             .filter(|(_, batch)| batch.on_record.is_none() || batch.tries >= TRIES)
             .map(|(id, _)| *id)
             .collect();
-        for id in dropped {
-            let Some(batch) = self.batches.remove(&id) else { continue };
+        for batch in dropped.into_iter().filter_map(|id| self.batches.remove(&id)) {
+            self.left.extend(batch.may_have_stored());
             for (fingerprint, _) in &batch.keys {
                 self.busy.remove(fingerprint);
             }
@@ -464,6 +476,7 @@ impl Leg {
         let dropped: Vec<BatchId> =
             self.batches.iter().filter(|(_, batch)| !batch.asked && batch.record.is_none()).map(|(id, _)| *id).collect();
         for batch in dropped.into_iter().filter_map(|id| self.batches.remove(&id)) {
+            self.left.extend(batch.may_have_stored());
             let is_there = batch.step != Step::Copy && batch.read_of == source_era && !batch.removal_sent;
             for ((fingerprint, _), (had, before)) in batch.keys.iter().zip(batch.had.iter().zip(&batch.before)) {
                 self.busy.remove(fingerprint);

@@ -13,7 +13,7 @@ use crate::migration::record::Eras;
 impl Leg {
     fn hash_link<H: Hasher>(&self, link: &Link, state: &mut H) {
         link.process.as_ref().map(|process| (&process.run_id, process.client_id)).hash(state);
-        (link.era, link.dirty).hash(state);
+        (link.era, link.dirt).hash(state);
         match link.state {
             LinkState::Up => 0_u32.hash(state),
             LinkState::Down { since_us } => (1, since_us).hash(state),
@@ -46,6 +46,7 @@ impl Hash for Leg {
         let mut away: Vec<(Fingerprint, Eras)> = self.away.iter().map(|(key, eras)| (*key, *eras)).collect();
         away.sort_unstable_by_key(|(key, _)| *key);
         away.hash(state);
+        self.left.hash(state);
         for (id, batch) in &self.batches {
             self.next_batch.wrapping_sub(id.0).hash(state);
             batch.hash_with(behind, state);

@@ -24,7 +24,7 @@ use super::planted::{Bug, Planted};
 use super::record::{Eras, OpenLeg};
 use super::{
     Action, BatchId, Event, Fingerprint, FingerprintMap, FingerprintSet, Fingerprinter, Key, Machine, Orders, Outcome, Pace, Phase,
-    Process, Progress, Record, Side,
+    Process, Progress, Record, Side, Wrong,
 };
 
 /// Until somebody says otherwise ([`Event::Pace`]).
@@ -54,8 +54,24 @@ struct Link {
     state: LinkState,
     /// How often another process was met.
     era: u32,
-    /// It may show what it should not.
-    dirty: bool,
+    /// What it may show and should not.
+    dirt: Dirt,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+enum Dirt {
+    #[default]
+    None,
+    /// What this leg has stored there and not put on record: [`Leg::left`]. What else is there is somebody else's, and stays.
+    Left,
+    /// It is another process than before, or keeps what another router or another leg has left: anything.
+    Anything,
+}
+
+impl Dirt {
+    const fn anything_if(it_may_be: bool) -> Self {
+        if it_may_be { Self::Anything } else { Self::None }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -124,6 +140,8 @@ pub struct Leg {
     purging: Option<Side>,
     records: u64,
     away: FingerprintMap<Eras>,
+    /// What batches that were dropped may have stored at the target.
+    left: BTreeSet<Fingerprint>,
     batches: BTreeMap<BatchId, Batch>,
     next_batch: u32,
     /// Keys of batches.
@@ -170,6 +188,7 @@ impl Leg {
             purging: None,
             records: 0,
             away: FingerprintMap::default(),
+            left: BTreeSet::new(),
             batches: BTreeMap::new(),
             next_batch: 0,
             busy: FingerprintSet::default(),
@@ -224,7 +243,7 @@ impl Leg {
     /// Whether keys may be read, stored and removed there.
     fn usable(&self, side: Side) -> bool {
         let link = self.link(side);
-        link.state == LinkState::Up && !link.dirty
+        link.state == LinkState::Up && link.dirt == Dirt::None
     }
 
     /// Where keys come from and where they go to, at present.
@@ -266,8 +285,12 @@ impl Leg {
                 self.back.get_or_insert_with(|| given_up::why(Side::Target));
             }
             // The router before this one may have ended before it had purged.
-            self.target.dirty |= self.target.era > 0;
-            self.source.dirty |= self.away.values().any(|eras| eras.source != self.source.era);
+            if self.target.era > 0 {
+                self.target.dirt = Dirt::Anything;
+            }
+            if self.away.values().any(|eras| eras.source != self.source.era) {
+                self.source.dirt = Dirt::Anything;
+            }
             self.report_lost_and_found(actions);
             self.state = State::Meeting { record: self.records };
         } else {
@@ -276,7 +299,7 @@ impl Leg {
             let record = self.record(record, actions);
             let state = LinkState::Meeting { record };
             self.source = Link { process: Some(source), state, ..Link::default() };
-            self.target = Link { process: Some(target), state, dirty: !self.planted.is(Bug::NoPurge), ..Link::default() };
+            self.target = Link { process: Some(target), state, dirt: Dirt::anything_if(!self.planted.is(Bug::NoPurge)), ..Link::default() };
             self.state = State::Meeting { record };
         }
     }
@@ -298,11 +321,11 @@ impl Leg {
         self.link_mut(side).era += 1;
         match side {
             Side::Target => {
-                self.target.dirty = !self.planted.is(Bug::NoPurgeAfterRestart);
+                self.target.dirt = Dirt::anything_if(!self.planted.is(Bug::NoPurgeAfterRestart));
                 self.record_admitted_again(actions);
             }
             Side::Source => {
-                self.source.dirty = !self.away.is_empty() && !self.planted.is(Bug::PresenceIsHistory);
+                self.source.dirt = Dirt::anything_if(!self.away.is_empty() && !self.planted.is(Bug::PresenceIsHistory));
             }
         }
         if self.state == State::Waiting {
@@ -413,8 +436,9 @@ impl Leg {
         // Whoever waits looks again, and finds another answer.
         self.wanted.clear();
         self.wanted_set.clear();
-        // What was stored and is not on record stays behind.
-        self.target.dirty = true;
+        // What was stored and is not on record stays behind. Of what a router before this one has stored nobody knows.
+        let is_known = !self.resumed && self.target.dirt == Dirt::None;
+        self.target.dirt = if is_known { Dirt::Left } else { Dirt::Anything };
         let why = self.back.clone().unwrap_or_default();
         actions.push(Action::Turn { why, away: self.away_now() });
         if self.planted.is(Bug::TurnBackWithoutDrain) {
@@ -603,20 +627,25 @@ impl Leg {
         // What the source may keep depends on whether the target is who it was.
         let dirty = [Side::Target, Side::Source].into_iter().find(|side| {
             let comes_first = *side == Side::Target || self.usable_or_given_up(Side::Target);
-            self.link(*side).dirty && self.link(*side).state == LinkState::Up && comes_first
+            self.link(*side).dirt != Dirt::None && self.link(*side).state == LinkState::Up && comes_first
         });
         let Some(side) = dirty else { return };
-        let away = match side {
-            Side::Target => self.away_now(),
-            Side::Source => Arc::new(self.away.iter().filter(|(_, eras)| self.is_stale(eras)).map(|(key, _)| *key).collect()),
+        let wrong = match (side, self.target.dirt) {
+            (Side::Target, Dirt::Left) => {
+                Wrong::These(Arc::new(self.left.iter().filter(|key| !self.away.contains_key(key)).copied().collect()))
+            }
+            (Side::Target, _) => Wrong::AllBut(self.away_now()),
+            (Side::Source, _) => {
+                Wrong::These(Arc::new(self.away.iter().filter(|(_, eras)| self.is_stale(eras)).map(|(key, _)| *key).collect()))
+            }
         };
         self.purging = Some(side);
-        actions.push(Action::Purge { side, away });
+        actions.push(Action::Purge { side, wrong });
     }
 
     fn purged(&mut self) {
         if let Some(side) = self.purging.take() {
-            self.link_mut(side).dirty = false;
+            self.link_mut(side).dirt = Dirt::None;
         }
     }
 

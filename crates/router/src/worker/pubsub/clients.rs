@@ -166,16 +166,13 @@ impl Worker {
         }
         client.out.extend_from_slice(first);
         client.out.extend_from_slice(rest);
-        if !client.dirty {
-            client.dirty = true;
-            self.dirty_clients.push(handle);
-        }
         let unsent = client.unsent();
         if unsent > self.plan.live.push_soft_limit && client.behind_since_us == 0 {
             // Whether it stays so is looked at now and then (`tick_clients`).
             client.behind_since_us = self.now_us.max(1);
         }
         let over = unsent > limit;
+        self.clients.mark(handle);
         if over || bytes.len() >= AT_ONCE_MIN {
             self.flush_client(handle);
         }

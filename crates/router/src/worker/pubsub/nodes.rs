@@ -120,9 +120,8 @@ impl Worker {
         if *place == Place::InForce {
             self.note_in_force(kind, name, node, false);
         }
-        let link = self.routes.get(node.index()).and_then(|r| r.pubsub);
         if matches!(place, Place::InForce | Place::Asked)
-            && let Some(link) = link.filter(|h| self.links.get(*h).is_some_and(|l| l.phase == Phase::Up))
+            && let Some(link) = self.links.pubsub(node)
         {
             self.push_own(link, &[kind.unsubscribe().as_bytes(), name], Purpose::Nobody, 0);
         }
@@ -195,18 +194,14 @@ impl Worker {
 
     /// Asks every connection of subscriptions for an answer that comes behind all messages under way. Gives their number.
     pub(super) fn sync_pubsub_links(&mut self, client: Handle, seq: u32) -> usize {
-        let links: Vec<Handle> = self.routes.iter().filter_map(|r| r.pubsub).collect();
-        let mut asked = 0;
-        for link in links {
-            if self.links.get(link).is_some_and(|l| l.phase == Phase::Up) {
-                self.push_own(link, &[b"PING"], Purpose::Sync, seq);
-                if let Some(pending) = self.links.get_mut(link).and_then(|l| l.pending.back_mut()) {
-                    pending.who = client;
-                }
-                asked += 1;
+        let links = self.links.pubsubs();
+        for link in &links {
+            self.push_own(*link, &[b"PING"], Purpose::Sync, seq);
+            if let Some(pending) = self.links.get_mut(*link).and_then(|l| l.pending.back_mut()) {
+                pending.who = client;
             }
         }
-        asked
+        links.len()
     }
 
     /// One of these has been answered, or never will be.
@@ -405,7 +400,7 @@ impl Worker {
             let is_staged = || plan.moves.by_id.get(&move_id).is_some_and(|mover| mover.is_staged(key));
             (event == b"del" && node == from) || (event == b"restore" && node == to) || (event == b"rename_to" && node == to && is_staged())
         };
-        of(&self.plan) || self.plan_before.as_ref().is_some_and(|(plan, until_us)| self.now_us < *until_us && of(plan))
+        of(&self.plan) || self.transit.before(self.now_us).is_some_and(of)
     }
 
     // ---- what comes ----
@@ -428,7 +423,7 @@ impl Worker {
             };
             if let Some(kind) = kind {
                 let name = parts.next().and_then(reply::text).unwrap_or_default();
-                if self.plan_before.is_some() || !self.plan.moves.by_id.is_empty() {
+                if self.transit.before(self.now_us).is_some() || !self.plan.moves.by_id.is_empty() {
                     let channel = if kind == Kind::Pattern { parts.next().and_then(reply::text).unwrap_or_default() } else { name };
                     let payload = parts.next().and_then(reply::text).unwrap_or_default();
                     let node = self.links.get(link).map(|l| l.node);
@@ -464,13 +459,13 @@ impl Worker {
         let Some((_, place)) = topic.places.iter_mut().find(|(n, _)| *n == node) else { return };
         let (kind, name) = (topic.kind, topic.name.clone());
         if reply::is_error(answer) {
-            let error = String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned();
-            *place = Place::Refused(error.clone().into());
+            let error = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
+            *place = Place::Refused(error.into());
             let missing: Vec<Handle> = topic.subscribers.iter().copied().collect();
             if !missing.is_empty() {
                 self.tell_of_missed(missing);
                 self.counters.subscriptions_lost.add(1);
-                warn!(node = %self.node_name(node), error, "node refuses to restore a subscription: its messages are missed");
+                warn!(node = %self.node_name(node), error = %reply::told_error(answer), "node refuses to restore a subscription: its messages are missed");
             }
         } else if *place != Place::InForce {
             *place = Place::InForce;

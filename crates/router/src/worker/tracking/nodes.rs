@@ -91,8 +91,7 @@ impl Worker {
         self.count_tracked();
         self.tracking.generation = self.tracking.generation.wrapping_add(1);
         for (node, _) in std::mem::take(&mut self.tracking.places) {
-            let link = self.routes.get(node.index()).and_then(|r| r.pubsub);
-            if let Some(link) = link.filter(|h| self.links.get(*h).is_some_and(|l| l.phase == Phase::Up)) {
+            if let Some(link) = self.links.pubsub(node) {
                 self.push_own(link, &[b"CLIENT", b"TRACKING", b"OFF"], Purpose::Nobody, 0);
             }
         }

@@ -6,14 +6,15 @@ use switchyard_resp::command::CommandTable;
 use switchyard_router::NodeAccess;
 
 use super::{Limit, OWN, PATIENCE, limit_of};
+use crate::config::counted;
 use crate::doctor::connection::NodeConnection;
 use crate::doctor::{Finding, Level};
 
 /// How often commands were called, by name (`GET`, `XGROUP|CREATE`).
 pub(crate) type Calls = BTreeMap<String, u64>;
 
-/// What a router calls at nodes for itself, too.
-const ROUTERS: &[&str] = &["EXEC", "SWAPDB", "WATCH"];
+/// What a router and its moves call at nodes for themselves, too. Which of these calls are whose is not counted there; a sample tells them apart.
+const ROUTERS: &[&str] = &["EXEC", "MSETNX", "RENAMENX", "SWAPDB", "WATCH"];
 
 /// What a node has counted, as far as it is clients': calls that were no mistake.
 pub(crate) fn calls(access: &NodeAccess) -> Result<Calls, String> {
@@ -56,7 +57,8 @@ pub(crate) fn judge_calls(calls: &Calls) -> Vec<Finding> {
 }
 
 fn finding(limit: Limit, commands: &[(&str, u64)]) -> Finding {
-    let shown: Vec<String> = commands.iter().map(|(name, count)| format!("{} ({count} calls)", name.replace('|', " "))).collect();
+    let shown: Vec<String> =
+        commands.iter().map(|(name, count)| format!("{} ({})", name.replace('|', " "), counted(*count, "call"))).collect();
     let shown = shown.join(", ");
     let (level, found, advice) = match limit {
         Limit::Refused(why) => (
@@ -103,7 +105,7 @@ mod tests {
         let found = judge_calls(&calls);
         let told: Vec<(Level, &str)> = found.iter().map(|f| (f.level, f.found.rsplit(": ").next().unwrap_or_default())).collect();
         let expected =
-            [(Level::Note, "RENAME (3 calls), SMOVE (1 calls)"), (Level::Note, "EXEC (5 calls)"), (Level::Warning, "SWAPDB (2 calls)")];
+            [(Level::Note, "RENAME (3 calls), SMOVE (1 call)"), (Level::Note, "EXEC (5 calls)"), (Level::Warning, "SWAPDB (2 calls)")];
         assert_eq!(told, expected);
         assert!(judge_calls(&parse("cmdstat_get:calls=1,usec=1\r\ncmdstat_mget:calls=1,usec=1\r\n")).is_empty());
     }

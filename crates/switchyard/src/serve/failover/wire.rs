@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use switchyard_resp::encode;
-use switchyard_resp::reply::{ReplyScan, ReplyScanner, is_error, text};
+use switchyard_resp::reply::{ReplyScan, ReplyScanner, is_error, told_error};
 use switchyard_router::{NodeTls, Secret};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -89,5 +89,5 @@ async fn within<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
 
 /// An error reply, as an error.
 pub(super) fn refuse_error(answer: &[u8]) -> io::Result<()> {
-    if is_error(answer) { Err(io::Error::other(String::from_utf8_lossy(text(answer).unwrap_or_default()).into_owned())) } else { Ok(()) }
+    if is_error(answer) { Err(io::Error::other(told_error(answer))) } else { Ok(()) }
 }

@@ -1,11 +1,16 @@
 //! The end of a move that nobody wants any more: what will be done and what would be lost is said first, then done. It is on record, so a restart goes on with
 //! the ending and with nothing else.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use serde_json::Value;
-use switchyard_control::admin::{AbortRequest, Lose, MoveState, MoveTrouble, Refused};
+use switchyard_control::admin::{AbortRequest, Lose, MoveState, Refused, Trouble};
+use switchyard_control::journal::RESERVE;
 use switchyard_policy::migration::{Fingerprint, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage};
 use switchyard_router::{Link, Router, Steer};
@@ -14,12 +19,16 @@ use tracing::{error, warn};
 use super::accept::{conflict, json};
 use super::home::Told;
 use super::{Moves, Planned};
+use crate::config::{counted, describe_size};
 
 /// A leg that has lost a node is waited for in silence for so long, seconds.
 const LOST_PATIENCE: f64 = 3.0;
 
 /// A move that comes no further is in trouble after so long, seconds.
 const IDLE_PATIENCE: f64 = 60.0;
+
+/// How often it is tried to put on record what must be there.
+const RECORD_PERIOD: Duration = Duration::from_millis(200);
 
 /// What an order to abort needs to know of a move.
 pub(super) struct Look {
@@ -29,6 +38,13 @@ pub(super) struct Look {
     pub(super) leg_left: Option<u64>,
     /// Slots that the target owns by now.
     slots_done: u64,
+}
+
+fn write_durably(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
 }
 
 impl Moves {
@@ -59,11 +75,11 @@ impl Moves {
             }
         };
         let done =
-            if look.slots_done > 0 { format!(" {} slots that have moved stay at {target}.", look.slots_done) } else { String::new() };
-        let says = match (look.leg_left, lose) {
+            if look.slots_done > 0 { format!(" {} moved, and stay at {target}.", counted(look.slots_done, "slot")) } else { String::new() };
+        let says = match (look.leg_left.map(|left| counted(left, "key")), lose) {
             (None, _) => format!("move {} stops now: no slots are on their way.{done}", id.0),
             (Some(left), Some(Side::Target)) => format!(
-                "move {} ends without {target}: what {source} has stays there and is served. {left} keys at most, which had moved to {target} with the \
+                "move {} ends without {target}: what {source} has stays there and is served. {left} at most, which had moved to {target} with the \
                  slots that are moving now, are lost; the log says where their fingerprints are.{done}",
                 id.0
             ),
@@ -73,14 +89,14 @@ impl Moves {
                 id.0
             ),
             (Some(left), None) if is_up(look.source) && is_up(look.target) => format!(
-                "move {} stops: {left} keys at most of the slots that are moving now go back first, or on where that is less, as fast as the nodes can. \
+                "move {} stops: {left} at most of the slots that are moving now go back first, or on where that is less, as fast as the nodes can. \
                  Nothing is lost.{done}",
                 id.0
             ),
             (Some(left), None) => {
                 let (lost, word) = if is_up(look.target) { (&source, "source") } else { (&target, "target") };
                 format!(
-                    "move {0} stops when {lost} answers again: {left} keys at most of the slots that are moving now wait for it.{done} Where {lost} is lost for \
+                    "move {0} stops when {lost} answers again: {left} at most of the slots that are moving now wait for it.{done} Where {lost} is lost for \
                      good: `switchyard moves abort {0} --lose-{word} --dry-run` says what would be lost",
                     id.0
                 )
@@ -109,16 +125,22 @@ impl Moves {
 
     /// Ends a move that has not begun, or has it end what is under way.
     fn end_soon(self: &Arc<Self>, id: MoveId, lose: Option<Side>) -> Result<(), Refused> {
-        let begun = {
+        let before = {
             let mut state = self.state();
             let known = Self::not_open(&state, id);
-            let planned = state.open.get_mut(&id).ok_or(known)?;
-            planned.options.aborting = true;
-            planned.options.give_up = lose.or(planned.options.give_up);
-            planned.begun
+            let options = &mut state.open.get_mut(&id).ok_or(known)?.options;
+            let before = (options.aborting, options.give_up);
+            (options.aborting, options.give_up) = (true, lose.or(options.give_up));
+            before
         };
         // Before anything is done: a restart goes on with this.
-        self.save_options();
+        if let Err(why) = self.try_save_options() {
+            if let Some(planned) = self.state().open.get_mut(&id) {
+                (planned.options.aborting, planned.options.give_up) = before;
+            }
+            return Err(Refused::Failed(format!("move {} goes on: it cannot be put on record that it is to end: {why}", id.0)));
+        }
+        let begun = self.state().open.get(&id).is_some_and(|planned| planned.begun);
         if begun {
             self.running.with(|router| router.steer_move(id, lose.map_or(Steer::Abort, Steer::GiveUp)));
         } else {
@@ -147,7 +169,16 @@ impl Moves {
         }
         let mut report = self.report_of(id, &planned);
         report.state = MoveState::Stopped;
-        report.doing = if report.slots_done > 0 { "aborted by the user" } else { "aborted before it began" }.to_owned();
+        report.doing = match planned.options.give_up.filter(|_| planned.options.lost.is_some()) {
+            // As its mover says it.
+            Some(Side::Source) => format!("{} was given up: what it had of the slots that were moving is lost", self.name(planned.source)),
+            Some(Side::Target) => {
+                let keys = counted(planned.options.lost.unwrap_or(0), "key");
+                format!("{} was given up: {keys} at most, which had moved there, are lost", self.name(planned.target))
+            }
+            None if report.slots_done > 0 => "aborted by the user".to_owned(),
+            None => "aborted before it began".to_owned(),
+        };
         self.close(id, report);
     }
 
@@ -161,8 +192,26 @@ impl Moves {
         status.nodes.into_iter().find(|status| status.id == node).map(|status| status.link)
     }
 
-    /// A leg has ended without a node. Who was lost is told by fingerprints only: names of keys are nobody's business.
+    /// A leg is about to end without a node. That is on record when this returns, so that the history of moves tells of it whatever happens to this process
+    /// next. Which keys were lost is told by fingerprints only: their names are nobody's business.
     pub(super) fn note_lost(&self, id: MoveId, node: NodeId, keys: &[Fingerprint]) {
+        if let Some(planned) = self.state().open.get_mut(&id) {
+            planned.options.lost = Some(keys.len() as u64);
+        }
+        let mut told = false;
+        while let Err(why) = self.try_save_options() {
+            if !std::mem::replace(&mut told, true) {
+                error!("move {} waits with its end: it cannot be put on record that {} is given up: {why}", id.0, self.name(node));
+            }
+            if self.stopping.load(Ordering::Acquire) {
+                break;
+            }
+            std::thread::sleep(RECORD_PERIOD);
+        }
+        self.tell_lost(id, node, keys);
+    }
+
+    fn tell_lost(&self, id: MoveId, node: NodeId, keys: &[Fingerprint]) {
         let name = self.name(node);
         if keys.is_empty() {
             warn!("move {} ends without {name}, which was given up: what it had of the slots that were moving is lost", id.0);
@@ -170,15 +219,15 @@ impl Moves {
         }
         let file = self.lost_file(id);
         let text: String = keys.iter().map(|key| format!("{:032x}\n", key.0)).collect();
-        let count = keys.len();
-        match std::fs::write(&file, text) {
+        let count = counted(keys.len(), "key");
+        match write_durably(&file, &text) {
             Ok(()) => warn!(
-                "move {} ends without {name}, which was given up: {count} keys at most, which had moved there, are lost. Their fingerprints are in {}",
+                "move {} ends without {name}, which was given up: {count} at most, which had moved there, are lost. Their fingerprints are in {}",
                 id.0,
                 file.display()
             ),
             Err(error) => error!(
-                "move {} ends without {name}, which was given up: {count} keys at most, which had moved there, are lost. Their fingerprints cannot be written \
+                "move {} ends without {name}, which was given up: {count} at most, which had moved there, are lost. Their fingerprints cannot be written \
                  to {}: {error}",
                 id.0,
                 file.display()
@@ -190,10 +239,11 @@ impl Moves {
         self.spool.with_file_name(format!("lost-keys-of-move-{}.txt", id.0))
     }
 
-    /// What is wrong with moves, for who looks whether all is well.
-    pub(in super::super) fn troubles(&self) -> Vec<MoveTrouble> {
+    /// What is wrong with moves and with the disk that they need, for who looks whether all is well.
+    pub(in super::super) fn troubles(&self) -> Vec<Trouble> {
         self.refresh();
         let topology = self.placement.topology();
+        let of_disk = self.disk_trouble().map(|what| Trouble { what, ..Trouble::default() });
         let state = self.state();
         let of_leg = |id: MoveId| {
             let is_moving = |slot: &Slot| {
@@ -210,23 +260,38 @@ impl Moves {
                 let slots = of_leg(*id);
                 let (name, word) = (names(side), if side == Side::Source { "source" } else { "target" });
                 let keys = match side {
-                    Side::Target => format!("{left} keys at most of {slots} slots"),
-                    Side::Source => format!("keys of {slots} slots that have not moved"),
+                    Side::Target => format!("{} at most of {}", counted(left, "key"), counted(slots, "slot")),
+                    Side::Source => format!("keys of {} that have not moved", counted(slots, "slot")),
                 };
                 let what = format!(
                     "move {0} waits for {name}, which has not answered for {seconds:.0} s: {keys} cannot be used. Where it is lost for good: \
                      switchyard moves abort {0} --lose-{word}",
                     id.0
                 );
-                return Some(MoveTrouble { id: id.0, slots, what });
+                return Some(Trouble { id: Some(id.0), slots, what });
             }
             if let Some(trouble) = planned.trouble.as_ref().filter(|_| !planned.begun) {
-                return Some(MoveTrouble { id: id.0, slots: of_leg(*id), what: format!("move {} cannot begin: {trouble}", id.0) });
+                return Some(Trouble { id: Some(id.0), slots: of_leg(*id), what: format!("move {} cannot begin: {trouble}", id.0) });
             }
             let idle = progress.filter(|progress| !progress.paused && progress.idle_seconds >= IDLE_PATIENCE)?;
             let what = format!("move {} has come no further for {:.0} s: {}", id.0, idle.idle_seconds, idle.doing);
-            Some(MoveTrouble { id: id.0, slots: 0, what })
+            Some(Trouble { id: Some(id.0), slots: 0, what })
         });
-        troubles.collect()
+        of_disk.into_iter().chain(troubles).collect()
+    }
+
+    /// Why the state directory cannot be written, or would not take what a move begins with.
+    pub(super) fn disk_trouble(&self) -> Option<String> {
+        let known = self.ledger.status().trouble.or_else(|| self.store.trouble());
+        // While moves are open, their room is reserved.
+        let has_open = || !self.state().open.is_empty();
+        let room = || self.store.room().filter(|room| *room < RESERVE && !has_open());
+        let directory = || self.store.directory().display().to_string();
+        let full = |room| {
+            let (room, needed) = (describe_size(room), describe_size(RESERVE));
+            format!("{room} are free for the state directory {}: no move can begin before there are {needed}", directory())
+        };
+        let known = known.map(|why| format!("the state directory {} cannot be written: {why}", directory()));
+        known.or_else(|| room().map(full))
     }
 }

@@ -18,10 +18,10 @@ use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Topology};
 use switchyard_router::{Link, Steer};
 use tracing::info;
 
-use super::direct::{PATIENCE, check_node};
+use super::direct::{Own, PATIENCE, check_node};
 use super::map::{ranges_text, slots_report, text_of, where_report};
 use super::{MemberChange, Moves, Options, Planned, State, save_as};
-use crate::config::{DURABILITIES, name_of, named, parse_endpoint};
+use crate::config::{DURABILITIES, counted, name_of, named, parse_endpoint};
 
 /// How long the journal may take to put a move on record.
 const RECORD_BOUND: Duration = Duration::from_secs(10);
@@ -318,12 +318,18 @@ impl Moves {
             return Err(conflict(way));
         }
         if slots > 0 {
-            return Err(conflict(format!("{0} still owns {slots} slots; first: switchyard nodes drain {0}", request.address)));
+            return Err(conflict(format!(
+                "{0} still owns {1}; first: switchyard nodes drain {0}",
+                request.address,
+                counted(slots, "slot")
+            )));
         }
         if exceptions > 0 {
             return Err(conflict(format!(
-                "{exceptions} keys were moved to {0} without their slots and live there; first: switchyard nodes drain {0}",
-                request.address
+                "{1} {2} moved to {0} alone, without the slots; first: switchyard nodes drain {0}",
+                request.address,
+                counted(exceptions, "key"),
+                if exceptions == 1 { "was" } else { "were" }
             )));
         }
         if topology.nodes().len() == 1 {
@@ -373,7 +379,7 @@ impl Moves {
             return conflict(format!("move {} is over", id.0));
         }
         let known: Vec<String> = state.open.keys().map(|id| id.0.to_string()).collect();
-        let known = if known.is_empty() { "none is".to_owned() } else { format!("under way: {}", known.join(", ")) };
+        let known = if known.is_empty() { "none is under way".to_owned() } else { format!("under way: {}", known.join(", ")) };
         conflict(format!("there is no move {}; {known}", id.0))
     }
 
@@ -571,7 +577,13 @@ impl Moves {
             return Err(Refused::Failed(format!("it is not known how {} is reached", self.name(id))));
         };
         let patience = self.tuning.read().unwrap_or_else(PoisonError::into_inner).patience.max(PATIENCE);
-        check_node(access, patience, is_target.then_some(how.durability), how.allow_direct_clients).map_err(conflict)
+        check_node(access, patience, is_target.then_some(how.durability), how.allow_direct_clients, &self.own()).map_err(conflict)
+    }
+
+    /// How connections of this router are named.
+    pub(super) fn own(&self) -> Own {
+        let run = self.running.with(|router| router.run_id().to_owned()).unwrap_or_default();
+        Own { site: self.site(), run }
     }
 }
 
@@ -592,7 +604,7 @@ fn told(operation: &Operation) -> String {
         }
         Operation::Moves => "moves".to_owned(),
         Operation::Slots => "slots".to_owned(),
-        Operation::Where(keys) => format!("where {} keys are", keys.len()),
+        Operation::Where(keys) => format!("where {} {}", counted(keys.len(), "key"), if keys.len() == 1 { "is" } else { "are" }),
         Operation::Steer { id, what } => match what {
             SteerRequest::Pause => format!("pause move {id}"),
             SteerRequest::Resume => format!("resume move {id}"),

@@ -21,6 +21,7 @@ use tracing::info;
 
 use super::accept::{How, Wish};
 use super::{LOOK, Moves};
+use crate::config::counted;
 
 /// How often it is looked at what somebody waits for. What ends is heard of at once.
 const SOON: Duration = Duration::from_millis(50);
@@ -244,7 +245,7 @@ impl Moves {
             match outcome.and_then(|()| self.accept_checked(vec![wish], &self.how_home()?)) {
                 Ok(report) => {
                     let id = report.moves.first().and_then(|planned| planned.id).unwrap_or_default();
-                    info!("move {id} brings {count} keys home: {commands} needs them together with others of their slots");
+                    info!("move {id} brings {} home: {commands} needs them together with others of their slots", counted(count, "key"));
                 }
                 Err(refused) => refusals.extend(homecoming.wanted_by.iter().map(|place| (*place, refused.text().to_owned()))),
             }

@@ -70,10 +70,11 @@ impl Host for Moves {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
     use std::sync::{Arc, mpsc};
 
     use switchyard_control::admin::{AbortRequest, SteerRequest};
-    use switchyard_policy::migration::{Durability, Protocol};
+    use switchyard_policy::migration::{Durability, Protocol, Side};
     use switchyard_policy::topology::Stage;
 
     use super::super::{Members, Options, Planned};
@@ -81,24 +82,23 @@ mod tests {
     use crate::config::{Override, Raw, Sources};
     use crate::serve::placement::Placement;
 
-    #[test]
-    fn a_move_whose_mover_is_gone_with_a_leg_open_is_neither_begun_anew_nor_given_up() {
-        let dir = tempfile::tempdir().expect("a temporary directory");
+    /// The executor of a state directory, without a router.
+    fn executor(dir: &Path) -> (Arc<Placement>, Arc<Moves>) {
         let set = |path: &str, value| Override { flag: format!("--{path}"), path: path.to_owned(), value };
         let nodes = ["127.0.0.1:7001", "127.0.0.1:7002"].map(|node| Raw::Text(node.to_owned())).to_vec();
-        let overrides = vec![set("state-dir", Raw::Text(dir.path().display().to_string())), set("node", Raw::List(nodes))];
+        let overrides = vec![set("state-dir", Raw::Text(dir.display().to_string())), set("node", Raw::List(nodes))];
         let config = Sources { file: None, overrides }.read().expect("a good configuration");
         let placement = Arc::new(Placement::open(&config, Arc::default()).expect("opens"));
         placement.settle(&config.node_names(), |_| {}).expect("places");
-        let moves = Moves::open(dir.path(), Arc::clone(&placement), Arc::default(), Members(mpsc::sync_channel(1).0)).expect("opens");
-        let (id, source, target) = (MoveId(1), NodeId(0), NodeId(1));
-        let slots = vec![Slot::new(0).expect("a slot")];
-        let transit = Transit { move_id: id, source, target, stage: Stage::Moving { leg: 0 }, keys_only: false };
-        placement.set_transits(id, vec![(transit, slots.clone())]).expect("few");
-        let planned = Planned {
-            source,
-            target,
-            slots,
+        let moves = Moves::open(dir, Arc::clone(&placement), Arc::default(), Members(mpsc::sync_channel(1).0)).expect("opens");
+        (placement, moves)
+    }
+
+    fn under_way(slot: Slot) -> Planned {
+        Planned {
+            source: NodeId(0),
+            target: NodeId(1),
+            slots: vec![slot],
             keys: None,
             protocol: Protocol::default(),
             durability: Durability::default(),
@@ -109,7 +109,49 @@ mod tests {
             progress: None,
             end: None,
             trouble: None,
-        };
+        }
+    }
+
+    #[test]
+    fn what_was_lost_is_on_record_before_the_leg_ends() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (id, slot) = (MoveId(1), Slot::new(0).expect("a slot"));
+        {
+            let (_, moves) = executor(dir.path());
+            let planned = under_way(slot);
+            let (source, target, protocol, durability) = (planned.source, planned.target, planned.protocol, planned.durability);
+            moves.state().open.insert(id, planned);
+            let (told, durable) = mpsc::channel();
+            let begun = Record::Begun { move_id: id, source, target, slots: vec![slot], protocol, durability };
+            moves.record(vec![begun], Box::new(move |outcome| told.send(outcome).expect("awaited")));
+            durable.recv().expect("told").expect("written");
+            {
+                let mut state = moves.state();
+                let options = &mut state.open.get_mut(&id).expect("open").options;
+                (options.aborting, options.give_up) = (true, Some(Side::Target));
+            }
+            moves.lost(id, target, &[Fingerprint(1), Fingerprint(2)]);
+            // Here the process dies: nothing else is kept.
+        }
+        let (_, moves) = executor(dir.path());
+        moves.end_before_it_begins(id);
+        let report = moves.report();
+        let ended = report.ended.first().expect("it is over");
+        let why = "127.0.0.1:7002 was given up: 2 keys at most, which had moved there, are lost";
+        assert_eq!((ended.keys_lost, ended.doing.as_str()), (2, why));
+        let file = dir.path().join("lost-keys-of-move-1.txt");
+        assert_eq!(std::fs::read_to_string(file).expect("there").lines().count(), 2);
+    }
+
+    #[test]
+    fn a_move_whose_mover_is_gone_with_a_leg_open_is_neither_begun_anew_nor_given_up() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (placement, moves) = executor(dir.path());
+        let (id, slot) = (MoveId(1), Slot::new(0).expect("a slot"));
+        let planned = under_way(slot);
+        let (source, target) = (planned.source, planned.target);
+        let transit = Transit { move_id: id, source, target, stage: Stage::Moving { leg: 0 }, keys_only: false };
+        placement.set_transits(id, vec![(transit, vec![slot])]).expect("few");
         moves.state().open.insert(id, planned);
         moves.ended(id, &MoveEnd::Stopped("the mover panicked".to_owned()));
         moves.steer(id, &SteerRequest::Abort(AbortRequest::default())).expect("heard");

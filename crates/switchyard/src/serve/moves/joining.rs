@@ -1,30 +1,80 @@
 //! A server that is to join as a node: what it must be is looked at before anything changes, and what fails after that is taken back.
 //!
-//! So a wrong address is an answer and not a node. `look` asks, `judge` decides.
+//! So a wrong address is an answer and not a node. `look` asks, `judge` decides: for `switchyard nodes add`, and for nodes that a configuration lists newly.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use switchyard_control::admin::{AddNodeRequest, PlanReport, Refused};
 use switchyard_policy::balance;
 use switchyard_policy::topology::Topology;
 use switchyard_router::{Link, NodeAccess};
-use tracing::error;
+use tracing::{error, warn};
 
 use super::accept::{How, conflict, wishes, wrong};
 use super::direct::{PATIENCE, REDIS_MIN, check_node};
 use super::{MemberChange, Moves};
-use crate::config::parse_endpoint;
+use crate::config::{NodeAddress, parse_endpoint};
 use crate::doctor::connection::NodeConnection;
-use crate::doctor::{redis_version, servers};
+use crate::doctor::holdings::at_once;
+use crate::doctor::{redis_version, routers, servers};
 
 /// The fleet that it is to join.
-struct Fleet {
+#[derive(Debug, Default)]
+pub(in super::super) struct Fleet {
     /// The router's own identity, as INFO of it has it.
     router: String,
+    /// What names its state directory in the names of its connections.
+    site: String,
     /// Of the nodes: name, process, and what it is (`redis 7.0.15`), as far as they are known.
     nodes: Vec<(String, Option<String>, Option<String>)>,
     /// Clients may use databases below this number.
     databases: u32,
+}
+
+impl Fleet {
+    /// These nodes, as they say themselves, before a router serves them.
+    pub(in super::super) fn ask(nodes: &[NodeAccess], site: String, patience: Duration) -> Self {
+        let ask = |access: &NodeAccess| {
+            let info = NodeConnection::open(access, patience).and_then(|mut node| node.ask(&["INFO"]).map_err(|error| error.to_string()));
+            let said = Newcomer { info: info.map(|info| info.text()).unwrap_or_default(), ..Newcomer::default() };
+            (access.name.clone(), said.field("run_id").map(str::to_owned), said.version())
+        };
+        let databases = nodes.iter().find_map(|access| databases_of(access, patience)).unwrap_or_default();
+        Self { router: String::new(), site, nodes: at_once(nodes, ask), databases }
+    }
+
+    /// Of nodes that a configuration lists and that are not in the slot map: the names of those that may not join. Each is told with the reason.
+    pub(in super::super) fn refuse(mut self, newly_listed: &[&NodeAddress], patience: Duration) -> Vec<String> {
+        let mut refused = Vec::new();
+        for place in newly_listed {
+            match self.meet(place, patience) {
+                Ok((_, newcomer, notes)) => {
+                    notes.iter().for_each(|note| warn!("node {note}"));
+                    let run_id = newcomer.field("run_id").map(str::to_owned);
+                    self.nodes.push((place.name.clone(), run_id, newcomer.version()));
+                }
+                Err(why) => {
+                    error!(
+                        "node {} is in the configuration, and stays out: {why}. When that is mended: reload (SIGHUP), or `switchyard nodes add {}`",
+                        place.name, place.name
+                    );
+                    refused.push(place.name.clone());
+                }
+            }
+        }
+        refused
+    }
+
+    /// Looks at a server, and gives how it is reached, what it says and notes about it; or why it may not join.
+    fn meet(&self, place: &NodeAddress, patience: Duration) -> Result<(NodeAccess, Newcomer, Vec<String>), String> {
+        let name = &place.name;
+        let access = servers(place).into_iter().next().map(|server| server.access);
+        let access = access.ok_or_else(|| format!("{name} has no address that is known"))?;
+        let newcomer = look(&access, patience, self.databases).map_err(|why| format!("{name} {why}; nothing was changed"))?;
+        let notes = judge(name, &newcomer, self)?;
+        Ok((access, newcomer, notes))
+    }
 }
 
 /// What a server says of itself.
@@ -33,6 +83,8 @@ struct Newcomer {
     info: String,
     /// It knows a command that only routers have.
     is_router: bool,
+    /// Routers that use it, each by what names its state directory.
+    routers: BTreeSet<String>,
     /// Why it refuses the last database that clients may use.
     lacks_databases: Option<String>,
 }
@@ -70,7 +122,8 @@ fn look(access: &NodeAccess, patience: Duration, databases: u32) -> Result<Newco
         Some(last) if !is_router => ask(&["SELECT", &last.to_string()])?.error(),
         _ => None,
     };
-    Ok(Newcomer { info: info.text(), is_router, lacks_databases })
+    let routers = routers(&ask(&["CLIENT", "LIST"])?.text());
+    Ok(Newcomer { info: info.text(), is_router, routers, lacks_databases })
 }
 
 /// Notes about a server that may join, or why it may not.
@@ -107,6 +160,12 @@ fn judge(name: &str, newcomer: &Newcomer, fleet: &Fleet) -> Result<Vec<String>, 
     }
     if newcomer.field("loading") == Some("1") {
         return Err(format!("{name} is still loading its data: try again when it is done"));
+    }
+    if newcomer.routers.iter().any(|site| *site != fleet.site) {
+        return Err(format!(
+            "{name} is used by another router, with a state directory of its own: each would write keys there that the other does not know. Stop that one first, or \
+             take another server"
+        ));
     }
     let keys = newcomer.keys();
     if !keys.is_empty() {
@@ -193,25 +252,28 @@ impl Moves {
     /// Looks at a server that is to join. `how`: it is to get slots at once.
     fn check_newcomer(&self, topology: &Topology, name: &str, how: Option<&How>) -> Result<Vec<String>, Refused> {
         let place = self.members.find(name).map_err(conflict)?;
-        let access = servers(&place).into_iter().next().map(|server| server.access);
-        let access = access.ok_or_else(|| conflict(format!("{name} has no address that is known")))?;
         let patience = self.patience();
-        let known = self.running.with(|router| (router.status(), router.node_access(), router.databases(), router.run_id().to_owned()));
-        let Some((status, reached, used, router)) = known else { return Err(Refused::Unavailable("the router is stopping".to_owned())) };
-        // Clients cannot use a database that any node lacks.
-        let up = status.nodes.iter().filter(|node| node.link == Link::Up && topology.node(node.id).is_some());
-        let setting = up.filter_map(|node| databases_of(reached.get(&node.id)?, patience)).next();
-        let nodes = status.nodes.into_iter().map(|node| (node.name, node.run_id, node.version)).collect();
-        let fleet = Fleet { router, nodes, databases: setting.unwrap_or(used) };
-        let newcomer = look(&access, patience, fleet.databases).map_err(|why| conflict(format!("{name} {why}; nothing was changed")))?;
-        let notes = judge(name, &newcomer, &fleet).map_err(conflict)?;
+        let fleet = self.fleet(topology).ok_or_else(|| Refused::Unavailable("the router is stopping".to_owned()))?;
+        let (access, _, notes) = fleet.meet(&place, patience).map_err(conflict)?;
         if let Some(how) = how {
-            check_node(&access, patience, Some(how.durability()), how.allows_direct_clients()).map_err(conflict)?;
+            check_node(&access, patience, Some(how.durability()), how.allows_direct_clients(), &self.own()).map_err(conflict)?;
         }
         Ok(notes)
     }
 
-    fn patience(&self) -> Duration {
+    /// The fleet as the router knows it.
+    pub(in super::super) fn fleet(&self, topology: &Topology) -> Option<Fleet> {
+        let patience = self.patience();
+        let (status, reached, used, router) =
+            self.running.with(|router| (router.status(), router.node_access(), router.databases(), router.run_id().to_owned()))?;
+        // Clients cannot use a database that any node lacks.
+        let up = status.nodes.iter().filter(|node| node.link == Link::Up && topology.node(node.id).is_some());
+        let setting = up.filter_map(|node| databases_of(reached.get(&node.id)?, patience)).next();
+        let nodes = status.nodes.into_iter().map(|node| (node.name, node.run_id, node.version)).collect();
+        Some(Fleet { router, site: self.site(), nodes, databases: setting.unwrap_or(used) })
+    }
+
+    pub(in super::super) fn patience(&self) -> Duration {
         self.tuning.read().unwrap_or_else(std::sync::PoisonError::into_inner).patience.max(PATIENCE)
     }
 
@@ -256,7 +318,7 @@ mod tests {
     fn fleet() -> Fleet {
         let node = |name: &str, run_id: &str, version: &str| (name.to_owned(), Some(run_id.to_owned()), Some(version.to_owned()));
         let nodes = vec![node("a:1", "aaa", "redis 7.0.15"), ("b:1".to_owned(), None, None), node("c:1", "ccc", "redis 7.2.4")];
-        Fleet { router: "me".to_owned(), nodes, databases: 16 }
+        Fleet { router: "me".to_owned(), site: "0a1b2c3d".to_owned(), nodes, databases: 16 }
     }
 
     fn server(more: &str) -> Newcomer {
@@ -267,6 +329,8 @@ mod tests {
     #[test]
     fn an_empty_primary_may_join() {
         assert_eq!(judge("n:1", &server("# Keyspace\r\n"), &fleet()), Ok(Vec::new()));
+        let left = Newcomer { routers: ["0a1b2c3d".to_owned()].into(), ..server("") };
+        assert_eq!(judge("n:1", &left, &fleet()), Ok(Vec::new()), "connections of ours are about to go");
         let older = Newcomer { info: server("").info.replace("7.2.9", "7.0.1"), ..Newcomer::default() };
         let notes = judge("n:1", &older, &fleet()).expect("it may join");
         assert!(notes.len() == 1 && notes[0].starts_with("n:1 is redis 7.0.1, older than node c:1 (redis 7.2.4)"), "{notes:?}");
@@ -275,6 +339,7 @@ mod tests {
     #[test]
     fn whatever_else_may_not_and_is_told_why() {
         let with = |from: &str, to: &str| Newcomer { info: server("").info.replace(from, to), ..Newcomer::default() };
+        let used = Newcomer { routers: ["0a1b2c3d", "deadbeef"].map(str::to_owned).into(), ..server("") };
         let lacking = Newcomer { lacks_databases: Some("ERR DB index is out of range".to_owned()), ..server("") };
         for (newcomer, said) in [
             (with("run_id:new", "run_id:me"), "is this router itself"),
@@ -286,6 +351,7 @@ mod tests {
             (with("role:master", "role:slave\r\nmaster_host:10.0.0.1\r\nmaster_port:6379"), "is a replica of 10.0.0.1:6379"),
             (with("loading:0", "loading:1"), "still loading"),
             (server("db0:keys=7,expires=0,avg_ttl=0\r\ndb3:keys=2,expires=2,avg_ttl=5\r\n"), "holds 9 keys (db0: 7, db3: 2)"),
+            (used, "is used by another router"),
             (lacking, "refuses SELECT 15 (ERR DB index is out of range). Set databases there to 16"),
         ] {
             let why = judge("n:1", &newcomer, &fleet()).expect_err(said);

@@ -40,8 +40,9 @@ use tracing::{error, info, warn};
 
 use super::placement::Placement;
 use super::running::Running;
-use crate::config::{Config, DURABILITIES, MovesConfig, NodeAddress, name_of};
+use crate::config::{Config, DURABILITIES, MovesConfig, NodeAddress, counted, name_of};
 
+pub(super) use joining::Fleet as Joined;
 pub(crate) use members::recall;
 pub(super) use members::{MemberChange, Members, ReloadAsk, Remembered, remember};
 pub(super) use resp::RespOperator;
@@ -74,6 +75,9 @@ struct Options {
     /// Without this side, which is lost for good.
     #[serde(default, with = "side_word", skip_serializing_if = "Option::is_none")]
     give_up: Option<Side>,
+    /// How many keys were lost with that side, at most, once that was decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    lost: Option<u64>,
     /// What it had done when that was last looked at.
     #[serde(default)]
     so_far: Done,
@@ -194,6 +198,8 @@ pub(super) struct Moves {
     /// Keys come home beside that, because plans ask nodes and may take long: what holds by then is looked at once more while a move comes on record,
     /// one at a time.
     recording: Mutex<()>,
+    /// What is kept of moves that are open is written in the order in which it was looked at.
+    keeping: Mutex<()>,
     drained: drained::Drained,
     home: home::Home,
 }
@@ -253,6 +259,10 @@ impl Moves {
                     if kept.elapsed() >= KEEP {
                         kept = Instant::now();
                         moves.keep_what_is_done();
+                        if moves.store.trouble().is_some() {
+                            // Whether it succeeds is what the store tells from then on.
+                            let _ = moves.store.try_again();
+                        }
                     }
                     match woken.recv_timeout(LOOK) {
                         Ok(()) | Err(RecvTimeoutError::Timeout) => while woken.try_recv().is_ok() {},
@@ -402,7 +412,7 @@ impl Moves {
                 report.state = MoveState::Done;
                 report.doing = "done".to_owned();
                 report.percent = 100.0;
-                info!("move {} is done: {} keys, {} bytes", id.0, report.keys_moved, report.bytes_moved);
+                info!("move {} is done: {}, {} bytes", id.0, counted(report.keys_moved, "key"), report.bytes_moved);
             }
             MoveEnd::Stopped(why) => {
                 if let Some(keys) = homeward {
@@ -474,9 +484,14 @@ impl Moves {
         }
     }
 
-    fn save_options(&self) {
+    fn try_save_options(&self) -> Result<(), String> {
+        let _in_order = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
         let options: BTreeMap<u64, Options> = self.state().open.iter().map(|(id, planned)| (id.0, planned.options.clone())).collect();
-        if let Err(error) = save_as(&*self.store, OPTIONS, &options) {
+        save_as(&*self.store, OPTIONS, &options).map_err(|error| error.to_string())
+    }
+
+    fn save_options(&self) {
+        if let Err(error) = self.try_save_options() {
             warn!("the options of moves cannot be kept: {error}");
         }
     }
@@ -523,7 +538,8 @@ impl Moves {
         let state = self.state();
         let Some(planned) = state.open.get(&id) else { return String::new() };
         let (source, target, slots) = (planned.source, planned.target, planned.slots.len());
-        let what = planned.keys.as_ref().map_or_else(|| format!("{slots} slots"), |keys| format!("{} keys of {slots} slots", keys.len()));
+        let slots = counted(slots, "slot");
+        let what = planned.keys.as_ref().map_or_else(|| slots.clone(), |keys| format!("{} of {slots}", counted(keys.len(), "key")));
         let durability = name_of(&DURABILITIES, planned.durability);
         drop(state);
         format!("{what} from {} to {}, durability {durability}", self.name(source), self.name(target))

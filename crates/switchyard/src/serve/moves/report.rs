@@ -7,7 +7,7 @@ use switchyard_policy::topology::MoveId;
 use super::super::metrics::Page;
 use super::home::report_of;
 use super::{Moves, Planned};
-use crate::config::{DURABILITIES, name_of};
+use crate::config::{DURABILITIES, counted, name_of};
 
 /// How far a move is: by keys once they are listed, else by slots.
 fn percent(report: &MoveReport) -> f64 {
@@ -59,8 +59,8 @@ impl Moves {
             None => waits,
         };
         let doing = match leg_left.filter(|_| planned.options.aborting) {
-            Some(left) if progress.is_some_and(|progress| progress.lost.is_none()) => format!("aborting: {left} keys left"),
-            Some(left) => format!("aborting: {left} keys left; {doing}"),
+            Some(left) if progress.is_some_and(|progress| progress.lost.is_none()) => format!("aborting: {} left", counted(left, "key")),
+            Some(left) => format!("aborting: {} left; {doing}", counted(left, "key")),
             None => doing,
         };
         let state = match planned.begun {
@@ -88,6 +88,7 @@ impl Moves {
             bytes_moved: planned.options.so_far.bytes,
             pulled: planned.options.so_far.pulled,
             repeated: planned.options.so_far.repeated,
+            keys_lost: planned.options.lost.unwrap_or(0),
             seconds: planned.options.so_far.seconds,
             ..MoveReport::default()
         };
@@ -100,7 +101,7 @@ impl Moves {
             report.leg_keys_left = leg_left;
             let side = |side| self.name(if side == Side::Source { planned.source } else { planned.target });
             report.waits_for = progress.lost.filter(|_| leg_left.is_some()).map(|(lost, _)| side(lost));
-            report.keys_lost = progress.keys_lost;
+            report.keys_lost = report.keys_lost.max(progress.keys_lost);
             report.idle_seconds = progress.idle_seconds;
             report.pulled = progress.pulled;
             report.repeated = progress.repeated;
@@ -159,9 +160,11 @@ impl Moves {
         page.counters("moves_ended", help, "how", [("done", done as f64), ("stopped", stopped as f64)]);
         let troubles = self.troubles();
         let help = "Moves that wait for a lost node, cannot begin, or have come no further for a minute";
-        page.gauge("moves_in_trouble", help, troubles.len() as f64);
+        page.gauge("moves_in_trouble", help, troubles.iter().filter(|trouble| trouble.id.is_some()).count() as f64);
         let help = "Slots on their way of which keys cannot be used, because a node of their move does not answer";
         page.gauge("moves_lost_slots", help, troubles.iter().map(|trouble| trouble.slots).sum::<u64>() as f64);
+        let help = "1 while the state directory cannot be written, or has no room for a move to begin";
+        page.gauge("state_directory_trouble", help, f64::from(u8::from(self.disk_trouble().is_some())));
         let journal = &report.journal;
         page.counter("moves_journal_bytes", "Bytes written to the journal of moves", journal.bytes as f64);
         page.counter("moves_journal_records", "Records made durable in the journal of moves", journal.records as f64);

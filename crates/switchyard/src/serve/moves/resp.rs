@@ -10,11 +10,11 @@ use switchyard_control::admin::{
     AbortRequest, AddNodeRequest, BalanceRequest, HowRequest, Lose, MoveRequest, NodeRequest, Operation, SteerRequest,
 };
 use switchyard_resp::encode;
+use switchyard_resp::units::parse_rate;
 use switchyard_router::{OperatorCommand, OperatorPort};
 use tracing::warn;
 
 use super::Moves;
-use crate::config::parse_rate;
 
 /// Commands that may wait; beyond it somebody is asking in a loop.
 const WAITING_MAX: usize = 64;

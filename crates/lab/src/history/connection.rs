@@ -1,0 +1,132 @@
+//! A client of a history: one request at a time, and an honest answer to the question whether it was executed.
+//!
+//! Not [`switchyard_bench::client::Client`]: there a lost connection is an error that ends the run; here it is a result, and the next request makes
+//! a new connection. What was sent and not answered may be executed at any later time, so its connection is never used again.
+
+use std::{
+    io::{ErrorKind, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use switchyard_bench::wire::{self, Reply};
+
+/// What became of a request.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// Answered: one reply for each command.
+    Replies(Vec<Value>),
+    /// No byte of it has left.
+    NotSent,
+    /// Sent and not answered.
+    Unknown,
+}
+
+/// One client's connection, made again when it is needed.
+#[derive(Debug)]
+pub(super) struct Connection {
+    address: SocketAddr,
+    patience: Duration,
+    stream: Option<TcpStream>,
+    buf: Vec<u8>,
+}
+
+impl Connection {
+    /// For a client that waits `patience` for a reply.
+    pub(super) fn new(address: SocketAddr, patience: Duration) -> Self {
+        Self { address, patience, stream: None, buf: Vec::new() }
+    }
+
+    /// Sends `commands` in one write and waits for all their replies.
+    pub(super) fn ask(&mut self, commands: &[Vec<String>]) -> Outcome {
+        if self.stream.is_none() && self.connect().is_err() {
+            return Outcome::NotSent;
+        }
+        let mut out = Vec::new();
+        for command in commands {
+            let args: Vec<_> = command.iter().map(String::as_bytes).collect();
+            wire::encode(&mut out, &args);
+        }
+        let outcome = self.exchange(&out, commands.len());
+        if !matches!(outcome, Outcome::Replies(_)) {
+            self.forget();
+        }
+        outcome
+    }
+
+    /// Closes the connection: what the server keeps of it (MULTI, WATCH) ends with it.
+    pub(super) fn forget(&mut self) {
+        self.stream = None;
+        self.buf.clear();
+    }
+
+    fn connect(&mut self) -> std::io::Result<()> {
+        let stream = TcpStream::connect_timeout(&self.address, self.patience)?;
+        stream.set_nodelay(true)?;
+        stream.set_write_timeout(Some(self.patience))?;
+        self.stream = Some(stream);
+        Ok(())
+    }
+
+    fn exchange(&mut self, out: &[u8], replies: usize) -> Outcome {
+        let Some(stream) = &mut self.stream else { return Outcome::NotSent };
+        if stream.write_all(out).is_err() {
+            return Outcome::Unknown; // a part of it may have arrived
+        }
+        let end = Instant::now() + self.patience;
+        let mut got = Vec::with_capacity(replies);
+        let mut at = 0;
+        let mut chunk = [0_u8; 16 * 1024];
+        while got.len() < replies {
+            match wire::parse(&self.buf[at..]) {
+                Ok(Some((reply, taken))) => {
+                    got.push(value(&reply));
+                    at += taken;
+                    continue;
+                }
+                Ok(None) => {}
+                // Bytes that are no reply at all: the checker shall see them, as a reply that nothing can explain.
+                Err(e) => {
+                    got.push(json!({ "malformed": e.to_string() }));
+                    self.forget();
+                    got.resize(replies, Value::Null);
+                    return Outcome::Replies(got);
+                }
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || stream.set_read_timeout(Some(left)).is_err() {
+                return Outcome::Unknown;
+            }
+            match stream.read(&mut chunk) {
+                Ok(0) => return Outcome::Unknown,
+                Ok(n) => self.buf.extend_from_slice(&chunk[..n]),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return Outcome::Unknown,
+            }
+        }
+        self.buf.drain(..at);
+        if !self.buf.is_empty() {
+            // Nobody asked for these bytes: a reply to somebody else's request.
+            got[0] = json!({ "surplus": self.buf.escape_ascii().to_string() });
+        }
+        Outcome::Replies(got)
+    }
+}
+
+/// A reply as a history has it. Errors and statuses are objects, so that no string can be taken for one.
+fn value(reply: &Reply<'_>) -> Value {
+    match reply {
+        Reply::Status(text) => json!({ "status": String::from_utf8_lossy(text) }),
+        Reply::Error(text) => json!({ "error": String::from_utf8_lossy(text) }),
+        Reply::Integer(n) => json!(n),
+        Reply::Bulk(bytes) => json!(String::from_utf8_lossy(bytes)),
+        Reply::Nil => Value::Null,
+        Reply::Array(items) => Value::Array(items.iter().map(value).collect()),
+    }
+}
+
+/// The text of an error reply.
+pub(super) fn error_text(value: &Value) -> Option<&str> {
+    value.get("error")?.as_str()
+}

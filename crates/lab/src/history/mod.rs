@@ -1,0 +1,485 @@
+//! Records what clients saw, so that a checker can say whether one server could have answered so.
+//!
+//! Many clients share a few keys and do everything at once. Each operation is written down with when it was called, when it returned, and
+//! what it got. One without an answer may have been executed at any time after its call, or never; it is written down without a return.
+//! `tests-clients/history-check` (Porcupine) then looks for an order in which a single Redis could have executed all of them.
+//!
+//! Searching for an order is exponential in how much is open at a time. So a key has at most eight clients, and is left for a new one
+//! after 2,000 operations, or when too much about it is unknown. Keys that were left are read once more at the end: what was lost or came
+//! back since shows there.
+//!
+//! Plain threads, one per client: a client that waits for its reply before it asks again is all that a history needs.
+
+mod connection;
+mod record;
+mod workload;
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+use switchyard_bench::random::{Rng, mix};
+
+pub use self::workload::Kind;
+use self::{
+    connection::{Connection, Outcome, error_text},
+    record::{Entry, Record},
+    workload::Plan,
+};
+
+/// Clients that share objects. More make the search for an order too expensive.
+const GROUP: usize = 8;
+/// An object of which so many operations have an unknown outcome is left.
+const UNKNOWN_MAX: u32 = 8;
+/// How long the last reads may take: a server that comes back late is still asked.
+const LAST_READS: Duration = Duration::from_secs(60);
+/// Pause after an operation that failed: a dead server must not fill the history with nothing but failures.
+const AFTER_FAILURE: Duration = Duration::from_millis(20);
+
+/// What to record.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Where the clients connect; several addresses are taken in turn, and should be the same database.
+    pub targets: Vec<SocketAddr>,
+    /// How long.
+    pub duration: Duration,
+    /// How many clients.
+    pub clients: usize,
+    /// Which histories.
+    pub kinds: Vec<Kind>,
+    /// How long a client waits for a reply before it takes the outcome for unknown.
+    pub patience: Duration,
+    /// How long a client pauses between two operations, on average.
+    pub pause: Duration,
+    /// Same seed, same choices (not the same history: that depends on who is faster).
+    pub seed: u64,
+    /// What keys start with; no such keys may exist.
+    pub prefix: String,
+    /// Folder for the files, one for each kind.
+    pub folder: PathBuf,
+    /// Whether the keys are deleted at the end.
+    pub clean: bool,
+}
+
+/// What happened, in numbers.
+#[derive(Debug, Clone, Default)]
+pub struct Tally {
+    /// Operations in the files.
+    pub operations: u64,
+    /// Those among them whose outcome is unknown.
+    pub unknown: u64,
+    /// Operations that were answered by an error, or not at all, and that change nothing: not in the files.
+    pub reads_failed: u64,
+    /// Transactions that EXEC did not execute because of a watch.
+    pub aborted: u64,
+    /// Operations that could not even be sent.
+    pub not_sent: u64,
+    /// Error replies by their first word, with the first text of each.
+    pub errors: BTreeMap<String, (u64, String)>,
+    /// Objects used.
+    pub objects: u64,
+    /// Objects that nobody could read at the end.
+    pub unread: u64,
+}
+
+impl Tally {
+    /// Error replies of all kinds.
+    pub fn error_replies(&self) -> u64 {
+        self.errors.values().map(|(n, _)| n).sum()
+    }
+
+    /// Whether every operation was answered, and none by an error.
+    pub fn is_clean(&self) -> bool {
+        self.unknown == 0 && self.reads_failed == 0 && self.not_sent == 0 && self.errors.is_empty() && self.unread == 0
+    }
+}
+
+/// A history that is finished.
+#[derive(Debug)]
+pub struct Summary {
+    /// The files, one per kind.
+    pub files: Vec<PathBuf>,
+    /// What happened.
+    pub tally: Tally,
+}
+
+/// One object that clients share at the moment.
+#[derive(Debug)]
+struct Object {
+    name: String,
+    kind: Kind,
+    operations: u32,
+    unknown: u32,
+}
+
+/// What all clients of a run share.
+struct Shared {
+    settings: Settings,
+    started: Instant,
+    stop: AtomicBool,
+    /// Objects in use: one list for each group of clients.
+    groups: Vec<Mutex<Vec<Object>>>,
+    /// Objects that were left.
+    left: Mutex<Vec<(Kind, String)>>,
+    named: AtomicU64,
+    tags: AtomicU64,
+    tally: Mutex<Tally>,
+    records: BTreeMap<Kind, Record>,
+}
+
+/// A history that is being recorded.
+pub struct Recording {
+    shared: Arc<Shared>,
+    clients: Vec<JoinHandle<()>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts the clients.
+pub fn start(settings: &Settings) -> Result<Recording> {
+    ensure!(
+        !settings.targets.is_empty() && settings.clients > 0 && !settings.kinds.is_empty(),
+        "a history needs a target, a client and a workload"
+    );
+    std::fs::create_dir_all(&settings.folder).with_context(|| format!("cannot create {}", settings.folder.display()))?;
+    let mut records = BTreeMap::new();
+    for kind in &settings.kinds {
+        records.insert(*kind, Record::create(settings.folder.join(format!("{kind}.jsonl")))?);
+    }
+    let groups = settings.clients.div_ceil(GROUP);
+    let mut shared = Shared {
+        settings: settings.clone(),
+        started: Instant::now(),
+        stop: AtomicBool::new(false),
+        groups: Vec::new(),
+        left: Mutex::new(Vec::new()),
+        named: AtomicU64::new(0),
+        tags: AtomicU64::new(0),
+        tally: Mutex::new(Tally::default()),
+        records,
+    };
+    for _ in 0..groups {
+        let objects = settings.kinds.iter().flat_map(|kind| std::iter::repeat_n(*kind, kind.objects()));
+        let objects = objects.map(|kind| shared.fresh(kind)).collect();
+        shared.groups.push(Mutex::new(objects));
+    }
+    let shared = Arc::new(shared);
+    let mut clients = Vec::new();
+    for number in 0..settings.clients {
+        let shared = shared.clone();
+        let thread = std::thread::Builder::new().name(format!("history-{number}")).spawn(move || Client::new(&shared, number).run());
+        clients.push(thread.context("cannot start a thread for a client")?);
+    }
+    Ok(Recording { shared, clients })
+}
+
+impl Recording {
+    /// What happened so far.
+    pub fn tally(&self) -> Tally {
+        lock(&self.shared.tally).clone()
+    }
+
+    /// How long it has been going on.
+    pub fn elapsed(&self) -> Duration {
+        self.shared.started.elapsed()
+    }
+
+    /// Ends before its time.
+    pub fn stop(&self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether all clients have ended; the last reads come in [`Self::finish`].
+    pub fn is_finished(&self) -> bool {
+        self.clients.iter().all(JoinHandle::is_finished)
+    }
+
+    /// Waits for the clients, reads every object once more, and closes the files.
+    pub fn finish(self) -> Result<Summary> {
+        for client in self.clients {
+            client.join().map_err(|_| anyhow::anyhow!("a client of the history panicked"))?;
+        }
+        let shared = &self.shared;
+        let mut objects = std::mem::take(&mut *lock(&shared.left));
+        for group in &shared.groups {
+            objects.extend(lock(group).drain(..).map(|o| (o.kind, o.name)));
+        }
+        // A client of its own: it comes after all others.
+        let mut reader = Client::new(shared, shared.settings.clients);
+        let end = Instant::now() + LAST_READS;
+        let unread = objects.iter().filter(|(kind, name)| !reader.look(*kind, name, end)).count() as u64;
+        if shared.settings.clean {
+            for (kind, name) in &objects {
+                for key in kind.keys(name) {
+                    reader.connection.ask(&[vec!["DEL".to_owned(), key]]);
+                }
+            }
+        }
+        let mut tally = lock(&shared.tally).clone();
+        tally.objects = objects.len() as u64;
+        tally.unread = unread;
+        let files = shared.records.values().map(Record::close).collect::<Result<_>>()?;
+        Ok(Summary { files, tally })
+    }
+}
+
+impl Shared {
+    fn fresh(&self, kind: Kind) -> Object {
+        let number = self.named.fetch_add(1, Ordering::Relaxed);
+        Object { name: format!("{}{kind}:{number}", self.settings.prefix), kind, operations: 0, unknown: 0 }
+    }
+
+    /// Picks an object for the next operation, and leaves it where it has been used enough.
+    fn pick(&self, group: usize, rng: &mut Rng) -> (usize, Kind, String) {
+        let mut objects = lock(&self.groups[group]);
+        // The first of two: some objects are more popular than others.
+        let count = objects.len() as u64;
+        let at = rng.below(count).min(rng.below(count)) as usize;
+        let object = &mut objects[at];
+        if object.operations >= object.kind.operations_max() || object.unknown >= UNKNOWN_MAX {
+            let old = std::mem::replace(object, self.fresh(object.kind));
+            lock(&self.left).push((old.kind, old.name));
+        }
+        object.operations += 1;
+        (at, object.kind, object.name.clone())
+    }
+
+    fn note_unknown(&self, group: usize, at: usize, name: &str) {
+        if let Some(object) = lock(&self.groups[group]).get_mut(at).filter(|o| o.name == name) {
+            object.unknown += 1;
+        }
+    }
+
+    fn now(&self) -> u64 {
+        self.started.elapsed().as_nanos() as u64
+    }
+}
+
+/// What became of an operation, for the client's next step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Answered,
+    Failed,
+    /// Nobody knows whether a change was made.
+    Unknown,
+}
+
+struct Client<'a> {
+    shared: &'a Shared,
+    number: usize,
+    connection: Connection,
+    rng: Rng,
+}
+
+impl<'a> Client<'a> {
+    fn new(shared: &'a Shared, number: usize) -> Self {
+        let settings = &shared.settings;
+        let connection = Connection::new(settings.targets[number % settings.targets.len()], settings.patience);
+        Self { shared, number, connection, rng: Rng::new(mix(settings.seed ^ mix(number as u64 + 1))) }
+    }
+
+    fn run(mut self) {
+        let group = self.number / GROUP;
+        let pause = self.shared.settings.pause.as_nanos() as u64;
+        while self.shared.started.elapsed() < self.shared.settings.duration && !self.shared.stop.load(Ordering::Relaxed) {
+            let (at, kind, name) = self.shared.pick(group, &mut self.rng);
+            let keys = kind.keys(&name);
+            let tag = format!("{name}/{}.{}", self.number, self.shared.tags.fetch_add(1, Ordering::Relaxed));
+            let end = match workload::next(kind, &keys, &tag, &mut self.rng) {
+                Plan::Single(command) => self.single(kind, &name, command),
+                Plan::Together(commands) => self.transaction(kind, &name, None, commands),
+                Plan::Watched(key, commands) => self.watched(kind, &name, &key, commands),
+            };
+            if end == End::Unknown {
+                self.shared.note_unknown(group, at, &name);
+            }
+            if end != End::Answered {
+                std::thread::sleep(AFTER_FAILURE);
+            } else if pause > 0 {
+                std::thread::sleep(Duration::from_nanos(self.rng.below(2 * pause)));
+            }
+        }
+    }
+
+    /// Reads an object at the end, again and again until somebody answers.
+    fn look(&mut self, kind: Kind, name: &str, end: Instant) -> bool {
+        for command in workload::look(kind, &kind.keys(name)) {
+            while self.single(kind, name, command.clone()) != End::Answered {
+                if Instant::now() > end {
+                    return false;
+                }
+                std::thread::sleep(AFTER_FAILURE);
+            }
+        }
+        true
+    }
+
+    fn single(&mut self, kind: Kind, name: &str, command: Vec<String>) -> End {
+        let reads = workload::only_reads(&command);
+        let call = self.shared.now();
+        let outcome = self.connection.ask(std::slice::from_ref(&command));
+        let mut entry = Entry { object: name, client: self.number, call, back: None, condition: None, commands: vec![command], got: None };
+        let end = match outcome {
+            Outcome::NotSent => {
+                lock(&self.shared.tally).not_sent += 1;
+                return End::Failed;
+            }
+            Outcome::Replies(replies) => match replies.iter().find_map(error_text) {
+                None => {
+                    entry.back = Some(self.shared.now());
+                    entry.got = Some(replies);
+                    End::Answered
+                }
+                Some(text) => {
+                    self.note_error(text);
+                    if was_refused(text) {
+                        return End::Failed;
+                    }
+                    End::Unknown
+                }
+            },
+            Outcome::Unknown => End::Unknown,
+        };
+        self.write(kind, &entry, end, reads)
+    }
+
+    /// WATCH and GET, then a transaction that must not succeed where the key is another by then.
+    fn watched(&mut self, kind: Kind, name: &str, key: &str, commands: Vec<Vec<String>>) -> End {
+        let call = self.shared.now();
+        let asked = [vec!["WATCH".to_owned(), key.to_owned()], vec!["GET".to_owned(), key.to_owned()]];
+        let read = match self.connection.ask(&asked) {
+            Outcome::Replies(mut replies) => match replies.iter().find_map(error_text).map(str::to_owned) {
+                None => replies.pop().unwrap_or(Value::Null),
+                Some(text) => {
+                    self.note_error(&text);
+                    self.connection.forget(); // it may be watching
+                    lock(&self.shared.tally).reads_failed += 1;
+                    return End::Failed;
+                }
+            },
+            Outcome::NotSent => {
+                lock(&self.shared.tally).not_sent += 1;
+                return End::Failed;
+            }
+            Outcome::Unknown => {
+                lock(&self.shared.tally).reads_failed += 1;
+                return End::Failed;
+            }
+        };
+        let back = Some(self.shared.now());
+        let get = vec![vec!["GET".to_owned(), key.to_owned()]];
+        let entry = Entry { object: name, client: self.number, call, back, condition: None, commands: get, got: Some(vec![read.clone()]) };
+        self.write(kind, &entry, End::Answered, true);
+        // Time for others to change it.
+        std::thread::sleep(Duration::from_micros(self.rng.below(4000)));
+        self.transaction(kind, name, Some((key.to_owned(), read)), commands)
+    }
+
+    fn transaction(&mut self, kind: Kind, name: &str, condition: Option<(String, Value)>, commands: Vec<Vec<String>>) -> End {
+        let one = |word: &str| vec![word.to_owned()];
+        let asked: Vec<_> = [one("MULTI")].into_iter().chain(commands.iter().cloned()).chain([one("EXEC")]).collect();
+        let reads = commands.iter().all(|c| workload::only_reads(c));
+        let call = self.shared.now();
+        let outcome = if self.rng.below(4) == 0 { self.step_by_step(&asked) } else { self.connection.ask(&asked) };
+        let mut entry = Entry { object: name, client: self.number, call, back: None, condition, commands, got: None };
+        let end = match outcome {
+            Outcome::NotSent => {
+                lock(&self.shared.tally).not_sent += 1;
+                return End::Failed;
+            }
+            Outcome::Unknown => End::Unknown,
+            Outcome::Replies(mut replies) => {
+                entry.back = Some(self.shared.now());
+                let last = replies.pop().unwrap_or(Value::Null);
+                match last {
+                    Value::Null => {
+                        lock(&self.shared.tally).aborted += 1;
+                        entry.got = None;
+                        End::Answered
+                    }
+                    Value::Array(got) if !got.iter().any(|v| error_text(v).is_some()) => {
+                        entry.got = Some(got);
+                        End::Answered
+                    }
+                    other => {
+                        let inner = other.as_array().and_then(|a| a.iter().find_map(error_text));
+                        match error_text(&other).or(inner) {
+                            Some(text) => {
+                                self.note_error(text);
+                                self.connection.forget(); // it may be inside MULTI still
+                                if text.starts_with("EXECABORT") || was_refused(text) && inner.is_none() {
+                                    return End::Failed;
+                                }
+                                entry.back = None;
+                                End::Unknown
+                            }
+                            // Something that EXEC cannot answer: for the checker to refuse.
+                            None => {
+                                entry.got = Some(vec![other; entry.commands.len()]);
+                                End::Answered
+                            }
+                        }
+                    }
+                }
+            }
+        };
+        self.write(kind, &entry, end, reads)
+    }
+
+    /// As a client library does that sends each command by itself.
+    fn step_by_step(&mut self, commands: &[Vec<String>]) -> Outcome {
+        let mut all = Vec::new();
+        for (i, command) in commands.iter().enumerate() {
+            let last = i + 1 == commands.len();
+            match self.connection.ask(std::slice::from_ref(command)) {
+                Outcome::Replies(replies) => all.extend(replies),
+                // Without EXEC nothing is executed.
+                Outcome::NotSent | Outcome::Unknown if !last => {
+                    self.connection.forget();
+                    return Outcome::NotSent;
+                }
+                other => return other,
+            }
+        }
+        Outcome::Replies(all)
+    }
+
+    fn write(&self, kind: Kind, entry: &Entry<'_>, end: End, reads: bool) -> End {
+        let mut tally = lock(&self.shared.tally);
+        if end == End::Unknown {
+            if reads {
+                tally.reads_failed += 1;
+                return End::Failed;
+            }
+            tally.unknown += 1;
+        }
+        tally.operations += 1;
+        drop(tally);
+        if let Some(record) = self.shared.records.get(&kind) {
+            record.write(entry);
+        }
+        end
+    }
+
+    fn note_error(&self, text: &str) {
+        let word = text.split(' ').next().unwrap_or_default().to_owned();
+        lock(&self.shared.tally).errors.entry(word).or_insert_with(|| (0, text.to_owned())).0 += 1;
+    }
+}
+
+/// Errors with which a Redis server says that it has not executed the command.
+fn was_refused(text: &str) -> bool {
+    ["LOADING ", "OOM ", "MISCONF ", "READONLY ", "BUSY ", "NOAUTH "].iter().any(|word| text.starts_with(word))
+}

@@ -1,0 +1,673 @@
+//! Load while slots move: GET and SET over keys that all exist, against one address or as a client of Redis Cluster.
+//!
+//! Not [`switchyard_bench::load`], which knows one address: the comparison is with a cluster whose slots move, and its clients follow MOVED and ASK.
+//! One generator for both, so that what is compared is servers and not generators. Closed loop tells what can be had; in an open loop a
+//! request's latency counts from when it should have been sent.
+//!
+//! A key has one connection, so its commands are executed in their order: each GET must bring a value between the last one acknowledged
+//! when it was sent and the last one sent. A key that was lost, or an older value, is a wrong reply. Behind one address that is exact; a
+//! cluster's client that pipelines over redirections orders nothing, and there only the key's name in the value is looked at.
+
+use std::{
+    collections::VecDeque,
+    io::{ErrorKind, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    os::fd::OwnedFd,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::event::{Timespec, epoll};
+use switchyard_bench::{
+    load::Tally,
+    random::{Popularity, Rng},
+    wire::{self, Reply},
+};
+
+use super::slot::{SLOTS, slot_of};
+
+/// Requests that a connection may have under way in an open loop; further ones wait, and their clocks run.
+const UNDER_WAY_MAX: usize = 2000;
+/// How long replies are waited for when no more is sent.
+const LAST_REPLIES: Duration = Duration::from_secs(10);
+/// Complaints that are kept: the first ones say what it is.
+const COMPLAINTS: usize = 5;
+
+/// What to ask, of whom.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// One address; or the nodes of a cluster.
+    pub nodes: Vec<SocketAddr>,
+    /// Whether they are a cluster: requests go to the owner of the slot, and redirections are followed.
+    pub cluster: bool,
+    /// Connections in all.
+    pub connections: usize,
+    /// Requests per second; `None`: as fast as replies come, [`Self::pipeline`] at a time.
+    pub rate: Option<f64>,
+    /// Closed loop: requests under way on a connection.
+    pub pipeline: usize,
+    /// The keys: all are there.
+    pub keys: Arc<Keys>,
+    /// Which of them.
+    pub popularity: Popularity,
+    /// Share of writes, 0 to 1.
+    pub writes: f64,
+    /// Same seed, same requests.
+    pub seed: u64,
+}
+
+/// Keys that exist, and what was last written to them. Survives several runs of the generator, one after the other.
+#[derive(Debug)]
+pub struct Keys {
+    /// Numbers of the keys, by position.
+    numbers: Vec<u64>,
+    layout: Arc<Layout>,
+    /// Bytes of a value.
+    size: usize,
+    versions: Mutex<Vec<Versions>>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Versions {
+    sent: u32,
+    acknowledged: u32,
+}
+
+/// In which slots keys are: in so many at the beginning of each half, all alike full. A slot costs `redis-cli --cluster reshard` some round
+/// trips whatever is in it, so a few keys in each of many slots would compare that and nothing else.
+#[derive(Debug)]
+pub struct Layout {
+    /// A hash tag for each slot, those of the first half first.
+    tags: Vec<String>,
+}
+
+impl Layout {
+    /// `each` slots of each half.
+    pub fn new(each: u16) -> Self {
+        let each = usize::from(each.clamp(1, SLOTS / 2));
+        let mut tags = vec![String::new(); 2 * each];
+        let mut missing = tags.len();
+        for n in 0_u64.. {
+            if missing == 0 {
+                break;
+            }
+            let tag = format!("t{n}");
+            let slot = usize::from(slot_of(tag.as_bytes()));
+            let (half, within) = (slot / usize::from(SLOTS / 2), slot % usize::from(SLOTS / 2));
+            if within < each && tags[half * each + within].is_empty() {
+                tags[half * each + within] = tag;
+                missing -= 1;
+            }
+        }
+        Self { tags }
+    }
+
+    /// Slots in each half.
+    pub fn each(&self) -> u16 {
+        (self.tags.len() / 2) as u16
+    }
+
+    /// Whether this key is in the first half.
+    pub fn is_in_first_half(&self, number: u64) -> bool {
+        (number % self.tags.len() as u64) < self.tags.len() as u64 / 2
+    }
+
+    /// The name of a key.
+    pub fn name(&self, number: u64) -> String {
+        format!("key:{{{}}}:{number:09}", self.tags[(number % self.tags.len() as u64) as usize])
+    }
+}
+
+impl Keys {
+    /// Those keys, with values of `size` bytes.
+    pub fn new(numbers: Vec<u64>, size: usize, layout: &Arc<Layout>) -> Self {
+        let versions = Mutex::new(vec![Versions::default(); numbers.len()]);
+        Self { numbers, layout: layout.clone(), size: size.max(32), versions }
+    }
+
+    fn name(&self, at: usize) -> String {
+        self.layout.name(self.numbers[at])
+    }
+
+    /// How many.
+    pub fn count(&self) -> usize {
+        self.numbers.len()
+    }
+
+    /// Bytes of a value.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    fn value(&self, at: usize, version: u32) -> Vec<u8> {
+        let mut value = format!("{}:{version}:", self.numbers[at]).into_bytes();
+        value.resize(self.size, b'x');
+        value
+    }
+
+    /// Writes each key once, where `owner` says.
+    pub fn fill(&self, owner: impl Fn(u16) -> SocketAddr, tick: &dyn Fn(u64)) -> Result<()> {
+        let mut by_owner: std::collections::BTreeMap<SocketAddr, Vec<usize>> = std::collections::BTreeMap::new();
+        for at in 0..self.numbers.len() {
+            by_owner.entry(owner(slot_of(self.name(at).as_bytes()))).or_default().push(at);
+        }
+        let batch = (64 * 1024 / (self.size + 64)).clamp(1, 256);
+        for (address, keys) in by_owner {
+            let mut client = switchyard_bench::client::Client::connect(address)?;
+            for chunk in keys.chunks(batch) {
+                let mut out = Vec::new();
+                for &at in chunk {
+                    wire::encode(&mut out, &[b"SET", self.name(at).as_bytes(), &self.value(at, 0)]);
+                }
+                client.send(&out)?;
+                for _ in chunk {
+                    client.reply(|reply| match reply {
+                        Reply::Status(b"OK") => Ok(()),
+                        other => bail!("{address} answered {other} to SET while it was filled"),
+                    })??;
+                }
+                tick(chunk.len() as u64);
+            }
+        }
+        let mut versions = lock(&self.versions);
+        versions.iter_mut().for_each(|v| *v = Versions::default());
+        Ok(())
+    }
+
+    /// Reads every key where `owner` says, and counts those that do not have the value acknowledged last.
+    pub fn count_wrong(&self, owner: impl Fn(u16) -> SocketAddr) -> Result<u64> {
+        let versions = lock(&self.versions).clone();
+        let mut clients: std::collections::BTreeMap<SocketAddr, switchyard_bench::client::Client> = std::collections::BTreeMap::new();
+        let mut wrong = 0;
+        let all: Vec<usize> = (0..self.numbers.len()).collect();
+        for chunk in all.chunks((256 * 1024 / (self.size + 64)).clamp(1, 256)) {
+            let mut by_owner: std::collections::BTreeMap<SocketAddr, Vec<usize>> = std::collections::BTreeMap::new();
+            for &at in chunk {
+                by_owner.entry(owner(slot_of(self.name(at).as_bytes()))).or_default().push(at);
+            }
+            for (address, keys) in by_owner {
+                let client = match clients.entry(address) {
+                    std::collections::btree_map::Entry::Occupied(e) => e.into_mut(),
+                    std::collections::btree_map::Entry::Vacant(e) => e.insert(switchyard_bench::client::Client::connect(address)?),
+                };
+                let mut out = Vec::new();
+                keys.iter().for_each(|&at| wire::encode(&mut out, &[b"GET", self.name(at).as_bytes()]));
+                client.send(&out)?;
+                for at in keys {
+                    let Versions { sent, acknowledged } = versions[at];
+                    let right = client.reply(|reply| match reply {
+                        // An unanswered write may have been executed.
+                        Reply::Bulk(value) => {
+                            named(value).is_some_and(|(n, v)| n == self.numbers[at] && (acknowledged..=sent).contains(&v))
+                        }
+                        _ => false,
+                    })?;
+                    wrong += u64::from(!right);
+                }
+            }
+        }
+        Ok(wrong)
+    }
+}
+
+/// The key and the version that a value names.
+fn named(value: &[u8]) -> Option<(u64, u32)> {
+    let mut parts = value.split(|b| *b == b':');
+    let mut number = || std::str::from_utf8(parts.next()?).ok()?.parse::<u64>().ok();
+    let key = number()?;
+    Some((key, u32::try_from(number()?).ok()?))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What happened, besides [`Tally`].
+#[derive(Debug, Clone, Default)]
+pub struct Counts {
+    /// Replies, errors, latencies.
+    pub tally: Tally,
+    /// MOVED and ASK that were followed.
+    pub redirections: u64,
+}
+
+#[derive(Debug, Default)]
+struct Ledger {
+    counts: Counts,
+    complaints: Vec<String>,
+}
+
+/// A load that is being driven.
+#[derive(Debug)]
+pub struct Run {
+    thread: Option<JoinHandle<Result<()>>>,
+    ledger: Arc<Mutex<Ledger>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Run {
+    /// Connects and starts; it goes on until [`Self::finish`].
+    pub fn start(settings: &Settings) -> Result<Self> {
+        let ledger = Arc::new(Mutex::new(Ledger::default()));
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut driver = Driver::connect(settings, ledger.clone())?;
+        let stopped = stop.clone();
+        let thread = std::thread::Builder::new().name("load".to_owned()).spawn(move || driver.drive(&stopped));
+        Ok(Self { thread: Some(thread.context("cannot start a thread for the load")?), ledger, stop })
+    }
+
+    /// What happened since the last call.
+    pub fn take(&self) -> Counts {
+        std::mem::take(&mut lock(&self.ledger).counts)
+    }
+
+    /// Sends no more, waits for what is under way; what happened since the last [`Self::take`], and the first complaints.
+    pub fn finish(mut self) -> Result<(Counts, Vec<String>)> {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.join().map_err(|_| anyhow::anyhow!("the load generator panicked"))??;
+        }
+        let mut ledger = lock(&self.ledger);
+        Ok((std::mem::take(&mut ledger.counts), std::mem::take(&mut ledger.complaints)))
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Ask {
+    Get {
+        least: u32,
+    },
+    Set {
+        version: u32,
+    },
+    /// ASKING before a request that was redirected for once.
+    Asking,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Request {
+    at: u32,
+    ask: Ask,
+    meant: Instant,
+}
+
+struct Connection {
+    stream: TcpStream,
+    out: Vec<u8>,
+    sent: usize,
+    input: Vec<u8>,
+    pending: VecDeque<Request>,
+    wants_write: bool,
+    lost: bool,
+}
+
+struct Driver {
+    settings: Settings,
+    epoll: OwnedFd,
+    connections: Vec<Connection>,
+    /// Connections of each node, and its address.
+    nodes: Vec<(SocketAddr, Vec<usize>)>,
+    owner: Vec<u16>,
+    slots: Vec<u16>,
+    rng: Rng,
+    ledger: Arc<Mutex<Ledger>>,
+    versions: Vec<Versions>,
+}
+
+impl Driver {
+    fn connect(settings: &Settings, ledger: Arc<Mutex<Ledger>>) -> Result<Self> {
+        let keys = &settings.keys;
+        let mut driver = Self {
+            settings: settings.clone(),
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC).context("cannot create an epoll")?,
+            connections: Vec::new(),
+            nodes: Vec::new(),
+            owner: vec![0; usize::from(SLOTS)],
+            slots: if settings.cluster { (0..keys.count()).map(|at| slot_of(keys.name(at).as_bytes())).collect() } else { Vec::new() },
+            rng: Rng::new(settings.seed),
+            ledger,
+            versions: lock(&settings.keys.versions).clone(),
+        };
+        let each = settings.connections.div_ceil(settings.nodes.len()).max(1);
+        for address in &settings.nodes {
+            let mut of_node = Vec::new();
+            for _ in 0..each {
+                let stream =
+                    TcpStream::connect_timeout(address, Duration::from_secs(5)).with_context(|| format!("cannot connect to {address}"))?;
+                stream.set_nodelay(true)?;
+                stream.set_nonblocking(true)?;
+                let index = driver.connections.len();
+                epoll::add(&driver.epoll, &stream, epoll::EventData::new_u64(index as u64), epoll::EventFlags::IN)?;
+                of_node.push(index);
+                let (out, input, pending) = (Vec::new(), Vec::new(), VecDeque::new());
+                driver.connections.push(Connection { stream, out, sent: 0, input, pending, wants_write: false, lost: false });
+            }
+            driver.nodes.push((*address, of_node));
+        }
+        if settings.cluster {
+            driver.learn_owners()?;
+        }
+        Ok(driver)
+    }
+
+    fn learn_owners(&mut self) -> Result<()> {
+        let first = self.settings.nodes[0];
+        let ranges = switchyard_bench::client::Client::connect(first)?.call(&[b"CLUSTER", b"SLOTS"], |reply| {
+            let Reply::Array(ranges) = reply else { return Vec::new() };
+            let read = |range: &Reply<'_>| {
+                let Reply::Array(parts) = range else { return None };
+                let (Reply::Integer(from), Reply::Integer(to), Reply::Array(node)) = (parts.first()?, parts.get(1)?, parts.get(2)?) else {
+                    return None;
+                };
+                let Reply::Integer(port) = node.get(1)? else { return None };
+                Some((usize::try_from(*from).ok()?, usize::try_from(*to).ok()?, u16::try_from(*port).ok()?))
+            };
+            ranges.iter().filter_map(read).collect::<Vec<_>>()
+        })?;
+        for (from, to, port) in ranges {
+            let node = self
+                .nodes
+                .iter()
+                .position(|(a, _)| a.port() == port)
+                .with_context(|| format!("the cluster names a node at port {port}"))?;
+            self.owner[from..=to].fill(node as u16);
+        }
+        Ok(())
+    }
+
+    fn drive(&mut self, stop: &AtomicBool) -> Result<()> {
+        let outcome = self.run(stop);
+        *lock(&self.settings.keys.versions) = std::mem::take(&mut self.versions);
+        outcome
+    }
+
+    fn run(&mut self, stop: &AtomicBool) -> Result<()> {
+        let start = Instant::now();
+        let interval = self.settings.rate.map(|rate| Duration::from_secs_f64(1.0 / rate));
+        let mut due = start;
+        let mut waiting: Option<Request> = None; // open loop: one whose connection is full holds up those behind it, as a client would
+        let mut read_buf = vec![0_u8; 64 * 1024];
+        let mut events = Vec::with_capacity(256);
+        let mut stopped_at = None;
+        loop {
+            let now = Instant::now();
+            if stop.load(Ordering::Relaxed) {
+                let since = *stopped_at.get_or_insert(now);
+                if self.connections.iter().all(|c| c.pending.is_empty() || c.lost) || now > since + LAST_REPLIES {
+                    break;
+                }
+            } else if let Some(interval) = interval {
+                while due <= now {
+                    let request = waiting.take().unwrap_or_else(|| self.draw(due));
+                    let connection = self.connection_of(request.at as usize);
+                    if self.connections[connection].pending.len() >= UNDER_WAY_MAX {
+                        waiting = Some(request);
+                        break;
+                    }
+                    self.ask(connection, request);
+                    due += interval;
+                }
+            } else {
+                let under_way: usize = self.connections.iter().map(|c| c.pending.len()).sum();
+                for _ in under_way..self.settings.pipeline * self.connections.len() {
+                    let request = self.draw(now);
+                    self.ask(self.connection_of(request.at as usize), request);
+                }
+            }
+            for index in 0..self.connections.len() {
+                let c = &self.connections[index];
+                if c.sent < c.out.len() && !c.wants_write && !c.lost {
+                    self.flush(index);
+                }
+            }
+            let wait = match interval {
+                Some(_) if stopped_at.is_none() && waiting.is_none() => {
+                    due.saturating_duration_since(Instant::now()).max(Duration::from_micros(50))
+                }
+                _ => Duration::from_millis(2),
+            };
+            let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(wait.min(Duration::from_millis(20)).subsec_nanos()) };
+            events.clear();
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(e).context("epoll_wait failed"),
+            }
+            for event in &events {
+                let (index, flags) = (event.data.u64() as usize, event.flags); // copied: the kernel's struct is packed
+                if self.connections[index].lost {
+                    continue;
+                }
+                if flags.contains(epoll::EventFlags::OUT) {
+                    self.flush(index);
+                }
+                if flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
+                    self.receive(index, &mut read_buf);
+                }
+            }
+            if self.connections.iter().all(|c| c.lost) {
+                bail!("all connections of the load are lost: {}", lock(&self.ledger).complaints.join("; "));
+            }
+        }
+        let unanswered: usize = self.connections.iter().map(|c| c.pending.len()).sum();
+        lock(&self.ledger).counts.tally.unanswered += unanswered as u64;
+        Ok(())
+    }
+
+    fn draw(&mut self, meant: Instant) -> Request {
+        let at = (self.settings.popularity.next(&mut self.rng) as usize).min(self.settings.keys.count() - 1);
+        let ask = if self.rng.unit() < self.settings.writes {
+            self.versions[at].sent += 1;
+            Ask::Set { version: self.versions[at].sent }
+        } else {
+            Ask::Get { least: self.versions[at].acknowledged }
+        };
+        Request { at: at as u32, ask, meant }
+    }
+
+    fn connection_of(&self, at: usize) -> usize {
+        let node = if self.settings.cluster { usize::from(self.owner[usize::from(self.slots[at])]) } else { 0 };
+        self.connection_at(node, at)
+    }
+
+    fn connection_at(&self, node: usize, at: usize) -> usize {
+        let of_node = &self.nodes[node].1;
+        of_node[switchyard_bench::random::mix(at as u64) as usize % of_node.len()]
+    }
+
+    fn ask(&mut self, connection: usize, request: Request) {
+        let keys = self.settings.keys.clone();
+        let at = request.at as usize;
+        if let Ask::Get { .. } | Ask::Set { .. } = request.ask {
+            let key = keys.name(at);
+            let out = &mut self.connections[connection].out;
+            match request.ask {
+                Ask::Set { version } => wire::encode(out, &[b"SET", key.as_bytes(), &keys.value(at, version)]),
+                _ => wire::encode(out, &[b"GET", key.as_bytes()]),
+            }
+        } else {
+            wire::encode(&mut self.connections[connection].out, &[b"ASKING"]);
+        }
+        self.connections[connection].pending.push_back(request);
+    }
+
+    fn flush(&mut self, index: usize) {
+        let c = &mut self.connections[index];
+        while c.sent < c.out.len() {
+            match c.stream.write(&c.out[c.sent..]) {
+                Ok(n) => c.sent += n,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) => return self.lose(index, &e.to_string()),
+            }
+        }
+        let wants_write = c.sent < c.out.len();
+        if !wants_write {
+            c.out.clear();
+            c.sent = 0;
+        }
+        if wants_write != c.wants_write {
+            c.wants_write = wants_write;
+            let flags = if wants_write { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+            if let Err(e) = epoll::modify(&self.epoll, &c.stream, epoll::EventData::new_u64(index as u64), flags) {
+                self.lose(index, &format!("epoll refused it: {e}"));
+            }
+        }
+    }
+
+    fn receive(&mut self, index: usize, buf: &mut [u8]) {
+        let c = &mut self.connections[index];
+        let n = match c.stream.read(buf) {
+            Ok(0) => return self.lose(index, "the peer closed it"),
+            Ok(n) => n,
+            Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => return,
+            Err(e) => return self.lose(index, &e.to_string()),
+        };
+        let now = Instant::now();
+        let mut input = std::mem::take(&mut c.input);
+        input.extend_from_slice(&buf[..n]);
+        let ledger = self.ledger.clone();
+        let mut ledger = lock(&ledger);
+        let mut at = 0;
+        loop {
+            match wire::parse(&input[at..]) {
+                Ok(None) => break,
+                Ok(Some((reply, taken))) => {
+                    at += taken;
+                    let Some(request) = self.connections[index].pending.pop_front() else {
+                        ledger.counts.tally.wrong += 1;
+                        ledger.complain(format!("a reply that nobody had asked for: {reply}"));
+                        continue;
+                    };
+                    self.judge(request, &reply, now, &mut ledger);
+                }
+                Err(e) => {
+                    ledger.counts.tally.wrong += 1;
+                    drop(ledger);
+                    return self.lose(index, &e.to_string());
+                }
+            }
+        }
+        input.drain(..at);
+        self.connections[index].input = input;
+    }
+
+    fn judge(&mut self, request: Request, reply: &Reply<'_>, now: Instant, ledger: &mut Ledger) {
+        if let Ask::Asking = request.ask {
+            return;
+        }
+        let at = request.at as usize;
+        if let Reply::Error(text) = reply
+            && self.settings.cluster
+            && let Some((once, node)) = self.redirection(text)
+        {
+            ledger.counts.redirections += 1;
+            let connection = self.connection_at(node, at);
+            if once {
+                self.ask(connection, Request { ask: Ask::Asking, ..request });
+            } else {
+                self.owner[usize::from(self.slots[at])] = node as u16;
+            }
+            self.ask(connection, request);
+            return;
+        }
+        let tally = &mut ledger.counts.tally;
+        tally.replies += 1;
+        tally.latency.saturating_record(now.saturating_duration_since(request.meant).as_nanos() as u64);
+        let number = self.settings.keys.numbers[at];
+        let complaint = match (request.ask, reply) {
+            (Ask::Asking, _) => None,
+            (_, Reply::Error(text)) => {
+                tally.errors += 1;
+                Some(format!("{} was answered -{}", self.settings.keys.name(at), String::from_utf8_lossy(text)))
+            }
+            (Ask::Set { version }, Reply::Status(b"OK")) => {
+                let acknowledged = &mut self.versions[at].acknowledged;
+                *acknowledged = version.max(*acknowledged);
+                None
+            }
+            (Ask::Get { least }, Reply::Bulk(value)) => match named(value) {
+                Some((n, v)) if n == number && (self.settings.cluster || (least..=self.versions[at].sent).contains(&v)) => None,
+                _ => {
+                    tally.wrong += 1;
+                    Some(format!("{}: version {least} or later was written, and {reply} read", self.settings.keys.name(at)))
+                }
+            },
+            _ => {
+                tally.wrong += 1;
+                Some(format!("{}: {reply}", self.settings.keys.name(at)))
+            }
+        };
+        if let Some(text) = complaint {
+            ledger.complain(text);
+        }
+    }
+
+    /// Whether only this once, and to which node.
+    fn redirection(&self, text: &[u8]) -> Option<(bool, usize)> {
+        let text = std::str::from_utf8(text).ok()?;
+        let mut words = text.split(' ');
+        let once = match words.next()? {
+            "ASK" => true,
+            "MOVED" => false,
+            _ => return None,
+        };
+        let port: u16 = words.nth(1)?.rsplit(':').next()?.parse().ok()?;
+        Some((once, self.nodes.iter().position(|(a, _)| a.port() == port)?))
+    }
+
+    fn lose(&mut self, index: usize, why: &str) {
+        let c = &mut self.connections[index];
+        c.lost = true;
+        let _ = epoll::delete(&self.epoll, &c.stream); // gone from it already where the kernel closed it
+        let mut ledger = lock(&self.ledger);
+        ledger.counts.tally.disconnects += 1;
+        ledger.complain(format!("a connection was lost with {} requests under way: {why}", c.pending.len()));
+    }
+}
+
+impl Ledger {
+    fn complain(&mut self, text: String) {
+        if self.complaints.len() < COMPLAINTS {
+            self.complaints.push(text);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_in_the_slots_that_the_layout_says() {
+        let layout = Layout::new(16);
+        let mut seen = std::collections::BTreeMap::new();
+        for number in 0..320 {
+            let slot = slot_of(layout.name(number).as_bytes());
+            assert_eq!(layout.is_in_first_half(number), slot < SLOTS / 2);
+            *seen.entry(slot).or_insert(0) += 1;
+        }
+        let expected = (0..16).chain(SLOTS / 2..SLOTS / 2 + 16).map(|slot| (slot, 10)).collect();
+        assert_eq!(seen, expected);
+    }
+
+    #[test]
+    fn values_name_their_key_and_version() {
+        let keys = Keys::new(vec![7, 123_456], 64, &Arc::new(Layout::new(4)));
+        let value = keys.value(1, 9);
+        assert_eq!(value.len(), 64);
+        assert_eq!(named(&value), Some((123_456, 9)));
+        assert_eq!(named(b"7"), None);
+        assert_eq!(named(b"x:1:"), None);
+    }
+}

@@ -1,0 +1,577 @@
+//! What moving slots costs, and whom it disturbs: the router's moves beside `redis-cli --cluster reshard` on a Redis Cluster with the same
+//! data, the same load and the same machine, in one run.
+//!
+//! Everything is measured from outside, over sockets and /proc. Both sides move the same slots between two servers of the same
+//! version, filled with the same keys; both are loaded by the same generator at the same rate.
+
+pub mod admin;
+mod big;
+mod generator;
+mod journal;
+mod limit;
+mod report;
+mod site;
+pub mod slot;
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+use switchyard_bench::random::{Popularity, YCSB_THETA};
+
+pub use self::generator::{Counts, Keys, Layout, Run};
+use self::{
+    limit::Limit,
+    site::{Cluster, Journal, Programs, Routed, keys_at, version_of, wait_for},
+    slot::SLOTS,
+};
+use crate::procfs::{MachineReading, resident_bytes};
+
+/// A part of the measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Moves without load: keys and bytes per second.
+    Fast,
+    /// Moves under load: what clients notice.
+    Unnoticed,
+    /// Moves under writes to the moving slots: whether they end.
+    Converges,
+    /// A big hash moves while it is read and written: how long any command was held.
+    Big,
+    /// What it costs to wait for the disk before a key goes on.
+    Journal,
+}
+
+impl Part {
+    /// All of them, with the names that users write.
+    pub const ALL: [(Self, &'static str); 5] = [
+        (Self::Fast, "fast"),
+        (Self::Unnoticed, "unnoticed"),
+        (Self::Converges, "converges"),
+        (Self::Big, "big"),
+        (Self::Journal, "journal"),
+    ];
+}
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The product's binary.
+    pub switchyard: PathBuf,
+    /// Further arguments of `serve`.
+    pub serve_args: Vec<String>,
+    /// What the moves care about (`--goal`) where there is a load; without one it is `fast`.
+    pub goal: String,
+    /// Which parts.
+    pub parts: Vec<Part>,
+    /// Keys of 64 B; larger values have fewer.
+    pub keys: u64,
+    /// Only the peer and the floor, not our own moves.
+    pub baseline_only: bool,
+    /// Settings of `--cluster-pipeline` to try.
+    pub pipelines: Vec<u32>,
+    /// How long the load runs before a move begins, and again after it: what it is compared with.
+    pub control: Duration,
+    /// Share of what can be had that the load takes.
+    pub load: f64,
+    /// Connections of the load.
+    pub connections: usize,
+    /// Writes per second while convergence is tried.
+    pub writes: f64,
+    /// How often it is tried.
+    pub repeats: u32,
+    /// The document whose section is rewritten.
+    pub out: Option<PathBuf>,
+    /// What the user typed, for the document.
+    pub command_line: String,
+    /// Set when the run shall end early.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// Sizes of values, and by how much their keys are fewer.
+const SIZES: [(usize, u64); 3] = [(64, 1), (1024, 5), (65_536, 200)];
+/// Keys in a slot, at least: a million keys in all slots of a cluster are 61 in each.
+const KEYS_PER_SLOT: u64 = 60;
+/// A move may take so long at most.
+const PATIENCE: Duration = Duration::from_secs(900);
+
+/// How fast one way of moving was, without load.
+#[derive(Debug, Clone)]
+struct Speed {
+    size: usize,
+    way: String,
+    slots: u16,
+    keys: u64,
+    took: Duration,
+    /// Of our own moves.
+    cost: Option<Cost>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Cost {
+    memory_before: u64,
+    memory_peak: u64,
+    /// Bytes of the journal.
+    journal: u64,
+    /// Times that the disk was waited for.
+    syncs: u64,
+}
+
+impl Speed {
+    fn keys_per_second(&self) -> f64 {
+        self.keys as f64 / self.took.as_secs_f64()
+    }
+}
+
+/// What clients saw, without and with a move.
+#[derive(Debug, Clone)]
+struct Noticed {
+    way: String,
+    rate: f64,
+    capacity: f64,
+    /// Before the move and after it.
+    control: Counts,
+    control_time: Duration,
+    moving: Counts,
+    moving_time: Duration,
+    /// The same move without load.
+    unloaded: Option<Duration>,
+    /// Keys that did not have their last value afterwards.
+    wrong_after: u64,
+    complaints: Vec<String>,
+}
+
+/// Moves under writes.
+#[derive(Debug, Clone, Default)]
+struct Converged {
+    tried: u32,
+    done: u32,
+    rate: f64,
+    keys: u64,
+    times: Vec<Duration>,
+    errors: u64,
+    wrong: u64,
+    failures: Vec<String>,
+}
+
+/// All that was measured.
+#[derive(Debug, Default)]
+pub struct Results {
+    version: String,
+    speeds: Vec<Speed>,
+    limits: Vec<(usize, Limit)>,
+    noticed: Vec<Noticed>,
+    converged: Option<Converged>,
+    big: Option<big::BigMove>,
+    kept: Vec<journal::Kept>,
+    failures: Vec<String>,
+    foreign: Option<f64>,
+}
+
+impl Results {
+    /// What could not be measured, in words.
+    pub fn failures(&self) -> &[String] {
+        &self.failures
+    }
+}
+
+struct Bench<'a> {
+    settings: &'a Settings,
+    programs: Programs,
+    folder: &'a Path,
+    bar: ProgressBar,
+    results: Results,
+    sites: u32,
+}
+
+/// Measures, prints, and rewrites the section of the document.
+pub fn run(settings: &Settings) -> Result<Results> {
+    ensure!(settings.keys >= 200, "at least 200 keys are needed to say anything");
+    let programs = Programs::find(&settings.switchyard)?;
+    switchyard_bench::process::raise_file_limit();
+    let folder = tempfile::Builder::new().prefix("switchyard-moves-").tempdir().context("cannot create a temporary folder")?;
+    let bar = ProgressBar::new_spinner();
+    bar.set_style(ProgressStyle::with_template("{elapsed_precise} {spinner} {msg}").unwrap_or_else(|_| ProgressStyle::default_spinner()));
+    bar.enable_steady_tick(Duration::from_millis(200));
+    let mut bench = Bench { settings, programs, folder: folder.path(), bar, results: Results::default(), sites: 0 };
+    let wants = |part| settings.parts.contains(&part);
+    if wants(Part::Fast) {
+        for (size, fewer) in SIZES {
+            bench.fast(size, (settings.keys / fewer).max(200))?;
+        }
+    }
+    if wants(Part::Unnoticed) {
+        bench.unnoticed()?;
+    }
+    if wants(Part::Converges) && !settings.baseline_only {
+        bench.converges()?;
+    }
+    if wants(Part::Big) && !settings.baseline_only {
+        bench.big()?;
+    }
+    if wants(Part::Journal) && !settings.baseline_only {
+        bench.journal()?;
+    }
+    bench.bar.finish_and_clear();
+    let results = bench.results;
+    print!("{}", report::text(settings, &results));
+    if settings.stop.load(Ordering::Relaxed) {
+        bail!("interrupted; nothing was written");
+    }
+    if let Some(out) = &settings.out {
+        report::write(out, settings, &results)?;
+        eprintln!("wrote the section to {}", out.display());
+    }
+    Ok(results)
+}
+
+impl Bench<'_> {
+    fn say(&self, text: String) {
+        if self.bar.is_hidden() {
+            eprintln!("{text}"); // no terminal: a line per step, so that a log shows where it is
+        }
+        self.bar.set_message(text);
+    }
+
+    fn name(&mut self, kind: &str) -> String {
+        self.sites += 1;
+        format!("{kind}{}", self.sites)
+    }
+
+    fn stopped(&self) -> Result<()> {
+        stopped(&self.settings.stop)
+    }
+
+    /// Keeps what failed for the report; only an interruption ends the run.
+    fn attempt<T>(&mut self, what: &str, outcome: Result<T>) -> Result<Option<T>> {
+        match outcome {
+            Ok(value) => Ok(Some(value)),
+            Err(e) => {
+                self.stopped()?;
+                let failure = format!("{what}: {e:#}");
+                self.bar.suspend(|| eprintln!("{failure}"));
+                self.results.failures.push(failure);
+                Ok(None)
+            }
+        }
+    }
+
+    fn fast(&mut self, size: usize, keys: u64) -> Result<()> {
+        for pipeline in self.settings.pipelines.clone() {
+            let what = format!("reshard, {size} B, pipeline {pipeline}");
+            let outcome = self.reshard_unloaded(size, keys, pipeline);
+            if let Some((moved, took)) = self.attempt(&what, outcome)? {
+                let way = format!("redis-cli reshard, pipeline {pipeline}");
+                self.results.speeds.push(Speed { size, way, slots: layout(keys).each(), keys: moved, took, cost: None });
+            }
+        }
+        let outcome = self.limit(size, keys);
+        if let Some(limit) = self.attempt(&format!("DUMP, RESTORE, UNLINK, {size} B"), outcome)? {
+            self.results.limits.push((size, limit));
+        }
+        if !self.settings.baseline_only {
+            let outcome = self.move_unloaded(size, keys, "fast", Journal::Durable);
+            if let Some((moved, took, cost)) = self.attempt(&format!("switchyard move, {size} B"), outcome)? {
+                let way = "switchyard move --goal fast".to_owned();
+                self.results.speeds.push(Speed { size, way, slots: layout(keys).each(), keys: moved, took, cost: Some(cost) });
+            }
+        }
+        Ok(())
+    }
+
+    fn reshard_unloaded(&mut self, size: usize, keys: u64, pipeline: u32) -> Result<(u64, Duration)> {
+        let layout = layout(keys);
+        let name = self.name("cluster");
+        let cluster = Cluster::start(&self.programs, &name, self.folder)?;
+        self.note_version(cluster.addresses[0])?;
+        let data = Keys::new((0..keys).collect(), size, &layout);
+        self.fill(&data, |slot| cluster.owner(slot), &name)?;
+        let before = keys_at(cluster.addresses[0])?;
+        self.say(format!("redis-cli --cluster reshard, {size} B, pipeline {pipeline}: {before} keys"));
+        let begun = Instant::now();
+        let mut reshard = cluster.reshard(&self.programs, layout.each(), pipeline, self.folder)?;
+        let took = wait_for(&mut reshard, begun, PATIENCE, || self.stopped())?;
+        self.all_moved(before, keys, cluster.addresses[0], cluster.addresses[1])?;
+        Ok((before as u64, took))
+    }
+
+    fn move_unloaded(&mut self, size: usize, keys: u64, goal: &str, journal: Journal) -> Result<(u64, Duration, Cost)> {
+        let layout = layout(keys);
+        let name = self.name("routed");
+        let site = Routed::start_with(&self.programs, &self.settings.serve_args, journal, &name, self.folder)?;
+        self.note_version(site.addresses[0])?;
+        let data = Keys::new((0..keys).collect(), size, &layout);
+        self.fill(&data, |_| site.entry, &name)?;
+        let before = keys_at(site.addresses[0])?;
+        let router = site.router.id();
+        let mut cost = Cost { memory_before: resident_bytes(router)?, memory_peak: 0, journal: 0, syncs: 0 };
+        self.say(format!("switchyard move, {size} B: {before} keys"));
+        let took = site.move_slots(&self.programs, (0, 1), goal, &slots_of(&layout), PATIENCE, || {
+            cost.memory_peak = cost.memory_peak.max(resident_bytes(router)?);
+            self.stopped()
+        })?;
+        (cost.journal, cost.syncs) = site.journal()?;
+        self.all_moved(before, keys, site.addresses[0], site.addresses[1])?;
+        let wrong = data.count_wrong(|_| site.entry)?;
+        ensure!(wrong == 0, "{wrong} of {keys} keys were lost or changed by the move");
+        Ok((before as u64, took, cost))
+    }
+
+    /// Half of the keys were to move, and none to be lost.
+    fn all_moved(&self, before: i64, keys: u64, source: SocketAddr, target: SocketAddr) -> Result<()> {
+        let (left, there) = (keys_at(source)?, keys_at(target)?);
+        ensure!(before > 0, "the source had no keys to move");
+        ensure!(
+            left == 0 && there == keys as i64,
+            "after the move {left} keys are left at the source, and {there} of {keys} at the target"
+        );
+        Ok(())
+    }
+
+    fn limit(&mut self, size: usize, keys: u64) -> Result<Limit> {
+        let name = self.name("plain");
+        let (_source, from) = switchyard_bench::process::start_redis(&self.programs.server, &format!("{name}-0"), self.folder)?;
+        let (_target, to) = switchyard_bench::process::start_redis(&self.programs.server, &format!("{name}-1"), self.folder)?;
+        let layout = layout(keys);
+        let numbers: Vec<u64> = (0..keys).filter(|n| layout.is_in_first_half(*n)).collect();
+        let data = Keys::new(numbers.clone(), size, &layout);
+        self.fill(&data, |_| from, &name)?;
+        let names: Vec<String> = numbers.into_iter().map(|n| layout.name(n)).collect();
+        self.say(format!("DUMP, RESTORE, UNLINK of {} keys of {size} B", names.len()));
+        limit::measure(from, to, &names, size, &|_| {})
+    }
+
+    fn fill(&self, data: &Keys, owner: impl Fn(u16) -> SocketAddr, name: &str) -> Result<()> {
+        self.say(format!("{name}: filling with {} keys of {} B", data.count(), data.size()));
+        data.fill(owner, &|_| {})?;
+        self.stopped()
+    }
+
+    fn note_version(&mut self, address: SocketAddr) -> Result<()> {
+        if self.results.version.is_empty() {
+            self.results.version = version_of(address)?;
+        }
+        Ok(())
+    }
+
+    fn unnoticed(&mut self) -> Result<()> {
+        let keys = self.settings.keys;
+        let mut rate = None;
+        if !self.settings.baseline_only {
+            let goal = self.settings.goal.clone();
+            let outcome = self.move_unloaded(64, keys, &goal, Journal::Durable);
+            let unloaded = self.attempt("switchyard move without load", outcome)?.map(|(_, took, _)| took);
+            let outcome = self.move_under_load(unloaded);
+            if let Some(noticed) = self.attempt("switchyard move under load", outcome)? {
+                rate = Some(noticed.rate);
+                self.results.noticed.push(noticed);
+            }
+        }
+        let best = self.best_reshard(64).map(|s| s.way.clone());
+        let pipeline = best.and_then(|way| way.rsplit(' ').next()?.parse().ok()).unwrap_or_else(|| self.settings.pipelines[0]);
+        let outcome = self.reshard_unloaded(64, keys, pipeline);
+        let unloaded = self.attempt("reshard without load", outcome)?.map(|(_, took)| took);
+        let outcome = self.reshard_under_load(pipeline, rate, unloaded);
+        if let Some(noticed) = self.attempt("reshard under load", outcome)? {
+            self.results.noticed.push(noticed);
+        }
+        Ok(())
+    }
+
+    fn best_reshard(&self, size: usize) -> Option<&Speed> {
+        let of_size = self.results.speeds.iter().filter(|s| s.size == size && s.way.starts_with("redis-cli"));
+        of_size.max_by(|a, b| a.keys_per_second().total_cmp(&b.keys_per_second()))
+    }
+
+    fn load(&self, nodes: Vec<SocketAddr>, cluster: bool, keys: &Arc<Keys>) -> generator::Settings {
+        generator::Settings {
+            nodes,
+            cluster,
+            connections: self.settings.connections,
+            rate: None,
+            pipeline: 4,
+            keys: keys.clone(),
+            popularity: Popularity::zipfian(keys.count() as u64, YCSB_THETA),
+            writes: 0.05,
+            seed: 1,
+        }
+    }
+
+    fn move_under_load(&mut self, unloaded: Option<Duration>) -> Result<Noticed> {
+        let layout = layout(self.settings.keys);
+        let name = self.name("routed");
+        let site = Routed::start(&self.programs, &self.settings.serve_args, &name, self.folder)?;
+        self.note_version(site.addresses[0])?;
+        let data = Arc::new(Keys::new((0..self.settings.keys).collect(), 64, &layout));
+        self.fill(&data, |_| site.entry, &name)?;
+        let before = keys_at(site.addresses[0])?;
+        let load = self.load(vec![site.entry], false, &data);
+        let goal = self.settings.goal.clone();
+        let way = format!("switchyard move --goal {goal}");
+        let (programs, stop) = (self.programs.clone(), self.settings.stop.clone());
+        let mut noticed = self.under_load(way, load, None, unloaded, site.process_ids(), Some(site.router.id()), || {
+            site.move_slots(&programs, (0, 1), &goal, &slots_of(&layout), PATIENCE, || stopped(&stop))
+        })?;
+        self.all_moved(before, self.settings.keys, site.addresses[0], site.addresses[1])?;
+        noticed.wrong_after = data.count_wrong(|_| site.entry)?;
+        Ok(noticed)
+    }
+
+    fn reshard_under_load(&mut self, pipeline: u32, rate: Option<f64>, unloaded: Option<Duration>) -> Result<Noticed> {
+        let layout = layout(self.settings.keys);
+        let name = self.name("cluster");
+        let cluster = Cluster::start(&self.programs, &name, self.folder)?;
+        self.note_version(cluster.addresses[0])?;
+        let data = Arc::new(Keys::new((0..self.settings.keys).collect(), 64, &layout));
+        self.fill(&data, |slot| cluster.owner(slot), &name)?;
+        let before = keys_at(cluster.addresses[0])?;
+        let load = self.load(cluster.addresses.clone(), true, &data);
+        let way = format!("redis-cli reshard, pipeline {pipeline}");
+        let (programs, folder, stop) = (self.programs.clone(), self.folder.to_owned(), self.settings.stop.clone());
+        let noticed = self.under_load(way, load, rate, unloaded, cluster.process_ids(), None, || {
+            let begun = Instant::now();
+            let mut reshard = cluster.reshard(&programs, layout.each(), pipeline, &folder)?;
+            wait_for(&mut reshard, begun, PATIENCE, || stopped(&stop))
+        })?;
+        self.all_moved(before, self.settings.keys, cluster.addresses[0], cluster.addresses[1])?;
+        Ok(noticed)
+    }
+
+    /// What can be had, then the load without a move, with one, and without one again.
+    #[allow(clippy::too_many_arguments)] // each is one thing that the two ways have differently
+    fn under_load(
+        &mut self,
+        way: String,
+        load: generator::Settings,
+        rate: Option<f64>,
+        unloaded: Option<Duration>,
+        servers: Vec<u32>,
+        router: Option<u32>,
+        relocate: impl FnOnce() -> Result<Duration>,
+    ) -> Result<Noticed> {
+        self.say(format!("{way}: what can be had without a move"));
+        let run = Run::start(&load)?;
+        self.pause(Duration::from_secs(1))?;
+        run.take();
+        let begun = Instant::now();
+        self.pause(Duration::from_secs(3))?;
+        let capacity = run.take().tally.replies as f64 / begun.elapsed().as_secs_f64();
+        run.finish()?;
+        let rate = rate.unwrap_or(capacity * self.settings.load);
+        self.say(format!("{way}: {rate:.0} requests/s without a move"));
+        let run = Run::start(&generator::Settings { rate: Some(rate), seed: 2, ..load })?;
+        self.pause(Duration::from_secs(2))?;
+        run.take();
+        let begun = Instant::now();
+        let machine = MachineReading::now()?;
+        let cpu = |pids: &[u32]| pids.iter().filter_map(|p| crate::procfs::CpuReading::of(*p).ok()).collect::<Vec<_>>();
+        let pids: Vec<u32> = servers.into_iter().chain(router).chain([std::process::id()]).collect();
+        let cpu_before = cpu(&pids);
+        self.pause(self.settings.control)?;
+        let mut control_time = begun.elapsed();
+        let mut control = run.take();
+        let (busy, _, period) = MachineReading::now()?.since(&machine);
+        let ours: Duration = cpu(&pids).iter().zip(&cpu_before).map(|(now, then)| now.since(then)).sum();
+        let cpus = std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64);
+        let foreign = busy.saturating_sub(ours).as_secs_f64() / (period.as_secs_f64() * cpus);
+        self.results.foreign = Some(self.results.foreign.map_or(foreign, |f| f.max(foreign)));
+        self.say(format!("{way}: {rate:.0} requests/s during the move"));
+        let begun = Instant::now();
+        let outcome = relocate();
+        let moving_time = begun.elapsed();
+        let moving = run.take();
+        // A machine that others use may be another one after minutes: what is compared with is measured on both sides.
+        self.say(format!("{way}: {rate:.0} requests/s after the move"));
+        self.pause(Duration::from_secs(2))?;
+        run.take();
+        let begun = Instant::now();
+        self.pause(self.settings.control)?;
+        control_time += begun.elapsed();
+        control.tally.add(&run.take().tally);
+        let (_, complaints) = run.finish()?;
+        outcome?;
+        Ok(Noticed { way, rate, capacity, control, control_time, moving, moving_time, unloaded, wrong_after: 0, complaints })
+    }
+
+    fn pause(&self, time: Duration) -> Result<()> {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            self.stopped()?;
+            std::thread::sleep(Duration::from_millis(50).min(end.saturating_duration_since(Instant::now())));
+        }
+        Ok(())
+    }
+
+    fn converges(&mut self) -> Result<()> {
+        let name = self.name("routed");
+        let site = Routed::start(&self.programs, &self.settings.serve_args, &name, self.folder)?;
+        self.note_version(site.addresses[0])?;
+        let keys = self.settings.keys.min(100_000);
+        let layout = layout(keys);
+        let numbers: Vec<u64> = (0..).filter(|n| layout.is_in_first_half(*n)).take(keys as usize).collect();
+        let data = Arc::new(Keys::new(numbers, 64, &layout));
+        self.fill(&data, |_| site.entry, &name)?;
+        let mut converged = Converged { rate: self.settings.writes, keys, ..Converged::default() };
+        for round in 0..self.settings.repeats {
+            self.stopped()?;
+            self.say(format!("{:.0} writes/s into the moving slots: {} of {}", self.settings.writes, round + 1, self.settings.repeats));
+            let settings = generator::Settings {
+                rate: Some(self.settings.writes),
+                popularity: Popularity::uniform(keys),
+                writes: 1.0,
+                seed: u64::from(round) + 10,
+                ..self.load(vec![site.entry], false, &data)
+            };
+            let run = Run::start(&settings)?;
+            self.pause(Duration::from_millis(500))?;
+            let (from, to) = if round % 2 == 0 { (0, 1) } else { (1, 0) };
+            let goal = &self.settings.goal;
+            let patience = Duration::from_secs(120);
+            let outcome = site.move_slots(&self.programs, (from, to), goal, &slots_of(&layout), patience, || self.stopped());
+            let (counts, complaints) = run.finish()?;
+            converged.tried += 1;
+            converged.errors += counts.tally.errors + counts.tally.unanswered + counts.tally.disconnects;
+            let left = keys_at(site.addresses[from])?;
+            let wrong = data.count_wrong(|_| site.entry)? + counts.tally.wrong;
+            converged.wrong += wrong;
+            match outcome {
+                Ok(took) if left == 0 && wrong == 0 => {
+                    converged.done += 1;
+                    converged.times.push(took);
+                }
+                Ok(_) => converged.failures.push(format!("round {}: {left} keys left at the source, {wrong} wrong", round + 1)),
+                Err(e) => {
+                    converged.failures.push(format!("round {}: {e:#}", round + 1));
+                    break; // where the slots are now is not known
+                }
+            }
+            converged.failures.extend(complaints.into_iter().take(1));
+        }
+        self.results.converged = Some(converged);
+        Ok(())
+    }
+}
+
+/// So many slots that each has keys enough.
+fn layout(keys: u64) -> Arc<Layout> {
+    let slots = (keys / KEYS_PER_SLOT).max(2).ilog2();
+    Arc::new(Layout::new(1 << slots.saturating_sub(1).min((SLOTS / 2).ilog2())))
+}
+
+/// The slots of the first half that have keys, as `switchyard move --slots` has them.
+fn slots_of(layout: &Layout) -> String {
+    format!("0-{}", layout.each() - 1)
+}
+
+fn stopped(stop: &AtomicBool) -> Result<()> {
+    ensure!(!stop.load(Ordering::Relaxed), "interrupted");
+    Ok(())
+}

@@ -1,0 +1,269 @@
+//! Two servers with half of the slots each: plain ones behind the router, or a Redis Cluster of two; and moving slots in either.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::Value;
+use switchyard_bench::{
+    client::Client,
+    process::{self, Process},
+    wire::Reply,
+};
+
+use super::{
+    Layout,
+    admin::{self, Order, Standing},
+    slot::SLOTS,
+};
+
+/// How long a cluster may take until both nodes know of each other.
+const CLUSTER_PATIENCE: Duration = Duration::from_secs(30);
+/// How often a move is looked at.
+const LOOK: Duration = Duration::from_millis(25);
+/// The first slot of the second node.
+pub(super) const HALF: u16 = SLOTS / 2;
+
+/// What the router does before a key goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Journal {
+    /// It waits until the record is on the disk.
+    Durable,
+    /// It writes the record and goes on: only to measure what waiting costs.
+    NotWaitedFor,
+}
+
+/// Programs that are needed.
+#[derive(Debug, Clone)]
+pub(super) struct Programs {
+    /// redis-server.
+    pub(super) server: PathBuf,
+    /// redis-cli.
+    pub(super) cli: PathBuf,
+    /// Ours.
+    pub(super) switchyard: PathBuf,
+}
+
+impl Programs {
+    pub(super) fn find(switchyard: &Path) -> Result<Self> {
+        let cli = process::find_program(&["redis-cli", "valkey-cli"]).context(
+            "redis-cli is not on PATH, and its `--cluster reshard` is what is compared with (Debian: apt-get install redis-tools)",
+        )?;
+        Ok(Self { server: process::find_redis_server()?, cli, switchyard: switchyard.to_owned() })
+    }
+}
+
+/// A Redis Cluster of two nodes: slots 0-8191 and 8192-16383.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    nodes: Vec<Process>,
+    /// Where they listen.
+    pub(super) addresses: Vec<SocketAddr>,
+    ids: Vec<String>,
+}
+
+impl Cluster {
+    pub(super) fn start(programs: &Programs, name: &str, folder: &Path) -> Result<Self> {
+        let mut cluster = Self { nodes: Vec::new(), addresses: Vec::new(), ids: Vec::new() };
+        let mut buses = Vec::new();
+        for i in 0..2 {
+            let (address, bus) = (process::free_address()?, process::free_port()?);
+            let home = folder.join(format!("{name}-{i}"));
+            std::fs::create_dir_all(&home).with_context(|| format!("cannot create {}", home.display()))?;
+            let mut command = Command::new(&programs.server);
+            command.current_dir(&home).args(["--bind", "127.0.0.1", "--port", &address.port().to_string()]);
+            command.args(["--save", "", "--appendonly", "no", "--cluster-enabled", "yes", "--cluster-port", &bus.to_string()]);
+            // The one whose last slot goes would become a replica of the other, and copy everything back while it is looked at.
+            command.args(["--cluster-allow-replica-migration", "no"]);
+            let mut node = Process::start(&format!("{name}-{i}"), &command, folder)?;
+            node.wait_ready(address)?;
+            let (from, to) = if i == 0 { (0, HALF - 1) } else { (HALF, SLOTS - 1) };
+            let mut client = Client::connect(address)?;
+            client.ok(&[b"CLUSTER", b"ADDSLOTSRANGE", from.to_string().as_bytes(), to.to_string().as_bytes()])?;
+            cluster.ids.push(client.text(&[b"CLUSTER", b"MYID"])?);
+            cluster.nodes.push(node);
+            cluster.addresses.push(address);
+            buses.push(bus);
+        }
+        let mut client = Client::connect(cluster.addresses[0])?;
+        let port = cluster.addresses[1].port().to_string();
+        // Other epochs: two nodes that begin with the same one would dispute slots.
+        Client::connect(cluster.addresses[1])?.ok(&[b"CLUSTER", b"SET-CONFIG-EPOCH", b"2"])?;
+        client.ok(&[b"CLUSTER", b"SET-CONFIG-EPOCH", b"1"])?;
+        client.ok(&[b"CLUSTER", b"MEET", b"127.0.0.1", port.as_bytes(), buses[1].to_string().as_bytes()])?;
+        let end = Instant::now() + CLUSTER_PATIENCE;
+        loop {
+            let mut ready = true;
+            for address in &cluster.addresses {
+                let info = Client::connect(*address)?.text(&[b"CLUSTER", b"INFO"])?;
+                ready &= info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:2");
+            }
+            if ready {
+                return Ok(cluster);
+            }
+            ensure!(Instant::now() < end, "two nodes did not become a cluster within {CLUSTER_PATIENCE:?}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    pub(super) fn owner(&self, slot: u16) -> SocketAddr {
+        self.addresses[usize::from(slot >= HALF)]
+    }
+
+    /// Begins to move the first `slots` slots of the first node to the second: redis-cli takes them in ascending order.
+    pub(super) fn reshard(&self, programs: &Programs, slots: u16, pipeline: u32, folder: &Path) -> Result<Process> {
+        let mut command = Command::new(&programs.cli);
+        command.args(["--cluster", "reshard", &self.addresses[0].to_string()]);
+        command.args(["--cluster-from", &self.ids[0], "--cluster-to", &self.ids[1], "--cluster-slots", &slots.to_string()]);
+        command.args(["--cluster-yes", "--cluster-pipeline", &pipeline.to_string(), "--cluster-timeout", "60000"]);
+        Process::start("reshard", &command, folder)
+    }
+
+    pub(super) fn process_ids(&self) -> Vec<u32> {
+        self.nodes.iter().map(Process::id).collect()
+    }
+}
+
+/// Two plain servers with the router in front, which gives each half of the slots.
+#[derive(Debug)]
+pub(super) struct Routed {
+    /// The router; dropped first.
+    pub(super) router: Process,
+    /// Where clients connect.
+    pub(super) entry: SocketAddr,
+    admin: SocketAddr,
+    nodes: Vec<Process>,
+    /// Where the servers listen.
+    pub(super) addresses: Vec<SocketAddr>,
+}
+
+impl Routed {
+    pub(super) fn start(programs: &Programs, serve_args: &[String], name: &str, folder: &Path) -> Result<Self> {
+        Self::start_with(programs, serve_args, Journal::Durable, name, folder)
+    }
+
+    pub(super) fn start_with(programs: &Programs, serve_args: &[String], journal: Journal, name: &str, folder: &Path) -> Result<Self> {
+        let mut nodes = Vec::new();
+        let mut addresses = Vec::new();
+        for i in 0..2 {
+            let (node, address) = process::start_redis(&programs.server, &format!("{name}-{i}"), folder)?;
+            nodes.push(node);
+            addresses.push(address);
+        }
+        let (entry, admin) = (process::free_address()?, process::free_address()?);
+        let state = folder.join(format!("{name}-state"));
+        let mut command = Command::new(&programs.switchyard);
+        command.args(["serve", "--listen", &entry.to_string(), "--admin", &admin.to_string()]).arg("--state-dir").arg(&state);
+        for address in &addresses {
+            command.args(["--node", &address.to_string()]);
+        }
+        command.args(serve_args);
+        if journal == Journal::NotWaitedFor {
+            command.env("SWITCHYARD_BENCH_UNSAFE_JOURNAL", "1");
+        }
+        let mut router = Process::start(&format!("{name}-router"), &command, folder)?;
+        router.wait_ready(entry)?;
+        // Which node gets which half is the router's decision: where a key of slot 0 arrives is the first.
+        let probe = Layout::new(1).name(0);
+        let mut client = Client::connect(entry)?;
+        client.ok(&[b"SET", probe.as_bytes(), b"probe"])?;
+        if Client::connect(addresses[0])?.integer(&[b"EXISTS", probe.as_bytes()])? == 0 {
+            addresses.swap(0, 1);
+            nodes.swap(0, 1);
+        }
+        client.integer(&[b"DEL", probe.as_bytes()])?;
+        Ok(Self { router, entry, admin, nodes, addresses })
+    }
+
+    /// Moves slots of one node to another, and waits until that is done. How long it took.
+    pub(super) fn move_slots(
+        &self,
+        programs: &Programs,
+        between: (usize, usize),
+        goal: &str,
+        slots: &str,
+        patience: Duration,
+        tick: impl FnMut() -> Result<()>,
+    ) -> Result<Duration> {
+        self.move_and_report(programs, between, goal, slots, patience, tick).map(|(took, _)| took)
+    }
+
+    /// The same. Also what the router reports of the move at its end.
+    pub(super) fn move_and_report(
+        &self,
+        programs: &Programs,
+        between: (usize, usize),
+        goal: &str,
+        slots: &str,
+        patience: Duration,
+        mut tick: impl FnMut() -> Result<()>,
+    ) -> Result<(Duration, Value)> {
+        let (from, to) = between;
+        let more = ["--goal".to_owned(), goal.to_owned()];
+        let order = Order { from: self.addresses[from], to: self.addresses[to], slots: Some(slots), keys: None, more: &more };
+        let begun = Instant::now();
+        let id = admin::begin(&programs.switchyard, self.admin, &order)?;
+        loop {
+            let report = admin::report(self.admin)?;
+            match admin::standing(&report, id)? {
+                Standing::Done => {
+                    let took = begun.elapsed();
+                    return Ok((took, admin::find(&report, id).cloned().unwrap_or_default()));
+                }
+                Standing::Stopped(why) => bail!("the move stopped: {why}"),
+                Standing::Open => {}
+            }
+            ensure!(begun.elapsed() < patience, "the move was not done within {patience:?}");
+            tick()?;
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Bytes of the journal and times that the disk was waited for, since the start of the router.
+    pub(super) fn journal(&self) -> Result<(u64, u64)> {
+        let report = admin::report(self.admin)?;
+        let number = |name: &str| report["journal"][name].as_u64().with_context(|| format!("the report names no journal.{name}"));
+        Ok((number("bytes")?, number("syncs")?))
+    }
+
+    pub(super) fn process_ids(&self) -> Vec<u32> {
+        self.nodes.iter().map(Process::id).collect()
+    }
+}
+
+/// Waits for a program that moves slots. How long it took since `begun`; an error where it failed or takes longer than `patience`.
+pub(super) fn wait_for(mover: &mut Process, begun: Instant, patience: Duration, mut tick: impl FnMut() -> Result<()>) -> Result<Duration> {
+    loop {
+        if let Some(status) = mover.ended() {
+            ensure!(status.success(), "{} failed ({status}); the end of its output:\n{}", mover.name(), mover.log_tail());
+            return Ok(begun.elapsed());
+        }
+        if begun.elapsed() > patience {
+            bail!("{} was not done within {patience:?}; the end of its output:\n{}", mover.name(), mover.log_tail());
+        }
+        tick()?;
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Keys that a server has.
+pub(super) fn keys_at(address: SocketAddr) -> Result<i64> {
+    Client::connect(address)?.integer(&[b"DBSIZE"])
+}
+
+/// Version of a server, as it says itself.
+pub(super) fn version_of(address: SocketAddr) -> Result<String> {
+    let info = Client::connect(address)?.call(&[b"INFO", b"server"], |reply| match reply {
+        Reply::Bulk(text) => String::from_utf8_lossy(text).into_owned(),
+        _ => String::new(),
+    })?;
+    let field = |name: &str| info.lines().find_map(|l| l.strip_prefix(name)).map(|v| v.trim().to_owned());
+    Ok(match field("valkey_version:") {
+        Some(version) => format!("Valkey {version}"),
+        None => format!("Redis {}", field("redis_version:").unwrap_or_default()),
+    })
+}

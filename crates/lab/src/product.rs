@@ -1,0 +1,58 @@
+//! The product that is measured: the `switchyard` binary, beside this one or where a flag says.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use switchyard_bench::process::is_executable;
+
+/// The product's binary: `given`, or the one beside this program.
+pub fn find(given: Option<&Path>) -> Result<PathBuf> {
+    match given {
+        Some(path) if is_executable(path) => std::path::absolute(path).with_context(|| path.display().to_string()),
+        Some(path) => bail!("--switchyard {}: no program is there; name the router's binary, or leave the flag out", path.display()),
+        None => {
+            let own = std::env::current_exe()
+                .context("cannot tell where this program is, to find the router beside it; name it with --switchyard")?;
+            beside(&own)
+        }
+    }
+}
+
+/// The product's binary in the folder of `program`: one build puts both there.
+pub fn beside(program: &Path) -> Result<PathBuf> {
+    let path = program.with_file_name("switchyard");
+    if !is_executable(&path) {
+        bail!(
+            "the router to measure is not there: {}. Build it with `cargo build -p switchyard`, with the same --profile or --release as this program, \
+             or name another with --switchyard",
+            path.display()
+        );
+    }
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_product_that_is_not_there_is_an_error_that_says_how_to_get_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let error = beside(&folder.path().join("switchyard-lab")).expect_err("the folder is empty").to_string();
+        assert!(error.contains("cargo build -p switchyard") && error.contains("--switchyard"), "{error}");
+        let error = find(Some(&folder.path().join("mine"))).expect_err("the folder is empty").to_string();
+        assert!(error.contains("mine"), "{error}");
+        // A folder or a text is no program.
+        std::fs::create_dir(folder.path().join("switchyard")).expect("a folder");
+        assert!(beside(&folder.path().join("switchyard-lab")).is_err());
+    }
+
+    #[test]
+    fn it_is_found_beside_us_or_where_it_is_named() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("switchyard");
+        std::os::unix::fs::symlink("/bin/sh", &path).expect("a program");
+        assert_eq!(beside(&folder.path().join("switchyard-lab")).expect("it is there"), path);
+        assert_eq!(find(Some(&path)).expect("it is there"), path);
+    }
+}

@@ -1,0 +1,366 @@
+//! Cycles of real servers, a real router, clients that write histories, moves, and faults; and what must be true after each.
+//!
+//! A cycle: three servers that keep what they acknowledge (append-only file, fsync always), the router, keys that nobody changes, clients
+//! on keys that many change. Slots move from node to node; while they move, a process is killed (SIGKILL) and started again, or stopped
+//! for a while (SIGSTOP). Afterwards: every history has an order in which one Redis could have executed it; every key that nobody changed
+//! is there, once, with its content and time to live; and nothing else is, so nothing has come back.
+//!
+//! Each cycle has a seed, which decides everything but the timing of the processes.
+
+mod fixed;
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use switchyard_bench::random::{Rng, mix};
+
+use crate::{
+    history::{self, Kind},
+    moves::admin::{self, Order, Standing},
+    site::Site,
+};
+
+/// Servers of a cycle.
+const NODES: usize = 3;
+/// After the last fault everything must be well again within this.
+const RECOVERY: Duration = Duration::from_secs(90);
+
+/// What is done to a process while slots move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Fault {
+    /// Nothing: then no client may get an error either.
+    None,
+    /// SIGKILL of the node that slots move from.
+    KillSource,
+    /// SIGKILL of the node that they move to.
+    KillTarget,
+    /// SIGKILL of the router.
+    KillRouter,
+    /// SIGSTOP of the node that slots move from, for a while.
+    StopSource,
+    /// The same of the node that they move to.
+    StopTarget,
+    /// The same of the router.
+    StopRouter,
+}
+
+impl Fault {
+    /// All of them, with the names that users write.
+    pub const ALL: [(Self, &'static str); 7] = [
+        (Self::None, "none"),
+        (Self::KillSource, "kill-source"),
+        (Self::KillTarget, "kill-target"),
+        (Self::KillRouter, "kill-router"),
+        (Self::StopSource, "stop-source"),
+        (Self::StopTarget, "stop-target"),
+        (Self::StopRouter, "stop-router"),
+    ];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(fault, _)| *fault == self).map_or("", |(_, name)| name)
+    }
+}
+
+/// In what one cycle differs from another, beside its fault: the ways through the router that moves can take. Flags of the user come after
+/// these, and win.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Shape {
+    /// Threads of the router: one has no hand-over between workers.
+    workers: u64,
+    /// Every list and long string is moved in pieces, while clients append to it.
+    in_pieces: bool,
+    /// The target is asked whether it is safe before the source's copy goes.
+    aof: bool,
+    /// A second node gives its slots away at the same time.
+    two_moves: bool,
+    /// Every other move takes single keys and leaves their slots.
+    keys: bool,
+}
+
+/// Half of the keys of every sort, but none of the transactions: those need theirs together.
+const SOME_KEYS: &str = "[hf]*[02468]";
+
+impl Shape {
+    fn of(seed: u64) -> Self {
+        let mut rng = Rng::new(mix(seed ^ 0x5a4e));
+        Self {
+            workers: 1 + rng.below(3),
+            in_pieces: rng.below(2) == 0,
+            aof: rng.below(4) == 0,
+            two_moves: rng.below(3) == 0,
+            keys: rng.below(3) == 0,
+        }
+    }
+
+    fn serve_args(self) -> Vec<String> {
+        let mut args = vec!["--workers".to_owned(), self.workers.to_string()];
+        if self.in_pieces {
+            args.extend(["--set", "moves.big-key=512"].map(str::to_owned));
+        }
+        args
+    }
+
+    fn move_args(self) -> Vec<String> {
+        let mut args = Vec::new();
+        if self.aof {
+            args.extend(["--durability", "aof"].map(str::to_owned));
+        }
+        if !self.in_pieces {
+            // What such clients write to a key in pieces would not be known, so that with this flag all keys move whole.
+            args.push("--allow-direct-clients".to_owned());
+        }
+        args
+    }
+}
+
+/// What to do.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Our own binary.
+    pub switchyard: PathBuf,
+    /// `tests-clients/history-check`, built.
+    pub checker: PathBuf,
+    /// Cycles are begun for so long.
+    pub time: Duration,
+    /// So many cycles at most.
+    pub cycles: u64,
+    /// How long the clients of a cycle work.
+    pub cycle: Duration,
+    /// Faults, in turn: one kind for each cycle.
+    pub faults: Vec<Fault>,
+    /// Whether slots move; without, faults come all the same.
+    pub moves: bool,
+    /// Keys that nobody changes.
+    pub keys: u64,
+    /// Clients.
+    pub clients: usize,
+    /// Further arguments of `serve`.
+    pub serve_args: Vec<String>,
+    /// Further arguments of `switchyard move`.
+    pub move_args: Vec<String>,
+    /// Seed of the first cycle; each next one has one more.
+    pub seed: u64,
+    /// Where a cycle that went wrong is kept.
+    pub keep: PathBuf,
+    /// Set when it shall end early.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// What happened in a cycle, or in all.
+#[derive(Debug, Clone, Default)]
+pub struct Tally {
+    /// Cycles that were finished.
+    pub cycles: u64,
+    /// Moves that were done.
+    pub moves: u64,
+    /// Moves that ended early, and said why.
+    pub moves_stopped: u64,
+    /// Keys that were moved in pieces.
+    pub in_pieces: u64,
+    /// Faults.
+    pub faults: u64,
+    /// Operations in the histories.
+    pub operations: u64,
+    /// Those without a known outcome.
+    pub unknown: u64,
+    /// Error replies, and requests without an answer: only in cycles with faults.
+    pub errors: u64,
+}
+
+impl Tally {
+    fn add(&mut self, other: &Self) {
+        self.cycles += other.cycles;
+        self.moves += other.moves;
+        self.moves_stopped += other.moves_stopped;
+        self.in_pieces += other.in_pieces;
+        self.faults += other.faults;
+        self.operations += other.operations;
+        self.unknown += other.unknown;
+        self.errors += other.errors;
+    }
+}
+
+/// Runs cycles until the time is over, or one goes wrong. `show` is told what is going on.
+pub fn run(settings: &Settings, show: &dyn Fn(&str, &Tally)) -> Result<Tally> {
+    ensure!(!settings.faults.is_empty(), "at least one kind of fault is needed (none is one)");
+    switchyard_bench::process::raise_file_limit();
+    let started = Instant::now();
+    let mut total = Tally::default();
+    while started.elapsed() < settings.time && total.cycles < settings.cycles && !settings.stop.load(Ordering::Relaxed) {
+        let seed = settings.seed + total.cycles;
+        let fault = settings.faults[(seed % settings.faults.len() as u64) as usize];
+        let folder = tempfile::Builder::new().prefix("switchyard-soak-").tempdir().context("cannot create a temporary folder")?;
+        match cycle(settings, seed, fault, folder.path(), &|what| show(&format!("cycle {seed}, {}: {what}", fault.name()), &total)) {
+            Ok(one) => total.add(&one),
+            // What it says of the cycle that was cut short means nothing.
+            Err(_) if settings.stop.load(Ordering::Relaxed) => break,
+            Err(e) => {
+                let kept = settings.keep.join(format!("soak-{seed}"));
+                let whereto = keep(folder.path(), &kept)
+                    .map_or_else(|e| format!("its files are lost: {e:#}"), |()| format!("its files are in {}", kept.display()));
+                return Err(e.context(format!("cycle {seed} ({}) went wrong; {whereto}; again: --seed {seed} --cycles 1", fault.name())));
+            }
+        }
+    }
+    Ok(total)
+}
+
+/// Copies files and folders, also to another file system.
+fn keep(from: &Path, to: &Path) -> Result<()> {
+    let status = Command::new("cp").arg("-r").arg(from).arg(to).stdin(Stdio::null()).status().context("cannot run cp")?;
+    ensure!(status.success(), "cp ended with {status}");
+    Ok(())
+}
+
+fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn Fn(&str)) -> Result<Tally> {
+    let mut rng = Rng::new(mix(seed));
+    show("starting");
+    let shape = Shape::of(seed);
+    let serve_args: Vec<String> = shape.serve_args().into_iter().chain(settings.serve_args.iter().cloned()).collect();
+    let mut site = Site::start(&settings.switchyard, &serve_args, NODES, folder)?;
+    fixed::fill(site.entry(), settings.keys)?;
+    let recording = history::start(&history::Settings {
+        targets: vec![site.entry()],
+        duration: settings.cycle + RECOVERY, // ended by us
+        clients: settings.clients,
+        kinds: Kind::ALL.to_vec(),
+        patience: if fault == Fault::None { Duration::from_secs(10) } else { Duration::from_millis(700) },
+        pause: Duration::from_millis(1),
+        seed,
+        prefix: "h:".to_owned(),
+        folder: folder.join("histories"),
+        clean: true,
+    })?;
+    let mut tally = Tally { cycles: 1, ..Tally::default() };
+    let begun = Instant::now();
+    let mut round = 0;
+    std::thread::sleep(Duration::from_millis(300));
+    while begun.elapsed() < settings.cycle {
+        ensure!(!settings.stop.load(Ordering::Relaxed), "interrupted");
+        let (from, to) = busiest_and_another(&site, &mut rng)?;
+        show(&format!("{} operations, moving from node {from} to node {to}", recording.tally().operations));
+        let mut moves = Vec::new();
+        if settings.moves {
+            let more: Vec<String> = shape.move_args().into_iter().chain(settings.move_args.iter().cloned()).collect();
+            let third = (0..NODES)
+                .find(|node| *node != from && *node != to)
+                .filter(|node| shape.two_moves && site.keys_of(*node).is_ok_and(|keys| keys > 0));
+            let keys = Some(SOME_KEYS).filter(|_| shape.keys && round % 2 == 0);
+            for source in [Some(from), third].into_iter().flatten() {
+                let order = Order { from: site.node(source), to: site.node(to), slots: None, keys, more: &more };
+                match begin(settings, &site, &order) {
+                    Ok(id) => moves.push(id),
+                    // All that it has are keys whose slots are elsewhere, or none that match; or the other move has keys of the same slots.
+                    Err(e) if shape.keys && ["nothing to move", "is part of move"].iter().any(|why| format!("{e:#}").contains(why)) => {}
+                    Err(e) => return Err(e),
+                }
+            }
+            round += 1;
+        }
+        if fault != Fault::None {
+            std::thread::sleep(Duration::from_millis(rng.below(900)));
+            inject(&mut site, fault, from, to, &mut rng)?;
+            tally.faults += 1;
+        }
+        if moves.is_empty() {
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        for id in moves {
+            let (standing, in_pieces) = wait_until_over(&site, id, &settings.stop)?;
+            tally.in_pieces += in_pieces;
+            match standing {
+                Standing::Stopped(why) if fault == Fault::None => bail!("move {id} stopped, without a fault: {why}"),
+                Standing::Stopped(_) => tally.moves_stopped += 1,
+                _ => tally.moves += 1,
+            }
+        }
+    }
+    recording.stop();
+    show("reading everything once more");
+    let summary = recording.finish()?;
+    tally.operations = summary.tally.operations;
+    tally.unknown = summary.tally.unknown;
+    tally.errors = summary.tally.error_replies() + summary.tally.unknown + summary.tally.reads_failed + summary.tally.not_sent;
+    ensure!(summary.tally.unread == 0, "{} objects of the histories cannot be read: {:?}", summary.tally.unread, summary.tally);
+    fixed::check(site.entry(), settings.keys)?;
+    let held = (0..NODES).map(|node| site.keys_of(node)).collect::<Result<Vec<_>>>()?;
+    ensure!(
+        held.iter().sum::<u64>() == settings.keys,
+        "{} keys are right through the router, and the nodes have {held:?}: some came back, or exist twice",
+        settings.keys
+    );
+    show("looking for an order");
+    let output = Command::new(&settings.checker).arg("-pictures").arg(folder).args(&summary.files).stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("cannot run the checker {}", settings.checker.display()))?;
+    ensure!(
+        output.status.success(),
+        "the histories are not linearizable, or not known to be ({}):\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout).lines().take(60).collect::<Vec<_>>().join("\n")
+    );
+    if fault == Fault::None && !summary.tally.is_clean() {
+        bail!("clients got errors although nothing was broken: {:?}", summary.tally);
+    }
+    Ok(tally)
+}
+
+/// Begins a move. Our own looks at the nodes count as clients that go past the router for a moment after they have ended.
+fn begin(settings: &Settings, site: &Site, order: &Order<'_>) -> Result<u64> {
+    let end = Instant::now() + Duration::from_secs(5);
+    loop {
+        match admin::begin(&settings.switchyard, site.admin(), order) {
+            Err(e) if Instant::now() < end && format!("{e:#}").contains("--allow-direct-clients") => {
+                std::thread::sleep(Duration::from_millis(50))
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// The node with most keys, and any other.
+fn busiest_and_another(site: &Site, rng: &mut Rng) -> Result<(usize, usize)> {
+    let held = (0..NODES).map(|node| site.keys_of(node)).collect::<Result<Vec<_>>>()?;
+    let from = (0..NODES).max_by_key(|node| held[*node]).unwrap_or(0);
+    let to = (from + 1 + rng.below(NODES as u64 - 1) as usize) % NODES;
+    Ok((from, to))
+}
+
+fn inject(site: &mut Site, fault: Fault, from: usize, to: usize, rng: &mut Rng) -> Result<()> {
+    let pause = Duration::from_millis(100 + rng.below(2400));
+    match fault {
+        Fault::None => Ok(()),
+        Fault::KillSource => site.restart_node(from, pause / 4),
+        Fault::KillTarget => site.restart_node(to, pause / 4),
+        Fault::KillRouter => site.restart_router(pause / 4),
+        Fault::StopSource => site.hold(site.node_process(from), pause),
+        Fault::StopTarget => site.hold(site.node_process(to), pause),
+        Fault::StopRouter => site.hold(site.router_process(), pause),
+    }
+}
+
+/// How a move ended, and how many keys it moved in pieces.
+fn wait_until_over(site: &Site, id: u64, stop: &AtomicBool) -> Result<(Standing, u64)> {
+    let end = Instant::now() + RECOVERY;
+    loop {
+        let standing =
+            admin::report(site.admin()).and_then(|report| Ok((admin::standing(&report, id)?, admin::moved_in_pieces(&report, id))));
+        match standing {
+            Ok((Standing::Open, _)) if Instant::now() > end => bail!("move {id} is not over after {RECOVERY:?}"),
+            Ok((Standing::Open, _)) => {}
+            Ok(over) => return Ok(over),
+            Err(e) if Instant::now() > end => return Err(e),
+            Err(_) => {} // the router is coming up
+        }
+        ensure!(!stop.load(Ordering::Relaxed), "interrupted");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

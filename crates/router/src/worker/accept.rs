@@ -1,0 +1,177 @@
+//! How clients come in: listeners, what is refused at the door, and the TLS handshake that fails.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+
+use rustix::net::{SendFlags, SocketFlags};
+use tracing::warn;
+
+use super::Worker;
+use super::downstream::{Client, Details};
+use super::rarely::Rarely;
+use super::transport::Tls;
+use crate::limits::Share;
+use crate::listener::Listener;
+use crate::poll::{Poll, Token};
+use crate::settings::ListenAddress;
+use crate::slab::Handle;
+use crate::users::Bounds;
+
+/// Clients accepted per turn and listener, so that a storm of connections does not stall those that are there.
+const ACCEPTS_PER_TURN: usize = 64;
+
+/// The same for a socket that other workers accept from too: who takes few leaves some for the others.
+const ACCEPTS_PER_TURN_SHARED: usize = 4;
+
+/// Where clients come in.
+#[derive(Debug)]
+pub(super) struct Door {
+    listeners: Vec<Listener>,
+    /// Given up for a moment to accept and refuse a client when descriptors have run out.
+    spare: Option<OwnedFd>,
+    handshake_log: Rarely,
+}
+
+impl Door {
+    /// Opens it: the listeners are watched from here on.
+    pub(super) fn open(listeners: Vec<Listener>, poll: &Poll) -> std::io::Result<Self> {
+        for (number, listener) in listeners.iter().enumerate() {
+            let token = Token::Listener(number as u32);
+            if listener.is_shared() { poll.add_shared(listener, token)? } else { poll.add(listener, token)? }
+        }
+        Ok(Self { listeners, spare: spare_descriptor(), handshake_log: Rarely::default() })
+    }
+
+    /// Nobody comes in any more.
+    pub(super) fn close(&mut self, poll: &Poll) {
+        for listener in self.listeners.drain(..) {
+            poll.remove(&listener);
+        }
+    }
+}
+
+impl Worker {
+    pub(super) fn accept(&mut self, index: usize) {
+        // An event from before the door was closed.
+        let Some(listener) = self.door.listeners.get(index) else { return };
+        let accepts = if listener.is_shared() { ACCEPTS_PER_TURN_SHARED } else { ACCEPTS_PER_TURN };
+        for _ in 0..accepts {
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            match rustix::net::acceptfrom_with(&self.door.listeners[index], flags) {
+                Ok((fd, peer)) => self.greet_client(index, fd, peer.and_then(|p| p.try_into().ok())),
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
+                Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
+                    // Without a descriptor the connection cannot even be refused: give up the spare one for that.
+                    self.door.spare = None;
+                    if let Ok(fd) = rustix::net::accept_with(&self.door.listeners[index], flags) {
+                        self.refuse_connection(&fd, "ERR max number of clients reached");
+                        self.counters.rejected.add(1);
+                    }
+                    self.door.spare = spare_descriptor();
+                    return;
+                }
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn greet_client(&mut self, listener: usize, fd: OwnedFd, peer: Option<std::net::SocketAddr>) {
+        let live = self.plan.live.clone();
+        let settings = self.door.listeners[listener].settings.clone();
+        let mut share = None;
+        if settings.bounds != Bounds::default() || settings.connections_per_second.is_some() {
+            let name = format!("listener:{}", self.door.listeners[listener].number);
+            let account = self.shared.limits.account(&name);
+            let too_fast = settings.connections_per_second.is_some_and(|rate| account.accepts.take(rate, self.now_us).is_err());
+            share = Share::connect(self.part_of(name), settings.bounds.connections).filter(|_| !too_fast).map(Box::new);
+            if share.is_none() {
+                self.counters.limited_connections.add(1);
+                if !settings.tls {
+                    self.refuse_connection(&fd, "LIMITED this listener takes no more connections now; try again");
+                }
+                return;
+            }
+        }
+        if self.shared.clients.fetch_add(1, Ordering::Relaxed) >= live.max_clients {
+            self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+            self.counters.rejected.add(1);
+            if !settings.tls {
+                self.refuse_connection(&fd, "ERR max number of clients reached");
+            }
+            return;
+        }
+        let tls = match (settings.tls, &live.tls) {
+            (false, _) => None,
+            (true, Some(tls)) => Tls::accept(tls.config.clone()).ok(),
+            (true, None) => None,
+        };
+        if settings.tls && tls.is_none() {
+            // Never in clear where TLS was asked for.
+            self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        let unix = match &settings.address {
+            ListenAddress::Tcp(_) => {
+                let _ = rustix::net::sockopt::set_tcp_nodelay(&fd, true);
+                let _ = rustix::net::sockopt::set_socket_keepalive(&fd, true);
+                // As Redis: a client whose host is gone is found out after some ten minutes, not after the system's two hours. It may be
+                // waiting in a blocking command.
+                let _ = rustix::net::sockopt::set_tcp_keepidle(&fd, std::time::Duration::from_secs(300));
+                let _ = rustix::net::sockopt::set_tcp_keepintvl(&fd, std::time::Duration::from_secs(100));
+                let _ = rustix::net::sockopt::set_tcp_keepcnt(&fd, 3);
+                None
+            }
+            ListenAddress::Unix { path, .. } => Some(path.clone()),
+        };
+        let details = Box::new(Details {
+            id: self.shared.next_client_id.fetch_add(1, Ordering::Relaxed),
+            peer,
+            local: rustix::net::getsockname(&fd).ok().and_then(|a| a.try_into().ok()),
+            unix,
+            name: String::new(),
+            lib_name: String::new(),
+            lib_ver: String::new(),
+            created_us: self.now_us,
+            stranger_since_us: self.now_us,
+            no_evict: false,
+        });
+        let mut client = Client::new(fd, tls, live.users.default_user().clone(), settings, live.database, self.now_us, details);
+        client.listener_share = share;
+        let handle = self.clients.insert(client);
+        let user = self.plan.live.users.default_user().clone();
+        let open = user.is_open();
+        if self.become_user(handle, user, open).is_err() {
+            // The default user has all the connections it may have: others can still log in.
+            self.counters.limited_connections.add(1);
+        }
+        let registered = self.clients.get(handle).map(|c| self.poll.add(&c.fd, Token::Client(handle)));
+        if !matches!(registered, Some(Ok(()))) {
+            self.clients.remove(handle);
+            self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        self.counters.accepted.add(1);
+        self.counters.clients.add(1);
+    }
+
+    /// Counts a failed TLS handshake, and says so from time to time: anybody can cause as many as they like.
+    pub(super) fn handshake_failed(&mut self, handle: Handle, why: &str) {
+        self.counters.handshakes_failed.add(1);
+        let Some(untold) = self.door.handshake_log.tell(self.now_us) else { return };
+        let Some(client) = self.clients.get(handle) else { return };
+        let from = client.details.peer.map_or_else(|| "a Unix socket".to_owned(), |peer| peer.to_string());
+        warn!(from, why, untold = untold.told(), "a client's TLS handshake failed");
+    }
+
+    /// Tells a connection that is not taken why.
+    fn refuse_connection(&self, fd: &OwnedFd, error: &str) {
+        let mut reply = Vec::new();
+        switchyard_resp::encode::error(&mut reply, error);
+        self.counters.errors.count(&reply);
+        let _ = rustix::net::send(fd, &reply, SendFlags::NOSIGNAL);
+    }
+}
+
+fn spare_descriptor() -> Option<OwnedFd> {
+    rustix::fs::open("/dev/null", rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty()).ok()
+}

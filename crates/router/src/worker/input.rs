@@ -1,0 +1,363 @@
+//! What clients send: reading it, finding the commands in it, and what holds a client up.
+
+use rustix::net::RecvFlags;
+use switchyard_resp::request::{Limits, ProtocolError, Scan, Scanner, inline_to_multibulk};
+use tracing::debug;
+
+use super::dispatch::Flow;
+use super::downstream::{ReplyMode, Stall};
+use super::transport::{self, Received};
+use super::{OUTPUT_HIGH, QUIET_CAPACITY, Worker};
+use crate::poll::Token;
+use crate::slab::Handle;
+
+/// Bytes of one request that are collected when it cannot be passed on as it comes (Redis `client-query-buffer-limit`).
+const REQUEST_MAX: usize = 1 << 30;
+
+impl Worker {
+    /// Reads once. What is left in the socket is read in the next turn, so that one busy client does not hold up the others.
+    pub(super) fn read_client(&mut self, handle: Handle) {
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        client.readable = true;
+        if client.stall != Stall::None || client.closing || client.half_closed {
+            if client.closing {
+                self.discard_input(handle);
+            } else if (client.stall == Stall::Blocked || client.is_recalled()) && client.hangup {
+                // As Redis: nobody waits on behalf of a client that has gone, whatever it sent behind the command.
+                self.close_client(handle);
+            }
+            return;
+        }
+        self.sender.batching.note(client);
+        client.last_used_us = self.now_us;
+        let mut buffer = std::mem::take(&mut self.read_buffer);
+        let handshaking = client.is_handshaking();
+        let read = transport::receive(&client.fd, &mut client.tls, &mut buffer);
+        match read {
+            Ok(Received { count: 0, .. }) => {
+                // The client may still read: commands in flight are answered before the connection is closed.
+                client.half_closed = true;
+                self.close_if_done(handle);
+            }
+            Ok(Received { count, more }) => {
+                self.counters.bytes_received.add(count as u64);
+                client.readable = more || client.hangup;
+                if client.readable {
+                    self.unread.push(Token::Client(handle));
+                }
+                self.take_input(handle, &buffer[..count]);
+            }
+            Err(rustix::io::Errno::AGAIN) => client.readable = false,
+            Err(rustix::io::Errno::INTR) => self.unread.push(Token::Client(handle)),
+            Err(_) => {
+                if handshaking {
+                    let why = client.tls.as_ref().and_then(|tls| tls.failure());
+                    self.handshake_failed(handle, why.as_deref().unwrap_or("it closed the connection"));
+                }
+                self.close_client(handle);
+            }
+        }
+        self.read_buffer = buffer;
+    }
+
+    /// A client that is being closed is still read from, so that the error it is sent is not lost to a reset.
+    fn discard_input(&mut self, handle: Handle) {
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        let mut buffer = std::mem::take(&mut self.read_buffer);
+        // Below TLS: nobody looks at it.
+        if matches!(rustix::net::recv(&client.fd, &mut buffer[..], RecvFlags::empty()), Ok((_, 0)) | Err(_)) && client.unsent() == 0 {
+            self.close_client(handle);
+        }
+        self.read_buffer = buffer;
+    }
+
+    fn take_input(&mut self, handle: Handle, bytes: &[u8]) {
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        if client.input.is_empty() {
+            let taken = self.process(handle, bytes);
+            if let Some(client) = self.clients.get_mut(handle)
+                && taken < bytes.len()
+            {
+                client.input.extend_from_slice(&bytes[taken..]);
+                client.input_at = 0;
+            }
+        } else {
+            let missing = client.scanner.as_ref().map_or(0, |scanner| scanner.missing(&client.input[client.input_at..]));
+            make_room(&mut client.input, bytes.len(), missing);
+            client.input.extend_from_slice(bytes);
+            self.process_input(handle);
+        }
+    }
+
+    /// Looks at the client's own buffer.
+    fn process_input(&mut self, handle: Handle) {
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        let mut input = std::mem::take(&mut client.input);
+        let at = client.input_at;
+        let taken = at + self.process(handle, &input[at..]);
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        if taken == input.len() {
+            input.clear();
+            if input.capacity() > QUIET_CAPACITY {
+                input = Vec::new();
+            }
+            client.input_at = 0;
+        } else if taken > 64 << 10 && taken * 2 > input.len() {
+            input.drain(..taken);
+            client.input_at = 0;
+        } else {
+            client.input_at = taken;
+        }
+        client.input = input;
+    }
+
+    pub(super) fn resume_client(&mut self, handle: Handle) {
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        if client.is_recalled() && client.stall != Stall::Exclusive {
+            self.issue_again(handle);
+            return;
+        }
+        // First of all: between the end of the wait and now, more input may have ended in another stall, which only the repeat's reply ends.
+        if client.repeat.is_some() && (client.stall == Stall::Exclusive || !self.run_repeat(handle)) {
+            return;
+        }
+        self.go_on_waiting(handle);
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        if client.stall != Stall::None {
+            return;
+        }
+        if client.input_at < client.input.len() {
+            self.process_input(handle);
+        }
+        if let Some(client) = self.clients.get_mut(handle)
+            && client.stall == Stall::None
+        {
+            if client.readable {
+                self.unread.push(Token::Client(handle));
+            }
+            self.close_if_done(handle);
+        }
+    }
+
+    /// Executes the commands at the start of `bytes` and returns how many bytes they took.
+    fn process(&mut self, handle: Handle, bytes: &[u8]) -> usize {
+        let Some(client) = self.clients.get_mut(handle) else { return 0 };
+        let plan = self.plan.clone();
+        let mut scanner = std::mem::take(&mut self.scanner);
+        if let Some(kept) = client.scanner.take() {
+            scanner = *kept;
+        }
+        let mut pos = 0;
+        let mut failed = None;
+        while let Some(client) = self.clients.get_mut(handle) {
+            if client.stall != Stall::None || client.closing {
+                break;
+            }
+            if client.upload.is_some() {
+                match self.upload(handle, &plan, &bytes[pos..]) {
+                    Ok((taken, done)) => {
+                        pos += taken;
+                        if done {
+                            continue;
+                        }
+                        break;
+                    }
+                    Err(error) => {
+                        failed = Some(error);
+                        break;
+                    }
+                }
+            }
+            if pos == bytes.len() {
+                break;
+            }
+            if !client.has_room(plan.live.client_pipeline_max) {
+                self.stall(handle, Stall::Pipeline);
+                break;
+            }
+            if client.unsent() > OUTPUT_HIGH {
+                if !client.writes_first && !self.flush_client(handle) {
+                    self.stall(handle, Stall::Output);
+                    break;
+                }
+                // Few bytes read can be commands with large replies.
+                self.watch_memory();
+            }
+            let Some(client) = self.clients.get_mut(handle) else { break };
+            let limits = Limits {
+                argument_max: plan.live.argument_max,
+                large: if client.buffer_large { usize::MAX } else { plan.live.large_value },
+                authenticated: client.authenticated,
+            };
+            let flow = match scanner.scan(&bytes[pos..], &limits) {
+                Ok(Scan::Complete { len, canonical }) => {
+                    let raw = &bytes[pos..pos + len];
+                    let args = scanner.args(raw);
+                    let flow = if canonical {
+                        self.dispatch(&plan, handle, raw, &args)
+                    } else {
+                        let mut again = Vec::with_capacity(len);
+                        switchyard_resp::encode::command(&mut again, args.iter().collect::<Vec<_>>());
+                        let mut rescan = Scanner::default();
+                        let _ = rescan.scan(&again, &limits);
+                        self.dispatch(&plan, handle, &again, &rescan.args(&again))
+                    };
+                    (flow, len)
+                }
+                Ok(Scan::Inline { len }) => {
+                    let mut again = Vec::new();
+                    match inline_to_multibulk(&bytes[pos..pos + len], &mut again) {
+                        Ok(()) if again.is_empty() => (Flow::Next, len),
+                        Ok(()) => {
+                            let mut rescan = Scanner::default();
+                            let _ = rescan.scan(&again, &Limits { authenticated: true, large: usize::MAX, ..limits });
+                            (self.dispatch(&plan, handle, &again, &rescan.args(&again)), len)
+                        }
+                        Err(error) => {
+                            failed = Some(error);
+                            break;
+                        }
+                    }
+                }
+                Ok(Scan::Empty { len }) => (Flow::Next, len),
+                Ok(Scan::Incomplete) => break,
+                Ok(Scan::Large { data, len, after }) => {
+                    let header = &bytes[pos..pos + data];
+                    match self.dispatch_large(&plan, handle, header, &scanner.args(header), len, after) {
+                        Flow::Buffer => {
+                            self.clients.get_mut(handle).into_iter().for_each(|c| c.buffer_large = true);
+                            continue;
+                        }
+                        flow => (flow, data),
+                    }
+                }
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
+            };
+            match flow {
+                (Flow::Next, len) => {
+                    pos += len;
+                    scanner.reset();
+                    self.clients.get_mut(handle).into_iter().for_each(|c| c.buffer_large = false);
+                }
+                (Flow::Stall(why), _) => {
+                    scanner.reset();
+                    if why != Stall::Exclusive {
+                        self.stall(handle, why);
+                    } // else it is in the queue for a connection, or was woken from it already
+                    break;
+                }
+                (Flow::Close | Flow::Buffer, len) => {
+                    pos += len;
+                    scanner.reset();
+                    break;
+                }
+            }
+        }
+        if let Some(error) = failed {
+            scanner.reset();
+            self.protocol_error(handle, error);
+            pos = bytes.len();
+        }
+        if let Some(client) = self.clients.get_mut(handle) {
+            if client.closing {
+                pos = bytes.len();
+            } else if bytes.len() - pos > REQUEST_MAX {
+                scanner.reset();
+                self.protocol_error(handle, ProtocolError::TooLarge);
+                pos = bytes.len();
+            } else if scanner.is_mid_command() && bytes.len() - pos > 16 << 10 {
+                // Worth keeping: a small command is scanned again from its start.
+                client.scanner = Some(Box::new(std::mem::take(&mut scanner)));
+            }
+        }
+        scanner.reset();
+        self.scanner = scanner;
+        pos
+    }
+
+    pub(super) fn stall(&mut self, handle: Handle, why: Stall) {
+        if let Some(client) = self.clients.get_mut(handle) {
+            match (client.stall == Stall::Blocked, why == Stall::Blocked) {
+                (false, true) => self.counters.blocked.add(1),
+                (true, false) => self.counters.blocked.sub(1),
+                _ => {}
+            }
+            client.stall = why;
+            client.stalled_at_us = self.now_us;
+        }
+    }
+
+    /// Ends a stall; the client goes on in this turn.
+    pub(super) fn unstall(&mut self, handle: Handle) {
+        let mut over = None;
+        if let Some(client) = self.clients.get_mut(handle)
+            && client.stall != Stall::None
+        {
+            // A client that does not read, or sends without end, keeps itself waiting, and one in a blocking command is meant to.
+            if !matches!(client.stall, Stall::Output | Stall::Pipeline | Stall::Blocked) {
+                client.waited = (client.next_seq(), self.now_us.saturating_sub(client.stalled_at_us) as u32);
+            }
+            if client.stall == Stall::Blocked {
+                self.counters.blocked.sub(1);
+                over = client.waiting.take();
+            }
+            client.stall = Stall::None;
+            self.clients.resume(handle);
+        }
+        if let Some(waiting) = over {
+            self.leave_line(&waiting);
+        }
+    }
+
+    fn protocol_error(&mut self, handle: Handle, error: ProtocolError) {
+        self.counters.protocol_errors.add(1);
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        debug!(client = client.details.id, %error, "closing a client");
+        client.reply_mode = ReplyMode::On;
+        let mut reply = std::mem::take(&mut self.scratch);
+        reply.clear();
+        switchyard_resp::encode::line(&mut reply, b'-', &error.reply_text());
+        match self.give_up_upload(handle) {
+            Some(seq) => self.deliver(handle, seq, &reply),
+            None => self.answer(handle, 0, &reply),
+        }
+        self.scratch = reply;
+        self.close_after_replies(handle);
+    }
+}
+
+/// Makes room for `more` bytes in a buffer that collects a request, of which `missing` are known to be still to come. A vector that grows by itself
+/// doubles: a request of 80 MB would take up to 160, as chance has it, and its client be taken for a bigger one than it is (`memory-max`).
+fn make_room(buffer: &mut Vec<u8>, more: usize, missing: usize) {
+    if missing > 0 && buffer.capacity() - buffer.len() < more {
+        // Not all at once, because what is declared need not come. Not too little, because each time all may have to be copied.
+        buffer.reserve_exact(missing.clamp(buffer.len() / 4, buffer.len()).max(more));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_is_collected_takes_little_more_than_it_needs_and_few_copies() {
+        let declared = 80 << 20;
+        for first in [45, 1000, 16 << 10, 64_000, 82_000, 128 << 10] {
+            let (mut buffer, mut grown) = (Vec::with_capacity(first), 0);
+            buffer.resize(first, 0u8);
+            while buffer.len() < declared {
+                let piece = (128 << 10).min(declared - buffer.len());
+                let (before, missing) = (buffer.capacity(), declared - buffer.len());
+                make_room(&mut buffer, piece, missing);
+                buffer.resize(buffer.len() + piece, 0);
+                grown += usize::from(buffer.capacity() != before);
+                assert!(buffer.capacity() <= (2 * buffer.len()).max(first + (128 << 10)), "{} for {}", buffer.capacity(), buffer.len());
+            }
+            assert!(buffer.capacity() <= declared + declared / 4, "{} after {first}", buffer.capacity());
+            assert!(grown <= 25, "copied {grown} times after {first}");
+        }
+    }
+}

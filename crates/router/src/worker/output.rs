@@ -1,0 +1,212 @@
+//! What clients are sent: replies in their order, and the end.
+
+use std::sync::atomic::Ordering;
+
+use rustix::net::RecvFlags;
+use switchyard_resp::reply;
+use tracing::warn;
+
+use super::downstream::Stall;
+use super::transport;
+use super::{OUTPUT_HIGH, QUIET_CAPACITY, Worker};
+use crate::slab::Handle;
+
+/// A reply of at least this size is sent from where it was received, if it is its turn: a copy would cost more than the system call
+/// that it might share.
+const DIRECT_MIN: usize = 8 << 10;
+
+impl Worker {
+    /// Gives a client the reply to the command just read.
+    pub(super) fn answer(&mut self, handle: Handle, class: u8, reply: &[u8]) {
+        if let Some(client) = self.clients.get_mut(handle) {
+            let seq = client.owe(self.now_us, class);
+            self.deliver(handle, seq, reply);
+        }
+    }
+
+    /// Gives a client the reply to command `seq`, and lets it go on where it waited for that.
+    pub(super) fn deliver(&mut self, handle: Handle, seq: u32, reply: &[u8]) {
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        let whole = reply;
+        let failed = reply::is_error(whole);
+        if failed {
+            self.counters.errors.count(whole);
+        }
+        let mut reply = reply;
+        if reply.len() >= DIRECT_MIN
+            && client.takes_directly(seq)
+            && let Ok(sent) = transport::send(&client.fd, &mut client.tls, reply)
+        {
+            self.counters.bytes_sent.add(sent as u64);
+            client.last_used_us = self.now_us;
+            client.writable = sent == reply.len();
+            reply = &reply[sent..];
+        }
+        client.complete(seq, reply, failed, self.now_us, &self.counters);
+        let gated = client.gated;
+        self.clients.mark(handle);
+        if gated {
+            self.settle_own_write(handle, seq, whole);
+        }
+        self.after_delivery(handle);
+    }
+
+    #[inline]
+    pub(super) fn after_delivery(&mut self, handle: Handle) {
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        let gated = client.gated;
+        let go_on = match client.stall {
+            Stall::Barrier | Stall::Blocked => client.in_flight() == 0,
+            Stall::Pipeline => client.in_flight() == 0 || client.has_room(self.plan.live.client_pipeline_max / 2),
+            _ => false,
+        };
+        if gated {
+            self.release_invalidations(handle);
+            self.release_messages(handle);
+        }
+        if go_on {
+            self.unstall(handle);
+        }
+    }
+
+    pub(super) fn flush_clients(&mut self) {
+        let mut marked = self.clients.take_marked();
+        for handle in marked.drain(..) {
+            self.flush_client(handle);
+        }
+        self.clients.reuse(marked);
+    }
+
+    /// Sends what the client is owed, as far as its socket takes it; true where nothing is left.
+    pub(super) fn flush_client(&mut self, handle: Handle) -> bool {
+        let Some(client) = self.clients.get_mut(handle) else { return true };
+        client.dirty = false;
+        let mut broken = false;
+        while client.unsent() > 0 && client.writable {
+            let bytes = &client.out[client.out_sent..];
+            let sent = if client.closing && client.in_flight() == 0 {
+                transport::send_last(&client.fd, &mut client.tls, bytes)
+            } else {
+                transport::send(&client.fd, &mut client.tls, bytes)
+            };
+            match sent {
+                Ok(count) => {
+                    self.counters.bytes_sent.add(count as u64);
+                    client.note_sent(count, self.now_us);
+                }
+                Err(rustix::io::Errno::AGAIN) => client.writable = false,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => {
+                    broken = true;
+                    break;
+                }
+            }
+        }
+        if broken {
+            self.close_client(handle);
+            return true;
+        }
+        let done = client.unsent() == 0;
+        if done {
+            client.out.clear();
+            client.out_sent = 0;
+            if client.out.capacity() > QUIET_CAPACITY && client.in_flight() == 0 {
+                client.out = Vec::new();
+            }
+        } else if client.out_sent > OUTPUT_HIGH {
+            client.out.drain(..client.out_sent);
+            client.out_sent = 0;
+        }
+        if client.output_bytes() > self.plan.live.client_output_limit {
+            warn!(
+                client = client.details.id,
+                bytes = client.output_bytes(),
+                "cutting a client that does not read its replies (output-limit)"
+            );
+            self.counters.cut_output.add(1);
+            self.close_client(handle);
+            return true;
+        }
+        let client_unsent = client.unsent();
+        if let Some(held) = client.held
+            && client_unsent < OUTPUT_HIGH / 4
+        {
+            self.unpause_link(held);
+        }
+        if let Some(client) = self.clients.get_mut(handle) {
+            if client_unsent <= OUTPUT_HIGH / 2 {
+                client.writes_first = false;
+            }
+            if client.stall == Stall::Output && client_unsent <= OUTPUT_HIGH / 2 {
+                self.unstall(handle);
+            } else if done && (client.closing || client.half_closed) {
+                self.close_if_done(handle);
+            }
+        }
+        done
+    }
+
+    /// Closes the connection once all replies owed so far have been sent.
+    pub(super) fn close_after_replies(&mut self, handle: Handle) {
+        if let Some(client) = self.clients.get_mut(handle) {
+            client.closing = true;
+            client.input = Vec::new();
+            client.input_at = 0;
+            self.clients.mark(handle);
+        }
+    }
+
+    pub(super) fn close_if_done(&mut self, handle: Handle) {
+        let Some(client) = self.clients.get(handle) else { return };
+        if !(client.closing || client.half_closed) || client.in_flight() > 0 || client.unsent() > 0 {
+            return;
+        }
+        let waits = client.stall != Stall::None || (client.half_closed && self.clients.is_resumed(handle));
+        if !client.closing && waits {
+            return;
+        }
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        if client.closing && !client.half_closed {
+            // Let the client read the last reply: a close with unread input in our socket would reset the connection.
+            transport::finish(&client.fd, &mut client.tls);
+            let mut sink = [0u8; 4096];
+            for _ in 0..256 {
+                if !matches!(rustix::net::recv(&client.fd, &mut sink[..], RecvFlags::empty()), Ok((_, 1..))) {
+                    break;
+                }
+            }
+        }
+        self.close_client(handle);
+    }
+
+    pub(super) fn close_client(&mut self, handle: Handle) {
+        let Some(mut client) = self.clients.remove(handle) else { return };
+        if let Some(tls) = &mut client.tls {
+            tls.notify_close(&client.fd);
+        }
+        self.poll.remove(&client.fd);
+        self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+        self.counters.clients.sub(1);
+        if client.stall == Stall::Blocked {
+            self.counters.blocked.sub(1);
+        }
+        if let Some(waiting) = &client.waiting {
+            self.leave_line(waiting);
+        }
+        let watched = client.session.as_ref().and_then(|s| s.watch.as_ref()).map(|w| w.link);
+        for held in client.held.into_iter().chain(watched) {
+            if self.links.get(held).is_some_and(|l| l.holder == handle) {
+                self.abandon(held);
+            }
+        }
+        if client.monitor {
+            self.end_monitor(handle);
+        }
+        if client.tracked.is_some() {
+            self.end_tracking(handle);
+        }
+        if let Some(subscriber) = client.pubsub {
+            self.forget_subscriber(handle, &subscriber);
+        }
+    }
+}

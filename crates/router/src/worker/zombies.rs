@@ -1,0 +1,84 @@
+//! Broken connections whose commands a node may still execute.
+//!
+//! Each is counted as in flight until the node has answered a `CLIENT KILL ID` for it on a connection that it greeted later, or until another
+//! process has taken the node's place.
+
+use std::sync::Arc;
+
+use switchyard_policy::topology::{NodeId, Topology};
+
+use crate::slab::Handle;
+
+/// One of them.
+#[derive(Clone, Debug)]
+pub(super) struct Zombie {
+    number: u32,
+    pub(super) node: NodeId,
+    client_id: u64,
+    run_id: Option<Arc<str>>,
+    /// Epoch of its oldest command.
+    pub(super) epoch: u64,
+    /// The link that was asked to kill it.
+    asked: Handle,
+}
+
+/// Those of a worker.
+#[derive(Debug, Default)]
+pub(super) struct Zombies {
+    all: Vec<Zombie>,
+    last: u32,
+}
+
+impl Zombies {
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Zombie> {
+        self.all.iter()
+    }
+
+    /// How many a node has.
+    pub(super) fn count_at(&self, node: NodeId) -> u64 {
+        self.all.iter().filter(|z| z.node == node).count() as u64
+    }
+
+    /// A connection with commands in flight is given up.
+    pub(super) fn add(&mut self, node: NodeId, client_id: u64, run_id: Option<Arc<str>>, epoch: u64) {
+        self.last += 1;
+        self.all.push(Zombie { number: self.last, node, client_id, run_id, epoch, asked: Handle::NONE });
+    }
+
+    /// Those that `link` is to ask the node to kill: numbers and client ids. Another process than theirs has none of them.
+    pub(super) fn ask(&mut self, node: NodeId, link: Handle, run_id: Option<&str>) -> Vec<(u32, u64)> {
+        self.all.retain(|z| z.node != node || z.run_id.as_deref() == run_id);
+        let due = self.all.iter_mut().filter(|z| z.node == node);
+        due.map(|zombie| {
+            zombie.asked = link;
+            (zombie.number, zombie.client_id)
+        })
+        .collect()
+    }
+
+    /// Whether nobody has been asked to kill one of a node.
+    pub(super) fn lacks_killer(&self, node: NodeId) -> bool {
+        self.all.iter().any(|z| z.node == node && z.asked == Handle::NONE)
+    }
+
+    /// The link that was asked is gone.
+    pub(super) fn forget_asked(&mut self, link: Handle) {
+        for zombie in self.all.iter_mut().filter(|z| z.asked == link) {
+            zombie.asked = Handle::NONE;
+        }
+    }
+
+    /// The node has ended one.
+    pub(super) fn end(&mut self, number: u32) {
+        self.all.retain(|z| z.number != number);
+    }
+
+    /// Nothing reaches anybody from a node that the topology no longer has.
+    pub(super) fn forget_foreign(&mut self, topology: &Topology) {
+        self.all.retain(|z| topology.node(z.node).is_some());
+    }
+}
