@@ -284,9 +284,16 @@ pub(super) struct Found {
 }
 
 /// The state directory is not the one that may serve these nodes now. Another start would not help.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
+#[derive(Debug)]
 pub(crate) struct Outdated(String);
+
+impl std::fmt::Display for Outdated {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Outdated {}
 
 /// Waits until no other process uses the state directory. `None` if this one was asked to stop meanwhile.
 pub(super) fn wait_for_directory<T>(open: impl Fn() -> anyhow::Result<T>, waits: &mut SignalWait) -> anyhow::Result<Option<T>> {
