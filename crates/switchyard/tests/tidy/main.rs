@@ -322,9 +322,11 @@ fn long_strings_have_no_gaps(files: &Files) -> Vec<String> {
         for (number, line) in text.lines().enumerate() {
             let line = line.trim();
             let has_gap = line
-                .split_once("      ")
-                .is_some_and(|(before, _)| before.ends_with(|c: char| c.is_alphanumeric() || ",.;:)`".contains(c)));
-            if line.len() > 120 && has_gap && !line.starts_with("//") {
+                .split_once("            ")
+                .is_some_and(|(before, _)| before.ends_with(|c: char| c.is_ascii_lowercase() || ",.;:)`".contains(c)));
+            // Tables and examples have rows of their own: their blanks are meant.
+            let is_table = line.contains("\\n") || line.contains("assert") || line.contains("ends_with(");
+            if line.len() > 120 && has_gap && !is_table && !line.starts_with("//") {
                 complaints
                     .push(format!("{path}:{}: a string with many blanks within a sentence: end the line with a backslash", number + 1));
             }
