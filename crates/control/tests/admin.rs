@@ -304,6 +304,18 @@ fn the_start_page_lists_what_there_is() {
     let page = running.get("/");
     assert_eq!(page.status, 200);
     assert!(page.head.contains("\r\ncontent-type: text/html; charset=utf-8\r\n"), "{}", page.head);
+    for shown in [
+        "<meta name=\"viewport\"",
+        "<title>Switchyard: ready</title>",
+        "<h2>Nodes</h2>",
+        "<td>10.0.0.0:6379</td><td class=\"n\">16384</td><td>up</td>",
+        "<td>10.0.0.1:6379</td><td class=\"n\">0</td><td>connecting</td>",
+        "None is under way.",
+        "$(cat /state/admin-token)",
+    ] {
+        assert!(page.body.contains(shown), "{shown}: {}", page.body);
+    }
+    assert!(page.head.contains("\r\ncontent-security-policy: default-src 'none'; style-src 'unsafe-inline'"), "{}", page.head);
     let paths: Vec<&str> = page.body.split("href=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
     assert!(paths.contains(&"/metrics") && paths.contains(&"/api/v1/nodes"), "{paths:?}");
     for path in paths {
@@ -350,6 +362,14 @@ fn what_changes_something_is_asked_by_post() {
         let answer = running.post("/api/v1/moves", json_type, wrong);
         assert!(matches!(answer.status, 400 | 422), "{wrong}: {}", answer.status);
         assert!(answer.json()["error"].is_string(), "{wrong}");
+    }
+    // In our words, not those of the library.
+    for (path, wrong, said) in [
+        ("/api/v1/moves", r#"{"frm":"a:1","to":"b:1"}"#, "unknown field `frm`"),
+        ("/api/v1/moves/7/goal", r#"{"gaol":"fast"}"#, "unknown field `gaol`; it takes: `goal`"),
+        ("/api/v1/moves/7/goal", "{}", "missing field `goal`"),
+    ] {
+        assert_eq!(running.post(path, json_type, wrong).json()["error"], said);
     }
     assert_eq!(
         running.post("/api/v1/moves", &[token], r#"{"from":"a:1","to":"b:1"}"#).status,
@@ -528,4 +548,19 @@ async fn ports_that_are_refused() {
     let error = taken.expect_err("taken");
     assert!(matches!(error, AdminError::Listen { .. }), "{error}");
     assert!(error.to_string().contains(&admin.address().to_string()), "{error}");
+}
+
+#[test]
+fn the_start_page_says_what_is_wrong() {
+    let running = start(options(None, &[]));
+    {
+        let mut fake = running.fake.0.lock().expect("not poisoned");
+        fake.0.nodes[0].link = LinkReport::Down { reason: "<refused>".into() };
+        fake.0.nodes[1] = node(1, LinkReport::Up, 5);
+        fake.0.troubles = vec![serde_json::from_value(json!({ "id": 1, "slots": 1, "what": "move 1 waits" })).expect("a trouble")];
+    }
+    let page = running.get("/").body;
+    for shown in ["ready, but not for every key", "node 10.0.0.0:6379 (16384 slots): &lt;refused&gt;", "<li>move 1 waits</li>"] {
+        assert!(page.contains(shown), "{shown}: {page}");
+    }
 }

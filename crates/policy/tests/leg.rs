@@ -147,7 +147,7 @@ fn nothing_is_admitted_before_the_workers_know_that_a_leg_goes_back() {
         slots: vec![Slot::new(7).expect("a slot")],
         moving: true,
         given_up: None,
-        turned_back: Some("the user asked for it".to_owned()),
+        turned_back: Some("it was told to end".to_owned()),
         source: process("s1"),
         target: process("t1"),
         eras: Eras { source: 0, target: 0 },

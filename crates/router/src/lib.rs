@@ -465,8 +465,17 @@ impl Router {
     pub fn metrics(&self) -> String {
         let plan = self.shared.plan();
         let live = &plan.live;
+        let mut scraped = lock(&self.shared.scraped);
+        for node in plan.topology.nodes() {
+            scraped.entry(node.id).or_insert_with(|| node.name.clone());
+        }
+        let before = |node: &switchyard_policy::topology::Node| {
+            let same = scraped.iter().filter(|(id, name)| **id != node.id && **name == node.name);
+            same.map(|(id, _)| *id).collect()
+        };
         let node = |node: &switchyard_policy::topology::Node| NodeScrape {
             id: node.id,
+            before: before(node),
             name: node.name.clone(),
             is_up: self.shared.counters.iter().any(|w| w.node(node.id).connections.get() > 0),
             slots: plan.topology.slots_of(node.id),

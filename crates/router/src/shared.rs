@@ -283,6 +283,8 @@ pub(crate) struct Shared {
     pub(crate) logins: Arc<Logins>,
     pub(crate) limits: Limits,
     pub(crate) counters: Vec<Arc<WorkerCounters>>,
+    /// The nodes that a scrape has seen, also those that are gone: whoever joins again gets another number, and its counters go on. As bounded as numbers.
+    pub(crate) scraped: Mutex<BTreeMap<NodeId, String>>,
     pub(crate) clients: AtomicUsize,
     pub(crate) next_client_id: AtomicU64,
     /// Held by the worker that cuts clients because of `memory-max`.
@@ -406,6 +408,7 @@ impl Shared {
             logins: Arc::new(Logins::new(mailboxes.clone())),
             mailboxes,
             counters: (0..workers).map(|_| Arc::default()).collect(),
+            scraped: Mutex::default(),
             clients: AtomicUsize::new(0),
             next_client_id: AtomicU64::new(1),
             evicting: Mutex::default(),

@@ -10,6 +10,7 @@
 mod guard;
 mod listener;
 mod moves;
+mod page;
 mod report;
 mod routes;
 mod tls;

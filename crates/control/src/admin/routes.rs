@@ -17,9 +17,10 @@ use serde::Serialize;
 use super::guard::{Guard, TokenFile, Told, Trusted, check};
 use super::listener::Peer;
 use super::moves::{
-    AbortRequest, AddNodeRequest, BalanceRequest, GoalRequest, HowRequest, MaxRateRequest, MoveRequest, NodeRequest, Operation, Refused,
-    SteerRequest,
+    AbortRequest, AddNodeRequest, BalanceRequest, GoalRequest, HowRequest, MaxRateRequest, MoveRequest, MovesReport, NodeRequest,
+    Operation, Refused, SteerRequest,
 };
+use super::page::{Entry, page};
 use super::report::{NodesReport, Source, StatusReport, TokenReport};
 
 type Shared = Arc<dyn Source>;
@@ -30,11 +31,14 @@ const TOKEN: &str = "/api/v1/token";
 const WHERE: &str = "/api/v1/where";
 const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
 
+/// What a browser may take from the start page: its style, and nothing else.
+const STYLED: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'";
+
 /// Path, what it is for, and its handler.
 fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 20] {
     [
         ("/", "this page", get(index)),
-        ("/metrics", "all metrics, for Prometheus", get(metrics)),
+        ("/metrics", "all metrics as Prometheus reads them: a long page of text", get(metrics)),
         (HEALTH, "200 while the process is alive", get(health)),
         (
             READY,
@@ -49,7 +53,7 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 20] {
         ("/api/v1/nodes/{node}/undrain", "POST: let a node that was drained get slots again", post(undrain_node)),
         ("/api/v1/nodes/{node}/remove", "POST: let a node go that owns no slots", post(remove_node)),
         ("/api/v1/balance", "POST {\"dry_run\"}: even the slots by weight", post(balance)),
-        ("/api/v1/slots", "the slot map: ranges by node, what is in transit, keys that live without their slots; as JSON", get(slots)),
+        ("/api/v1/slots", "the slot map: ranges by node, what is in transit, keys that were moved alone; as JSON", get(slots)),
         (WHERE, "where keys are: ?key=NAME, as often as wanted; as JSON", get(whereabouts)),
         ("/api/v1/moves", "moves, as JSON; POST {\"from\", \"to\", \"slots\" or \"all\"} begins one", get(moves).post(begin_move)),
         ("/api/v1/moves/{id}/pause", "POST: stop a move where it is", post(pause)),
@@ -93,19 +97,22 @@ pub(super) fn refuse(path: &str, status: StatusCode, message: &str) -> Response 
     }
 }
 
-async fn index() -> Response {
-    let mut rows = String::new();
-    for (path, purpose, _) in table() {
+async fn index(
+    State(source): State<Shared>,
+    Extension(TokenFile(file)): Extension<TokenFile>,
+    ConnectInfo(Peer(peer)): From,
+) -> Result<Response, Response> {
+    let who = format!("the admin API, from {peer}");
+    let (status, moves) = ask("/", source, move |source| (source.status(), source.operate(Operation::Moves, &who))).await?;
+    // Without an answer there are none: the router is starting.
+    let moves: MovesReport = moves.ok().and_then(|moves| serde_json::from_value(moves).ok()).unwrap_or_default();
+    let entry = |(path, purpose, _): (&'static str, &'static str, _)| {
         // A link is followed without a key, and by GET.
-        let shown = if purpose.starts_with("POST") || path == WHERE { path.to_owned() } else { format!("<a href=\"{path}\">{path}</a>") };
-        let _ = writeln!(rows, "<tr><td>{shown}</td><td>{purpose}</td></tr>");
-    }
-    let page = format!(
-        "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>Switchyard</title>\n\
-         <h1>Switchyard {}</h1>\n<table>\n{rows}</table>\n</html>\n",
-        env!("CARGO_PKG_VERSION")
-    );
-    ([(CONTENT_TYPE, "text/html; charset=utf-8")], page).into_response()
+        Entry { path, purpose, is_link: !purpose.starts_with("POST") && path != WHERE }
+    };
+    let entries: Vec<Entry> = table().into_iter().map(entry).collect();
+    let headers = [(CONTENT_TYPE, "text/html; charset=utf-8"), (CONTENT_SECURITY_POLICY, STYLED)];
+    Ok((headers, page(&status, &moves, file.as_deref(), &entries)).into_response())
 }
 
 async fn metrics(State(source): State<Shared>) -> Result<Response, Response> {
@@ -304,7 +311,22 @@ async fn steer(source: Shared, from: From, id: &str, what: SteerRequest) -> Resu
 /// What was sent, or what is wrong with it.
 #[allow(clippy::result_large_err)] // as the handlers, which are async
 fn body<T>(path: &str, given: Given<T>) -> Result<T, Response> {
-    given.map(|Json(value)| value).map_err(|rejection| refuse(path, rejection.status(), &rejection.body_text()))
+    given.map(|Json(value)| value).map_err(|rejection| refuse(path, rejection.status(), &plain(&rejection)))
+}
+
+/// What is wrong with what was sent, without the library's view of it.
+fn plain(rejection: &JsonRejection) -> String {
+    let text = rejection.body_text();
+    let JsonRejection::JsonDataError(_) = rejection else { return text };
+    let text = text.split_once(": ").map_or(text.as_str(), |(_, what)| what);
+    let text = text.split_once(" at line ").map_or(text, |(what, _)| what);
+    match text.split_once("unknown field ").and_then(|(_, rest)| rest.split_once(", expected ")) {
+        Some((field, known)) => {
+            let known = known.strip_prefix("one of ").unwrap_or(known);
+            format!("unknown field {field}; it takes: {known}")
+        }
+        None => text.to_owned(),
+    }
 }
 
 /// The same where nothing need be sent.
@@ -312,7 +334,7 @@ fn body<T>(path: &str, given: Given<T>) -> Result<T, Response> {
 fn body_or_default<T: Default>(path: &str, given: GivenOrNot<T>) -> Result<T, Response> {
     match given {
         Ok(given) => Ok(given.map(|Json(value)| value).unwrap_or_default()),
-        Err(rejection) => Err(refuse(path, rejection.status(), &rejection.body_text())),
+        Err(rejection) => Err(refuse(path, rejection.status(), &plain(&rejection))),
     }
 }
 
@@ -352,7 +374,7 @@ async fn harden(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'"));
+    headers.entry(CONTENT_SECURITY_POLICY).or_insert(HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'"));
     response
 }
 

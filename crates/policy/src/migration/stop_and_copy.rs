@@ -501,9 +501,9 @@ impl Machine for StopAndCopy {
             Event::TurnBack => match self.state {
                 State::Ending { .. } | State::HandingOver => {}
                 _ if self.begun || matches!(self.state, State::Starting { .. }) => {
-                    self.back.get_or_insert("the user asked for it".to_owned());
+                    self.back.get_or_insert("it was told to end".to_owned());
                 }
-                _ => self.withdraw("the user asked for it", actions),
+                _ => self.withdraw("it was told to end", actions),
             },
             Event::GiveUp { side } => self.give_up(side, actions),
             Event::Tick => {}

@@ -60,11 +60,18 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// The epoch: one more with every change, from 1.
+    /// The epoch: higher with every change, from 1.
     #[inline]
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    /// The same under this epoch, where it is higher: epochs may have been used that were not stored.
+    #[must_use]
+    pub fn at_epoch(mut self, epoch: u64) -> Self {
+        self.epoch = self.epoch.max(epoch);
+        self
     }
 
     /// The node that owns a slot.

@@ -34,6 +34,8 @@ pub(crate) struct Scrape {
 /// What a scrape sees of a node.
 pub(crate) struct NodeScrape {
     pub(crate) id: NodeId,
+    /// The numbers that it had when it was a node before: counters go on, and never fall.
+    pub(crate) before: Vec<NodeId>,
     pub(crate) name: String,
     /// A worker has a connection to it.
     pub(crate) is_up: bool,
@@ -41,6 +43,13 @@ pub(crate) struct NodeScrape {
     pub(crate) slots: usize,
     pub(crate) exceptions: usize,
     pub(crate) rooms: Arc<Rooms>,
+}
+
+impl NodeScrape {
+    /// All numbers that it has or had.
+    fn numbers(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.before.iter().copied().chain([self.id])
+    }
 }
 
 impl fmt::Debug for Scrape {
@@ -166,8 +175,8 @@ impl Scrape {
         text
     }
 
-    fn node_counters(&self, id: NodeId) -> Vec<Arc<NodeCounters>> {
-        self.workers.iter().map(|w| w.node(id)).collect()
+    fn node_counters(&self, node: &NodeScrape) -> Vec<Arc<NodeCounters>> {
+        node.numbers().flat_map(|id| self.workers.iter().map(move |w| w.node(id))).collect()
     }
 
     /// A histogram of all workers.
@@ -246,7 +255,7 @@ impl Collector for Scrape {
 
 impl Scrape {
     fn encode_nodes(&self, page: &mut Page<'_>) -> fmt::Result {
-        let nodes: Vec<_> = self.nodes.iter().map(|node| (node, self.node_counters(node.id))).collect();
+        let nodes: Vec<_> = self.nodes.iter().map(|node| (node, self.node_counters(node))).collect();
         let by_node = |value: &dyn Fn(&NodeScrape) -> u64| -> Vec<Sample<u64>> {
             self.nodes.iter().map(|node| of("node", &node.name, value(node))).collect()
         };
@@ -258,7 +267,7 @@ impl Scrape {
             page.counters(name, help, nodes.iter().map(|(node, parts)| of("node", &node.name, total(parts, counter))))?;
         }
         for (name, help, gauge) in NODE_GAUGES {
-            page.gauges(name, help, nodes.iter().map(|(node, parts)| of("node", &node.name, total(parts, gauge))))?;
+            page.gauges(name, help, by_node(&|node| self.workers.iter().map(|w| gauge(&w.node(node.id)).get()).sum()))?;
         }
         let by_kind = |value: &dyn Fn(&NodeScrape, usize) -> u64| -> Vec<Sample<u64>> {
             let labels = |node: &NodeScrape, kind: &str| Labels(vec![("node", node.name.clone()), ("kind", kind.to_owned())]);
@@ -271,11 +280,12 @@ impl Scrape {
         let most = |node: &NodeScrape, kind: usize| node.rooms.bound(self.exclusive_max[kind]) as u64;
         page.gauges("node_exclusive_connections_max", help, by_kind(&most))?;
         let of_replicas =
-            |value: &dyn Fn(&NodeCounters) -> u64, node: &NodeScrape| self.workers.iter().map(|w| value(&w.replicas(node.id))).sum();
+            |value: &dyn Fn(&NodeCounters) -> u64, id: NodeId| -> u64 { self.workers.iter().map(|w| value(&w.replicas(id))).sum() };
         let requests = |replicas: &NodeCounters| replicas.classes.iter().map(|class| class.requests.get()).sum();
-        page.counters("node_replica_requests", "Reads sent to replicas of the node", by_node(&|node| of_replicas(&requests, node)))?;
+        let all_requests = |node: &NodeScrape| node.numbers().map(|id| of_replicas(&requests, id)).sum();
+        page.counters("node_replica_requests", "Reads sent to replicas of the node", by_node(&all_requests))?;
         let help = "Connections to replicas of the node that are up";
-        page.gauges("node_replica_connections", help, by_node(&|node| of_replicas(&|replicas| replicas.connections.get(), node)))?;
+        page.gauges("node_replica_connections", help, by_node(&|node| of_replicas(&|replicas| replicas.connections.get(), node.id)))?;
 
         let by_class = nodes.iter().flat_map(|(node, parts)| CommandClass::ALL.map(|class| (node, class, parts)));
         let labels = |node: &NodeScrape, class: CommandClass| Labels(vec![("node", node.name.clone()), ("class", class.name().to_owned())]);

@@ -97,7 +97,7 @@ impl Connection {
                 None => connection.call(&[b"AUTH", password.0.as_bytes()], left())?,
             };
             if reply::is_error(&answer) {
-                return Err(format!("it refuses our credentials: {}", error_text(&answer)));
+                return Err(format!("it refuses our user or password: {}", error_text(&answer)));
             }
         }
         // For people, and for a later router that looks for what an earlier one left. A node may refuse it.

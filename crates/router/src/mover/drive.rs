@@ -399,7 +399,7 @@ impl Mover {
             Action::Quiet => self.say_quiet(),
             Action::Turn { why, away } => {
                 self.doing = format!("going back: {why}");
-                warn!(move_id = self.order.id.0, leg = run.number, why, "a leg goes back to its source");
+                warn!("move {}: what is under way (batch {}) goes back to its source: {why}", self.order.id.0, run.number);
                 run.view = LegView { shared: Arc::new(SharedLeg::default()), away: Some(away), scope: run.view.scope.take() };
                 run.contents.clear();
                 run.storing.clear();

@@ -103,10 +103,12 @@ impl Worker {
             return;
         }
         link.downgraded = false;
-        link.counters.failures.add(1);
         link.counters.connections.sub(1);
         let in_flight = link.may_be_executed();
         let (node, client_id, lane) = (link.node, link.client_id, link.lane);
+        // What is closed because its node was removed is not lost.
+        let known = self.plan.topology.node(node).is_some();
+        link.counters.failures.add(u64::from(known));
         self.leave_behind(handle);
         let Some(link) = self.links.get_mut(handle) else { return };
         if let Some(fd) = link.fd.take() {
@@ -123,12 +125,12 @@ impl Worker {
         }
         link.phase = Phase::Waiting { until_us: self.now_us };
         let name = self.node_name(node);
-        if let Some(untold) = self.links.log(node).and_then(|log| log.lost.tell(self.now_us)) {
+        let log = self.links.log(node).filter(|_| known);
+        if let Some(untold) = log.and_then(|log| log.lost.tell(self.now_us)) {
             info!(node = %name, why, in_flight, untold = untold.told(), "lost a connection to node");
         }
         self.fail_all(handle, &format!("NODELOST connection to {name} was lost: {why}"), in_flight);
         self.zombies.forget_asked(handle);
-        let known = self.plan.topology.node(node).is_some();
         if lane == Lane::Main && known {
             // A module may have been loaded since, or the node's place be taken by another server.
             self.shared.with_facts(node, |f| f.commands = crate::shared::Commands::Unknown);

@@ -151,9 +151,17 @@ impl Worker {
         match (question, error) {
             (Greeting::Hello, Some(error)) if refuses_resp3(&error) => self.downgrade(handle, &error),
             (Greeting::Hello, Some(error)) => self.attempt_failed(handle, &format!("it refuses HELLO 3: {error}")),
-            (Greeting::Auth, Some(error)) => self.attempt_failed(handle, &format!("it refuses our credentials: {error}")),
+            (Greeting::Auth, Some(error)) => {
+                self.attempt_failed(handle, &format!("it refuses our user or password (nodes.username, nodes.password-file): {error}"))
+            }
             (Greeting::Select, Some(error)) => {
                 let database = link.start_database;
+                if error.starts_with("NOAUTH") {
+                    return self.attempt_failed(
+                        handle,
+                        &format!("it wants a password, and none is configured for it (nodes.password-file): {error}"),
+                    );
+                }
                 self.attempt_failed(handle, &format!("it refuses database {database}: {error}"));
             }
             (Greeting::Databases(last), Some(error)) => {

@@ -388,7 +388,7 @@ impl Worker {
                     "NODES ADD <address> [REBALANCE] | NODES DRAIN <address> | NODES UNDRAIN <address> | NODES REMOVE <address>",
                     "    Let a node join, move everything away from one, let it get slots again, let one go that owns no slots.",
                     "SLOTS",
-                    "    The slot map: ranges by node, what is in transit, keys that live without their slots.",
+                    "    The slot map: ranges by node, what is in transit, keys that were moved alone.",
                     "WHERE <key> [<key> ...]",
                     "    Where keys are: slot, hash tag, node, whether in transit, whether moved there alone.",
                     "MOVE [FROM <node>] TO <node> (SLOTS <ranges> | ALL | KEYS <pattern>) [GOAL fast|balanced|gentle] [MAX-RATE <rate>] [DRY-RUN]",

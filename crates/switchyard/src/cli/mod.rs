@@ -45,7 +45,8 @@ use crate::config::Problems;
         Exit codes:\n  \
         0  it worked; for serve: it was asked to stop, and did\n  \
         1  it failed: the message says what, where and what to do\n  \
-        2  the command line or the configuration is wrong"
+        2  the command line or the configuration is wrong\n  \
+        3  serve: the state directory is older than what the nodes were served under"
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -77,6 +78,8 @@ pub(crate) enum Failure {
     Failed(anyhow::Error),
     /// The configuration is wrong: exit code 2.
     Config(Problems),
+    /// The state directory is not the newest: exit code 3. Another start would not help.
+    Outdated(crate::serve::Outdated),
 }
 
 impl fmt::Display for Failure {
@@ -85,13 +88,14 @@ impl fmt::Display for Failure {
             // All causes on one line, outermost first.
             Failure::Failed(error) => write!(f, "switchyard: {error:#}"),
             Failure::Config(problems) => write!(f, "{problems}"),
+            Failure::Outdated(why) => write!(f, "switchyard: {why}"),
         }
     }
 }
 
 impl From<anyhow::Error> for Failure {
     fn from(error: anyhow::Error) -> Self {
-        Failure::Failed(error)
+        error.downcast().map_or_else(Failure::Failed, Failure::Outdated)
     }
 }
 

@@ -143,7 +143,7 @@ pub(super) fn finish(client: &AdminClient, body: &str, wait: bool, json: bool) -
         return Ok(());
     }
     if !json {
-        print!("{}", render(&plan));
+        print!("{}", render(&plan, wait));
     }
     if wait {
         let ids: Vec<u64> = plan.moves.iter().filter_map(|planned| planned.id).collect();
@@ -152,8 +152,8 @@ pub(super) fn finish(client: &AdminClient, body: &str, wait: bool, json: bool) -
     Ok(())
 }
 
-/// The moves that were begun, or would be.
-fn render(plan: &PlanReport) -> String {
+/// The moves that were begun, or would be. `shown`: how far they are is shown next.
+fn render(plan: &PlanReport, shown: bool) -> String {
     if plan.moves.is_empty() {
         return "nothing is to be moved\n".to_owned();
     }
@@ -187,6 +187,8 @@ fn render(plan: &PlanReport) -> String {
     }
     out.push_str(if plan.dry_run {
         "only planned: without --dry-run it is done\n"
+    } else if shown {
+        ""
     } else {
         "on record; `switchyard moves watch` shows how far they are\n"
     });
@@ -211,17 +213,17 @@ mod tests {
     fn a_plan_is_a_table() {
         let planned =
             |id, ranges: &str| PlannedReport { id, from: "a:1".into(), to: "b:1".into(), slots: 1234, ranges: ranges.into(), keys: None };
-        let shown = render(&PlanReport { dry_run: false, moves: vec![planned(Some(7), "0-1233")], notes: Vec::new() });
+        let shown = render(&PlanReport { dry_run: false, moves: vec![planned(Some(7), "0-1233")], notes: Vec::new() }, false);
         assert!(shown.contains("   7  a:1   b:1  1 234  0-1233\n"), "{shown}");
         let many = (0..100).map(|i| (i * 2).to_string()).collect::<Vec<_>>().join(",");
-        let shown = render(&PlanReport { dry_run: true, moves: vec![planned(None, &many)], notes: vec!["think twice".to_owned()] });
+        let shown = render(&PlanReport { dry_run: true, moves: vec![planned(None, &many)], notes: vec!["think twice".to_owned()] }, false);
         assert!(
             shown.contains("0,2,4,6,8,10,12,14,16,18,20,22,24,26,28...\n") && shown.contains("NOTE: think twice\nonly planned"),
             "{shown}"
         );
         let of_keys = PlannedReport { keys: Some(7), ..planned(None, "5") };
-        let shown = render(&PlanReport { dry_run: true, moves: vec![of_keys, planned(None, "6")], ..PlanReport::default() });
+        let shown = render(&PlanReport { dry_run: true, moves: vec![of_keys, planned(None, "6")], ..PlanReport::default() }, false);
         assert!(shown.contains("   -  a:1   b:1     7  1 234  5\n") && shown.contains("b:1   all  1 234  6"), "{shown}");
-        assert_eq!(render(&PlanReport::default()), "nothing is to be moved\n");
+        assert_eq!(render(&PlanReport::default(), false), "nothing is to be moved\n");
     }
 }

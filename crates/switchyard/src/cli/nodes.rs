@@ -66,7 +66,7 @@ struct AcceptArguments {
         switchyard nodes add 127.0.0.1:7003\n  \
         switchyard nodes add 127.0.0.1:7003 --rebalance --wait      and give it its share of the slots\n  \
         redis-cli -h 127.0.0.1 -p 7003 DBSIZE                       before that: is it empty?\n\n\
-        Exit codes: 0 it has joined (with --wait: it has its share); 1 it was refused, and nothing has changed (or a move ended before its end)"
+        Exit codes: 0 it has joined (with --wait: it has its share); 1 it was refused, and nothing has changed (or a move stopped early)"
 )]
 struct AddArguments {
     /// Its address

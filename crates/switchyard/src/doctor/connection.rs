@@ -77,7 +77,7 @@ impl NodeConnection {
                 None => connection.ask(&["AUTH", &password.0]),
             };
             if let Some(error) = answer.map_err(|e| format!("does not answer: {e}"))?.error() {
-                return Err(format!("refuses our credentials: {error}"));
+                return Err(format!("refuses our user or password: {error}"));
             }
         }
         let hello = connection.ask(&["PING"]).map_err(|e| format!("does not answer: {e}"))?;
@@ -108,10 +108,21 @@ impl NodeConnection {
                 Ok(ReplyScan::Incomplete(_)) => return Err(io::Error::other("the reply is too large")),
                 Err(error) => return Err(io::Error::other(error.to_string())),
             }
-            match self.stream.read(&mut buffer)? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            match self.stream.read(&mut buffer).map_err(|error| self.silence(error))? {
+                0 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it has closed the connection")),
                 count => self.input.extend_from_slice(&buffer[..count]),
             }
+        }
+    }
+
+    /// An error of the socket in words: the system calls a time that has run out a resource that is missing.
+    fn silence(&self, error: io::Error) -> io::Error {
+        let patience = self.tcp.read_timeout().ok().flatten();
+        match (error.kind(), patience) {
+            (io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut, Some(patience)) => {
+                io::Error::new(io::ErrorKind::TimedOut, format!("nothing came within {patience:?}"))
+            }
+            _ => error,
         }
     }
 

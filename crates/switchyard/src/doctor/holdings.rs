@@ -87,7 +87,8 @@ pub(crate) fn first_start(nodes: &[NodeAccess], patience: Duration, tell: &(dyn 
     };
     if let Some((node, others)) = nodes.iter().zip(&looks).find_map(|(node, look)| Some((node, look.others.as_ref()?))) {
         return Ok(FirstStart::Refused(format!(
-            "the state directory has no slot map, and {}. Choose one of these ways: give the state directory of this fleet (--state-dir); or list all of its nodes here; or, where no map fits their keys, make it from where the keys are (`switchyard recover`, with all of the nodes); {}",
+            "the state directory has no slot map, and {}. Choose one of these ways: give the state directory of this fleet (--state-dir); or list all of its nodes \
+             here; or, where no map fits their keys, make it from where the keys are (`switchyard recover`, with all of the nodes); {}",
             others.told(&node.name),
             others.way_out(),
         )));

@@ -49,7 +49,7 @@ use moves::{Joined, Members, Moves, MovesThread, ReloadAsk, RespOperator};
 use placement::Placement;
 use reload::Reloader;
 use running::Running;
-pub(crate) use seat::Standby;
+pub(crate) use seat::{Outdated, Standby};
 use seat::{Replaced, SeatThread, Seats};
 use users::UsersPort;
 
@@ -63,7 +63,16 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     // is refused anyway leaves no slot map behind.
     let running = Arc::new(Running::default());
     let open = || Placement::open(&config, Arc::clone(&running));
-    let placement = Arc::new(if standby.is_some() { seat::wait_for_directory(open)? } else { open()? });
+    // A standby may wait for long, so signals mean something to it already.
+    let mut waits = match standby {
+        Some(_) => Some(SignalWait::new()?),
+        None => None,
+    };
+    let opened = match &mut waits {
+        Some(waits) => seat::wait_for_directory(open, waits)?,
+        None => Some(open()?),
+    };
+    let Some(placement) = opened.map(Arc::new) else { return Ok(()) };
     let read = config.clone();
     let remembered = moves::remember(placement.store(), &read.node_names(), None)?;
     if remembered != moves::Remembered::default() {
@@ -79,7 +88,9 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         }
     }
     // First of all whether another router serves the nodes: what they hold can change until that is over.
-    let found = seat::look(placement.store(), &config.state_dir, &resolved.nodes, standby)?;
+    let Some(found) = seat::look(placement.store(), &config.state_dir, &resolved.nodes, standby.zip(waits.as_mut()))? else {
+        return Ok(());
+    };
     // Nobody is served before this is over.
     let patience = resolved.live.connect_timeout.min(first::PATIENCE);
     let beginning = match placement.topology() {
@@ -132,10 +143,9 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         Err(why) => return Err(Failure::Failed(anyhow!(why))),
     }
 
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start waiting for signals")?;
-    let mut signals = {
-        let _context = runtime.enter();
-        Signals::new().context("cannot wait for signals")?
+    let SignalWait { runtime, mut signals, reload_wanted } = match waits {
+        Some(waits) => waits,
+        None => SignalWait::new()?,
     };
     let tls: Vec<bool> = resolved.listen.iter().map(|listener| listener.tls).collect();
     let watched = failover::watched(&topology, &resolved.nodes, placement.store())?;
@@ -202,6 +212,9 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         moves: Arc::clone(&moves),
     };
     let reloads = start_reloads(reloader, Arc::clone(&running), asks, asked)?;
+    if reload_wanted {
+        reloads.ask();
+    }
     if let Some(why) = runtime.block_on(signals.wait_for_stop(&running, &reloads, &mut replaced)) {
         // Nothing that is under way can be ended at the nodes any more, so nothing is waited for.
         return Err(Failure::Failed(anyhow!("{why}. This router ends; clients find the other one when they connect again")));
@@ -406,6 +419,48 @@ impl Signals {
                 _ = tick.tick() => tell_systemd(running, watchdog.is_some(), &mut last_status),
             }
         }
+    }
+}
+
+/// Waits in which signals are heard: those of a standby.
+struct SignalWait {
+    runtime: tokio::runtime::Runtime,
+    signals: Signals,
+    /// A SIGHUP came meanwhile.
+    reload_wanted: bool,
+}
+
+impl SignalWait {
+    fn new() -> anyhow::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start waiting for signals")?;
+        let signals = {
+            let _context = runtime.enter();
+            Signals::new().context("cannot wait for signals")?
+        };
+        Ok(Self { runtime, signals, reload_wanted: false })
+    }
+
+    /// Waits so long. False if the process was asked to stop meanwhile.
+    fn pause(&mut self, period: Duration) -> bool {
+        let Self { runtime, signals, reload_wanted } = self;
+        let Signals { hangup, terminate, interrupt, .. } = signals;
+        runtime.block_on(async {
+            let end = tokio::time::sleep(period);
+            tokio::pin!(end);
+            loop {
+                tokio::select! {
+                    _ = hangup.recv() => {
+                        info!("SIGHUP: a standby that waits reads the configuration again as soon as it serves");
+                        *reload_wanted = true;
+                    }
+                    name = asked_to_stop(terminate, interrupt) => {
+                        info!("{name}: stopped; the standby did not serve yet");
+                        return false;
+                    }
+                    () = &mut end => return true,
+                }
+            }
+        })
     }
 }
 

@@ -5,13 +5,20 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, bail};
-use switchyard_control::store::{RedbStore, Store};
+use switchyard_control::store::{RedbStore, Store, load_as, save_as};
 use switchyard_policy::migration::Key;
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit, slot_of};
 use switchyard_router::NodeAccess;
+use tracing::debug;
 
 use super::running::Running;
 use crate::config::{Config, NodeAddress};
+
+/// The document of the store that keeps an epoch which no map has reached yet.
+const EPOCHS: &str = "epochs";
+
+/// How many epochs one write to the store keeps free: maps that only say what is in transit are published often and are not stored.
+const EPOCHS_KEPT_FREE: u64 = 100;
 
 /// The slot map in force: the one place where it changes. A change is stored before anybody sees it.
 ///
@@ -32,6 +39,22 @@ struct Map {
     taking_part: BTreeMap<MoveId, [NodeId; 2]>,
     /// The first start has yet to look at what the nodes hold: no key is served by this map, and it is not stored.
     is_provisional: bool,
+    /// The next start begins here at least, so that an epoch is never used twice.
+    free_from: u64,
+}
+
+impl Map {
+    /// Has the next start begin above this epoch. A move does not fail where that cannot be kept: nothing is decided by epochs of two starts.
+    fn keep_free(&mut self, store: &RedbStore, epoch: u64) {
+        if epoch < self.free_from {
+            return;
+        }
+        let free_from = epoch + EPOCHS_KEPT_FREE;
+        match save_as(store, EPOCHS, &free_from) {
+            Ok(()) => self.free_from = free_from,
+            Err(error) => debug!("the epoch may fall at the next start: {error}"),
+        }
+    }
 }
 
 /// What became of the list of nodes.
@@ -49,8 +72,9 @@ impl Placement {
     /// Opens the state directory, which no other process may have open. Changes are published to the router in `running`, once it is there.
     pub(super) fn open(config: &Config, running: Arc<Running>) -> anyhow::Result<Self> {
         let store = Arc::new(RedbStore::open(&config.state_dir)?);
-        let topology = store.load_topology()?.map(Arc::new);
-        Ok(Self { store, running, map: Mutex::new(Map { topology, ..Map::default() }) })
+        let free_from = load_as(&*store, EPOCHS)?;
+        let topology = store.load_topology()?.map(|stored| Arc::new(stored.at_epoch(free_from)));
+        Ok(Self { store, running, map: Mutex::new(Map { topology, free_from, ..Map::default() }) })
     }
 
     /// The store, for those who keep other things in it.
@@ -160,6 +184,7 @@ impl Placement {
         let all = map.transits.values().flatten().map(|(transit, slots)| (*transit, slots.as_slice()));
         match topology.with_transits(all) {
             Ok(next) => {
+                map.keep_free(&self.store, next.epoch());
                 let next = Arc::new(next);
                 map.transits.retain(|_, transits| !transits.is_empty());
                 map.topology = Some(Arc::clone(&next));
@@ -295,6 +320,19 @@ mod tests {
         assert_eq!(now.transit(Slot::new(20).expect("a slot")), Some(&other));
         assert_eq!(stored().owner(slots[9]), target);
         assert!(!placement.is_in_transit(id));
+
+        // What is published and not stored counts as well: no epoch of the next start was used before.
+        for _ in 0..EPOCHS_KEPT_FREE + 1 {
+            placement.set_transits(MoveId(2), vec![(other, vec![Slot::new(20).expect("a slot")])]).expect("few");
+        }
+        placement.set_transits(MoveId(2), Vec::new()).expect("none");
+        let last = placement.topology().expect("a map").epoch();
+        drop(placement);
+        let placement = Placement::open(&config, Arc::default()).expect("opens again");
+        let again = placement.settle(&config.node_names(), |_| {}).expect("places").topology;
+        assert!(again.epoch() > last, "{} after {last}", again.epoch());
+        assert_eq!(again.owner(slots[9]), target);
+        placement.hand_over(id, &slots, None, source).expect("stored under a higher epoch");
     }
 
     #[test]

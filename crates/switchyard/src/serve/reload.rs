@@ -269,7 +269,8 @@ fn told(problems: crate::config::Problems) -> Vec<String> {
 pub(super) fn tell_ignored(names: &[String]) {
     for name in names {
         warn!(
-            "node {name} is in the configuration, but was removed by `switchyard nodes remove`: it is left out. Take it out of the configuration, or add it again with `switchyard nodes add {name}`"
+            "node {name} is in the configuration, but was removed by `switchyard nodes remove`: it is left out. Take it out of the configuration, or \
+             add it again with `switchyard nodes add {name}`"
         );
     }
 }

@@ -117,7 +117,9 @@ impl Running {
                 return Err(Refused::Failed(if is_claimed {
                     format!("node {node} keeps its primary, which still answers; accept the other server once that is gone")
                 } else {
-                    format!("node {node} is accepted as it is, and does not serve yet: `switchyard status` says why. It is served as soon as it can be")
+                    format!(
+                        "node {node} is accepted as it is, and does not serve yet: `switchyard status` says why. It is served as soon as it can be"
+                    )
                 }));
             }
             std::thread::sleep(LOOK_AGAIN);

@@ -21,6 +21,7 @@ use switchyard_policy::topology::NodeId;
 use switchyard_router::{NodeAccess, Seat, left_behind, mark_in, question_of, why_not};
 use tracing::{debug, info, warn};
 
+use super::SignalWait;
 use super::moves::Moves;
 use super::placement::Placement;
 use super::running::Running;
@@ -282,8 +283,20 @@ pub(super) struct Found {
     term: u64,
 }
 
-/// Waits until no other process uses the state directory.
-pub(super) fn wait_for_directory<T>(open: impl Fn() -> anyhow::Result<T>) -> anyhow::Result<T> {
+/// The state directory is not the one that may serve these nodes now. Another start would not help.
+#[derive(Debug)]
+pub(crate) struct Outdated(String);
+
+impl std::fmt::Display for Outdated {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Outdated {}
+
+/// Waits until no other process uses the state directory. `None` if this one was asked to stop meanwhile.
+pub(super) fn wait_for_directory<T>(open: impl Fn() -> anyhow::Result<T>, waits: &mut SignalWait) -> anyhow::Result<Option<T>> {
     let mut told = false;
     loop {
         match open() {
@@ -292,19 +305,27 @@ pub(super) fn wait_for_directory<T>(open: impl Fn() -> anyhow::Result<T>) -> any
                     info!("standby: waits until the state directory is free: {error}");
                 }
             }
-            other => return other,
+            other => return other.map(Some),
         }
         tell_systemd("standby: waits for the state directory");
-        std::thread::sleep(DIRECTORY_PERIOD);
+        if !waits.pause(DIRECTORY_PERIOD) {
+            return Ok(None);
+        }
     }
 }
 
-/// Refuses a state directory that is older than what the nodes were served under. A standby first waits until no other router serves them.
-pub(super) fn look(store: &RedbStore, directory: &Path, nodes: &[NodeAddress], standby: Option<Standby>) -> anyhow::Result<Found> {
+/// Refuses a state directory that is older than what the nodes were served under. A standby first waits until no other router serves them;
+/// `None` if it was asked to stop meanwhile.
+pub(super) fn look(
+    store: &RedbStore,
+    directory: &Path,
+    nodes: &[NodeAddress],
+    standby: Option<(Standby, &mut SignalWait)>,
+) -> anyhow::Result<Option<Found>> {
     let kept: Kept = load_as(store, DOCUMENT)?;
     let Some(site) = Ledger::site_in(store)? else {
         let has_map = store.load_topology()?.is_some();
-        match standby {
+        match standby.as_ref().map(|(with, _)| *with) {
             None => {}
             // Made anew by `recover`. Whoever has its lock is the only one with it.
             Some(Standby::Shared) if has_map => {}
@@ -320,7 +341,7 @@ pub(super) fn look(store: &RedbStore, directory: &Path, nodes: &[NodeAddress], s
                 directory.display()
             ),
         }
-        return Ok(Found { term: 0 });
+        return Ok(Some(Found { term: 0 }));
     };
     let mut lookout = Lookout { site, nodes: Vec::new() };
     for node in nodes {
@@ -331,7 +352,7 @@ pub(super) fn look(store: &RedbStore, directory: &Path, nodes: &[NodeAddress], s
         lookout.nodes.push((access, None));
     }
     let mut looks = lookout.look();
-    if let Some(standby) = standby {
+    if let Some((standby, waits)) = standby {
         let start = Instant::now();
         let mut watch = Watch::new(nodes.len());
         let mut last = None;
@@ -354,7 +375,11 @@ pub(super) fn look(store: &RedbStore, directory: &Path, nodes: &[NodeAddress], s
                 match turn {
                     Turn::Waits => info!("standby: waits until no other router serves the nodes"),
                     Turn::CutOff { reached } => {
-                        warn!("standby: only {reached} of {} nodes can be reached; more than half must be", nodes.len())
+                        warn!(
+                            "standby: only {reached} of {} nodes can be reached; more than half must be. If the others are lost together with the router, end \
+                             this standby and start it without --standby",
+                            nodes.len()
+                        )
                     }
                     Turn::Now => info!("standby: no other router serves the nodes; takes over"),
                 }
@@ -364,19 +389,21 @@ pub(super) fn look(store: &RedbStore, directory: &Path, nodes: &[NodeAddress], s
                 break;
             }
             tell_systemd("standby: another router serves the nodes");
-            std::thread::sleep(PERIOD);
+            if !waits.pause(PERIOD) {
+                return Ok(None);
+            }
             looks = lookout.look();
         }
         if standby == Standby::Copy && marks(&looks).any(|mark| mark.is_moving) {
-            bail!(
+            bail!(Outdated(format!(
                 "keys were moving when the nodes were served last, and only the state directory itself says where they are, not the copy in {}: start \
                  with the state directory of the router that served them",
                 directory.display()
-            );
+            )));
         }
     }
     check(&looks, &kept, directory, nodes)?;
-    Ok(Found { term: marks(&looks).map(|mark| mark.term).max().unwrap_or(0) })
+    Ok(Some(Found { term: marks(&looks).map(|mark| mark.term).max().unwrap_or(0) }))
 }
 
 /// What a node showed, or why it keeps no marks.
@@ -394,14 +421,14 @@ fn check(looks: &[Looked], kept: &Kept, directory: &Path, nodes: &[NodeAddress])
         if let Ok(Look::Seen { mark: Some(mark), .. }) = look
             && mark.version > kept.version
         {
-            bail!(
+            bail!(Outdated(format!(
                 "the state directory {} is too old: it has version {}, and node {} was served under version {}. Keys that have moved since would not be \
                  found. Start with the newest state directory; if that is lost, see `switchyard recover --help`",
                 directory.display(),
                 kept.version,
                 node.name,
                 mark.version
-            );
+            )));
         }
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! The guides, followed to the letter: their commands are taken from the page and run.
 //!
-//! Of a page, ```` ```sh ```` is run and ```` ```toml FILE ```` is written to that file. ```` ```sh by-hand ```` is left out. What the
+//! Of a page, ```` ```sh ```` is run and ```` ```toml FILE ```` (or ```` ```ini FILE ````) is written to that file. ```` ```sh by-hand ```` is left out. What the
 //! page takes for granted, and what is checked between its steps, stands in comments that begin with `<!-- sandbox`.
 
 use crate::support::sandbox;
@@ -19,7 +19,7 @@ fn script(page: &str) -> String {
         } else if let Some(info) = line.strip_prefix("```") {
             let block = until("```");
             match info.split_once(' ') {
-                Some(("toml", file)) => script += &format!("cat >{file} <<'END OF FILE'\n{block}END OF FILE\n"),
+                Some(("toml" | "ini", file)) => script += &format!("cat >{file} <<'END OF FILE'\n{block}END OF FILE\n"),
                 None if info == "sh" => script += &format!("set -x\n{block}{{ set +x; }} 2>/dev/null\n"),
                 _ => {}
             }
@@ -69,4 +69,9 @@ fn a_backup_is_restored_and_a_lost_state_directory_made_anew() {
 #[test]
 fn a_dead_server_is_restored_or_given_up() {
     follow("dead-server.md");
+}
+
+#[test]
+fn a_standby_is_set_up() {
+    follow("high-availability.md");
 }

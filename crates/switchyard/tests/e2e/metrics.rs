@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::clients::{python, run, says_ok, wanted};
 use crate::movectl::{done, names};
 use crate::support::process::tied;
-use crate::support::{Client, NodeOptions, RouterOptions, Site, SiteOptions, encode, http, ok, until};
+use crate::support::{Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, encode, http, ok, until};
 
 /// Samples by name with labels, after checking the text format line by line.
 fn parse(text: &str) -> BTreeMap<String, f64> {
@@ -304,4 +304,34 @@ fn health_and_readiness_tell_whether_nodes_are_there() {
     site.node_mut(1).restart();
     until("ready again", || (http::get(admin, "/readyz").0 == 200).then_some(()));
     assert_eq!(http::get(admin, "/nosuch").0, 404);
+}
+
+#[test]
+fn counters_of_a_node_go_on_when_it_joins_again() {
+    let Some(site) = Site::router_only(1, &SiteOptions::default()) else { return };
+    let third = Node::start(&NodeOptions::default());
+    let name = third.address().to_string();
+    // Before it joins, and each time that it is there.
+    let counters = || {
+        let samples = parse(&site.router().metrics());
+        let total = |name: &str| ["_total", "_count", "_sum"].iter().any(|end| name.ends_with(end)) || name.ends_with("_bucket");
+        let of_node = samples.into_iter().filter(|(series, _)| series.contains(&name) && total(series.split('{').next().expect("a name")));
+        of_node.collect::<BTreeMap<String, f64>>()
+    };
+    let mut before = BTreeMap::new();
+    for round in 0..3 {
+        done(site.router(), &format!("nodes add {name} --rebalance --wait"));
+        let mut client = site.client();
+        for i in 0..200 / (round + 1) {
+            assert_eq!(client.cmd(&format!("SET key:{i} value")), ok());
+        }
+        done(site.router(), &format!("nodes drain {name} --wait"));
+        let after = counters();
+        assert!(after[&format!("switchyard_node_sent_bytes_total{{node=\"{name}\"}}")] > 0.0, "{after:?}");
+        for (series, value) in &before {
+            assert!(after.get(series).is_some_and(|now| now >= value), "{series} was {value}, and is {:?}", after.get(series));
+        }
+        before = after;
+        done(site.router(), &format!("nodes remove {name}"));
+    }
 }

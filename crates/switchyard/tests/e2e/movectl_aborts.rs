@@ -1,9 +1,11 @@
 //! A way out of every move: a node that is lost for good in the middle, a move that nobody wants any more, nodes that were drained; and what readiness, status
 //! and metrics say meanwhile.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::Duration;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal};
 use serde_json::Value as Json;
 use switchyard_policy::topology::slot_of;
 
@@ -262,6 +264,10 @@ fn drained_nodes_get_nothing_back_until_told() {
     assert_eq!([0, 1, 2].map(|node| slots(&site, node)), [16_384, 0, 0], "not back to the one that was drained before");
     let text = done(site.router(), "nodes list");
     assert_eq!(text.matches("it gets no slots before").count(), 2, "{text}");
+    for what in ["--slots 0-10", "--keys key", "--slots 0-10 --dry-run"] {
+        let text = refused(site.router(), &format!("move --to {} {what}", names[1]));
+        assert!(text.contains("is drained") && text.contains(&format!("nodes undrain {}", names[1])), "{text}");
+    }
     let text = refused(site.router(), &format!("nodes drain {}", names[0]));
     assert!(text.contains("undrain"), "{text}");
     done(site.router(), "balance --goal fast --wait");
@@ -271,4 +277,58 @@ fn drained_nodes_get_nothing_back_until_told() {
     assert!(text.contains("is not drained"), "{text}");
     done(site.router(), "balance --goal fast --wait");
     assert_eq!([0, 1, 2].map(|node| slots(&site, node)), [8_192, 8_192, 0]);
+}
+
+/// One connection to the admin port, for several requests: made before the router may open no more files.
+struct Admin {
+    stream: TcpStream,
+    token: String,
+}
+
+impl Admin {
+    fn ask(&mut self, what: &str) -> String {
+        let token = &self.token;
+        let request = format!("{what} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nContent-Length: 0\r\n\r\n");
+        self.stream.write_all(request.as_bytes()).expect("sent");
+        let (mut answer, mut buffer) = (String::new(), [0; 4096]);
+        loop {
+            let count = self.stream.read(&mut buffer).expect("an answer");
+            assert!(count > 0, "it was closed: {answer}");
+            answer += &String::from_utf8_lossy(&buffer[..count]);
+            let Some((head, body)) = answer.split_once("\r\n\r\n") else { continue };
+            let length = head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse::<usize>().ok());
+            if body.len() >= length.expect("a length") {
+                return body.to_owned();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_move_that_cannot_begin_is_seen_by_who_looks() {
+    let Some(scene) = Scene::start() else { return };
+    let router = scene.site.router();
+    scene.begin(SLOWLY);
+    let slot = slot_of(scene.elsewhere.as_bytes()).number();
+    done(router, &format!("move --from {} --to {} --slots {slot}", scene.name(1), scene.name(0)));
+    let token = std::fs::read_to_string(router.state_dir().join("admin-token")).expect("the token").trim().to_owned();
+    let mut admin = Admin { stream: TcpStream::connect(router.admin()).expect("connected"), token };
+    assert_eq!(admin.ask("GET /readyz"), "ready\n");
+    // No more files for the router: fewer than it has open.
+    let pid = Pid::from_raw(router.process().pid() as i32);
+    let few = Rlimit { current: Some(8), ..rustix::process::getrlimit(Resource::Nofile) };
+    let free = rustix::process::prlimit(pid, Resource::Nofile, few).expect("limited");
+    // The first one needs none to end. Then the second one is to begin.
+    admin.ask("POST /api/v1/moves/1/abort");
+    let ready = eventually("the second one cannot begin", || {
+        std::thread::sleep(Duration::from_millis(50));
+        Some(admin.ask("GET /readyz")).filter(|body| body.contains("move 2 cannot begin: "))
+    });
+    assert!(ready.starts_with("ready\n"), "every slot has an owner that answers: {ready}");
+    assert!(admin.ask("GET /api/v1/status").contains("move 2 cannot begin: "));
+    assert!(admin.ask("GET /api/v1/moves").contains("\"cannot begin: "));
+    assert!(admin.ask("GET /metrics").contains("switchyard_moves_in_trouble 1\n"));
+    rustix::process::prlimit(pid, Resource::Nofile, free).expect("free again");
+    wait_for(router, 2, "done");
+    assert_eq!(admin.ask("GET /readyz"), "ready\n");
 }

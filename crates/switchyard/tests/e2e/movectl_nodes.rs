@@ -342,3 +342,42 @@ fn nothing_moves_between_two_names_of_one_server() {
     }
     all_there(&router);
 }
+
+#[test]
+fn a_node_that_is_lost_with_its_slots_is_replaced_by_an_empty_server_and_removed() {
+    if direct() {
+        return;
+    }
+    let mut nodes: Vec<Node> = (0..2).map(|_| Node::start(&NodeOptions::default())).collect();
+    let names: Vec<String> = nodes.iter().map(|node| node.address().to_string()).collect();
+    let config = |replica: Option<&Node>| {
+        let replicas = replica.map_or_else(String::new, |node| format!("replicas = [\"{}\"]\n", node.address()));
+        format!("[[node]]\naddress = \"{}\"\n[[node]]\naddress = \"{}\"\n{replicas}", names[0], names[1])
+    };
+    let router = Router::start(&[], &RouterOptions { config: config(None), ..RouterOptions::default() });
+    fill(&mut Client::connect(router.address()));
+    let lost = total(&nodes[1]);
+    assert!(lost > 0);
+    nodes[1].kill();
+    until("it is known to be away", || done(&router, "status").contains("is down").then_some(()));
+    // Each says the way, and does not send anybody to the other.
+    for line in ["nodes drain", "nodes remove"] {
+        let text = refused(&router, &format!("{line} {}", names[1]));
+        for word in ["cannot be reached", "empty", "`replicas`", "SIGHUP", &format!("nodes accept {}", names[1]), "docs/dead-server.md"] {
+            assert!(text.contains(word), "{line}: {text}");
+        }
+    }
+    // The way.
+    let empty = Node::start(&NodeOptions::default());
+    std::fs::write(router.config_file(), config(Some(&empty))).expect("configuration");
+    router.process().signal(rustix::process::Signal::HUP);
+    let accept = format!("nodes accept {}", names[1]);
+    eventually("the empty server can be accepted", || (ask(&router, &accept).code == 0).then_some(()));
+    let drain = format!("nodes drain {} --goal fast --wait", names[1]);
+    eventually("it can be drained", || (ask(&router, &drain).code == 0).then_some(()));
+    done(&router, &format!("nodes remove {}", names[1]));
+    assert_eq!(Client::connect(router.address()).cmd("DBSIZE").int(), KEYS as i64 - lost);
+    let report = json(&router, "nodes list");
+    assert_eq!(report["nodes"].as_array().map(Vec::len), Some(1), "{report}");
+    assert_eq!(report["nodes"][0]["slots"], 16_384, "{report}");
+}

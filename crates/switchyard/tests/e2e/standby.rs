@@ -102,6 +102,35 @@ fn a_standby_with_the_same_state_directory_takes_over_when_it_is_free() {
 }
 
 #[test]
+fn a_standby_that_waits_hears_signals() {
+    for (with, waits, signal) in [("copy", WAITS, Signal::TERM), ("shared", "waits until the state directory is free", Signal::INT)] {
+        let Some(scene) = Scene::start() else { return };
+        scene.copy_state();
+        let state = if with == "copy" { scene.copy.path().to_owned() } else { scene.first.state_dir() };
+        let mut standby = scene.second(&["--standby", with], &state);
+        eventually("it waits", || standby.log().contains(waits).then_some(()));
+        standby.signal(Signal::HUP);
+        eventually("it takes note", || standby.log().contains("reads the configuration again as soon as it serves").then_some(()));
+        assert_eq!(standby.ended(), None);
+        standby.signal(signal);
+        assert_eq!(standby.wait(Duration::from_secs(60)).code(), Some(0), "{}", standby.log());
+    }
+}
+
+#[test]
+fn a_sighup_while_a_standby_waited_is_a_reload_when_it_serves() {
+    let Some(mut scene) = Scene::start() else { return };
+    scene.copy_state();
+    let mut standby = scene.second(&["--standby", "copy"], scene.copy.path());
+    eventually("it waits", || standby.log().contains(WAITS).then_some(()));
+    standby.signal(Signal::HUP);
+    eventually("it takes note", || standby.log().contains("as soon as it serves").then_some(()));
+    scene.first.process_mut().kill();
+    scene.client_of(&mut standby);
+    eventually("it reloads", || standby.log().contains("reloaded: nothing has changed").then_some(()));
+}
+
+#[test]
 fn a_router_that_stood_still_writes_nothing_after_another_has_taken_over() {
     let Some(mut scene) = Scene::start() else { return };
     let keys: Vec<String> = (0..20).map(|n| format!("key:{n}")).collect();
@@ -155,7 +184,7 @@ fn a_state_directory_that_is_older_than_the_last_move_is_refused() {
     // Both find out: one that waits, and one that is to serve at once.
     let refused = |args: &[&str]| {
         let mut second = scene.second(args, scene.copy.path());
-        assert_eq!(second.wait(Duration::from_secs(60)).code(), Some(1));
+        assert_eq!(second.wait(Duration::from_secs(60)).code(), Some(3), "another start would not help");
         let log = second.log();
         assert!(log.contains("is too old: it has version 0") && log.contains("recover --help"), "{log}");
     };
@@ -196,7 +225,7 @@ fn a_copy_will_not_do_where_keys_were_moving_and_the_directory_itself_will() {
     let (_, user) = marks(&scene).remove(0);
     assert_eq!(scene.nodes[0].cmd(&format!("ACL SETUSER {user} ~moving:1")), ok());
     let mut second = scene.second(&["--standby", "copy"], scene.copy.path());
-    assert_eq!(second.wait(Duration::from_secs(60)).code(), Some(1));
+    assert_eq!(second.wait(Duration::from_secs(60)).code(), Some(3));
     assert!(second.log().contains("keys were moving when the nodes were served last"), "{}", second.log());
     let mut second = scene.second(&["--standby", "shared"], &scene.first.state_dir());
     assert_eq!(scene.client_of(&mut second).cmd("DBSIZE"), int(200));

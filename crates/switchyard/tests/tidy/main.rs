@@ -315,6 +315,26 @@ fn nothing_is_left_to_do(files: &Files) -> Vec<String> {
     complaints
 }
 
+/// Where a long string was to go on in the next line and a backslash is missing, the indentation becomes a part of it.
+fn long_strings_have_no_gaps(files: &Files) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (path, text) in files.0.iter().filter(|(path, _)| path.contains("/src/") && path.ends_with(".rs")) {
+        for (number, line) in text.lines().enumerate() {
+            let line = line.trim();
+            let has_gap = line
+                .split_once("            ")
+                .is_some_and(|(before, _)| before.ends_with(|c: char| c.is_ascii_lowercase() || ",.;:)`".contains(c)));
+            // Tables and examples have rows of their own: their blanks are meant.
+            let is_table = line.contains("\\n") || line.contains("assert") || line.contains("ends_with(");
+            if line.len() > 120 && has_gap && !is_table && !line.starts_with("//") {
+                complaints
+                    .push(format!("{path}:{}: a string with many blanks within a sentence: end the line with a backslash", number + 1));
+            }
+        }
+    }
+    complaints
+}
+
 fn unsafe_is_where_it_belongs(files: &Files) -> Vec<String> {
     let allowed = |place: &str| UNSAFE_ALLOWED.iter().any(|path| place.starts_with(path));
     files
@@ -432,6 +452,11 @@ fn no_stubs() {
 }
 
 #[test]
+fn gaps_in_strings() {
+    check(long_strings_have_no_gaps);
+}
+
+#[test]
 fn places_of_unsafe() {
     check(unsafe_is_where_it_belongs);
 }
@@ -483,6 +508,8 @@ fn clippy_watches_policy() {
 #[test]
 fn the_rules_notice() {
     const FINE: &str = "//! A file with a header.\n";
+    const LONG_STRING: &str = "//! A file with a header.\nconst A: &str = \"one sentence that is so long that its end was to stand in the next line of the file, or \
+                               \u{20}           elsewhere, and does not\";\n";
     let good = || {
         let lints = "[lints]\nworkspace = true\n";
         Files(BTreeMap::from([
@@ -494,13 +521,14 @@ fn the_rules_notice() {
             ("crates/switchyard/Cargo.toml".into(), format!("{lints}[dev-dependencies]\nswitchyard-sim.workspace = true\n")),
         ]))
     };
-    let rules: [Rule; 10] = [
+    let rules: [Rule; 11] = [
         crates_import_only_what_they_may,
         crates_reach_each_other_only_through_cargo,
         versions_and_lints_come_from_the_root,
         pure_crates_stay_pure,
         modules_of_policy_import_only_what_they_may,
         nothing_is_left_to_do,
+        long_strings_have_no_gaps,
         unsafe_is_where_it_belongs,
         files_say_what_they_are,
         files_have_names_that_say_something,
@@ -521,6 +549,7 @@ fn the_rules_notice() {
         (crates_import_only_what_they_may, "crates/switchyard/Cargo.toml", "[dependencies]\nswitchyard-sim.workspace = true\n"),
         (crates_import_only_what_they_may, "crates/switchyard/Cargo.toml", "[dev-dependencies]\nswitchyard-lab.workspace = true\n"),
         (crates_import_only_what_they_may, "crates/bench/Cargo.toml", "[dependencies]\nswitchyard-lab.workspace = true\n"),
+        (long_strings_have_no_gaps, "crates/router/src/a.rs", LONG_STRING),
         (crates_import_only_what_they_may, "crates/extra/Cargo.toml", ""),
         (crates_reach_each_other_only_through_cargo, "crates/bench/src/x.rs", "use switchyard_router::Router;\n"),
         (crates_reach_each_other_only_through_cargo, "crates/control/src/x.rs", "#[path = \"../../router/src/lib.rs\"]\nmod x;\n"),

@@ -517,7 +517,7 @@ impl Leg {
             actions.push(Action::Report { text: format!("nearly done: {left} keys at most are left, so the leg goes on to its end") });
             return;
         }
-        self.turn_back("the user asked for it".to_owned(), actions);
+        self.turn_back("it was told to end".to_owned(), actions);
     }
 
     fn is_lost(&self, side: Side) -> bool {

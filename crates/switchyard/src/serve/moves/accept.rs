@@ -15,7 +15,7 @@ use switchyard_control::admin::{
 use switchyard_policy::balance::{self, Shift};
 use switchyard_policy::migration::{Durability, Goal, Key, Protocol, Record};
 use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Topology};
-use switchyard_router::Steer;
+use switchyard_router::{Link, Steer};
 use tracing::info;
 
 use super::direct::{Own, PATIENCE, check_node};
@@ -79,15 +79,16 @@ pub(super) fn json(value: &impl Serialize) -> Result<Value, Refused> {
 impl Moves {
     /// Does what is asked.
     pub(in super::super) fn operate(self: &Arc<Self>, operation: Operation, who: &str) -> Result<Value, Refused> {
-        if !matches!(
+        let only_looks = matches!(
             operation,
             Operation::Moves | Operation::Slots | Operation::Where(_) | Operation::Balance(BalanceRequest { dry_run: true, .. })
-        ) {
-            info!(target: "audit", who, "asked: {}", told(&operation));
-        }
+        );
+        let told = told(&operation);
         let outcome = self.execute(operation);
-        if let Err(refused) = &outcome {
-            info!(target: "audit", who, "refused: {}", refused.text());
+        match &outcome {
+            Err(refused) => info!(target: "audit", who, "refused: {told}: {}", refused.text()),
+            Ok(_) if only_looks => {}
+            Ok(_) => info!(target: "audit", who, "asked: {told}"),
         }
         outcome
     }
@@ -166,6 +167,7 @@ impl Moves {
         }
         let target = node_named(&topology, &request.to)?;
         let source = if request.from.is_empty() { None } else { Some(node_named(&topology, &request.from)?) };
+        self.may_get_more(target)?;
         if source == Some(target) {
             return Err(wrong(format!("source and target are the same node, {}", request.from)));
         }
@@ -232,6 +234,11 @@ impl Moves {
         let mut weights = self.weights(&topology);
         weights.insert(node, 0);
         let shifts = balance::drain(&topology, node, &weights).map_err(|error| self.no_weight(&error))?;
+        if (!shifts.is_empty() || topology.exceptions_at(node) > 0)
+            && let Some(way) = self.way_without(node)
+        {
+            return Err(conflict(way));
+        }
         // Keys that live there although their slots do not leave it, too.
         let mut moves = Self::homeward(&topology, node, None);
         moves.extend(wishes(shifts));
@@ -243,6 +250,28 @@ impl Moves {
             self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
         }
         json(&accepted?)
+    }
+
+    /// What was drained gets nothing by mistake.
+    pub(super) fn may_get_more(&self, target: NodeId) -> Result<(), Refused> {
+        let name = self.name(target);
+        if self.drained.has(&name) {
+            return Err(conflict(format!("{name} is drained, so nothing moves to it; first: switchyard nodes undrain {name}")));
+        }
+        Ok(())
+    }
+
+    /// How to do without a node that owns something, where it cannot be reached: nothing can be moved away from it.
+    fn way_without(&self, node: NodeId) -> Option<String> {
+        let status = self.running.with(switchyard_router::Router::status)?;
+        let node = status.nodes.into_iter().find(|status| status.id == node)?;
+        let Link::Down(why) = node.link else { return None };
+        Some(format!(
+            "{0} cannot be reached ({why}), so nothing can be moved away from it. If it comes back, drain it then. If it is lost for good, put a server in its \
+             place, with a backup or empty: at {0} itself; or elsewhere, listed under `replicas` of this node in the configuration, then a reload (SIGHUP) and \
+             `switchyard nodes accept {0}`. After that it can be drained and removed (docs/dead-server.md)",
+            node.name
+        ))
     }
 
     /// A node that was drained may get slots again.
@@ -282,7 +311,12 @@ impl Moves {
                 request.address, id.0
             )));
         }
-        let slots = topology.slots_of(node);
+        let (slots, exceptions) = (topology.slots_of(node), topology.exceptions_at(node));
+        if (slots > 0 || exceptions > 0)
+            && let Some(way) = self.way_without(node)
+        {
+            return Err(conflict(way));
+        }
         if slots > 0 {
             return Err(conflict(format!(
                 "{0} still owns {1}; first: switchyard nodes drain {0}",
@@ -290,7 +324,6 @@ impl Moves {
                 counted(slots, "slot")
             )));
         }
-        let exceptions = topology.exceptions_at(node);
         if exceptions > 0 {
             return Err(conflict(format!(
                 "{1} {2} moved to {0} alone, without the slots; first: switchyard nodes drain {0}",

@@ -49,6 +49,7 @@ impl Moves {
                     return Err(wrong("to which node?"));
                 }
                 let target = node_named(topology, &request.to)?;
+                self.may_get_more(target)?;
                 if source == Some(target) {
                     return Err(wrong(format!("source and target are the same node, {}", request.from)));
                 }
