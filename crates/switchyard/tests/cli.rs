@@ -166,7 +166,6 @@ fn help_teaches() {
         &["nodes", "remove"],
         &["moves", "goal"],
         &["moves", "max-rate"],
-        &["sim", "run"],
     ] {
         let (code, out, _) = run(&[command, &["--help"]].concat());
         assert_eq!(code, 0);
@@ -439,36 +438,6 @@ fn a_stranger_at_the_admin_port_learns_no_token() {
             assert!(answer.starts_with("HTTP/1.0 401"), "{answer}");
         }
     }
-    assert_eq!(serve.stop(), 0);
-}
-
-#[test]
-fn nodes_join_and_leave_by_reload() {
-    let (one, two, three) = (node(7001), node(7002), node(7003));
-    // One node alone: there is nothing to look at before its map is decided.
-    let serve = Serve::start(&one);
-    let named = |id, port| (id, format!("127.0.0.1:{port}"));
-    let nodes = || serve.nodes().into_iter().map(|(id, name, _)| (id, name)).collect::<Vec<_>>();
-    let slots = || serve.nodes().into_iter().map(|(_, _, slots)| slots).collect::<Vec<_>>();
-    assert_eq!(slots(), [16384]);
-
-    serve.reload(&format!("{three}{one}"));
-    assert_eq!(nodes(), [named(0, 7001), named(1, 7003)]);
-    assert_eq!(slots(), [16384, 0], "a node that joins moves nothing");
-    serve.expect_log("node 127.0.0.1:7003 has joined; it owns no slots yet");
-
-    serve.reload(&format!("{two}{three}"));
-    serve.expect_log("127.0.0.1:7001 (16384 slots) still owns keys");
-    serve.expect_log("not reloaded: the running configuration stays as it was");
-    assert_eq!(nodes().len(), 2, "an owner cannot leave");
-
-    serve.reload(&one);
-    serve.expect_log("node 127.0.0.1:7003 removed");
-    assert_eq!(nodes(), [named(0, 7001)]);
-
-    // Its number is not given to another node.
-    serve.reload(&format!("{one}{}", node(7004)));
-    assert_eq!(nodes(), [named(0, 7001), named(2, 7004)]);
     assert_eq!(serve.stop(), 0);
 }
 

@@ -351,7 +351,7 @@ fn a_newly_listed_node_that_may_not_join_stays_out() {
     let relay = Relay::start(site.nodes()[0].address());
     let again = Relay::start(good.address());
     let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free()));
-    let bad = [(full.address(), "holds 1 keys"), (relay.address(), "is the same server as node"), (nobody, "cannot be reached")];
+    let bad = [(full.address(), "holds 1 key ("), (relay.address(), "is the same server as node"), (nobody, "cannot be reached")];
     let listed = addresses(site.nodes());
     let all: Vec<SocketAddr> =
         listed.iter().copied().chain(bad.map(|(address, _)| address)).chain([good.address(), again.address()]).collect();

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use crate::movectl::{ask, done, names, owns, refused, slots};
+use crate::movectl::{ask, done, json, names, owns, refused, slots};
 use crate::support::relay::Relay;
 use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, int, ok, ports, until};
 
@@ -236,4 +236,44 @@ fn a_node_with_fewer_databases_than_clients_use_is_not_served() {
         refused.then_some(())
     });
     assert_eq!(client.cmd("GET k"), bulk("v"));
+}
+
+#[test]
+fn nodes_join_and_leave_by_reload() {
+    if direct() {
+        return;
+    }
+    let nodes: Vec<Node> = (0..4).map(|_| node(&[])).collect();
+    let listed = |which: &[usize]| which.iter().map(|at| format!("[[node]]\naddress = \"{}\"\n", nodes[*at].address())).collect::<String>();
+    let router = Router::start(&[], &RouterOptions { config: listed(&[0]), ..RouterOptions::default() });
+    let numbered = || {
+        let nodes = json(&router, "nodes list");
+        let nodes = nodes["nodes"].as_array().expect("a list").clone();
+        nodes
+            .iter()
+            .map(|node| (node["id"].as_u64().expect("a number"), node["address"].as_str().expect("text").to_owned()))
+            .collect::<Vec<_>>()
+    };
+    let named = |id, at: usize| (id, nodes[at].address().to_string());
+    let reload = |which: &[usize]| {
+        std::fs::write(router.config_file(), listed(which)).expect("configuration");
+        router.process().signal(rustix::process::Signal::HUP);
+    };
+    reload(&[2, 0]);
+    until("it has joined", || (numbered() == [named(0, 0), named(1, 2)]).then_some(()));
+    assert_eq!(slots(&router).into_iter().map(|(_, slots)| slots).collect::<Vec<_>>(), [16384, 0], "a node that joins moves nothing");
+
+    reload(&[1, 2]);
+    let log = until("it is refused", || {
+        let log = router.process().log();
+        log.contains("not reloaded: the running configuration stays as it was").then_some(log)
+    });
+    assert!(log.contains(&format!("{} (16384 slots) still owns keys", nodes[0].address())), "{log}");
+    assert_eq!(numbered().len(), 2, "an owner cannot leave");
+
+    reload(&[0]);
+    until("it has left", || (numbered() == [named(0, 0)]).then_some(()));
+    // Its number is not given to another node.
+    reload(&[0, 3]);
+    until("another has joined", || (numbered() == [named(0, 0), named(2, 3)]).then_some(()));
 }

@@ -177,10 +177,12 @@ fn a_router_logs_in_at_its_nodes() {
         assert_eq!(admin.cmd("ACL SETUSER switch on >other ~* +@all"), ok());
     }
     let addresses: Vec<_> = site.nodes().iter().map(Node::address).collect();
-    let router = crate::support::Router::start(
-        &addresses,
-        &RouterOptions { config: "[nodes]\nusername = \"switch\"\npassword = \"other\"\n".into(), ..RouterOptions::default() },
-    );
+    let options = RouterOptions {
+        config: "[nodes]\nusername = \"switch\"\npassword = \"other\"\n".into(),
+        args: vec!["--beside-another-router".to_owned()],
+        ..RouterOptions::default()
+    };
+    let router = crate::support::Router::start(&addresses, &options);
     let mut client = Client::connect(router.address());
     assert_eq!(client.cmd("GET k7"), bulk("v"));
     let mut admin = site.nodes()[0].client();

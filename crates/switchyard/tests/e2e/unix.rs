@@ -51,8 +51,11 @@ fn clients_come_through_a_socket_of_the_file_system() {
     // A second router is refused while the first has the path, and does not take the file away from it.
     let state = TempDir::new().expect("a directory");
     let any = |port| std::net::SocketAddr::from((std::net::Ipv4Addr::LOCALHOST, port));
-    let rival = site.router().start_rival(any(crate::support::ports::free()), any(crate::support::ports::free()), state.path());
-    let mut rival = rival;
+    // Else it is refused because another router serves the nodes.
+    let args = vec!["--beside-another-router".to_owned()];
+    let rival = RouterOptions { args, ..options(&path).router };
+    let mut rival =
+        site.router().start_beside(&rival, any(crate::support::ports::free()), any(crate::support::ports::free()), state.path());
     assert_eq!(rival.wait(Duration::from_secs(20)).code(), Some(1));
     assert!(rival.log().contains("another process listens there"), "{}", rival.log());
     ask(&mut connect(&path), &["PING"], b"+PONG\r\n");

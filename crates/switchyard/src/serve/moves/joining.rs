@@ -14,7 +14,7 @@ use tracing::{error, warn};
 use super::accept::{How, conflict, wishes, wrong};
 use super::direct::{PATIENCE, REDIS_MIN, check_node};
 use super::{MemberChange, Moves};
-use crate::config::{NodeAddress, parse_endpoint};
+use crate::config::{NodeAddress, counted, parse_endpoint};
 use crate::doctor::connection::NodeConnection;
 use crate::doctor::holdings::at_once;
 use crate::doctor::{redis_version, routers, servers};
@@ -173,10 +173,10 @@ fn judge(name: &str, newcomer: &Newcomer, fleet: &Fleet) -> Result<Vec<String>, 
         let (host, port) = name.rsplit_once(':').unwrap_or((name, "6379"));
         let host = host.trim_matches(['[', ']']);
         return Err(format!(
-            "{name} holds {} keys ({}), and a node that joins owns no slots, so no client would find them. If they may go: \
+            "{name} holds {} ({}), and a node that joins owns no slots, so no client would find them. If they may go: \
              `redis-cli -h {host} -p {port} FLUSHALL`, then add it again. If they are to stay: stop the router, and let `switchyard recover` \
              make a slot map of what all servers hold",
-            keys.iter().map(|(_, keys)| keys).sum::<u64>(),
+            counted(keys.iter().map(|(_, keys)| keys).sum::<u64>(), "key"),
             each.join(", ")
         ));
     }
