@@ -559,9 +559,10 @@ fn a_node_that_stands_still_delays_only_what_concerns_it() {
     let [from, to] = [0, 2].map(|place| site.nodes()[place].address());
     let line = format!("move --from {from} --to {to} --keys {three}b");
     let asked = std::thread::scope(|scope| {
+        let before = connections_to(to);
         let asked = scope.spawn(|| ask(site.router(), &line));
         // Whoever orders that waits for the node.
-        until("it is asked for", || (site.router().process().log().matches("asked: move").count() >= 5).then_some(()));
+        until("it is asked for", || (connections_to(to) > before).then_some(()));
         comes_home(&mut client);
         site.nodes()[2].thaw();
         asked.join().expect("it ends")
@@ -573,4 +574,12 @@ fn a_node_that_stands_still_delays_only_what_concerns_it() {
         client.cmd(&format!("RENAME {two}a {two}b"));
         (client.cmd(&format!("GET {two}b")) == bulk(&*two)).then_some(())
     });
+}
+
+/// How many connections there are to a server, whether it has accepted them or not.
+fn connections_to(server: SocketAddr) -> usize {
+    let remote = format!(":{:04X}", server.port());
+    let table = std::fs::read_to_string("/proc/net/tcp").expect("the table of connections");
+    let is_one = |line: &&str| line.split_whitespace().nth(2).is_some_and(|address| address.ends_with(&remote)) && line.contains(" 01 ");
+    table.lines().filter(is_one).count()
 }

@@ -82,6 +82,24 @@ impl Process {
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(self.child.id() as i32).expect("a pid");
         kill_process(pid, signal).unwrap_or_else(|e| panic!("cannot signal {}: {e}", self.name));
+        if signal == Signal::STOP {
+            // Its threads go on until the first of them has heard of it, which is a while on a busy machine.
+            let end = Instant::now() + Duration::from_secs(30);
+            while !self.stands_still() {
+                assert!(Instant::now() < end, "{} does not stop", self.name);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    /// Whether all its threads are stopped.
+    fn stands_still(&self) -> bool {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("its threads");
+        tasks.flatten().all(|task| {
+            // One that ends meanwhile does nothing any more. The state follows the name, which may contain anything.
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
+        })
     }
 
     /// Its exit status if it has ended.
