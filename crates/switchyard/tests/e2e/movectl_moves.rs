@@ -188,7 +188,7 @@ fn keys_that_are_nowhere_are_answered_while_their_slot_is_on_its_way() {
     assert!(ended["keys_moved"].as_u64().is_some_and(|keys| (HERE as u64..=HERE as u64 + 6).contains(&keys)), "{ended}");
     assert_eq!(site.nodes().iter().map(total).sum::<i64>(), HERE as i64);
     for i in 0..HERE {
-        assert_eq!(client.cmd(&format!("GET {{b}}{i}")), bulk(&value(i)));
+        assert_eq!(client.cmd(&format!("GET {{b}}{i}")), bulk(value(i)));
     }
 }
 
