@@ -8,8 +8,11 @@ use switchyard_resp::command::{CommandTable, Flags, Handling};
 /// How connections of routers are named, before what names their state directory.
 const ROUTER: &str = "switchyard-";
 
+/// How connections are named that look at a node, and try what it takes, for a moment.
+pub(crate) const LOOKING: &str = "switchyard-doctor";
+
 /// How others of ours are named, that only look.
-const LOOKING: [&str; 2] = ["switchyard-doctor", "switchyard-standby"];
+const OTHERS: [&str; 2] = [LOOKING, "switchyard-standby"];
 
 /// A client of a node that is not this router's.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +49,7 @@ pub(crate) fn direct_clients(list: &str) -> Vec<DirectClient> {
         // Replicas, the primary, and those in MONITOR.
         let other_role = field("flags").contains(['S', 'M', 'O']);
         let name = field("name");
-        if line.trim().is_empty() || site_of(name).is_some() || LOOKING.contains(&name) || other_role {
+        if line.trim().is_empty() || site_of(name).is_some() || OTHERS.contains(&name) || other_role {
             continue;
         }
         let command = field("cmd").to_ascii_lowercase();

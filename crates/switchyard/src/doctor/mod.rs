@@ -11,7 +11,7 @@ mod look;
 
 pub(crate) use application::examine_commands;
 pub(crate) use checks::examine;
-pub(crate) use direct::{DirectClient, direct_clients, redis_version, routers};
+pub(crate) use direct::{DirectClient, LOOKING, direct_clients, redis_version, routers};
 pub(crate) use look::{Functions, Server, functions, look, servers};
 
 use serde::Serialize;

@@ -7,7 +7,7 @@ use switchyard_router::{NodeAccess, left_behind};
 
 use crate::config::counted;
 use crate::doctor::connection::{Answer, NodeConnection};
-use crate::doctor::{direct_clients, redis_version, routers};
+use crate::doctor::{LOOKING, direct_clients, redis_version, routers};
 
 /// How long a node may take to answer, at least.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
@@ -20,6 +20,8 @@ const TRIED: &str = "switchyard:temporary:tried";
 
 /// Has the node do once what a move needs of its target; `Err` with what it refuses.
 fn refuses_keys(node: &mut NodeConnection) -> Result<(), String> {
+    // Else another move that looks at the node just then would take this for a client. Where it is refused nothing is lost but that.
+    let _ = node.ask(&["CLIENT", "SETNAME", LOOKING]);
     let mut do_all = |commands: &[&[&[u8]]]| -> Result<Vec<Answer>, String> {
         let mut ask = |args: &[&[u8]]| node.ask(args).map_err(|error| format!("does not answer: {error}"));
         let refused = |args: &[&[u8]], error: String| {
