@@ -772,7 +772,7 @@ impl Config {
 }
 
 /// A node that can be connected to; its number is given by the topology.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodeAddress {
     pub(crate) name: String,
     /// `None`: Sentinels say where it is.

@@ -5,18 +5,17 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::JoinHandle;
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use switchyard_control::admin::{
-    Access, Admin, AdminError, AdminOptions, LinkReport, NodeReport, NotReady, Operation, Readiness, Refused, Source, StatusReport, Token,
+    Access, Admin, AdminOptions, LinkReport, NodeReport, NotReady, Operation, Readiness, Refused, Source, StatusReport, Token,
 };
 use switchyard_policy::topology::Topology;
 use switchyard_router::{Link, Secret, Status};
 use tokio::sync::oneshot;
 use tracing::{error, warn};
 
-use super::explain_listen;
-use super::metrics::Page;
 use super::moves::Moves;
+use super::page::Page;
 use super::running::{Phase, Running};
 
 /// Threads for answering requests; a scrape is rare, and more than a few at once is somebody's mistake.
@@ -36,7 +35,13 @@ pub(super) struct AdminThread {
 impl AdminThread {
     /// Takes the port, and starts answering when [`AdminThread::serve`] is called. So a port that is taken is told before the
     /// router starts.
-    pub(super) fn bind(address: SocketAddr, options: AdminOptions, running: Arc<Running>, incarnation: u64) -> anyhow::Result<Self> {
+    pub(super) fn bind(
+        address: SocketAddr,
+        options: AdminOptions,
+        running: Arc<Running>,
+        incarnation: u64,
+        about_process: AboutProcess,
+    ) -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads(ANSWERING_THREADS)
@@ -47,7 +52,7 @@ impl AdminThread {
         let (go, ready) = oneshot::channel::<()>();
         let (stop, stopped) = oneshot::channel::<()>();
         let moves = Arc::<OnceLock<Arc<Moves>>>::default();
-        let source = Arc::new(RouterSource { running, incarnation, moves: Arc::clone(&moves) });
+        let source = Arc::new(RouterSource { about_process, running, incarnation, moves: Arc::clone(&moves) });
         let thread = std::thread::Builder::new()
             .name("admin".to_owned())
             .spawn(move || {
@@ -69,10 +74,7 @@ impl AdminThread {
                 runtime.shutdown_background();
             })
             .context("cannot start a thread")?;
-        let address = outcome.recv().context("the admin thread has ended")?.map_err(|error| match error {
-            AdminError::Listen { address, source } => explain_listen(address, "the admin API", "--admin", source),
-            exposed @ AdminError::Exposed { .. } => anyhow!(exposed),
-        })?;
+        let address = outcome.recv().context("the admin thread has ended")??;
         Ok(Self { address, moves, go: Some(go), stop, thread })
     }
 
@@ -121,8 +123,12 @@ pub(super) fn access(token: Option<&Secret>, state_dir: &Path) -> Access {
     }
 }
 
+/// Puts what is to be said of the process, whatever it serves, into the metrics.
+pub(super) type AboutProcess = fn(&mut Page);
+
 /// The router, as the admin port sees it.
 struct RouterSource {
+    about_process: AboutProcess,
     running: Arc<Running>,
     incarnation: u64,
     moves: Arc<OnceLock<Arc<Moves>>>,
@@ -207,9 +213,7 @@ impl Source for RouterSource {
             moves.add_metrics(&mut page);
         }
         page.gauge("slots_unserved", "Slots whose owner cannot be reached", self.status().readiness().slots_unserved() as f64);
-        page.add_log();
-        page.add_build();
-        page.add_process();
+        (self.about_process)(&mut page);
         page.finish()
     }
 

@@ -9,12 +9,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
-use sd_notify::NotifyState;
 use switchyard_policy::topology::Topology;
 use switchyard_router::NodeAccess;
 use tracing::{error, info, warn};
 
-use super::notify;
 use super::placement::Placement;
 use super::running::Running;
 use crate::config::NodeAddress;
@@ -32,8 +30,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long nodes may take to notice that a router has ended.
 const GONE: Duration = Duration::from_secs(3);
 
-/// How much longer systemd is to wait for a look that goes on.
-const EXTENSION: Duration = Duration::from_secs(60);
+/// Hears how far a long look has come.
+pub(super) type Tell = fn(&str);
 
 /// How a router that has no slot map begins.
 pub(super) struct Beginning {
@@ -43,7 +41,7 @@ pub(super) struct Beginning {
 }
 
 /// Looks at the nodes once. `beside`: also where another router serves them.
-pub(super) fn begin(nodes: &[NodeAddress], patience: Duration, beside: bool) -> anyhow::Result<Beginning> {
+pub(super) fn begin(nodes: &[NodeAddress], patience: Duration, beside: bool, tell: Tell) -> anyhow::Result<Beginning> {
     let primaries = primaries(nodes);
     if !beside {
         refuse_beside_another(&primaries, patience)?;
@@ -83,11 +81,6 @@ fn beside_another(node: &NodeAccess) -> String {
     )
 }
 
-fn tell(progress: &str) {
-    info!("{progress}");
-    notify(&[NotifyState::ExtendTimeoutUsec(EXTENSION.as_micros() as u32)]);
-}
-
 fn tell_owner(owner: Option<(String, u64)>) {
     if let Some((name, keys)) = owner {
         info!(
@@ -115,6 +108,7 @@ impl Look {
         patience: Duration,
         own: Option<String>,
         held: String,
+        tell: Tell,
     ) -> anyhow::Result<Self> {
         let (stop, stopped) = mpsc::channel();
         let thread = std::thread::Builder::new()
@@ -122,7 +116,7 @@ impl Look {
             .spawn(move || {
                 let (mut held, mut pause) = (held, AGAIN);
                 while matches!(stopped.recv_timeout(pause), Err(RecvTimeoutError::Timeout)) {
-                    match look(&placement, &running, own.as_deref(), patience) {
+                    match look(&placement, &running, own.as_deref(), patience, tell) {
                         Ok(()) => return info!("each node was looked at: the nodes are used from now on"),
                         Err((why, next)) => {
                             pause = next;
@@ -149,7 +143,7 @@ impl Look {
 }
 
 /// Looks once more, and lets the router use its nodes if it may. Otherwise, why not, and when to look again.
-fn look(placement: &Placement, running: &Running, own: Option<&str>, patience: Duration) -> Result<(), (String, Duration)> {
+fn look(placement: &Placement, running: &Running, own: Option<&str>, patience: Duration, tell: Tell) -> Result<(), (String, Duration)> {
     let again = |error: anyhow::Error| (yet_to_look(&format!("{error:#}")), AGAIN);
     let (Some(topology), Some(access)) = (placement.topology(), running.with(switchyard_router::Router::node_access)) else {
         return Err(again(anyhow!("the router is stopping")));

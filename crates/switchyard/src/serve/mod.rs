@@ -15,6 +15,7 @@ mod log_queue;
 mod logs;
 mod metrics;
 mod moves;
+mod page;
 mod placement;
 mod reload;
 mod running;
@@ -30,7 +31,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use sd_notify::NotifyState;
-use switchyard_control::admin::{AdminAccess, AdminOptions, AdminTls};
+use switchyard_control::admin::{AdminAccess, AdminError, AdminOptions, AdminTls};
+use switchyard_control::journal::Sync;
 use switchyard_policy::topology::Topology;
 use switchyard_router::{HomePort, ListenAddress, Router, Settings, StartError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -45,9 +47,9 @@ pub(crate) use fleet::Fleet;
 pub(crate) use log_queue::flush as flush_log;
 use logs::Logs;
 pub(crate) use moves::recall;
-use moves::{Joined, Members, Moves, MovesThread, ReloadAsk, RespOperator};
+use moves::{Joined, Moves, MovesThread, RespOperator};
 use placement::Placement;
-use reload::Reloader;
+use reload::{Ask, Asks, Reloader};
 use running::Running;
 pub(crate) use seat::{Outdated, Standby};
 use seat::{Replaced, SeatThread, Seats};
@@ -62,14 +64,14 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     // The state directory first: whoever has it, has the right to route to these nodes. The ports next, so that a start that
     // is refused anyway leaves no slot map behind.
     let running = Arc::new(Running::default());
-    let open = || Placement::open(&config, Arc::clone(&running));
+    let open = || Placement::open(&config.state_dir, Arc::clone(&running));
     // A standby may wait for long, so signals mean something to it already.
-    let mut waits = match standby {
+    let mut signal_wait = match standby {
         Some(_) => Some(SignalWait::new()?),
         None => None,
     };
-    let opened = match &mut waits {
-        Some(waits) => seat::wait_for_directory(open, waits)?,
+    let opened = match &mut signal_wait {
+        Some(waits) => seat::wait_for_directory(open, &mut |what, period| waits.pause(what, period))?,
         None => Some(open()?),
     };
     let Some(placement) = opened.map(Arc::new) else { return Ok(()) };
@@ -88,24 +90,28 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         }
     }
     // First of all whether another router serves the nodes: what they hold can change until that is over.
-    let Some(found) = seat::look(placement.store(), &config.state_dir, &resolved.nodes, standby.zip(waits.as_mut()))? else {
+    let mut wait = signal_wait.as_mut().map(|waits| |what: &str, period| waits.pause(what, period));
+    let standby = standby.zip(wait.as_mut().map(|wait| wait as seat::Wait<'_>));
+    let Some(found) = seat::look(placement.store(), &config.state_dir, &resolved.nodes, standby)? else {
         return Ok(());
     };
     // Nobody is served before this is over.
     let patience = resolved.live.connect_timeout.min(first::PATIENCE);
     let beginning = match placement.topology() {
-        None => Some(first::begin(&resolved.nodes, patience, beside)?),
+        None => Some(first::begin(&resolved.nodes, patience, beside, tell_look)?),
         Some(_) => None,
     };
     let start = placement.next_incarnation()?;
     let admin_tls = resolved.admin_tls.as_ref().map(|tls| AdminTls::new(tls.config.clone()));
     let admin_access = AdminAccess::new(admin::access(resolved.admin_token.as_ref(), &config.state_dir));
     let options = AdminOptions { access: admin_access.clone(), host_names: config.admin_host_names.clone(), tls: admin_tls.clone() };
-    let mut admin = AdminThread::bind(resolved.admin, options, Arc::clone(&running), start)?;
+    let bound = AdminThread::bind(resolved.admin, options, Arc::clone(&running), start, metrics::add_process);
+    let mut admin = bound.map_err(explain_admin)?;
     let (asks, asked) = mpsc::sync_channel(4);
     // From here on the map says what the journal says: what is open is in transit before the first worker sees it, and nodes that take part stay.
-    let moves = Moves::open(&config.state_dir, Arc::clone(&placement), Arc::clone(&running), Members(asks.clone()))?;
-    moves.tune(&config, &resolved.nodes);
+    let members = Arc::new(Asks(asks.clone()));
+    let moves = Moves::open(&config.state_dir, Arc::clone(&placement), Arc::clone(&running), members, waits_for_disk())?;
+    moves.tune(&config.moves, config.command_timeout(), &resolved.nodes);
     let fleet = Arc::new(Fleet::load(placement.store())?);
     let held = match (beginning, placement.topology()) {
         (Some(first::Beginning { topology, held }), _) => {
@@ -120,7 +126,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         }
         (None, None) => None,
     };
-    let seats = Arc::new(Seats::take(&placement, &moves, &found)?);
+    let seats = Arc::new(Seats::take(&placement, &moves.site(), moves.has_open(), &found)?);
     let out = newly_listed_that_stay_out(placement.topology().as_deref(), &resolved.nodes, moves.site(), patience);
     let wanted: Vec<String> = config.node_names().into_iter().filter(|name| !out.contains(name)).collect();
     let settled = placement.settle(&wanted, |_| {})?;
@@ -143,7 +149,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         Err(why) => return Err(Failure::Failed(anyhow!(why))),
     }
 
-    let SignalWait { runtime, mut signals, reload_wanted } = match waits {
+    let SignalWait { runtime, mut signals, reload_wanted } = match signal_wait {
         Some(waits) => waits,
         None => SignalWait::new()?,
     };
@@ -190,7 +196,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     let look = match held {
         Some(held) => {
             let own = (!beside).then(|| moves.site());
-            Some(first::Look::start(Arc::clone(&placement), Arc::clone(&running), connect_timeout, own, held)?)
+            Some(first::Look::start(Arc::clone(&placement), Arc::clone(&running), connect_timeout, own, held, tell_look)?)
         }
         None => None,
     };
@@ -227,6 +233,17 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     admin.stop();
     reloads.stop();
     Ok(())
+}
+
+/// Set by benchmarks that measure what waiting for the disk costs. Not a key of the configuration: nobody should find it there.
+const UNSAFE_JOURNAL: &str = "SWITCHYARD_BENCH_UNSAFE_JOURNAL";
+
+fn waits_for_disk() -> Sync {
+    if std::env::var_os(UNSAFE_JOURNAL).is_none() {
+        return Sync::Always;
+    }
+    warn!("{UNSAFE_JOURNAL} is set: moves do not wait for the disk, and a power cut while one is under way loses keys");
+    Sync::Never
 }
 
 /// Of nodes that the configuration lists and the slot map does not have, those that may not join.
@@ -282,6 +299,14 @@ fn explain_listen(address: SocketAddr, what: &str, flag: &str, source: io::Error
     anyhow!("cannot listen on {address} for {what}: {source}: {advice}")
 }
 
+fn explain_admin(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast() {
+        Ok(AdminError::Listen { address, source }) => explain_listen(address, "the admin API", "--admin", source),
+        Ok(exposed @ AdminError::Exposed { .. }) => anyhow!(exposed),
+        Err(other) => other,
+    }
+}
+
 fn explain_start(error: StartError) -> anyhow::Error {
     match error {
         StartError::Listen { address: ListenAddress::Tcp(address), source } => explain_listen(address, "clients", "--listen", source),
@@ -299,12 +324,21 @@ fn notify(state: &[NotifyState<'_>]) {
     }
 }
 
+/// How much longer systemd is to wait for a look at the nodes that goes on.
+const EXTENSION: Duration = Duration::from_secs(60);
+
+/// How far a first start's look at the nodes has come.
+fn tell_look(progress: &str) {
+    info!("{progress}");
+    notify(&[NotifyState::ExtendTimeoutUsec(EXTENSION.as_micros() as u32)]);
+}
+
 /// How long the store may take to close: milliseconds, unless a reload is under way.
 const STORE_CLOSE_BOUND: Duration = Duration::from_secs(1);
 
 /// The thread that reloads, one after another.
 struct Reloads {
-    requests: mpsc::SyncSender<ReloadAsk>,
+    requests: mpsc::SyncSender<Ask>,
     /// Ends the thread, which others may ask as well.
     stopping: Arc<AtomicBool>,
     /// Closed when the thread has ended, and with it the store.
@@ -316,7 +350,7 @@ struct Reloads {
 impl Reloads {
     /// Asks for a reload. One that is waiting already will read the newest file, so more need not wait.
     fn ask(&self) {
-        match self.requests.try_send(ReloadAsk::Reload) {
+        match self.requests.try_send(Ask::Reload) {
             Ok(()) | Err(mpsc::TrySendError::Full(_)) => {}
             Err(mpsc::TrySendError::Disconnected(_)) => {
                 error!("the reload thread has ended; restart to change the configuration")
@@ -328,7 +362,7 @@ impl Reloads {
     fn stop(self) {
         self.stopping.store(true, Ordering::Release);
         // Only to wake it; if it is busy it will see.
-        let _ = self.requests.try_send(ReloadAsk::Reload);
+        let _ = self.requests.try_send(Ask::Reload);
         let _ = self.ended.recv_timeout(STORE_CLOSE_BOUND);
     }
 
@@ -340,8 +374,8 @@ impl Reloads {
 fn start_reloads(
     reloader: Reloader,
     running: Arc<Running>,
-    requests: mpsc::SyncSender<ReloadAsk>,
-    asked: mpsc::Receiver<ReloadAsk>,
+    requests: mpsc::SyncSender<Ask>,
+    asked: mpsc::Receiver<Ask>,
 ) -> anyhow::Result<Reloads> {
     let stopping = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stopping);
@@ -357,12 +391,12 @@ fn start_reloads(
                 if stopped.load(Ordering::Acquire) {
                     return;
                 }
-                if let ReloadAsk::Change(change, done) = ask {
+                if let Ask::Change(change, done) = ask {
                     // If nobody waits for it any more, it is done all the same.
                     let _ = done.send(reloader.change_members(&change, &running));
                     continue;
                 }
-                if let ReloadAsk::Find(name, told) = ask {
+                if let Ask::Find(name, told) = ask {
                     let _ = told.send(reloader.find(&name));
                     continue;
                 }
@@ -440,8 +474,10 @@ impl SignalWait {
         Ok(Self { runtime, signals, reload_wanted: false })
     }
 
-    /// Waits so long. False if the process was asked to stop meanwhile.
-    fn pause(&mut self, period: Duration) -> bool {
+    /// Waits so long, and says what for. False if the process was asked to stop meanwhile.
+    fn pause(&mut self, what: &str, period: Duration) -> bool {
+        // A standby that waits is ready, and alive.
+        notify(&[NotifyState::Ready, NotifyState::Watchdog, NotifyState::Status(what)]);
         let Self { runtime, signals, reload_wanted } = self;
         let Signals { hangup, terminate, interrupt, .. } = signals;
         runtime.block_on(async {

@@ -2,6 +2,7 @@
 //! it, and how each is reached.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, bail};
@@ -12,7 +13,7 @@ use switchyard_router::NodeAccess;
 use tracing::debug;
 
 use super::running::Running;
-use crate::config::{Config, NodeAddress};
+use crate::config::NodeAddress;
 
 /// The document of the store that keeps an epoch which no map has reached yet.
 const EPOCHS: &str = "epochs";
@@ -70,8 +71,8 @@ pub(super) struct Settled {
 
 impl Placement {
     /// Opens the state directory, which no other process may have open. Changes are published to the router in `running`, once it is there.
-    pub(super) fn open(config: &Config, running: Arc<Running>) -> anyhow::Result<Self> {
-        let store = Arc::new(RedbStore::open(&config.state_dir)?);
+    pub(super) fn open(directory: &Path, running: Arc<Running>) -> anyhow::Result<Self> {
+        let store = Arc::new(RedbStore::open(directory)?);
         let free_from = load_as(&*store, EPOCHS)?;
         let topology = store.load_topology()?.map(|stored| Arc::new(stored.at_epoch(free_from)));
         Ok(Self { store, running, map: Mutex::new(Map { topology, free_from, ..Map::default() }) })
@@ -245,63 +246,58 @@ pub(super) fn access(topology: &Topology, addresses: &[NodeAddress]) -> BTreeMap
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Override, Raw, Sources};
 
-    fn config(dir: &std::path::Path, nodes: &[&str]) -> Config {
-        let set = |path: &str, value| Override { flag: format!("--{path}"), path: path.to_owned(), value };
-        Sources {
-            file: None,
-            overrides: vec![
-                set("state-dir", Raw::Text(dir.display().to_string())),
-                set("node", Raw::List(nodes.iter().map(|n| Raw::Text((*n).to_owned())).collect())),
-            ],
-        }
-        .read()
-        .expect("a good configuration")
+    fn named(ports: &[u16]) -> Vec<String> {
+        ports.iter().map(|port| format!("127.0.0.1:{port}")).collect()
+    }
+
+    /// How they are reached.
+    fn addresses(names: &[String]) -> Vec<NodeAddress> {
+        let one = |name: &String| NodeAddress { name: name.clone(), address: name.parse().ok(), ..NodeAddress::default() };
+        names.iter().map(one).collect()
     }
 
     #[test]
     fn the_map_survives_a_restart_and_nodes_keep_their_numbers() {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let first = config(dir.path(), &["127.0.0.1:7001", "127.0.0.1:7002"]);
+        let first = named(&[7001, 7002]);
         let before = {
-            let placement = Placement::open(&first, Arc::default()).expect("opens");
+            let placement = Placement::open(dir.path(), Arc::default()).expect("opens");
             assert_eq!(placement.next_incarnation().expect("counts"), 1);
-            let settled = placement.settle(&first.node_names(), |_| {}).expect("places");
+            let settled = placement.settle(&first, |_| {}).expect("places");
             assert!(settled.changed && settled.joined.is_empty() && settled.removed.is_empty());
-            let refused = Placement::open(&first, Arc::default()).map(|_| ()).expect_err("locked").to_string();
+            let refused = Placement::open(dir.path(), Arc::default()).map(|_| ()).expect_err("locked").to_string();
             assert!(refused.contains("in use"), "{refused}");
             settled.topology
         };
 
-        let second = config(dir.path(), &["127.0.0.1:7003", "127.0.0.1:7002", "127.0.0.1:7001"]);
-        let placement = Placement::open(&second, Arc::default()).expect("opens again");
+        let second = named(&[7003, 7002, 7001]);
+        let placement = Placement::open(dir.path(), Arc::default()).expect("opens again");
         assert_eq!(placement.next_incarnation().expect("counts"), 2);
-        let settled = placement.settle(&second.node_names(), |_| {}).expect("places");
+        let settled = placement.settle(&second, |_| {}).expect("places");
         assert_eq!(settled.joined, ["127.0.0.1:7003"]);
         assert_eq!(settled.topology.epoch(), before.epoch() + 1);
         assert_eq!(settled.topology.ranges().collect::<Vec<_>>(), before.ranges().collect::<Vec<_>>(), "nothing moved");
 
-        let addresses = second.resolve(|_| None).expect("resolves").nodes;
-        let access = access(&settled.topology, &addresses);
+        let access = access(&settled.topology, &addresses(&second));
         for (number, port) in [(0, 7001), (1, 7002), (2, 7003)] {
             assert_eq!(access[&NodeId(number)].address.map(|a| a.port()), Some(port));
         }
 
-        let error = placement.settle(&["127.0.0.1:7003".to_owned()], |_| {}).expect_err("owners are missing").to_string();
+        let error = placement.settle(&named(&[7003]), |_| {}).expect_err("owners are missing").to_string();
         assert!(error.contains("127.0.0.1:7001") && error.contains("slots"), "{error}");
-        let settled = placement.settle(&first.node_names(), |_| {}).expect("the node without slots may go");
+        let settled = placement.settle(&first, |_| {}).expect("the node without slots may go");
         assert_eq!(settled.removed, [(NodeId(2), "127.0.0.1:7003".to_owned())]);
-        let unchanged = placement.settle(&first.node_names(), |_| {}).expect("places");
+        let unchanged = placement.settle(&first, |_| {}).expect("places");
         assert!(!unchanged.changed && Arc::ptr_eq(&unchanged.topology, &settled.topology));
     }
 
     #[test]
     fn what_moves_is_published_and_stored_only_when_it_has_arrived() {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let config = config(dir.path(), &["127.0.0.1:7001", "127.0.0.1:7002"]);
-        let placement = Placement::open(&config, Arc::default()).expect("opens");
-        let before = placement.settle(&config.node_names(), |_| {}).expect("places").topology;
+        let nodes = named(&[7001, 7002]);
+        let placement = Placement::open(dir.path(), Arc::default()).expect("opens");
+        let before = placement.settle(&nodes, |_| {}).expect("places").topology;
         let slots: Vec<Slot> = (0..10).filter_map(Slot::new).collect();
         let (id, source, target) = (MoveId(1), NodeId(0), NodeId(1));
         placement.take_part(id, [source, target]);
@@ -328,8 +324,8 @@ mod tests {
         placement.set_transits(MoveId(2), Vec::new()).expect("none");
         let last = placement.topology().expect("a map").epoch();
         drop(placement);
-        let placement = Placement::open(&config, Arc::default()).expect("opens again");
-        let again = placement.settle(&config.node_names(), |_| {}).expect("places").topology;
+        let placement = Placement::open(dir.path(), Arc::default()).expect("opens again");
+        let again = placement.settle(&nodes, |_| {}).expect("places").topology;
         assert!(again.epoch() > last, "{} after {last}", again.epoch());
         assert_eq!(again.owner(slots[9]), target);
         placement.hand_over(id, &slots, None, source).expect("stored under a higher epoch");
@@ -338,14 +334,14 @@ mod tests {
     #[test]
     fn a_node_that_takes_part_in_a_move_stays() {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let config = config(dir.path(), &["127.0.0.1:7001"]);
-        let placement = Placement::open(&config, Arc::default()).expect("opens");
-        placement.settle(&config.node_names(), |_| {}).expect("places");
-        placement.settle(&["127.0.0.1:7001".to_owned(), "127.0.0.1:7002".to_owned()], |_| {}).expect("joins");
+        let nodes = named(&[7001]);
+        let placement = Placement::open(dir.path(), Arc::default()).expect("opens");
+        placement.settle(&nodes, |_| {}).expect("places");
+        placement.settle(&named(&[7001, 7002]), |_| {}).expect("joins");
         placement.take_part(MoveId(4), [NodeId(0), NodeId(1)]);
-        let error = placement.settle(&config.node_names(), |_| {}).expect_err("the target of a move").to_string();
+        let error = placement.settle(&nodes, |_| {}).expect_err("the target of a move").to_string();
         assert!(error.contains("takes part in move 4"), "{error}");
         placement.part(MoveId(4));
-        placement.settle(&config.node_names(), |_| {}).expect("it may go now");
+        placement.settle(&nodes, |_| {}).expect("it may go now");
     }
 }

@@ -18,12 +18,46 @@ use super::admin;
 use super::failover::{self, Observer, Watched};
 use super::limits;
 use super::logs::Logs;
-use super::moves::{MemberChange, Moves, remember};
+use super::moves::{MemberChange, Moves, NodeList, remember};
 use super::placement::{self, Placement};
 use super::running::Running;
 use super::users::Configured;
 use crate::config::{Config, NodeAddress, Sources, Takes};
 use crate::doctor::connection::NodeConnection;
+
+/// What the thread that reloads is asked.
+#[derive(Debug)]
+pub(super) enum Ask {
+    /// Read the configuration again.
+    Reload,
+    /// Say how a server would be reached if it were a node.
+    Find(String, mpsc::SyncSender<Result<NodeAddress, String>>),
+    /// Change the list of nodes, and say what came of it.
+    Change(MemberChange, mpsc::SyncSender<Result<(), String>>),
+}
+
+/// Asks the thread that reloads, the only one that changes the list of nodes.
+#[derive(Clone, Debug)]
+pub(super) struct Asks(pub(super) mpsc::SyncSender<Ask>);
+
+impl Asks {
+    fn answered<T>(&self, ask: impl FnOnce(mpsc::SyncSender<Result<T, String>>) -> Ask) -> Result<T, String> {
+        let (told, outcome) = mpsc::sync_channel(1);
+        let ended = || "the router is stopping".to_owned();
+        self.0.send(ask(told)).map_err(|_| ended())?;
+        outcome.recv().map_err(|_| ended())?
+    }
+}
+
+impl NodeList for Asks {
+    fn find(&self, name: &str) -> Result<NodeAddress, String> {
+        self.answered(|told| Ask::Find(name.to_owned(), told))
+    }
+
+    fn change(&self, change: MemberChange) -> Result<(), String> {
+        self.answered(|told| Ask::Change(change, told))
+    }
+}
 
 /// What a reload needs to know of the present.
 pub(super) struct Reloader {
@@ -160,7 +194,7 @@ impl Reloader {
             }
         });
         let settled = settled.map_err(|error| vec![format!("{error:#}")])?;
-        self.moves.tune(&config, &resolved.nodes);
+        self.moves.tune(&config.moves, config.command_timeout(), &resolved.nodes);
         for warning in resolved.warnings.iter().chain(&lowered) {
             warn!("{warning}");
         }

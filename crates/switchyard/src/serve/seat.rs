@@ -12,7 +12,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
-use sd_notify::NotifyState;
 use serde::{Deserialize, Serialize};
 use switchyard_control::ledger::Ledger;
 use switchyard_control::store::{RedbStore, Store, StoreError, load_as, save_as};
@@ -21,8 +20,6 @@ use switchyard_policy::topology::NodeId;
 use switchyard_router::{NodeAccess, Seat, left_behind, mark_in, question_of, why_not};
 use tracing::{debug, info, warn};
 
-use super::SignalWait;
-use super::moves::Moves;
 use super::placement::Placement;
 use super::running::Running;
 use crate::config::NodeAddress;
@@ -41,7 +38,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const DIRECTORY_PERIOD: Duration = Duration::from_millis(250);
 
 /// Of whom a standby has its state directory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Standby {
     /// It is the other router's own, on storage that both machines reach.
     Shared,
@@ -104,15 +101,15 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Seats {
     /// Takes the seat in the next term. Moves that are open go on now, so that no copy that was made before will do.
-    pub(super) fn take(placement: &Arc<Placement>, moves: &Moves, found: &Found) -> anyhow::Result<Self> {
+    pub(super) fn take(placement: &Arc<Placement>, site: &str, has_open_moves: bool, found: &Found) -> anyhow::Result<Self> {
         let store = placement.store();
         let before: Kept = load_as(&**store, DOCUMENT)?;
-        let kept = Kept { term: before.term.max(found.term) + 1, version: before.version + u64::from(moves.has_open()) };
+        let kept = Kept { term: before.term.max(found.term) + 1, version: before.version + u64::from(has_open_moves) };
         save_as(&**store, DOCUMENT, &kept)?;
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let holder = format!("{:x}-{:x}", std::process::id(), since.as_micros());
         Ok(Self {
-            seat: Arc::new(Seat::new(&moves.site(), kept.term, holder, kept.version)),
+            seat: Arc::new(Seat::new(site, kept.term, holder, kept.version)),
             placement: Arc::clone(placement),
             kept: Mutex::new(kept),
             beginning: AtomicUsize::new(0),
@@ -295,8 +292,11 @@ impl std::fmt::Display for Outdated {
 
 impl std::error::Error for Outdated {}
 
+/// How a standby waits: it is told what for, and how long at most. False if it was asked to stop meanwhile.
+pub(super) type Wait<'a> = &'a mut dyn FnMut(&str, Duration) -> bool;
+
 /// Waits until no other process uses the state directory. `None` if this one was asked to stop meanwhile.
-pub(super) fn wait_for_directory<T>(open: impl Fn() -> anyhow::Result<T>, waits: &mut SignalWait) -> anyhow::Result<Option<T>> {
+pub(super) fn wait_for_directory<T>(open: impl Fn() -> anyhow::Result<T>, wait: Wait<'_>) -> anyhow::Result<Option<T>> {
     let mut told = false;
     loop {
         match open() {
@@ -307,8 +307,7 @@ pub(super) fn wait_for_directory<T>(open: impl Fn() -> anyhow::Result<T>, waits:
             }
             other => return other.map(Some),
         }
-        tell_systemd("standby: waits for the state directory");
-        if !waits.pause(DIRECTORY_PERIOD) {
+        if !wait("standby: waits for the state directory", DIRECTORY_PERIOD) {
             return Ok(None);
         }
     }
@@ -320,7 +319,7 @@ pub(super) fn look(
     store: &RedbStore,
     directory: &Path,
     nodes: &[NodeAddress],
-    standby: Option<(Standby, &mut SignalWait)>,
+    standby: Option<(Standby, Wait<'_>)>,
 ) -> anyhow::Result<Option<Found>> {
     let kept: Kept = load_as(store, DOCUMENT)?;
     let Some(site) = Ledger::site_in(store)? else {
@@ -352,7 +351,7 @@ pub(super) fn look(
         lookout.nodes.push((access, None));
     }
     let mut looks = lookout.look();
-    if let Some((standby, waits)) = standby {
+    if let Some((standby, wait)) = standby {
         let start = Instant::now();
         let mut watch = Watch::new(nodes.len());
         let mut last = None;
@@ -388,8 +387,7 @@ pub(super) fn look(
             if turn == Turn::Now {
                 break;
             }
-            tell_systemd("standby: another router serves the nodes");
-            if !waits.pause(PERIOD) {
+            if !wait("standby: another router serves the nodes", PERIOD) {
                 return Ok(None);
             }
             looks = lookout.look();
@@ -482,9 +480,4 @@ fn look_at(access: &NodeAccess, connection: &mut Option<NodeConnection>, site: &
             Ok(Look::Seen { mark, connections: left_behind(&list.text(), site, "").len() })
         }
     }
-}
-
-/// A standby that waits is ready, and alive.
-fn tell_systemd(status: &str) {
-    super::notify(&[NotifyState::Ready, NotifyState::Watchdog, NotifyState::Status(status)]);
 }

@@ -74,23 +74,34 @@ mod tests {
     use std::sync::{Arc, mpsc};
 
     use switchyard_control::admin::{AbortRequest, SteerRequest};
+    use switchyard_control::journal::Sync;
     use switchyard_policy::migration::{Durability, Protocol, Side};
     use switchyard_policy::topology::Stage;
 
-    use super::super::{Members, Options, Planned};
+    use super::super::{MemberChange, NodeList, Options, Planned};
     use super::*;
-    use crate::config::{Override, Raw, Sources};
+    use crate::config::NodeAddress;
     use crate::serve::placement::Placement;
+
+    /// Nobody joins and nobody goes.
+    #[derive(Debug)]
+    struct Fixed;
+
+    impl NodeList for Fixed {
+        fn find(&self, _: &str) -> Result<NodeAddress, String> {
+            Err("the list is fixed".to_owned())
+        }
+
+        fn change(&self, _: MemberChange) -> Result<(), String> {
+            Err("the list is fixed".to_owned())
+        }
+    }
 
     /// The executor of a state directory, without a router.
     fn executor(dir: &Path) -> (Arc<Placement>, Arc<Moves>) {
-        let set = |path: &str, value| Override { flag: format!("--{path}"), path: path.to_owned(), value };
-        let nodes = ["127.0.0.1:7001", "127.0.0.1:7002"].map(|node| Raw::Text(node.to_owned())).to_vec();
-        let overrides = vec![set("state-dir", Raw::Text(dir.display().to_string())), set("node", Raw::List(nodes))];
-        let config = Sources { file: None, overrides }.read().expect("a good configuration");
-        let placement = Arc::new(Placement::open(&config, Arc::default()).expect("opens"));
-        placement.settle(&config.node_names(), |_| {}).expect("places");
-        let moves = Moves::open(dir, Arc::clone(&placement), Arc::default(), Members(mpsc::sync_channel(1).0)).expect("opens");
+        let placement = Arc::new(Placement::open(dir, Arc::default()).expect("opens"));
+        placement.settle(&["127.0.0.1:7001", "127.0.0.1:7002"].map(str::to_owned), |_| {}).expect("places");
+        let moves = Moves::open(dir, Arc::clone(&placement), Arc::default(), Arc::new(Fixed), Sync::Always).expect("opens");
         (placement, moves)
     }
 

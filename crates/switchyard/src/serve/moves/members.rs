@@ -3,7 +3,7 @@
 //! The configuration lists nodes; the state directory remembers what was changed since (docs/decisions/0012): so `nodes add` needs no file to
 //! edit, and a restart forgets neither. What the configuration says by now is not remembered twice.
 
-use std::sync::mpsc;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use switchyard_control::store::{RedbStore, load_as, save_as};
@@ -42,37 +42,13 @@ pub(in super::super) enum MemberChange {
     Remove(String),
 }
 
-/// What the thread that reloads is asked.
-#[derive(Debug)]
-pub(in super::super) enum ReloadAsk {
-    /// Read the configuration again.
-    Reload,
-    /// Say how a server would be reached if it were a node.
-    Find(String, mpsc::SyncSender<Result<NodeAddress, String>>),
-    /// Change the list of nodes, and say what came of it.
-    Change(MemberChange, mpsc::SyncSender<Result<(), String>>),
-}
-
-/// Asks the thread that reloads, the only one that changes the list of nodes.
-#[derive(Clone, Debug)]
-pub(in super::super) struct Members(pub(in super::super) mpsc::SyncSender<ReloadAsk>);
-
-impl Members {
+/// The list of nodes as the configuration has it, with the changes since: kept by whoever reads the configuration.
+pub(in super::super) trait NodeList: Send + Sync + fmt::Debug {
     /// How a server would be reached if it were a node, by the configuration. Changes nothing.
-    pub(super) fn find(&self, name: &str) -> Result<NodeAddress, String> {
-        let (told, outcome) = mpsc::sync_channel(1);
-        let ended = || "the router is stopping".to_owned();
-        self.0.send(ReloadAsk::Find(name.to_owned(), told)).map_err(|_| ended())?;
-        outcome.recv().map_err(|_| ended())?
-    }
+    fn find(&self, name: &str) -> Result<NodeAddress, String>;
 
     /// Changes the list, and waits until every worker knows.
-    pub(super) fn change(&self, change: MemberChange) -> Result<(), String> {
-        let (told, outcome) = mpsc::sync_channel(1);
-        let ended = || "the router is stopping".to_owned();
-        self.0.send(ReloadAsk::Change(change, told)).map_err(|_| ended())?;
-        outcome.recv().map_err(|_| ended())?
-    }
+    fn change(&self, change: MemberChange) -> Result<(), String>;
 }
 
 /// What is remembered, without a change: for whoever only looks.

@@ -40,11 +40,11 @@ use tracing::{error, info, warn};
 
 use super::placement::Placement;
 use super::running::Running;
-use crate::config::{Config, DURABILITIES, MovesConfig, NodeAddress, counted, name_of};
+use crate::config::{DURABILITIES, MovesConfig, NodeAddress, counted, name_of};
 
 pub(super) use joining::Fleet as Joined;
 pub(crate) use members::recall;
-pub(super) use members::{MemberChange, Members, ReloadAsk, Remembered, remember};
+pub(super) use members::{MemberChange, NodeList, Remembered, remember};
 pub(super) use resp::RespOperator;
 
 /// The documents of the store.
@@ -192,7 +192,7 @@ pub(super) struct Moves {
     woken: Mutex<Option<mpsc::Receiver<()>>>,
     /// The router is told to stop: what ends now goes on after the next start.
     stopping: AtomicBool,
-    members: Members,
+    members: Arc<dyn NodeList>,
     /// One plan at a time of what somebody orders.
     planning: Mutex<()>,
     /// Keys come home beside that, because plans ask nodes and may take long: what holds by then is looked at once more while a move comes on record,
@@ -215,10 +215,9 @@ impl Moves {
     }
 
     /// Takes over what a reload may change.
-    pub(super) fn tune(&self, config: &Config, nodes: &[NodeAddress]) {
+    pub(super) fn tune(&self, config: &MovesConfig, patience: Duration, nodes: &[NodeAddress]) {
         let weights = nodes.iter().map(|node| (node.name.clone(), node.weight)).collect();
-        *self.tuning.write().unwrap_or_else(PoisonError::into_inner) =
-            Tuning { config: config.moves.clone(), weights, patience: config.command_timeout() };
+        *self.tuning.write().unwrap_or_else(PoisonError::into_inner) = Tuning { config: config.clone(), weights, patience };
         self.wake();
     }
 

@@ -17,10 +17,7 @@ use tracing::{info, warn};
 
 use super::super::placement::Placement;
 use super::super::running::Running;
-use super::{ENDED, Members, Moves, OPTIONS, Options, Planned, State};
-
-/// Set by benchmarks that measure what waiting for the disk costs. Not a key of the configuration: nobody should find it there.
-const UNSAFE_JOURNAL: &str = "SWITCHYARD_BENCH_UNSAFE_JOURNAL";
+use super::{ENDED, Moves, NodeList, OPTIONS, Options, Planned, State};
 
 impl Moves {
     /// Opens the journal. What legs have ended is in the slot map when this returns, and what is open is in transit: the router must be started
@@ -29,15 +26,10 @@ impl Moves {
         directory: &Path,
         placement: Arc<Placement>,
         running: Arc<Running>,
-        members: Members,
+        members: Arc<dyn NodeList>,
+        sync: Sync,
     ) -> anyhow::Result<Arc<Self>> {
         let store = Arc::clone(placement.store());
-        let sync = if std::env::var_os(UNSAFE_JOURNAL).is_some() {
-            warn!("{UNSAFE_JOURNAL} is set: moves do not wait for the disk, and a power cut while one is under way loses keys");
-            Sync::Never
-        } else {
-            Sync::Always
-        };
         let opened = Ledger::open(directory, &*store, sync)?;
         if opened.torn > 0 {
             warn!("the journal of moves ended in the middle of a record, as after a power cut: {} bytes were cut off", opened.torn);
