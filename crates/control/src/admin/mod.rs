@@ -13,6 +13,7 @@ mod moves;
 mod page;
 mod report;
 mod routes;
+mod thread;
 mod tls;
 mod token;
 
@@ -30,6 +31,7 @@ pub use moves::{
 };
 pub use report::{LinkReport, NodeReport, NodesReport, NotReady, Readiness, Source, StatusReport, TokenReport, Trouble};
 
+pub use thread::{AboutProcess, AdminThread, access};
 pub use tls::AdminTls;
 pub use token::{Access, AdminAccess, Token};
 

@@ -1,10 +1,11 @@
 //! `switchyard serve`: the router.
 
 use clap::Args;
+use switchyard_control::seat::Standby;
 
 use super::flags::ConfigFlags;
 use super::{Failure, check_config};
-use crate::serve::{self, Standby};
+use crate::serve;
 
 /// Of whom a standby has its state directory.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]

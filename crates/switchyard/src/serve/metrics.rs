@@ -2,9 +2,9 @@
 
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
+use switchyard_control::metrics::Page;
 
 use super::log_queue;
-use super::page::Page;
 
 /// Puts it into the page. What the system does not say is left out.
 pub(super) fn add_process(page: &mut Page) {

@@ -4,22 +4,12 @@
 //! the data plane; "reload", which may wait for name servers and for the drain barrier; and the main thread, which waits for
 //! signals.
 
-mod admin;
-mod care;
-mod failover;
-mod first;
-mod fleet;
 mod holder;
 mod limits;
 mod log_queue;
 mod logs;
 mod metrics;
-mod moves;
-mod page;
-mod placement;
 mod reload;
-mod running;
-mod seat;
 mod users;
 
 use std::fmt::Write;
@@ -31,8 +21,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use sd_notify::NotifyState;
-use switchyard_control::admin::{AdminAccess, AdminError, AdminOptions, AdminTls};
+use switchyard_control::admin::{self, AdminAccess, AdminError, AdminOptions, AdminThread, AdminTls};
+use switchyard_control::care::Care;
+use switchyard_control::failover::{self, Observer, Watched};
+use switchyard_control::first_start;
 use switchyard_control::journal::Sync;
+use switchyard_control::moves::{self, Joined, Moves, MovesThread, RespOperator};
+use switchyard_control::nodes::holdings::primaries;
+use switchyard_control::placement::{self, Placement};
+use switchyard_control::seat::{self, Replaced, SeatThread, Seats, Standby};
+use switchyard_control::{Processes, Running};
 use switchyard_policy::topology::Topology;
 use switchyard_router::{HomePort, ListenAddress, Router, Settings, StartError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -40,19 +38,9 @@ use tracing::{error, info, warn};
 
 use crate::cli::Failure;
 use crate::config::{Config, NodeAddress, Sources};
-use crate::doctor::holdings::primaries;
-use admin::AdminThread;
-use failover::{Observer, Watched};
-pub(crate) use fleet::Fleet;
 pub(crate) use log_queue::flush as flush_log;
 use logs::Logs;
-pub(crate) use moves::recall;
-use moves::{Joined, Moves, MovesThread, RespOperator};
-use placement::Placement;
 use reload::{Ask, Asks, Reloader};
-use running::Running;
-pub(crate) use seat::{Outdated, Standby};
-use seat::{Replaced, SeatThread, Seats};
 use users::UsersPort;
 
 /// Runs the router until SIGTERM or SIGINT; a standby first waits until no other serves the nodes. `beside`: a first start does not look whether one does.
@@ -96,9 +84,9 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         return Ok(());
     };
     // Nobody is served before this is over.
-    let patience = resolved.live.connect_timeout.min(first::PATIENCE);
+    let patience = resolved.live.connect_timeout.min(first_start::PATIENCE);
     let beginning = match placement.topology() {
-        None => Some(first::begin(&resolved.nodes, patience, beside, tell_look)?),
+        None => Some(first_start::begin(&resolved.nodes, patience, beside, tell_look)?),
         Some(_) => None,
     };
     let start = placement.next_incarnation()?;
@@ -112,15 +100,15 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     let members = Arc::new(Asks(asks.clone()));
     let moves = Moves::open(&config.state_dir, Arc::clone(&placement), Arc::clone(&running), members, waits_for_disk())?;
     moves.tune(&config.moves, config.command_timeout(), &resolved.nodes);
-    let fleet = Arc::new(Fleet::load(placement.store())?);
+    let processes = Arc::new(Processes::load(placement.store())?);
     let held = match (beginning, placement.topology()) {
-        (Some(first::Beginning { topology, held }), _) => {
+        (Some(first_start::Beginning { topology, held }), _) => {
             placement.begin(topology, held.is_some())?;
             held
         }
         (None, Some(topology)) => {
             let doubts =
-                fleet.recognise(&config.state_dir, &topology, &primaries(&resolved.nodes), patience, |node| moves.left_at(node))?;
+                processes.recognise(&config.state_dir, &topology, &primaries(&resolved.nodes), patience, |node| moves.left_at(node))?;
             doubts.iter().for_each(|doubt| warn!("{doubt}"));
             None
         }
@@ -163,7 +151,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         site: moves.site(),
         seat: Some(seats.seat()),
         servers: watched.iter().map(Watched::servers).collect(),
-        processes: fleet.of(&topology),
+        processes: processes.of(&topology),
         held: held.clone(),
         live: live.clone(),
     };
@@ -196,11 +184,11 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     let look = match held {
         Some(held) => {
             let own = (!beside).then(|| moves.site());
-            Some(first::Look::start(Arc::clone(&placement), Arc::clone(&running), connect_timeout, own, held, tell_look)?)
+            Some(first_start::Look::start(Arc::clone(&placement), Arc::clone(&running), connect_timeout, own, held, tell_look)?)
         }
         None => None,
     };
-    let care = care::Care::start(Arc::clone(&running), fleet, Arc::clone(placement.store()))?;
+    let care = Care::start(Arc::clone(&running), processes, Arc::clone(placement.store()))?;
     let observer = Observer::start(watched, Arc::clone(placement.store()), Arc::clone(&running))?;
     let nodes = resolved.nodes;
     let reloader = Reloader {
@@ -226,7 +214,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         return Err(Failure::Failed(anyhow!("{why}. This router ends; clients find the other one when they connect again")));
     }
     notify(&[NotifyState::Stopping]);
-    look.into_iter().for_each(first::Look::stop);
+    look.into_iter().for_each(first_start::Look::stop);
     care.stop();
     stop(&runtime, &mut signals, &running, (&moves, executor), reloads.shutdown_timeout())?;
     seat_thread.stop();

@@ -6,24 +6,23 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use switchyard_control::admin::{Access, AdminAccess, AdminTls};
+use switchyard_control::Running;
+use switchyard_control::admin::{self, Access, AdminAccess, AdminTls};
+use switchyard_control::failover::{self, Observer, Watched};
+use switchyard_control::moves::{MemberChange, Moves, NodeList, remember};
+use switchyard_control::nodes::NodeConnection;
+use switchyard_control::placement::{self, Placement};
 use switchyard_policy::topology::{NodeId, Topology};
 use switchyard_router::{Live, NodeAccess, Secret, Servers};
 use tracing::{error, info, warn};
 
-use super::admin;
-use super::failover::{self, Observer, Watched};
 use super::limits;
 use super::logs::Logs;
-use super::moves::{MemberChange, Moves, NodeList, remember};
-use super::placement::{self, Placement};
-use super::running::Running;
 use super::users::Configured;
 use crate::config::{Config, NodeAddress, Sources, Takes};
-use crate::doctor::connection::NodeConnection;
 
 /// What the thread that reloads is asked.
 #[derive(Debug)]

@@ -7,11 +7,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 use anyhow::Context;
+use switchyard_control::Running;
 use switchyard_resp::encode;
 use switchyard_router::{OperatorCommand, OperatorPort, Users};
 use tracing::warn;
 
-use super::running::Running;
 use crate::config::Config;
 
 /// Commands that may wait; beyond it somebody is asking in a loop.

@@ -2,25 +2,11 @@
 
 use std::time::Duration;
 
-use switchyard_policy::migration::{Durability, Goal};
+use switchyard_control::moves::{DURABILITIES, name_of, named};
+use switchyard_policy::migration::Goal;
 
 use super::{GB, HOUR, Key, Section, Takes, quoted, size, time};
 use crate::config::{Config, NodeConfig};
-
-/// The words for what must be safe before a key leaves its source.
-pub(crate) const DURABILITIES: [(Durability, &str); 3] =
-    [(Durability::Memory, "memory"), (Durability::Aof, "aof"), (Durability::Replica, "replica")];
-
-/// The value that a word stands for; the error lists the words.
-pub(crate) fn named<T: Copy>(all: &[(T, &str)], word: &str) -> Result<T, String> {
-    let found = all.iter().find(|(_, name)| *name == word).map(|(value, _)| *value);
-    found.ok_or_else(|| format!("{word:?} is not {}", all.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", ")))
-}
-
-/// The word for a value.
-pub(crate) fn name_of<T: PartialEq>(all: &[(T, &'static str)], value: T) -> &'static str {
-    all.iter().find(|(v, _)| *v == value).map_or("", |(_, name)| *name)
-}
 
 pub(super) const MOVES: &[Key<Config>] = &[
     key!(
