@@ -1,6 +1,7 @@
 //! Moves and nodes in the admin API: what may be asked, and what is told. As in `report`, names of fields are only ever added to.
 
 use serde::{Deserialize, Serialize};
+use switchyard_policy::migration::Side;
 
 /// What changes something, or asks about moves. The command line, the admin API and `SWITCHYARD` over RESP all come to one of these.
 #[derive(Clone, Debug, PartialEq)]
@@ -239,6 +240,15 @@ pub enum Lose {
     Source,
     /// The one that keys move to.
     Target,
+}
+
+impl From<Lose> for Side {
+    fn from(lose: Lose) -> Self {
+        match lose {
+            Lose::Source => Self::Source,
+            Lose::Target => Self::Target,
+        }
+    }
 }
 
 /// Another goal for a move.

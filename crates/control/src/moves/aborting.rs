@@ -60,9 +60,9 @@ impl Moves {
         let lose = match request.lose {
             None => None,
             Some(lose) => {
-                let (side, lost, other) = match lose {
-                    Lose::Source => (Side::Source, look.source, look.target),
-                    Lose::Target => (Side::Target, look.target, look.source),
+                let (lost, other) = match lose {
+                    Lose::Source => (look.source, look.target),
+                    Lose::Target => (look.target, look.source),
                 };
                 let (lost_name, other_name) = (self.name(lost), self.name(other));
                 if is_up(lost) {
@@ -71,7 +71,7 @@ impl Moves {
                 if !is_up(other) && look.leg_left.is_some() {
                     return Err(conflict(format!("{other_name} does not answer either, and what it has is to stay: bring it back first")));
                 }
-                Some(side)
+                Some(Side::from(lose))
             }
         };
         let done =
@@ -116,8 +116,8 @@ impl Moves {
         // What a mover has not taken up again is as the router before this one has left it.
         let left = || progress.and_then(|progress| progress.leg_left).unwrap_or(planned.left_at_start);
         Look {
-            source: planned.source,
-            target: planned.target,
+            source: planned.order.source,
+            target: planned.order.target,
             leg_left: self.placement.is_in_transit(id).then(left),
             slots_done: progress.map_or(handed_over, |progress| progress.slots_done.into()),
         }
@@ -128,15 +128,15 @@ impl Moves {
         let before = {
             let mut state = self.state();
             let known = Self::not_open(&state, id);
-            let options = &mut state.open.get_mut(&id).ok_or(known)?.options;
-            let before = (options.aborting, options.give_up);
-            (options.aborting, options.give_up) = (true, lose.or(options.give_up));
+            let steering = &mut state.open.get_mut(&id).ok_or(known)?.steering;
+            let before = *steering;
+            (steering.aborting, steering.give_up) = (true, lose.or(steering.give_up));
             before
         };
         // Before anything is done: a restart goes on with this.
         if let Err(why) = self.try_save_options() {
             if let Some(planned) = self.state().open.get_mut(&id) {
-                (planned.options.aborting, planned.options.give_up) = before;
+                (planned.steering.aborting, planned.steering.give_up) = (before.aborting, before.give_up);
             }
             return Err(Refused::Failed(format!("move {} goes on: it cannot be put on record that it is to end: {why}", id.0)));
         }
@@ -164,17 +164,19 @@ impl Moves {
                 None => return,
             }
         };
-        if let Some(keys) = planned.keys.as_ref().filter(|_| !planned.options.home_for.is_empty()) {
+        if let Some(keys) = planned.order.needed_keys() {
             self.home.tell(Told::Stopped { keys: Arc::clone(keys), why: format!("move {} was aborted", id.0) });
         }
         let mut report = self.report_of(id, &planned);
         report.state = MoveState::Stopped;
-        report.doing = match planned.options.give_up.filter(|_| planned.options.lost.is_some()) {
+        report.doing = match planned.steering.give_up.filter(|_| planned.lost.is_some()) {
             // As its mover says it.
-            Some(Side::Source) => format!("{} was given up: what it had of the slots that were moving is lost", self.name(planned.source)),
+            Some(Side::Source) => {
+                format!("{} was given up: what it had of the slots that were moving is lost", self.name(planned.order.source))
+            }
             Some(Side::Target) => {
-                let keys = counted(planned.options.lost.unwrap_or(0), "key");
-                format!("{} was given up: {keys} at most, which had moved there, are lost", self.name(planned.target))
+                let keys = counted(planned.lost.unwrap_or(0), "key");
+                format!("{} was given up: {keys} at most, which had moved there, are lost", self.name(planned.order.target))
             }
             None if report.slots_done > 0 => "aborted by the user".to_owned(),
             None => "aborted before it began".to_owned(),
@@ -196,7 +198,7 @@ impl Moves {
     /// next. Which keys were lost is told by fingerprints only: their names are nobody's business.
     pub(super) fn note_lost(&self, id: MoveId, node: NodeId, keys: &[Fingerprint]) {
         if let Some(planned) = self.state().open.get_mut(&id) {
-            planned.options.lost = Some(keys.len() as u64);
+            planned.lost = Some(keys.len() as u64);
         }
         let mut told = false;
         while let Err(why) = self.try_save_options() {
@@ -254,7 +256,7 @@ impl Moves {
         };
         let troubles = state.open.iter().filter_map(|(id, planned)| {
             let (progress, look) = (planned.progress.as_ref(), self.look_of(*id, planned));
-            let names = |side| self.name(if side == Side::Source { planned.source } else { planned.target });
+            let names = |side| self.name(if side == Side::Source { planned.order.source } else { planned.order.target });
             let lost = progress.and_then(|progress| progress.lost).filter(|(_, seconds)| *seconds >= LOST_PATIENCE);
             if let (Some((side, seconds)), Some(left)) = (lost, look.leg_left) {
                 let slots = of_leg(*id);

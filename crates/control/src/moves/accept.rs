@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::Value;
 use switchyard_policy::balance::{self, Shift};
-use switchyard_policy::migration::{Durability, Goal, Key, Protocol, Record};
+use switchyard_policy::migration::{Cause, Durability, Goal, How, MoveOrder, Protocol, Record};
 use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Topology};
 use switchyard_resp::units::counted;
 use switchyard_router::{Link, Steer};
@@ -19,7 +19,7 @@ use tracing::info;
 use super::direct::{Own, PATIENCE, check_node};
 use super::map::{ranges_text, slots_report, text_of, where_report};
 use super::words::{DURABILITIES, name_of, named};
-use super::{MemberChange, Moves, Options, Planned, State, save_as};
+use super::{MemberChange, Moves, Planned, State};
 use crate::admin::{
     AddNodeRequest, BalanceRequest, HowRequest, Lose, MoveRequest, NodeRequest, Operation, PlanReport, PlannedReport, Refused, SteerRequest,
 };
@@ -27,44 +27,6 @@ use crate::nodes::parse_endpoint;
 
 /// How long the journal may take to put a move on record.
 const RECORD_BOUND: Duration = Duration::from_secs(10);
-
-/// What is to move: slots, or some keys of them.
-#[derive(Clone, Debug)]
-pub(super) struct Wish {
-    pub(super) shift: Shift,
-    pub(super) keys: Option<Arc<[Key]>>,
-    pub(super) pattern: Option<String>,
-    /// Commands of clients that need these keys at home, with how many keys each needed first.
-    pub(super) home_for: BTreeMap<String, u64>,
-}
-
-impl From<Shift> for Wish {
-    fn from(shift: Shift) -> Self {
-        Self { shift, keys: None, pattern: None, home_for: BTreeMap::new() }
-    }
-}
-
-/// How a move is to be done, with what the configuration says where the user did not.
-pub(super) struct How {
-    goal: Goal,
-    max_rate: Option<u64>,
-    durability: Durability,
-    pub(super) protocol: Protocol,
-    allow_direct_clients: bool,
-    purge_target: bool,
-}
-
-impl How {
-    /// What a target must be able to promise.
-    pub(super) fn durability(&self) -> Durability {
-        self.durability
-    }
-
-    /// Clients may use nodes past the router.
-    pub(super) fn allows_direct_clients(&self) -> bool {
-        self.allow_direct_clients
-    }
-}
 
 pub(super) fn wrong(text: impl Into<String>) -> Refused {
     Refused::Wrong(text.into())
@@ -136,7 +98,7 @@ impl Moves {
                 Some(word) => named(&Protocol::ALL, word).map_err(|e| of("protocol", e))?,
                 None => Protocol::default(),
             },
-            allow_direct_clients: request.allow_direct_clients,
+            direct_clients: request.allow_direct_clients,
             purge_target: request.purge_target,
         };
         if how.protocol == Protocol::StopAndCopy {
@@ -162,7 +124,7 @@ impl Moves {
         let _one = self.planning.lock().unwrap_or_else(PoisonError::into_inner);
         let topology = self.topology_now()?;
         if request.keys.is_some() || request.home {
-            return self.begin_keys(&topology, request, &how);
+            return self.begin_keys(&topology, request, how);
         }
         if request.to.is_empty() {
             return Err(wrong("to which node?"));
@@ -205,12 +167,8 @@ impl Moves {
                 None => format!("{} owns all of these slots, so there is nothing to move", request.to),
             }));
         }
-        let wishes = by_owner.into_iter().map(|(source, slots)| Shift { source, target, slots }.into());
-        if request.dry_run {
-            let moves = wishes.map(|wish| self.planned(None, &wish)).collect();
-            return json(&PlanReport { dry_run: true, moves, ..PlanReport::default() });
-        }
-        json(&self.accept(&topology, wishes.collect(), &how)?)
+        let shifts = by_owner.into_iter().map(|(source, slots)| Shift { source, target, slots }).collect();
+        json(&self.accept_unless(request.dry_run, &topology, orders(shifts, how))?)
     }
 
     fn balance(self: &Arc<Self>, request: &BalanceRequest) -> Result<Value, Refused> {
@@ -219,11 +177,7 @@ impl Moves {
         let topology = self.topology_now()?;
         self.nothing_under_way("the slots are evened")?;
         let shifts = balance::even(&topology, &self.weights(&topology)).map_err(|error| self.no_weight(&error))?;
-        if request.dry_run {
-            let moves = shifts.into_iter().map(|shift| self.planned(None, &shift.into())).collect();
-            return json(&PlanReport { dry_run: true, moves, ..PlanReport::default() });
-        }
-        json(&self.accept(&topology, wishes(shifts), &how)?)
+        json(&self.accept_unless(request.dry_run, &topology, orders(shifts, how))?)
     }
 
     fn drain_node(self: &Arc<Self>, request: &NodeRequest) -> Result<Value, Refused> {
@@ -242,12 +196,12 @@ impl Moves {
             return Err(conflict(way));
         }
         // Keys that live there although their slots do not leave it, too.
-        let mut moves = Self::homeward(&topology, node, None);
-        moves.extend(wishes(shifts));
+        let mut moves = Self::homeward(&topology, node, None, how);
+        moves.extend(orders(shifts, how));
         let name = self.name(node);
         let was = self.drained.has(&name);
         self.drained.set(&self.store, &name, true).map_err(Refused::Failed)?;
-        let accepted = self.accept(&topology, moves, &how);
+        let accepted = self.accept(&topology, moves);
         if accepted.is_err() && !was {
             self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
         }
@@ -300,14 +254,14 @@ impl Moves {
         let how = self.how(&request.how)?;
         let _one = self.planning.lock().unwrap_or_else(PoisonError::into_inner);
         let topology = self.topology_now()?;
-        json(&self.join(&topology, request, &how)?)
+        json(&self.join(&topology, request, how)?)
     }
 
     fn remove_node(self: &Arc<Self>, request: &NodeRequest) -> Result<Value, Refused> {
         let _one = self.planning.lock().unwrap_or_else(PoisonError::into_inner);
         let topology = self.topology_now()?;
         let node = node_named(&topology, &request.address)?;
-        if let Some((id, _)) = self.state().open.iter().find(|(_, planned)| [planned.source, planned.target].contains(&node)) {
+        if let Some((id, _)) = self.state().open.iter().find(|(_, planned)| planned.order.nodes().contains(&node)) {
             return Err(conflict(format!(
                 "{} takes part in move {1}; let that end, or end it with `switchyard moves abort {1}`",
                 request.address, id.0
@@ -355,14 +309,14 @@ impl Moves {
             let mut state = self.state();
             let not_open = Self::not_open(&state, id);
             let planned = state.open.get_mut(&id).ok_or(not_open)?;
-            if planned.options.aborting {
+            if planned.steering.aborting {
                 return Err(conflict(format!("move {} is being aborted and does not go on; begin another one", id.0)));
             }
             match steer {
-                Steer::Pause => planned.options.paused = true,
-                Steer::Resume => planned.options.paused = false,
-                Steer::Goal(goal) => name_of(&Goal::ALL, goal).clone_into(&mut planned.options.goal),
-                Steer::MaxRate(rate) => planned.options.max_rate = rate,
+                Steer::Pause => planned.steering.paused = true,
+                Steer::Resume => planned.steering.paused = false,
+                Steer::Goal(goal) => planned.order.how.goal = goal,
+                Steer::MaxRate(rate) => planned.order.how.max_rate = rate,
                 Steer::Abort | Steer::GiveUp(_) => {}
             }
             planned.begun
@@ -402,33 +356,45 @@ impl Moves {
         topology.nodes().map(|node| (node.id, weight(&node.name))).collect()
     }
 
-    pub(super) fn planned(&self, id: Option<MoveId>, wish: &Wish) -> PlannedReport {
-        let shift = &wish.shift;
+    pub(super) fn planned(&self, id: Option<MoveId>, order: &MoveOrder) -> PlannedReport {
         PlannedReport {
             id: id.map(|id| id.0),
-            from: self.name(shift.source),
-            to: self.name(shift.target),
-            slots: shift.slots.len() as u64,
-            ranges: text_of(&shift.slots),
-            keys: wish.keys.as_ref().map(|keys| keys.len() as u64),
+            from: self.name(order.source),
+            to: self.name(order.target),
+            slots: order.slots.len() as u64,
+            ranges: text_of(&order.slots),
+            keys: order.keys.as_ref().map(|keys| keys.len() as u64),
         }
     }
 
-    /// Checks what can be checked before anything is done, and puts moves on record.
-    pub(super) fn accept(self: &Arc<Self>, topology: &Topology, wishes: Vec<Wish>, how: &How) -> Result<PlanReport, Refused> {
-        self.nothing_in_the_way(&wishes)?;
-        self.check_nodes(topology, &wishes, how)?;
-        self.accept_checked(wishes, how)
+    /// The same as [`Self::accept`], or only what it would be.
+    pub(super) fn accept_unless(
+        self: &Arc<Self>,
+        dry_run: bool,
+        topology: &Topology,
+        orders: Vec<MoveOrder>,
+    ) -> Result<PlanReport, Refused> {
+        if !dry_run {
+            return self.accept(topology, orders);
+        }
+        let moves = orders.iter().map(|order| self.planned(None, order)).collect();
+        Ok(PlanReport { dry_run, moves, ..PlanReport::default() })
+    }
+
+    /// Checks what can be checked before anything is done, and puts moves on record. All are to be done in the same way.
+    pub(super) fn accept(self: &Arc<Self>, topology: &Topology, orders: Vec<MoveOrder>) -> Result<PlanReport, Refused> {
+        self.nothing_in_the_way(&orders)?;
+        self.check_nodes(topology, &orders)?;
+        self.accept_checked(orders)
     }
 
     /// That no other move has these slots, and that the journal takes records.
-    fn nothing_in_the_way(&self, wishes: &[Wish]) -> Result<(), Refused> {
-        let shifts = || wishes.iter().map(|wish| &wish.shift);
+    fn nothing_in_the_way(&self, orders: &[MoveOrder]) -> Result<(), Refused> {
         {
             let state = self.state();
             for (id, planned) in &state.open {
-                let taken: BTreeSet<Slot> = planned.slots.iter().copied().collect();
-                if let Some(slot) = shifts().flat_map(|shift| &shift.slots).find(|slot| taken.contains(slot)) {
+                let taken: BTreeSet<Slot> = planned.order.slots.iter().copied().collect();
+                if let Some(slot) = orders.iter().flat_map(|order| &order.slots).find(|slot| taken.contains(slot)) {
                     return Err(conflict(format!(
                         "slot {} is part of move {}, which is under way; see `switchyard moves`",
                         slot.number(),
@@ -445,83 +411,37 @@ impl Moves {
     }
 
     /// Puts moves on record whose nodes have just been checked, if what they were planned by still holds.
-    pub(super) fn accept_checked(self: &Arc<Self>, wishes: Vec<Wish>, how: &How) -> Result<PlanReport, Refused> {
+    pub(super) fn accept_checked(self: &Arc<Self>, orders: Vec<MoveOrder>) -> Result<PlanReport, Refused> {
         let _one = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
-        self.nothing_in_the_way(&wishes)?;
+        self.nothing_in_the_way(&orders)?;
         let topology = self.topology_now()?;
-        for Wish { shift, keys, .. } in &wishes {
-            let is_there = match keys {
-                Some(keys) => keys.iter().all(|key| topology.lives_at(key) == shift.source),
-                None => shift.slots.iter().all(|slot| topology.owner(*slot) == shift.source),
-            };
-            if !is_there {
-                let source = self.name(shift.source);
-                return Err(conflict(format!("some of what was to move has left {source} by another move meanwhile; ask again")));
-            }
+        if let Some(order) = orders.iter().find(|order| !order.is_at_source(&topology)) {
+            let source = self.name(order.source);
+            return Err(conflict(format!("some of what was to move has left {source} by another move meanwhile; ask again")));
         }
-        let shifts = || wishes.iter().map(|wish| &wish.shift);
-        let mut records = Vec::new();
-        let mut planned = Vec::new();
-        for Wish { shift, keys, pattern, home_for } in &wishes {
-            let id = self.ledger.next_move();
-            records.push(Record::Begun {
-                move_id: id,
-                source: shift.source,
-                target: shift.target,
-                slots: shift.slots.clone(),
-                protocol: how.protocol,
-                durability: how.durability,
-            });
-            records.extend(keys.as_ref().map(|keys| Record::Keys { move_id: id, keys: keys.to_vec() }));
-            let options = Options {
-                direct_clients: how.allow_direct_clients,
-                goal: name_of(&Goal::ALL, how.goal).to_owned(),
-                max_rate: how.max_rate,
-                purge_target: how.purge_target,
-                pattern: pattern.clone(),
-                home_for: home_for.clone(),
-                ..Options::default()
-            };
-            planned.push((id, options));
-        }
+        let moves: BTreeMap<MoveId, Planned> = orders.into_iter().map(|order| (self.ledger.next_move(), Planned::new(order))).collect();
+        let reports = moves.iter().map(|(id, planned)| self.planned(Some(*id), &planned.order)).collect();
+        self.take_up(moves).map_err(Refused::Failed)?;
+        Ok(PlanReport { dry_run: false, moves: reports, ..PlanReport::default() })
+    }
+
+    /// Puts moves on record; then they wait for their turn.
+    fn take_up(self: &Arc<Self>, moves: BTreeMap<MoveId, Planned>) -> Result<(), String> {
         // The options first: a move on record without them would go on after a crash as the configuration says.
-        let mut options: BTreeMap<u64, Options> = self.state().open.iter().map(|(id, planned)| (id.0, planned.options.clone())).collect();
-        options.extend(planned.iter().map(|(id, options)| (id.0, options.clone())));
-        save_as(&*self.store, super::OPTIONS, &options).map_err(|error| Refused::Failed(error.to_string()))?;
-        for (shift, (id, _)) in shifts().zip(&planned) {
-            self.placement.take_part(*id, [shift.source, shift.target]);
+        self.save_options_with(&moves)?;
+        for (id, planned) in &moves {
+            self.placement.take_part(*id, planned.order.nodes());
         }
-        let ids = planned.iter().map(|(id, _)| *id).collect();
-        if let Err(why) = self.put_on_record(records, ids) {
-            for (id, _) in &planned {
+        let records = moves.iter().flat_map(|(id, planned)| planned.order.records(*id)).collect();
+        if let Err(why) = self.put_on_record(records, moves.keys().copied().collect()) {
+            for id in moves.keys() {
                 self.placement.part(*id);
             }
-            return Err(Refused::Failed(why));
+            return Err(why);
         }
-        let moves = wishes.iter().zip(&planned).map(|(wish, (id, _))| self.planned(Some(*id), wish)).collect();
-        {
-            let mut state = self.state();
-            for (Wish { shift, keys, .. }, (id, options)) in wishes.into_iter().zip(planned) {
-                let planned = Planned {
-                    source: shift.source,
-                    target: shift.target,
-                    slots: shift.slots,
-                    keys,
-                    protocol: how.protocol,
-                    durability: how.durability,
-                    options,
-                    begun: false,
-                    resume: None,
-                    left_at_start: 0,
-                    progress: None,
-                    end: None,
-                    trouble: None,
-                };
-                state.open.insert(id, planned);
-            }
-        }
+        self.state().open.extend(moves);
         self.wake();
-        Ok(PlanReport { dry_run: false, moves, ..PlanReport::default() })
+        Ok(())
     }
 
     /// Waits for the journal, but not for ever. What comes on record after that is ended at once: whoever asked was told that it is not begun.
@@ -550,10 +470,10 @@ impl Moves {
         }
     }
 
-    fn check_nodes(&self, topology: &Topology, wishes: &[Wish], how: &How) -> Result<(), Refused> {
-        let shifts = || wishes.iter().map(|wish| &wish.shift);
-        let targets: BTreeSet<NodeId> = shifts().map(|shift| shift.target).collect();
-        let nodes: BTreeSet<NodeId> = shifts().map(|shift| shift.source).chain(targets.iter().copied()).collect();
+    fn check_nodes(&self, topology: &Topology, orders: &[MoveOrder]) -> Result<(), Refused> {
+        let Some(how) = orders.first().map(|order| &order.how) else { return Ok(()) };
+        let targets: BTreeSet<NodeId> = orders.iter().map(|order| order.target).collect();
+        let nodes: BTreeSet<NodeId> = orders.iter().flat_map(MoveOrder::nodes).collect();
         debug_assert!(nodes.iter().all(|id| topology.node(*id).is_some()));
         let mut met: BTreeMap<String, NodeId> = BTreeMap::new();
         for id in nodes {
@@ -579,7 +499,7 @@ impl Moves {
             return Err(Refused::Failed(format!("it is not known how {} is reached", self.name(id))));
         };
         let patience = self.tuning.read().unwrap_or_else(PoisonError::into_inner).patience.max(PATIENCE);
-        check_node(access, patience, is_target.then_some(how.durability), how.allow_direct_clients, &self.own()).map_err(conflict)
+        check_node(access, patience, is_target.then_some(how.durability), how.direct_clients, &self.own()).map_err(conflict)
     }
 
     /// How connections of this router are named.
@@ -630,8 +550,10 @@ fn told(operation: &Operation) -> String {
     }
 }
 
-pub(super) fn wishes(shifts: Vec<Shift>) -> Vec<Wish> {
-    shifts.into_iter().map(Wish::from).collect()
+/// Whole slots, as somebody asks for it.
+pub(super) fn orders(shifts: Vec<Shift>, how: How) -> Vec<MoveOrder> {
+    let order = |Shift { source, target, slots }| MoveOrder { source, target, slots, keys: None, how, cause: Cause::Asked(None) };
+    shifts.into_iter().map(order).collect()
 }
 
 pub(super) fn node_named(topology: &Topology, name: &str) -> Result<NodeId, Refused> {

@@ -11,15 +11,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use switchyard_policy::balance::Shift;
 use switchyard_policy::homecoming::{self, Open, Standing, Wanted};
-use switchyard_policy::migration::Key;
-use switchyard_policy::topology::{MoveId, NodeId, Slot, slot_of};
+use switchyard_policy::migration::{Cause, How, Key, MoveOrder};
+use switchyard_policy::topology::{MoveId, NodeId};
 use switchyard_resp::units::counted;
 use switchyard_router::{HomePort, HomeWish, Link, Router};
 use tracing::info;
 
-use super::accept::{How, Wish};
+use super::keys::slots_of;
 use super::{LOOK, Moves};
 use crate::admin::{HomeReport, HowRequest, Refused};
 
@@ -206,11 +205,11 @@ impl Moves {
             let state = self.state();
             let open = state.open.iter().map(|(id, planned)| Open {
                 id: *id,
-                source: planned.source,
-                target: planned.target,
-                slots: &planned.slots,
-                is_paused: planned.options.paused,
-                is_homeward: !planned.options.home_for.is_empty(),
+                source: planned.order.source,
+                target: planned.order.target,
+                slots: &planned.order.slots,
+                is_paused: planned.steering.paused,
+                is_homeward: matches!(planned.order.cause, Cause::Needed(_)),
             });
             let wanted: Vec<&Wanted> = waiting.iter().map(|w| w.wish.wanted()).collect();
             homecoming::plan(&topology, &wanted, &open.collect::<Vec<_>>(), |node| away.contains_key(&node))
@@ -238,11 +237,16 @@ impl Moves {
             }
             let commands = home_for.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
             let keys: Arc<[Key]> = homecoming.keys.into_keys().collect();
-            let slots: BTreeSet<Slot> = keys.iter().map(|key| slot_of(key)).collect();
-            let shift = Shift { source: homecoming.source, target: homecoming.target, slots: slots.into_iter().collect() };
-            let count = keys.len();
-            let wish = Wish { shift, keys: Some(keys), pattern: None, home_for };
-            match outcome.and_then(|()| self.accept_checked(vec![wish], &self.how_home()?)) {
+            let (slots, count) = (slots_of(&keys), keys.len());
+            let order = |how| MoveOrder {
+                source: homecoming.source,
+                target: homecoming.target,
+                slots,
+                keys: Some(keys),
+                how,
+                cause: Cause::Needed(home_for),
+            };
+            match outcome.and_then(|()| self.accept_checked(vec![order(self.how_home()?)])) {
                 Ok(report) => {
                     let id = report.moves.first().and_then(|planned| planned.id).unwrap_or_default();
                     info!("move {id} brings {} home: {commands} needs them together with others of their slots", counted(count, "key"));

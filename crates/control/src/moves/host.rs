@@ -75,10 +75,10 @@ mod tests {
 
     use crate::admin::{AbortRequest, SteerRequest};
     use crate::journal::Sync;
-    use switchyard_policy::migration::{Durability, Protocol, Side};
+    use switchyard_policy::migration::{Cause, How, MoveOrder, Side};
     use switchyard_policy::topology::Stage;
 
-    use super::super::{MemberChange, NodeList, Options, Planned};
+    use super::super::{MemberChange, NodeList, Planned};
     use super::*;
     use crate::nodes::NodeAddress;
     use crate::placement::Placement;
@@ -106,21 +106,9 @@ mod tests {
     }
 
     fn under_way(slot: Slot) -> Planned {
-        Planned {
-            source: NodeId(0),
-            target: NodeId(1),
-            slots: vec![slot],
-            keys: None,
-            protocol: Protocol::default(),
-            durability: Durability::default(),
-            options: Options::default(),
-            begun: true,
-            resume: None,
-            left_at_start: 0,
-            progress: None,
-            end: None,
-            trouble: None,
-        }
+        let (source, target) = (NodeId(0), NodeId(1));
+        let order = MoveOrder { source, target, slots: vec![slot], keys: None, how: How::default(), cause: Cause::Asked(None) };
+        Planned { begun: true, ..Planned::new(order) }
     }
 
     #[test]
@@ -130,16 +118,15 @@ mod tests {
         {
             let (_, moves) = executor(dir.path());
             let planned = under_way(slot);
-            let (source, target, protocol, durability) = (planned.source, planned.target, planned.protocol, planned.durability);
+            let (begun, target) = (planned.order.records(id), planned.order.target);
             moves.state().open.insert(id, planned);
             let (told, durable) = mpsc::channel();
-            let begun = Record::Begun { move_id: id, source, target, slots: vec![slot], protocol, durability };
-            moves.record(vec![begun], Box::new(move |outcome| told.send(outcome).expect("awaited")));
+            moves.record(begun, Box::new(move |outcome| told.send(outcome).expect("awaited")));
             durable.recv().expect("told").expect("written");
             {
                 let mut state = moves.state();
-                let options = &mut state.open.get_mut(&id).expect("open").options;
-                (options.aborting, options.give_up) = (true, Some(Side::Target));
+                let steering = &mut state.open.get_mut(&id).expect("open").steering;
+                (steering.aborting, steering.give_up) = (true, Some(Side::Target));
             }
             moves.lost(id, target, &[Fingerprint(1), Fingerprint(2)]);
             // Here the process dies: nothing else is kept.
@@ -160,7 +147,7 @@ mod tests {
         let (placement, moves) = executor(dir.path());
         let (id, slot) = (MoveId(1), Slot::new(0).expect("a slot"));
         let planned = under_way(slot);
-        let (source, target) = (planned.source, planned.target);
+        let [source, target] = planned.order.nodes();
         let transit = Transit { move_id: id, source, target, stage: Stage::Moving { leg: 0 }, keys_only: false };
         placement.set_transits(id, vec![(transit, vec![slot])]).expect("few");
         moves.state().open.insert(id, planned);

@@ -6,12 +6,13 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use switchyard_policy::balance;
+use switchyard_policy::migration::How;
 use switchyard_policy::topology::Topology;
 use switchyard_resp::units::counted;
 use switchyard_router::{Link, NodeAccess};
 use tracing::{error, warn};
 
-use super::accept::{How, conflict, wishes, wrong};
+use super::accept::{conflict, orders, wrong};
 use super::direct::{PATIENCE, REDIS_MIN, check_node};
 use super::{MemberChange, Moves};
 use crate::admin::{AddNodeRequest, PlanReport, Refused};
@@ -212,7 +213,7 @@ impl Moves {
         self: &std::sync::Arc<Self>,
         topology: &Topology,
         request: &AddNodeRequest,
-        how: &How,
+        how: How,
     ) -> Result<PlanReport, Refused> {
         let name = parse_endpoint(&request.address).map_err(|why| wrong(format!("{:?}: {why}", request.address)))?;
         if topology.nodes().any(|node| node.name == name) {
@@ -242,20 +243,20 @@ impl Moves {
         }
     }
 
-    fn give_share(self: &std::sync::Arc<Self>, how: &How) -> Result<PlanReport, Refused> {
+    fn give_share(self: &std::sync::Arc<Self>, how: How) -> Result<PlanReport, Refused> {
         let topology = self.topology_now()?;
         let shifts = balance::even(&topology, &self.weights(&topology)).map_err(|error| self.no_weight(&error))?;
-        self.accept(&topology, wishes(shifts), how)
+        self.accept(&topology, orders(shifts, how))
     }
 
     /// Looks at a server that is to join. `how`: it is to get slots at once.
-    fn check_newcomer(&self, topology: &Topology, name: &str, how: Option<&How>) -> Result<Vec<String>, Refused> {
+    fn check_newcomer(&self, topology: &Topology, name: &str, how: Option<How>) -> Result<Vec<String>, Refused> {
         let place = self.members.find(name).map_err(conflict)?;
         let patience = self.patience();
         let fleet = self.fleet(topology).ok_or_else(|| Refused::Unavailable("the router is stopping".to_owned()))?;
         let (access, _, notes) = fleet.meet(&place, patience).map_err(conflict)?;
         if let Some(how) = how {
-            check_node(&access, patience, Some(how.durability()), how.allows_direct_clients(), &self.own()).map_err(conflict)?;
+            check_node(&access, patience, Some(how.durability), how.direct_clients, &self.own()).map_err(conflict)?;
         }
         Ok(notes)
     }

@@ -9,14 +9,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use switchyard_policy::balance::Shift;
-use switchyard_policy::migration::{Key, Protocol, is_temporary};
+use switchyard_policy::migration::{Cause, How, Key, MoveOrder, Protocol, is_temporary};
 use switchyard_policy::topology::{EXCEPTIONS_MAX, NodeId, Slot, TooManyExceptions, Topology, slot_of};
 use switchyard_resp::glob;
 use switchyard_router::Router;
 
 use super::Moves;
-use super::accept::{How, Wish, conflict, json, node_named, wrong};
+use super::accept::{conflict, json, node_named, wrong};
 use crate::admin::{MoveRequest, PlanReport, Refused};
 use crate::nodes::NodeConnection;
 
@@ -28,7 +27,7 @@ const SEARCH: Duration = Duration::from_secs(45);
 
 impl Moves {
     /// Begins moves of keys, or says what they would be. The caller plans alone.
-    pub(super) fn begin_keys(self: &Arc<Self>, topology: &Topology, request: &MoveRequest, how: &How) -> Result<Value, Refused> {
+    pub(super) fn begin_keys(self: &Arc<Self>, topology: &Topology, request: &MoveRequest, how: How) -> Result<Value, Refused> {
         if request.slots.is_some() || request.all {
             return Err(wrong("give slots, or keys, not both"));
         }
@@ -37,12 +36,12 @@ impl Moves {
         }
         let source = if request.from.is_empty() { None } else { Some(node_named(topology, &request.from)?) };
         let sources = || source.map_or_else(|| topology.keepers(), |source| vec![source]);
-        let wishes: Vec<Wish> = match (&request.keys, request.home) {
+        let orders: Vec<MoveOrder> = match (&request.keys, request.home) {
             (pattern, true) => {
                 if !request.to.is_empty() {
                     return Err(wrong("home says where the keys go: to the owners of their slots"));
                 }
-                sources().into_iter().flat_map(|source| Self::homeward(topology, source, pattern.as_deref())).collect()
+                sources().into_iter().flat_map(|source| Self::homeward(topology, source, pattern.as_deref(), how)).collect()
             }
             (Some(pattern), false) => {
                 if request.to.is_empty() {
@@ -64,11 +63,11 @@ impl Moves {
                 let all: BTreeSet<Key> = by_source.iter().flat_map(|(_, keys)| keys).cloned().collect();
                 self.check_room(topology, &all, target)?;
                 let away = by_source.into_iter().filter(|(source, _)| *source != target);
-                away.filter_map(|(source, keys)| wish(source, target, keys, Some(pattern))).collect()
+                away.filter_map(|(source, keys)| order(source, target, keys, Some(pattern), how)).collect()
             }
             (None, false) => return Err(wrong("which keys?")),
         };
-        if wishes.is_empty() {
+        if orders.is_empty() {
             let from = if source.is_some() { request.from.as_str() } else { "any node" };
             return Err(conflict(match request.home {
                 true => format!("no keys (that match) live at {from} without their slots, so there is nothing to bring home"),
@@ -76,30 +75,26 @@ impl Moves {
                 false => format!("no key that lives at {from} matches, so there is nothing to move"),
             }));
         }
-        let (wishes, left) = apart(wishes);
-        let away = wishes.iter().filter(|_| !request.home).filter_map(|wish| wish.keys.clone());
+        let (orders, left) = apart(orders);
+        let away = orders.iter().filter(|_| !request.home).filter_map(|order| order.keys.clone());
         let mut notes: Vec<String> = away.filter_map(|keys| self.home.warning(&keys)).collect();
         if left > 0 {
             notes.push(format!(
                 "{left} keys are left out, because others of their slots move from another node: ask again when these moves have ended"
             ));
         }
-        if request.dry_run {
-            let moves = wishes.iter().map(|wish| self.planned(None, wish)).collect();
-            return json(&PlanReport { dry_run: true, moves, notes });
-        }
-        json(&PlanReport { notes, ..self.accept(topology, wishes, how)? })
+        json(&PlanReport { notes, ..self.accept_unless(request.dry_run, topology, orders)? })
     }
 
     /// What brings the keys home that live at a node although their slots do not: a move for each owner of slots.
-    pub(super) fn homeward(topology: &Topology, node: NodeId, pattern: Option<&str>) -> Vec<Wish> {
+    pub(super) fn homeward(topology: &Topology, node: NodeId, pattern: Option<&str>, how: How) -> Vec<MoveOrder> {
         let mut by_owner: BTreeMap<NodeId, BTreeSet<Key>> = BTreeMap::new();
         for (key, at) in topology.exceptions() {
             if at == node && pattern.is_none_or(|pattern| glob::matches_key(pattern.as_bytes(), key)) {
                 by_owner.entry(topology.owner_of(key)).or_default().insert(Arc::clone(key));
             }
         }
-        by_owner.into_iter().filter_map(|(owner, keys)| wish(node, owner, keys, pattern)).collect()
+        by_owner.into_iter().filter_map(|(owner, keys)| order(node, owner, keys, pattern, how)).collect()
     }
 
     /// The keys that live at a node and match. A name without anything special in it is taken as it is, whether there is such a key or not.
@@ -165,25 +160,26 @@ impl Moves {
 
     /// Whether the keys may live at `target`, beside those that do already and those that other moves take somewhere.
     fn check_room(&self, topology: &Topology, keys: &BTreeSet<Key>, target: NodeId) -> Result<(), Refused> {
-        let open: Vec<Arc<[Key]>> = self.state().open.values().filter_map(|planned| planned.keys.clone()).collect();
+        let open: Vec<Arc<[Key]>> = self.state().open.values().filter_map(|planned| planned.order.keys.clone()).collect();
         let all = keys.iter().chain(open.iter().flat_map(|keys| keys.iter()));
         topology.room_for_exceptions(all.map(|key| &**key), target).map_err(|error| conflict(error.to_string()))
     }
 }
 
 /// The same without two that have a slot in common, and how many keys were left out for that.
-fn apart(wishes: Vec<Wish>) -> (Vec<Wish>, usize) {
+fn apart(orders: Vec<MoveOrder>) -> (Vec<MoveOrder>, usize) {
     let (mut taken, mut left) = (BTreeSet::new(), 0);
-    let mut some = |found: Wish| {
+    let mut some = |found: MoveOrder| {
         let keys: BTreeSet<Key> = found.keys.iter().flat_map(|keys| keys.iter()).cloned().collect();
         let all = keys.len();
         let free: BTreeSet<Key> = keys.into_iter().filter(|key| !taken.contains(&slot_of(key))).collect();
         left += all - free.len();
         taken.extend(free.iter().map(|key| slot_of(key)));
-        wish(found.shift.source, found.shift.target, free, found.pattern.as_deref())
+        let keys: Arc<[Key]> = free.into_iter().collect();
+        (!keys.is_empty()).then(|| MoveOrder { slots: slots_of(&keys), keys: Some(keys), ..found })
     };
-    let wishes = wishes.into_iter().filter_map(&mut some).collect();
-    (wishes, left)
+    let orders = orders.into_iter().filter_map(&mut some).collect();
+    (orders, left)
 }
 
 /// Whether a pattern is the name of one key.
@@ -192,11 +188,16 @@ fn is_plain(pattern: &str) -> bool {
 }
 
 /// A move of these keys, if there are any.
-fn wish(source: NodeId, target: NodeId, keys: BTreeSet<Key>, pattern: Option<&str>) -> Option<Wish> {
+fn order(source: NodeId, target: NodeId, keys: BTreeSet<Key>, pattern: Option<&str>, how: How) -> Option<MoveOrder> {
+    let keys: Arc<[Key]> = keys.into_iter().collect();
+    let cause = Cause::Asked(pattern.map(str::to_owned));
+    (!keys.is_empty()).then(|| MoveOrder { source, target, slots: slots_of(&keys), keys: Some(keys), how, cause })
+}
+
+/// The slots of these keys, ascending.
+pub(super) fn slots_of(keys: &[Key]) -> Vec<Slot> {
     let slots: BTreeSet<Slot> = keys.iter().map(|key| slot_of(key)).collect();
-    let shift = Shift { source, target, slots: slots.into_iter().collect() };
-    let wish = Wish { shift, keys: Some(keys.into_iter().collect()), pattern: pattern.map(str::to_owned), home_for: BTreeMap::new() };
-    wish.keys.as_ref().is_some_and(|keys| !keys.is_empty()).then_some(wish)
+    slots.into_iter().collect()
 }
 
 #[cfg(test)]
@@ -206,14 +207,15 @@ mod tests {
     #[test]
     fn no_two_moves_have_a_slot_in_common() {
         let keys = |names: &[&str]| names.iter().map(|name| Key::from(name.as_bytes())).collect::<BTreeSet<_>>();
-        let one = wish(NodeId(0), NodeId(2), keys(&["{a}1", "{b}1"]), None);
-        let other = wish(NodeId(1), NodeId(2), keys(&["{a}2", "{a}3", "{c}1"]), None);
-        let none = wish(NodeId(3), NodeId(2), keys(&["{b}2"]), None);
-        let (wishes, left) = apart([one, other, none].into_iter().flatten().collect());
-        assert_eq!((wishes.len(), left), (2, 3));
-        let slots: Vec<Slot> = wishes.iter().flat_map(|wish| wish.shift.slots.clone()).collect();
+        let how = How::default();
+        let one = order(NodeId(0), NodeId(2), keys(&["{a}1", "{b}1"]), None, how);
+        let other = order(NodeId(1), NodeId(2), keys(&["{a}2", "{a}3", "{c}1"]), None, how);
+        let none = order(NodeId(3), NodeId(2), keys(&["{b}2"]), None, how);
+        let (orders, left) = apart([one, other, none].into_iter().flatten().collect());
+        assert_eq!((orders.len(), left), (2, 3));
+        let slots: Vec<Slot> = orders.iter().flat_map(|order| order.slots.clone()).collect();
         assert_eq!(slots.iter().collect::<BTreeSet<_>>().len(), slots.len());
-        assert_eq!(wishes[1].keys.as_deref().map(<[Key]>::len), Some(1));
+        assert_eq!(orders[1].keys.as_deref().map(<[Key]>::len), Some(1));
     }
 
     #[test]
@@ -223,17 +225,17 @@ mod tests {
         let keys: Vec<Key> = (0..30).map(|i| format!("{}:{i}", if i % 3 == 0 { "a" } else { "b" }).into_bytes().into()).collect();
         let away = keys.iter().filter(|key| topology.owner_of(key) != NodeId(2));
         let parted = topology.keys_handed_over(&[], away, NodeId(2));
-        let home = Moves::homeward(&parted, NodeId(2), None);
-        assert_eq!(home.iter().map(|wish| (wish.shift.source.0, wish.shift.target.0)).collect::<Vec<_>>(), [(2, 0), (2, 1)]);
+        let home = Moves::homeward(&parted, NodeId(2), None, How::default());
+        assert_eq!(home.iter().map(|order| (order.source.0, order.target.0)).collect::<Vec<_>>(), [(2, 0), (2, 1)]);
         let mut after = parted.clone();
-        for wish in &home {
-            let of_wish = wish.keys.clone().expect("of keys");
-            assert!(of_wish.iter().all(|key| wish.shift.slots.binary_search(&slot_of(key)).is_ok()));
-            after = after.keys_handed_over(&wish.shift.slots, of_wish.iter(), wish.shift.target);
+        for order in &home {
+            let keys = order.keys.clone().expect("of keys");
+            assert!(keys.iter().all(|key| order.slots.binary_search(&slot_of(key)).is_ok()));
+            after = after.keys_handed_over(&order.slots, keys.iter(), order.target);
         }
         assert!(!after.has_exceptions());
-        let some = Moves::homeward(&parted, NodeId(2), Some("a:*"));
-        assert!(some.iter().flat_map(|wish| wish.keys.iter().flat_map(|keys| keys.iter())).all(|key| key.starts_with(b"a:")));
-        assert!(Moves::homeward(&parted, NodeId(1), None).is_empty());
+        let some = Moves::homeward(&parted, NodeId(2), Some("a:*"), How::default());
+        assert!(some.iter().flat_map(|order| order.keys.iter().flat_map(|keys| keys.iter())).all(|key| key.starts_with(b"a:")));
+        assert!(Moves::homeward(&parted, NodeId(1), None, How::default()).is_empty());
     }
 }

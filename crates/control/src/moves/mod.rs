@@ -14,6 +14,7 @@ mod joining;
 mod keys;
 mod map;
 mod members;
+mod options;
 mod report;
 mod resp;
 mod resume;
@@ -29,14 +30,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use serde::{Deserialize, Serialize};
 use switchyard_policy::migration::record::OpenMove;
-use switchyard_policy::migration::{Durability, Goal, Key, Protocol, Record, Side};
+use switchyard_policy::migration::{Cause, Durability, Goal, MoveOrder, Record, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 use switchyard_resp::units::counted;
-use switchyard_router::{MoveEnd, MoveOrder, MoveProgress, SoFar, Steer};
+use switchyard_router::{MoveEnd, MoveProgress, SoFar, Steer};
 use tracing::{error, info, warn};
 
+use self::options::{OPTIONS, Options, so_far};
 use crate::admin::{MoveReport, MoveState};
 use crate::ledger::Ledger;
 use crate::nodes::NodeAddress;
@@ -49,8 +50,7 @@ pub use members::{MemberChange, NodeList, Remembered, recall, remember};
 pub use resp::RespOperator;
 pub use words::{DURABILITIES, name_of, named};
 
-/// The documents of the store.
-const OPTIONS: &str = "moves-options";
+/// The document of the store.
 const ENDED: &str = "moves-ended";
 
 /// How many moves that ended are remembered.
@@ -62,94 +62,15 @@ const LOOK: Duration = Duration::from_millis(250);
 /// How often what moves have done is kept for the next start.
 const KEEP: Duration = Duration::from_secs(2);
 
-/// What of an order is not in the journal.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-struct Options {
-    #[serde(default)]
-    direct_clients: bool,
-    goal: String,
-    max_rate: Option<u64>,
-    purge_target: bool,
-    paused: bool,
-    /// The user wants it to end.
-    #[serde(default)]
-    aborting: bool,
-    /// Without this side, which is lost for good.
-    #[serde(default, with = "side_word", skip_serializing_if = "Option::is_none")]
-    give_up: Option<Side>,
-    /// How many keys were lost with that side, at most, once that was decided.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    lost: Option<u64>,
-    /// What it had done when that was last looked at.
-    #[serde(default)]
-    so_far: Done,
-    /// The pattern by which its keys were chosen, to be shown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pattern: Option<String>,
-    /// It was begun because these commands of clients need its keys at home: for how many keys, by the command that needed them first.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    home_for: BTreeMap<String, u64>,
-}
-
-/// What a move has done, with the routers before this one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-struct Done {
-    keys: u64,
-    bytes: u64,
-    pulled: u64,
-    repeated: u64,
-    seconds: f64,
-}
-
-impl Done {
-    const fn of(progress: &MoveProgress) -> Self {
-        Self {
-            keys: progress.keys_moved,
-            bytes: progress.bytes_moved,
-            pulled: progress.pulled,
-            repeated: progress.repeated,
-            seconds: progress.seconds,
-        }
-    }
-}
-
-/// A side of a move, as it is kept.
-mod side_word {
-    use serde::{Deserialize as _, Deserializer, Serializer};
-    use switchyard_policy::migration::Side;
-
-    #[expect(clippy::ref_option, reason = "serde asks so")]
-    pub(super) fn serialize<S: Serializer>(side: &Option<Side>, serializer: S) -> Result<S::Ok, S::Error> {
-        match side {
-            Some(Side::Source) => serializer.serialize_some("source"),
-            Some(Side::Target) => serializer.serialize_some("target"),
-            None => serializer.serialize_none(),
-        }
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Side>, D::Error> {
-        let word = Option::<String>::deserialize(deserializer)?;
-        match word.as_deref() {
-            None => Ok(None),
-            Some("source") => Ok(Some(Side::Source)),
-            Some("target") => Ok(Some(Side::Target)),
-            Some(other) => Err(serde::de::Error::custom(format!("{other:?} is neither source nor target"))),
-        }
-    }
-}
-
 /// A move that is not over.
 #[derive(Debug)]
 struct Planned {
-    source: NodeId,
-    target: NodeId,
-    slots: Vec<Slot>,
-    /// Only these keys of them.
-    keys: Option<Arc<[Key]>>,
-    protocol: Protocol,
-    durability: Durability,
-    options: Options,
+    order: MoveOrder,
+    steering: Steering,
+    /// What it had done when that was last looked at, with the routers before this one.
+    so_far: SoFar,
+    /// How many keys were lost with a side that was given up, at most, once that was decided.
+    lost: Option<u64>,
     /// A mover has it.
     begun: bool,
     /// Where it stood when the router ended.
@@ -160,6 +81,34 @@ struct Planned {
     end: Option<MoveEnd>,
     /// Why it could not be begun the last time.
     trouble: Option<String>,
+}
+
+/// What the user has said of a move since.
+#[derive(Clone, Copy, Debug, Default)]
+struct Steering {
+    paused: bool,
+    /// It is to end.
+    aborting: bool,
+    /// Without this side, which is lost for good.
+    give_up: Option<Side>,
+}
+
+impl Planned {
+    /// A move that nobody has begun.
+    fn new(order: MoveOrder) -> Self {
+        Self {
+            order,
+            steering: Steering::default(),
+            so_far: SoFar::default(),
+            lost: None,
+            begun: false,
+            resume: None,
+            left_at_start: 0,
+            progress: None,
+            end: None,
+            trouble: None,
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -316,7 +265,7 @@ impl Moves {
             ended.extend(state.open.iter().filter(|(_, planned)| planned.end.is_some()).map(|(id, _)| *id));
             let mut busy: BTreeMap<NodeId, usize> = BTreeMap::new();
             for planned in state.open.values().filter(|planned| planned.begun && planned.end.is_none()) {
-                for node in [planned.source, planned.target] {
+                for node in planned.order.nodes() {
                     *busy.entry(node).or_default() += 1;
                 }
             }
@@ -324,16 +273,17 @@ impl Moves {
             for (id, planned) in &mut state.open {
                 // A move of which a leg is open goes on whatever the bound says: clients wait for its keys.
                 let must = planned.resume.as_ref().is_some_and(|resume| resume.leg.is_some());
-                let free = [planned.source, planned.target].iter().all(|node| busy.get(node).copied().unwrap_or(0) < max);
+                let free = planned.order.nodes().iter().all(|node| busy.get(node).copied().unwrap_or(0) < max);
                 // The same where clients wait for keys to come home: they would wait for an end that may be hours away.
-                let may = (free || !planned.options.home_for.is_empty()) && !planned.options.paused && !planned.options.aborting;
-                if planned.options.aborting && !planned.begun && planned.end.is_none() && !must {
+                let needed = planned.order.needed_keys().is_some();
+                let may = (free || needed) && !planned.steering.paused && !planned.steering.aborting;
+                if planned.steering.aborting && !planned.begun && planned.end.is_none() && !must {
                     unwanted.push(*id);
                 }
                 if planned.begun || planned.end.is_some() || !(must || may) {
                     continue;
                 }
-                for node in [planned.source, planned.target] {
+                for node in planned.order.nodes() {
                     *busy.entry(node).or_default() += 1;
                 }
                 planned.begun = true;
@@ -350,38 +300,36 @@ impl Moves {
     }
 
     fn begin(self: &Arc<Self>, id: MoveId) {
-        let (order, paused) = {
+        let (task, paused) = {
             let mut state = self.state();
             let Some(planned) = state.open.get_mut(&id) else { return };
-            let order = MoveOrder {
+            let (order, steering) = (planned.order.clone(), planned.steering);
+            let task = switchyard_router::MoveOrder {
                 id,
-                source: planned.source,
-                target: planned.target,
-                slots: planned.slots.clone(),
-                keys: planned.keys.clone(),
-                protocol: planned.protocol,
-                durability: planned.durability,
-                goal: Goal::ALL.iter().find(|(_, name)| *name == planned.options.goal).map_or(Goal::default(), |(goal, _)| *goal),
-                bytes_per_second_max: planned.options.max_rate,
-                purge_target: planned.options.purge_target,
-                direct_clients: planned.options.direct_clients,
-                leftovers: self.ledger.left_at(planned.target),
-                leftovers_at_source: self.ledger.left_at(planned.source),
-                aborted: planned.options.aborting,
-                give_up: planned.options.give_up,
-                so_far: {
-                    let Done { keys, bytes, pulled, repeated, seconds } = planned.options.so_far;
-                    SoFar { keys_moved: keys, bytes_moved: bytes, pulled, repeated, seconds }
-                },
+                leftovers: self.ledger.left_at(order.target),
+                leftovers_at_source: self.ledger.left_at(order.source),
+                source: order.source,
+                target: order.target,
+                slots: order.slots,
+                keys: order.keys,
+                protocol: order.how.protocol,
+                durability: order.how.durability,
+                goal: order.how.goal,
+                bytes_per_second_max: order.how.max_rate,
+                purge_target: order.how.purge_target,
+                direct_clients: order.how.direct_clients,
+                aborted: steering.aborting,
+                give_up: steering.give_up,
+                so_far: planned.so_far,
                 fingerprints: self.ledger.fingerprints(),
                 resume: planned.resume.take(),
                 host: Arc::clone(self) as Arc<dyn switchyard_router::Host>,
             };
-            (order, planned.options.paused)
+            (task, steering.paused)
         };
-        let resume = order.resume.clone();
+        let resume = task.resume.clone();
         let outcome = self.running.with(|router| {
-            router.begin_move(order)?;
+            router.begin_move(task)?;
             if paused {
                 router.steer_move(id, Steer::Pause);
             }
@@ -391,9 +339,9 @@ impl Moves {
             Some(Ok(())) => {
                 info!("move {} has begun: {}", id.0, self.describe(id));
                 // Somebody may have aborted it since the order was made.
-                let aborted = self.state().open.get(&id).map(|planned| planned.options.clone()).filter(|options| options.aborting);
-                if let Some(options) = aborted {
-                    self.running.with(|router| router.steer_move(id, options.give_up.map_or(Steer::Abort, Steer::GiveUp)));
+                let aborted = self.state().open.get(&id).map(|planned| planned.steering).filter(|steering| steering.aborting);
+                if let Some(steering) = aborted {
+                    self.running.with(|router| router.steer_move(id, steering.give_up.map_or(Steer::Abort, Steer::GiveUp)));
                 }
             }
             None => {}
@@ -424,11 +372,10 @@ impl Moves {
         let Some(planned) = state.open.get(&id) else { return };
         let Some(end) = &planned.end else { return };
         let mut report = self.report_of(id, planned);
-        let homeward = planned.keys.as_ref().filter(|_| !planned.options.home_for.is_empty());
         match end {
             MoveEnd::Done => {
-                if let Some(keys) = homeward {
-                    self.home.note_done(keys, &planned.options.home_for);
+                if let (Some(keys), Cause::Needed(by)) = (&planned.order.keys, &planned.order.cause) {
+                    self.home.note_done(keys, by);
                 }
                 report.state = MoveState::Done;
                 report.doing = "done".to_owned();
@@ -436,7 +383,7 @@ impl Moves {
                 info!("move {} is done: {}, {} bytes", id.0, counted(report.keys_moved, "key"), report.bytes_moved);
             }
             MoveEnd::Stopped(why) => {
-                if let Some(keys) = homeward {
+                if let Some(keys) = planned.order.needed_keys() {
                     self.home.tell(home::Told::Stopped { keys: Arc::clone(keys), why: format!("move {} has stopped: {why}", id.0) });
                 }
                 report.state = MoveState::Stopped;
@@ -495,9 +442,9 @@ impl Moves {
         let mut is_new = false;
         for planned in self.state().open.values_mut() {
             if let Some(progress) = &planned.progress {
-                let done = Done::of(progress);
-                is_new |= done.keys != planned.options.so_far.keys || done.bytes != planned.options.so_far.bytes;
-                planned.options.so_far = done;
+                let done = so_far(progress);
+                is_new |= (done.keys_moved, done.bytes_moved) != (planned.so_far.keys_moved, planned.so_far.bytes_moved);
+                planned.so_far = done;
             }
         }
         if is_new {
@@ -506,8 +453,14 @@ impl Moves {
     }
 
     fn try_save_options(&self) -> Result<(), String> {
+        self.save_options_with(&BTreeMap::new())
+    }
+
+    /// Keeps the options of moves that are open, and of these.
+    fn save_options_with(&self, more: &BTreeMap<MoveId, Planned>) -> Result<(), String> {
         let _in_order = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
-        let options: BTreeMap<u64, Options> = self.state().open.iter().map(|(id, planned)| (id.0, planned.options.clone())).collect();
+        let options: BTreeMap<u64, Options> =
+            self.state().open.iter().chain(more).map(|(id, planned)| (id.0, Options::of(planned))).collect();
         save_as(&*self.store, OPTIONS, &options).map_err(|error| error.to_string())
     }
 
@@ -558,10 +511,10 @@ impl Moves {
     fn describe(&self, id: MoveId) -> String {
         let state = self.state();
         let Some(planned) = state.open.get(&id) else { return String::new() };
-        let (source, target, slots) = (planned.source, planned.target, planned.slots.len());
-        let slots = counted(slots, "slot");
-        let what = planned.keys.as_ref().map_or_else(|| slots.clone(), |keys| format!("{} of {slots}", counted(keys.len(), "key")));
-        let durability = name_of(&DURABILITIES, planned.durability);
+        let MoveOrder { source, target, how, .. } = planned.order;
+        let slots = counted(planned.order.slots.len(), "slot");
+        let what = planned.order.keys.as_ref().map_or_else(|| slots.clone(), |keys| format!("{} of {slots}", counted(keys.len(), "key")));
+        let durability = name_of(&DURABILITIES, how.durability);
         drop(state);
         format!("{what} from {} to {}, durability {durability}", self.name(source), self.name(target))
     }

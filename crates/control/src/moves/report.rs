@@ -1,6 +1,6 @@
 //! Moves as people and their tools see them: the report of the API, and metrics.
 
-use switchyard_policy::migration::{Phase, Protocol, Side};
+use switchyard_policy::migration::{Cause, Goal, Phase, Protocol, Side};
 use switchyard_policy::topology::MoveId;
 use switchyard_resp::units::counted;
 
@@ -42,7 +42,7 @@ impl Moves {
 
     pub(super) fn report_of(&self, id: MoveId, planned: &Planned) -> MoveReport {
         let progress = planned.progress.as_ref();
-        let waits = match (&planned.trouble, planned.options.paused) {
+        let waits = match (&planned.trouble, planned.steering.paused) {
             (Some(trouble), _) if !planned.begun => format!("cannot begin: {trouble}"),
             _ if !planned.begun && planned.resume.as_ref().is_some_and(|resume| resume.leg.is_some()) => {
                 "goes on after a restart".to_owned()
@@ -53,44 +53,49 @@ impl Moves {
         };
         let leg_left = self.look_of(id, planned).leg_left;
         let doing = match progress {
-            Some(progress) if progress.phase == Some(Phase::Returning) && !planned.options.aborting => {
+            Some(progress) if progress.phase == Some(Phase::Returning) && !planned.steering.aborting => {
                 format!("{}, going back", progress.doing)
             }
             Some(progress) => progress.doing.clone(),
             None => waits,
         };
-        let doing = match leg_left.filter(|_| planned.options.aborting) {
+        let doing = match leg_left.filter(|_| planned.steering.aborting) {
             Some(left) if progress.is_some_and(|progress| progress.lost.is_none()) => format!("aborting: {} left", counted(left, "key")),
             Some(left) => format!("aborting: {} left; {doing}", counted(left, "key")),
             None => doing,
         };
         let state = match planned.begun {
-            _ if planned.options.aborting => MoveState::Aborting,
-            _ if planned.options.paused => MoveState::Paused,
+            _ if planned.steering.aborting => MoveState::Aborting,
+            _ if planned.steering.paused => MoveState::Paused,
             true => MoveState::Running,
             false => MoveState::Queued,
         };
+        let order = &planned.order;
+        let (pattern, home_for) = match &order.cause {
+            Cause::Asked(pattern) => (pattern.clone(), Vec::new()),
+            Cause::Needed(by) => (None, report_of(by)),
+        };
         let mut report = MoveReport {
             id: id.0,
-            from: self.name(planned.source),
-            to: self.name(planned.target),
+            from: self.name(order.source),
+            to: self.name(order.target),
             state,
             doing,
-            protocol: name_of(&Protocol::ALL, planned.protocol).to_owned(),
-            durability: name_of(&DURABILITIES, planned.durability).to_owned(),
-            goal: planned.options.goal.clone(),
-            max_rate: planned.options.max_rate,
-            keys: planned.keys.as_ref().map(|keys| keys.len() as u64),
-            pattern: planned.options.pattern.clone(),
-            home_for: report_of(&planned.options.home_for),
-            slots: planned.slots.len() as u64,
+            protocol: name_of(&Protocol::ALL, order.how.protocol).to_owned(),
+            durability: name_of(&DURABILITIES, order.how.durability).to_owned(),
+            goal: name_of(&Goal::ALL, order.how.goal).to_owned(),
+            max_rate: order.how.max_rate,
+            keys: order.keys.as_ref().map(|keys| keys.len() as u64),
+            pattern,
+            home_for,
+            slots: order.slots.len() as u64,
             slots_done: planned.resume.as_ref().map_or(0, |resume| resume.handed_over.len() as u64),
-            keys_moved: planned.options.so_far.keys,
-            bytes_moved: planned.options.so_far.bytes,
-            pulled: planned.options.so_far.pulled,
-            repeated: planned.options.so_far.repeated,
-            keys_lost: planned.options.lost.unwrap_or(0),
-            seconds: planned.options.so_far.seconds,
+            keys_moved: planned.so_far.keys_moved,
+            bytes_moved: planned.so_far.bytes_moved,
+            pulled: planned.so_far.pulled,
+            repeated: planned.so_far.repeated,
+            keys_lost: planned.lost.unwrap_or(0),
+            seconds: planned.so_far.seconds,
             ..MoveReport::default()
         };
         if let Some(progress) = progress {
@@ -100,7 +105,7 @@ impl Moves {
             report.keys_moved = progress.keys_moved;
             report.bytes_moved = progress.bytes_moved;
             report.leg_keys_left = leg_left;
-            let side = |side| self.name(if side == Side::Source { planned.source } else { planned.target });
+            let side = |side| self.name(if side == Side::Source { order.source } else { order.target });
             report.waits_for = progress.lost.filter(|_| leg_left.is_some()).map(|(lost, _)| side(lost));
             report.keys_lost = report.keys_lost.max(progress.keys_lost);
             report.idle_seconds = progress.idle_seconds;

@@ -11,7 +11,8 @@ use switchyard_policy::migration::record::Replay;
 use switchyard_policy::topology::{MoveId, Slot, Stage, Transit, slot_of};
 use tracing::{info, warn};
 
-use super::{ENDED, Moves, NodeList, OPTIONS, Options, Planned, State};
+use super::options::{OPTIONS, Options};
+use super::{ENDED, Moves, NodeList, Planned, State};
 use crate::admin::MoveReport;
 use crate::journal::Sync;
 use crate::ledger::Ledger;
@@ -107,22 +108,7 @@ fn open_moves(placement: &Placement, replay: Replay, options: &mut BTreeMap<u64,
             found.slots.len(),
             if found.leg.is_some() { ", and a leg is open" } else { "" },
         );
-        let planned = Planned {
-            source: found.source,
-            target: found.target,
-            slots: found.slots.clone(),
-            keys: found.keys.clone(),
-            protocol: found.protocol,
-            durability: found.durability,
-            options: options.remove(&id.0).unwrap_or_default(),
-            begun: false,
-            left_at_start: found.leg.as_ref().map_or(0, |leg| leg.away.len() as u64),
-            resume: Some(found),
-            progress: None,
-            end: None,
-            trouble: None,
-        };
-        open.insert(id, planned);
+        open.insert(id, options.remove(&id.0).unwrap_or_default().planned(found));
     }
     Ok(open)
 }
