@@ -1,6 +1,8 @@
 //! The control plane: where keys are, who may change it, and what is remembered between runs.
 //!
-//! - [`moves`]: the executor of moves, and what people ask of moves and nodes.
+//! - [`Fleet`]: all of it that belongs to one fleet.
+//! - [`operator`]: what people ask of a fleet, in their words. [`members`]: nodes that join and go.
+//! - [`moves`]: the executor of moves.
 //! - [`placement`]: the slot map in force, and its one owner. [`first_start`] makes the first one.
 //! - [`failover`], [`seat`], [`care`]: threads that watch primaries, other routers, and functions of nodes.
 //! - [`nodes`]: nodes, asked directly.
@@ -14,17 +16,21 @@ pub mod admin;
 pub mod care;
 pub mod failover;
 pub mod first_start;
+mod fleet;
 pub mod journal;
 pub mod ledger;
+pub mod members;
 pub mod metrics;
 pub mod moves;
 pub mod nodes;
+pub mod operator;
 pub mod placement;
 mod processes;
 mod running;
 pub mod seat;
 pub mod store;
 
+pub use fleet::{AboutProcess, Fleet};
 pub use processes::Processes;
 pub use running::Running;
 

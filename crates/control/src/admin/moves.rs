@@ -315,6 +315,14 @@ pub enum Refused {
     Unavailable(String),
 }
 
+pub(crate) fn wrong(text: impl Into<String>) -> Refused {
+    Refused::Wrong(text.into())
+}
+
+pub(crate) fn conflict(text: impl Into<String>) -> Refused {
+    Refused::Conflict(text.into())
+}
+
 impl Refused {
     /// Why.
     #[must_use]

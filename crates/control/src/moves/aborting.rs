@@ -8,17 +8,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use serde_json::Value;
 use switchyard_policy::migration::{Fingerprint, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage};
 use switchyard_resp::units::{counted, describe_size};
 use switchyard_router::{Link, Router, Steer};
 use tracing::{error, warn};
 
-use super::accept::{conflict, json};
 use super::home::Told;
 use super::{Moves, Planned};
-use crate::admin::{AbortRequest, Lose, MoveState, Refused, Trouble};
+use crate::admin::{AbortRequest, Lose, MoveState, MovesReport, Refused, Trouble, conflict};
 use crate::journal::RESERVE;
 
 /// A leg that has lost a node is waited for in silence for so long, seconds.
@@ -49,7 +47,7 @@ fn write_durably(path: &Path, text: &str) -> io::Result<()> {
 
 impl Moves {
     /// Ends a move, or says how it would end.
-    pub(super) fn abort(self: &Arc<Self>, id: MoveId, request: AbortRequest) -> Result<Value, Refused> {
+    pub(crate) fn abort(&self, id: MoveId, request: AbortRequest) -> Result<MovesReport, Refused> {
         self.refresh();
         let look = {
             let state = self.state();
@@ -107,7 +105,7 @@ impl Moves {
         }
         let mut report = self.report();
         report.says = says;
-        json(&report)
+        Ok(report)
     }
 
     pub(super) fn look_of(&self, id: MoveId, planned: &Planned) -> Look {
@@ -124,7 +122,7 @@ impl Moves {
     }
 
     /// Ends a move that has not begun, or has it end what is under way.
-    fn end_soon(self: &Arc<Self>, id: MoveId, lose: Option<Side>) -> Result<(), Refused> {
+    fn end_soon(&self, id: MoveId, lose: Option<Side>) -> Result<(), Refused> {
         let before = {
             let mut state = self.state();
             let known = Self::not_open(&state, id);
@@ -182,11 +180,6 @@ impl Moves {
             None => "aborted before it began".to_owned(),
         };
         self.close(id, report);
-    }
-
-    /// Whether a node was drained, and gets no slots.
-    pub(crate) fn is_drained(&self, name: &str) -> bool {
-        self.drained.has(name)
     }
 
     fn link_of(&self, node: NodeId) -> Option<Link> {

@@ -1,78 +1,26 @@
-//! What people ask of moves and nodes: checked against what is, refused with what to do, or put on record and done.
-//!
-//! The command line, the admin API and RESP come here; none of them decides anything.
+//! How an order becomes a move: its nodes are asked, it is put on record, and then it waits for its turn. And what may be done to it since.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, mpsc};
 use std::time::Duration;
 
-use serde::Serialize;
-use serde_json::Value;
-use switchyard_policy::balance::{self, Shift};
-use switchyard_policy::migration::{Cause, Durability, Goal, How, MoveOrder, Protocol, Record};
-use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Topology};
-use switchyard_resp::units::counted;
-use switchyard_router::{Link, Steer};
-use tracing::info;
+use switchyard_policy::migration::{Durability, Goal, How, MoveOrder, Protocol, Record};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology};
+use switchyard_router::{Router, Steer};
 
-use super::direct::{Own, PATIENCE, check_node};
-use super::map::{ranges_text, slots_report, text_of, where_report};
 use super::words::{DURABILITIES, name_of, named};
-use super::{MemberChange, Moves, Planned, State};
-use crate::admin::{
-    AddNodeRequest, BalanceRequest, HowRequest, Lose, MoveRequest, NodeRequest, Operation, PlanReport, PlannedReport, Refused, SteerRequest,
-};
-use crate::nodes::parse_endpoint;
+use super::{Moves, Planned, State};
+use crate::admin::{HowRequest, MovesReport, PlanReport, PlannedReport, Refused, SteerRequest, conflict, wrong};
+use crate::nodes::check::{Own, PATIENCE, check_node};
+use crate::operator::text_of;
 
 /// How long the journal may take to put a move on record.
 const RECORD_BOUND: Duration = Duration::from_secs(10);
 
-pub(super) fn wrong(text: impl Into<String>) -> Refused {
-    Refused::Wrong(text.into())
-}
-
-pub(super) fn conflict(text: impl Into<String>) -> Refused {
-    Refused::Conflict(text.into())
-}
-
-pub(super) fn json(value: &impl Serialize) -> Result<Value, Refused> {
-    serde_json::to_value(value).map_err(|error| Refused::Failed(error.to_string()))
-}
-
 impl Moves {
-    /// Does what is asked.
-    pub(crate) fn operate(self: &Arc<Self>, operation: Operation, who: &str) -> Result<Value, Refused> {
-        let only_looks = matches!(
-            operation,
-            Operation::Moves | Operation::Slots | Operation::Where(_) | Operation::Balance(BalanceRequest { dry_run: true, .. })
-        );
-        let told = told(&operation);
-        let outcome = self.execute(operation);
-        match &outcome {
-            Err(refused) => info!(target: "audit", who, "refused: {told}: {}", refused.text()),
-            Ok(_) if only_looks => {}
-            Ok(_) => info!(target: "audit", who, "asked: {told}"),
-        }
-        outcome
-    }
-
-    fn execute(self: &Arc<Self>, operation: Operation) -> Result<Value, Refused> {
-        match operation {
-            Operation::Moves => json(&self.report()),
-            Operation::Slots => json(&slots_report(&*self.topology_now()?)),
-            Operation::Where(keys) => json(&where_report(&*self.topology_now()?, &keys)),
-            Operation::Move(request) => self.begin_one(&request),
-            Operation::Steer { id, what } => self.steer(MoveId(id), &what),
-            Operation::AddNode(request) => self.add_node(&request),
-            Operation::DrainNode(request) => self.drain_node(&request),
-            Operation::UndrainNode(request) => self.undrain_node(&request),
-            Operation::RemoveNode(request) => self.remove_node(&request),
-            Operation::Balance(request) => self.balance(&request),
-        }
-    }
-
-    pub(super) fn topology_now(&self) -> Result<Arc<Topology>, Refused> {
+    /// The map in force, if anything can be moved now.
+    pub(crate) fn topology_now(&self) -> Result<Arc<Topology>, Refused> {
         if self.placement.is_provisional() {
             let why =
                 "this is a first start, and it is not yet known what each node holds: `switchyard status` says which node does not answer";
@@ -83,7 +31,8 @@ impl Moves {
         topology.ok_or_else(|| Refused::Unavailable("the router is not serving: it is starting, or was told to stop".to_owned()))
     }
 
-    pub(super) fn how(&self, request: &HowRequest) -> Result<How, Refused> {
+    /// How somebody wants data to move, with what the configuration says where he does not.
+    pub(crate) fn how(&self, request: &HowRequest) -> Result<How, Refused> {
         let tuning = self.tuning.read().unwrap_or_else(PoisonError::into_inner);
         let config = &tuning.config;
         let of = |what: &str, error: String| wrong(format!("{what}: {error}"));
@@ -119,185 +68,8 @@ impl Moves {
         Ok(how)
     }
 
-    fn begin_one(self: &Arc<Self>, request: &MoveRequest) -> Result<Value, Refused> {
-        let how = self.how(&request.how)?;
-        let _one = self.planning.lock().unwrap_or_else(PoisonError::into_inner);
-        let topology = self.topology_now()?;
-        if request.keys.is_some() || request.home {
-            return self.begin_keys(&topology, request, how);
-        }
-        if request.to.is_empty() {
-            return Err(wrong("to which node?"));
-        }
-        let target = node_named(&topology, &request.to)?;
-        let source = if request.from.is_empty() { None } else { Some(node_named(&topology, &request.from)?) };
-        self.may_get_more(target)?;
-        if source == Some(target) {
-            return Err(wrong(format!("source and target are the same node, {}", request.from)));
-        }
-        let slots = match (&request.slots, request.all, source) {
-            (Some(_), true, _) => return Err(wrong("give slots, or all, not both")),
-            (None, false, _) => return Err(wrong("which slots? Give slots, such as 0-100,200, or all, or a pattern of keys")),
-            (None, true, None) => return Err(wrong("all slots of which node? Say from which")),
-            (None, true, Some(source)) => Slot::all().filter(|slot| topology.owner(*slot) == source).collect(),
-            (Some(text), false, _) => parse_slots(text).map_err(wrong)?,
-        };
-        if let Some(source) = source {
-            let foreign: Vec<Slot> = slots.iter().copied().filter(|slot| topology.owner(*slot) != source).collect();
-            if let Some(first) = foreign.first() {
-                return Err(conflict(format!(
-                    "{} of these {} slots do not belong to {}: slot {} is owned by {}. It owns {}",
-                    foreign.len(),
-                    slots.len(),
-                    request.from,
-                    first.number(),
-                    self.name(topology.owner(*first)),
-                    ranges_text(&topology, source),
-                )));
-            }
-        }
-        let mut by_owner: BTreeMap<NodeId, Vec<Slot>> = BTreeMap::new();
-        for slot in slots {
-            by_owner.entry(topology.owner(slot)).or_default().push(slot);
-        }
-        by_owner.remove(&target);
-        if by_owner.is_empty() {
-            return Err(conflict(match source {
-                Some(_) => format!("{} owns no slots, so there is nothing to move", request.from),
-                None => format!("{} owns all of these slots, so there is nothing to move", request.to),
-            }));
-        }
-        let shifts = by_owner.into_iter().map(|(source, slots)| Shift { source, target, slots }).collect();
-        json(&self.accept_unless(request.dry_run, &topology, orders(shifts, how))?)
-    }
-
-    fn balance(self: &Arc<Self>, request: &BalanceRequest) -> Result<Value, Refused> {
-        let how = self.how(&request.how)?;
-        let _one = self.planning.lock().unwrap_or_else(PoisonError::into_inner);
-        let topology = self.topology_now()?;
-        self.nothing_under_way("the slots are evened")?;
-        let shifts = balance::even(&topology, &self.weights(&topology)).map_err(|error| self.no_weight(&error))?;
-        json(&self.accept_unless(request.dry_run, &topology, orders(shifts, how))?)
-    }
-
-    fn drain_node(self: &Arc<Self>, request: &NodeRequest) -> Result<Value, Refused> {
-        let how = self.how(&request.how)?;
-        let _one = self.planning.lock().unwrap_or_else(PoisonError::into_inner);
-        let topology = self.topology_now()?;
-        let node = node_named(&topology, &request.address)?;
-        self.nothing_under_way("a node is drained")?;
-        // Whatever becomes of the moves: it gets nothing until somebody says so.
-        let mut weights = self.weights(&topology);
-        weights.insert(node, 0);
-        let shifts = balance::drain(&topology, node, &weights).map_err(|error| self.no_weight(&error))?;
-        if (!shifts.is_empty() || topology.exceptions_at(node) > 0)
-            && let Some(way) = self.way_without(node)
-        {
-            return Err(conflict(way));
-        }
-        // Keys that live there although their slots do not leave it, too.
-        let mut moves = Self::homeward(&topology, node, None, how);
-        moves.extend(orders(shifts, how));
-        let name = self.name(node);
-        let was = self.drained.has(&name);
-        self.drained.set(&self.store, &name, true).map_err(Refused::Failed)?;
-        let accepted = self.accept(&topology, moves);
-        if accepted.is_err() && !was {
-            self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
-        }
-        json(&accepted?)
-    }
-
-    /// What was drained gets nothing by mistake.
-    pub(super) fn may_get_more(&self, target: NodeId) -> Result<(), Refused> {
-        let name = self.name(target);
-        if self.drained.has(&name) {
-            return Err(conflict(format!("{name} is drained, so nothing moves to it; first: switchyard nodes undrain {name}")));
-        }
-        Ok(())
-    }
-
-    /// How to do without a node that owns something, where it cannot be reached: nothing can be moved away from it.
-    fn way_without(&self, node: NodeId) -> Option<String> {
-        let status = self.running.with(switchyard_router::Router::status)?;
-        let node = status.nodes.into_iter().find(|status| status.id == node)?;
-        let Link::Down(why) = node.link else { return None };
-        Some(format!(
-            "{0} cannot be reached ({why}), so nothing can be moved away from it. If it comes back, drain it then. If it is lost for good, put a server in its \
-             place, with a backup or empty: at {0} itself; or elsewhere, listed under `replicas` of this node in the configuration, then a reload (SIGHUP) and \
-             `switchyard nodes accept {0}`. After that it can be drained and removed (docs/dead-server.md)",
-            node.name
-        ))
-    }
-
-    /// A node that was drained may get slots again.
-    fn undrain_node(&self, request: &NodeRequest) -> Result<Value, Refused> {
-        let _one = self.planning.lock().unwrap_or_else(PoisonError::into_inner);
-        let topology = self.topology_now()?;
-        let name = self.name(node_named(&topology, &request.address)?);
-        if !self.drained.has(&name) {
-            return Err(conflict(format!("{name} is not drained; nodes get slots by `switchyard balance` and `switchyard move`")));
-        }
-        self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
-        json(&PlanReport::default())
-    }
-
-    pub(super) fn no_weight(&self, error: &balance::BalanceError) -> Refused {
-        let drained = self.drained.all();
-        conflict(match drained.is_empty() {
-            true => error.to_string(),
-            false => format!("{error}, or let one get slots again with `switchyard nodes undrain` (drained: {})", drained.join(", ")),
-        })
-    }
-
-    fn add_node(self: &Arc<Self>, request: &AddNodeRequest) -> Result<Value, Refused> {
-        let how = self.how(&request.how)?;
-        let _one = self.planning.lock().unwrap_or_else(PoisonError::into_inner);
-        let topology = self.topology_now()?;
-        json(&self.join(&topology, request, how)?)
-    }
-
-    fn remove_node(self: &Arc<Self>, request: &NodeRequest) -> Result<Value, Refused> {
-        let _one = self.planning.lock().unwrap_or_else(PoisonError::into_inner);
-        let topology = self.topology_now()?;
-        let node = node_named(&topology, &request.address)?;
-        if let Some((id, _)) = self.state().open.iter().find(|(_, planned)| planned.order.nodes().contains(&node)) {
-            return Err(conflict(format!(
-                "{} takes part in move {1}; let that end, or end it with `switchyard moves abort {1}`",
-                request.address, id.0
-            )));
-        }
-        let (slots, exceptions) = (topology.slots_of(node), topology.exceptions_at(node));
-        if (slots > 0 || exceptions > 0)
-            && let Some(way) = self.way_without(node)
-        {
-            return Err(conflict(way));
-        }
-        if slots > 0 {
-            return Err(conflict(format!(
-                "{0} still owns {1}; first: switchyard nodes drain {0}",
-                request.address,
-                counted(slots, "slot")
-            )));
-        }
-        if exceptions > 0 {
-            return Err(conflict(format!(
-                "{1} {2} moved to {0} alone, without the slots; first: switchyard nodes drain {0}",
-                request.address,
-                counted(exceptions, "key"),
-                if exceptions == 1 { "was" } else { "were" }
-            )));
-        }
-        if topology.nodes().len() == 1 {
-            return Err(conflict("it is the only node"));
-        }
-        let name = self.name(node);
-        self.members.change(MemberChange::Remove(name.clone())).map_err(Refused::Failed)?;
-        self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
-        json(&PlanReport::default())
-    }
-
-    pub(super) fn steer(self: &Arc<Self>, id: MoveId, what: &SteerRequest) -> Result<Value, Refused> {
+    /// Does something to a move that is not over.
+    pub(crate) fn steer(&self, id: MoveId, what: &SteerRequest) -> Result<MovesReport, Refused> {
         let steer = match what {
             SteerRequest::Pause => Steer::Pause,
             SteerRequest::Resume => Steer::Resume,
@@ -326,7 +98,7 @@ impl Moves {
         }
         self.save_options();
         self.wake();
-        json(&self.report())
+        Ok(self.report())
     }
 
     /// Why nothing can be done to a move that is not open.
@@ -339,24 +111,7 @@ impl Moves {
         conflict(format!("there is no move {}; {known}", id.0))
     }
 
-    pub(super) fn nothing_under_way(&self, before: &str) -> Result<(), Refused> {
-        let open: Vec<String> = self.state().open.keys().map(|id| id.0.to_string()).collect();
-        if open.is_empty() {
-            return Ok(());
-        }
-        Err(conflict(format!(
-            "moves are under way ({}): let them end before {before} (`switchyard moves watch`), or end them with `switchyard moves abort ID`",
-            open.join(", ")
-        )))
-    }
-
-    pub(super) fn weights(&self, topology: &Topology) -> BTreeMap<NodeId, u32> {
-        let tuning = self.tuning.read().unwrap_or_else(PoisonError::into_inner);
-        let weight = |name: &str| if self.drained.has(name) { 0 } else { tuning.weights.get(name).copied().unwrap_or(1) };
-        topology.nodes().map(|node| (node.id, weight(&node.name))).collect()
-    }
-
-    pub(super) fn planned(&self, id: Option<MoveId>, order: &MoveOrder) -> PlannedReport {
+    fn planned(&self, id: Option<MoveId>, order: &MoveOrder) -> PlannedReport {
         PlannedReport {
             id: id.map(|id| id.0),
             from: self.name(order.source),
@@ -368,7 +123,7 @@ impl Moves {
     }
 
     /// The same as [`Self::accept`], or only what it would be.
-    pub(super) fn accept_unless(
+    pub(crate) fn accept_unless(
         self: &Arc<Self>,
         dry_run: bool,
         topology: &Topology,
@@ -382,7 +137,7 @@ impl Moves {
     }
 
     /// Checks what can be checked before anything is done, and puts moves on record. All are to be done in the same way.
-    pub(super) fn accept(self: &Arc<Self>, topology: &Topology, orders: Vec<MoveOrder>) -> Result<PlanReport, Refused> {
+    pub(crate) fn accept(self: &Arc<Self>, topology: &Topology, orders: Vec<MoveOrder>) -> Result<PlanReport, Refused> {
         self.nothing_in_the_way(&orders)?;
         self.check_nodes(topology, &orders)?;
         self.accept_checked(orders)
@@ -494,105 +249,21 @@ impl Moves {
 
     /// Asks a node whether keys may move to or from it, and which process it is, which takes as long as it takes to answer.
     pub(super) fn check_one(&self, id: NodeId, is_target: bool, how: &How) -> Result<String, Refused> {
-        let access = self.running.with(switchyard_router::Router::node_access).unwrap_or_default();
+        let access = self.running.with(Router::node_access).unwrap_or_default();
         let Some(access) = access.get(&id) else {
             return Err(Refused::Failed(format!("it is not known how {} is reached", self.name(id))));
         };
-        let patience = self.tuning.read().unwrap_or_else(PoisonError::into_inner).patience.max(PATIENCE);
-        check_node(access, patience, is_target.then_some(how.durability), how.direct_clients, &self.own()).map_err(conflict)
+        check_node(access, self.patience(), is_target.then_some(how.durability), how.direct_clients, &self.own()).map_err(conflict)
+    }
+
+    /// How long a node that is asked may take.
+    pub fn patience(&self) -> Duration {
+        self.tuning.read().unwrap_or_else(PoisonError::into_inner).patience.max(PATIENCE)
     }
 
     /// How connections of this router are named.
-    pub(super) fn own(&self) -> Own {
+    pub(crate) fn own(&self) -> Own {
         let run = self.running.with(|router| router.run_id().to_owned()).unwrap_or_default();
         Own { site: self.site(), run }
-    }
-}
-
-/// What was asked, for the audit log.
-fn told(operation: &Operation) -> String {
-    match operation {
-        Operation::Move(request) => {
-            let what = match (&request.keys, &request.slots) {
-                (None, _) if request.home => "keys that live there alone".to_owned(),
-                // Names of keys are nobody's business.
-                (Some(_), _) => "keys of a pattern".to_owned(),
-                (None, _) if request.all => "all slots".to_owned(),
-                (None, slots) => format!("slots {}", slots.as_deref().unwrap_or("?")),
-            };
-            let to = if request.home { "home" } else { &request.to };
-            let from = if request.from.is_empty() { "wherever they are" } else { &request.from };
-            format!("move {what} from {from} to {to}{}", if request.dry_run { ", only planned" } else { "" })
-        }
-        Operation::Moves => "moves".to_owned(),
-        Operation::Slots => "slots".to_owned(),
-        Operation::Where(keys) => format!("where {} {}", counted(keys.len(), "key"), if keys.len() == 1 { "is" } else { "are" }),
-        Operation::Steer { id, what } => match what {
-            SteerRequest::Pause => format!("pause move {id}"),
-            SteerRequest::Resume => format!("resume move {id}"),
-            SteerRequest::Abort(request) => {
-                let without = match request.lose {
-                    None => "",
-                    Some(Lose::Source) => ", giving up its source",
-                    Some(Lose::Target) => ", giving up its target",
-                };
-                format!("abort move {id}{without}{}", if request.dry_run { ", only planned" } else { "" })
-            }
-            SteerRequest::Goal(goal) => format!("move {id} with the goal {goal}"),
-            SteerRequest::MaxRate(Some(max)) => format!("move {id} with at most {max} bytes per second"),
-            SteerRequest::MaxRate(None) => format!("move {id} as fast as its goal says"),
-        },
-        Operation::AddNode(request) => format!("add node {}{}", request.address, if request.rebalance { " and rebalance" } else { "" }),
-        Operation::DrainNode(request) => format!("drain node {}", request.address),
-        Operation::UndrainNode(request) => format!("undrain node {}", request.address),
-        Operation::RemoveNode(request) => format!("remove node {}", request.address),
-        Operation::Balance(request) => format!("balance{}", if request.dry_run { ", only planned" } else { "" }),
-    }
-}
-
-/// Whole slots, as somebody asks for it.
-pub(super) fn orders(shifts: Vec<Shift>, how: How) -> Vec<MoveOrder> {
-    let order = |Shift { source, target, slots }| MoveOrder { source, target, slots, keys: None, how, cause: Cause::Asked(None) };
-    shifts.into_iter().map(order).collect()
-}
-
-pub(super) fn node_named(topology: &Topology, name: &str) -> Result<NodeId, Refused> {
-    // The port may be left out where the configuration may leave it out.
-    let full = parse_endpoint(name).unwrap_or_else(|_| name.to_owned());
-    let found = topology.nodes().find(|node| node.name == name || node.name == full);
-    found.map(|node| node.id).ok_or_else(|| {
-        let known: Vec<&str> = topology.nodes().map(|node| node.name.as_str()).collect();
-        wrong(format!("there is no node {name:?}; there are: {}", known.join(", ")))
-    })
-}
-
-/// Slots from `0-100,200`, ascending.
-fn parse_slots(text: &str) -> Result<Vec<Slot>, String> {
-    let mut slots = BTreeSet::new();
-    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-        let form = || format!("{part:?} is no range of slots: write numbers from 0 to {}, such as 0-100,200", SLOT_COUNT - 1);
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let number = |text: &str| text.trim().parse().ok().and_then(Slot::new).ok_or_else(form);
-        let (first, last) = (number(first)?, number(last)?);
-        if first > last {
-            return Err(form());
-        }
-        slots.extend((first.number()..=last.number()).filter_map(Slot::new));
-    }
-    if slots.is_empty() { Err(format!("{text:?} names no slots")) } else { Ok(slots.into_iter().collect()) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slots_are_read_as_they_are_shown() {
-        for (text, shown) in [("5", "5"), ("0-3,7", "0-3,7"), ("7,0-3,2-5", "0-5,7"), (" 1 , 2 ", "1-2"), ("0-16383", "0-16383")] {
-            assert_eq!(parse_slots(text).map(|slots| text_of(&slots)), Ok(shown.to_owned()), "{text}");
-        }
-        for text in ["", ",", "16384", "5-3", "-1", "a", "1-2-3", "1..3"] {
-            assert!(parse_slots(text).is_err(), "{text}");
-        }
     }
 }

@@ -18,7 +18,6 @@ use switchyard_resp::units::counted;
 use switchyard_router::{HomePort, HomeWish, Link, Router};
 use tracing::info;
 
-use super::keys::slots_of;
 use super::{LOOK, Moves};
 use crate::admin::{HomeReport, HowRequest, Refused};
 
@@ -59,7 +58,7 @@ enum Check {
 
 /// What is known of keys that were brought home.
 #[derive(Debug)]
-pub(super) struct Home {
+pub(crate) struct Home {
     tell: mpsc::Sender<Told>,
     told: Mutex<Option<mpsc::Receiver<Told>>>,
     tally: Mutex<Tally>,
@@ -112,7 +111,7 @@ impl Home {
     }
 
     /// What is to be said to somebody who moves these keys away.
-    pub(super) fn warning(&self, keys: &[Key]) -> Option<String> {
+    pub(crate) fn warning(&self, keys: &[Key]) -> Option<String> {
         let tally = self.tally();
         let lately: Vec<&(Instant, Arc<str>)> =
             keys.iter().filter_map(|key| tally.remembered.get(key)).filter(|(since, _)| since.elapsed() < REMEMBERED).collect();
@@ -237,7 +236,7 @@ impl Moves {
             }
             let commands = home_for.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
             let keys: Arc<[Key]> = homecoming.keys.into_keys().collect();
-            let (slots, count) = (slots_of(&keys), keys.len());
+            let (slots, count) = (MoveOrder::slots_of(&keys), keys.len());
             let order = |how| MoveOrder {
                 source: homecoming.source,
                 target: homecoming.target,

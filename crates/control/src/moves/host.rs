@@ -73,35 +73,20 @@ mod tests {
     use std::path::Path;
     use std::sync::{Arc, mpsc};
 
-    use crate::admin::{AbortRequest, SteerRequest};
+    use crate::admin::AbortRequest;
     use crate::journal::Sync;
     use switchyard_policy::migration::{Cause, How, MoveOrder, Side};
     use switchyard_policy::topology::Stage;
 
-    use super::super::{MemberChange, NodeList, Planned};
+    use super::super::Planned;
     use super::*;
-    use crate::nodes::NodeAddress;
     use crate::placement::Placement;
-
-    /// Nobody joins and nobody goes.
-    #[derive(Debug)]
-    struct Fixed;
-
-    impl NodeList for Fixed {
-        fn find(&self, _: &str) -> Result<NodeAddress, String> {
-            Err("the list is fixed".to_owned())
-        }
-
-        fn change(&self, _: MemberChange) -> Result<(), String> {
-            Err("the list is fixed".to_owned())
-        }
-    }
 
     /// The executor of a state directory, without a router.
     fn executor(dir: &Path) -> (Arc<Placement>, Arc<Moves>) {
         let placement = Arc::new(Placement::open(dir, Arc::default()).expect("opens"));
         placement.settle(&["127.0.0.1:7001", "127.0.0.1:7002"].map(str::to_owned), |_| {}).expect("places");
-        let moves = Moves::open(dir, Arc::clone(&placement), Arc::default(), Arc::new(Fixed), Sync::Always).expect("opens");
+        let moves = Moves::open(dir, Arc::clone(&placement), Arc::default(), Sync::Always).expect("opens");
         (placement, moves)
     }
 
@@ -152,7 +137,7 @@ mod tests {
         placement.set_transits(id, vec![(transit, vec![slot])]).expect("few");
         moves.state().open.insert(id, planned);
         moves.ended(id, &MoveEnd::Stopped("the mover panicked".to_owned()));
-        moves.steer(id, &SteerRequest::Abort(AbortRequest::default())).expect("heard");
+        moves.abort(id, AbortRequest::default()).expect("heard");
         let state = moves.state();
         let planned = state.open.get(&id).expect("it is not over");
         assert!(planned.begun && planned.end.is_none() && placement.is_in_transit(id));

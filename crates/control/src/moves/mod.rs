@@ -6,17 +6,10 @@
 
 mod aborting;
 mod accept;
-mod direct;
-mod drained;
 mod home;
 mod host;
-mod joining;
-mod keys;
-mod map;
-mod members;
 mod options;
 mod report;
-mod resp;
 mod resume;
 mod words;
 
@@ -31,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use switchyard_policy::migration::record::OpenMove;
-use switchyard_policy::migration::{Cause, Durability, Goal, MoveOrder, Record, Side};
+use switchyard_policy::migration::{Cause, Durability, Goal, Key, MoveOrder, Record, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 use switchyard_resp::units::counted;
 use switchyard_router::{MoveEnd, MoveProgress, SoFar, Steer};
@@ -40,14 +33,10 @@ use tracing::{error, info, warn};
 use self::options::{OPTIONS, Options, so_far};
 use crate::admin::{MoveReport, MoveState};
 use crate::ledger::Ledger;
-use crate::nodes::NodeAddress;
 use crate::placement::Placement;
 use crate::running::Running;
 use crate::store::{RedbStore, save_as};
 
-pub use joining::Fleet as Joined;
-pub use members::{MemberChange, NodeList, Remembered, recall, remember};
-pub use resp::RespOperator;
 pub use words::{DURABILITIES, name_of, named};
 
 /// The document of the store.
@@ -143,8 +132,6 @@ impl Default for MovesConfig {
 #[derive(Debug, Default)]
 struct Tuning {
     config: MovesConfig,
-    /// By name of the node.
-    weights: BTreeMap<String, u32>,
     /// How long a node that is checked may take to answer.
     patience: Duration,
 }
@@ -163,15 +150,11 @@ pub struct Moves {
     woken: Mutex<Option<mpsc::Receiver<()>>>,
     /// The router is told to stop: what ends now goes on after the next start.
     stopping: AtomicBool,
-    members: Arc<dyn NodeList>,
-    /// One plan at a time of what somebody orders.
-    planning: Mutex<()>,
-    /// Keys come home beside that, because plans ask nodes and may take long: what holds by then is looked at once more while a move comes on record,
-    /// one at a time.
+    /// Plans ask nodes and may take long, and keys come home beside them: what holds by then is looked at once more while a move comes on record, one at a
+    /// time.
     recording: Mutex<()>,
     /// What is kept of moves that are open is written in the order in which it was looked at.
     keeping: Mutex<()>,
-    drained: drained::Drained,
     home: home::Home,
 }
 
@@ -186,9 +169,8 @@ impl Moves {
     }
 
     /// Takes over what a reload may change.
-    pub fn tune(&self, config: &MovesConfig, patience: Duration, nodes: &[NodeAddress]) {
-        let weights = nodes.iter().map(|node| (node.name.clone(), node.weight)).collect();
-        *self.tuning.write().unwrap_or_else(PoisonError::into_inner) = Tuning { config: config.clone(), weights, patience };
+    pub fn tune(&self, config: &MovesConfig, patience: Duration) {
+        *self.tuning.write().unwrap_or_else(PoisonError::into_inner) = Tuning { config: config.clone(), patience };
         self.wake();
     }
 
@@ -200,6 +182,26 @@ impl Moves {
     /// Moves that are not over.
     pub fn has_open(&self) -> bool {
         !self.state().open.is_empty()
+    }
+
+    /// Which these are.
+    pub(crate) fn open_ids(&self) -> Vec<MoveId> {
+        self.state().open.keys().copied().collect()
+    }
+
+    /// One of them in which a node takes part.
+    pub(crate) fn involving(&self, node: NodeId) -> Option<MoveId> {
+        self.state().open.iter().find(|(_, planned)| planned.order.nodes().contains(&node)).map(|(id, _)| *id)
+    }
+
+    /// The keys that they take somewhere without their slots.
+    pub(crate) fn open_keys(&self) -> Vec<Arc<[Key]>> {
+        self.state().open.values().filter_map(|planned| planned.order.keys.clone()).collect()
+    }
+
+    /// What is known of keys that were brought home.
+    pub(crate) fn home(&self) -> &home::Home {
+        &self.home
     }
 
     /// Slots that moves have left at a node: it may show keys of them again.
@@ -502,7 +504,8 @@ impl Moves {
         );
     }
 
-    fn name(&self, node: NodeId) -> String {
+    /// What a node is called.
+    pub(crate) fn name(&self, node: NodeId) -> String {
         let topology = self.placement.topology();
         let name = topology.as_ref().and_then(|t| t.node(node)).map(|node| node.name.clone());
         name.unwrap_or_else(|| format!("node number {}", node.0))

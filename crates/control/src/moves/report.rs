@@ -19,7 +19,7 @@ fn percent(report: &MoveReport) -> f64 {
 
 impl Moves {
     /// All moves, as they are now.
-    pub(super) fn report(&self) -> MovesReport {
+    pub(crate) fn report(&self) -> MovesReport {
         self.refresh();
         let state = self.state();
         let journal = self.ledger.status();

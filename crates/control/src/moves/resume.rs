@@ -12,7 +12,7 @@ use switchyard_policy::topology::{MoveId, Slot, Stage, Transit, slot_of};
 use tracing::{info, warn};
 
 use super::options::{OPTIONS, Options};
-use super::{ENDED, Moves, NodeList, Planned, State};
+use super::{ENDED, Moves, Planned, State};
 use crate::admin::MoveReport;
 use crate::journal::Sync;
 use crate::ledger::Ledger;
@@ -23,13 +23,7 @@ use crate::store::load_as;
 impl Moves {
     /// Opens the journal. What legs have ended is in the slot map when this returns, and what is open is in transit: the router must be started
     /// with that map, so that no worker serves a key of an open leg.
-    pub fn open(
-        directory: &Path,
-        placement: Arc<Placement>,
-        running: Arc<Running>,
-        members: Arc<dyn NodeList>,
-        sync: Sync,
-    ) -> anyhow::Result<Arc<Self>> {
+    pub fn open(directory: &Path, placement: Arc<Placement>, running: Arc<Running>, sync: Sync) -> anyhow::Result<Arc<Self>> {
         let store = Arc::clone(placement.store());
         let opened = Ledger::open(directory, &*store, sync)?;
         if opened.torn > 0 {
@@ -38,7 +32,6 @@ impl Moves {
         let spool = directory.join("spool");
         empty(&spool).with_context(|| format!("cannot empty {}", spool.display()))?;
         let mut options: BTreeMap<u64, Options> = load_as(&*store, OPTIONS)?;
-        let drained = super::drained::Drained::load(&store)?;
         let ended: Vec<MoveReport> = load_as(&*store, ENDED)?;
         let state = State { open: open_moves(&placement, opened.replay, &mut options)?, ended: ended.into(), ..State::default() };
         let (wake, woken) = mpsc::channel();
@@ -53,11 +46,8 @@ impl Moves {
             wake,
             woken: Mutex::new(Some(woken)),
             stopping: AtomicBool::new(false),
-            members,
-            planning: Mutex::default(),
             recording: Mutex::default(),
             keeping: Mutex::default(),
-            drained,
             home: super::home::Home::default(),
         }))
     }

@@ -2,6 +2,7 @@
 //!
 //! Not the router's connections: those belong to its workers, and much of this is asked before a router runs, or by `switchyard doctor` where none does.
 
+pub(crate) mod check;
 mod clients;
 mod connection;
 mod endpoint;

@@ -3,11 +3,11 @@
 //! What somebody asks for is text with names of nodes, and may be several moves. What a mover needs beside the order (where it stood before a
 //! restart, who keeps its records) is no part of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::{Durability, Goal, Key, Protocol, Record};
-use crate::topology::{MoveId, NodeId, Slot, Topology};
+use crate::topology::{MoveId, NodeId, Slot, Topology, slot_of};
 
 /// What goes from one node to another, and how.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -69,6 +69,13 @@ impl MoveOrder {
             Some(keys) => keys.iter().all(|key| topology.lives_at(key) == self.source),
             None => self.slots.iter().all(|slot| topology.owner(*slot) == self.source),
         }
+    }
+
+    /// The slots of these keys, ascending.
+    #[must_use]
+    pub fn slots_of(keys: &[Key]) -> Vec<Slot> {
+        let slots: BTreeSet<Slot> = keys.iter().map(|key| slot_of(key)).collect();
+        slots.into_iter().collect()
     }
 
     /// The keys, if clients wait for them.

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use switchyard_control::Processes;
 use switchyard_control::admin::{NodesReport, TokenReport};
-use switchyard_control::moves::recall;
+use switchyard_control::members::recall;
 use switchyard_control::store::{RedbStore, Store, StoreError};
 use switchyard_policy::topology::Topology;
 

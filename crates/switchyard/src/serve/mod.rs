@@ -21,16 +21,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use sd_notify::NotifyState;
-use switchyard_control::admin::{self, AdminAccess, AdminError, AdminOptions, AdminThread, AdminTls};
+use switchyard_control::admin::{self, AdminAccess, AdminError, AdminOptions, AdminThread, AdminTls, Source};
 use switchyard_control::care::Care;
 use switchyard_control::failover::{self, Observer, Watched};
 use switchyard_control::first_start;
 use switchyard_control::journal::Sync;
-use switchyard_control::moves::{self, Joined, Moves, MovesThread, RespOperator};
+use switchyard_control::members::{self, FleetFacts};
+use switchyard_control::moves::{Moves, MovesThread};
 use switchyard_control::nodes::holdings::primaries;
+use switchyard_control::operator::RespOperator;
 use switchyard_control::placement::{self, Placement};
 use switchyard_control::seat::{self, Replaced, SeatThread, Seats, Standby};
-use switchyard_control::{Processes, Running};
+use switchyard_control::{Fleet, Processes, Running};
 use switchyard_policy::topology::Topology;
 use switchyard_router::{HomePort, ListenAddress, Router, Settings, StartError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -64,8 +66,8 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     };
     let Some(placement) = opened.map(Arc::new) else { return Ok(()) };
     let read = config.clone();
-    let remembered = moves::remember(placement.store(), &read.node_names(), None)?;
-    if remembered != moves::Remembered::default() {
+    let remembered = members::remember(placement.store(), &read.node_names(), None)?;
+    if remembered != members::Remembered::default() {
         reload::tell_ignored(&config.apply_membership(&remembered.added, &remembered.removed)?);
         resolved = config.resolve(|_| None)?;
     }
@@ -89,17 +91,17 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         None => Some(first_start::begin(&resolved.nodes, patience, beside, tell_look)?),
         Some(_) => None,
     };
-    let start = placement.next_incarnation()?;
     let admin_tls = resolved.admin_tls.as_ref().map(|tls| AdminTls::new(tls.config.clone()));
     let admin_access = AdminAccess::new(admin::access(resolved.admin_token.as_ref(), &config.state_dir));
     let options = AdminOptions { access: admin_access.clone(), host_names: config.admin_host_names.clone(), tls: admin_tls.clone() };
-    let bound = AdminThread::bind(resolved.admin, options, Arc::clone(&running), start, metrics::add_process);
-    let mut admin = bound.map_err(explain_admin)?;
+    let mut admin = AdminThread::bind(resolved.admin, options).map_err(explain_admin)?;
     let (asks, asked) = mpsc::sync_channel(4);
-    // From here on the map says what the journal says: what is open is in transit before the first worker sees it, and nodes that take part stay.
-    let members = Arc::new(Asks(asks.clone()));
-    let moves = Moves::open(&config.state_dir, Arc::clone(&placement), Arc::clone(&running), members, waits_for_disk())?;
-    moves.tune(&config.moves, config.command_timeout(), &resolved.nodes);
+    let list = Arc::new(Asks(asks.clone()));
+    let (sync, about) = (waits_for_disk(), metrics::add_process);
+    let fleet = Fleet::open(&config.state_dir, Arc::clone(&running), Arc::clone(&placement), list, sync, about)?;
+    let moves = Arc::clone(fleet.moves());
+    moves.tune(&config.moves, config.command_timeout());
+    fleet.operator().tune(&resolved.nodes);
     let processes = Arc::new(Processes::load(placement.store())?);
     let held = match (beginning, placement.topology()) {
         (Some(first_start::Beginning { topology, held }), _) => {
@@ -156,7 +158,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         live: live.clone(),
     };
     let router = Router::start(settings, Arc::clone(&topology)).map_err(explain_start)?;
-    router.set_operator(RespOperator::start(Arc::clone(&moves))?);
+    router.set_operator(RespOperator::start(Arc::clone(fleet.operator()))?);
     let configured = Arc::new(Mutex::new(config.clone()));
     router.set_users_port(UsersPort::start(Arc::clone(&running), Arc::clone(&configured))?);
     router.set_home_port(Arc::clone(&moves) as Arc<dyn HomePort>);
@@ -168,12 +170,12 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         .collect();
     running.set(router, Arc::clone(&topology));
     running.set_seats(Arc::clone(&seats));
-    admin.serve(Arc::clone(&moves));
+    admin.serve(Arc::clone(&fleet) as Arc<dyn Source>);
     let (seat_thread, mut replaced) = SeatThread::start(seats, Arc::clone(&running))?;
     let executor = moves.start()?;
 
     info!(
-        start,
+        start = fleet.incarnation(),
         epoch = topology.epoch(),
         state_dir = %config.state_dir.display(),
         "{}",
@@ -191,20 +193,8 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     let care = Care::start(Arc::clone(&running), processes, Arc::clone(placement.store()))?;
     let observer = Observer::start(watched, Arc::clone(placement.store()), Arc::clone(&running))?;
     let nodes = resolved.nodes;
-    let reloader = Reloader {
-        sources,
-        live,
-        nodes,
-        observer,
-        placement,
-        logs,
-        read,
-        config: config.clone(),
-        configured,
-        admin_tls,
-        admin_access,
-        moves: Arc::clone(&moves),
-    };
+    let reloader =
+        Reloader { sources, live, nodes, observer, logs, read, config: config.clone(), configured, admin_tls, admin_access, fleet };
     let reloads = start_reloads(reloader, Arc::clone(&running), asks, asked)?;
     if reload_wanted {
         reloads.ask();
@@ -242,7 +232,7 @@ fn newly_listed_that_stay_out(topology: Option<&Topology>, nodes: &[NodeAddress]
         return Vec::new();
     }
     let placed: Vec<NodeAddress> = placed.into_iter().cloned().collect();
-    Joined::ask(&primaries(&placed), site, patience).refuse(&newly, patience)
+    FleetFacts::ask(&primaries(&placed), site, patience).refuse(&newly, patience)
 }
 
 fn ready_line(addresses: &[String], config: &Config, admin: SocketAddr) -> String {

@@ -3,12 +3,18 @@
 //! The configuration lists nodes; the state directory remembers what was changed since (docs/decisions/0012): so `nodes add` needs no file to
 //! edit, and a restart forgets neither. What the configuration says by now is not remembered twice.
 
+mod drained;
+mod newcomer;
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::nodes::NodeAddress;
 use crate::store::{RedbStore, load_as, save_as};
+
+pub(crate) use drained::Drained;
+pub use newcomer::FleetFacts;
 
 /// The document of the store.
 const MEMBERS: &str = "nodes";

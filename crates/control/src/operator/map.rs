@@ -11,7 +11,7 @@ fn name(topology: &Topology, node: NodeId) -> String {
 }
 
 /// Slots as people write them: `0-100,200`.
-pub(super) fn text_of(slots: &[Slot]) -> String {
+pub(crate) fn text_of(slots: &[Slot]) -> String {
     let numbers: Vec<u16> = slots.iter().map(|slot| slot.number()).collect();
     let runs = numbers.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
         [one] => one.to_string(),

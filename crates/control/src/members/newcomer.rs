@@ -5,23 +5,19 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use switchyard_policy::balance;
-use switchyard_policy::migration::How;
 use switchyard_policy::topology::Topology;
 use switchyard_resp::units::counted;
 use switchyard_router::{Link, NodeAccess};
 use tracing::{error, warn};
 
-use super::accept::{conflict, orders, wrong};
-use super::direct::{PATIENCE, REDIS_MIN, check_node};
-use super::{MemberChange, Moves};
-use crate::admin::{AddNodeRequest, PlanReport, Refused};
+use crate::nodes::check::REDIS_MIN;
 use crate::nodes::holdings::at_once;
-use crate::nodes::{NodeAddress, NodeConnection, parse_endpoint, redis_version, routers, servers};
+use crate::nodes::{NodeAddress, NodeConnection, redis_version, routers, servers};
+use crate::running::Running;
 
 /// The fleet that it is to join.
 #[derive(Debug, Default)]
-pub struct Fleet {
+pub struct FleetFacts {
     /// The router's own identity, as INFO of it has it.
     router: String,
     /// What names its state directory in the names of its connections.
@@ -32,7 +28,7 @@ pub struct Fleet {
     databases: u32,
 }
 
-impl Fleet {
+impl FleetFacts {
     /// These nodes, as they say themselves, before a router serves them.
     pub fn ask(nodes: &[NodeAccess], site: String, patience: Duration) -> Self {
         let ask = |access: &NodeAccess| {
@@ -42,6 +38,17 @@ impl Fleet {
         };
         let databases = nodes.iter().find_map(|access| databases_of(access, patience)).unwrap_or_default();
         Self { router: String::new(), site, nodes: at_once(nodes, ask), databases }
+    }
+
+    /// The fleet as its router knows it; `None` where that does not serve.
+    pub fn of(running: &Running, topology: &Topology, site: String, patience: Duration) -> Option<Self> {
+        let (status, reached, used, router) =
+            running.with(|router| (router.status(), router.node_access(), router.databases(), router.run_id().to_owned()))?;
+        // Clients cannot use a database that any node lacks.
+        let up = status.nodes.iter().filter(|node| node.link == Link::Up && topology.node(node.id).is_some());
+        let setting = up.filter_map(|node| databases_of(reached.get(&node.id)?, patience)).next();
+        let nodes = status.nodes.into_iter().map(|node| (node.name, node.run_id, node.version)).collect();
+        Some(Self { router, site, nodes, databases: setting.unwrap_or(used) })
     }
 
     /// Of nodes that a configuration lists and that are not in the slot map: the names of those that may not join. Each is told with the reason.
@@ -67,7 +74,7 @@ impl Fleet {
     }
 
     /// Looks at a server, and gives how it is reached, what it says and notes about it; or why it may not join.
-    fn meet(&self, place: &NodeAddress, patience: Duration) -> Result<(NodeAccess, Newcomer, Vec<String>), String> {
+    pub(crate) fn meet(&self, place: &NodeAddress, patience: Duration) -> Result<(NodeAccess, Newcomer, Vec<String>), String> {
         let name = &place.name;
         let access = servers(place).into_iter().next().map(|server| server.access);
         let access = access.ok_or_else(|| format!("{name} has no address that is known"))?;
@@ -79,7 +86,7 @@ impl Fleet {
 
 /// What a server says of itself.
 #[derive(Debug, Default)]
-struct Newcomer {
+pub(crate) struct Newcomer {
     info: String,
     /// It knows a command that only routers have.
     is_router: bool,
@@ -127,7 +134,7 @@ fn look(access: &NodeAccess, patience: Duration, databases: u32) -> Result<Newco
 }
 
 /// Notes about a server that may join, or why it may not.
-fn judge(name: &str, newcomer: &Newcomer, fleet: &Fleet) -> Result<Vec<String>, String> {
+fn judge(name: &str, newcomer: &Newcomer, fleet: &FleetFacts) -> Result<Vec<String>, String> {
     let run_id = newcomer.field("run_id");
     if run_id == Some(&fleet.router) {
         return Err(format!("{name} is this router itself: a node must be a Redis or Valkey server behind it"));
@@ -191,7 +198,7 @@ fn judge(name: &str, newcomer: &Newcomer, fleet: &Fleet) -> Result<Vec<String>, 
 }
 
 /// What to know where it is older than a node.
-fn older(newcomer: &Newcomer, fleet: &Fleet) -> Option<String> {
+fn older(newcomer: &Newcomer, fleet: &FleetFacts) -> Option<String> {
     let version = newcomer.version()?;
     let numbers = |text: &str| -> Option<(String, u32, u32)> {
         let (flavour, version) = text.split_once(' ')?;
@@ -207,105 +214,6 @@ fn older(newcomer: &Newcomer, fleet: &Fleet) -> Option<String> {
     ))
 }
 
-impl Moves {
-    /// Lets a server join, if it may; with its share of the slots, if that is asked. Else nothing has changed. The caller plans alone.
-    pub(super) fn join(
-        self: &std::sync::Arc<Self>,
-        topology: &Topology,
-        request: &AddNodeRequest,
-        how: How,
-    ) -> Result<PlanReport, Refused> {
-        let name = parse_endpoint(&request.address).map_err(|why| wrong(format!("{:?}: {why}", request.address)))?;
-        if topology.nodes().any(|node| node.name == name) {
-            if !request.rebalance {
-                return Err(conflict(format!("{name} is a node already; `switchyard balance` gives it its share of the slots")));
-            }
-            self.nothing_under_way("it gets its share of the slots")?;
-            // Whoever names a node that was drained wants it to get slots again.
-            let was_drained = self.drained.has(&name);
-            self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
-            let given = self.give_share(how);
-            if given.is_err() && was_drained {
-                self.drained.set(&self.store, &name, true).map_err(Refused::Failed)?;
-            }
-            return given;
-        }
-        if request.rebalance {
-            self.nothing_under_way("a node joins and gets its share of the slots")?;
-        }
-        let notes = self.check_newcomer(topology, &name, request.rebalance.then_some(how))?;
-        self.members.change(MemberChange::Add(name.clone())).map_err(Refused::Failed)?;
-        let settled =
-            self.wait_for_link(&name).and_then(|()| if request.rebalance { self.give_share(how) } else { Ok(PlanReport::default()) });
-        match settled {
-            Ok(plan) => Ok(PlanReport { notes: notes.into_iter().chain(plan.notes).collect(), ..plan }),
-            Err(refused) => Err(self.take_back(&name, refused)),
-        }
-    }
-
-    fn give_share(self: &std::sync::Arc<Self>, how: How) -> Result<PlanReport, Refused> {
-        let topology = self.topology_now()?;
-        let shifts = balance::even(&topology, &self.weights(&topology)).map_err(|error| self.no_weight(&error))?;
-        self.accept(&topology, orders(shifts, how))
-    }
-
-    /// Looks at a server that is to join. `how`: it is to get slots at once.
-    fn check_newcomer(&self, topology: &Topology, name: &str, how: Option<How>) -> Result<Vec<String>, Refused> {
-        let place = self.members.find(name).map_err(conflict)?;
-        let patience = self.patience();
-        let fleet = self.fleet(topology).ok_or_else(|| Refused::Unavailable("the router is stopping".to_owned()))?;
-        let (access, _, notes) = fleet.meet(&place, patience).map_err(conflict)?;
-        if let Some(how) = how {
-            check_node(&access, patience, Some(how.durability), how.direct_clients, &self.own()).map_err(conflict)?;
-        }
-        Ok(notes)
-    }
-
-    /// The fleet as the router knows it.
-    pub fn fleet(&self, topology: &Topology) -> Option<Fleet> {
-        let patience = self.patience();
-        let (status, reached, used, router) =
-            self.running.with(|router| (router.status(), router.node_access(), router.databases(), router.run_id().to_owned()))?;
-        // Clients cannot use a database that any node lacks.
-        let up = status.nodes.iter().filter(|node| node.link == Link::Up && topology.node(node.id).is_some());
-        let setting = up.filter_map(|node| databases_of(reached.get(&node.id)?, patience)).next();
-        let nodes = status.nodes.into_iter().map(|node| (node.name, node.run_id, node.version)).collect();
-        Some(Fleet { router, site: self.site(), nodes, databases: setting.unwrap_or(used) })
-    }
-
-    /// How long a node that is asked may take.
-    pub fn patience(&self) -> Duration {
-        self.tuning.read().unwrap_or_else(std::sync::PoisonError::into_inner).patience.max(PATIENCE)
-    }
-
-    /// A node that has just joined is connected in a moment, or says why not.
-    fn wait_for_link(&self, name: &str) -> Result<(), Refused> {
-        let mut why = "does not answer the router's workers yet".to_owned();
-        for _ in 0..100 {
-            let link = self.running.with(|router| router.status().nodes.into_iter().find(|node| node.name == name).map(|node| node.link));
-            match link.flatten() {
-                Some(Link::Up) => return Ok(()),
-                Some(Link::Down(reason)) => why = format!("cannot be used: {reason}"),
-                _ => {}
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        Err(Refused::Failed(format!("{name} {why}")))
-    }
-
-    /// What came after the join has failed: the node goes again. It owns nothing.
-    fn take_back(&self, name: &str, refused: Refused) -> Refused {
-        let outcome = match self.members.change(MemberChange::Remove(name.to_owned())) {
-            Ok(()) => format!("{name} was not added"),
-            Err(why) => {
-                error!("node {name} was added, and cannot be taken out again: {why}");
-                format!("{name} was added, and cannot be taken out again ({why}): when that is mended, switchyard nodes remove {name}")
-            }
-        };
-        refused.map(|text| format!("{text}; {outcome}"))
-    }
-}
-
 /// How many databases a node has, if it says so.
 fn databases_of(access: &NodeAccess, patience: Duration) -> Option<u32> {
     let mut node = NodeConnection::open(access, patience).ok()?;
@@ -316,10 +224,10 @@ fn databases_of(access: &NodeAccess, patience: Duration) -> Option<u32> {
 mod tests {
     use super::*;
 
-    fn fleet() -> Fleet {
+    fn fleet() -> FleetFacts {
         let node = |name: &str, run_id: &str, version: &str| (name.to_owned(), Some(run_id.to_owned()), Some(version.to_owned()));
         let nodes = vec![node("a:1", "aaa", "redis 7.0.15"), ("b:1".to_owned(), None, None), node("c:1", "ccc", "redis 7.2.4")];
-        Fleet { router: "me".to_owned(), site: "0a1b2c3d".to_owned(), nodes, databases: 16 }
+        FleetFacts { router: "me".to_owned(), site: "0a1b2c3d".to_owned(), nodes, databases: 16 }
     }
 
     fn server(more: &str) -> Newcomer {

@@ -6,13 +6,13 @@ use switchyard_policy::migration::Durability;
 use switchyard_resp::units::counted;
 use switchyard_router::{NodeAccess, left_behind};
 
-use crate::nodes::{Answer, LOOKING, NodeConnection, direct_clients, redis_version, routers};
+use super::{Answer, LOOKING, NodeConnection, direct_clients, redis_version, routers};
 
 /// How long a node may take to answer, at least.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The oldest versions that moves work on.
-pub(super) const REDIS_MIN: (u32, u32) = (6, 2);
+pub(crate) const REDIS_MIN: (u32, u32) = (6, 2);
 
 /// A key that is at the node for no longer than one transaction.
 const TRIED: &str = "switchyard:temporary:tried";
@@ -49,13 +49,13 @@ const GONE: Duration = Duration::from_secs(3);
 
 /// By what this router is told from others in the names of connections.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Own {
-    pub(super) site: String,
-    pub(super) run: String,
+pub(crate) struct Own {
+    pub(crate) site: String,
+    pub(crate) run: String,
 }
 
 /// Checks a node, and gives the run id of its process. It may take `patience` for each answer. `durability`: what it must be able to promise, if it is a target.
-pub(super) fn check_node(
+pub(crate) fn check_node(
     access: &NodeAccess,
     patience: Duration,
     durability: Option<Durability>,

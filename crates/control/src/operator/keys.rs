@@ -8,15 +8,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
 use switchyard_policy::migration::{Cause, How, Key, MoveOrder, Protocol, is_temporary};
-use switchyard_policy::topology::{EXCEPTIONS_MAX, NodeId, Slot, TooManyExceptions, Topology, slot_of};
+use switchyard_policy::topology::{EXCEPTIONS_MAX, NodeId, TooManyExceptions, Topology, slot_of};
 use switchyard_resp::glob;
 use switchyard_router::Router;
 
-use super::Moves;
-use super::accept::{conflict, json, node_named, wrong};
+use super::{Operator, node_named};
 use crate::admin::{MoveRequest, PlanReport, Refused};
+use crate::admin::{conflict, wrong};
 use crate::nodes::NodeConnection;
 
 /// How long a node may take for one answer.
@@ -25,9 +24,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How long keys are looked for: whoever asks waits for it.
 const SEARCH: Duration = Duration::from_secs(45);
 
-impl Moves {
+impl Operator {
     /// Begins moves of keys, or says what they would be. The caller plans alone.
-    pub(super) fn begin_keys(self: &Arc<Self>, topology: &Topology, request: &MoveRequest, how: How) -> Result<Value, Refused> {
+    pub(super) fn begin_keys(&self, topology: &Topology, request: &MoveRequest, how: How) -> Result<PlanReport, Refused> {
         if request.slots.is_some() || request.all {
             return Err(wrong("give slots, or keys, not both"));
         }
@@ -77,13 +76,13 @@ impl Moves {
         }
         let (orders, left) = apart(orders);
         let away = orders.iter().filter(|_| !request.home).filter_map(|order| order.keys.clone());
-        let mut notes: Vec<String> = away.filter_map(|keys| self.home.warning(&keys)).collect();
+        let mut notes: Vec<String> = away.filter_map(|keys| self.moves.home().warning(&keys)).collect();
         if left > 0 {
             notes.push(format!(
                 "{left} keys are left out, because others of their slots move from another node: ask again when these moves have ended"
             ));
         }
-        json(&PlanReport { notes, ..self.accept_unless(request.dry_run, topology, orders)? })
+        Ok(PlanReport { notes, ..self.moves.accept_unless(request.dry_run, topology, orders)? })
     }
 
     /// What brings the keys home that live at a node although their slots do not: a move for each owner of slots.
@@ -102,14 +101,14 @@ impl Moves {
         if is_plain(pattern) {
             let at = topology.lives_at(pattern.as_bytes());
             if at != source {
-                return Err(conflict(format!("that key lives at {}, not at {}", self.name(at), self.name(source))));
+                return Err(conflict(format!("that key lives at {}, not at {}", self.moves.name(at), self.moves.name(source))));
             }
             return Ok([Key::from(pattern.as_bytes())].into());
         }
         // Those that have been moved there are known, also where they do not exist now.
         let known = topology.exceptions().filter(|(key, at)| *at == source && glob::matches_key(pattern.as_bytes(), key));
         let mut found: BTreeSet<Key> = known.map(|(key, _)| Arc::clone(key)).collect();
-        let failed = |why: String| Refused::Failed(format!("node {} {why}", self.name(source)));
+        let failed = |why: String| Refused::Failed(format!("node {} {why}", self.moves.name(source)));
         let access = self.running.with(Router::node_access).unwrap_or_default();
         let access = access.get(&source).ok_or_else(|| failed("has no address that is known".to_owned()))?;
         let mut node = NodeConnection::open(access, PATIENCE).map_err(failed)?;
@@ -160,7 +159,7 @@ impl Moves {
 
     /// Whether the keys may live at `target`, beside those that do already and those that other moves take somewhere.
     fn check_room(&self, topology: &Topology, keys: &BTreeSet<Key>, target: NodeId) -> Result<(), Refused> {
-        let open: Vec<Arc<[Key]>> = self.state().open.values().filter_map(|planned| planned.order.keys.clone()).collect();
+        let open = self.moves.open_keys();
         let all = keys.iter().chain(open.iter().flat_map(|keys| keys.iter()));
         topology.room_for_exceptions(all.map(|key| &**key), target).map_err(|error| conflict(error.to_string()))
     }
@@ -176,7 +175,7 @@ fn apart(orders: Vec<MoveOrder>) -> (Vec<MoveOrder>, usize) {
         left += all - free.len();
         taken.extend(free.iter().map(|key| slot_of(key)));
         let keys: Arc<[Key]> = free.into_iter().collect();
-        (!keys.is_empty()).then(|| MoveOrder { slots: slots_of(&keys), keys: Some(keys), ..found })
+        (!keys.is_empty()).then(|| MoveOrder { slots: MoveOrder::slots_of(&keys), keys: Some(keys), ..found })
     };
     let orders = orders.into_iter().filter_map(&mut some).collect();
     (orders, left)
@@ -191,17 +190,13 @@ fn is_plain(pattern: &str) -> bool {
 fn order(source: NodeId, target: NodeId, keys: BTreeSet<Key>, pattern: Option<&str>, how: How) -> Option<MoveOrder> {
     let keys: Arc<[Key]> = keys.into_iter().collect();
     let cause = Cause::Asked(pattern.map(str::to_owned));
-    (!keys.is_empty()).then(|| MoveOrder { source, target, slots: slots_of(&keys), keys: Some(keys), how, cause })
-}
-
-/// The slots of these keys, ascending.
-pub(super) fn slots_of(keys: &[Key]) -> Vec<Slot> {
-    let slots: BTreeSet<Slot> = keys.iter().map(|key| slot_of(key)).collect();
-    slots.into_iter().collect()
+    (!keys.is_empty()).then(|| MoveOrder { source, target, slots: MoveOrder::slots_of(&keys), keys: Some(keys), how, cause })
 }
 
 #[cfg(test)]
 mod tests {
+    use switchyard_policy::topology::Slot;
+
     use super::*;
 
     #[test]
@@ -225,7 +220,7 @@ mod tests {
         let keys: Vec<Key> = (0..30).map(|i| format!("{}:{i}", if i % 3 == 0 { "a" } else { "b" }).into_bytes().into()).collect();
         let away = keys.iter().filter(|key| topology.owner_of(key) != NodeId(2));
         let parted = topology.keys_handed_over(&[], away, NodeId(2));
-        let home = Moves::homeward(&parted, NodeId(2), None, How::default());
+        let home = Operator::homeward(&parted, NodeId(2), None, How::default());
         assert_eq!(home.iter().map(|order| (order.source.0, order.target.0)).collect::<Vec<_>>(), [(2, 0), (2, 1)]);
         let mut after = parted.clone();
         for order in &home {
@@ -234,8 +229,8 @@ mod tests {
             after = after.keys_handed_over(&order.slots, keys.iter(), order.target);
         }
         assert!(!after.has_exceptions());
-        let some = Moves::homeward(&parted, NodeId(2), Some("a:*"), How::default());
+        let some = Operator::homeward(&parted, NodeId(2), Some("a:*"), How::default());
         assert!(some.iter().flat_map(|order| order.keys.iter().flat_map(|keys| keys.iter())).all(|key| key.starts_with(b"a:")));
-        assert!(Moves::homeward(&parted, NodeId(1), None, How::default()).is_empty());
+        assert!(Operator::homeward(&parted, NodeId(1), None, How::default()).is_empty());
     }
 }

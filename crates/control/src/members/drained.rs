@@ -11,10 +11,10 @@ const DRAINED: &str = "nodes-drained";
 
 /// Their names.
 #[derive(Debug, Default)]
-pub(super) struct Drained(Mutex<BTreeSet<String>>);
+pub(crate) struct Drained(Mutex<BTreeSet<String>>);
 
 impl Drained {
-    pub(super) fn load(store: &RedbStore) -> Result<Self, StoreError> {
+    pub(crate) fn load(store: &RedbStore) -> Result<Self, StoreError> {
         Ok(Self(Mutex::new(load_as(store, DRAINED)?)))
     }
 
@@ -22,16 +22,16 @@ impl Drained {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         self.names().contains(name)
     }
 
-    pub(super) fn all(&self) -> Vec<String> {
+    pub(crate) fn all(&self) -> Vec<String> {
         self.names().iter().cloned().collect()
     }
 
     /// Notes that a node is drained, or is not any more. It is kept before it counts.
-    pub(super) fn set(&self, store: &RedbStore, name: &str, drained: bool) -> Result<(), String> {
+    pub(crate) fn set(&self, store: &RedbStore, name: &str, drained: bool) -> Result<(), String> {
         let mut names = self.names();
         let mut next = names.clone();
         let is_new = if drained { next.insert(name.to_owned()) } else { next.remove(name) };

@@ -11,7 +11,7 @@ use switchyard_resp::units::parse_rate;
 use switchyard_router::{OperatorCommand, OperatorPort};
 use tracing::warn;
 
-use super::Moves;
+use super::Operator;
 use crate::admin::{AbortRequest, AddNodeRequest, BalanceRequest, HowRequest, Lose, MoveRequest, NodeRequest, Operation, SteerRequest};
 
 /// Commands that may wait; beyond it somebody is asking in a loop.
@@ -25,13 +25,13 @@ pub struct RespOperator {
 
 impl RespOperator {
     /// Starts the thread.
-    pub fn start(moves: Arc<Moves>) -> anyhow::Result<Arc<Self>> {
+    pub fn start(operator: Arc<Operator>) -> anyhow::Result<Arc<Self>> {
         let (commands, given) = mpsc::sync_channel::<OperatorCommand>(WAITING_MAX);
         std::thread::Builder::new()
             .name("operator".to_owned())
             .spawn(move || {
                 for command in given {
-                    let answer = answer(&moves, &command);
+                    let answer = answer(&operator, &command);
                     command.answer(&answer);
                 }
             })
@@ -50,7 +50,7 @@ impl OperatorPort for RespOperator {
     }
 }
 
-fn answer(moves: &Arc<Moves>, command: &OperatorCommand) -> Vec<u8> {
+fn answer(operator: &Operator, command: &OperatorCommand) -> Vec<u8> {
     let mut out = Vec::new();
     let words: Vec<String> = command.words().iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -65,9 +65,9 @@ fn answer(moves: &Arc<Moves>, command: &OperatorCommand) -> Vec<u8> {
             warn!(target: "audit", who = command.who(), refused = true, "the user is no operator");
             Err(format!("NOPERM this changes the fleet, and {} may not: {HOW_TO_OPERATE}", command.who()))
         }
-        Asked::Accept(node) => accept(moves, node, command.who()).map(|()| encode::simple(&mut out, "OK")),
+        Asked::Accept(node) => accept(operator, node, command.who()).map(|()| encode::simple(&mut out, "OK")),
         Asked::Operation(operation) => {
-            let done = moves.operate(operation, command.who()).map_err(|refused| format!("ERR {}", refused.text()));
+            let done = operator.operate(operation, command.who()).map_err(|refused| format!("ERR {}", refused.text()));
             done.map(|value| encode_json(&value, command.resp3(), &mut out))
         }
     });
@@ -98,9 +98,9 @@ impl Asked<'_> {
 }
 
 /// `SWITCHYARD ACCEPT node`: what `switchyard nodes accept` does.
-fn accept(moves: &Moves, words: &[&str], who: &str) -> Result<(), String> {
+fn accept(operator: &Operator, words: &[&str], who: &str) -> Result<(), String> {
     let [node] = words else { return Err("ERR wrong arguments: ACCEPT node".to_owned()) };
-    moves.running.accept(node).map_err(|refused| format!("ERR {}", refused.text()))?;
+    operator.accept_node(node).map_err(|refused| format!("ERR {}", refused.text()))?;
     warn!(target: "audit", who, node, "the node is accepted as it is");
     Ok(())
 }
