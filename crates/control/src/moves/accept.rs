@@ -9,6 +9,7 @@ use switchyard_policy::migration::{Durability, Goal, How, MoveOrder, Protocol, R
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology};
 use switchyard_router::{Router, Steer};
 
+use super::home::Told;
 use super::words::{DURABILITIES, name_of, named};
 use super::{Moves, Planned, State};
 use crate::admin::{HowRequest, MovesReport, PlanReport, PlannedReport, Refused, SteerRequest, conflict, wrong};
@@ -98,6 +99,7 @@ impl Moves {
         }
         self.save_options();
         self.wake();
+        self.home.tell(Told::Look);
         Ok(self.report())
     }
 
@@ -196,6 +198,7 @@ impl Moves {
         }
         self.state().open.extend(moves);
         self.wake();
+        self.home.tell(Told::Look);
         Ok(())
     }
 

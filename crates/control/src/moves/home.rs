@@ -18,11 +18,11 @@ use switchyard_resp::units::counted;
 use switchyard_router::{HomePort, HomeWish, Link, Router};
 use tracing::info;
 
-use super::{LOOK, Moves};
+use super::Moves;
 use crate::admin::{HomeReport, HowRequest, Refused};
 
-/// How often it is looked at what somebody waits for. What ends is heard of at once.
-const SOON: Duration = Duration::from_millis(50);
+/// How often it is looked whether the nodes answer from which somebody waits for keys. What moves do is told.
+const HEALTH: Duration = Duration::from_millis(250);
 
 /// How long it counts what nodes said when they were asked. Mostly a move begins at once.
 const FRESH: Duration = Duration::from_secs(2);
@@ -38,7 +38,7 @@ const REMEMBERED_MAX: usize = 65_536;
 pub(super) enum Told {
     /// A client waits for something.
     Wish(HomeWish),
-    /// Something may have changed: a move has ended.
+    /// Something may have changed: a move has begun, was steered, has handed keys over, or has ended.
     Look,
     /// A move that was to bring these keys home has ended before its end.
     Stopped { keys: Arc<[Key]>, why: String },
@@ -163,7 +163,11 @@ impl Moves {
         let mut waiting: Vec<Waiting> = Vec::new();
         let mut checks: BTreeMap<Pair, Check> = BTreeMap::new();
         while !self.stopping.load(Ordering::Acquire) {
-            let first = told.recv_timeout(if waiting.is_empty() { LOOK } else { SOON });
+            let soonest = waiting.iter().map(|w| w.until.saturating_duration_since(Instant::now())).min();
+            let first = match soonest {
+                None => told.recv().ok(),
+                Some(soonest) => told.recv_timeout(soonest.min(HEALTH)).ok(),
+            };
             for what in first.into_iter().chain(told.try_iter()) {
                 match what {
                     Told::Wish(wish) => waiting.push(Waiting { until: Instant::now() + wish.within(), wish }),

@@ -11,6 +11,7 @@ use switchyard_router::{Done, Host, MoveEnd};
 use tracing::error;
 
 use super::Moves;
+use super::home::Told;
 use crate::failover::Need;
 
 impl Host for Moves {
@@ -20,7 +21,10 @@ impl Host for Moves {
 
     fn hand_over(&self, move_id: MoveId, slots: &[Slot], keys: Option<&[Key]>, owner: NodeId, done: Done) {
         let known = self.running.seats().map_or(Ok(()), |seats| seats.raise());
-        done(known.and_then(|()| self.placement.hand_over(move_id, slots, keys, owner)));
+        let outcome = known.and_then(|()| self.placement.hand_over(move_id, slots, keys, owner));
+        // Keys may be home before their move ends.
+        self.home.tell(Told::Look);
+        done(outcome);
     }
 
     fn replicas_need(&self, node: NodeId, position: Position, patience: Duration, done: Done) {
@@ -55,7 +59,7 @@ impl Host for Moves {
             if self.stopping.load(Ordering::Acquire) {
                 // Not over: it goes on after the next start.
                 planned.begun = false;
-                return;
+                return self.told_end.notify_all();
             }
             if open_leg {
                 // Only what is on record says where its keys are, and only a start reads that. Begun anew, or given up, it would have its source serve keys
@@ -64,6 +68,7 @@ impl Host for Moves {
             }
             planned.end = Some(end.clone());
         }
+        self.told_end.notify_all();
         self.wake();
     }
 }

@@ -18,7 +18,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -45,8 +45,8 @@ const ENDED: &str = "moves-ended";
 /// How many moves that ended are remembered.
 const ENDED_MAX: usize = 100;
 
-/// How often progress is looked at.
-const LOOK: Duration = Duration::from_millis(250);
+/// How often it is noted what clients wait, and whether what failed goes now. What begins and what ends is told.
+const SAMPLE: Duration = Duration::from_secs(1);
 
 /// How often what moves have done is kept for the next start.
 const KEEP: Duration = Duration::from_secs(2);
@@ -146,6 +146,8 @@ pub struct Moves {
     spool: PathBuf,
     tuning: RwLock<Tuning>,
     state: Mutex<State>,
+    /// A mover has told its end.
+    told_end: Condvar,
     wake: mpsc::Sender<()>,
     woken: Mutex<Option<mpsc::Receiver<()>>>,
     /// The router is told to stop: what ends now goes on after the next start.
@@ -236,7 +238,7 @@ impl Moves {
                             let _ = moves.store.try_again();
                         }
                     }
-                    match woken.recv_timeout(LOOK) {
+                    match woken.recv_timeout(SAMPLE) {
                         Ok(()) | Err(RecvTimeoutError::Timeout) => while woken.try_recv().is_ok() {},
                         Err(RecvTimeoutError::Disconnected) => return,
                     }
@@ -476,6 +478,7 @@ impl Moves {
     pub fn stop(&self, thread: MovesThread, bound: Duration) {
         self.stopping.store(true, Ordering::Release);
         self.wake();
+        self.home.tell(home::Told::Look);
         if thread.thread.join().is_err() {
             error!("the executor of moves has panicked");
         }
@@ -489,14 +492,13 @@ impl Moves {
                 router.steer_move(*id, Steer::Abort);
             }
         });
-        let deadline = Instant::now() + bound;
-        let is_over = || self.state().open.values().all(|planned| !planned.begun || planned.end.is_some());
-        while !is_over() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let goes_on = |state: &mut State| state.open.values().any(|planned| planned.begun && planned.end.is_none());
+        let waited = self.told_end.wait_timeout_while(self.state(), bound, goes_on);
+        let (state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        drop(state);
         self.refresh();
         self.keep_what_is_done();
-        if is_over() {
+        if !waited.timed_out() {
             return;
         }
         warn!(

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, RwLock, mpsc};
+use std::sync::{Arc, Condvar, Mutex, RwLock, mpsc};
 
 use anyhow::{Context, bail};
 use switchyard_policy::migration::Key;
@@ -43,6 +43,7 @@ impl Moves {
             spool,
             tuning: RwLock::default(),
             state: Mutex::new(state),
+            told_end: Condvar::new(),
             wake,
             woken: Mutex::new(Some(woken)),
             stopping: AtomicBool::new(false),
