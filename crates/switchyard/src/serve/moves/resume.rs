@@ -65,7 +65,7 @@ impl Moves {
             recording: Mutex::default(),
             keeping: Mutex::default(),
             drained,
-            home: super::home::Home::default(),
+            home: super::colocate::Home::default(),
         }))
     }
 }
