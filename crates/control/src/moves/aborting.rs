@@ -14,7 +14,7 @@ use switchyard_resp::units::{counted, describe_size};
 use switchyard_router::{Link, Router, Steer};
 use tracing::{error, warn};
 
-use super::home::Told;
+use super::colocate::Told;
 use super::{Moves, Planned};
 use crate::admin::{AbortRequest, Lose, MoveState, MovesReport, Refused, Trouble, conflict};
 use crate::journal::RESERVE;

@@ -9,7 +9,7 @@ use switchyard_policy::migration::{Durability, Goal, How, MoveOrder, Protocol, R
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology};
 use switchyard_router::{Router, Steer};
 
-use super::home::Told;
+use super::colocate::Told;
 use super::words::{DURABILITIES, name_of, named};
 use super::{Moves, Planned, State};
 use crate::admin::{HowRequest, MovesReport, PlanReport, PlannedReport, Refused, SteerRequest, conflict, wrong};

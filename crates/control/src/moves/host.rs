@@ -11,7 +11,7 @@ use switchyard_router::{Done, Host, MoveEnd};
 use tracing::error;
 
 use super::Moves;
-use super::home::Told;
+use super::colocate::Told;
 use crate::failover::Need;
 
 impl Host for Moves {

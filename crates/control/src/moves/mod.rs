@@ -6,7 +6,7 @@
 
 mod aborting;
 mod accept;
-mod home;
+mod colocate;
 mod host;
 mod options;
 mod report;
@@ -157,7 +157,7 @@ pub struct Moves {
     recording: Mutex<()>,
     /// What is kept of moves that are open is written in the order in which it was looked at.
     keeping: Mutex<()>,
-    home: home::Home,
+    home: colocate::Home,
 }
 
 /// The thread of the executor.
@@ -202,7 +202,7 @@ impl Moves {
     }
 
     /// What is known of keys that were brought home.
-    pub(crate) fn home(&self) -> &home::Home {
+    pub(crate) fn home(&self) -> &colocate::Home {
         &self.home
     }
 
@@ -388,7 +388,7 @@ impl Moves {
             }
             MoveEnd::Stopped(why) => {
                 if let Some(keys) = planned.order.needed_keys() {
-                    self.home.tell(home::Told::Stopped { keys: Arc::clone(keys), why: format!("move {} has stopped: {why}", id.0) });
+                    self.home.tell(colocate::Told::Stopped { keys: Arc::clone(keys), why: format!("move {} has stopped: {why}", id.0) });
                 }
                 report.state = MoveState::Stopped;
                 report.doing.clone_from(why);
@@ -427,7 +427,7 @@ impl Moves {
             warn!("the list of moves that have ended cannot be kept: {error}");
         }
         self.save_options();
-        self.home.tell(home::Told::Look);
+        self.home.tell(colocate::Told::Look);
     }
 
     /// Takes note of how far moves are.
@@ -478,7 +478,7 @@ impl Moves {
     pub fn stop(&self, thread: MovesThread, bound: Duration) {
         self.stopping.store(true, Ordering::Release);
         self.wake();
-        self.home.tell(home::Told::Look);
+        self.home.tell(colocate::Told::Look);
         if thread.thread.join().is_err() {
             error!("the executor of moves has panicked");
         }

@@ -4,7 +4,7 @@ use switchyard_policy::migration::{Cause, Goal, Phase, Protocol, Side};
 use switchyard_policy::topology::MoveId;
 use switchyard_resp::units::counted;
 
-use super::home::report_of;
+use super::colocate::report_of;
 use super::words::{DURABILITIES, name_of};
 use super::{Moves, Planned};
 use crate::admin::{BigKeyReport, JournalReport, MoveReport, MoveState, MovesReport};

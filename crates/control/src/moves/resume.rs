@@ -49,7 +49,7 @@ impl Moves {
             stopping: AtomicBool::new(false),
             recording: Mutex::default(),
             keeping: Mutex::default(),
-            home: super::home::Home::default(),
+            home: super::colocate::Home::default(),
         }))
     }
 }

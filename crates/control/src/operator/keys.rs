@@ -40,7 +40,7 @@ impl Operator {
                 if !request.to.is_empty() {
                     return Err(wrong("home says where the keys go: to the owners of their slots"));
                 }
-                sources().into_iter().flat_map(|source| Self::homeward(topology, source, pattern.as_deref(), how)).collect()
+                sources().into_iter().flat_map(|source| Self::away_from_home(topology, source, pattern.as_deref(), how)).collect()
             }
             (Some(pattern), false) => {
                 if request.to.is_empty() {
@@ -86,7 +86,7 @@ impl Operator {
     }
 
     /// What brings the keys home that live at a node although their slots do not: a move for each owner of slots.
-    pub(super) fn homeward(topology: &Topology, node: NodeId, pattern: Option<&str>, how: How) -> Vec<MoveOrder> {
+    pub(super) fn away_from_home(topology: &Topology, node: NodeId, pattern: Option<&str>, how: How) -> Vec<MoveOrder> {
         let mut by_owner: BTreeMap<NodeId, BTreeSet<Key>> = BTreeMap::new();
         for (key, at) in topology.exceptions() {
             if at == node && pattern.is_none_or(|pattern| glob::matches_key(pattern.as_bytes(), key)) {
@@ -220,7 +220,7 @@ mod tests {
         let keys: Vec<Key> = (0..30).map(|i| format!("{}:{i}", if i % 3 == 0 { "a" } else { "b" }).into_bytes().into()).collect();
         let away = keys.iter().filter(|key| topology.owner_of(key) != NodeId(2));
         let parted = topology.keys_handed_over(&[], away, NodeId(2));
-        let home = Operator::homeward(&parted, NodeId(2), None, How::default());
+        let home = Operator::away_from_home(&parted, NodeId(2), None, How::default());
         assert_eq!(home.iter().map(|order| (order.source.0, order.target.0)).collect::<Vec<_>>(), [(2, 0), (2, 1)]);
         let mut after = parted.clone();
         for order in &home {
@@ -229,8 +229,8 @@ mod tests {
             after = after.keys_handed_over(&order.slots, keys.iter(), order.target);
         }
         assert!(!after.has_exceptions());
-        let some = Operator::homeward(&parted, NodeId(2), Some("a:*"), How::default());
+        let some = Operator::away_from_home(&parted, NodeId(2), Some("a:*"), How::default());
         assert!(some.iter().flat_map(|order| order.keys.iter().flat_map(|keys| keys.iter())).all(|key| key.starts_with(b"a:")));
-        assert!(Operator::homeward(&parted, NodeId(1), None, How::default()).is_empty());
+        assert!(Operator::away_from_home(&parted, NodeId(1), None, How::default()).is_empty());
     }
 }

@@ -32,7 +32,7 @@ impl Operator {
             return Err(conflict(way));
         }
         // Keys that live there although their slots do not leave it, too.
-        let mut moves = Self::homeward(&topology, node, None, how);
+        let mut moves = Self::away_from_home(&topology, node, None, how);
         moves.extend(orders(shifts, how));
         let name = self.moves.name(node);
         let was = self.drained.has(&name);
