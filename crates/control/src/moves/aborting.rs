@@ -14,8 +14,9 @@ use switchyard_resp::units::{counted, describe_size};
 use switchyard_router::{Link, Router, Steer};
 use tracing::{error, warn};
 
+use super::Moves;
 use super::colocate::Told;
-use super::{Moves, Planned};
+use super::queue::Planned;
 use crate::admin::{AbortRequest, Lose, MoveState, MovesReport, Refused, Trouble, conflict};
 use crate::journal::RESERVE;
 
@@ -51,7 +52,7 @@ impl Moves {
         self.refresh();
         let look = {
             let state = self.state();
-            self.look_of(id, state.open.get(&id).ok_or_else(|| Self::not_open(&state, id))?)
+            self.look_of(id, state.open.get(&id).ok_or_else(|| state.not_open(id))?)
         };
         let is_up = |node: NodeId| self.link_of(node).is_none_or(|link| link == Link::Up);
         let (source, target) = (self.name(look.source), self.name(look.target));
@@ -125,7 +126,7 @@ impl Moves {
     fn end_soon(&self, id: MoveId, lose: Option<Side>) -> Result<(), Refused> {
         let before = {
             let mut state = self.state();
-            let known = Self::not_open(&state, id);
+            let known = state.not_open(id);
             let steering = &mut state.open.get_mut(&id).ok_or(known)?.steering;
             let before = *steering;
             (steering.aborting, steering.give_up) = (true, lose.or(steering.give_up));

@@ -9,9 +9,10 @@ use switchyard_policy::migration::{Durability, Goal, How, MoveOrder, Protocol, R
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology};
 use switchyard_router::{Router, Steer};
 
+use super::Moves;
 use super::colocate::Told;
+use super::queue::Planned;
 use super::words::{DURABILITIES, name_of, named};
-use super::{Moves, Planned, State};
 use crate::admin::{HowRequest, MovesReport, PlanReport, PlannedReport, Refused, SteerRequest, conflict, wrong};
 use crate::nodes::check::{Own, PATIENCE, check_node};
 use crate::operator::text_of;
@@ -80,7 +81,7 @@ impl Moves {
         };
         let begun = {
             let mut state = self.state();
-            let not_open = Self::not_open(&state, id);
+            let not_open = state.not_open(id);
             let planned = state.open.get_mut(&id).ok_or(not_open)?;
             if planned.steering.aborting {
                 return Err(conflict(format!("move {} is being aborted and does not go on; begin another one", id.0)));
@@ -101,16 +102,6 @@ impl Moves {
         self.wake();
         self.home.tell(Told::Look);
         Ok(self.report())
-    }
-
-    /// Why nothing can be done to a move that is not open.
-    pub(super) fn not_open(state: &State, id: MoveId) -> Refused {
-        if state.ended.iter().any(|report| report.id == id.0) {
-            return conflict(format!("move {} is over", id.0));
-        }
-        let known: Vec<String> = state.open.keys().map(|id| id.0.to_string()).collect();
-        let known = if known.is_empty() { "none is under way".to_owned() } else { format!("under way: {}", known.join(", ")) };
-        conflict(format!("there is no move {}; {known}", id.0))
     }
 
     fn planned(&self, id: Option<MoveId>, order: &MoveOrder) -> PlannedReport {

@@ -149,63 +149,67 @@ fn refuse(waiting: impl IntoIterator<Item = Waiting>, why: &str) {
     waiting.into_iter().for_each(|w| w.wish.refuse(why));
 }
 
-impl Moves {
-    /// Starts the thread, which ends when the router is told to stop.
-    pub(super) fn start_home(self: &Arc<Self>) -> std::io::Result<()> {
-        let told = self.home.told.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(told) = told else { return Ok(()) };
-        let moves = Arc::clone(self);
-        std::thread::Builder::new().name("home".to_owned()).spawn(move || moves.keep_home(&told))?;
-        Ok(())
-    }
+/// Starts the thread, which ends when the router is told to stop.
+pub(super) fn start(moves: &Arc<Moves>) -> std::io::Result<()> {
+    let told = moves.home.told.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let Some(told) = told else { return Ok(()) };
+    let colocation = Colocation { moves: Arc::clone(moves), waiting: Vec::new(), checks: BTreeMap::new() };
+    std::thread::Builder::new().name("home".to_owned()).spawn(move || colocation.run(&told))?;
+    Ok(())
+}
 
-    fn keep_home(self: &Arc<Self>, told: &mpsc::Receiver<Told>) {
-        let mut waiting: Vec<Waiting> = Vec::new();
-        let mut checks: BTreeMap<Pair, Check> = BTreeMap::new();
-        while !self.stopping.load(Ordering::Acquire) {
-            let soonest = waiting.iter().map(|w| w.until.saturating_duration_since(Instant::now())).min();
+/// What the thread knows.
+struct Colocation {
+    moves: Arc<Moves>,
+    waiting: Vec<Waiting>,
+    checks: BTreeMap<Pair, Check>,
+}
+
+impl Colocation {
+    fn run(mut self, told: &mpsc::Receiver<Told>) {
+        while !self.moves.stopping.load(Ordering::Acquire) {
+            let soonest = self.waiting.iter().map(|w| w.until.saturating_duration_since(Instant::now())).min();
             let first = match soonest {
                 None => told.recv().ok(),
                 Some(soonest) => told.recv_timeout(soonest.min(HEALTH)).ok(),
             };
             for what in first.into_iter().chain(told.try_iter()) {
                 match what {
-                    Told::Wish(wish) => waiting.push(Waiting { until: Instant::now() + wish.within(), wish }),
+                    Told::Wish(wish) => self.waiting.push(Waiting { until: Instant::now() + wish.within(), wish }),
                     Told::Look => {}
                     Told::Stopped { keys, why } => {
-                        refuse(waiting.extract_if(.., |w| w.wish.wanted().concerns(&keys)), &why);
+                        refuse(self.waiting.extract_if(.., |w| w.wish.wanted().concerns(&keys)), &why);
                     }
                     Told::Checked { between, outcome } => {
-                        checks.insert(between, Check::Over(Instant::now(), outcome));
+                        self.checks.insert(between, Check::Over(Instant::now(), outcome));
                     }
                 }
             }
             let now = Instant::now();
             // Their workers have told them.
-            waiting.extract_if(.., |w| w.until <= now).for_each(|w| w.wish.done());
-            checks.retain(|_, check| match check {
+            self.waiting.extract_if(.., |w| w.until <= now).for_each(|w| w.wish.done());
+            self.checks.retain(|_, check| match check {
                 // Its answer is here, or it panicked.
                 Check::UnderWay(thread) => !thread.is_finished(),
                 Check::Over(at, _) => at.elapsed() < FRESH,
             });
-            if !waiting.is_empty() {
-                waiting = self.bring_home_now(waiting, &mut checks);
+            if !self.waiting.is_empty() {
+                self.bring_home_now();
             }
         }
     }
 
-    /// Begins what can begin. Gives those who still wait.
-    fn bring_home_now(self: &Arc<Self>, waiting: Vec<Waiting>, checks: &mut BTreeMap<Pair, Check>) -> Vec<Waiting> {
-        let topology = match self.topology_now() {
+    /// Begins what can begin.
+    fn bring_home_now(&mut self) {
+        let moves = Arc::clone(&self.moves);
+        let topology = match moves.topology_now() {
             Ok(topology) => topology,
-            Err(refused) => {
-                refuse(waiting, refused.text());
-                return Vec::new();
-            }
+            Err(refused) => return refuse(self.waiting.drain(..), refused.text()),
         };
         let away = self.nodes_away();
+        let waiting = std::mem::take(&mut self.waiting);
         let plan = {
-            let state = self.state();
+            let state = moves.state();
             let open = state.open.iter().map(|(id, planned)| Open {
                 id: *id,
                 source: planned.order.source,
@@ -220,15 +224,15 @@ impl Moves {
         let mut refusals: BTreeMap<usize, String> = BTreeMap::new();
         for colocation in plan.moves {
             let between = (colocation.source, colocation.target);
-            let outcome = match checks.remove(&between) {
+            let outcome = match self.checks.remove(&between) {
                 Some(Check::Over(_, outcome)) => outcome,
                 Some(Check::UnderWay(thread)) => {
-                    checks.insert(between, Check::UnderWay(thread));
+                    self.checks.insert(between, Check::UnderWay(thread));
                     continue;
                 }
                 None => match self.begin_check(between) {
                     Ok(thread) => {
-                        checks.insert(between, Check::UnderWay(thread));
+                        self.checks.insert(between, Check::UnderWay(thread));
                         continue;
                     }
                     Err(error) => Err(Refused::Failed(format!("a thread that asks the nodes cannot be started: {error}"))),
@@ -249,7 +253,7 @@ impl Moves {
                 how,
                 cause: Cause::Needed(home_for),
             };
-            match outcome.and_then(|()| self.accept_checked(vec![order(self.how_home()?)])) {
+            match outcome.and_then(|()| moves.accept_checked(vec![order(how_home(&moves)?)])) {
                 Ok(report) => {
                     let id = report.moves.first().and_then(|planned| planned.id).unwrap_or_default();
                     info!("move {id} brings {} home: {commands} needs them together with others of their slots", counted(count, "key"));
@@ -257,35 +261,28 @@ impl Moves {
                 Err(refused) => refusals.extend(colocation.wanted_by.iter().map(|place| (*place, refused.text().to_owned()))),
             }
         }
-        let mut still = Vec::new();
         for (place, (w, standing)) in waiting.into_iter().zip(plan.standings).enumerate() {
             match (refusals.remove(&place), standing) {
                 (Some(why), _) => w.wish.refuse(&why),
                 (None, Standing::Home) => w.wish.done(),
-                (None, Standing::Wait) => still.push(w),
+                (None, Standing::Wait) => self.waiting.push(w),
                 (None, Standing::Paused(MoveId(id))) => {
                     w.wish.refuse(&format!("its slot is part of move {id}, which is paused (switchyard moves resume {id})"));
                 }
                 (None, Standing::Away(node)) => {
                     let why = away.get(&node).map(String::as_str).unwrap_or_default();
-                    w.wish.refuse(&format!("{} is away: {why}", self.name(node)));
+                    w.wish.refuse(&format!("{} is away: {why}", moves.name(node)));
                 }
             }
         }
-        still
-    }
-
-    /// How keys come home: clients wait for it.
-    fn how_home(&self) -> Result<How, Refused> {
-        self.how(&HowRequest { goal: Some("fast".to_owned()), ..HowRequest::default() })
     }
 
     /// Has both nodes asked, as before a move that somebody orders.
-    fn begin_check(self: &Arc<Self>, between: Pair) -> std::io::Result<JoinHandle<()>> {
-        let moves = Arc::clone(self);
+    fn begin_check(&self, between: Pair) -> std::io::Result<JoinHandle<()>> {
+        let moves = Arc::clone(&self.moves);
         let check = move || {
             let (source, target) = between;
-            let outcome = moves.how_home().and_then(|how| {
+            let outcome = how_home(&moves).and_then(|how| {
                 moves.check_one(source, false, &how)?;
                 moves.check_one(target, true, &how).map(drop)
             });
@@ -296,13 +293,18 @@ impl Moves {
 
     /// Nodes that cannot be reached, with the reasons.
     fn nodes_away(&self) -> BTreeMap<NodeId, String> {
-        let nodes = self.running.with(Router::status).map(|status| status.nodes).unwrap_or_default();
+        let nodes = self.moves.running.with(Router::status).map(|status| status.nodes).unwrap_or_default();
         let why = |link| match link {
             Link::Down(why) => Some(why),
             Link::Up | Link::Connecting => None,
         };
         nodes.into_iter().filter_map(|node| Some((node.id, why(node.link)?))).collect()
     }
+}
+
+/// How keys come home: clients wait for it.
+fn how_home(moves: &Moves) -> Result<How, Refused> {
+    moves.how(&HowRequest { goal: Some("fast".to_owned()), ..HowRequest::default() })
 }
 
 #[cfg(test)]

@@ -83,7 +83,7 @@ mod tests {
     use switchyard_policy::migration::{Cause, How, MoveOrder, Side};
     use switchyard_policy::topology::Stage;
 
-    use super::super::Planned;
+    use super::super::queue::Planned;
     use super::*;
     use crate::placement::Placement;
 

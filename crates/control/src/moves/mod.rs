@@ -9,11 +9,12 @@ mod accept;
 mod colocate;
 mod host;
 mod options;
+mod queue;
 mod report;
 mod resume;
 mod words;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,14 +24,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use switchyard_policy::migration::record::OpenMove;
 use switchyard_policy::migration::{Cause, Durability, Goal, Key, MoveOrder, Record, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 use switchyard_resp::units::counted;
-use switchyard_router::{MoveEnd, MoveProgress, SoFar, Steer};
+use switchyard_router::{MoveEnd, Router, Steer};
 use tracing::{error, info, warn};
 
 use self::options::{OPTIONS, Options, so_far};
+use self::queue::{Planned, State};
 use crate::admin::{MoveReport, MoveState};
 use crate::ledger::Ledger;
 use crate::placement::Placement;
@@ -42,72 +43,11 @@ pub use words::{DURABILITIES, name_of, named};
 /// The document of the store.
 const ENDED: &str = "moves-ended";
 
-/// How many moves that ended are remembered.
-const ENDED_MAX: usize = 100;
-
 /// How often it is noted what clients wait, and whether what failed goes now. What begins and what ends is told.
 const SAMPLE: Duration = Duration::from_secs(1);
 
 /// How often what moves have done is kept for the next start.
 const KEEP: Duration = Duration::from_secs(2);
-
-/// A move that is not over.
-#[derive(Debug)]
-struct Planned {
-    order: MoveOrder,
-    steering: Steering,
-    /// What it had done when that was last looked at, with the routers before this one.
-    so_far: SoFar,
-    /// How many keys were lost with a side that was given up, at most, once that was decided.
-    lost: Option<u64>,
-    /// A mover has it.
-    begun: bool,
-    /// Where it stood when the router ended.
-    resume: Option<OpenMove>,
-    /// Keys that the open leg had away then.
-    left_at_start: u64,
-    progress: Option<MoveProgress>,
-    end: Option<MoveEnd>,
-    /// Why it could not be begun the last time.
-    trouble: Option<String>,
-}
-
-/// What the user has said of a move since.
-#[derive(Clone, Copy, Debug, Default)]
-struct Steering {
-    paused: bool,
-    /// It is to end.
-    aborting: bool,
-    /// Without this side, which is lost for good.
-    give_up: Option<Side>,
-}
-
-impl Planned {
-    /// A move that nobody has begun.
-    fn new(order: MoveOrder) -> Self {
-        Self {
-            order,
-            steering: Steering::default(),
-            so_far: SoFar::default(),
-            lost: None,
-            begun: false,
-            resume: None,
-            left_at_start: 0,
-            progress: None,
-            end: None,
-            trouble: None,
-        }
-    }
-}
-
-#[derive(Debug, Default)]
-struct State {
-    open: BTreeMap<MoveId, Planned>,
-    ended: VecDeque<MoveReport>,
-    /// How many have ended since the start: done, and stopped early.
-    done: u64,
-    stopped: u64,
-}
 
 /// How data moves, where a move does not say.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,7 +76,8 @@ struct Tuning {
     patience: Duration,
 }
 
-/// The executor of one fleet's moves, and the operations on its nodes.
+/// The executor of one fleet's moves. It is one type in several files, because all of it is about one state under one lock: an order that is accepted,
+/// steered, begun, reported and ended is the same entry. What needs only that state is in `queue`.
 #[derive(Debug)]
 pub struct Moves {
     placement: Arc<Placement>,
@@ -216,10 +157,6 @@ impl Moves {
         let _ = self.wake.send(());
     }
 
-    fn per_node_max(&self) -> usize {
-        self.tuning.read().unwrap_or_else(PoisonError::into_inner).config.per_node_max
-    }
-
     /// Starts the thread. The router must serve.
     pub fn start(self: &Arc<Self>) -> anyhow::Result<MovesThread> {
         let woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner).take().context("the executor of moves runs already")?;
@@ -245,7 +182,7 @@ impl Moves {
                 }
             })
             .context("cannot start a thread")?;
-        self.start_home().context("cannot start a thread")?;
+        colocate::start(self).context("cannot start a thread")?;
         Ok(MovesThread { thread })
     }
 
@@ -256,51 +193,15 @@ impl Moves {
             router.moves()
         });
         let Some(progress) = told else { return };
-        let mut ended = Vec::new();
-        let mut unwanted = Vec::new();
-        let mut next = Vec::new();
-        {
+        let per_node_max = self.tuning.read().unwrap_or_else(PoisonError::into_inner).config.per_node_max;
+        let due = {
             let mut state = self.state();
-            for told in progress {
-                if let Some(planned) = state.open.get_mut(&told.id) {
-                    planned.progress = Some(told);
-                }
-            }
-            ended.extend(state.open.iter().filter(|(_, planned)| planned.end.is_some()).map(|(id, _)| *id));
-            let mut busy: BTreeMap<NodeId, usize> = BTreeMap::new();
-            for planned in state.open.values().filter(|planned| planned.begun && planned.end.is_none()) {
-                for node in planned.order.nodes() {
-                    *busy.entry(node).or_default() += 1;
-                }
-            }
-            let max = self.per_node_max();
-            for (id, planned) in &mut state.open {
-                // A move of which a leg is open goes on whatever the bound says: clients wait for its keys.
-                let must = planned.resume.as_ref().is_some_and(|resume| resume.leg.is_some());
-                let free = planned.order.nodes().iter().all(|node| busy.get(node).copied().unwrap_or(0) < max);
-                // The same where clients wait for keys to come home: they would wait for an end that may be hours away.
-                let needed = planned.order.needed_keys().is_some();
-                let may = (free || needed) && !planned.steering.paused && !planned.steering.aborting;
-                if planned.steering.aborting && !planned.begun && planned.end.is_none() && !must {
-                    unwanted.push(*id);
-                }
-                if planned.begun || planned.end.is_some() || !(must || may) {
-                    continue;
-                }
-                for node in planned.order.nodes() {
-                    *busy.entry(node).or_default() += 1;
-                }
-                planned.begun = true;
-                next.push(*id);
-            }
-        }
-        unwanted.into_iter().for_each(|id| self.end_before_it_begins(id));
-        for id in ended {
-            self.finish(id);
-        }
-        for id in next {
-            self.begin(id);
-        }
+            state.note(progress);
+            state.due(per_node_max)
+        };
+        due.unwanted.into_iter().for_each(|id| self.end_before_it_begins(id));
+        due.ended.into_iter().for_each(|id| self.finish(id));
+        due.next.into_iter().for_each(|id| self.begin(id));
     }
 
     fn begin(self: &Arc<Self>, id: MoveId) {
@@ -410,18 +311,10 @@ impl Moves {
                 }
             }),
         );
-        let ended: Vec<MoveReport> = {
+        let ended = {
             let mut state = self.state();
-            state.open.remove(&id);
-            match report.state {
-                MoveState::Done => state.done += 1,
-                _ => state.stopped += 1,
-            }
-            state.ended.push_back(report);
-            while state.ended.len() > ENDED_MAX {
-                state.ended.pop_front();
-            }
-            state.ended.iter().cloned().collect()
+            state.close(id, report);
+            state.ended.clone()
         };
         if let Err(error) = save_as(&*self.store, ENDED, &ended) {
             warn!("the list of moves that have ended cannot be kept: {error}");
@@ -432,13 +325,8 @@ impl Moves {
 
     /// Takes note of how far moves are.
     fn refresh(&self) {
-        let fresh = self.running.with(switchyard_router::Router::moves).unwrap_or_default();
-        let mut state = self.state();
-        for told in fresh {
-            if let Some(planned) = state.open.get_mut(&told.id) {
-                planned.progress = Some(told);
-            }
-        }
+        let fresh = self.running.with(Router::moves).unwrap_or_default();
+        self.state().note(fresh);
     }
 
     /// Keeps what moves have done, for the next start.

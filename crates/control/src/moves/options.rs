@@ -7,8 +7,8 @@ use switchyard_policy::migration::record::OpenMove;
 use switchyard_policy::migration::{Cause, Goal, How, MoveOrder, Side};
 use switchyard_router::{MoveProgress, SoFar};
 
+use super::queue::{Planned, Steering};
 use super::words::name_of;
-use super::{Planned, Steering};
 use crate::admin::Lose;
 
 /// The document of the store.

@@ -4,9 +4,10 @@ use switchyard_policy::migration::{Cause, Goal, Phase, Protocol, Side};
 use switchyard_policy::topology::MoveId;
 use switchyard_resp::units::counted;
 
+use super::Moves;
 use super::colocate::report_of;
+use super::queue::Planned;
 use super::words::{DURABILITIES, name_of};
-use super::{Moves, Planned};
 use crate::admin::{BigKeyReport, JournalReport, MoveReport, MoveState, MovesReport};
 use crate::metrics::Page;
 

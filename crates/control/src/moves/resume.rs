@@ -12,7 +12,8 @@ use switchyard_policy::topology::{MoveId, Slot, Stage, Transit, slot_of};
 use tracing::{info, warn};
 
 use super::options::{OPTIONS, Options};
-use super::{ENDED, Moves, Planned, State};
+use super::queue::{Planned, State};
+use super::{ENDED, Moves};
 use crate::admin::MoveReport;
 use crate::journal::Sync;
 use crate::ledger::Ledger;
