@@ -156,7 +156,10 @@ impl Moves {
             let mut state = self.state();
             let is_idle = |planned: &Planned| !planned.begun && planned.resume.as_ref().is_none_or(|resume| resume.leg.is_none());
             match state.open.remove(&id) {
-                Some(planned) if is_idle(&planned) => planned,
+                Some(planned) if is_idle(&planned) => {
+                    self.beside().insert(id, planned.options.clone());
+                    planned
+                }
                 Some(planned) => {
                     state.open.insert(id, planned);
                     return;
@@ -179,7 +182,7 @@ impl Moves {
             None if report.slots_done > 0 => "aborted by the user".to_owned(),
             None => "aborted before it began".to_owned(),
         };
-        self.close(id, report);
+        self.close(id, planned.options, report);
     }
 
     /// Whether a node was drained, and gets no slots.

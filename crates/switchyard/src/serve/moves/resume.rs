@@ -65,6 +65,7 @@ impl Moves {
             recording: Mutex::default(),
             keeping: Mutex::default(),
             drained,
+            beside: Arc::default(),
             home: super::home::Home::default(),
         }))
     }
