@@ -21,7 +21,6 @@ use super::sizes::Sizes;
 use super::spool::Spool;
 use super::staging::{LEG_BYTES, Staging};
 use super::{MoveEnd, MoveOrder, SharedMove, Steer, Told};
-use crate::function_turns::CopyTurn;
 use crate::metrics::Waits;
 use crate::shared::{Message, Shared, lock};
 
@@ -101,8 +100,6 @@ pub(super) struct Mover {
     pub(super) tickets: BTreeMap<u64, usize>,
     pub(super) doing: String,
     pub(super) records: u64,
-    /// What gives functions to the target may still be executed there: until then nobody changes them.
-    pub(super) gives_functions: Option<CopyTurn>,
     databases: BTreeSet<u32>,
     /// Databases of the source in which no key expired when it was asked last.
     pub(super) lasting: Vec<u32>,
@@ -210,7 +207,6 @@ impl Mover {
             tickets: BTreeMap::new(),
             doing: "connecting".to_owned(),
             records: 0,
-            gives_functions: None,
             databases: BTreeSet::new(),
             lasting: Vec::new(),
             strings: false,
