@@ -73,12 +73,12 @@ use worker::Worker;
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// Another process has the port.
-    #[error("cannot listen on {address}: {source}")]
+    #[error("cannot listen on {address}: {why}")]
     Listen {
         /// The address asked for.
         address: ListenAddress,
         /// What the system said.
-        source: io::Error,
+        why: io::Error,
     },
     /// The system refused a thread, an epoll instance or the like.
     #[error("cannot start a worker: {0}")]

@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use switchyard_policy::migration::pace::{Observation, Pacer};
 use switchyard_policy::migration::{Fingerprint, Goal, Outcome, Pace, Progress, Side};
 use switchyard_policy::topology::{Slot, Stage, slot_of};
+use switchyard_resp::units::counted;
 use tracing::{error, trace, warn};
 
 use super::big::Big;
@@ -346,7 +347,7 @@ impl Mover {
         if let Some((side, keys)) = self.lost {
             let name = self.name(self.end(side).node);
             let what = match side {
-                Side::Target => format!("{keys} keys at most, which had moved there, are lost"),
+                Side::Target => format!("lost is at most {}, moved there before", counted(keys, "key")),
                 Side::Source => "what it had of the slots that were moving is lost".to_owned(),
             };
             return Some(MoveEnd::Stopped(format!("{name} was given up: {what}")));

@@ -139,7 +139,7 @@ mod tests {
         moves.end_before_it_begins(id);
         let report = moves.report();
         let ended = report.ended.first().expect("it is over");
-        let why = "127.0.0.1:7002 was given up: 2 keys at most, which had moved there, are lost";
+        let why = "127.0.0.1:7002 was given up: lost is at most 2 keys, moved there before";
         assert_eq!((ended.keys_lost, ended.doing.as_str()), (2, why));
         let file = dir.path().join("lost-keys-of-move-1.txt");
         assert_eq!(std::fs::read_to_string(file).expect("there").lines().count(), 2);

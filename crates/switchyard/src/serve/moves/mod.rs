@@ -414,7 +414,7 @@ impl Moves {
                 report.state = MoveState::Done;
                 report.doing = "done".to_owned();
                 report.percent = 100.0;
-                info!("move {} is done: {}, {} bytes", id.0, counted(report.keys_moved, "key"), report.bytes_moved);
+                info!("move {} is done: {}, {}", id.0, counted(report.keys_moved, "key"), counted(report.bytes_moved, "byte"));
             }
             MoveEnd::Stopped(why) => {
                 if let Some(keys) = homeward {
@@ -526,7 +526,7 @@ impl Moves {
         if begun.is_empty() {
             return;
         }
-        info!("{} moves are under way: each ends its present leg, and goes on after the next start", begun.len());
+        info!("under way: {}. Each ends its present leg, and goes on after the next start", counted(begun.len(), "move"));
         self.running.with(|router| {
             for id in &begun {
                 router.steer_move(*id, Steer::Abort);
