@@ -340,7 +340,7 @@ impl State {
             }
             Record::Met { move_id, leg, .. }
             | Record::Moved { move_id, leg, .. }
-            | Record::TurnedBack { move_id, leg, .. }
+            | Record::RolledBack { move_id, leg, .. }
             | Record::Returned { move_id, leg, .. } => add(self, move_id, Some(*leg)),
             Record::LegEnded { move_id, leg, owner } => {
                 add(self, move_id, None);

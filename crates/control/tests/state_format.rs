@@ -57,7 +57,7 @@ fn records() -> Vec<Record> {
         Record::Met { move_id: two, leg: 2, side: Side::Target, process: process("c", 11) },
         Record::LegMoving { move_id: two, leg: 2 },
         Record::Moved { move_id: two, leg: 2, keys: keys(100) },
-        Record::TurnedBack { move_id: two, leg: 2, why: "the target is full".to_owned() },
+        Record::RolledBack { move_id: two, leg: 2, why: "the target is full".to_owned() },
         Record::Returned { move_id: two, leg: 2, keys: keys(100)[..1].to_vec() },
     ]
 }
@@ -126,7 +126,7 @@ fn facts(directory: &Path) -> Vec<String> {
             id.0,
             numbers(&leg.slots),
             leg.moving,
-            leg.turned_back
+            leg.rolled_back
         ));
         facts.push(format!("leg {} is between {} and {}", leg.leg, leg.source.run_id, leg.target.run_id));
         facts.push(format!("leg {} has away {:?}", leg.leg, leg.away.keys().map(|key| key.0).collect::<Vec<_>>()));

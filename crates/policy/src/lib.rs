@@ -3,13 +3,13 @@
 //! Router and simulator run the same functions; what they differ in is who supplies the events.
 
 pub mod balance;
+pub mod colocate;
 pub mod empty_return;
 pub mod failover;
-pub mod homecoming;
 pub mod limits;
-pub mod line;
 pub mod migration;
 pub mod routing;
 pub mod scan;
 pub mod seat;
 pub mod topology;
+pub mod wait_queue;

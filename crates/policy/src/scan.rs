@@ -1,7 +1,7 @@
 //! SCAN over all nodes: which node is asked next, and when every key that was there all the time has been given.
 //!
 //! One pass over the nodes misses a key that moves from a node not yet asked to one that was. So for every slot the time is kept at which
-//! something last *happened* to it: it began or ceased to move, a leg of it turned back, its owner or its exceptions changed, a node that
+//! something last *happened* to it: it began or ceased to move, a leg of it rolled back, its owner or its exceptions changed, a node that
 //! has it became another process. A slot is *covered* by a pass in which nothing happened to it, and in which a node that it leaves was
 //! asked before the one it goes to. What a pass has not covered the next one asks for, at the nodes that have such slots, and passes go
 //! up and down the nodes in turn: a move that does not end lies in the right direction in one of two. The scan ends when all is covered.

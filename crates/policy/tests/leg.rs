@@ -58,10 +58,10 @@ impl Driven {
         }
     }
 
-    /// What it wants of the nodes, and what it admits, since the last look.
+    /// What it wants of the nodes, and what it commits, since the last look.
     fn take_all(&mut self) -> Vec<Action> {
         let said = std::mem::take(&mut self.said).into_iter();
-        said.filter(|action| matches!(action, Action::Copy { .. } | Action::Store { .. } | Action::Remove { .. } | Action::Admit { .. }))
+        said.filter(|action| matches!(action, Action::Copy { .. } | Action::Store { .. } | Action::Remove { .. } | Action::Commit { .. }))
             .collect()
     }
 
@@ -85,7 +85,7 @@ fn what_a_restarted_source_shows_of_a_batch_that_was_read_before_goes() {
     driven.tell(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
     assert_eq!(driven.take_all(), vec![Action::Remove { batch: BATCH, from: Side::Source, keys: vec![there.clone(), absent.clone()] }]);
     driven.tell(Event::Removed { batch: BATCH });
-    assert_eq!(driven.take_all(), vec![Action::Admit { keys: vec![there, absent] }]);
+    assert_eq!(driven.take_all(), vec![Action::Commit { keys: vec![there, absent] }]);
 }
 
 #[test]
@@ -139,13 +139,13 @@ fn a_target_that_keeps_what_it_stored_is_not_cleared() {
 }
 
 #[test]
-fn admitted_keys_are_put_on_record_anew_when_the_target_restarts() {
+fn committed_keys_are_put_on_record_anew_when_the_target_restarts() {
     let there = key("there");
     let mut driven = Driven::moving(Durability::Memory, std::slice::from_ref(&there));
     driven.tell(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }] });
     driven.tell(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
     driven.tell(Event::Removed { batch: BATCH });
-    assert_eq!(driven.take_all().last(), Some(&Action::Admit { keys: vec![there.clone()] }));
+    assert_eq!(driven.take_all().last(), Some(&Action::Commit { keys: vec![there.clone()] }));
     driven.restart(Side::Target, "t2");
     let records: Vec<&Record> =
         driven.said.iter().filter_map(|action| if let Action::Record { record, .. } = action { Some(record) } else { None }).collect();
@@ -157,7 +157,7 @@ fn admitted_keys_are_put_on_record_anew_when_the_target_restarts() {
 }
 
 #[test]
-fn nothing_is_admitted_before_the_workers_know_that_a_leg_goes_back() {
+fn nothing_is_committed_before_the_workers_know_that_a_leg_goes_back() {
     let there = key("there");
     let mut driven = Driven::moving(Durability::Memory, std::slice::from_ref(&there));
     let open = OpenLeg {
@@ -165,7 +165,7 @@ fn nothing_is_admitted_before_the_workers_know_that_a_leg_goes_back() {
         slots: vec![Slot::new(7).expect("a slot")],
         moving: true,
         given_up: None,
-        turned_back: Some("it was told to end".to_owned()),
+        rolled_back: Some("it was told to end".to_owned()),
         source: process("s1"),
         target: process("t1"),
         eras: Eras { source: 0, target: 0 },
@@ -179,7 +179,7 @@ fn nothing_is_admitted_before_the_workers_know_that_a_leg_goes_back() {
 }
 
 #[test]
-fn a_key_that_the_target_has_before_it_was_stored_turns_the_leg_back() {
+fn a_key_that_the_target_has_before_it_was_stored_rolls_the_leg_back() {
     let (strange, other) = (key("strange"), key("other"));
     let stored = || Event::Stored { batch: BATCH, outcomes: vec![Stored::Exists, Stored::Stored] };
     let read = || Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }, Copied::Taken { bytes: 1 }] };
@@ -190,10 +190,10 @@ fn a_key_that_the_target_has_before_it_was_stored_turns_the_leg_back() {
     driven.tell(Event::Tick);
     let records: Vec<&Record> =
         driven.said.iter().filter_map(|action| if let Action::Record { record, .. } = action { Some(record) } else { None }).collect();
-    assert!(matches!(records.as_slice(), [Record::TurnedBack { .. }, ..]), "{records:?}");
+    assert!(matches!(records.as_slice(), [Record::RolledBack { .. }, ..]), "{records:?}");
     let turned = driven.said.clone();
     let removed =
-        driven.take_all().into_iter().any(|action| matches!(action, Action::Remove { from: Side::Source, .. } | Action::Admit { .. }));
+        driven.take_all().into_iter().any(|action| matches!(action, Action::Remove { from: Side::Source, .. } | Action::Commit { .. }));
     assert!(!removed, "both keys stay where they are");
     // At the target goes what the leg has stored there, and nothing else: the other key is somebody's.
     let purges: Vec<&Action> = turned.iter().filter(|action| matches!(action, Action::Purge { .. })).collect();
@@ -229,7 +229,7 @@ fn decided(driven: &mut Driven) -> Vec<Action> {
         let moves = Action::Record { number: 0, record: Record::Moved { move_id: MoveId(1), leg: 0, keys: Vec::new() } };
         let is_record = std::mem::discriminant(action) == std::mem::discriminant(&moves);
         is_record
-            || matches!(action, Action::Turn { .. } | Action::Announce | Action::Lost { .. } | Action::HandOver { .. } | Action::End(_))
+            || matches!(action, Action::RollBack { .. } | Action::Announce | Action::Lost { .. } | Action::HandOver { .. } | Action::End(_))
     };
     let number_0 = |action| if let Action::Record { record, .. } = action { Action::Record { number: 0, record } } else { action };
     std::mem::take(&mut driven.said).into_iter().filter(is_decision).map(number_0).collect()
@@ -251,8 +251,8 @@ fn a_leg_that_gives_up_its_target_ends_at_the_source_when_nobody_can_be_answered
         decided(&mut driven),
         vec![
             record(Record::GivenUp { move_id, leg, side: Side::Target }),
-            record(Record::TurnedBack { move_id, leg, why: why.clone() }),
-            Action::Turn { why: why.clone(), away: std::sync::Arc::new([fingerprint].into()) },
+            record(Record::RolledBack { move_id, leg, why: why.clone() }),
+            Action::RollBack { why: why.clone(), away: std::sync::Arc::new([fingerprint].into()) },
         ]
     );
     // It comes back: too late.

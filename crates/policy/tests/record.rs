@@ -47,7 +47,7 @@ fn record() -> impl Strategy<Value = Record> {
         head().prop_map(|(move_id, leg)| Record::LegMoving { move_id, leg }),
         (head(), side(), process()).prop_map(|((move_id, leg), side, process)| Record::Met { move_id, leg, side, process }),
         (head(), keys()).prop_map(|((move_id, leg), keys)| Record::Moved { move_id, leg, keys }),
-        (head(), ".{0,50}").prop_map(|((move_id, leg), why)| Record::TurnedBack { move_id, leg, why }),
+        (head(), ".{0,50}").prop_map(|((move_id, leg), why)| Record::RolledBack { move_id, leg, why }),
         (head(), keys()).prop_map(|((move_id, leg), keys)| Record::Returned { move_id, leg, keys }),
         (head(), side()).prop_map(|((move_id, leg), side)| Record::GivenUp { move_id, leg, side }),
         (head(), side()).prop_map(|((move_id, leg), owner)| Record::LegEnded { move_id, leg, owner }),
@@ -135,7 +135,7 @@ fn a_leg_under_way() {
     let open = &replay.open[&MoveId(4)];
     assert_eq!((open.next_leg, open.handed_over.len()), (1, 0));
     let leg = open.leg.as_ref().expect("under way");
-    assert!(leg.moving && leg.turned_back.is_none());
+    assert!(leg.moving && leg.rolled_back.is_none());
     assert_eq!((&leg.source, &leg.target), (&met("a", 7), &met("c", 1)));
     assert_eq!((leg.eras.source, leg.eras.target), (0, 1));
     let away: Vec<(u128, u32)> = leg.away.iter().map(|(key, eras)| (key.0, eras.target)).collect();
@@ -146,16 +146,16 @@ fn a_leg_under_way() {
 fn a_leg_that_returned_and_one_that_moved() {
     let (move_id, leg) = (MoveId(4), 0);
     let mut records = journal();
-    records.push(Record::TurnedBack { move_id, leg, why: "OOM".into() });
+    records.push(Record::RolledBack { move_id, leg, why: "OOM".into() });
     records.push(Record::Returned { move_id, leg, keys: vec![Fingerprint(9)] });
     let replay = Replay::of(&records).expect("a journal");
     let open = replay.open[&move_id].leg.as_ref().expect("under way");
-    assert_eq!(open.turned_back.as_deref(), Some("OOM"));
+    assert_eq!(open.rolled_back.as_deref(), Some("OOM"));
     assert_eq!(open.away.keys().map(|key| key.0).collect::<Vec<_>>(), [3]);
     // The source is lost for good: there is nothing to go back to.
     let given_up = Replay::of(records.iter().chain([&Record::GivenUp { move_id, leg, side: Side::Source }])).expect("a journal");
     let open = given_up.open[&move_id].leg.as_ref().expect("under way");
-    assert_eq!((open.given_up, open.turned_back.as_deref()), (Some(Side::Source), None));
+    assert_eq!((open.given_up, open.rolled_back.as_deref()), (Some(Side::Source), None));
     records.push(Record::LegEnded { move_id, leg, owner: Side::Source });
     let slots: Vec<Slot> = (6..7).filter_map(Slot::new).collect();
     // One that does not begin, and then does.

@@ -6,13 +6,12 @@
 //!
 //! Absent on purpose: locks on the path of a command, knowledge of who changes the topology and why, HTTP, files.
 
+mod colocate;
 mod config_set;
 mod fences;
 mod function_turns;
 mod functions_dump;
-mod homeward;
 mod limits;
-mod lines;
 mod listener;
 mod lua;
 mod memory;
@@ -32,11 +31,12 @@ mod slow_log;
 mod sys;
 mod tls;
 mod users;
+mod wait_queues;
 mod worker;
 
+pub use colocate::{ColocatePort, ColocateRequest};
 pub use fences::left_behind;
 pub use function_turns::CopyTurn;
-pub use homeward::{HomePort, HomeWish};
 pub use limits::{KEY_RATE_MAX, KeyLimit};
 pub use memory::heap_used;
 pub use mover::{BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveOrder, MoveProgress, SoFar, Steer};
@@ -304,7 +304,7 @@ impl Router {
     }
 
     /// Says who brings keys home that commands need together. Once; without it such commands are refused.
-    pub fn set_home_port(&self, port: Arc<dyn HomePort>) {
+    pub fn set_colocate_port(&self, port: Arc<dyn ColocatePort>) {
         // A second one is a mistake of the caller that changes nothing.
         let _ = self.shared.home.set(port);
     }

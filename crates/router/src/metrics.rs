@@ -250,7 +250,7 @@ pub(crate) struct WorkerCounters {
     pub(crate) turns: Histogram,
     pub(crate) large: Counter,
     /// Commands that waited for keys to be brought home, and those of them that were refused in the end.
-    pub(crate) homing: Counter,
+    pub(crate) colocate_waits: Counter,
     pub(crate) not_home: Counter,
     /// Clients whose command waits at a node.
     pub(crate) blocked: Counter,

@@ -14,12 +14,11 @@ use switchyard_policy::scan::{Scans, TICK_MS};
 use switchyard_policy::topology::{MoveId, NodeId, Topology};
 use switchyard_resp::command::{CommandClass, CommandTable};
 
+use crate::colocate::ColocatePort;
 use crate::config_set::Overrides;
 use crate::fences::Fences;
 use crate::function_turns::FunctionTurns;
-use crate::homeward::HomePort;
 use crate::limits::Limits;
-use crate::lines::Lines;
 use crate::metrics::{WaitsLately, WorkerCounters};
 use crate::mover::{Moved, Moves, SharedMove};
 use crate::operator::OperatorPort;
@@ -31,6 +30,7 @@ use crate::settings::{KnownProcess, Live, Reads, Servers};
 use crate::slab::Handle;
 use crate::slow_log::SlowLog;
 use crate::users::{AclLog, Attempt, Logins, Users};
+use crate::wait_queues::WaitQueues;
 use crate::worker::Lane;
 
 /// Everything that a worker adopts together, at one epoch.
@@ -161,8 +161,8 @@ pub(crate) enum Message {
     Recall { client: Handle },
     /// More memory is in use than may be, and you have the client that takes the most.
     Evict,
-    /// Keys of a leg that your clients wait for were admitted.
-    Admitted,
+    /// Keys of a leg that your clients wait for were committed.
+    Committed,
     /// Your clients that wait for these keys of a move (`None`: any) are told this error.
     Refused { move_id: MoveId, keys: Option<Arc<[Fingerprint]>>, error: Arc<str> },
     /// What this client of yours needs together for its command of this number lives together, or (with the reason) will not soon.
@@ -277,7 +277,7 @@ pub(crate) struct Shared {
     pub(crate) monitors: Mutex<Vec<(usize, Handle)>>,
     pub(crate) pause: Mutex<Option<Pause>>,
     connections: Mutex<Vec<Connection>>,
-    pub(crate) lines: Lines,
+    pub(crate) wait_queues: WaitQueues,
     rooms: Mutex<BTreeMap<NodeId, Arc<Rooms>>>,
     pub(crate) mailboxes: Arc<Mailboxes>,
     pub(crate) logins: Arc<Logins>,
@@ -325,7 +325,7 @@ pub(crate) struct Shared {
     /// Who changes functions, or copies them.
     pub(crate) functions: FunctionTurns,
     /// Who brings keys home.
-    pub(crate) home: OnceLock<Arc<dyn HomePort>>,
+    pub(crate) home: OnceLock<Arc<dyn ColocatePort>>,
 }
 
 /// By node the oldest epoch under which something is in flight.
@@ -402,7 +402,7 @@ impl Shared {
             pause: Mutex::default(),
             connections: Mutex::default(),
             limits: Limits::default(),
-            lines: Lines::default(),
+            wait_queues: WaitQueues::default(),
             rooms: Mutex::default(),
             errors_before: Mutex::default(),
             logins: Arc::new(Logins::new(mailboxes.clone())),
@@ -547,7 +547,7 @@ impl Shared {
         counters.memory_biggest.set(0);
         counters.memory_leaving.set(0);
         self.subscriptions.forget_worker(worker);
-        self.lines.forget_worker(worker, &self.mailboxes);
+        self.wait_queues.forget_worker(worker, &self.mailboxes);
         lock(&self.rooms).values().for_each(|rooms| rooms.forget_worker(worker));
         lock(&self.monitors).retain(|(w, _)| *w != worker);
         for node in lock(&counters.nodes).iter().flatten() {

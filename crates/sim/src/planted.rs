@@ -32,12 +32,12 @@ pub enum Bug {
     ListedTooEarly,
     /// Commands that wait at the source stay there.
     BlockedNotParked,
-    /// A command of several keys goes as soon as one is admitted.
+    /// A command of several keys goes as soon as one is committed.
     OneKeyIsEnough,
-    /// A worker keeps what was admitted when a leg turns back.
-    AdmittedKept,
-    /// All is admitted when the slots are handed over, also where workers would use it at the other node.
-    AdmittedAtTheOther,
+    /// A worker keeps what was committed when a leg rolls back.
+    CommittedKept,
+    /// All is committed when the slots are handed over, also where workers would use it at the other node.
+    CommittedAtTheOther,
     /// The journal says that a record is durable before it is.
     JournalNotSynced,
     /// After a crash the stored topology decides, and not the journal.
@@ -92,8 +92,8 @@ impl Planted {
         Self::Around(Bug::ListedTooEarly),
         Self::Around(Bug::BlockedNotParked),
         Self::Around(Bug::OneKeyIsEnough),
-        Self::Around(Bug::AdmittedKept),
-        Self::Around(Bug::AdmittedAtTheOther),
+        Self::Around(Bug::CommittedKept),
+        Self::Around(Bug::CommittedAtTheOther),
         Self::Around(Bug::JournalNotSynced),
         Self::Around(Bug::TopologyDecides),
         Self::Around(Bug::FlushHalfAwaited),
@@ -107,8 +107,8 @@ impl Planted {
         Self::Around(Bug::ToldNotTakenInTheLeg),
         Self::Around(Bug::TailReadBeforeTheLeg),
         Self::Machine(MachineBug::UnlinkBeforeRecord),
-        Self::Machine(MachineBug::AdmitBeforeUnlink),
-        Self::Machine(MachineBug::AdmitBeforeRecord),
+        Self::Machine(MachineBug::CommitBeforeUnlink),
+        Self::Machine(MachineBug::CommitBeforeRecord),
         Self::Machine(MachineBug::NoDrain),
         Self::Machine(MachineBug::PresenceIsHistory),
         Self::Machine(MachineBug::NoPurge),
@@ -118,7 +118,7 @@ impl Planted {
         Self::Machine(MachineBug::NotRedone),
         Self::Machine(MachineBug::AbsentNotRecorded),
         Self::Machine(MachineBug::FlushWithoutQuiet),
-        Self::Machine(MachineBug::TurnBackWithoutDrain),
+        Self::Machine(MachineBug::RollbackWithoutDrain),
         Self::Machine(MachineBug::GivenUpWithoutDrain),
         Self::Machine(MachineBug::ReturnedThoughRemoved),
         Self::Machine(MachineBug::NotListedAgain),

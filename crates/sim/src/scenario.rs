@@ -40,7 +40,7 @@ pub struct Scenario {
     /// A node is out of memory.
     pub full: u64,
     /// The user goes back.
-    pub turn_back: u64,
+    pub roll_back: u64,
     /// The mover's connection to its target breaks while what is left over there is being removed, and the user goes back.
     pub give_up: u64,
     /// A node that is killed is away for longer than a leg waits for it.
@@ -127,7 +127,7 @@ impl Scenario {
             mute: 0,
             deaf: 0,
             full: 0,
-            turn_back: 0,
+            roll_back: 0,
             give_up: 0,
             away: 0,
             lose: 0,
@@ -166,7 +166,7 @@ impl Scenario {
                 "mute" => (&mut scenario.mute, 1000),
                 "deaf" => (&mut scenario.deaf, 1000),
                 "full" => (&mut scenario.full, 1000),
-                "turn-back" => (&mut scenario.turn_back, 1000),
+                "roll-back" => (&mut scenario.roll_back, 1000),
                 "give-up" => (&mut scenario.give_up, 1000),
                 "away" => (&mut scenario.away, 1000),
                 "lose" => (&mut scenario.lose, 1000),

@@ -1,4 +1,4 @@
-//! Workers as decision 0011 has them: each works by the view that it has adopted, knows of admitted keys what it has been told, and counts what is
+//! Workers as decision 0011 has them: each works by the view that it has adopted, knows of committed keys what it has been told, and counts what is
 //! in flight by the epoch in which its place was chosen. What they do with bytes is left out.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,10 +28,10 @@ pub(crate) enum Stage {
     Settled,
     /// The same, and writes are told to the mover.
     Observed,
-    /// Keys are at the target once they are admitted.
+    /// Keys are at the target once they are committed.
     Moving { uid: u64, target: usize },
-    /// Keys of `away` are at the source once they are admitted, all others at once.
-    Turned { uid: u64, source: usize, away: BTreeSet<KeyIx> },
+    /// Keys of `away` are at the source once they are committed, all others at once.
+    RolledBack { uid: u64, source: usize, away: BTreeSet<KeyIx> },
 }
 
 impl View {
@@ -81,10 +81,10 @@ pub(crate) struct Flying {
 pub(crate) struct Worker {
     pub(crate) view: Rc<View>,
     links: [Link; 2],
-    admitted: BTreeSet<KeyIx>,
-    admitted_uid: u64,
-    /// Every key is admitted, also those that nobody has named.
-    admitted_all: bool,
+    committed: BTreeSet<KeyIx>,
+    committed_uid: u64,
+    /// Every key is committed, also those that nobody has named.
+    committed_all: bool,
     pub(crate) flying: BTreeMap<u64, Flying>,
     /// Commands that wait for keys.
     waiting: BTreeSet<u64>,
@@ -102,9 +102,9 @@ impl Worker {
         Self {
             view,
             links: Default::default(),
-            admitted: BTreeSet::new(),
-            admitted_uid: 0,
-            admitted_all: false,
+            committed: BTreeSet::new(),
+            committed_uid: 0,
+            committed_all: false,
             flying: BTreeMap::new(),
             waiting: BTreeSet::new(),
         }
@@ -141,16 +141,16 @@ impl Worker {
         let (uid, to) = match &view.stage {
             Stage::Settled | Stage::Observed => (0, None),
             Stage::Moving { uid, target } => (*uid, Some(*target)),
-            Stage::Turned { uid, source, .. } => (*uid, Some(*source)),
+            Stage::RolledBack { uid, source, .. } => (*uid, Some(*source)),
         };
-        let known = uid == self.admitted_uid;
+        let known = uid == self.committed_uid;
         let is_missing = |key: &KeyIx| {
             let must_come = match &view.stage {
                 Stage::Settled | Stage::Observed => false,
                 Stage::Moving { .. } => moves(key),
-                Stage::Turned { away, .. } => away.contains(key),
+                Stage::RolledBack { away, .. } => away.contains(key),
             };
-            must_come && !(known && (self.admitted_all || self.admitted.contains(key)))
+            must_come && !(known && (self.committed_all || self.committed.contains(key)))
         };
         let missing: Vec<KeyIx> = keys.iter().copied().filter(is_missing).collect();
         let one_is_enough = garden.is(Bug::OneKeyIsEnough) && missing.len() < keys.len() && matches!(view.stage, Stage::Moving { .. });
@@ -168,7 +168,7 @@ impl Worker {
         let to = match self.view.stage {
             Stage::Settled | Stage::Observed => None,
             Stage::Moving { target, .. } => Some(target),
-            Stage::Turned { source, .. } => Some(source),
+            Stage::RolledBack { source, .. } => Some(source),
         };
         to.filter(|_| self.view.moves(key, garden)).unwrap_or(self.view.places[key])
     }
@@ -441,14 +441,14 @@ impl World {
             return;
         }
         let uid = match view.stage {
-            Stage::Moving { uid, .. } | Stage::Turned { uid, .. } => uid,
+            Stage::Moving { uid, .. } | Stage::RolledBack { uid, .. } => uid,
             _ => 0,
         };
-        if uid != worker.admitted_uid && !(self.garden.is(Bug::AdmittedKept) && uid != 0) {
-            worker.admitted.clear();
+        if uid != worker.committed_uid && !(self.garden.is(Bug::CommittedKept) && uid != 0) {
+            worker.committed.clear();
         }
-        worker.admitted_all &= uid == worker.admitted_uid;
-        worker.admitted_uid = uid;
+        worker.committed_all &= uid == worker.committed_uid;
+        worker.committed_uid = uid;
         worker.view = view;
         self.look_at_watches(ix);
         say!(self, "worker {ix} adopts {:?}", self.workers[ix].view);
@@ -476,16 +476,16 @@ impl World {
         }
     }
 
-    pub(crate) fn admitted(&mut self, ix: usize, uid: u64, keys: &[KeyIx]) {
-        if self.workers[ix].admitted_uid == uid {
-            self.workers[ix].admitted.extend(keys);
+    pub(crate) fn committed(&mut self, ix: usize, uid: u64, keys: &[KeyIx]) {
+        if self.workers[ix].committed_uid == uid {
+            self.workers[ix].committed.extend(keys);
             self.look_at_waiting(ix);
         }
     }
 
-    pub(crate) fn admitted_all(&mut self, ix: usize, uid: u64) {
-        if self.workers[ix].admitted_uid == uid {
-            self.workers[ix].admitted_all = true;
+    pub(crate) fn committed_all(&mut self, ix: usize, uid: u64) {
+        if self.workers[ix].committed_uid == uid {
+            self.workers[ix].committed_all = true;
             self.look_at_waiting(ix);
         }
     }

@@ -95,7 +95,7 @@ pub(crate) enum Fault {
     Mute(usize),
     Deaf(usize),
     Full(usize),
-    TurnBack,
+    RollBack,
     GiveUp,
     Lose(usize),
     Snapshot(usize),
@@ -110,8 +110,8 @@ pub(crate) enum Ev {
     Broke { conn: u32 },
     Release { conn: u32 },
     Adopt { worker: usize, view: Rc<View> },
-    Admitted { worker: usize, uid: u64, keys: Rc<Vec<KeyIx>> },
-    AdmittedAll { worker: usize, uid: u64 },
+    Committed { worker: usize, uid: u64, keys: Rc<Vec<KeyIx>> },
+    CommittedAll { worker: usize, uid: u64 },
     Refused { worker: usize, keys: Option<Rc<Vec<KeyIx>>> },
     Mover(Event),
     Synced,
@@ -302,7 +302,7 @@ impl World {
             (s.mute, Fault::Mute),
             (s.deaf, Fault::Deaf),
             (s.full, Fault::Full),
-            (s.turn_back, |_| Fault::TurnBack),
+            (s.roll_back, |_| Fault::RollBack),
             (s.full_disk, |_| Fault::FullDisk),
             (s.broken_disk, |_| Fault::BrokenDisk),
         ];
@@ -321,7 +321,7 @@ impl World {
             let node = self.random.below(2) as usize;
             faults.push(Fault::Lose(node));
         }
-        self.faulty = faults.iter().any(|fault| *fault != Fault::TurnBack);
+        self.faulty = faults.iter().any(|fault| *fault != Fault::RollBack);
         for node in 0..2 {
             if self.nodes[node].persistence == Persistence::Snapshots {
                 for _ in 0..self.random.below(3) {
@@ -673,8 +673,8 @@ impl World {
             }
             Ev::Release { conn } => self.release(conn),
             Ev::Adopt { worker, view } => self.adopt(worker, view),
-            Ev::Admitted { worker, uid, keys } => self.admitted(worker, uid, &keys),
-            Ev::AdmittedAll { worker, uid } => self.admitted_all(worker, uid),
+            Ev::Committed { worker, uid, keys } => self.committed(worker, uid, &keys),
+            Ev::CommittedAll { worker, uid } => self.committed_all(worker, uid),
             Ev::Refused { worker, keys } => self.refused(worker, keys.as_deref()),
             Ev::Mover(event) => self.mover_event(event),
             Ev::Synced => self.synced(),

@@ -46,7 +46,7 @@ fn each_bug_is_found_within_ten_thousand_seeds() {
         } else if *planted == Planted::Machine(Machine::GivenUpWithoutDrain) {
             // In the others nobody is given up.
             &lost
-        } else if *planted == Planted::Around(Bug::AdmittedAtTheOther) {
+        } else if *planted == Planted::Around(Bug::CommittedAtTheOther) {
             // The only protocol that goes back without telling the workers.
             &stop_and_copy
         } else {
@@ -81,18 +81,18 @@ fn the_search_through_all_orders_finds_bugs() {
     let planted = [
         (Planted::Machine(Machine::NoDrain), base),
         (Planted::Machine(Machine::NoPurge), base),
-        (Planted::Machine(Machine::AdmitBeforeRecord), crash),
+        (Planted::Machine(Machine::CommitBeforeRecord), crash),
         (Planted::Machine(Machine::UnlinkBeforeRecord), crash),
         (Planted::Machine(Machine::HandOverWithKeysLeft), base),
         (Planted::Machine(Machine::NoPurgeAfterRestart), restart),
         (Planted::Machine(Machine::NotRedone), cut),
         (Planted::Machine(Machine::AbsentNotRecorded), crash),
-        (Planted::Machine(Machine::TurnBackWithoutDrain), turn),
+        (Planted::Machine(Machine::RollbackWithoutDrain), turn),
         (Planted::Around(Bug::ClosedCountsAsDrained), cut),
         (Planted::Around(Bug::ReplacedWithoutKill), cut),
         (Planted::Around(Bug::ResumedWithoutKill), crash),
         (Planted::Around(Bug::JournalNotSynced), crash),
-        (Planted::Around(Bug::AdmittedKept), turn),
+        (Planted::Around(Bug::CommittedKept), turn),
     ];
     for (planted, bounds) in planted {
         let searched = explore(bounds, Some(planted), 1_000_000);

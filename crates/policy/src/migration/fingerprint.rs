@@ -1,4 +1,4 @@
-//! Sixteen bytes in the place of a key's name: what the journal and the set of admitted keys remember.
+//! Sixteen bytes in the place of a key's name: what the journal and the set of committed keys remember.
 //!
 //! SipHash-2-4 with 128 bits of output under a secret of the state directory: two keys with one fingerprint would be a lost key, so it must
 //! not be possible to look for such a pair. The standard library's hasher gives 64 bits, and its algorithm is not promised.

@@ -5,17 +5,17 @@
 //! simulator do what it says and tell it what came of it.
 //!
 //! # Who does what
-//! - **Workers** ask one question of a command for a slot in transit: are all its keys *admitted*? Then it goes to the target, on the
-//!   same connections as ever. Otherwise its client waits, and the keys are wanted ([`Event::Wanted`]). A key is admitted once and for
-//!   all ([`Action::Admit`]), so there is nothing to lock and nothing to take back, and nothing changes its path at release.
+//! - **Workers** ask one question of a command for a slot in transit: are all its keys *committed*? Then it goes to the target, on the
+//!   same connections as ever. Otherwise its client waits, and the keys are wanted ([`Event::Wanted`]). A key is committed once and for
+//!   all ([`Action::Commit`]), so there is nothing to lock and nothing to take back, and nothing changes its path at release.
 //! - **The mover**, one thread per move, owns the leg's machine and the only connections that copy. It serialises what happens to the
 //!   *place* of each key; the commands themselves need not pass through it (docs/decisions/0011).
 //!
 //! # The rules
 //! 1. Nothing is copied before the drain: every worker knows that the slots are moving, and nothing sent to the source earlier is still in
 //!    flight ([`Event::Drained`]).
-//! 2. A key is admitted only when its copy is stored at the target (as safely as was asked), that is on record, and its source copy
-//!    is gone. A key that the source does not have is admitted when that is on record.
+//! 2. A key is committed only when its copy is stored at the target (as safely as was asked), that is on record, and its source copy
+//!    is gone. A key that the source does not have is committed when that is on record.
 //! 3. A copy is never stored over an existing key. Where there is one it is an earlier copy of ours, and it stays.
 //! 4. What a broken connection may still do is unknown until the node has confirmed its end ([`Event::Restored`]); then the batch is done
 //!    again from its beginning, which is harmless by rule 3.
@@ -63,7 +63,7 @@ pub fn is_temporary(key: &[u8]) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct BatchId(pub u32);
 
-/// One of the two nodes of a leg. They change places when a leg is turned back.
+/// One of the two nodes of a leg. They change places when a leg is rolled back.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Side {
     /// Where the slots are before the move.
@@ -83,8 +83,8 @@ impl Side {
     }
 }
 
-/// Whether every key of a leg is where workers use those that are admitted (`to`), once the slots are handed over to `owner`. A protocol that goes back without
-/// [`Action::Turn`] hands over to the side at which workers do not look: then nothing is admitted, and who waits does so until the topology is published.
+/// Whether every key of a leg is where workers use those that are committed (`to`), once the slots are handed over to `owner`. A protocol that goes back without
+/// [`Action::RollBack`] hands over to the side at which workers do not look: then nothing is committed, and who waits does so until the topology is published.
 #[must_use]
 pub fn are_all_there(to: Side, owner: Side) -> bool {
     to == owner
@@ -282,7 +282,7 @@ pub enum Event {
     /// Another pace.
     Pace(Pace),
     /// Go back: the user asks for it.
-    TurnBack,
+    RollBack,
     /// That side is lost for good, the user says: end at the other one, with what is there. Not done where the side answers.
     GiveUp {
         /// The side.
@@ -394,7 +394,7 @@ pub enum Action {
         keys: Vec<Key>,
     },
     /// Commands for these keys may go to where the slots are going. Forget their content.
-    Admit {
+    Commit {
         /// Which.
         keys: Vec<Key>,
     },
@@ -410,7 +410,7 @@ pub enum Action {
         /// The side.
         side: Side,
     },
-    /// Every key is at the side `to`: admit all where that is right ([`are_all_there`]), store and publish the topology in which that node owns the slots;
+    /// Every key is at the side `to`: commit all where that is right ([`are_all_there`]), store and publish the topology in which that node owns the slots;
     /// [`Event::HandedOver`] follows.
     HandOver {
         /// The side.
@@ -418,13 +418,13 @@ pub enum Action {
     },
     /// Nothing is under way, as [`Event::Quiesce`] asked.
     Quiet,
-    /// The leg changed direction: from now on only keys that come back are admitted, and those never moved may be used at the source at once. Every worker must
+    /// The leg changed direction: from now on only keys that come back are committed, and those never moved may be used at the source at once. Every worker must
     /// know before it is done; [`Event::Drained`] follows, when nothing sent to the target for these slots before is in flight, and whoever waited for a
     /// key has been told to look again. After a crash of the router it comes in the place of [`Action::Announce`].
-    Turn {
+    RollBack {
         /// Why, for people.
         why: String,
-        /// The keys that have to come back: each waits until it is admitted. All others may be used at the source.
+        /// The keys that have to come back: each waits until it is committed. All others may be used at the source.
         away: Arc<BTreeSet<Fingerprint>>,
     },
     /// A side was given up, and the leg ends without it. No event follows.
@@ -487,7 +487,7 @@ pub enum Phase {
 pub struct Progress {
     /// Where it is.
     pub phase: Phase,
-    /// Keys admitted that the source had.
+    /// Keys committed that the source had.
     pub keys_moved: u64,
     /// Bytes of their serialised values.
     pub bytes_moved: u64,

@@ -23,7 +23,7 @@ pub struct Observation {
     pub before_us: Option<u64>,
     /// The busier node's share of a processor, 0 to 1 of the one that its commands run on.
     pub node_cpu: Option<f64>,
-    /// How long batches took lately from their copy to their admission, microseconds, and of how many keys they were.
+    /// How long batches took lately from their copy to their commit, microseconds, and of how many keys they were.
     pub batch_us: Option<u64>,
     /// Keys of these batches.
     pub batch_keys: u32,
@@ -254,7 +254,7 @@ impl Pacer {
         }
     }
 
-    /// A batch of so many keys took so long from its copy to its admission. Until somebody has felt something, batches grow as fast as
+    /// A batch of so many keys took so long from its copy to its commit. Until somebody has felt something, batches grow as fast as
     /// they end: the first ones are small only because nothing is known.
     pub fn batch_ended(&mut self, batch_us: u64, keys: u32) {
         self.cost.learn(keys, batch_us);

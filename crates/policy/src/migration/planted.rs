@@ -9,10 +9,10 @@
 pub enum Bug {
     /// The source copy goes before that the key moved is on record.
     UnlinkBeforeRecord,
-    /// A key is admitted while its source copy is still there.
-    AdmitBeforeUnlink,
-    /// A key is admitted as soon as it is stored.
-    AdmitBeforeRecord,
+    /// A key is committed while its source copy is still there.
+    CommitBeforeUnlink,
+    /// A key is committed as soon as it is stored.
+    CommitBeforeRecord,
     /// Copying does not wait for the drain.
     NoDrain,
     /// What a restarted source shows is believed.
@@ -36,7 +36,7 @@ pub enum Bug {
     /// A leg that goes back to a source that is given up ends while commands that were sent there can still be answered.
     GivenUpWithoutDrain,
     /// Keys come back before the workers know.
-    TurnBackWithoutDrain,
+    RollbackWithoutDrain,
     /// Keys listed before the source restarted are taken for all that it has.
     NotListedAgain,
     /// What a source that restarted shows of the keys of a batch that was read before stays there.

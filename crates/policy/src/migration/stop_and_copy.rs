@@ -39,7 +39,7 @@ enum State {
     Draining { since_us: u64 },
     Starting { record: u64 },
     Moving,
-    TurningBack { record: u64 },
+    RecordingRollback { record: u64 },
     Ending { record: u64 },
     HandingOver,
     Ended,
@@ -75,7 +75,7 @@ pub struct StopAndCopy {
     state: State,
     begun: bool,
     back: Option<String>,
-    turned: bool,
+    rolls_back: bool,
     /// The side that is lost for good.
     given_up: Option<Side>,
     links: [Link; 2],
@@ -107,7 +107,7 @@ impl StopAndCopy {
             state: State::Waiting,
             begun: false,
             back: None,
-            turned: false,
+            rolls_back: false,
             given_up: None,
             links: [Link::Unmet; 2],
             processes: [None, None],
@@ -129,8 +129,8 @@ impl StopAndCopy {
         };
         if let Some(open) = resume.filter(|open| open.moving) {
             leg.begun = true;
-            leg.turned = open.turned_back.is_some();
-            leg.back = open.turned_back;
+            leg.rolls_back = open.rolled_back.is_some();
+            leg.back = open.rolled_back;
             leg.given_up = open.given_up;
             leg.processes = [Some(open.source), Some(open.target)];
             leg.eras = open.eras;
@@ -140,7 +140,7 @@ impl StopAndCopy {
     }
 
     const fn from(&self) -> Side {
-        if self.turned { Side::Target } else { Side::Source }
+        if self.rolls_back { Side::Target } else { Side::Source }
     }
 
     fn link(&self, side: Side) -> Link {
@@ -221,7 +221,7 @@ impl StopAndCopy {
         if let Some(batch) = self.batch.take_if(|batch| matches!(batch.step, Step::Record { record } if record <= number)) {
             for key in &batch.keys {
                 let fingerprint = self.fingerprints.of(key);
-                if self.turned {
+                if self.rolls_back {
                     self.away.remove(&fingerprint);
                 } else {
                     self.away.insert(fingerprint, self.eras);
@@ -236,8 +236,8 @@ impl StopAndCopy {
                 self.state = State::Moving;
                 self.progress.phase = Phase::Moving;
             }
-            State::TurningBack { record } if record <= number => {
-                self.turned = true;
+            State::RecordingRollback { record } if record <= number => {
+                self.rolls_back = true;
                 self.state = State::Moving;
                 self.progress.phase = Phase::Returning;
                 self.batch = None;
@@ -268,10 +268,10 @@ impl StopAndCopy {
                 self.end(Outcome::NotBegun { why }, actions);
             }
             State::Moving if self.usable() => {
-                if self.batch.is_none() && self.back.is_some() && !self.turned {
+                if self.batch.is_none() && self.back.is_some() && !self.rolls_back {
                     let why = self.back.clone().unwrap_or_default();
-                    let record = self.record(Record::TurnedBack { move_id, leg, why }, actions);
-                    self.state = State::TurningBack { record };
+                    let record = self.record(Record::RolledBack { move_id, leg, why }, actions);
+                    self.state = State::RecordingRollback { record };
                 } else if self.batch.is_none() && !self.quiet_asked {
                     self.start(actions);
                 }
@@ -307,13 +307,13 @@ impl StopAndCopy {
         if !is_usable || self.quiet_asked || self.batch.as_ref().is_some_and(|batch| batch.asked) {
             return;
         }
-        self.turned = left == Side::Source;
-        self.back = self.turned.then(|| GIVEN_UP.to_owned());
+        self.rolls_back = left == Side::Source;
+        self.back = self.rolls_back.then(|| GIVEN_UP.to_owned());
         let of_batch = self.batch.take().into_iter().flat_map(|batch| batch.keys).map(|key| self.fingerprints.of(&key));
         let mut keys: Vec<Fingerprint> = self.away.keys().copied().chain(of_batch).collect();
         keys.sort_unstable();
         keys.dedup();
-        actions.push(Action::Lost { keys: if self.turned { keys } else { Vec::new() } });
+        actions.push(Action::Lost { keys: if self.rolls_back { keys } else { Vec::new() } });
         let Orders { move_id, leg, .. } = self.orders;
         let record = self.record(Record::LegEnded { move_id, leg, owner: left }, actions);
         self.state = State::Ending { record };
@@ -376,7 +376,7 @@ impl StopAndCopy {
             Step::Record { .. } => {
                 let Orders { move_id, leg, .. } = self.orders;
                 let keys = batch.keys.iter().map(|key| self.fingerprints.of(key)).collect();
-                let record = if self.turned { Record::Returned { move_id, leg, keys } } else { Record::Moved { move_id, leg, keys } };
+                let record = if self.rolls_back { Record::Returned { move_id, leg, keys } } else { Record::Moved { move_id, leg, keys } };
                 let record = self.record(record, actions);
                 if let Some(batch) = &mut self.batch {
                     batch.step = Step::Record { record };
@@ -391,7 +391,7 @@ impl StopAndCopy {
     }
 
     fn migrated(&mut self, id: BatchId, refused: Option<String>, now_us: u64) {
-        let turned = self.turned;
+        let rolls_back = self.rolls_back;
         let Some(batch) = self.under_way(id, Step::Migrate) else { return };
         batch.asked = false;
         match refused {
@@ -400,7 +400,7 @@ impl StopAndCopy {
             Some(why) => {
                 batch.tries += 1;
                 batch.not_before_us = now_us + REST_US;
-                if batch.tries >= TRIES && !turned {
+                if batch.tries >= TRIES && !rolls_back {
                     self.batch = None;
                     self.back.get_or_insert(format!("the source could not migrate keys: {why}"));
                 }
@@ -422,8 +422,8 @@ impl Machine for StopAndCopy {
                     let Orders { move_id, leg, .. } = self.orders;
                     if self.begun {
                         self.state = State::Moving;
-                        self.progress.phase = if self.turned { Phase::Returning } else { Phase::Moving };
-                        if self.turned {
+                        self.progress.phase = if self.rolls_back { Phase::Returning } else { Phase::Moving };
+                        if self.rolls_back {
                             self.relist(actions);
                         }
                     } else {
@@ -489,7 +489,7 @@ impl Machine for StopAndCopy {
             Event::HandedOver => {
                 if self.state == State::HandingOver {
                     let outcome = match self.back.take() {
-                        Some(why) if self.turned => Outcome::Returned { why },
+                        Some(why) if self.rolls_back => Outcome::Returned { why },
                         _ => Outcome::Moved,
                     };
                     self.end(outcome, actions);
@@ -498,7 +498,7 @@ impl Machine for StopAndCopy {
             Event::Quiesce => (self.quiet_asked, self.quiet) = (true, false),
             Event::Resume => (self.quiet_asked, self.quiet) = (false, false),
             Event::Pace(pace) => self.pace = Pace { batch_keys: pace.batch_keys.max(1), ..pace },
-            Event::TurnBack => match self.state {
+            Event::RollBack => match self.state {
                 State::Ending { .. } | State::HandingOver => {}
                 _ if self.begun || matches!(self.state, State::Starting { .. }) => {
                     self.back.get_or_insert("it was told to end".to_owned());
@@ -514,7 +514,7 @@ impl Machine for StopAndCopy {
     }
 
     fn progress(&self) -> Progress {
-        let left = if self.turned || self.back.is_some() { self.away.len() } else { self.listed.len() };
+        let left = if self.rolls_back || self.back.is_some() { self.away.len() } else { self.listed.len() };
         Progress { left: left as u64, given_up: self.given_up, ..self.progress }
     }
 }

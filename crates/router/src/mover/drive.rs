@@ -98,8 +98,8 @@ pub(super) struct Run {
     next_tick: Instant,
     /// The drain was complete.
     moving_since: Option<Instant>,
-    /// Keys admitted.
-    admitted: u64,
+    /// Keys committed.
+    committed: u64,
     outcome: Option<Outcome>,
 }
 
@@ -172,7 +172,7 @@ impl Mover {
             target_touched: !fresh || !self.target_is_clean,
             next_tick: Instant::now(),
             moving_since: None,
-            admitted: 0,
+            committed: 0,
             outcome: None,
             slots,
         };
@@ -185,7 +185,7 @@ impl Mover {
         let missing = [Side::Source, Side::Target].into_iter().filter(|side| self.end(*side).connection.is_none());
         run.events.extend(missing.map(|side| Event::Lost { side }));
         if self.is_aborted() {
-            run.events.push_back(Event::TurnBack);
+            run.events.push_back(Event::RollBack);
         }
         run.events.extend(self.give_up.map(|side| Event::GiveUp { side }));
         self.hurry(self.is_aborted());
@@ -370,15 +370,15 @@ impl Mover {
                 let databases = run.databases.clone();
                 self.end_mut(from).migrate(batch, &keys, &databases, address, access);
             }
-            Action::Admit { keys } => {
+            Action::Commit { keys } => {
                 let fingerprints: Vec<Fingerprint> = keys.iter().map(|key| self.order.fingerprints.of(key)).collect();
                 keys.iter().for_each(|key| self.staged_is_moved(key));
-                run.admitted += keys.len() as u64;
-                if run.admitted - run.machine.progress().keys_moved.min(run.admitted) > ABSENT_MAX {
+                run.committed += keys.len() as u64;
+                if run.committed - run.machine.progress().keys_moved.min(run.committed) > ABSENT_MAX {
                     self.hurry(true);
                 }
                 self.note_moved(&fingerprints, run.view.away.is_some());
-                run.view.shared.admit(fingerprints);
+                run.view.shared.commit(fingerprints);
                 self.wake_workers(&run.view.shared);
             }
             Action::Refuse { keys, error } => {
@@ -392,12 +392,12 @@ impl Mover {
                 self.end_mut(side).next_try.get_or_insert_with(Instant::now);
             }
             Action::HandOver { to } => {
-                run.view.admit_all(to);
+                run.view.commit_all(to);
                 self.wake_workers(&run.view.shared);
                 self.catch_up(run, to);
             }
             Action::Quiet => self.say_quiet(),
-            Action::Turn { why, away } => {
+            Action::RollBack { why, away } => {
                 self.doing = format!("going back: {why}");
                 warn!("move {}: what is under way (batch {}) goes back to its source: {why}", self.order.id.0, run.number);
                 run.view = LegView { shared: Arc::new(SharedLeg::default()), away: Some(away), scope: run.view.scope.take() };
@@ -473,7 +473,7 @@ impl Mover {
         }
         for (worker, mailbox) in self.shared.mailboxes.iter().enumerate() {
             if waiting & (1 << (worker % 64)) != 0 {
-                mailbox.send(Message::Admitted);
+                mailbox.send(Message::Committed);
             }
         }
     }
@@ -529,7 +529,7 @@ impl Mover {
                 Told::Steer(steer) => {
                     if self.steer(steer) {
                         self.hurry(true);
-                        run.events.push_back(Event::TurnBack);
+                        run.events.push_back(Event::RollBack);
                     }
                     if let Steer::GiveUp(side) = steer {
                         run.events.push_back(Event::GiveUp { side });

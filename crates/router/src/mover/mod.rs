@@ -4,9 +4,9 @@
 //! is a thread beside the workers, not one of them: copying takes no turn from clients, and a worker's commands need not pass
 //! through it.
 
-mod admission;
 mod big;
 mod checks;
+mod committed;
 mod connection;
 mod drive;
 mod keys;
@@ -34,8 +34,8 @@ use switchyard_policy::migration::{Durability, Fingerprint, Fingerprinter, Goal,
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit, slot_of};
 
 use crate::shared::{Shared, lock};
-pub(crate) use admission::{LegView, Moves, Scope, SharedLeg, SharedMove, Told};
 pub use big::{BigKey, BigKeys};
+pub(crate) use committed::{LegView, Moves, Scope, SharedLeg, SharedMove, Told};
 
 /// Moves that are remembered, also when they have ended.
 const REMEMBERED: usize = 64;

@@ -185,7 +185,7 @@ impl Mover {
         }
     }
 
-    /// A key is admitted: its staging key is not needed any more, or has become the key.
+    /// A key is committed: its staging key is not needed any more, or has become the key.
     pub(super) fn staged_is_moved(&mut self, key: &Key) {
         if self.staging.is_empty() {
             return;

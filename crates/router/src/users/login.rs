@@ -17,7 +17,7 @@ use blake2::Blake2bMac;
 use blake2::digest::consts::U32;
 use blake2::digest::{FixedOutput, KeyInit, Mac};
 
-use super::line::{Digest, Line, Place, Turn};
+use super::queue::{Digest, Place, Queue, Turn};
 use super::{Proof, User};
 use crate::shared::{Mailboxes, Message, lock};
 use crate::slab::Handle;
@@ -64,7 +64,7 @@ type Asker = (usize, Handle);
 
 /// What the workers and the helpers share.
 struct Waiting {
-    line: Mutex<(Line<Job, Asker>, bool)>,
+    queue: Mutex<(Queue<Job, Asker>, bool)>,
     changed: Condvar,
 }
 
@@ -87,7 +87,7 @@ impl std::fmt::Debug for Logins {
 
 impl Drop for Logins {
     fn drop(&mut self) {
-        lock(&self.waiting.line).1 = true;
+        lock(&self.waiting.queue).1 = true;
         self.waiting.changed.notify_all();
     }
 }
@@ -100,7 +100,7 @@ impl Logins {
                 "the system has no random bytes: what is remembered of passwords is protected by nothing but this process's memory"
             );
         }
-        let waiting = Arc::new(Waiting { line: Mutex::new((Line::new(), false)), changed: Condvar::new() });
+        let waiting = Arc::new(Waiting { queue: Mutex::new((Queue::new(), false)), changed: Condvar::new() });
         Self { waiting, started: OnceLock::new(), known: Mutex::default(), key, mailboxes }
     }
 
@@ -135,7 +135,7 @@ impl Logins {
             return Attempt::Busy;
         }
         let work = || Job { user: user.clone(), password: password.to_vec() };
-        let out = lock(&self.waiting.line).0.ask(digest, Place::new(from, user.name()), whom, work, Instant::now());
+        let out = lock(&self.waiting.queue).0.ask(digest, Place::new(from, user.name()), whom, work, Instant::now());
         self.waiting.changed.notify_one();
         self.tell(out, Attempt::Busy);
         Attempt::Asked
@@ -168,7 +168,7 @@ impl Logins {
             known.insert(digest);
         }
         // Whoever asks from here on finds it known.
-        let askers = lock(&self.waiting.line).0.finish(&digest, right, Instant::now());
+        let askers = lock(&self.waiting.queue).0.finish(&digest, right, Instant::now());
         self.tell(askers, if right { Attempt::Right } else { Attempt::Wrong });
     }
 
@@ -204,7 +204,7 @@ fn help(waiting: &Waiting, logins: &Weak<Logins>) {
     let _ = rustix::process::setpriority_process(None, NICENESS);
     loop {
         let (mut late, job) = {
-            let mut line = lock(&waiting.line);
+            let mut line = lock(&waiting.queue);
             loop {
                 if line.1 {
                     return;

@@ -8,9 +8,9 @@
 
 mod change;
 mod check;
-mod line;
 mod log;
 mod login;
+mod queue;
 mod rules;
 
 use std::collections::BTreeMap;

@@ -96,7 +96,7 @@ impl Worker {
             Err(flow) => return flow,
         };
         let waits_us = command.waits_us(args);
-        let ticket = slot.map(|slot| self.shared.lines.enter(slot, self.index, handle));
+        let ticket = slot.map(|slot| self.shared.wait_queues.enter(slot, self.index, handle));
         if let Some((ticket, false)) = ticket {
             // Others wait for keys of this slot that are on their way to this node: behind them.
             self.give_back(handle, link);

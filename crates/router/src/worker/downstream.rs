@@ -16,7 +16,7 @@ use crate::settings::ListenerSettings;
 use crate::settings::Reads;
 use crate::slab::Handle;
 use crate::users::User;
-use crate::worker::homing::Homing;
+use crate::worker::colocate::ColocateWait;
 use crate::worker::login::Verdict;
 use crate::worker::pubsub::{Kind, Subscriber};
 use crate::worker::quiet::Quieting;
@@ -194,7 +194,7 @@ pub(super) struct Client {
     /// Its command waits for keys that are being moved.
     pub(super) moving: Option<Box<Moving>>,
     /// Its command waits for keys to come home.
-    pub(super) homing: Option<Box<Homing>>,
+    pub(super) colocate_wait: Option<Box<ColocateWait>>,
     /// A command that waits at a node, and may have to wait at another one.
     pub(super) waiting: Option<Box<Waiting>>,
     /// A command of it waits until movers are quiet.
@@ -279,7 +279,7 @@ impl Client {
             streaming: false,
             repeat: None,
             moving: None,
-            homing: None,
+            colocate_wait: None,
             waiting: None,
             quieting: None,
             refusal: None,

@@ -1,12 +1,12 @@
 //! Keys that live elsewhere than their slots (`Topology::lives_at`): what becomes of commands that need more than one key of such a slot.
 //!
 //! A command of one key goes where that key lives, and one whose keys live together as well: nothing here is asked. What is left waits until its keys
-//! are home (`homing`), except where `cross_slot` can bring the values together; where they do not come home it is refused with the command that
+//! are home (`colocate`), except where `cross_slot` can bring the values together; where they do not come home it is refused with the command that
 //! brings them.
 
 use std::sync::Arc;
 
-use switchyard_policy::homecoming::Wanted;
+use switchyard_policy::colocate::Wanted;
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{NodeId, Slot, slot_of};
 use switchyard_resp::command::{Command, Flags, errors};
@@ -30,7 +30,7 @@ impl Worker {
         let keys = keys.iter().filter_map(|k| args.get(*k as usize));
         let text = self.not_together(plan, keys.clone());
         let waits = match route(&plan.topology, keys.clone()) {
-            Route::Parted(_) => self.wait_for_home(handle, &command.name, wanted_of(plan, keys), text),
+            Route::Parted(_) => self.wait_for_colocation(handle, &command.name, wanted_of(plan, keys), text),
             _ => Err(text),
         };
         waits.unwrap_or_else(|text| self.refuse(handle, command.class() as u8, &text))

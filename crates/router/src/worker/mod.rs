@@ -16,6 +16,7 @@ mod breaking;
 mod client_commands;
 mod clients;
 mod cluster;
+mod colocate;
 mod config_commands;
 mod config_values;
 mod counted;
@@ -26,7 +27,6 @@ mod everywhere;
 mod exceptions;
 mod gather;
 mod greeting;
-mod homing;
 mod info;
 mod input;
 mod large;
@@ -148,7 +148,7 @@ pub(crate) struct Worker {
     memory: memory::Watch,
     slow: slowlog::SlowCommands,
     transit: transit::InTransit,
-    home_waits: homing::HomeWaits,
+    colocate_waits: colocate::ColocateWaits,
     recalls: recalled::Recalls,
     quiet: quiet::QuietWaits,
     /// The command under way is executed by the plan of moved keys.
@@ -205,7 +205,7 @@ impl Worker {
             memory: memory::Watch::default(),
             slow: slowlog::SlowCommands::new(slow_us),
             transit: transit::InTransit::default(),
-            home_waits: homing::HomeWaits::default(),
+            colocate_waits: colocate::ColocateWaits::default(),
             recalls: recalled::Recalls::default(),
             quiet: quiet::QuietWaits::default(),
             detour: false,
@@ -370,7 +370,7 @@ impl Worker {
         self.retry_unblocks();
         self.tick_pause();
         self.tick_moving();
-        self.tick_homing();
+        self.tick_colocate_waits();
         self.tick_recalled();
         self.tick_quieting();
         self.tick_topics();
@@ -489,7 +489,7 @@ impl Worker {
             Message::Evict => self.asked_to_evict(),
             Message::WantRoom { node, lane } => self.make_room(node, lane),
             Message::Room { node } => self.room_was_made(node),
-            Message::Admitted => self.wake_moving(),
+            Message::Committed => self.wake_moving(),
             Message::Home { client, number, refusal } => self.on_home(client, number, refusal),
             Message::Turn { client } => self.on_turn(client),
             Message::Recall { client } => self.on_recall(client),

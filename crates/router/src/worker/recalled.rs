@@ -23,9 +23,9 @@ use super::downstream::Client;
 use super::pool::Acquired;
 use super::upstream::{Lane, Purpose};
 use super::{Stall, Worker};
-use crate::lines::Ticket;
 use crate::shared::{Message, Plan};
 use crate::slab::Handle;
+use crate::wait_queues::Ticket;
 
 /// A node that does not show for so long that a client waits there, us, never will.
 const LOOKS_US: u64 = 1_000_000;
@@ -227,7 +227,7 @@ impl Worker {
             return later; // behind what it has asked before
         }
         client.lane = Lane::Blocking;
-        let ticket = self.shared.lines.enter_away(slot, self.index, handle);
+        let ticket = self.shared.wait_queues.enter_recalled(slot, self.index, handle);
         self.wait_in_line(handle, raw, command.class() as u8, ticket, command.waits_us(args));
         Flow::Next
     }
@@ -236,7 +236,7 @@ impl Worker {
     fn is_here(&mut self, handle: Handle) {
         if let Some(waiting) = self.clients.get_mut(handle).and_then(|c| c.waiting.as_mut()) {
             waiting.state = State::Here;
-            self.shared.lines.is_back(waiting.ticket, &self.shared.mailboxes);
+            self.shared.wait_queues.is_back(waiting.ticket, &self.shared.mailboxes);
         }
         self.recalls.clients.push(handle);
         self.stall(handle, Stall::Moving);
@@ -254,7 +254,7 @@ impl Worker {
     pub(super) fn recall_waiting(&mut self, link: Handle) {
         let Some(holder) = self.links.get(link).map(|l| l.holder) else { return };
         if let Some(waiting) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
-            self.shared.lines.recall(waiting.ticket, self.index, holder);
+            self.shared.wait_queues.recall(waiting.ticket, self.index, holder);
             waiting.state = State::Ending;
             waiting.ends = open_ends(&waiting.request).into_iter().map(|(id, _)| (id, None)).collect();
         }
@@ -355,7 +355,7 @@ impl Worker {
         };
         let resp3 = self.clients.get(handle).is_some_and(|client| client.resp3);
         self.make_ahead(node, Lane::Blocking, resp3, |worker, most| worker.recalled_of(resp3, most));
-        if !self.shared.lines.is_turn(ticket, &self.shared.mailboxes) {
+        if !self.shared.wait_queues.is_turn(ticket, &self.shared.mailboxes) {
             return self.stall(handle, Stall::Moving); // until its turn
         }
         self.give_back_of_another(handle, node);
@@ -365,7 +365,7 @@ impl Worker {
             Acquired::Refused(text) => return self.end_recalled(handle, Ended::Error(text.into())),
         };
         // What was true before it had a connection may not be any more.
-        if !self.shared.lines.go(ticket, self.index, handle, &self.shared.mailboxes) {
+        if !self.shared.wait_queues.go(ticket, self.index, handle, &self.shared.mailboxes) {
             self.give_back(handle, link);
             return self.stall(handle, Stall::Moving);
         }
@@ -413,7 +413,7 @@ impl Worker {
 
     /// A wait is over: those behind it need not wait for it any more.
     pub(super) fn leave_line(&self, waiting: &Waiting) {
-        self.shared.lines.leave(waiting.ticket, &self.shared.mailboxes);
+        self.shared.wait_queues.leave(waiting.ticket, &self.shared.mailboxes);
     }
 
     /// Somebody who began to wait before a client of ours goes to its node after it: the client is to be behind.
@@ -481,7 +481,7 @@ impl Worker {
     fn is_there(&mut self, handle: Handle) {
         if let Some(waiting) = self.clients.get_mut(handle).and_then(|c| c.waiting.as_mut()) {
             waiting.state = State::There;
-            match self.shared.lines.seen(waiting.ticket) {
+            match self.shared.wait_queues.seen(waiting.ticket) {
                 // In this turn: a bell of our own would ring in the next one.
                 Some((worker, next)) if worker == self.index => self.on_turn(next),
                 Some((worker, next)) => self.shared.mailboxes.send(worker, Message::Turn { client: next }),

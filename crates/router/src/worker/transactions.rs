@@ -171,7 +171,7 @@ impl Client {
 }
 
 /// What is done with a command between MULTI and EXEC.
-enum Admission {
+enum Queueing {
     /// Queued; its keys are in this slot, if it has any.
     Queue(Option<Slot>),
     /// The same, for a SELECT.
@@ -196,10 +196,10 @@ impl Worker {
             Handling::Local(Local::Watch) => return self.refuse(handle, class, "ERR WATCH inside MULTI is not allowed"),
             _ => {}
         }
-        let (slot, select) = match self.admit(plan, handle, command, args) {
-            Admission::Queue(slot) => (slot, None),
-            Admission::Select(database) => (None, Some(database)),
-            Admission::Refuse(text) => {
+        let (slot, select) = match self.queueing(plan, handle, command, args) {
+            Queueing::Queue(slot) => (slot, None),
+            Queueing::Select(database) => (None, Some(database)),
+            Queueing::Refuse(text) => {
                 self.spoil(handle);
                 return self.refuse(handle, class, &text);
             }
@@ -263,15 +263,15 @@ impl Worker {
         self.refuse(handle, class, &text)
     }
 
-    fn admit(&mut self, plan: &Plan, handle: Handle, command: &Command, args: &Args<'_>) -> Admission {
+    fn queueing(&mut self, plan: &Plan, handle: Handle, command: &Command, args: &Args<'_>) -> Queueing {
         let name = command.name.replace('|', " ");
-        let Some(session) = self.clients.get(handle).and_then(|c| c.session.as_ref()) else { return Admission::Queue(None) };
+        let Some(session) = self.clients.get(handle).and_then(|c| c.session.as_ref()) else { return Queueing::Queue(None) };
         let known = session.multi.slot.or(session.watch.as_ref().map(|w| w.slot));
         if session.multi.bytes() > QUEUE_MAX {
-            return Admission::Refuse(format!("ERR Switchyard queues at most {QUEUE_MAX} bytes of commands in a transaction"));
+            return Queueing::Refuse(format!("ERR Switchyard queues at most {QUEUE_MAX} bytes of commands in a transaction"));
         }
         if matches!(&*command.name, "PSYNC" | "SAVE" | "SHUTDOWN" | "SYNC") {
-            return Admission::Refuse("ERR Command not allowed inside a transaction".into());
+            return Queueing::Refuse("ERR Command not allowed inside a transaction".into());
         }
         match command.handling {
             Handling::Keyed | Handling::Split(_) | Handling::Local(Local::Spublish) => {
@@ -293,34 +293,32 @@ impl Worker {
                         ),
                         _,
                     )
-                    | (Ok(()), Route::Anywhere) => Admission::Queue(None),
-                    (Err(error), _) => Admission::Refuse(error.text(command)),
+                    | (Ok(()), Route::Anywhere) => Queueing::Queue(None),
+                    (Err(error), _) => Queueing::Refuse(error.text(command)),
                     // Where they live is looked at with EXEC.
-                    (Ok(()), Route::Owner(slot, _) | Route::Parted(slot)) if known.is_none_or(|k| k == slot) => {
-                        Admission::Queue(Some(slot))
-                    }
-                    (Ok(()), Route::Owner(..) | Route::Parted(_) | Route::CrossSlot) => Admission::Refuse(errors::CROSSSLOT.into()),
+                    (Ok(()), Route::Owner(slot, _) | Route::Parted(slot)) if known.is_none_or(|k| k == slot) => Queueing::Queue(Some(slot)),
+                    (Ok(()), Route::Owner(..) | Route::Parted(_) | Route::CrossSlot) => Queueing::Refuse(errors::CROSSSLOT.into()),
                 }
             }
             // Executed where the transaction is; subscriptions are at every node. A shard channel must belong there.
-            Handling::Local(Local::Publish) => Admission::Queue(None),
-            Handling::Any | Handling::Local(Local::Ping | Local::Echo | Local::Time | Local::Unwatch) => Admission::Queue(None),
-            Handling::Every(_) if plan.topology.nodes().len() == 1 => Admission::Queue(None),
-            Handling::Every(_) => Admission::Refuse(format!(
+            Handling::Local(Local::Publish) => Queueing::Queue(None),
+            Handling::Any | Handling::Local(Local::Ping | Local::Echo | Local::Time | Local::Unwatch) => Queueing::Queue(None),
+            Handling::Every(_) if plan.topology.nodes().len() == 1 => Queueing::Queue(None),
+            Handling::Every(_) => Queueing::Refuse(format!(
                 "ERR Switchyard does not serve {name} inside MULTI: it concerns every node, and a transaction is executed by one. Call it outside"
             )),
             Handling::Local(Local::Select) => match args.get(1).and_then(parse::<u32>) {
                 // Out of range: the node says so at EXEC.
-                None => Admission::Queue(None),
-                Some(database) if self.shared.has_database(&self.keepers(), database) => Admission::Select(database),
-                Some(database) => Admission::Refuse(format!(
+                None => Queueing::Queue(None),
+                Some(database) if self.shared.has_database(&self.keepers(), database) => Queueing::Select(database),
+                Some(database) => Queueing::Refuse(format!(
                     "ERR Switchyard does not serve SELECT {database} inside MULTI before any client has selected that database outside"
                 )),
             },
-            Handling::Local(_) => Admission::Refuse(format!(
+            Handling::Local(_) => Queueing::Refuse(format!(
                 "ERR Switchyard does not serve {name} inside MULTI: Switchyard answers it, and the node executes the transaction. Call it outside"
             )),
-            Handling::Later(_) | Handling::Refused(_) => Admission::Refuse(errors::not_served(command).unwrap_or_default()),
+            Handling::Later(_) | Handling::Refused(_) => Queueing::Refuse(errors::not_served(command).unwrap_or_default()),
         }
     }
 
@@ -379,7 +377,7 @@ impl Worker {
         let Route::Owner(slot, node) = target else {
             let text = self.not_together(plan, keys.clone());
             let waits = match target {
-                Route::Parted(_) => self.wait_for_home(handle, &command.name, wanted_of(plan, keys), text),
+                Route::Parted(_) => self.wait_for_colocation(handle, &command.name, wanted_of(plan, keys), text),
                 _ => Err(text),
             };
             return waits.unwrap_or_else(|text| {
@@ -404,7 +402,7 @@ impl Worker {
             let mut watched = watched.map(|watch| watch.keys.clone()).unwrap_or_default();
             watched.extend(keys.map(Box::from));
             let wanted = wanted_of(plan, watched.iter().map(|key| &**key));
-            return self.wait_for_home(handle, &command.name, wanted, text).unwrap_or_else(|text| {
+            return self.wait_for_colocation(handle, &command.name, wanted, text).unwrap_or_else(|text| {
                 self.watch_failed(handle);
                 self.refuse(handle, class, &text)
             });
@@ -608,7 +606,7 @@ impl Worker {
         let watched = session.watch.as_ref().map(|watch| watch.keys.clone()).unwrap_or_default();
         let queue = session.multi.requests();
         let wanted = self.wanted_by_transaction(plan, slot, &queue, &watched);
-        self.wait_for_home(handle, "EXEC", wanted, text).unwrap_or_else(|text| {
+        self.wait_for_colocation(handle, "EXEC", wanted, text).unwrap_or_else(|text| {
             self.discard(handle);
             self.refuse(handle, class, &text)
         })

@@ -1,7 +1,7 @@
 //! Slots on their way to another node: where their commands go, and who waits.
 //!
 //! Without moves all of this is one predicted branch per command (`Topology::is_settled`). With them a command for a moving slot asks one
-//! question: are all its keys admitted ([`LegView::is_there`])? Then it is executed as if the slots had been handed over, by a plan in which they
+//! question: are all its keys committed ([`LegView::is_there`])? Then it is executed as if the slots had been handed over, by a plan in which they
 //! have ([`Worker::plan_of_moved`]): no other code has to know. Otherwise its client waits (`Stall::Moving`), the mover is told which keys are
 //! wanted, and the command is looked at again from its beginning.
 //!
@@ -342,7 +342,7 @@ impl Worker {
         });
         moving.move_id = waits.first().map(|(id, _, _)| *id).or(moving.move_id);
         moving.waits = waits;
-        // After the worker has said that it waits: an admission between the look and now is not missed.
+        // After the worker has said that it waits: a commit between the look and now is not missed.
         if !look.unknown && moving.is_over() {
             return false;
         }

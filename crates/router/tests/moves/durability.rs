@@ -92,7 +92,7 @@ fn slots_are_handed_over_when_replicas_have_what_has_moved() {
 }
 
 #[test]
-fn a_replica_that_does_not_acknowledge_turns_the_leg_back() {
+fn a_replica_that_does_not_acknowledge_rolls_the_leg_back() {
     let fleet = Fleet::new(2);
     fill(&mut fleet.client(), 2000);
     let copy = replica(&fleet.servers[1]);

@@ -4,11 +4,11 @@
 
 mod big;
 mod clients;
+mod colocate;
 mod durability;
 mod faults;
 mod fleet;
 mod functions;
-mod homing;
 mod moments;
 mod relay;
 mod serving;

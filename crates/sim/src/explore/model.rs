@@ -39,7 +39,7 @@ enum View {
     Settled(usize),
     Moving,
     /// The keys that have to come back.
-    Turned([bool; KEYS]),
+    RolledBack([bool; KEYS]),
 }
 
 /// A command whose place is chosen: at which node, under which epoch.
@@ -57,10 +57,10 @@ struct Flying {
 struct Worker {
     view: View,
     epoch: u32,
-    admitted: [bool; KEYS],
+    committed: [bool; KEYS],
     /// Published, and not adopted yet.
     news: VecDeque<(u32, View)>,
-    /// Admitted, under an epoch, and not heard of yet.
+    /// Committed, under an epoch, and not heard of yet.
     told: VecDeque<(u32, usize)>,
     asked: usize,
     /// The command that the client waits for; it is in flight unless it waits for its key.
@@ -144,12 +144,12 @@ pub(super) enum Choice {
     Restart(usize),
     /// Whether what was written and not synced is on the disk.
     Crash(bool),
-    TurnBack,
+    RollBack,
 }
 
 impl Choice {
     pub(super) const fn is_fault(self) -> bool {
-        matches!(self, Self::CutWorker(..) | Self::CutMover(_) | Self::Restart(_) | Self::Crash(_) | Self::TurnBack)
+        matches!(self, Self::CutWorker(..) | Self::CutMover(_) | Self::Restart(_) | Self::Crash(_) | Self::RollBack)
     }
 }
 
@@ -212,7 +212,7 @@ impl State {
         let worker = Worker {
             view: View::Settled(0),
             epoch: 1,
-            admitted: [false; KEYS],
+            committed: [false; KEYS],
             news: VecDeque::new(),
             told: VecDeque::new(),
             asked: 0,
@@ -345,7 +345,7 @@ impl State {
             }
         }
         if self.leg.is_some() && self.used.turns < self.bounds.turns {
-            all.push(Choice::TurnBack);
+            all.push(Choice::RollBack);
         }
         all
     }
@@ -360,25 +360,25 @@ impl State {
                 self.look(w)
             }
             Choice::Adopt(w) => {
-                let kept = self.bug(Bug::AdmittedKept);
+                let kept = self.bug(Bug::CommittedKept);
                 let worker = &mut self.workers[w];
                 if let Some((epoch, view)) = worker.news.pop_front() {
                     worker.epoch = epoch;
                     worker.view = view;
                     if !kept {
-                        worker.admitted = [false; KEYS];
+                        worker.committed = [false; KEYS];
                     }
                 }
                 self.look_again(w)
             }
             Choice::Hear(w) => {
-                let kept = self.bug(Bug::AdmittedKept);
+                let kept = self.bug(Bug::CommittedKept);
                 let worker = &mut self.workers[w];
-                // What was admitted before the leg turned back says nothing any more.
+                // What was committed before the leg rolled back says nothing any more.
                 if let Some((epoch, key)) = worker.told.pop_front()
                     && (epoch == worker.epoch || kept)
                 {
-                    worker.admitted[key] = true;
+                    worker.committed[key] = true;
                 }
                 self.look_again(w)
             }
@@ -470,9 +470,9 @@ impl State {
                 self.lose(node, false)
             }
             Choice::Crash(kept) => self.crash(kept),
-            Choice::TurnBack => {
+            Choice::RollBack => {
                 self.used.turns += 1;
-                self.step(Event::TurnBack)
+                self.step(Event::RollBack)
             }
         }
     }
@@ -489,8 +489,8 @@ impl State {
         let key = op.key();
         let place = match &worker.view {
             View::Settled(owner) => Some(*owner),
-            View::Moving => worker.admitted[key].then_some(1),
-            View::Turned(away) => (!away[key] || worker.admitted[key]).then_some(0),
+            View::Moving => worker.committed[key].then_some(1),
+            View::RolledBack(away) => (!away[key] || worker.committed[key]).then_some(0),
         };
         worker.waits = place.is_none();
         match place {
@@ -579,7 +579,7 @@ impl State {
         let view = if moving { View::Moving } else { View::Settled(usize::from(ended == Some(true))) };
         for worker in &mut self.workers {
             worker.flying.iter_mut().for_each(|flying| flying.orphan = true);
-            (worker.epoch, worker.view, worker.admitted) = (self.epoch, view.clone(), [false; KEYS]);
+            (worker.epoch, worker.view, worker.committed) = (self.epoch, view.clone(), [false; KEYS]);
             (worker.current, worker.waits) = (None, false);
             worker.news.clear();
             worker.told.clear();
@@ -691,9 +691,9 @@ impl State {
                 self.barrier = None;
                 self.publish(View::Settled(0));
             }
-            Action::Turn { away, .. } => {
+            Action::RollBack { away, .. } => {
                 let away = self.away(&away);
-                self.publish(View::Turned(away));
+                self.publish(View::RolledBack(away));
                 self.barrier = Some(self.epoch);
             }
             Action::Purge { side, wrong } => {
@@ -704,7 +704,7 @@ impl State {
             }
             // What the node has then is listed at once: after the drain only the mover changes it.
             Action::List { .. } => {
-                let from = usize::from(matches!(self.workers_know(), View::Turned(_)));
+                let from = usize::from(matches!(self.workers_know(), View::RolledBack(_)));
                 let there = keys().into_iter().filter(|key| self.nodes[from][ix(key)] != 0).collect();
                 events.push_back(Event::Listed { keys: there, end: true });
             }
@@ -715,7 +715,7 @@ impl State {
             }
             Action::Store { batch, to, keys } => self.request(to, batch, &keys, Kind::Store),
             Action::Remove { batch, from, keys } => self.request(from, batch, &keys, |_| Kind::Remove),
-            Action::Admit { keys } => {
+            Action::Commit { keys } => {
                 for worker in &mut self.workers {
                     worker.told.extend(keys.iter().map(|key| (self.epoch, ix(key))));
                 }

@@ -126,7 +126,7 @@ pub(crate) struct Mover {
     batches: BTreeMap<BatchId, Batch>,
     rounds: u64,
     pub(crate) stager: Stager,
-    /// Keys that were read and are not admitted, in this leg: copies of them may be under way, also after a crash of the router.
+    /// Keys that were read and are not committed, in this leg: copies of them may be under way, also after a crash of the router.
     in_hand: BTreeSet<KeyIx>,
     listing: Listing,
     noted: BTreeSet<KeyIx>,
@@ -135,7 +135,7 @@ pub(crate) struct Mover {
     pumping: bool,
     barrier: Option<u64>,
     uid: u64,
-    /// Where workers use the keys that are admitted under it.
+    /// Where workers use the keys that are committed under it.
     workers_use: Side,
     epoch: u64,
     flush: Option<Flush>,
@@ -576,7 +576,7 @@ impl World {
                 }
             }
             // It came here, by the journal, before anybody noticed.
-            let stays = if node == self.mover.target { away } else { !away && open.is_some_and(|leg| leg.turned_back.is_some()) };
+            let stays = if node == self.mover.target { away } else { !away && open.is_some_and(|leg| leg.rolled_back.is_some()) };
             if !stays && self.nodes[node].up {
                 self.history.forget(&vec![mark]);
             }
@@ -749,7 +749,7 @@ impl World {
         let keys: Rc<Vec<KeyIx>> = Rc::new(keys.iter().map(|key| self.key_ix(key)).collect());
         for worker in 0..self.workers.len() {
             let delay = self.random.delay_us();
-            self.after(delay, Ev::Admitted { worker, uid, keys: keys.clone() });
+            self.after(delay, Ev::Committed { worker, uid, keys: keys.clone() });
         }
     }
 
@@ -776,12 +776,12 @@ impl World {
                 self.mover.barrier = None;
                 self.publish(ViewStage::Settled);
             }
-            Action::Turn { away, .. } => {
+            Action::RollBack { away, .. } => {
                 self.staging_is_over();
                 self.mover.uid += 1;
                 self.mover.workers_use = Side::Source;
                 let away = away.iter().filter_map(|key| self.mover.names.get(key).copied()).collect();
-                let stage = ViewStage::Turned { uid: self.mover.uid, source: self.mover.source, away };
+                let stage = ViewStage::RolledBack { uid: self.mover.uid, source: self.mover.source, away };
                 self.mover.barrier = Some(self.publish(stage));
             }
             Action::Purge { side, wrong } => {
@@ -814,7 +814,7 @@ impl World {
             Action::Secure { batch, at, .. } => self.begin_batch(batch, at, &[], Kind::Secure),
             Action::Remove { batch, from, keys } => self.begin_batch(batch, from, &keys, Kind::Remove),
             Action::Migrate { batch, from, keys } => self.begin_batch(batch, from, &keys, Kind::Migrate),
-            Action::Admit { keys } => {
+            Action::Commit { keys } => {
                 for key in &keys {
                     let key = self.key_ix(key);
                     self.mover.in_hand.remove(&key);
@@ -834,7 +834,7 @@ impl World {
                 self.after(delay, Ev::DialMover { side: ix(side) });
             }
             Action::HandOver { to } => {
-                self.admit_all(to);
+                self.commit_all(to);
                 let owner = self.node_of(ix(to));
                 let delay = self.random.between(100, 1_500);
                 self.after(delay, Ev::Stored { owner });
@@ -847,14 +847,14 @@ impl World {
     }
 
     /// As the router does it before the topology is stored: who waits need not wait for that.
-    fn admit_all(&mut self, owner: Side) {
-        if !are_all_there(self.mover.workers_use, owner) && !self.bug(Bug::AdmittedAtTheOther) {
+    fn commit_all(&mut self, owner: Side) {
+        if !are_all_there(self.mover.workers_use, owner) && !self.bug(Bug::CommittedAtTheOther) {
             return;
         }
         let uid = self.mover.uid;
         for worker in 0..self.workers.len() {
             let delay = self.random.delay_us();
-            self.after(delay, Ev::AdmittedAll { worker, uid });
+            self.after(delay, Ev::CommittedAll { worker, uid });
         }
     }
 

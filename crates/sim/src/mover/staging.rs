@@ -409,7 +409,7 @@ impl World {
         Some((Cmd::Tail(key, copying.of_hash, fields.clone()), fields))
     }
 
-    /// A key is admitted: its staging key is not needed any more, or has become the key.
+    /// A key is committed: its staging key is not needed any more, or has become the key.
     pub(super) fn staged_are_moved(&mut self, keys: &[Key]) {
         for key in keys {
             let key = self.key_ix(key);

@@ -62,9 +62,9 @@ impl World {
                 let when = self.random.between(5_000, if long { 3_000_000 } else { 60_000 });
                 self.after(when, Ev::Fit(ix));
             }
-            Fault::TurnBack => {
+            Fault::RollBack => {
                 self.mover.aborted = true;
-                self.mover_event(Event::TurnBack);
+                self.mover_event(Event::RollBack);
             }
             Fault::FullDisk | Fault::BrokenDisk => {
                 *(if fault == Fault::FullDisk { &mut self.mover.disk_is_full } else { &mut self.mover.disk_is_broken }) = true;
@@ -76,7 +76,7 @@ impl World {
                 Some(conn) => {
                     self.cut(conn);
                     self.mover.aborted = true;
-                    self.mover_event(Event::TurnBack);
+                    self.mover_event(Event::RollBack);
                 }
                 None if self.mover_is_done() => {}
                 // Not yet.

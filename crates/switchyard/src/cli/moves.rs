@@ -493,10 +493,10 @@ mod tests {
         let stopped = MoveReport { id: 6, state: MoveState::Stopped, doing: "the target is full".into(), ..running() };
         let journal = switchyard_control::admin::JournalReport { trouble: Some("no room".into()), ..Default::default() };
         let home = |command: &str, keys| HomeReport { command: command.to_owned(), keys };
-        let homeward = MoveReport { id: 8, home_for: vec![home("RENAME", 1)], ..running() };
+        let colocations = MoveReport { id: 8, home_for: vec![home("RENAME", 1)], ..running() };
         let brought_home = vec![home("EVAL", 1200), home("RENAME", 3)];
         let shown =
-            render(&MovesReport { moves: vec![running(), homeward], ended: vec![stopped], journal, brought_home, ..Default::default() });
+            render(&MovesReport { moves: vec![running(), colocations], ended: vec![stopped], journal, brought_home, ..Default::default() });
         let lines: Vec<&str> = shown.lines().collect();
         assert!(lines[1].contains("a:1   b:1  running  25/100  1 500/6 000  12.0 kB   25%"), "{shown}");
         assert!(lines[1].contains("2.5 MB/s") && lines[1].contains("1m 15s") && lines[1].contains("0.400 ms/2.00 ms/12.0 ms"), "{shown}");

@@ -32,7 +32,7 @@ use anyhow::{Context, anyhow};
 use sd_notify::NotifyState;
 use switchyard_control::admin::{AdminAccess, AdminOptions, AdminTls};
 use switchyard_policy::topology::Topology;
-use switchyard_router::{HomePort, ListenAddress, Router, Settings, StartError};
+use switchyard_router::{ColocatePort, ListenAddress, Router, Settings, StartError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
@@ -165,7 +165,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     router.set_operator(RespOperator::start(Arc::clone(&moves))?);
     let configured = Arc::new(Mutex::new(config.clone()));
     router.set_users_port(UsersPort::start(Arc::clone(&running), Arc::clone(&configured))?);
-    router.set_home_port(Arc::clone(&moves) as Arc<dyn HomePort>);
+    router.set_colocate_port(Arc::clone(&moves) as Arc<dyn ColocatePort>);
     let addresses: Vec<String> = router
         .listeners()
         .iter()

@@ -6,6 +6,7 @@
 mod blocking;
 mod clients;
 mod cluster;
+mod colocate;
 mod cross_slot;
 mod demo;
 mod differential;
@@ -14,7 +15,6 @@ mod empty_return;
 mod failure;
 mod first_start;
 mod guides;
-mod homecoming;
 mod hostile;
 mod in_flight;
 mod joining;

@@ -150,7 +150,7 @@ fn a_key_moves_alone_and_comes_home() {
 
 #[test]
 fn commands_of_several_keys_are_right_or_refused() {
-    // What cannot be done where the keys are has them come home (`homecoming`), unless that is turned off.
+    // What cannot be done where the keys are has them come home (`colocate`), unless that is turned off.
     let Some(scene) = Scene::with("[moves]\nbring-home-timeout = \"0s\"\n") else { return };
     let mut client = scene.site.client();
     for line in ["SET {t}a 1", "SET {t}b 2", "SADD {t}s x y", "SADD {t}r y z", "RPUSH {t}l 1 2", "RPUSH {t}m 3"] {

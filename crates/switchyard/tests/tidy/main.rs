@@ -88,10 +88,10 @@ const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("failover", &[]),
     ("empty_return", &[]),
     ("limits", &[]),
-    ("line", &["topology"]),
+    ("wait_queue", &["topology"]),
     ("migration", &["topology"]),
     ("balance", &["topology"]),
-    ("homecoming", &["topology"]),
+    ("colocate", &["topology"]),
     ("seat", &[]),
 ];
 

@@ -1,11 +1,11 @@
-//! The life of a batch: copy, store, secure, record, remove, admit; and what becomes of it when a connection breaks or a node refuses.
+//! The life of a batch: copy, store, secure, record, remove, commit; and what becomes of it when a connection breaks or a node refuses.
 //!
 //! A batch waits for one answer at a time, of one side or of the journal. So when a side is lost, what is unknown about it is one step.
 
 use std::collections::BTreeSet;
 use std::hash::{Hash, Hasher};
 
-use super::{ADMITTED, Bug, Leg, REST_MAX_US, REST_US, State, TRIES, WANTED_BATCHES, WANTED_KEYS};
+use super::{Bug, COMMITTED, Leg, REST_MAX_US, REST_US, State, TRIES, WANTED_BATCHES, WANTED_KEYS};
 use crate::migration::record::Eras;
 use crate::migration::{Action, BatchId, Copied, Durability, Fingerprint, Key, Orders, Record, Side, Stored};
 
@@ -122,8 +122,8 @@ impl Leg {
             let Some(key) = self.listed.pop_front() else { break };
             let fingerprint = self.fingerprints.of(&key);
             let there = match self.away.get(&fingerprint) {
-                Some(eras) => !self.turned && eras.target == ADMITTED,
-                None => self.turned,
+                Some(eras) => !self.rolls_back && eras.target == COMMITTED,
+                None => self.rolls_back,
             };
             if !there && !self.wanted_set.contains(&fingerprint) && self.busy.insert(fingerprint) {
                 keys.push((fingerprint, key));
@@ -173,7 +173,7 @@ impl Leg {
                 self.batches.get(&id).filter(|batch| batch.step == Step::Clear).map(|batch| self.what_to_clear(batch)).unwrap_or_default();
             // Before the only copy is removed that may be left, it must be known that the other one is still there.
             let is_alone = self.given_up == Some(from);
-            let clearable = to_usable && (from_usable || is_alone || self.turned || self.target.era == 0);
+            let clearable = to_usable && (from_usable || is_alone || self.rolls_back || self.target.era == 0);
             let Some(batch) = self.batches.get_mut(&id) else { return };
             let restarted = batch.read_of != era && !kept;
             if batch.asked || now_us < batch.not_before_us {
@@ -210,17 +210,17 @@ impl Leg {
                 }
                 // Where a side was given up nothing is asked of it.
                 Step::Remove if is_alone || !had_any && !restarted => {
-                    self.admit(id, actions);
+                    self.commit(id, actions);
                     return;
                 }
                 Step::Remove if from_usable && to_usable => {
                     let all = || batch.keys.iter().map(|(_, key)| key.clone()).collect();
-                    let admitted = self.planted.is(Bug::AdmitBeforeUnlink).then(all);
+                    let committed = self.planted.is(Bug::CommitBeforeUnlink).then(all);
                     // Another process than the one that was read may show what that had not.
                     let keys = if restarted { all() } else { batch.those_it_had() };
                     batch.removal_sent = true;
                     actions.push(Action::Remove { batch: id, from, keys });
-                    actions.extend(admitted.map(|keys| Action::Admit { keys }));
+                    actions.extend(committed.map(|keys| Action::Commit { keys }));
                 }
                 _ => return,
             }
@@ -237,7 +237,7 @@ impl Leg {
         let Some(batch) = self.batches.get(&id) else { return };
         let keys: Vec<Fingerprint> =
             batch.keys.iter().zip(&batch.had).filter(|(_, had)| absent_too || had.is_some()).map(|((key, _), _)| *key).collect();
-        let record = if self.turned { Record::Returned { move_id, leg, keys } } else { Record::Moved { move_id, leg, keys } };
+        let record = if self.rolls_back { Record::Returned { move_id, leg, keys } } else { Record::Moved { move_id, leg, keys } };
         let number = self.record(record, actions);
         let eras = Eras { source: self.source.era, target: self.target.era };
         if let Some(batch) = self.batches.get_mut(&id) {
@@ -298,14 +298,14 @@ impl Leg {
         let forgot = |batch: &Batch| batch.on_record.is_some_and(|eras| eras.source != source_era);
         let clear = |fingerprint: &Fingerprint, had: bool, before: Option<Eras>| {
             let eras = self.away.get(fingerprint).copied();
-            match (self.turned, had) {
-                // The source has it and is the process that it was at the key's record: it was never removed there, so never admitted, and
+            match (self.rolls_back, had) {
+                // The source has it and is the process that it was at the key's record: it was never removed there, so never committed, and
                 // what another process at the target shows of it may be from before the leg. Not where the target was made to keep it.
                 (false, true) => {
                     let same = |eras: Eras| eras.source == source_era;
                     let there = batch.read_of == source_era && !batch.removal_sent && before.is_none_or(same);
                     let kept = self.orders.durability == Durability::Aof;
-                    there && !kept && eras.is_some_and(|eras| same(eras) && eras.target != target_era && eras.target != ADMITTED)
+                    there && !kept && eras.is_some_and(|eras| same(eras) && eras.target != target_era && eras.target != COMMITTED)
                 }
                 // Nowhere, then, unless it is on record. To say so where it goes also shows that the process there is the one that we know: it may
                 // have been replaced, and show a key of before, and nobody has noticed.
@@ -317,7 +317,7 @@ impl Leg {
                     None => false,
                 },
                 (true, false) => match eras {
-                    Some(eras) => eras.target == ADMITTED || self.is_stale(&eras),
+                    Some(eras) => eras.target == COMMITTED || self.is_stale(&eras),
                     None => forgot(batch),
                 },
             }
@@ -329,7 +329,7 @@ impl Leg {
     }
 
     pub(super) fn batch_stored(&mut self, id: BatchId, outcomes: &[Stored], now_us: u64, actions: &mut Vec<Action>) {
-        let (planted, turned, resumed) = (self.planted, self.turned, self.resumed);
+        let (planted, rolls_back, resumed) = (self.planted, self.rolls_back, self.resumed);
         let Some(batch) = self.answered(id, Step::Store) else { return };
         if outcomes.len() != batch.had.iter().flatten().count() {
             debug_assert!(false, "an outcome per key stored");
@@ -337,7 +337,7 @@ impl Leg {
         }
         // The target was cleared before, so a key there is somebody else's, unless this batch, a record or a mover before this one explains it.
         // It must not take the place of the one that was read: nothing of the batch is removed at the source, and the leg goes back.
-        let may_be_ours = turned || resumed || std::mem::replace(&mut batch.store_sent, true);
+        let may_be_ours = rolls_back || resumed || std::mem::replace(&mut batch.store_sent, true);
         let had = batch.before.iter().zip(&batch.had).filter(|(_, had)| had.is_some());
         let strange = had.zip(outcomes).any(|((before, _), outcome)| before.is_none() && *outcome == Stored::Exists);
         if strange && !may_be_ours {
@@ -350,7 +350,7 @@ impl Leg {
             let stored = had.zip(outcomes).filter(|(_, outcome)| **outcome == Stored::Stored);
             let stored: Vec<Fingerprint> = stored.map(|(((fingerprint, _), _), _)| *fingerprint).collect();
             self.left.extend(stored);
-            self.turn_back(STRANGE.to_owned(), actions);
+            self.roll_back(STRANGE.to_owned(), actions);
             return;
         }
         let refused = outcomes.iter().find_map(|outcome| match outcome {
@@ -362,18 +362,18 @@ impl Leg {
             return;
         }
         batch.go_to(Step::Secure);
-        let keys: Option<Vec<Key>> = planted.is(Bug::AdmitBeforeRecord).then(|| batch.keys.iter().map(|(_, key)| key.clone()).collect());
-        actions.extend(keys.map(|keys| Action::Admit { keys }));
+        let keys: Option<Vec<Key>> = planted.is(Bug::CommitBeforeRecord).then(|| batch.keys.iter().map(|(_, key)| key.clone()).collect());
+        actions.extend(keys.map(|keys| Action::Commit { keys }));
         self.drive(id, now_us, actions);
     }
 
     pub(super) fn batch_secured(&mut self, id: BatchId, refused: Option<String>, now_us: u64, actions: &mut Vec<Action>) {
-        let turned = self.turned;
+        let rolls_back = self.rolls_back;
         let Some(batch) = self.answered(id, Step::Secure) else { return };
         match refused {
             // Where the keys come from need not have what the order asks of where they go: no replica, no file. They were no safer there
             // before, and to insist would keep them from everybody for ever.
-            Some(why) if turned => {
+            Some(why) if rolls_back => {
                 batch.go_to(Step::Record);
                 self.as_safe_as_it_was = true;
                 actions
@@ -397,7 +397,7 @@ impl Leg {
                 batch.go_to(Step::Remove);
             }
             for (fingerprint, _) in &batch.keys {
-                if self.turned {
+                if self.rolls_back {
                     self.away.remove(fingerprint);
                 } else {
                     self.away.insert(*fingerprint, eras);
@@ -410,17 +410,17 @@ impl Leg {
         if let Some(batch) = self.answered(id, Step::Clear) {
             batch.go_to(Step::Store);
         } else if self.answered(id, Step::Remove).is_some() {
-            self.admit(id, actions);
+            self.commit(id, actions);
         }
     }
 
-    fn admit(&mut self, id: BatchId, actions: &mut Vec<Action>) {
+    fn commit(&mut self, id: BatchId, actions: &mut Vec<Action>) {
         let Some(batch) = self.batches.remove(&id) else { return };
-        assert!(batch.on_record.is_some(), "a key is admitted when that it moved is on record");
+        assert!(batch.on_record.is_some(), "a key is committed when that it moved is on record");
         for (fingerprint, _) in &batch.keys {
             self.busy.remove(fingerprint);
-            if !self.turned {
-                self.away.insert(*fingerprint, Eras { source: self.source.era, target: ADMITTED });
+            if !self.rolls_back {
+                self.away.insert(*fingerprint, Eras { source: self.source.era, target: COMMITTED });
             }
         }
         let had = batch.had.iter().flatten();
@@ -430,7 +430,7 @@ impl Leg {
         if batch.wanted {
             self.progress.pulled += count;
         }
-        actions.push(Action::Admit { keys: batch.keys.into_iter().map(|(_, key)| key).collect() });
+        actions.push(Action::Commit { keys: batch.keys.into_iter().map(|(_, key)| key).collect() });
     }
 
     /// A node refuses: the batch rests and is begun again, and after some tries the leg goes back. On the way back there is no other way: it goes on trying.
@@ -445,15 +445,15 @@ impl Leg {
         if tries < TRIES {
             return;
         }
-        if self.turned {
+        if self.rolls_back {
             let keys = batch.keys.iter().map(|(_, key)| key.clone()).collect();
             actions.push(Action::Refuse { keys: Some(keys), error: format!("TRYAGAIN the key is being moved back, and {why}") });
         } else {
-            self.turn_back(why, actions);
+            self.roll_back(why, actions);
         }
     }
 
-    /// On the way to turning back: what is on record goes on to its end, what is not stays where it is.
+    /// On the way to rolling back: what is on record goes on to its end, what is not stays where it is.
     pub(super) fn drop_what_is_not_on_record(&mut self) {
         debug_assert_eq!(self.state, State::Moving);
         let dropped: Vec<BatchId> = self
@@ -480,7 +480,7 @@ impl Leg {
         }
     }
 
-    /// On the way to turning back without the target: what waits for it ends here. Gives the keys on record that have never left the source: its copies are
+    /// On the way to rolling back without the target: what waits for it ends here. Gives the keys on record that have never left the source: its copies are
     /// those that were read, and no removal was sent. Of other keys on record the target's copy counts, and they wait for it.
     pub(super) fn drop_what_the_target_is_needed_for(&mut self) -> BTreeSet<Fingerprint> {
         let (source_era, planted) = (self.source.era, self.planted);
@@ -494,7 +494,7 @@ impl Leg {
                 self.busy.remove(fingerprint);
                 let never_moved = before.is_none_or(|eras| had.is_some() && eras.source == source_era);
                 let stays = (is_there && never_moved) || planted.is(Bug::ReturnedThoughRemoved);
-                if stays && self.away.get(fingerprint).is_some_and(|eras| eras.target != ADMITTED) {
+                if stays && self.away.get(fingerprint).is_some_and(|eras| eras.target != COMMITTED) {
                     never_left.insert(*fingerprint);
                 }
             }
@@ -502,7 +502,7 @@ impl Leg {
         never_left
     }
 
-    /// The connection to a side broke: what was asked there and not answered is unknown. What was read stays: until a key is admitted nobody changes it.
+    /// The connection to a side broke: what was asked there and not answered is unknown. What was read stays: until a key is committed nobody changes it.
     /// True where that has happened too often in the middle of the same keys: they may be the reason.
     pub(super) fn redo_after_loss(&mut self, side: Side) -> bool {
         let (from, to) = (self.from(), self.to());
@@ -532,7 +532,7 @@ impl Leg {
                 is_given_up |= batch.tries >= TRIES;
             }
         }
-        is_given_up && !self.turned
+        is_given_up && !self.rolls_back
     }
 
     /// Another process is at a side. If keys go there: what was stored there and not yet removed where it came from is stored once more.

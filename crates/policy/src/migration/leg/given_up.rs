@@ -37,24 +37,24 @@ impl Leg {
         self.record(Record::GivenUp { move_id, leg, side }, actions);
         self.given_up = Some(side);
         match side {
-            Side::Target if !self.turned => {
+            Side::Target if !self.rolls_back => {
                 self.back.get_or_insert_with(|| why(side));
             }
             // There is nothing to go back to. Where that is decided already, it turns once more.
-            Side::Source if !self.turned && !matches!(self.state, State::TurningBack { .. }) => self.back = None,
+            Side::Source if !self.rolls_back && !matches!(self.state, State::RecordingRollback { .. }) => self.back = None,
             Side::Source | Side::Target => {}
         }
     }
 
     /// Ends the leg without that side, as soon as nothing is under way at the other.
     pub(super) fn go_on_without(&mut self, side: Side, now_us: u64, actions: &mut Vec<Action>) {
-        let is_at_the_wrong_end = side == Side::Source && self.turned;
+        let is_at_the_wrong_end = side == Side::Source && self.rolls_back;
         self.drop_what_cannot_be_done(is_at_the_wrong_end);
         if !self.batches.is_empty() || self.quiet != Quiet::No {
             return;
         }
         if is_at_the_wrong_end && !self.planted.is(Bug::GivenUpWithoutDrain) {
-            self.turned = false;
+            self.rolls_back = false;
             self.back = None;
             self.progress.phase = Phase::Moving;
             self.state = State::Draining { since_us: now_us };
@@ -64,8 +64,8 @@ impl Leg {
         if !self.usable(side.other()) {
             return;
         }
-        (self.turned, self.listed, self.list_ended) = (side == Side::Target, Default::default(), true);
-        let mut keys: Vec<Fingerprint> = if self.turned { self.away.keys().copied().collect() } else { Vec::new() };
+        (self.rolls_back, self.listed, self.list_ended) = (side == Side::Target, Default::default(), true);
+        let mut keys: Vec<Fingerprint> = if self.rolls_back { self.away.keys().copied().collect() } else { Vec::new() };
         keys.sort_unstable();
         actions.push(Action::Lost { keys });
         self.record_end(actions);

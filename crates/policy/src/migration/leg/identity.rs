@@ -33,13 +33,13 @@ impl Hash for Leg {
             State::Draining { since_us } => (3, since_us).hash(state),
             State::Starting { record } => (4, behind(record)).hash(state),
             State::Moving => (5, 0).hash(state),
-            State::TurningBack { record } => (6, behind(record)).hash(state),
-            State::Turning => (7, 0).hash(state),
+            State::RecordingRollback { record } => (6, behind(record)).hash(state),
+            State::AnnouncingRollback => (7, 0).hash(state),
             State::Ending { record } => (8, behind(record)).hash(state),
             State::HandingOver => (9, 0).hash(state),
             State::Ended => (10, 0).hash(state),
         }
-        (self.resumed, self.begun, self.turned, self.given_up, self.as_safe_as_it_was, &self.back, self.purging, self.quiet as u8)
+        (self.resumed, self.begun, self.rolls_back, self.given_up, self.as_safe_as_it_was, &self.back, self.purging, self.quiet as u8)
             .hash(state);
         self.hash_link(&self.source, state);
         self.hash_link(&self.target, state);

@@ -8,9 +8,9 @@
 //! The keys on record as moved, each with the *eras* of its record: how often each side had been another process by then. From these follows
 //! what a node that restarted shows wrongly:
 //! - The source shows a key on record from an earlier era of its own: stale, and removed ([`Action::Purge`] of the source). Unless the target
-//!   restarted as well since then and need not have kept it, and the key was never admitted: then it is copied again, and that is reported.
+//!   restarted as well since then and need not have kept it, and the key was never committed: then it is copied again, and that is reported.
 //! - The target shows what is not on record: left over, and removed ([`Action::Purge`] of the target), before anything is stored there.
-//! - The source has a key on record from its present era: its removal was not done, so it was never admitted, and it is moved as if it had not been.
+//! - The source has a key on record from its present era: its removal was not done, so it was never committed, and it is moved as if it had not been.
 
 mod batch;
 mod given_up;
@@ -41,7 +41,7 @@ const REFUSE_EVERY_US: u64 = 100_000;
 const TARGET_PATIENCE_US: u64 = 3_000_000;
 /// A leg that has not begun gives up when a side is lost for so long, microseconds.
 const PREPARE_PATIENCE_US: u64 = 10_000_000;
-/// A batch that a node refuses, or over which a connection breaks, is tried so often before the leg turns back.
+/// A batch that a node refuses, or over which a connection breaks, is tried so often before the leg rolls back.
 const TRIES: u32 = 5;
 /// Before the second try, microseconds; twice as long each time, up to [`REST_MAX_US`].
 const REST_US: u64 = 20_000;
@@ -87,8 +87,8 @@ enum LinkState {
     Meeting { record: u64 },
 }
 
-/// In the place of the target's era: admitted, so the target's state of it is the only one, whatever happens to the target.
-const ADMITTED: u32 = u32::MAX;
+/// In the place of the target's era: committed, so the target's state of it is the only one, whatever happens to the target.
+const COMMITTED: u32 = u32::MAX;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -105,9 +105,9 @@ enum State {
     /// Keys move, forwards or back.
     Moving,
     /// The decision to go back is being recorded.
-    TurningBack { record: u64 },
+    RecordingRollback { record: u64 },
     /// The workers are told that it goes back.
-    Turning,
+    AnnouncingRollback,
     /// That all keys are at the owner is being recorded.
     Ending { record: u64 },
     /// The topology is being stored.
@@ -129,7 +129,7 @@ pub struct Leg {
     begun: bool,
     /// Why it is to go back, if it is; it has turned when `turned`.
     back: Option<String>,
-    turned: bool,
+    rolls_back: bool,
     /// The side that is lost for good ([`given_up`]).
     given_up: Option<Side>,
     /// It goes back to a node that cannot do what [`Orders::durability`] asks of the other.
@@ -180,7 +180,7 @@ impl Leg {
             resumed: false,
             begun: false,
             back: None,
-            turned: false,
+            rolls_back: false,
             given_up: None,
             as_safe_as_it_was: false,
             source: Link::default(),
@@ -208,8 +208,8 @@ impl Leg {
         if let Some(open) = resume.filter(|open| open.moving) {
             leg.resumed = true;
             leg.begun = true;
-            leg.turned = open.turned_back.is_some();
-            leg.back = open.turned_back;
+            leg.rolls_back = open.rolled_back.is_some();
+            leg.back = open.rolled_back;
             leg.given_up = open.given_up;
             leg.source = Link { process: Some(open.source), era: open.eras.source, ..Link::default() };
             leg.target = Link { process: Some(open.target), era: open.eras.target, ..Link::default() };
@@ -248,7 +248,7 @@ impl Leg {
 
     /// Where keys come from and where they go to, at present.
     const fn from(&self) -> Side {
-        if self.turned { Side::Target } else { Side::Source }
+        if self.rolls_back { Side::Target } else { Side::Source }
     }
 
     const fn to(&self) -> Side {
@@ -281,7 +281,7 @@ impl Leg {
                     false => self.restored(side, process, actions),
                 }
             }
-            if self.given_up == Some(Side::Target) && !self.turned {
+            if self.given_up == Some(Side::Target) && !self.rolls_back {
                 self.back.get_or_insert_with(|| given_up::why(Side::Target));
             }
             // The router before this one may have ended before it had purged.
@@ -322,7 +322,7 @@ impl Leg {
         match side {
             Side::Target => {
                 self.target.dirt = Dirt::anything_if(!self.planted.is(Bug::NoPurgeAfterRestart));
-                self.record_admitted_again(actions);
+                self.record_committed_again(actions);
             }
             Side::Source => {
                 self.source.dirt = Dirt::anything_if(!self.away.is_empty() && !self.planted.is(Bug::PresenceIsHistory));
@@ -340,12 +340,12 @@ impl Leg {
         self.redo_after_restart(side);
     }
 
-    /// Another process is at the target. That keys are admitted is known to nobody but us: put on record anew, they are at this process for good also after
+    /// Another process is at the target. That keys are committed is known to nobody but us: put on record anew, they are at this process for good also after
     /// a crash of the router, and what a source that restarts shows of them is past.
-    fn record_admitted_again(&mut self, actions: &mut Vec<Action>) {
-        let mut keys: Vec<Fingerprint> = self.away.iter().filter(|(_, eras)| eras.target == ADMITTED).map(|(key, _)| *key).collect();
+    fn record_committed_again(&mut self, actions: &mut Vec<Action>) {
+        let mut keys: Vec<Fingerprint> = self.away.iter().filter(|(_, eras)| eras.target == COMMITTED).map(|(key, _)| *key).collect();
         keys.sort_unstable();
-        let back = self.turned || matches!(self.state, State::TurningBack { .. });
+        let back = self.rolls_back || matches!(self.state, State::RecordingRollback { .. });
         if keys.is_empty() || back {
             return;
         }
@@ -354,7 +354,7 @@ impl Leg {
         self.target.state = LinkState::Meeting { record };
     }
 
-    /// What is on record, was never admitted as far as is known, and need not be at either node as it was: both restarted since.
+    /// What is on record, was never committed as far as is known, and need not be at either node as it was: both restarted since.
     fn report_lost_and_found(&self, actions: &mut Vec<Action>) {
         let doubtful = self.away.values().filter(|eras| eras.source != self.source.era && !self.is_stale(eras)).count();
         if doubtful > 0 {
@@ -368,7 +368,7 @@ impl Leg {
 
     /// Whether the source, if it shows a key with such a record, shows what is past.
     fn is_stale(&self, eras: &Eras) -> bool {
-        let kept = eras.target == ADMITTED || eras.target == self.target.era || self.orders.durability == super::Durability::Aof;
+        let kept = eras.target == COMMITTED || eras.target == self.target.era || self.orders.durability == super::Durability::Aof;
         eras.source != self.source.era && kept
     }
 
@@ -390,7 +390,7 @@ impl Leg {
         let is_given_up = self.redo_after_loss(side);
         actions.push(Action::Restore { side });
         if is_given_up {
-            self.turn_back(format!("the {} was lost {TRIES} times in the middle of the same keys", name(side)), actions);
+            self.roll_back(format!("the {} was lost {TRIES} times in the middle of the same keys", name(side)), actions);
         }
     }
 
@@ -408,7 +408,7 @@ impl Leg {
                 self.begun = true;
                 self.state = State::Moving;
             }
-            State::TurningBack { record } if record <= number => self.turn(actions),
+            State::RecordingRollback { record } if record <= number => self.announce_rollback(actions),
             State::Ending { record } if record <= number => {
                 self.state = State::HandingOver;
                 actions.push(Action::HandOver { to: self.to() });
@@ -418,20 +418,20 @@ impl Leg {
     }
 
     /// Decides to go back. `never_left`: keys on record that the source still has, and that nobody has used elsewhere. They are back with the decision.
-    fn record_turn(&mut self, never_left: BTreeSet<Fingerprint>, actions: &mut Vec<Action>) {
+    fn record_rollback(&mut self, never_left: BTreeSet<Fingerprint>, actions: &mut Vec<Action>) {
         let Orders { move_id, leg, .. } = self.orders;
         let why = self.back.clone().unwrap_or_default();
-        let mut record = self.record(Record::TurnedBack { move_id, leg, why }, actions);
+        let mut record = self.record(Record::RolledBack { move_id, leg, why }, actions);
         self.away.retain(|key, _| !never_left.contains(key));
         if !never_left.is_empty() {
             record = self.record(Record::Returned { move_id, leg, keys: never_left.into_iter().collect() }, actions);
         }
-        self.state = State::TurningBack { record };
+        self.state = State::RecordingRollback { record };
     }
 
-    fn turn(&mut self, actions: &mut Vec<Action>) {
-        self.turned = true;
-        self.state = State::Turning;
+    fn announce_rollback(&mut self, actions: &mut Vec<Action>) {
+        self.rolls_back = true;
+        self.state = State::AnnouncingRollback;
         self.progress.phase = Phase::Returning;
         // Whoever waits looks again, and finds another answer.
         self.wanted.clear();
@@ -440,8 +440,8 @@ impl Leg {
         let is_known = !self.resumed && self.target.dirt == Dirt::None;
         self.target.dirt = if is_known { Dirt::Left } else { Dirt::Anything };
         let why = self.back.clone().unwrap_or_default();
-        actions.push(Action::Turn { why, away: self.away_now() });
-        if self.planted.is(Bug::TurnBackWithoutDrain) {
+        actions.push(Action::RollBack { why, away: self.away_now() });
+        if self.planted.is(Bug::RollbackWithoutDrain) {
             self.drained(actions);
         }
     }
@@ -451,26 +451,26 @@ impl Leg {
     }
 
     fn want(&mut self, keys: Vec<Key>, actions: &mut Vec<Action>) {
-        if self.turned && matches!(self.state, State::Waiting | State::Meeting { .. } | State::Readying) {
-            // After a crash of the router the workers do not know yet that the leg goes back: what is admitted to them now they would use at the target.
+        if self.rolls_back && matches!(self.state, State::Waiting | State::Meeting { .. } | State::Readying) {
+            // After a crash of the router the workers do not know yet that the leg goes back: what is committed to them now they would use at the target.
             // They look again when they know.
             return;
         }
         let mut there = Vec::new();
         for key in keys {
             let fingerprint = self.fingerprints.of(&key);
-            let admitted = match self.away.get(&fingerprint) {
-                Some(eras) => !self.turned && eras.target == ADMITTED,
-                None => self.turned,
+            let committed = match self.away.get(&fingerprint) {
+                Some(eras) => !self.rolls_back && eras.target == COMMITTED,
+                None => self.rolls_back,
             };
-            if admitted && !self.busy.contains(&fingerprint) {
+            if committed && !self.busy.contains(&fingerprint) {
                 there.push(key);
             } else if !self.busy.contains(&fingerprint) && self.wanted_set.insert(fingerprint) {
                 self.wanted.push_back((fingerprint, key));
             }
         }
         if !there.is_empty() {
-            actions.push(Action::Admit { keys: there });
+            actions.push(Action::Commit { keys: there });
         }
     }
 
@@ -485,7 +485,7 @@ impl Leg {
         self.list_ended |= end;
     }
 
-    fn turn_back(&mut self, why: String, actions: &mut Vec<Action>) {
+    fn roll_back(&mut self, why: String, actions: &mut Vec<Action>) {
         if self.given_up.is_some() {
             return;
         }
@@ -510,14 +510,14 @@ impl Leg {
     }
 
     /// A user's wish to go back is met by going on, when that is less: everything is listed, and fewer keys are left than would have to come back.
-    fn user_turns_back(&mut self, actions: &mut Vec<Action>) {
+    fn user_rolls_back(&mut self, actions: &mut Vec<Action>) {
         let left = self.under_way();
         let is_calm = self.source.era + self.target.era == 0 && self.usable(Side::Source) && self.usable(Side::Target);
         if self.state == State::Moving && self.list_ended && left < self.away.len() && is_calm {
             actions.push(Action::Report { text: format!("nearly done: {left} keys at most are left, so the leg goes on to its end") });
             return;
         }
-        self.turn_back("it was told to end".to_owned(), actions);
+        self.roll_back("it was told to end".to_owned(), actions);
     }
 
     fn is_lost(&self, side: Side) -> bool {
@@ -540,9 +540,9 @@ impl Leg {
             }
             return;
         }
-        if side == Side::Target && !self.turned && self.back.is_none() {
+        if side == Side::Target && !self.rolls_back && self.back.is_none() {
             if lost_us >= TARGET_PATIENCE_US {
-                self.turn_back(format!("the target has not answered for {} s", lost_us / 1_000_000), actions);
+                self.roll_back(format!("the target has not answered for {} s", lost_us / 1_000_000), actions);
             }
             return;
         }
@@ -566,13 +566,13 @@ impl Leg {
             State::Readying => {
                 self.purge(actions);
                 let is_lost = self.is_lost(Side::Target);
-                if self.turned && is_lost {
-                    self.turn(actions);
+                if self.rolls_back && is_lost {
+                    self.announce_rollback(actions);
                 } else if self.begun && self.back.is_some() && is_lost {
-                    self.record_turn(BTreeSet::new(), actions);
+                    self.record_rollback(BTreeSet::new(), actions);
                 } else if self.usable_or_given_up(Side::Source) && self.usable(Side::Target) {
-                    if self.turned {
-                        self.turn(actions);
+                    if self.rolls_back {
+                        self.announce_rollback(actions);
                     } else {
                         self.state = State::Draining { since_us: now_us };
                         actions.push(Action::Announce);
@@ -592,15 +592,15 @@ impl Leg {
             State::Moving => {
                 self.purge(actions);
                 self.drive_batches(now_us, actions);
-                if self.back.is_some() && !self.turned {
+                if self.back.is_some() && !self.rolls_back {
                     self.drop_what_is_not_on_record();
                     if self.is_lost(Side::Target) {
                         let never_left = self.drop_what_the_target_is_needed_for();
                         if self.batches.is_empty() {
-                            self.record_turn(never_left, actions);
+                            self.record_rollback(never_left, actions);
                         }
                     } else if self.batches.is_empty() && self.usable(Side::Source) && self.usable(Side::Target) {
-                        self.record_turn(BTreeSet::new(), actions);
+                        self.record_rollback(BTreeSet::new(), actions);
                     }
                 } else if let Some(side) = self.given_up {
                     self.go_on_without(side, now_us, actions);
@@ -609,8 +609,8 @@ impl Leg {
                     self.finish(actions);
                 }
             }
-            State::Turning => self.purge(actions),
-            State::Waiting | State::Meeting { .. } | State::Starting { .. } | State::TurningBack { .. } => {}
+            State::AnnouncingRollback => self.purge(actions),
+            State::Waiting | State::Meeting { .. } | State::Starting { .. } | State::RecordingRollback { .. } => {}
             State::Ending { .. } | State::HandingOver | State::Ended => {}
         }
         if self.quiet == Quiet::Asked && (self.batches.is_empty() || self.planted.is(Bug::FlushWithoutQuiet)) && self.state != State::Ended
@@ -661,7 +661,7 @@ impl Leg {
                 self.state = State::Starting { record };
                 self.progress.phase = Phase::Moving;
             }
-            State::Turning => {
+            State::AnnouncingRollback => {
                 self.state = State::Moving;
                 self.relist(Side::Target, actions);
             }
@@ -731,7 +731,7 @@ impl Machine for Leg {
             Event::HandedOver => {
                 if self.state == State::HandingOver {
                     let outcome = match self.back.take() {
-                        Some(why) if self.turned => Outcome::Returned { why },
+                        Some(why) if self.rolls_back => Outcome::Returned { why },
                         _ => Outcome::Moved,
                     };
                     self.end(outcome, actions);
@@ -740,7 +740,7 @@ impl Machine for Leg {
             Event::Quiesce => self.quiet = Quiet::Asked,
             Event::Resume => self.quiet = Quiet::No,
             Event::Pace(pace) => self.pace = Pace { batch_keys: pace.batch_keys.max(1), ..pace },
-            Event::TurnBack => self.user_turns_back(actions),
+            Event::RollBack => self.user_rolls_back(actions),
             Event::GiveUp { side } => self.user_gives_up(side, actions),
             Event::Tick => self.refuse_if_lost(now_us, actions),
         }
@@ -748,7 +748,7 @@ impl Machine for Leg {
     }
 
     fn progress(&self) -> Progress {
-        let goes_back = self.turned || self.back.is_some();
+        let goes_back = self.rolls_back || self.back.is_some();
         let left = if goes_back { self.away.len() } else { self.under_way() };
         Progress { left: left as u64, given_up: self.given_up, ..self.progress }
     }

@@ -64,7 +64,7 @@ impl Record {
                 head(out, 4, *move_id, *leg);
                 put_keys(out, keys);
             }
-            Self::TurnedBack { move_id, leg, why } => {
+            Self::RolledBack { move_id, leg, why } => {
                 head(out, 5, *move_id, *leg);
                 put_text(out, why);
             }
@@ -120,7 +120,7 @@ impl Record {
             2 => Self::LegMoving { move_id, leg: input.leg()? },
             3 => Self::Met { move_id, leg: input.leg()?, side: input.side()?, process: input.process()? },
             4 => Self::Moved { move_id, leg: input.leg()?, keys: input.keys()? },
-            5 => Self::TurnedBack { move_id, leg: input.leg()?, why: input.text()? },
+            5 => Self::RolledBack { move_id, leg: input.leg()?, why: input.text()? },
             6 => Self::Returned { move_id, leg: input.leg()?, keys: input.keys()? },
             7 => Self::LegEnded { move_id, leg: input.leg()?, owner: input.side()? },
             8 => Self::Ended { move_id },

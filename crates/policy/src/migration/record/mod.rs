@@ -83,7 +83,7 @@ pub enum Record {
         keys: Vec<Fingerprint>,
     },
     /// The leg goes back: keys on record as moved return to the source.
-    TurnedBack {
+    RolledBack {
         /// The move.
         move_id: MoveId,
         /// The leg.
@@ -136,7 +136,7 @@ impl Record {
             | Self::LegMoving { move_id, .. }
             | Self::Met { move_id, .. }
             | Self::Moved { move_id, .. }
-            | Self::TurnedBack { move_id, .. }
+            | Self::RolledBack { move_id, .. }
             | Self::Returned { move_id, .. }
             | Self::GivenUp { move_id, .. }
             | Self::LegEnded { move_id, .. }
@@ -174,8 +174,8 @@ pub struct OpenLeg {
     pub slots: Vec<Slot>,
     /// Whether the drain was complete. If not, the source has everything.
     pub moving: bool,
-    /// Why it was turned back, if it was.
-    pub turned_back: Option<String>,
+    /// Why it was rolled back, if it was.
+    pub rolled_back: Option<String>,
     /// The side that was given up, if one was.
     pub given_up: Option<Side>,
     /// Who was at the source last.

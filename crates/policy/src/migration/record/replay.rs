@@ -76,7 +76,7 @@ impl Replay {
                     leg: *leg,
                     slots: slots.clone(),
                     moving: false,
-                    turned_back: None,
+                    rolled_back: None,
                     given_up: None,
                     source: source.clone(),
                     target: target.clone(),
@@ -98,16 +98,16 @@ impl Replay {
             }
             Record::Moved { move_id, leg, keys } => {
                 let open = self.moving(*move_id, *leg)?;
-                if open.turned_back.is_some() {
-                    return Err(Contradiction(format!("keys of leg {leg} of move {} move after it was turned back", move_id.0)));
+                if open.rolled_back.is_some() {
+                    return Err(Contradiction(format!("keys of leg {leg} of move {} move after it was rolled back", move_id.0)));
                 }
                 open.away.extend(keys.iter().map(|key| (*key, open.eras)));
             }
-            Record::TurnedBack { move_id, leg, why } => self.moving(*move_id, *leg)?.turned_back = Some(why.clone()),
+            Record::RolledBack { move_id, leg, why } => self.moving(*move_id, *leg)?.rolled_back = Some(why.clone()),
             Record::Returned { move_id, leg, keys } => {
                 let open = self.moving(*move_id, *leg)?;
-                if open.turned_back.is_none() {
-                    return Err(Contradiction(format!("keys of leg {leg} of move {} return though it was not turned back", move_id.0)));
+                if open.rolled_back.is_none() {
+                    return Err(Contradiction(format!("keys of leg {leg} of move {} return though it was not rolled back", move_id.0)));
                 }
                 for key in keys {
                     open.away.remove(key);
@@ -118,7 +118,7 @@ impl Replay {
                 open.given_up = Some(*side);
                 if *side == Side::Source {
                     // There is nothing to go back to.
-                    open.turned_back = None;
+                    open.rolled_back = None;
                 }
             }
             Record::LegEnded { move_id, leg, owner } => {

@@ -17,7 +17,7 @@ use switchyard_router::{Link, Router, Steer};
 use tracing::{error, warn};
 
 use super::accept::{conflict, json};
-use super::home::Told;
+use super::colocate::Told;
 use super::{Moves, Planned};
 use crate::config::{counted, describe_size};
 

@@ -240,7 +240,7 @@ impl Moves {
             return Err(conflict(way));
         }
         // Keys that live there although their slots do not leave it, too.
-        let mut moves = Self::homeward(&topology, node, None);
+        let mut moves = Self::away_from_home(&topology, node, None);
         moves.extend(wishes(shifts));
         let name = self.name(node);
         let was = self.drained.has(&name);

@@ -43,7 +43,7 @@ impl Moves {
                 if !request.to.is_empty() {
                     return Err(wrong("home says where the keys go: to the owners of their slots"));
                 }
-                sources().into_iter().flat_map(|source| Self::homeward(topology, source, pattern.as_deref())).collect()
+                sources().into_iter().flat_map(|source| Self::away_from_home(topology, source, pattern.as_deref())).collect()
             }
             (Some(pattern), false) => {
                 if request.to.is_empty() {
@@ -94,7 +94,7 @@ impl Moves {
     }
 
     /// What brings the keys home that live at a node although their slots do not: a move for each owner of slots.
-    pub(super) fn homeward(topology: &Topology, node: NodeId, pattern: Option<&str>) -> Vec<Wish> {
+    pub(super) fn away_from_home(topology: &Topology, node: NodeId, pattern: Option<&str>) -> Vec<Wish> {
         let mut by_owner: BTreeMap<NodeId, BTreeSet<Key>> = BTreeMap::new();
         for (key, at) in topology.exceptions() {
             if at == node && pattern.is_none_or(|pattern| glob::matches_key(pattern.as_bytes(), key)) {
@@ -225,7 +225,7 @@ mod tests {
         let keys: Vec<Key> = (0..30).map(|i| format!("{}:{i}", if i % 3 == 0 { "a" } else { "b" }).into_bytes().into()).collect();
         let away = keys.iter().filter(|key| topology.owner_of(key) != NodeId(2));
         let parted = topology.keys_handed_over(&[], away, NodeId(2));
-        let home = Moves::homeward(&parted, NodeId(2), None);
+        let home = Moves::away_from_home(&parted, NodeId(2), None);
         assert_eq!(home.iter().map(|wish| (wish.shift.source.0, wish.shift.target.0)).collect::<Vec<_>>(), [(2, 0), (2, 1)]);
         let mut after = parted.clone();
         for wish in &home {
@@ -234,8 +234,8 @@ mod tests {
             after = after.keys_handed_over(&wish.shift.slots, of_wish.iter(), wish.shift.target);
         }
         assert!(!after.has_exceptions());
-        let some = Moves::homeward(&parted, NodeId(2), Some("a:*"));
+        let some = Moves::away_from_home(&parted, NodeId(2), Some("a:*"));
         assert!(some.iter().flat_map(|wish| wish.keys.iter().flat_map(|keys| keys.iter())).all(|key| key.starts_with(b"a:")));
-        assert!(Moves::homeward(&parted, NodeId(1), None).is_empty());
+        assert!(Moves::away_from_home(&parted, NodeId(1), None).is_empty());
     }
 }

@@ -6,9 +6,9 @@
 
 mod aborting;
 mod accept;
+mod colocate;
 mod direct;
 mod drained;
-mod home;
 mod host;
 mod joining;
 mod keys;
@@ -203,7 +203,7 @@ pub(super) struct Moves {
     /// The same of moves that may be on record and are not open: not yet, or no more. A start after a crash takes them up as they were wanted.
     beside: Arc<Mutex<BTreeMap<MoveId, Options>>>,
     drained: drained::Drained,
-    home: home::Home,
+    home: colocate::Home,
 }
 
 /// The thread of the executor.
@@ -405,10 +405,10 @@ impl Moves {
         let Some(planned) = state.open.get(&id) else { return };
         let Some(end) = &planned.end else { return };
         let mut report = self.report_of(id, planned);
-        let homeward = planned.keys.as_ref().filter(|_| !planned.options.home_for.is_empty());
+        let colocated = planned.keys.as_ref().filter(|_| !planned.options.home_for.is_empty());
         match end {
             MoveEnd::Done => {
-                if let Some(keys) = homeward {
+                if let Some(keys) = colocated {
                     self.home.note_done(keys, &planned.options.home_for);
                 }
                 report.state = MoveState::Done;
@@ -417,8 +417,8 @@ impl Moves {
                 info!("move {} is done: {}, {}", id.0, counted(report.keys_moved, "key"), counted(report.bytes_moved, "byte"));
             }
             MoveEnd::Stopped(why) => {
-                if let Some(keys) = homeward {
-                    self.home.tell(home::Told::Stopped { keys: Arc::clone(keys), why: format!("move {} has stopped: {why}", id.0) });
+                if let Some(keys) = colocated {
+                    self.home.tell(colocate::Told::Stopped { keys: Arc::clone(keys), why: format!("move {} has stopped: {why}", id.0) });
                 }
                 report.state = MoveState::Stopped;
                 report.doing.clone_from(why);
@@ -454,7 +454,7 @@ impl Moves {
             warn!("the list of moves that have ended cannot be kept: {error}");
         }
         self.save_options();
-        self.home.tell(home::Told::Look);
+        self.home.tell(colocate::Told::Look);
     }
 
     /// Takes note of how far moves are.

@@ -5,7 +5,7 @@ use switchyard_policy::migration::{Phase, Protocol, Side};
 use switchyard_policy::topology::MoveId;
 
 use super::super::metrics::Page;
-use super::home::report_of;
+use super::colocate::report_of;
 use super::{Moves, Planned};
 use crate::config::{DURABILITIES, counted, name_of};
 

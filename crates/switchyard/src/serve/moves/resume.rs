@@ -67,7 +67,7 @@ impl Moves {
             keeping: Mutex::default(),
             beside: Arc::default(),
             drained,
-            home: super::home::Home::default(),
+            home: super::colocate::Home::default(),
         }))
     }
 }

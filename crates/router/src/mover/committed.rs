@@ -1,7 +1,7 @@
-//! What workers and a mover have in common: which keys of a leg are admitted, and what they tell each other.
+//! What workers and a mover have in common: which keys of a leg are committed, and what they tell each other.
 //!
-//! Workers read the admitted keys of a leg without asking the mover; only the mover adds to them, and never takes one out. So what a worker does
-//! not know yet costs it a question. A leg that turns back is another [`LegView`] with a set of its own, in another plan: workers never see
+//! Workers read the committed keys of a leg without asking the mover; only the mover adds to them, and never takes one out. So what a worker does
+//! not know yet costs it a question. A leg that rolls back is another [`LegView`] with a set of its own, in another plan: workers never see
 //! half of a turn.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +19,7 @@ use switchyard_policy::topology::{MoveId, NodeId, Slot, slot_of};
 use super::{Holds, MoveProgress, Steer};
 use crate::shared::lock;
 
-/// Parts of a set of admitted keys, each behind a lock of its own.
+/// Parts of a set of committed keys, each behind a lock of its own.
 const SHARDS: usize = 64;
 
 /// Bytes of elements that wait to be taken by the mover, at most.
@@ -52,7 +52,7 @@ impl SharedLeg {
         &self.shards[(key.0 >> 64) as usize % SHARDS]
     }
 
-    pub(crate) fn admit(&self, keys: impl IntoIterator<Item = Fingerprint>) {
+    pub(crate) fn commit(&self, keys: impl IntoIterator<Item = Fingerprint>) {
         for key in keys {
             self.shard(key).write().unwrap_or_else(PoisonError::into_inner).insert(key);
         }
@@ -66,13 +66,13 @@ impl SharedLeg {
         self.shard(key).read().unwrap_or_else(PoisonError::into_inner).contains(&key)
     }
 
-    /// A client of this worker is about to wait: it must look again after this, or it may miss the admission that it waits for.
+    /// A client of this worker is about to wait: it must look again after this, or it may miss the commit that it waits for.
     pub(crate) fn will_wait(&self, worker: usize) {
         self.waiting.fetch_or(1 << (worker % 64), Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// The workers that have to be told of what was admitted before this, as a set of bits.
+    /// The workers that have to be told of what was committed before this, as a set of bits.
     pub(crate) fn take_waiting(&self) -> u64 {
         fence(Ordering::SeqCst);
         self.waiting.swap(0, Ordering::SeqCst)
@@ -113,14 +113,14 @@ impl Scope {
 }
 
 impl LegView {
-    /// Where workers use the keys that are admitted.
+    /// Where workers use the keys that are committed.
     pub(crate) const fn to(&self) -> Side {
         if self.away.is_some() { Side::Source } else { Side::Target }
     }
 
     /// Every key is at `owner`, also those that nobody has named: the slots are being handed over to it. Where workers would look for them at the other
     /// node, whoever waits does so until the topology says who the owner is.
-    pub(crate) fn admit_all(&self, owner: Side) {
+    pub(crate) fn commit_all(&self, owner: Side) {
         if are_all_there(self.to(), owner) {
             self.shared.all.store(true, Ordering::SeqCst);
         }
@@ -357,16 +357,16 @@ mod tests {
     fn a_turned_leg_has_all_keys_that_are_not_away() {
         let key = |n: u128| Fingerprint(n << 60 | n);
         let forward = LegView { shared: Arc::default(), away: None, scope: None };
-        forward.shared.admit([key(1)]);
+        forward.shared.commit([key(1)]);
         assert!(forward.is_there(key(1)) && !forward.is_there(key(2)));
         let back = LegView { shared: Arc::default(), away: Some(Arc::new([key(1)].into())), scope: None };
         assert!(!back.is_there(key(1)) && back.is_there(key(2)) && !back.are_all_there());
-        back.shared.admit([key(1)]);
+        back.shared.commit([key(1)]);
         assert!(back.is_there(key(1)));
         for (view, owner, other) in [(forward, Side::Target, Side::Source), (back, Side::Source, Side::Target)] {
-            view.admit_all(other);
+            view.commit_all(other);
             assert!(!view.are_all_there(), "workers would use them at the {owner:?}, and they are at the {other:?}");
-            view.admit_all(owner);
+            view.commit_all(owner);
             assert!(view.is_there(key(9)) && view.are_all_there());
         }
     }

@@ -4,9 +4,9 @@
 //! connections of several workers, which have no order between them. So each wait has a ticket, and two rules make the order at a node that of
 //! the tickets, whatever workers know of the move and when:
 //!
-//! - Nobody is sent to a node while somebody with a **lower** ticket is *away*: recalled, and not yet seen to wait at a node again. That it was
+//! - Nobody is sent to a node while somebody with a **lower** ticket is *recalled*: its wait was ended, and it is not yet seen to wait at a node again. That it was
 //!   sent is not enough: what was sent on one connection can arrive behind what was sent later on another.
-//! - Nobody who was away is sent to a node while somebody with a **higher** ticket may be at one: that one is recalled first. So it is where a
+//! - Nobody who was recalled is sent to a node while somebody with a **higher** ticket may be at one: that one is recalled first. So it is where a
 //!   leg was withdrawn, and some workers had recalled their waits already while others never heard of it.
 //!
 //! Per slot and not per key, because a command may wait for several keys, and the orders of all of them have to fit together.
@@ -17,20 +17,20 @@ use crate::topology::Slot;
 
 /// The waits of some slots. `W` says whose a wait is.
 #[derive(Clone, Debug)]
-pub struct Lines<W> {
-    /// By slot and ticket: those that are away.
-    away: BTreeMap<(Slot, u64), W>,
-    /// Those that may be at a node, away or not.
+pub struct WaitQueues<W> {
+    /// By slot and ticket: those that are recalled.
+    recalled: BTreeMap<(Slot, u64), W>,
+    /// Those that may be at a node, recalled or not.
     at_nodes: BTreeMap<(Slot, u64), W>,
 }
 
-impl<W> Default for Lines<W> {
+impl<W> Default for WaitQueues<W> {
     fn default() -> Self {
-        Self { away: BTreeMap::new(), at_nodes: BTreeMap::new() }
+        Self { recalled: BTreeMap::new(), at_nodes: BTreeMap::new() }
     }
 }
 
-/// Whether it is the turn of a wait that is away.
+/// Whether it is the turn of a wait that is recalled.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Turn<W> {
     /// It may be sent to a node.
@@ -39,17 +39,17 @@ pub enum Turn<W> {
     Others(Vec<W>),
 }
 
-impl<W: Copy> Lines<W> {
-    /// A command begins to wait, with a ticket above all others of its slot. True where it is sent to its node now; else it is away, and with its worker.
+impl<W: Copy> WaitQueues<W> {
+    /// A command begins to wait, with a ticket above all others of its slot. True where it is sent to its node now; else it is recalled, and with its worker.
     pub fn enter(&mut self, slot: Slot, ticket: u64, whose: W) -> bool {
-        let goes = !self.is_somebody_away(slot, ticket);
-        if goes { &mut self.at_nodes } else { &mut self.away }.insert((slot, ticket), whose);
+        let goes = !self.is_somebody_recalled(slot, ticket);
+        if goes { &mut self.at_nodes } else { &mut self.recalled }.insert((slot, ticket), whose);
         goes
     }
 
-    /// A wait is to be ended at its node, to begin again: it is away from now on.
+    /// A wait is to be ended at its node, to begin again: it is recalled from now on.
     pub fn recall(&mut self, slot: Slot, ticket: u64, whose: W) {
-        self.away.insert((slot, ticket), whose);
+        self.recalled.insert((slot, ticket), whose);
     }
 
     /// A node has ended a wait: it is with its worker. Whose turn it may be now.
@@ -60,17 +60,17 @@ impl<W: Copy> Lines<W> {
 
     /// Whether a wait that is with its worker may be sent to a node.
     pub fn turn(&self, slot: Slot, ticket: u64) -> Turn<W> {
-        if self.is_somebody_away(slot, ticket) {
+        if self.is_somebody_recalled(slot, ticket) {
             return Turn::Others(Vec::new());
         }
         let mut behind = self.at_nodes.range((slot, ticket + 1)..=(slot, u64::MAX)).peekable();
         if behind.peek().is_none() {
             return Turn::Its;
         }
-        Turn::Others(behind.filter(|(place, _)| !self.away.contains_key(place)).map(|(_, whose)| *whose).collect())
+        Turn::Others(behind.filter(|(place, _)| !self.recalled.contains_key(place)).map(|(_, whose)| *whose).collect())
     }
 
-    /// The same, and where it may, it is sent: it stays away until it is seen.
+    /// The same, and where it may, it is sent: it stays recalled until it is seen.
     pub fn go(&mut self, slot: Slot, ticket: u64, whose: W) -> Turn<W> {
         let turn = self.turn(slot, ticket);
         if matches!(turn, Turn::Its) {
@@ -81,34 +81,34 @@ impl<W: Copy> Lines<W> {
 
     /// A wait was seen at its node. Whose turn it may be now.
     pub fn seen(&mut self, slot: Slot, ticket: u64) -> Option<W> {
-        self.away.remove(&(slot, ticket));
+        self.recalled.remove(&(slot, ticket));
         self.first(slot)
     }
 
     /// A wait is over, whatever ended it. Whose turn it may be now.
     pub fn leave(&mut self, slot: Slot, ticket: u64) -> Option<W> {
-        self.away.remove(&(slot, ticket));
+        self.recalled.remove(&(slot, ticket));
         self.is_back(slot, ticket)
     }
 
     /// Those of whom this is true are gone. Whose turn it may be now, in each slot.
     pub fn forget(&mut self, gone: impl Fn(W) -> bool) -> Vec<W> {
-        self.away.retain(|_, whose| !gone(*whose));
+        self.recalled.retain(|_, whose| !gone(*whose));
         self.at_nodes.retain(|_, whose| !gone(*whose));
         let mut first: BTreeMap<Slot, W> = BTreeMap::new();
-        for ((slot, _), whose) in &self.away {
+        for ((slot, _), whose) in &self.recalled {
             first.entry(*slot).or_insert(*whose);
         }
         first.into_values().collect()
     }
 
-    fn is_somebody_away(&self, slot: Slot, before: u64) -> bool {
-        self.away.range((slot, 0)..(slot, before)).next().is_some()
+    fn is_somebody_recalled(&self, slot: Slot, before: u64) -> bool {
+        self.recalled.range((slot, 0)..(slot, before)).next().is_some()
     }
 
-    /// The first of those that are away.
+    /// The first of those that are recalled.
     fn first(&self, slot: Slot) -> Option<W> {
-        self.away.range((slot, 0)..=(slot, u64::MAX)).next().map(|(_, whose)| *whose)
+        self.recalled.range((slot, 0)..=(slot, u64::MAX)).next().map(|(_, whose)| *whose)
     }
 }
 
@@ -146,7 +146,7 @@ mod tests {
     /// Workers, two nodes, and a slot that goes from one to the other and back, or does not go after all.
     #[derive(Debug)]
     struct World {
-        lines: Lines<usize>,
+        wait_queues: WaitQueues<usize>,
         /// By ticket: its worker, and where it is.
         waits: Vec<(usize, At)>,
         /// Who waits at each node, as it serves them.
@@ -162,7 +162,7 @@ mod tests {
     impl World {
         fn new(workers: usize) -> World {
             World {
-                lines: Lines::default(),
+                wait_queues: WaitQueues::default(),
                 waits: Vec::new(),
                 queues: [Vec::new(), Vec::new()],
                 epochs: vec![(0, true)],
@@ -212,7 +212,7 @@ mod tests {
                 0 if self.waits.len() < 30 => {
                     let place = self.place(worker)?;
                     let ticket = self.waits.len();
-                    let goes = self.lines.enter(slot(), ticket as u64, ticket);
+                    let goes = self.wait_queues.enter(slot(), ticket as u64, ticket);
                     self.waits.push((worker, if goes { At::Node(place) } else { At::Here }));
                     if goes {
                         self.arrive(ticket, place);
@@ -234,7 +234,7 @@ mod tests {
                     if let At::Node(node) | At::Sent(node) = self.waits[ticket].1
                         && node != self.epochs[epoch].0
                     {
-                        self.lines.recall(slot(), ticket as u64, ticket);
+                        self.wait_queues.recall(slot(), ticket as u64, ticket);
                         self.waits[ticket].1 = At::Ending(node);
                     }
                 }
@@ -243,12 +243,12 @@ mod tests {
                     let ticket = self.any(number, |t, _, at| matches!(at, At::Ending(_)) && self.is_queued(t))?;
                     self.queues.iter_mut().for_each(|queue| queue.retain(|t| *t != ticket));
                     self.waits[ticket].1 = At::Here;
-                    self.lines.is_back(slot(), ticket as u64);
+                    self.wait_queues.is_back(slot(), ticket as u64);
                 }
                 7 => {
                     let ticket = self.any(number, |_, worker, at| at == At::Here && self.place(worker).is_some())?;
                     let place = self.place(self.waits[ticket].0)?;
-                    match self.lines.go(slot(), ticket as u64, ticket) {
+                    match self.wait_queues.go(slot(), ticket as u64, ticket) {
                         Turn::Its => self.waits[ticket].1 = At::Sent(place),
                         Turn::Others(to_recall) => self.asked.extend(to_recall),
                     }
@@ -262,7 +262,7 @@ mod tests {
                 9 => {
                     let ticket = self.any(number, |t, _, at| matches!(at, At::Sent(_)) && self.is_queued(t))?;
                     self.waits[ticket].1 = At::Node(self.waits[ticket].1.node()?);
-                    self.lines.seen(slot(), ticket as u64);
+                    self.wait_queues.seen(slot(), ticket as u64);
                 }
                 // Who is first gets what it waits for.
                 10 => {
@@ -270,13 +270,13 @@ mod tests {
                     if !queue.is_empty() {
                         let ticket = queue.remove(0);
                         self.waits[ticket].1 = At::Over;
-                        self.lines.leave(slot(), ticket as u64);
+                        self.wait_queues.leave(slot(), ticket as u64);
                     }
                 }
                 11 => {
                     let ticket = self.asked.pop()?;
                     if let At::Node(node) | At::Sent(node) = self.waits[ticket].1 {
-                        self.lines.recall(slot(), ticket as u64, ticket);
+                        self.wait_queues.recall(slot(), ticket as u64, ticket);
                         self.waits[ticket].1 = At::Ending(node);
                     }
                 }
@@ -304,35 +304,35 @@ mod tests {
     }
 
     #[test]
-    fn who_was_sent_is_away_until_it_is_seen() {
-        let mut lines = Lines::default();
-        assert!(lines.enter(slot(), 1, 'a') && lines.enter(slot(), 2, 'b'));
-        lines.recall(slot(), 1, 'a');
-        lines.recall(slot(), 2, 'b');
-        assert_eq!(lines.is_back(slot(), 2), Some('a'));
-        assert_eq!(lines.is_back(slot(), 1), Some('a'));
-        assert!(lines.turn(slot(), 2) == Turn::Others(vec![]) && !lines.enter(slot(), 3, 'c'));
-        assert_eq!(lines.go(slot(), 1, 'a'), Turn::Its);
-        assert_eq!(lines.go(slot(), 2, 'b'), Turn::Others(vec![]));
+    fn who_was_sent_is_recalled_until_it_is_seen() {
+        let mut wait_queues = WaitQueues::default();
+        assert!(wait_queues.enter(slot(), 1, 'a') && wait_queues.enter(slot(), 2, 'b'));
+        wait_queues.recall(slot(), 1, 'a');
+        wait_queues.recall(slot(), 2, 'b');
+        assert_eq!(wait_queues.is_back(slot(), 2), Some('a'));
+        assert_eq!(wait_queues.is_back(slot(), 1), Some('a'));
+        assert!(wait_queues.turn(slot(), 2) == Turn::Others(vec![]) && !wait_queues.enter(slot(), 3, 'c'));
+        assert_eq!(wait_queues.go(slot(), 1, 'a'), Turn::Its);
+        assert_eq!(wait_queues.go(slot(), 2, 'b'), Turn::Others(vec![]));
         let other = Slot::new(8).expect("a slot");
-        assert!(lines.enter(other, 4, 'd'), "another slot is another line");
-        assert_eq!(lines.seen(slot(), 1), Some('b'));
-        assert_eq!(lines.go(slot(), 2, 'b'), Turn::Its);
-        assert_eq!(lines.forget(|whose| whose == 'b'), ['c']);
-        assert_eq!(lines.go(slot(), 3, 'c'), Turn::Its);
-        assert_eq!(lines.leave(slot(), 3), None);
+        assert!(wait_queues.enter(other, 4, 'd'), "another slot is another line");
+        assert_eq!(wait_queues.seen(slot(), 1), Some('b'));
+        assert_eq!(wait_queues.go(slot(), 2, 'b'), Turn::Its);
+        assert_eq!(wait_queues.forget(|whose| whose == 'b'), ['c']);
+        assert_eq!(wait_queues.go(slot(), 3, 'c'), Turn::Its);
+        assert_eq!(wait_queues.leave(slot(), 3), None);
     }
 
     #[test]
     fn who_is_behind_at_the_node_is_recalled_first() {
-        let mut lines = Lines::default();
-        assert!(lines.enter(slot(), 1, 'a') && lines.enter(slot(), 2, 'b'));
-        lines.recall(slot(), 1, 'a');
-        lines.is_back(slot(), 1);
-        assert_eq!(lines.turn(slot(), 1), Turn::Others(vec!['b']));
-        lines.recall(slot(), 2, 'b');
-        assert_eq!(lines.go(slot(), 1, 'a'), Turn::Others(vec![]));
-        assert_eq!(lines.is_back(slot(), 2), Some('a'));
-        assert_eq!(lines.go(slot(), 1, 'a'), Turn::Its);
+        let mut wait_queues = WaitQueues::default();
+        assert!(wait_queues.enter(slot(), 1, 'a') && wait_queues.enter(slot(), 2, 'b'));
+        wait_queues.recall(slot(), 1, 'a');
+        wait_queues.is_back(slot(), 1);
+        assert_eq!(wait_queues.turn(slot(), 1), Turn::Others(vec!['b']));
+        wait_queues.recall(slot(), 2, 'b');
+        assert_eq!(wait_queues.go(slot(), 1, 'a'), Turn::Others(vec![]));
+        assert_eq!(wait_queues.is_back(slot(), 2), Some('a'));
+        assert_eq!(wait_queues.go(slot(), 1, 'a'), Turn::Its);
     }
 }

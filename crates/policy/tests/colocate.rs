@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use switchyard_policy::homecoming::{HOMEWARD_MAX, Open, Plan, Standing, Wanted, plan};
+use switchyard_policy::colocate::{COLOCATE_MAX, Open, Plan, Standing, Wanted, plan};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, slot_of};
 
 type Key = Arc<[u8]>;
@@ -78,7 +78,7 @@ fn a_slot_that_is_part_of_a_move_is_waited_for_or_said_to_be_stuck() {
     let topology = parted();
     let slots = [slot_of(b"{a}")];
     let (home, near, far) = (node(&topology, 0), node(&topology, 1), node(&topology, 2));
-    let open = Open { id: MoveId(7), source: home, target: near, slots: &slots, is_paused: false, is_homeward: false };
+    let open = Open { id: MoveId(7), source: home, target: near, slots: &slots, is_paused: false, colocates: false };
     let paused = Open { is_paused: true, ..open };
     for (open, away, standing) in [
         (open, &[][..], Standing::Wait),
@@ -104,14 +104,14 @@ fn many_who_ask_do_not_begin_as_many_moves() {
     let topology = parted();
     let (home, near) = (node(&topology, 0), node(&topology, 1));
     let others: Vec<[Slot; 1]> =
-        (0..HOMEWARD_MAX as u16).map(|n| [Slot::new((slot_of(b"{a}").number() + 1 + n) % 16384).expect("a slot")]).collect();
+        (0..COLOCATE_MAX as u16).map(|n| [Slot::new((slot_of(b"{a}").number() + 1 + n) % 16384).expect("a slot")]).collect();
     let open: Vec<Open<'_>> =
-        others.iter().map(|slots| Open { id: MoveId(1), source: near, target: home, slots, is_paused: false, is_homeward: true }).collect();
+        others.iter().map(|slots| Open { id: MoveId(1), source: near, target: home, slots, is_paused: false, colocates: true }).collect();
     let plan = asked(&topology, &[keys(&["{a}1"])], &open, &[]);
     assert_eq!((plan.standings, plan.moves.len()), (vec![Standing::Wait], 0));
     let plan = asked(&topology, &[keys(&["{a}1"])], &open[1..], &[]);
     assert_eq!((plan.standings, plan.moves.len()), (vec![Standing::Wait], 1));
     // Those of somebody else do not count.
-    let others: Vec<Open<'_>> = open.iter().map(|open| Open { is_homeward: false, ..*open }).collect();
+    let others: Vec<Open<'_>> = open.iter().map(|open| Open { colocates: false, ..*open }).collect();
     assert_eq!(asked(&topology, &[keys(&["{a}1"])], &others, &[]).moves.len(), 1);
 }

@@ -1,23 +1,23 @@
 //! Commands that need keys together of which some live elsewhere than their slot: they wait until these are home.
 //!
-//! The worker asks for it ([`crate::homeward`]), once per command, and looks at the command again when there is another topology: nothing is
+//! The worker asks for it ([`crate::colocate`]), once per command, and looks at the command again when there is another topology: nothing is
 //! kept of the command but that it waits. So what it needs by then is found out by then, and its client's order is that of its connection.
 //!
 //! Not a queue at whoever moves the keys: a client that goes away, or whose time is over, would have to be looked for there.
 
 use std::sync::Arc;
 
-use switchyard_policy::homecoming::Wanted;
+use switchyard_policy::colocate::Wanted;
 
 use super::dispatch::Flow;
 use super::downstream::Client;
 use super::{Stall, Worker};
-use crate::homeward::HomeWish;
+use crate::colocate::ColocateRequest;
 use crate::slab::Handle;
 
 /// A command that waits for keys to come home.
 #[derive(Debug)]
-pub(super) struct Homing {
+pub(super) struct ColocateWait {
     /// Its number among its client's.
     number: u32,
     since_us: u64,
@@ -31,14 +31,14 @@ pub(super) struct Homing {
 
 /// The clients of a worker that wait for keys to come home.
 #[derive(Debug, Default)]
-pub(super) struct HomeWaits {
+pub(super) struct ColocateWaits {
     clients: Vec<Handle>,
 }
 
 impl Client {
     /// Whether the command that is looked at next waits for keys to come home.
     pub(super) fn waits_for_home(&self) -> bool {
-        self.homing.as_ref().is_some_and(|homing| homing.number == self.next_seq())
+        self.colocate_wait.as_ref().is_some_and(|wait| wait.number == self.next_seq())
     }
 }
 
@@ -46,7 +46,7 @@ impl Worker {
     /// Has a command wait until what it needs lives together. `Err`: it does not wait (any more), and this is the error for its client. `text`: the
     /// error that says where the keys are.
     #[cold]
-    pub(super) fn wait_for_home(&mut self, handle: Handle, command: &str, wanted: Wanted, text: String) -> Result<Flow, String> {
+    pub(super) fn wait_for_colocation(&mut self, handle: Handle, command: &str, wanted: Wanted, text: String) -> Result<Flow, String> {
         let limit = self.plan.live.bring_home_timeout;
         let (now_us, worker) = (self.now_us, self.index);
         let Some(client) = self.clients.get_mut(handle) else { return Ok(Flow::Close) };
@@ -54,27 +54,28 @@ impl Worker {
         let number = client.next_seq();
         if !client.waits_for_home() {
             // One that waited before is on the list as long as it is not looked at there.
-            if client.homing.is_none() {
-                self.home_waits.clients.push(handle);
+            if client.colocate_wait.is_none() {
+                self.colocate_waits.clients.push(handle);
             }
-            self.counters.homing.add(1);
-            client.homing = Some(Box::new(Homing { number, since_us: now_us, is_asked: false, refusal: None, text: String::new() }));
+            self.counters.colocate_waits.add(1);
+            client.colocate_wait =
+                Some(Box::new(ColocateWait { number, since_us: now_us, is_asked: false, refusal: None, text: String::new() }));
         }
-        let Some(homing) = client.homing.as_mut() else { return Err(text) };
+        let Some(wait) = client.colocate_wait.as_mut() else { return Err(text) };
         // Where it ends here its client gets an answer, and the number is that of no command any more.
-        if let Some(why) = homing.refusal.take() {
+        if let Some(why) = wait.refusal.take() {
             self.counters.not_home.add(1);
             return Err(format!("{text}. It was not brought home by itself: {why}"));
         }
-        if now_us.saturating_sub(homing.since_us) > limit.as_micros() as u64 {
+        if now_us.saturating_sub(wait.since_us) > limit.as_micros() as u64 {
             self.counters.not_home.add(1);
             return Err(self.late_text(&text));
         }
-        if !homing.is_asked {
-            homing.is_asked = true;
-            port.bring_home(HomeWish::new(wanted, command, limit, self.shared.mailboxes.clone(), worker, (handle, number)));
+        if !wait.is_asked {
+            wait.is_asked = true;
+            port.colocate(ColocateRequest::new(wanted, command, limit, self.shared.mailboxes.clone(), worker, (handle, number)));
         }
-        homing.text = text;
+        wait.text = text;
         Ok(Flow::Stall(Stall::Moving))
     }
 
@@ -85,52 +86,52 @@ impl Worker {
     /// The answer to a wish. That the keys are home is seen by the topology: a command that finds them parted even so asks again, after a tick.
     pub(super) fn on_home(&mut self, handle: Handle, number: u32, refusal: Option<Arc<str>>) {
         let Some(client) = self.clients.get_mut(handle).filter(|client| client.waits_for_home()) else { return };
-        let Some(homing) = client.homing.as_mut().filter(|homing| homing.number == number) else { return };
-        homing.is_asked = false;
-        homing.refusal = refusal;
-        if homing.refusal.is_some() && client.stall == Stall::Moving && client.moving.is_none() {
+        let Some(wait) = client.colocate_wait.as_mut().filter(|wait| wait.number == number) else { return };
+        wait.is_asked = false;
+        wait.refusal = refusal;
+        if wait.refusal.is_some() && client.stall == Stall::Moving && client.moving.is_none() {
             self.unstall(handle);
         }
     }
 
     /// Another topology: those who wait look again where their keys are.
     pub(super) fn look_home_again(&mut self) {
-        self.settle_homing(true);
+        self.settle_colocate_waits(true);
     }
 
     /// Nobody waits longer than is allowed.
-    pub(super) fn tick_homing(&mut self) {
-        if !self.home_waits.clients.is_empty() {
-            self.settle_homing(false);
+    pub(super) fn tick_colocate_waits(&mut self) {
+        if !self.colocate_waits.clients.is_empty() {
+            self.settle_colocate_waits(false);
         }
     }
 
-    fn settle_homing(&mut self, all: bool) {
-        let mut homing_clients = std::mem::take(&mut self.home_waits.clients);
-        homing_clients.retain(|handle| match self.clients.get_mut(*handle) {
+    fn settle_colocate_waits(&mut self, all: bool) {
+        let mut waiting = std::mem::take(&mut self.colocate_waits.clients);
+        waiting.retain(|handle| match self.clients.get_mut(*handle) {
             Some(client) if client.waits_for_home() => true,
             Some(client) => {
-                client.homing = None;
+                client.colocate_wait = None;
                 false
             }
             None => false,
         });
         let limit_us = self.plan.live.bring_home_timeout.as_micros() as u64;
-        for handle in &homing_clients {
+        for handle in &waiting {
             let Some(client) = self.clients.get(*handle).filter(|client| client.stall == Stall::Moving) else { continue };
-            let Some(homing) = &client.homing else { continue };
-            let is_late = self.now_us.saturating_sub(homing.since_us) > limit_us;
+            let Some(wait) = &client.colocate_wait else { continue };
+            let is_late = self.now_us.saturating_sub(wait.since_us) > limit_us;
             if client.moving.is_some() {
                 // The move that brings them has begun, and holds the command by itself.
                 if is_late {
-                    let text = self.late_text(&homing.text);
+                    let text = self.late_text(&wait.text);
                     self.counters.not_home.add(1);
                     self.refuse_held(*handle, text);
                 }
-            } else if all || is_late || !homing.is_asked {
+            } else if all || is_late || !wait.is_asked {
                 self.unstall(*handle);
             }
         }
-        self.home_waits.clients = homing_clients;
+        self.colocate_waits.clients = waiting;
     }
 }

@@ -13,7 +13,7 @@ use crate::topology::{MoveId, NodeId, Slot, Topology, slot_of};
 
 /// Moves that bring keys from one node to another because commands need them, at the same time. What is wanted beyond that goes together in the next
 /// one, so that many commands do not begin as many moves.
-pub const HOMEWARD_MAX: usize = 4;
+pub const COLOCATE_MAX: usize = 4;
 
 /// What a command needs to live together.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -65,7 +65,7 @@ pub struct Open<'a> {
     /// Somebody has paused it.
     pub is_paused: bool,
     /// It was begun because commands need its keys.
-    pub is_homeward: bool,
+    pub colocates: bool,
 }
 
 /// How it stands with what a command needs.
@@ -83,7 +83,7 @@ pub enum Standing {
 
 /// A move to begin.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Homecoming {
+pub struct Colocation {
     /// Where the keys live.
     pub source: NodeId,
     /// The owner of their slots.
@@ -100,14 +100,14 @@ pub struct Plan {
     /// How each stands.
     pub standings: Vec<Standing>,
     /// What is to begin: slots of no two of them, and of none that is open, are the same.
-    pub moves: Vec<Homecoming>,
+    pub moves: Vec<Colocation>,
 }
 
 /// Which moves bring home what is wanted.
 #[must_use]
 pub fn plan(topology: &Topology, wanted: &[&Wanted], open: &[Open<'_>], is_away: impl Fn(NodeId) -> bool) -> Plan {
     let mut plan = Plan::default();
-    let mut moves: BTreeMap<(NodeId, NodeId), Homecoming> = BTreeMap::new();
+    let mut moves: BTreeMap<(NodeId, NodeId), Colocation> = BTreeMap::new();
     // From where a slot's keys come this time.
     let mut from: BTreeMap<Slot, NodeId> = BTreeMap::new();
     for (place, wanted) in wanted.iter().enumerate() {
@@ -136,20 +136,20 @@ pub fn plan(topology: &Topology, wanted: &[&Wanted], open: &[Open<'_>], is_away:
         }
         plan.standings.push(Standing::Wait);
         let source = from.get(&slot).copied().unwrap_or(*first);
-        let under_way = open.iter().filter(|open| open.is_homeward && (open.source, open.target) == (source, target)).count();
-        if under_way >= HOMEWARD_MAX {
+        let under_way = open.iter().filter(|open| open.colocates && (open.source, open.target) == (source, target)).count();
+        if under_way >= COLOCATE_MAX {
             continue;
         }
         from.insert(slot, source);
         for (key, _) in away.into_iter().filter(|(_, node)| *node == source) {
-            let homecoming = moves.entry((source, target)).or_insert_with(|| Homecoming {
+            let colocation = moves.entry((source, target)).or_insert_with(|| Colocation {
                 source,
                 target,
                 keys: BTreeMap::new(),
                 wanted_by: BTreeSet::new(),
             });
-            homecoming.keys.entry(key).or_insert(place);
-            homecoming.wanted_by.insert(place);
+            colocation.keys.entry(key).or_insert(place);
+            colocation.wanted_by.insert(place);
         }
     }
     plan.moves = moves.into_values().collect();

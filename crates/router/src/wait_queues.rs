@@ -1,13 +1,13 @@
 //! Who waits at nodes (BLPOP and relatives) and is on the way between two of them, over all workers: so that nobody overtakes anybody
-//! ([`switchyard_policy::line`]).
+//! ([`switchyard_policy::wait_queue`]).
 //!
 //! Only commands that may wait come here: when they are sent and when they are over, and between that when they are recalled.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use switchyard_policy::line::{self, Turn};
 use switchyard_policy::topology::Slot;
+use switchyard_policy::wait_queue::{self, Turn};
 
 use crate::shared::{Mailboxes, Message, lock};
 use crate::slab::Handle;
@@ -26,17 +26,17 @@ pub(crate) struct Ticket {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Lines {
-    shards: [Mutex<line::Lines<Whose>>; SHARDS],
+pub(crate) struct WaitQueues {
+    shards: [Mutex<wait_queue::WaitQueues<Whose>>; SHARDS],
     next: AtomicU64,
 }
 
-impl Lines {
-    fn shard(&self, slot: Slot) -> &Mutex<line::Lines<Whose>> {
+impl WaitQueues {
+    fn shard(&self, slot: Slot) -> &Mutex<wait_queue::WaitQueues<Whose>> {
         &self.shards[slot.index() % SHARDS]
     }
 
-    /// Drawn under the lock of the slot: whoever comes into the line later has the higher number.
+    /// Drawn under the lock of the slot: whoever comes into the queue later has the higher number.
     fn ticket(&self, slot: Slot) -> Ticket {
         Ticket { slot, number: self.next.fetch_add(1, Ordering::Relaxed) }
     }
@@ -51,7 +51,7 @@ impl Lines {
     }
 
     /// The same for one that cannot be sent yet, whoever waits.
-    pub(crate) fn enter_away(&self, slot: Slot, worker: usize, client: Handle) -> Ticket {
+    pub(crate) fn enter_recalled(&self, slot: Slot, worker: usize, client: Handle) -> Ticket {
         let mut line = lock(self.shard(slot));
         let ticket = self.ticket(slot);
         line.recall(slot, ticket.number, (worker, client));

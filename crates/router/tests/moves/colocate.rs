@@ -3,25 +3,25 @@
 use std::sync::{Arc, Mutex};
 
 use switchyard_policy::topology::{NodeId, slot_of};
-use switchyard_router::{HomePort, HomeWish};
+use switchyard_router::{ColocatePort, ColocateRequest};
 
 use super::fleet::{Fleet, until};
 
 /// Keeps wishes.
 #[derive(Debug, Default)]
 struct Port {
-    wishes: Mutex<Vec<HomeWish>>,
+    wishes: Mutex<Vec<ColocateRequest>>,
 }
 
-impl HomePort for Port {
-    fn bring_home(&self, wish: HomeWish) {
+impl ColocatePort for Port {
+    fn colocate(&self, wish: ColocateRequest) {
         self.wishes.lock().expect("lock").push(wish);
     }
 }
 
 impl Port {
     #[track_caller]
-    fn next(&self) -> HomeWish {
+    fn next(&self) -> ColocateRequest {
         until("somebody asks", || !self.wishes.lock().expect("lock").is_empty());
         self.wishes.lock().expect("lock").remove(0)
     }
@@ -39,7 +39,7 @@ impl Scene {
     fn new() -> Self {
         let fleet = Fleet::new(2);
         let port = Arc::new(Port::default());
-        fleet.router().set_home_port(port.clone());
+        fleet.router().set_colocate_port(port.clone());
         let owned_by_first = fleet.slots_of(fleet.node(0)).contains(&slot_of(b"{t}"));
         let (home, away) = if owned_by_first { (fleet.node(0), fleet.node(1)) } else { (fleet.node(1), fleet.node(0)) };
         Self { fleet, port, home, away }

@@ -7,19 +7,19 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use switchyard_policy::homecoming::Wanted;
+use switchyard_policy::colocate::Wanted;
 
 use crate::shared::{Mailboxes, Message};
 use crate::slab::Handle;
 
 /// Who brings keys home. Called by workers, so it must not wait.
-pub trait HomePort: Send + Sync + fmt::Debug {
+pub trait ColocatePort: Send + Sync + fmt::Debug {
     /// Takes a wish; it may be answered on any thread.
-    fn bring_home(&self, wish: HomeWish);
+    fn colocate(&self, wish: ColocateRequest);
 }
 
 /// What a client's command needs. Dropped without an answer, it is refused.
-pub struct HomeWish {
+pub struct ColocateRequest {
     wanted: Wanted,
     command: String,
     within: Duration,
@@ -34,7 +34,7 @@ struct Place {
     number: u32,
 }
 
-impl HomeWish {
+impl ColocateRequest {
     pub(crate) fn new(
         wanted: Wanted,
         command: &str,
@@ -82,15 +82,15 @@ impl HomeWish {
     }
 }
 
-impl Drop for HomeWish {
+impl Drop for ColocateRequest {
     fn drop(&mut self) {
         self.answer(Some("the router is stopping"));
     }
 }
 
-impl fmt::Debug for HomeWish {
+impl fmt::Debug for ColocateRequest {
     /// Without names of keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HomeWish").field("command", &self.command).finish_non_exhaustive()
+        f.debug_struct("ColocateRequest").field("command", &self.command).finish_non_exhaustive()
     }
 }

@@ -1,8 +1,8 @@
 //! The passwords that wait to be checked, and whose turn it is.
 //!
 //! A check is dear, so three things hold. One password of one user is checked once, however many clients wait for it. Checks go round by
-//! address, then by user: a flood from one address takes no turn of another. In a line the newest and the oldest take turns: among a few
-//! guesses everybody is served in time, and among many whoever comes now has a chance. A line that has failed too often gets a turn now and then only. Everything has a bound; what falls out is told so.
+//! address, then by user: a flood from one address takes no turn of another. In a queue the newest and the oldest take turns: among a few
+//! guesses everybody is served in time, and among many whoever comes now has a chance. A queue that has failed too often gets a turn now and then only. Everything has a bound; what falls out is told so.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -17,14 +17,14 @@ const LINE_MAX: usize = 64;
 /// What waits for longer is given up.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The time between two checks of a line that has failed too often.
+/// The time between two checks of a queue that has failed too often.
 const SLOW_TURN: Duration = Duration::from_millis(500);
 
-/// Failures of one user from one address within [`FAILURE_WINDOW`] that make its line slow.
+/// Failures of one user from one address within [`FAILURE_WINDOW`] that make its queue slow.
 const FAILURES_MAX: u32 = 20;
 const FAILURE_WINDOW: Duration = Duration::from_secs(60);
 
-/// Lines whose failures are remembered. Beyond it, all are forgotten.
+/// Pairs whose failures are remembered. Beyond it, all are forgotten.
 const FAILURES_REMEMBERED: usize = 10_000;
 
 /// Names user, stored hashes and password: equal ones need one check.
@@ -58,7 +58,7 @@ struct Waiting<W, A> {
 /// What comes next.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Turn<W> {
-    /// Check this, and [`Line::finish`] it.
+    /// Check this, and [`Queue::finish`] it.
     Check(Digest, W),
     /// Nothing before this instant.
     At(Instant),
@@ -101,7 +101,7 @@ impl OfUser {
 
 /// `W`: what is needed for a check; `A`: who asks.
 #[derive(Debug)]
-pub(super) struct Line<W, A> {
+pub(super) struct Queue<W, A> {
     waiting: HashMap<Digest, Waiting<W, A>>,
     /// Who is next is the first, in both.
     turns: VecDeque<(Option<IpAddr>, VecDeque<OfUser>)>,
@@ -110,7 +110,7 @@ pub(super) struct Line<W, A> {
     served: HashMap<Place, Instant>,
 }
 
-impl<W, A> Line<W, A> {
+impl<W, A> Queue<W, A> {
     pub(super) fn new() -> Self {
         Self { waiting: HashMap::new(), turns: VecDeque::new(), failures: HashMap::new(), served: HashMap::new() }
     }
@@ -152,26 +152,26 @@ impl<W, A> Line<W, A> {
             self.waiting.iter().filter(|(_, w)| w.work.is_some() && now >= w.since + PATIENCE).map(|(d, _)| *d).collect();
         let late = late.iter().filter_map(|digest| self.waiting.remove(digest)).flat_map(|w| w.askers).map(|(_, asker)| asker).collect();
         let mut soonest: Option<Instant> = self.waiting.values().filter(|w| w.work.is_some()).map(|w| w.since + PATIENCE).min();
-        // Each line is looked at once at most; the one that is served goes behind the others, and its address behind other addresses.
+        // Each queue is looked at once at most; the one that is served goes behind the others, and its address behind other addresses.
         for _ in 0..self.turns.len() {
             let Some((from, mut users)) = self.turns.pop_front() else { break };
             let mut found = None;
             for _ in 0..users.len() {
-                let Some(mut line) = users.pop_front() else { break };
+                let Some(mut queue) = users.pop_front() else { break };
                 // Checked already for another place, or given up.
-                line.digests.retain(|digest| self.waiting.get(digest).is_some_and(|w| w.work.is_some()));
-                if line.digests.is_empty() {
+                queue.digests.retain(|digest| self.waiting.get(digest).is_some_and(|w| w.work.is_some()));
+                if queue.digests.is_empty() {
                     continue;
                 }
-                let place = Place { from, user: line.user.clone() };
+                let place = Place { from, user: queue.user.clone() };
                 let due = self.served.get(&place).map(|at| *at + SLOW_TURN).filter(|due| *due > now && self.is_slow(&place, now));
                 if let Some(due) = due {
                     soonest = Some(soonest.map_or(due, |soonest| soonest.min(due)));
-                } else if let Some(digest) = line.take_next() {
+                } else if let Some(digest) = queue.take_next() {
                     let work = self.waiting.get_mut(&digest).and_then(|waiting| waiting.work.take());
                     found = work.map(|work| (place, digest, work));
                 }
-                users.push_back(line);
+                users.push_back(queue);
                 if found.is_some() {
                     break;
                 }
@@ -226,25 +226,25 @@ impl<W, A> Line<W, A> {
             self.turns.len() - 1
         });
         let users = &mut self.turns[at].1;
-        let of = users.iter().position(|line| line.user == place.user).unwrap_or_else(|| {
+        let of = users.iter().position(|queue| queue.user == place.user).unwrap_or_else(|| {
             users.push_back(OfUser { user: place.user.clone(), digests: VecDeque::new(), next: End::Newest });
             users.len() - 1
         });
         &mut users[of].digests
     }
 
-    /// The longest line, where one has more than its newest.
+    /// The longest queue, where one has more than its newest.
     fn longest(&self) -> Option<Place> {
-        let lines = self.turns.iter().flat_map(|(from, users)| users.iter().map(move |line| (from, line)));
-        let (from, line) = lines.max_by_key(|(_, line)| line.digests.len()).filter(|(_, line)| line.digests.len() > 1)?;
-        Some(Place { from: *from, user: line.user.clone() })
+        let lines = self.turns.iter().flat_map(|(from, users)| users.iter().map(move |queue| (from, queue)));
+        let (from, queue) = lines.max_by_key(|(_, queue)| queue.digests.len()).filter(|(_, queue)| queue.digests.len() > 1)?;
+        Some(Place { from: *from, user: queue.user.clone() })
     }
 
-    /// Gives up what has waited longest in a line; gives those who asked for it.
+    /// Gives up what has waited longest in a queue; gives those who asked for it.
     fn drop_oldest(&mut self, place: &Place) -> Vec<A> {
         let Some(digest) = self.line_of(place).pop_front() else { return Vec::new() };
         match self.waiting.get(&digest) {
-            // Another line waits for it as well, or it is being checked.
+            // Another queue waits for it as well, or it is being checked.
             Some(waiting) if waiting.work.is_none() || waiting.askers.iter().any(|(other, _)| other != place) => Vec::new(),
             _ => self.waiting.remove(&digest).map(|w| w.askers.into_iter().map(|(_, asker)| asker).collect()).unwrap_or_default(),
         }
@@ -266,9 +266,9 @@ mod tests {
     }
 
     /// Takes the next check, and ends it.
-    fn check(line: &mut Line<u64, u32>, right: bool, now: Instant) -> Option<(u64, Vec<u32>)> {
-        match line.next(now).0 {
-            Turn::Check(digest, work) => Some((work, line.finish(&digest, right, now))),
+    fn check(queue: &mut Queue<u64, u32>, right: bool, now: Instant) -> Option<(u64, Vec<u32>)> {
+        match queue.next(now).0 {
+            Turn::Check(digest, work) => Some((work, queue.finish(&digest, right, now))),
             _ => None,
         }
     }
@@ -277,16 +277,16 @@ mod tests {
     #[test]
     fn a_few_guessers_do_not_keep_out_who_waits_in_their_line() {
         let now = Instant::now();
-        let mut line = Line::new();
+        let mut queue = Queue::new();
         let place = Place::new(at(1), "app");
-        let guess = |line: &mut Line<u64, u32>, number: u64| {
-            assert!(line.ask(digest(number), place.clone(), 0, || number, now).is_empty());
+        let guess = |queue: &mut Queue<u64, u32>, number: u64| {
+            assert!(queue.ask(digest(number), place.clone(), 0, || number, now).is_empty());
         };
-        guess(&mut line, 1000);
-        (0..4).for_each(|number| guess(&mut line, number));
+        guess(&mut queue, 1000);
+        (0..4).for_each(|number| guess(&mut queue, number));
         let turns = (4..20).take_while(|number| {
-            let (checked, _) = check(&mut line, false, now).expect("some wait");
-            guess(&mut line, *number);
+            let (checked, _) = check(&mut queue, false, now).expect("some wait");
+            guess(&mut queue, *number);
             checked != 1000
         });
         assert!(turns.count() < 10);
@@ -295,31 +295,31 @@ mod tests {
     #[test]
     fn one_password_is_checked_once_for_all_who_wait() {
         let now = Instant::now();
-        let mut line = Line::new();
+        let mut queue = Queue::new();
         for client in 0..1000 {
-            assert_eq!(line.ask(digest(7), Place::new(at((client % 50) as u8), "app"), client, || 7, now), Vec::<u32>::new());
+            assert_eq!(queue.ask(digest(7), Place::new(at((client % 50) as u8), "app"), client, || 7, now), Vec::<u32>::new());
         }
-        let Turn::Check(found, 7) = line.next(now).0 else { panic!("a check") };
+        let Turn::Check(found, 7) = queue.next(now).0 else { panic!("a check") };
         // Whoever comes while it is checked is answered with it.
-        line.ask(digest(7), Place::new(at(1), "app"), 1000, || 7, now);
-        assert_eq!(line.next(now).0, Turn::Never);
-        assert_eq!(line.finish(&found, true, now).len(), 1001);
-        assert_eq!(line.next(now), (Turn::Never, vec![]));
+        queue.ask(digest(7), Place::new(at(1), "app"), 1000, || 7, now);
+        assert_eq!(queue.next(now).0, Turn::Never);
+        assert_eq!(queue.finish(&found, true, now).len(), 1001);
+        assert_eq!(queue.next(now), (Turn::Never, vec![]));
     }
 
     #[test]
     fn a_flood_takes_no_turn_of_others_and_newcomers_of_its_own_line_have_a_chance() {
         let now = Instant::now();
-        let mut line = Line::new();
+        let mut queue = Queue::new();
         let mut dropped = 0;
         for guess in 0..5000 {
-            dropped += line.ask(digest(guess), Place::new(at(1), "app"), guess as u32, || guess, now).len();
+            dropped += queue.ask(digest(guess), Place::new(at(1), "app"), guess as u32, || guess, now).len();
         }
-        assert_eq!(dropped, 5000 - LINE_MAX, "the line is bounded, and who falls out is told");
-        line.ask(digest(10_000), Place::new(at(2), "app"), 10_000, || 10_000, now);
-        line.ask(digest(10_001), Place::new(at(1), "other"), 10_001, || 10_001, now);
-        line.ask(digest(10_002), Place::new(at(1), "app"), 10_002, || 10_002, now);
-        let served: Vec<u64> = (0..4).filter_map(|_| check(&mut line, false, now)).map(|(work, _)| work).collect();
+        assert_eq!(dropped, 5000 - LINE_MAX, "the queue is bounded, and who falls out is told");
+        queue.ask(digest(10_000), Place::new(at(2), "app"), 10_000, || 10_000, now);
+        queue.ask(digest(10_001), Place::new(at(1), "other"), 10_001, || 10_001, now);
+        queue.ask(digest(10_002), Place::new(at(1), "app"), 10_002, || 10_002, now);
+        let served: Vec<u64> = (0..4).filter_map(|_| check(&mut queue, false, now)).map(|(work, _)| work).collect();
         for waited in [10_000, 10_001, 10_002] {
             assert!(served.contains(&waited), "{served:?}");
         }
@@ -328,48 +328,48 @@ mod tests {
     #[test]
     fn who_fails_too_often_goes_slowly_and_still_gets_in() {
         let mut now = Instant::now();
-        let mut line = Line::new();
+        let mut queue = Queue::new();
         for guess in 0..u64::from(FAILURES_MAX) {
-            line.ask(digest(guess), Place::new(at(1), "app"), 0, || guess, now);
-            assert!(check(&mut line, false, now).is_some());
+            queue.ask(digest(guess), Place::new(at(1), "app"), 0, || guess, now);
+            assert!(check(&mut queue, false, now).is_some());
         }
-        line.ask(digest(100), Place::new(at(1), "app"), 100, || 100, now);
-        assert_eq!(check(&mut line, false, now), Some((100, vec![100])));
-        line.ask(digest(101), Place::new(at(1), "app"), 101, || 101, now);
-        let Turn::At(due) = line.next(now).0 else { panic!("not now") };
+        queue.ask(digest(100), Place::new(at(1), "app"), 100, || 100, now);
+        assert_eq!(check(&mut queue, false, now), Some((100, vec![100])));
+        queue.ask(digest(101), Place::new(at(1), "app"), 101, || 101, now);
+        let Turn::At(due) = queue.next(now).0 else { panic!("not now") };
         assert_eq!(due, now + SLOW_TURN);
         // Another address and another user are not slower for it.
-        line.ask(digest(200), Place::new(at(2), "app"), 200, || 200, now);
-        line.ask(digest(201), Place::new(at(1), "other"), 201, || 201, now);
-        assert!(check(&mut line, true, now).is_some() && check(&mut line, true, now).is_some());
-        assert_eq!(check(&mut line, true, now), None);
+        queue.ask(digest(200), Place::new(at(2), "app"), 200, || 200, now);
+        queue.ask(digest(201), Place::new(at(1), "other"), 201, || 201, now);
+        assert!(check(&mut queue, true, now).is_some() && check(&mut queue, true, now).is_some());
+        assert_eq!(check(&mut queue, true, now), None);
         now = due;
-        assert_eq!(check(&mut line, true, now), Some((101, vec![101])), "a right one is found right");
+        assert_eq!(check(&mut queue, true, now), Some((101, vec![101])), "a right one is found right");
         // It is forgotten after a while.
         now += FAILURE_WINDOW;
         for guess in 300..310 {
-            line.ask(digest(guess), Place::new(at(1), "app"), 0, || guess, now);
-            assert!(check(&mut line, true, now).is_some());
+            queue.ask(digest(guess), Place::new(at(1), "app"), 0, || guess, now);
+            assert!(check(&mut queue, true, now).is_some());
         }
     }
 
     #[test]
     fn many_lines_are_bounded_together_and_the_longest_gives_way() {
         let now = Instant::now();
-        let mut line = Line::new();
+        let mut queue = Queue::new();
         let user = |number: u64| Place::new(at(1), &format!("user{number}"));
         for guess in 0..WAITING_MAX as u64 {
-            assert!(line.ask(digest(guess), user(guess / 60), guess as u32, || guess, now).is_empty());
+            assert!(queue.ask(digest(guess), user(guess / 60), guess as u32, || guess, now).is_empty());
         }
-        let out = line.ask(digest(9999), Place::new(at(2), "app"), 9999, || 9999, now);
-        assert_eq!(out.len(), 1, "one of a long line falls out");
-        assert!(out[0] != 9999 && line.waiting.len() == WAITING_MAX);
-        let mut line = Line::new();
+        let out = queue.ask(digest(9999), Place::new(at(2), "app"), 9999, || 9999, now);
+        assert_eq!(out.len(), 1, "one of a long queue falls out");
+        assert!(out[0] != 9999 && queue.waiting.len() == WAITING_MAX);
+        let mut queue = Queue::new();
         for guess in 0..WAITING_MAX as u64 {
-            line.ask(digest(guess), user(guess), 0, || guess, now);
+            queue.ask(digest(guess), user(guess), 0, || guess, now);
         }
         assert_eq!(
-            line.ask(digest(9999), Place::new(at(2), "app"), 9999, || 9999, now),
+            queue.ask(digest(9999), Place::new(at(2), "app"), 9999, || 9999, now),
             [9999],
             "where all are as short, nobody gives way"
         );
@@ -378,9 +378,9 @@ mod tests {
     #[test]
     fn nobody_waits_without_end() {
         let now = Instant::now();
-        let mut line: Line<u64, u32> = Line::new();
-        line.ask(digest(1), Place::new(at(1), "app"), 1, || 1, now);
-        assert_eq!(line.next(now + PATIENCE), (Turn::Never, vec![1]));
+        let mut queue: Queue<u64, u32> = Queue::new();
+        queue.ask(digest(1), Place::new(at(1), "app"), 1, || 1, now);
+        assert_eq!(queue.next(now + PATIENCE), (Turn::Never, vec![1]));
     }
 
     #[test]

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use switchyard_control::admin::{HomeReport, HowRequest, Refused};
 use switchyard_policy::balance::Shift;
-use switchyard_policy::homecoming::{self, Open, Standing, Wanted};
+use switchyard_policy::colocate::{self, Open, Standing, Wanted};
 use switchyard_policy::migration::Key;
 use switchyard_policy::topology::{MoveId, NodeId, Slot, slot_of};
-use switchyard_router::{HomePort, HomeWish, Link, Router};
+use switchyard_router::{ColocatePort, ColocateRequest, Link, Router};
 use tracing::info;
 
 use super::accept::{How, Wish};
@@ -39,7 +39,7 @@ const REMEMBERED_MAX: usize = 65_536;
 #[derive(Debug)]
 pub(super) enum Told {
     /// A client waits for something.
-    Wish(HomeWish),
+    Wish(ColocateRequest),
     /// Something may have changed: a move has ended.
     Look,
     /// A move that was to bring these keys home has ended before its end.
@@ -134,8 +134,8 @@ pub(super) fn report_of(keys: &BTreeMap<String, u64>) -> Vec<HomeReport> {
     keys.iter().map(|(command, keys)| HomeReport { command: command.clone(), keys: *keys }).collect()
 }
 
-impl HomePort for Moves {
-    fn bring_home(&self, wish: HomeWish) {
+impl ColocatePort for Moves {
+    fn colocate(&self, wish: ColocateRequest) {
         self.home.tell(Told::Wish(wish));
     }
 }
@@ -143,7 +143,7 @@ impl HomePort for Moves {
 /// Somebody who waits.
 #[derive(Debug)]
 struct Waiting {
-    wish: HomeWish,
+    wish: ColocateRequest,
     until: Instant,
 }
 
@@ -210,14 +210,14 @@ impl Moves {
                 target: planned.target,
                 slots: &planned.slots,
                 is_paused: planned.options.paused,
-                is_homeward: !planned.options.home_for.is_empty(),
+                colocates: !planned.options.home_for.is_empty(),
             });
             let wanted: Vec<&Wanted> = waiting.iter().map(|w| w.wish.wanted()).collect();
-            homecoming::plan(&topology, &wanted, &open.collect::<Vec<_>>(), |node| away.contains_key(&node))
+            colocate::plan(&topology, &wanted, &open.collect::<Vec<_>>(), |node| away.contains_key(&node))
         };
         let mut refusals: BTreeMap<usize, String> = BTreeMap::new();
-        for homecoming in plan.moves {
-            let between = (homecoming.source, homecoming.target);
+        for colocation in plan.moves {
+            let between = (colocation.source, colocation.target);
             let outcome = match checks.remove(&between) {
                 Some(Check::Over(_, outcome)) => outcome,
                 Some(Check::UnderWay(thread)) => {
@@ -233,13 +233,13 @@ impl Moves {
                 },
             };
             let mut home_for: BTreeMap<String, u64> = BTreeMap::new();
-            for first in homecoming.keys.values() {
+            for first in colocation.keys.values() {
                 *home_for.entry(waiting[*first].wish.command().to_owned()).or_default() += 1;
             }
             let commands = home_for.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-            let keys: Arc<[Key]> = homecoming.keys.into_keys().collect();
+            let keys: Arc<[Key]> = colocation.keys.into_keys().collect();
             let slots: BTreeSet<Slot> = keys.iter().map(|key| slot_of(key)).collect();
-            let shift = Shift { source: homecoming.source, target: homecoming.target, slots: slots.into_iter().collect() };
+            let shift = Shift { source: colocation.source, target: colocation.target, slots: slots.into_iter().collect() };
             let count = keys.len();
             let wish = Wish { shift, keys: Some(keys), pattern: None, home_for };
             match outcome.and_then(|()| self.accept_checked(vec![wish], &self.how_home()?)) {
@@ -247,7 +247,7 @@ impl Moves {
                     let id = report.moves.first().and_then(|planned| planned.id).unwrap_or_default();
                     info!("move {id} brings {} home: {commands} needs them together with others of their slots", counted(count, "key"));
                 }
-                Err(refused) => refusals.extend(homecoming.wanted_by.iter().map(|place| (*place, refused.text().to_owned()))),
+                Err(refused) => refusals.extend(colocation.wanted_by.iter().map(|place| (*place, refused.text().to_owned()))),
             }
         }
         let mut still = Vec::new();

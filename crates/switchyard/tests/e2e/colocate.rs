@@ -18,7 +18,7 @@ const EXAMPLE: &str = "switchyard move --from";
 const PATIENT: &str = "[moves]\nbring-home-timeout = \"60s\"\n";
 
 /// How many moves were begun because commands needed keys, by what the report says of all moves.
-fn homeward(scene: &Scene) -> usize {
+fn colocations(scene: &Scene) -> usize {
     let report = report(scene.router());
     let all = ["moves", "ended"].map(|list| report[list].as_array().cloned().unwrap_or_default()).concat();
     all.iter().filter(|m| m["home_for"].is_array()).count()
@@ -68,7 +68,7 @@ fn what_a_command_needs_comes_home_and_no_more() {
         assert_eq!((client.reply(), client.reply()), (reply, bulk("behind")), "{line}");
         asked += 1;
         wait_until_at_rest(&scene);
-        assert_eq!((away(&scene), homeward(&scene)), (1, asked), "{line}");
+        assert_eq!((away(&scene), colocations(&scene)), (1, asked), "{line}");
     }
 
     // Transactions: what is queued, and what is watched.
@@ -134,7 +134,7 @@ fn what_came_home_is_shown_and_who_moves_it_again_is_told() {
     let metrics = scene.router().metrics();
     for line in [
         "switchyard_moves_brought_home_keys_total{command=\"rename\"} 1",
-        "switchyard_home_waits_total 1",
+        "switchyard_colocate_waits_total 1",
         "switchyard_home_refused_total 0",
     ] {
         assert!(metrics.lines().any(|l| l == line), "{line} is not in\n{metrics}");
@@ -169,7 +169,7 @@ fn many_who_need_the_same_key_share_one_move() {
     assert_eq!(seen, (1..=CLIENTS as i64).collect::<Vec<_>>());
     assert_eq!(client.cmd("MGET {t}a {t}b").items(), [bulk(CLIENTS.to_string()), bulk(CLIENTS.to_string())]);
     wait_until_at_rest(&scene);
-    assert_eq!((homeward(&scene), away(&scene)), (1, 0));
+    assert_eq!((colocations(&scene), away(&scene)), (1, 0));
 }
 
 /// Keys that somebody moves away again and again, under clients that need them together, and count what they do.
@@ -271,8 +271,8 @@ fn nothing_is_lost_or_seen_half_done_while_keys_are_moved_away_and_come_home() {
     assert_eq!(there, if sets % 2 == 0 { [int(1), int(0)] } else { [int(0), int(1)] });
     assert_eq!(client.cmd(if renames % 2 == 0 { "GET {t}r1" } else { "GET {t}r2" }), bulk("round"));
     assert_eq!(client.cmd("EXISTS {t}r1 {t}r2"), int(1));
-    assert!(homeward(&scene) > 0);
-    eprintln!("{} homeward moves, {counts:?} turns", homeward(&scene));
+    assert!(colocations(&scene) > 0);
+    eprintln!("{} co-locating moves, {counts:?} turns", colocations(&scene));
 }
 
 #[test]
@@ -340,7 +340,7 @@ fn where_they_cannot_come_home_clients_are_told_why() {
 
 /// Clients wait for it: the end of the other move may be hours away.
 #[test]
-fn a_homecoming_does_not_wait_for_other_moves_of_its_nodes() {
+fn a_colocation_does_not_wait_for_other_moves_of_its_nodes() {
     let Some(scene) = Scene::with(PATIENT) else { return };
     let mut client = scene.site.client();
     let (owner, other) = scene.nodes_of("{t}");
@@ -387,7 +387,7 @@ fn nobody_waits_longer_than_allowed() {
 }
 
 #[test]
-fn a_homecoming_goes_on_after_a_crash() {
+fn a_colocation_goes_on_after_a_crash() {
     const KEYS: usize = 3000;
     let config = "[moves]\nbring-home-timeout = \"10m\"\nmax-rate = \"50kb\"\n";
     let Some(mut scene) = Scene::with(config) else { return };
@@ -401,7 +401,7 @@ fn a_homecoming_goes_on_after_a_crash() {
     assert_eq!(away(&scene), KEYS as u64);
     let script = "EVAL \"return redis.call('GET', ARGV[1])\" 1 {t}5 {t}77";
     client.post(script);
-    eventually("a move brings them", || (homeward(&scene) == 1).then_some(()));
+    eventually("a move brings them", || (colocations(&scene) == 1).then_some(()));
     eventually("keys come home", || the_move(scene.router(), 2)["keys_moved"].as_u64().filter(|keys| *keys > 100));
     let nodes: Vec<SocketAddr> = scene.site.nodes().iter().map(Node::address).collect();
     scene.site.router_mut().process_mut().kill();
@@ -412,7 +412,7 @@ fn a_homecoming_goes_on_after_a_crash() {
     client.post(script);
     assert_eq!(client.reply(), bulk(value(77)));
     wait_for(scene.router(), 2, "done");
-    assert_eq!((away(&scene), homeward(&scene)), (0, 1));
+    assert_eq!((away(&scene), colocations(&scene)), (0, 1));
     let bytes: Vec<u8> = (0..KEYS).flat_map(|n| encode(&["GET", &format!("{{t}}{n}")])).collect();
     for (n, reply) in client.pipeline(&bytes, KEYS).into_iter().enumerate() {
         let expected = value(n);
@@ -444,7 +444,7 @@ fn a_function_has_all_of_its_slot_come_home() {
         assert_eq!(client.cmd(line), reply, "{line}");
         wait_until_at_rest(&scene);
         asked += 1;
-        assert_eq!((away(&scene), homeward(&scene)), (0, asked), "{line}");
+        assert_eq!((away(&scene), colocations(&scene)), (0, asked), "{line}");
     }
     // Within a transaction it is no different.
     scene.part("{t}b");
@@ -518,7 +518,7 @@ fn who_waits_at_a_node_for_keys_that_are_parted_is_told() {
         until("it waits at home", || ((blocked(owner), blocked(other)) == (1, 0)).then_some(()));
         client.cmd(element);
         assert_eq!(waits.reply(), reply, "{line}");
-        assert_eq!((away(&scene), homeward(&scene)), (0, asked), "{line}");
+        assert_eq!((away(&scene), colocations(&scene)), (0, asked), "{line}");
     }
 }
 
@@ -545,7 +545,7 @@ fn a_node_that_stands_still_delays_only_what_concerns_it() {
     site.nodes()[2].freeze();
     let mut held_up = site.client();
     held_up.post(&format!("RENAME {two}a {two}b"));
-    until("it waits", || site.router().metrics().lines().any(|line| line == "switchyard_home_waits_total 1").then_some(()));
+    until("it waits", || site.router().metrics().lines().any(|line| line == "switchyard_colocate_waits_total 1").then_some(()));
     let comes_home = |client: &mut Client| {
         assert_eq!(client.cmd(&format!("RENAME {one}a {one}b")), ok());
         assert_eq!(client.cmd(&format!("RENAME {one}b {one}a")), ok());
