@@ -290,7 +290,7 @@ impl Mover {
         if looked && found.foreign > 0 {
             return Err(Halt::Stop(format!(
                 "{} has {} of these slots, which it does not own, and which no move of ours has left there. Somebody wrote past the router, or the server came \
-                 back with a snapshot from before an earlier move went back. Look at these keys, and remove them there or let the move do it (--purge-target)",
+                 back with a snapshot from before an earlier move was rolled back. Look at these keys, and remove them there or let the move do it (--purge-target)",
                 self.name(self.order.target),
                 counted(found.foreign, "key")
             )));
