@@ -70,7 +70,7 @@ impl AdminThread {
             })
             .context("cannot start a thread")?;
         let address = outcome.recv().context("the admin thread has ended")?.map_err(|error| match error {
-            AdminError::Listen { address, source } => explain_listen(address, "the admin API", "--admin", source),
+            AdminError::Listen { address, why } => explain_listen(address, "the admin API", "--admin", why),
             exposed @ AdminError::Exposed { .. } => anyhow!(exposed),
         })?;
         Ok(Self { address, moves, go: Some(go), stop, thread })

@@ -17,6 +17,7 @@ use switchyard_router::{KnownProcess, NodeAccess, Router};
 use tracing::warn;
 
 use super::running::Running;
+use crate::config::counted;
 use crate::doctor::holdings::{SAMPLE, Sampled, at_once, one_server_twice, sample};
 
 /// The document of the store.
@@ -166,11 +167,11 @@ impl Fleet {
         let sum = |of: fn(&Sample) -> u64| samples.iter().map(of).sum::<u64>();
         if let Some(name) = unmarked.filter(|_| sum(|sample| sample.elsewhere) > 0) {
             bail!(
-                "the state directory {} may be an old copy: the mark that would tell is gone from node {name} (ACL LOAD removes it), and of {} keys the slot map looks for \
+                "the state directory {} may be an old copy: the mark that would tell is gone from node {name} (ACL LOAD removes it), and of {} the slot map looks for \
                  {} elsewhere. Clients would read nil for them. Start with the state directory of the router that served last (--state-dir); if it is lost, make one from where the \
                  keys are (`switchyard recover` with an empty --state-dir); or remove these keys, if somebody has written them past the router",
                 directory.display(),
-                sum(|sample| sample.keys),
+                counted(sum(|sample| sample.keys), "key"),
                 sum(|sample| sample.elsewhere),
             );
         }
@@ -181,20 +182,20 @@ impl Fleet {
                 .filter(|(_, sample)| sample.elsewhere > 0)
                 .map(|(name, sample)| {
                     format!(
-                        "node {name}: of {} keys that were looked at, the slot map looks for {} elsewhere, so that clients do not find them. Somebody has written to the \
+                        "node {name}: of {} looked at, the slot map looks for {} elsewhere, so that clients do not find them. Somebody has written to the \
                          node past the router, or the state directory {} is an old copy",
-                        sample.keys,
+                        counted(sample.keys, "key"),
                         sample.elsewhere,
                         directory.display()
                     )
                 })
                 .collect()),
             Fit::Foreign => bail!(
-                "the state directory {} belongs to other servers, or is an old copy: it knows none of the processes that answer at its nodes, and of {} keys \
-                 that were looked at its slot map looks for {} elsewhere. Clients would read nil for them. Give the state directory of this fleet (--state-dir); if that is lost, \
+                "the state directory {} belongs to other servers, or is an old copy: it knows none of the processes that answer at its nodes, and of {} \
+                 looked at, its slot map looks for {} elsewhere. Clients would read nil for them. Give the state directory of this fleet (--state-dir); if that is lost, \
                  make one from where the keys are (`switchyard recover` with an empty --state-dir)",
                 directory.display(),
-                sum(|sample| sample.keys),
+                counted(sum(|sample| sample.keys), "key"),
                 sum(|sample| sample.elsewhere),
             ),
         }

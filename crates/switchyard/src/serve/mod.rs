@@ -37,7 +37,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
 use crate::cli::Failure;
-use crate::config::{Config, NodeAddress, Sources};
+use crate::config::{Config, NodeAddress, Sources, counted};
 use crate::doctor::holdings::primaries;
 use admin::AdminThread;
 use failover::{Observer, Watched};
@@ -284,8 +284,8 @@ fn explain_listen(address: SocketAddr, what: &str, flag: &str, source: io::Error
 
 fn explain_start(error: StartError) -> anyhow::Error {
     match error {
-        StartError::Listen { address: ListenAddress::Tcp(address), source } => explain_listen(address, "clients", "--listen", source),
-        StartError::Listen { address, source } if source.kind() == io::ErrorKind::AddrInUse => {
+        StartError::Listen { address: ListenAddress::Tcp(address), why } => explain_listen(address, "clients", "--listen", why),
+        StartError::Listen { address, why } if why.kind() == io::ErrorKind::AddrInUse => {
             anyhow!("cannot listen on {address} for clients: another process listens there; stop it, or choose another path")
         }
         other => anyhow::Error::new(other),
@@ -480,7 +480,7 @@ fn tell_systemd(running: &Running, watchdog: bool, last: &mut String) {
         return;
     };
     let up = status.nodes.iter().filter(|node| node.link == switchyard_router::Link::Up).count();
-    let text = format!("{up} of {} nodes up, {} clients, epoch {}", status.nodes.len(), status.clients, status.epoch);
+    let text = format!("{up} of {} up, {}, epoch {}", counted(status.nodes.len(), "node"), counted(status.clients, "client"), status.epoch);
     let mut states = Vec::new();
     if watchdog {
         states.push(NotifyState::Watchdog);
@@ -519,7 +519,11 @@ fn stop(
         tokio::select! {
             drained = drained => match drained {
                 Ok(Some(outcome)) if outcome.cut > 0 => {
-                    warn!("stopped; {} clients were cut with commands in flight after {bound:?}", outcome.cut);
+                    warn!(
+                        "stopped; {} with commands in flight after {bound:?} {} cut",
+                        counted(outcome.cut, "client"),
+                        if outcome.cut == 1 { "was" } else { "were" }
+                    );
                 }
                 Ok(None) => return Err(anyhow!("the router is gone already")),
                 Ok(Some(_)) => info!("stopped; no client was cut"),

@@ -156,7 +156,10 @@ impl Moves {
             let mut state = self.state();
             let is_idle = |planned: &Planned| !planned.begun && planned.resume.as_ref().is_none_or(|resume| resume.leg.is_none());
             match state.open.remove(&id) {
-                Some(planned) if is_idle(&planned) => planned,
+                Some(planned) if is_idle(&planned) => {
+                    self.beside().insert(id, planned.options.clone());
+                    planned
+                }
                 Some(planned) => {
                     state.open.insert(id, planned);
                     return;
@@ -174,12 +177,12 @@ impl Moves {
             Some(Side::Source) => format!("{} was given up: what it had of the slots that were moving is lost", self.name(planned.source)),
             Some(Side::Target) => {
                 let keys = counted(planned.options.lost.unwrap_or(0), "key");
-                format!("{} was given up: {keys} at most, which had moved there, are lost", self.name(planned.target))
+                format!("{} was given up: lost is at most {keys}, moved there before", self.name(planned.target))
             }
             None if report.slots_done > 0 => "aborted by the user".to_owned(),
             None => "aborted before it began".to_owned(),
         };
-        self.close(id, report);
+        self.close(id, planned.options, report);
     }
 
     /// Whether a node was drained, and gets no slots.
@@ -222,12 +225,12 @@ impl Moves {
         let count = counted(keys.len(), "key");
         match write_durably(&file, &text) {
             Ok(()) => warn!(
-                "move {} ends without {name}, which was given up: {count} at most, which had moved there, are lost. Their fingerprints are in {}",
+                "move {} ends without {name}, which was given up: lost is at most {count}, moved there before. Fingerprints are in {}",
                 id.0,
                 file.display()
             ),
             Err(error) => error!(
-                "move {} ends without {name}, which was given up: {count} at most, which had moved there, are lost. Their fingerprints cannot be written \
+                "move {} ends without {name}, which was given up: lost is at most {count}, moved there before. Fingerprints cannot be written \
                  to {}: {error}",
                 id.0,
                 file.display()

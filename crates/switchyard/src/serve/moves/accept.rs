@@ -20,7 +20,7 @@ use tracing::info;
 
 use super::direct::{Own, PATIENCE, check_node};
 use super::map::{ranges_text, slots_report, text_of, where_report};
-use super::{MemberChange, Moves, Options, Planned, State, save_as};
+use super::{MemberChange, Moves, Options, Planned, State};
 use crate::config::{DURABILITIES, counted, name_of, named, parse_endpoint};
 
 /// How long the journal may take to put a move on record.
@@ -457,69 +457,65 @@ impl Moves {
                 return Err(conflict(format!("some of what was to move has left {source} by another move meanwhile; ask again")));
             }
         }
-        let shifts = || wishes.iter().map(|wish| &wish.shift);
-        let mut records = Vec::new();
-        let mut planned = Vec::new();
-        for Wish { shift, keys, pattern, home_for } in &wishes {
+        let (mut records, mut moves, mut reports) = (Vec::new(), BTreeMap::new(), Vec::new());
+        for wish in wishes {
             let id = self.ledger.next_move();
-            records.push(Record::Begun {
-                move_id: id,
-                source: shift.source,
-                target: shift.target,
-                slots: shift.slots.clone(),
-                protocol: how.protocol,
-                durability: how.durability,
-            });
+            reports.push(self.planned(Some(id), &wish));
+            let Wish { shift: Shift { source, target, slots }, keys, pattern, home_for } = wish;
+            let (protocol, durability) = (how.protocol, how.durability);
+            records.push(Record::Begun { move_id: id, source, target, slots: slots.clone(), protocol, durability });
             records.extend(keys.as_ref().map(|keys| Record::Keys { move_id: id, keys: keys.to_vec() }));
             let options = Options {
                 direct_clients: how.allow_direct_clients,
                 goal: name_of(&Goal::ALL, how.goal).to_owned(),
                 max_rate: how.max_rate,
                 purge_target: how.purge_target,
-                pattern: pattern.clone(),
-                home_for: home_for.clone(),
+                pattern,
+                home_for,
                 ..Options::default()
             };
-            planned.push((id, options));
+            let planned = Planned {
+                source,
+                target,
+                slots,
+                keys,
+                protocol,
+                durability,
+                options,
+                begun: false,
+                resume: None,
+                left_at_start: 0,
+                progress: None,
+                end: None,
+                trouble: None,
+            };
+            moves.insert(id, planned);
         }
+        self.take_up(records, moves).map_err(Refused::Failed)?;
+        Ok(PlanReport { dry_run: false, moves: reports, ..PlanReport::default() })
+    }
+
+    /// Puts moves on record; then they wait for their turn.
+    pub(super) fn take_up(self: &Arc<Self>, records: Vec<Record>, moves: BTreeMap<MoveId, Planned>) -> Result<(), String> {
         // The options first: a move on record without them would go on after a crash as the configuration says.
-        let mut options: BTreeMap<u64, Options> = self.state().open.iter().map(|(id, planned)| (id.0, planned.options.clone())).collect();
-        options.extend(planned.iter().map(|(id, options)| (id.0, options.clone())));
-        save_as(&*self.store, super::OPTIONS, &options).map_err(|error| Refused::Failed(error.to_string()))?;
-        for (shift, (id, _)) in shifts().zip(&planned) {
-            self.placement.take_part(*id, [shift.source, shift.target]);
+        self.beside().extend(moves.iter().map(|(id, planned)| (*id, planned.options.clone())));
+        self.try_save_options().inspect_err(|_| self.beside().retain(|id, _| !moves.contains_key(id)))?;
+        for (id, planned) in &moves {
+            self.placement.take_part(*id, [planned.source, planned.target]);
         }
-        let ids = planned.iter().map(|(id, _)| *id).collect();
-        if let Err(why) = self.put_on_record(records, ids) {
-            for (id, _) in &planned {
+        if let Err(why) = self.put_on_record(records, moves.keys().copied().collect()) {
+            for id in moves.keys() {
                 self.placement.part(*id);
             }
-            return Err(Refused::Failed(why));
+            return Err(why);
         }
-        let moves = wishes.iter().zip(&planned).map(|(wish, (id, _))| self.planned(Some(*id), wish)).collect();
         {
             let mut state = self.state();
-            for (Wish { shift, keys, .. }, (id, options)) in wishes.into_iter().zip(planned) {
-                let planned = Planned {
-                    source: shift.source,
-                    target: shift.target,
-                    slots: shift.slots,
-                    keys,
-                    protocol: how.protocol,
-                    durability: how.durability,
-                    options,
-                    begun: false,
-                    resume: None,
-                    left_at_start: 0,
-                    progress: None,
-                    end: None,
-                    trouble: None,
-                };
-                state.open.insert(id, planned);
-            }
+            self.beside().retain(|id, _| !moves.contains_key(id));
+            state.open.extend(moves);
         }
         self.wake();
-        Ok(PlanReport { dry_run: false, moves, ..PlanReport::default() })
+        Ok(())
     }
 
     /// Waits for the journal, but not for ever. What comes on record after that is ended at once: whoever asked was told that it is not begun.
@@ -529,10 +525,10 @@ impl Moves {
         let (moves, still) = (Arc::clone(self), Arc::clone(&waits));
         let done = move |outcome: Result<(), String>| {
             let is_late = !still.swap(false, Ordering::AcqRel);
-            if is_late && outcome.is_ok() {
-                for move_id in ids {
-                    moves.ledger.record(vec![Record::Ended { move_id }], Box::new(|_| {}));
-                }
+            match &outcome {
+                Ok(()) if is_late => ids.into_iter().for_each(|id| moves.take_off_record(id)),
+                Ok(()) => {}
+                Err(_) => moves.beside().retain(|id, _| !ids.contains(id)),
             }
             drop(told.send(outcome));
         };

@@ -18,6 +18,7 @@ use switchyard_router::Router;
 
 use super::Moves;
 use super::accept::{How, Wish, conflict, json, node_named, wrong};
+use crate::config::counted;
 use crate::doctor::connection::NodeConnection;
 
 /// How long a node may take for one answer.
@@ -81,7 +82,8 @@ impl Moves {
         let mut notes: Vec<String> = away.filter_map(|keys| self.home.warning(&keys)).collect();
         if left > 0 {
             notes.push(format!(
-                "{left} keys are left out, because others of their slots move from another node: ask again when these moves have ended"
+                "left out: {}, because others of their slots move from another node: ask again when these moves have ended",
+                counted(left, "key")
             ));
         }
         if request.dry_run {

@@ -18,6 +18,7 @@ use tracing::{info, warn};
 use super::super::placement::Placement;
 use super::super::running::Running;
 use super::{ENDED, Members, Moves, OPTIONS, Options, Planned, State};
+use crate::config::counted;
 
 /// Set by benchmarks that measure what waiting for the disk costs. Not a key of the configuration: nobody should find it there.
 const UNSAFE_JOURNAL: &str = "SWITCHYARD_BENCH_UNSAFE_JOURNAL";
@@ -40,7 +41,7 @@ impl Moves {
         };
         let opened = Ledger::open(directory, &*store, sync)?;
         if opened.torn > 0 {
-            warn!("the journal of moves ended in the middle of a record, as after a power cut: {} bytes were cut off", opened.torn);
+            warn!("the journal of moves ended in the middle of a record, as after a power cut. Cut off: {}", counted(opened.torn, "byte"));
         }
         let spool = directory.join("spool");
         empty(&spool).with_context(|| format!("cannot empty {}", spool.display()))?;
@@ -64,6 +65,7 @@ impl Moves {
             planning: Mutex::default(),
             recording: Mutex::default(),
             keeping: Mutex::default(),
+            beside: Arc::default(),
             drained,
             home: super::colocate::Home::default(),
         }))
