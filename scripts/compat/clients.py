@@ -160,7 +160,7 @@ def main():
 
 
 def compare(args, chosen, all_of_them):
-    reasons, rows, lines, unexplained, seen = compat.read_reasons(), [], [], 0, []
+    reasons, rows, lines, unexplained, seen, used = compat.read_reasons(), [], [], 0, [], set()
     server, switchyard = shutil.which(args.server), os.path.abspath(args.switchyard)
     reports = tempfile.mkdtemp(prefix="compat-clients-")
     for suite in chosen:
@@ -182,6 +182,7 @@ def compare(args, chosen, all_of_them):
         for name in failed:
             reason = compat.reason_for(reasons, suite.name, name)
             unexplained += not reason
+            used.add((suite.name, reason))
             # ioredis repeats a test for each protocol.
             shown = compat.re.sub(r" \(RESP\d/\w+\)", "", name)
             explained.append((suite.name, shown, (reason or "**not explained**").removeprefix("SKIP ")))
@@ -192,6 +193,9 @@ def compare(args, chosen, all_of_them):
     report.write("| Suite | a plain server passes | of these Switchyard passes | |\n|---|---|---|---|\n" + "".join(rows))
     report.write("\n| Suite | Test that only the router fails | Why |\n|---|---|---|\n" + "".join(lines))
     print(report.getvalue())
+    for unit, pattern, reason in reasons:
+        if unit in [suite.name for suite in chosen] and (unit, reason) not in used:
+            print(f"a reason that nothing needs: {unit} | {pattern.pattern}", file=sys.stderr)
     if args.out and all_of_them:
         compat.write_between(args.out, "<!-- clients: made by make compat-clients -->\n", "<!-- end of clients -->\n", report.getvalue())
     raise SystemExit(1 if unexplained else 0)

@@ -7,8 +7,8 @@
 //! theirs; whatever else differs is somebody's decision, and is told. Scripts need no such care: the workers give a node what it lacks
 //! when it is called.
 //!
-//! While it copies, no client changes functions ([`CopyTurn`]): what was deleted or replaced meanwhile would come back at one node. That holds until what it
-//! has asked is answered, or the end of its connection is confirmed.
+//! While somebody copies them, no client changes functions ([`switchyard_router::CopyTurn`]): what was deleted or replaced meanwhile would come back at one
+//! node. That holds until what was asked is answered, or the end of its connection is confirmed: also what a mover has asked, which may be gone by then.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -18,9 +18,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use switchyard_policy::migration::Process;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply;
-use switchyard_router::{CopyTurn, Link, NodeAccess, Router, renewed_library};
+use switchyard_router::{Link, NodeAccess, Router, renewed_library};
 use tracing::{debug, info, warn};
 
 use crate::nodes::holdings::{ANSWER_MAX, databases};
@@ -35,8 +36,8 @@ const PERIOD: Duration = Duration::from_millis(250);
 /// Of so many looks, one asks the nodes how many keys they have and whether they keep them on disk.
 const HOLDINGS_ONE_IN: u32 = 4;
 
-/// How long a node may take to say that: others wait behind it.
-const HOLDINGS_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a node may take to say that, or to end a connection: others wait behind it.
+const SHORT_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long a node may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -62,17 +63,14 @@ impl Care {
                 let mut known = BTreeMap::new();
                 let mut holdings = Holdings::default();
                 let mut looks = 0_u32;
-                let mut left = None;
                 while matches!(stopped.recv_timeout(PERIOD), Err(RecvTimeoutError::Timeout)) {
                     looks = looks.wrapping_add(1);
                     if looks.is_multiple_of(HOLDINGS_ONE_IN) {
                         holdings.ask(&running);
                     }
                     processes.note(&store, &running);
-                    left = left.take().filter(|left| !is_over(&running, left));
-                    if left.is_none() {
-                        left = look_after(&running, &mut known);
-                    }
+                    end_what_is_left(&running);
+                    look_after(&running, &mut known);
                 }
             })
             .context("cannot start a thread")?;
@@ -104,7 +102,7 @@ impl Holdings {
             let (_, connection, run_id) = match self.0.entry(id) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(unknown) => {
-                    let Ok(connection) = NodeConnection::open(access, HOLDINGS_PATIENCE) else { continue };
+                    let Ok(connection) = NodeConnection::open(access, SHORT_PATIENCE) else { continue };
                     let mut connection = connection.with_answers_up_to(ANSWER_MAX);
                     let Some(run_id) = run_id(&mut connection) else { continue };
                     unknown.insert((access.clone(), connection, run_id))
@@ -129,21 +127,12 @@ fn data(connection: &mut NodeConnection) -> std::io::Result<(u64, bool)> {
     Ok((keys, persists))
 }
 
-/// A connection on which functions were to be stored, and that was not answered: it may still be done.
-struct Left {
-    node: String,
-    run_id: String,
-    client_id: String,
-    /// Nobody changes functions before.
-    _turn: CopyTurn,
-}
-
 /// Why functions could not be copied.
 enum Trouble {
     /// Nothing is under way.
     Failed(String),
-    /// The same with something left: node, process and connection.
-    Left { why: String, node: String, run_id: String, client_id: String },
+    /// What was asked of this node, on this connection, may still be done.
+    Left { why: String, node: NodeId, connection: Process },
 }
 
 impl From<String> for Trouble {
@@ -152,16 +141,25 @@ impl From<String> for Trouble {
     }
 }
 
-/// Whether nothing can come any more of what was left: the node confirms it, is another process, or is none of the router's.
-fn is_over(running: &Running, left: &Left) -> bool {
-    let Some(nodes) = running.with(|router| router.node_access()) else { return false };
-    let Some(node) = nodes.values().find(|node| node.name == left.node) else { return true };
+/// Ends the connections on which functions were to be stored, and that were not answered.
+fn end_what_is_left(running: &Running) {
+    let Some((left, access)) = running.with(|router| (router.functions_left(), router.node_access())) else { return };
+    for (node, connection) in left {
+        // Of a node that is none of the router's any more nobody hears.
+        if access.get(&node).is_none_or(|access| is_over(access, &connection)) {
+            running.with(|router| router.connection_ended(node, connection));
+        }
+    }
+}
+
+/// Whether nothing can come any more of what was asked on a connection: the node confirms it, or is another process.
+fn is_over(node: &NodeAccess, left: &Process) -> bool {
     let ended = || -> Option<bool> {
-        let mut connection = NodeConnection::open(node, PATIENCE).ok()?;
+        let mut connection = NodeConnection::open(node, SHORT_PATIENCE).ok()?;
         if run_id(&mut connection)? != left.run_id {
             return Some(true);
         }
-        let answer = connection.ask(&["CLIENT", "KILL", "ID", &left.client_id]).ok()?;
+        let answer = connection.ask(&["CLIENT", "KILL", "ID", &left.client_id.to_string()]).ok()?;
         Some(answer.error().is_none_or(|error| error.starts_with("ERR No such")))
     };
     ended().unwrap_or(false)
@@ -173,67 +171,71 @@ fn run_id(connection: &mut NodeConnection) -> Option<String> {
     info.lines().find_map(|line| line.strip_prefix("run_id:")).map(|run_id| run_id.trim().to_owned())
 }
 
-/// Looks whether a node is a new process; then, at their functions. Gives what is left of that.
-fn look_after(running: &Running, known: &mut BTreeMap<NodeId, String>) -> Option<Left> {
-    let (status, access) = running.with(|router| (router.status(), router.node_access()))?;
+/// Looks whether a node is a new process; then, at their functions.
+fn look_after(running: &Running, known: &mut BTreeMap<NodeId, String>) {
+    let Some((status, access)) = running.with(|router| (router.status(), router.node_access())) else { return };
     let up: BTreeMap<NodeId, String> =
         status.nodes.iter().filter(|n| n.link == Link::Up).filter_map(|n| Some((n.id, n.run_id.clone()?))).collect();
     let changed = up.iter().any(|(id, run_id)| known.get(id) != Some(run_id));
-    if !changed {
-        return None;
+    if !changed || running.with(|router| router.functions_left().is_empty()) != Some(true) {
+        return;
     }
     // Before the turn is taken: clients that change functions do not wait for a node that does not answer.
-    let mut nodes = match up.keys().filter_map(|id| access.get(id)).map(meet).collect::<Result<Vec<_>, _>>() {
+    let mut nodes = match up.keys().filter_map(|id| Some((*id, access.get(id)?))).map(meet).collect::<Result<Vec<_>, _>>() {
         Ok(nodes) => nodes,
         Err(why) => {
             debug!("functions of the nodes are compared later: {why}");
-            return None;
+            return;
         }
     };
     // Else somebody copies, or a change takes long: tried again with the next look.
-    let turn = running.with(|router| router.turn_to_copy_functions())??;
+    let Some(turn) = running.with(|router| router.turn_to_copy_functions()).flatten() else { return };
     let until = Instant::now() + PATIENCE;
     while !turn.is_alone() {
         if Instant::now() >= until {
-            return None;
+            return;
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    // What is left may be of an answer that is still to come: then nobody changes functions before.
-    let (why, left) = match share_functions(&mut nodes) {
+    let why = match share_functions(&mut nodes) {
         Ok(()) => {
             *known = up;
-            return None;
+            return;
         }
-        Err(Trouble::Failed(why)) => (why, None),
-        Err(Trouble::Left { why, node, run_id, client_id }) => (why, Some(Left { node, run_id, client_id, _turn: turn })),
+        Err(Trouble::Failed(why)) => why,
+        Err(Trouble::Left { why, node, connection }) => {
+            running.with(|router| router.leave_functions(node, connection, turn));
+            why
+        }
     };
     // Tried again with the next look.
     warn!("cannot compare the functions of the nodes: {why}");
-    left
 }
 
 /// Asks a node to store functions. Gives the text of its error.
-fn store(connection: &mut NodeConnection, node: &NodeAccess, args: &[&[u8]]) -> Result<Option<String>, Trouble> {
+fn store(connection: &mut NodeConnection, id: NodeId, node: &NodeAccess, args: &[&[u8]]) -> Result<Option<String>, Trouble> {
     let failed = |why: &str| Trouble::Failed(format!("node {}: {why}", node.name));
     // So that its end can be confirmed.
     let client_id = connection.ask(&["CLIENT", "ID"]).map_err(|error| failed(&error.to_string()))?;
-    let client_id = reply::integer(&client_id.0).ok_or_else(|| failed("it does not answer CLIENT ID"))?.to_string();
+    let client_id = reply::integer(&client_id.0).and_then(|number| u64::try_from(number).ok());
+    let client_id = client_id.ok_or_else(|| failed("it does not answer CLIENT ID"))?;
     let run_id = run_id(connection).ok_or_else(|| failed("its INFO names no run_id"))?;
     match connection.ask(args) {
         Ok(answer) => Ok(answer.error()),
-        Err(error) => Err(Trouble::Left { why: format!("node {}: {error}", node.name), node: node.name.clone(), run_id, client_id }),
+        Err(error) => {
+            Err(Trouble::Left { why: format!("node {}: {error}", node.name), node: id, connection: Process { run_id, client_id } })
+        }
     }
 }
 
 /// Puts the present check before libraries that an older router has put its own before. True where there were any.
-fn renew(connection: &mut NodeConnection, found: Option<&Functions>, node: &NodeAccess) -> Result<bool, Trouble> {
+fn renew(connection: &mut NodeConnection, found: Option<&Functions>, id: NodeId, node: &NodeAccess) -> Result<bool, Trouble> {
     let mut any = false;
     for (name, code) in found.iter().flat_map(|found| &found.code) {
         match renewed_library(code.as_bytes()) {
             None => {}
             Some(Ok(code)) => {
-                if let Some(error) = store(connection, node, &[b"FUNCTION", b"LOAD", b"REPLACE", &code])? {
+                if let Some(error) = store(connection, id, node, &[b"FUNCTION", b"LOAD", b"REPLACE", &code])? {
                     return Err(format!("node {}: {error}", node.name).into());
                 }
                 any = true;
@@ -245,27 +247,27 @@ fn renew(connection: &mut NodeConnection, found: Option<&Functions>, node: &Node
 }
 
 /// A node with a connection to it.
-type Met<'a> = (&'a NodeAccess, NodeConnection);
+type Met<'a> = (NodeId, &'a NodeAccess, NodeConnection);
 
 /// Connects to a node that answers.
-fn meet(node: &NodeAccess) -> Result<Met<'_>, String> {
+fn meet((id, node): (NodeId, &NodeAccess)) -> Result<Met<'_>, String> {
     let mut connection = NodeConnection::open(node, PATIENCE).map_err(|why| format!("node {} {why}", node.name))?;
     run_id(&mut connection).ok_or_else(|| format!("node {} does not answer", node.name))?;
-    Ok((node, connection))
+    Ok((id, node, connection))
 }
 
 /// Gives the functions of the others to nodes that have none.
 fn share_functions(nodes: &mut [Met<'_>]) -> Result<(), Trouble> {
     let (mut having, mut lacking) = (Vec::new(), Vec::new());
-    for (node, connection) in nodes {
+    for (id, node, connection) in nodes {
         let mut found = functions(connection);
-        if renew(connection, found.as_ref(), node)? {
+        if renew(connection, found.as_ref(), *id, node)? {
             found = functions(connection);
         }
         match found {
             // A version without functions, or no right to see them: `switchyard doctor` tells.
             None => {}
-            Some(found) if found.code.is_empty() => lacking.push((node, connection)),
+            Some(found) if found.code.is_empty() => lacking.push((*id, node, connection)),
             Some(found) => having.push((node, connection, found)),
         }
     }
@@ -286,9 +288,9 @@ fn share_functions(nodes: &mut [Met<'_>]) -> Result<(), Trouble> {
     if let Some(error) = dump.error() {
         return Err(format!("node {}: {error}", source.name).into());
     }
-    for (node, connection) in lacking {
+    for (id, node, connection) in lacking {
         // Without REPLACE: whoever loads one past the router at the same moment wins.
-        match store(connection, node, &[b"FUNCTION", b"RESTORE", dump.bytes()])? {
+        match store(connection, id, node, &[b"FUNCTION", b"RESTORE", dump.bytes()])? {
             None => info!("node {} had no functions: it was given those of node {}", node.name, source.name),
             Some(why) => warn!("functions of node {} cannot be given to node {}: {why}", source.name, node.name),
         }

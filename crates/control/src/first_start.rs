@@ -85,7 +85,7 @@ fn beside_another(node: &NodeAccess) -> String {
 fn tell_owner(owner: Option<(String, u64)>) {
     if let Some((name, keys)) = owner {
         info!(
-            "node {name} has all {keys} keys, so it owns all slots; the other nodes have joined without any. To spread the keys: `switchyard balance`. To add \
+            "node {name} has all keys ({keys}), so it owns all slots; the other nodes have joined without any. To spread the keys: `switchyard balance`. To add \
              a node later and give it its share: `switchyard nodes add HOST:PORT --rebalance`"
         );
     }

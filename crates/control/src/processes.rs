@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
 use switchyard_policy::topology::{Fit, NodeId, Sample, Slot, Topology, judge, slot_of};
+use switchyard_resp::units::counted;
 use switchyard_router::{KnownProcess, NodeAccess, Router};
 use tracing::warn;
 
@@ -170,11 +171,11 @@ impl Processes {
         let sum = |of: fn(&Sample) -> u64| samples.iter().map(of).sum::<u64>();
         if let Some(name) = unmarked.filter(|_| sum(|sample| sample.elsewhere) > 0) {
             bail!(
-                "the state directory {} may be an old copy: the mark that would tell is gone from node {name} (ACL LOAD removes it), and of {} keys the slot map looks for \
+                "the state directory {} may be an old copy: the mark that would tell is gone from node {name} (ACL LOAD removes it), and of {} the slot map looks for \
                  {} elsewhere. Clients would read nil for them. Start with the state directory of the router that served last (--state-dir); if it is lost, make one from where the \
                  keys are (`switchyard recover` with an empty --state-dir); or remove these keys, if somebody has written them past the router",
                 directory.display(),
-                sum(|sample| sample.keys),
+                counted(sum(|sample| sample.keys), "key"),
                 sum(|sample| sample.elsewhere),
             );
         }
@@ -185,20 +186,20 @@ impl Processes {
                 .filter(|(_, sample)| sample.elsewhere > 0)
                 .map(|(name, sample)| {
                     format!(
-                        "node {name}: of {} keys that were looked at, the slot map looks for {} elsewhere, so that clients do not find them. Somebody has written to the \
+                        "node {name}: of {} looked at, the slot map looks for {} elsewhere, so that clients do not find them. Somebody has written to the \
                          node past the router, or the state directory {} is an old copy",
-                        sample.keys,
+                        counted(sample.keys, "key"),
                         sample.elsewhere,
                         directory.display()
                     )
                 })
                 .collect()),
             Fit::Foreign => bail!(
-                "the state directory {} belongs to other servers, or is an old copy: it knows none of the processes that answer at its nodes, and of {} keys \
-                 that were looked at its slot map looks for {} elsewhere. Clients would read nil for them. Give the state directory of this fleet (--state-dir); if that is lost, \
+                "the state directory {} belongs to other servers, or is an old copy: it knows none of the processes that answer at its nodes, and of {} \
+                 looked at, its slot map looks for {} elsewhere. Clients would read nil for them. Give the state directory of this fleet (--state-dir); if that is lost, \
                  make one from where the keys are (`switchyard recover` with an empty --state-dir)",
                 directory.display(),
-                sum(|sample| sample.keys),
+                counted(sum(|sample| sample.keys), "key"),
                 sum(|sample| sample.elsewhere),
             ),
         }

@@ -89,6 +89,24 @@ fn what_a_restarted_source_shows_of_a_batch_that_was_read_before_goes() {
 }
 
 #[test]
+fn keys_that_did_not_fit_into_a_batch_come_in_the_next_ones() {
+    let keys = ["one", "two", "three"].map(key);
+    let mut driven = Driven::moving(Durability::Memory, &keys);
+    driven.tell(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 4 << 20 }] });
+    let (next, rest) = (BatchId(1), keys[1..].to_vec());
+    let store = Action::Store { batch: BATCH, to: Side::Target, keys: keys[..1].to_vec() };
+    let copy = Action::Copy { batch: next, from: Side::Source, keys: rest.clone() };
+    let said = driven.take_all();
+    assert!(said.len() == 2 && said.contains(&store) && said.contains(&copy), "{said:?}");
+    driven.tell(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
+    driven.tell(Event::Removed { batch: BATCH });
+    driven.take_all();
+    // They are still wanted, and no others of the leg are under way.
+    driven.tell(Event::Copied { batch: next, outcomes: vec![Copied::Taken { bytes: 1 }; 2] });
+    assert_eq!(driven.take_all(), vec![Action::Store { batch: next, to: Side::Target, keys: rest }]);
+}
+
+#[test]
 fn what_was_read_is_stored_again_after_both_have_restarted() {
     let there = key("there");
     let mut driven = Driven::moving(Durability::Memory, std::slice::from_ref(&there));

@@ -3,6 +3,8 @@
 //! Closing a socket does not take back bytes that are on their way. So a mover's broken connection is remembered here, by node, until the node has
 //! confirmed its end on a newer connection: across legs, moves and aborts. What a router before this one has left is found by its name, and ended when
 //! a node is first met, before any command is sent there. (A worker keeps its own: `worker::zombies`.)
+//!
+//! What was sent may be functions. Then clients change none before that end is confirmed: the turn to copy them is kept here until then.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -10,6 +12,7 @@ use std::sync::Mutex;
 use switchyard_policy::migration::Process;
 use switchyard_policy::topology::NodeId;
 
+use crate::function_turns::CopyTurn;
 use crate::shared::lock;
 
 /// What is known of old connections, by node.
@@ -18,8 +21,8 @@ pub(crate) struct Fences(Mutex<BTreeMap<NodeId, Fence>>);
 
 #[derive(Debug, Default)]
 struct Fence {
-    /// Movers' connections that broke.
-    broken: Vec<Process>,
+    /// Connections that broke, each with the turn to copy functions where it was to store some.
+    broken: Vec<(Process, Option<CopyTurn>)>,
     /// The process at which nothing of an earlier router is left.
     cleared: Option<String>,
     /// The process that does not say what is left.
@@ -31,20 +34,39 @@ impl Fences {
     pub(crate) fn broke(&self, node: NodeId, process: Process) {
         let mut fences = lock(&self.0);
         let broken = &mut fences.entry(node).or_default().broken;
-        if !broken.contains(&process) {
-            broken.push(process);
+        if broken.iter().all(|(known, _)| *known != process) {
+            broken.push((process, None));
         }
+    }
+
+    /// Functions were to be stored on a connection that broke: nobody else copies or changes any before its end is confirmed.
+    pub(crate) fn broke_with_functions(&self, node: NodeId, process: Process, turn: CopyTurn) {
+        let mut fences = lock(&self.0);
+        let broken = &mut fences.entry(node).or_default().broken;
+        broken.retain(|(known, _)| *known != process);
+        broken.push((process, Some(turn)));
+    }
+
+    /// The connections on which functions were to be stored.
+    pub(crate) fn with_functions(&self) -> Vec<(NodeId, Process)> {
+        let fences = lock(&self.0);
+        let of = |(node, fence): (&NodeId, &Fence)| {
+            let with_turn = fence.broken.iter().filter(|(_, turn)| turn.is_some());
+            with_turn.map(|(process, _)| (*node, process.clone())).collect::<Vec<_>>()
+        };
+        fences.iter().flat_map(of).collect()
     }
 
     /// Those at a node whose end is not confirmed.
     pub(crate) fn broken(&self, node: NodeId) -> Vec<Process> {
-        lock(&self.0).get(&node).map(|fence| fence.broken.clone()).unwrap_or_default()
+        let fences = lock(&self.0);
+        fences.get(&node).into_iter().flat_map(|fence| &fence.broken).map(|(process, _)| process.clone()).collect()
     }
 
     /// The node has confirmed their end, or is another process.
     pub(crate) fn ended(&self, node: NodeId, ended: &[Process]) {
         if let Some(fence) = lock(&self.0).get_mut(&node) {
-            fence.broken.retain(|process| !ended.contains(process));
+            fence.broken.retain(|(process, _)| !ended.contains(process));
         }
     }
 
@@ -85,6 +107,7 @@ pub fn left_behind(list: &str, site: &str, incarnation: &str) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::function_turns::FunctionTurns;
 
     #[test]
     fn what_broke_is_remembered_until_its_end_is_confirmed() {
@@ -105,6 +128,22 @@ mod tests {
         assert!(!fences.is_cleared(node, "a") && !fences.is_to_be_asked(node, "a") && fences.is_to_be_asked(node, "b"));
         fences.cleared(node, "a");
         assert!(fences.is_cleared(node, "a") && !fences.is_cleared(node, "b") && !fences.is_cleared(other, "a"));
+    }
+
+    #[test]
+    fn functions_are_not_changed_before_what_was_to_store_some_has_ended() {
+        let (fences, turns) = (Fences::default(), FunctionTurns::default());
+        let process = |client_id| Process { run_id: "a".to_owned(), client_id };
+        let node = NodeId(0);
+        fences.broke(node, process(1));
+        fences.broke(node, process(2));
+        fences.broke_with_functions(node, process(2), turns.to_copy().expect("free"));
+        fences.broke(node, process(2));
+        assert_eq!((fences.broken(node).len(), fences.with_functions()), (2, vec![(node, process(2))]));
+        fences.ended(node, &[process(1)]);
+        assert!(turns.to_change().is_none());
+        fences.ended(node, &[process(2)]);
+        assert!(turns.to_change().is_some() && fences.with_functions().is_empty());
     }
 
     #[test]

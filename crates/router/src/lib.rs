@@ -58,10 +58,12 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use listener::Listener;
-pub use lua::{is_wrapped_library as is_checked_library, renewed_library};
+use switchyard_policy::migration::Process;
 use switchyard_policy::topology::{MoveId, NodeId, Topology};
 use switchyard_resp::command::CommandTable;
+
+use listener::Listener;
+pub use lua::{is_wrapped_library as is_checked_library, renewed_library};
 
 use metrics::{Counter, NodeCounters, NodeScrape, Scrape, Waits};
 use shared::{NodeFacts, Plan, Shared, lock};
@@ -71,12 +73,12 @@ use worker::Worker;
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// Another process has the port.
-    #[error("cannot listen on {address}: {source}")]
+    #[error("cannot listen on {address}: {why}")]
     Listen {
         /// The address asked for.
         address: ListenAddress,
         /// What the system said.
-        source: io::Error,
+        why: io::Error,
     },
     /// The system refused a thread, an epoll instance or the like.
     #[error("cannot start a worker: {0}")]
@@ -367,6 +369,21 @@ impl Router {
     /// ([`CopyTurn::is_alone`]). `None`: somebody else copies.
     pub fn turn_to_copy_functions(&self) -> Option<CopyTurn> {
         self.shared.functions.to_copy()
+    }
+
+    /// Functions were to be stored on this connection, which was not answered: they may still be. The turn lasts until that is over.
+    pub fn leave_functions(&self, node: NodeId, connection: Process, turn: CopyTurn) {
+        self.shared.fences.broke_with_functions(node, connection, turn);
+    }
+
+    /// What was left so, by whoever it was: somebody has to see to its end.
+    pub fn functions_left(&self) -> Vec<(NodeId, Process)> {
+        self.shared.fences.with_functions()
+    }
+
+    /// The node has confirmed the end of a connection, or is another process.
+    pub fn connection_ended(&self, node: NodeId, connection: Process) {
+        self.shared.fences.ended(node, &[connection]);
     }
 
     /// Begins a move, or goes on with one. A thread of its own does it and tells the order's [`Host`]; [`Host::ended`] is the last that is

@@ -88,7 +88,7 @@ impl Drop for Guard {
 pub(crate) fn bind(wanted: &[ListenerSettings], workers: usize) -> Result<Bound, StartError> {
     let mut bound = Bound { addresses: Vec::new(), by_worker: (0..workers).map(|_| Vec::new()).collect(), guards: Vec::new() };
     for (number, settings) in wanted.iter().enumerate() {
-        let failed = |source| StartError::Listen { address: settings.address.clone(), source };
+        let failed = |why| StartError::Listen { address: settings.address.clone(), why };
         let shared = Arc::new(settings.clone());
         let mut add = |worker: usize, fd: OwnedFd| bound.by_worker[worker].push(Listener { fd, settings: shared.clone(), number });
         match &settings.address {

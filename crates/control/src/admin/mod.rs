@@ -67,12 +67,12 @@ pub enum AdminError {
         address: SocketAddr,
     },
     /// The address cannot be had.
-    #[error("cannot listen on {address} for the admin API: {source}")]
+    #[error("cannot listen on {address} for the admin API: {why}")]
     Listen {
         /// The address asked for.
         address: SocketAddr,
         /// What the system said.
-        source: io::Error,
+        why: io::Error,
     },
 }
 
@@ -93,7 +93,7 @@ impl Admin {
         if !address.ip().to_canonical().is_loopback() && !matches!(*options.access.now(), Access::Given(_)) {
             return Err(AdminError::Exposed { address });
         }
-        let refused = |source| AdminError::Listen { address, source };
+        let refused = |why| AdminError::Listen { address, why };
         let listener = TcpListener::bind(address).await.map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
         Ok(Self { address, listener, options })

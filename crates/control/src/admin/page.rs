@@ -42,7 +42,7 @@ fn escaped(text: &str) -> String {
     out
 }
 
-fn counted(count: u64, thing: &str) -> String {
+pub(super) fn counted(count: u64, thing: &str) -> String {
     format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 

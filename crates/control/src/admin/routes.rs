@@ -20,7 +20,7 @@ use super::moves::{
     AbortRequest, AddNodeRequest, BalanceRequest, GoalRequest, HowRequest, MaxRateRequest, MoveRequest, MovesReport, NodeRequest,
     Operation, Refused, SteerRequest,
 };
-use super::page::{Entry, page};
+use super::page::{Entry, counted, page};
 use super::report::{NodesReport, Source, StatusReport, TokenReport};
 
 type Shared = Arc<dyn Source>;
@@ -141,7 +141,7 @@ async fn ready(State(source): State<Shared>, Extension(Trusted(trusted)): Extens
             text.push_str("this router is draining: it was told to stop\n");
         }
         for node in &readiness.not_ready {
-            let _ = writeln!(text, "node {} ({} slots): {}", node.address, node.slots, node.reason);
+            let _ = writeln!(text, "node {} ({}): {}", node.address, counted(node.slots, "slot"), node.reason);
         }
         for trouble in &readiness.troubles {
             let _ = writeln!(text, "{trouble}");

@@ -44,14 +44,14 @@ pub type Done = Box<dyn FnOnce(Result<(), String>) + Send>;
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// It cannot be opened, read or written.
-    #[error("cannot {action} {}: {source}", file.display())]
+    #[error("cannot {action} {}: {why}", file.display())]
     Access {
         /// What was tried.
         action: &'static str,
         /// The file.
         file: PathBuf,
         /// What the system said.
-        source: io::Error,
+        why: io::Error,
     },
     /// It is not what this program wrote.
     #[error(
@@ -172,7 +172,7 @@ impl Journal {
     /// If it cannot be read, is damaged, or is missing although it was there.
     pub fn open(directory: &Path, identity: u128, known: bool, sync: Sync, whole: Whole) -> Result<Opened, JournalError> {
         let path = directory.join(FILE_NAME);
-        let access = |action, source| JournalError::Access { action, file: path.clone(), source };
+        let access = |action, why| JournalError::Access { action, file: path.clone(), why };
         // An unfinished replacement: the old file still counts.
         match std::fs::remove_file(directory.join(NEXT_NAME)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(access("clear the way for", error)),

@@ -16,6 +16,7 @@ use tracing::{error, warn};
 
 use super::Moves;
 use super::colocate::Told;
+use super::options::Options;
 use super::queue::Planned;
 use crate::admin::{AbortRequest, Lose, MoveState, MovesReport, Refused, Trouble, conflict};
 use crate::journal::RESERVE;
@@ -155,7 +156,10 @@ impl Moves {
             let mut state = self.state();
             let is_idle = |planned: &Planned| !planned.begun && planned.resume.as_ref().is_none_or(|resume| resume.leg.is_none());
             match state.open.remove(&id) {
-                Some(planned) if is_idle(&planned) => planned,
+                Some(planned) if is_idle(&planned) => {
+                    self.beside().insert(id, Options::of(&planned));
+                    planned
+                }
                 Some(planned) => {
                     state.open.insert(id, planned);
                     return;
@@ -175,12 +179,12 @@ impl Moves {
             }
             Some(Side::Target) => {
                 let keys = counted(planned.lost.unwrap_or(0), "key");
-                format!("{} was given up: {keys} at most, which had moved there, are lost", self.name(planned.order.target))
+                format!("{} was given up: lost is at most {keys}, moved there before", self.name(planned.order.target))
             }
             None if report.slots_done > 0 => "aborted by the user".to_owned(),
             None => "aborted before it began".to_owned(),
         };
-        self.close(id, report);
+        self.close(id, Options::of(&planned), report);
     }
 
     fn link_of(&self, node: NodeId) -> Option<Link> {
@@ -218,12 +222,12 @@ impl Moves {
         let count = counted(keys.len(), "key");
         match write_durably(&file, &text) {
             Ok(()) => warn!(
-                "move {} ends without {name}, which was given up: {count} at most, which had moved there, are lost. Their fingerprints are in {}",
+                "move {} ends without {name}, which was given up: lost is at most {count}, moved there before. Fingerprints are in {}",
                 id.0,
                 file.display()
             ),
             Err(error) => error!(
-                "move {} ends without {name}, which was given up: {count} at most, which had moved there, are lost. Their fingerprints cannot be written \
+                "move {} ends without {name}, which was given up: lost is at most {count}, moved there before. Fingerprints cannot be written \
                  to {}: {error}",
                 id.0,
                 file.display()

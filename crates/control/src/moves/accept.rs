@@ -11,6 +11,7 @@ use switchyard_router::{Router, Steer};
 
 use super::Moves;
 use super::colocate::Told;
+use super::options::Options;
 use super::queue::Planned;
 use super::words::{DURABILITIES, name_of, named};
 use crate::admin::{HowRequest, MovesReport, PlanReport, PlannedReport, Refused, SteerRequest, conflict, wrong};
@@ -174,9 +175,10 @@ impl Moves {
     }
 
     /// Puts moves on record; then they wait for their turn.
-    fn take_up(self: &Arc<Self>, moves: BTreeMap<MoveId, Planned>) -> Result<(), String> {
+    pub(super) fn take_up(self: &Arc<Self>, moves: BTreeMap<MoveId, Planned>) -> Result<(), String> {
         // The options first: a move on record without them would go on after a crash as the configuration says.
-        self.save_options_with(&moves)?;
+        self.beside().extend(moves.iter().map(|(id, planned)| (*id, Options::of(planned))));
+        self.try_save_options().inspect_err(|_| self.beside().retain(|id, _| !moves.contains_key(id)))?;
         for (id, planned) in &moves {
             self.placement.take_part(*id, planned.order.nodes());
         }
@@ -187,7 +189,11 @@ impl Moves {
             }
             return Err(why);
         }
-        self.state().open.extend(moves);
+        {
+            let mut state = self.state();
+            self.beside().retain(|id, _| !moves.contains_key(id));
+            state.open.extend(moves);
+        }
         self.wake();
         self.home.tell(Told::Look);
         Ok(())
@@ -200,10 +206,10 @@ impl Moves {
         let (moves, still) = (Arc::clone(self), Arc::clone(&waits));
         let done = move |outcome: Result<(), String>| {
             let is_late = !still.swap(false, Ordering::AcqRel);
-            if is_late && outcome.is_ok() {
-                for move_id in ids {
-                    moves.ledger.record(vec![Record::Ended { move_id }], Box::new(|_| {}));
-                }
+            match &outcome {
+                Ok(()) if is_late => ids.into_iter().for_each(|id| moves.take_off_record(id)),
+                Ok(()) => {}
+                Err(_) => moves.beside().retain(|id, _| !ids.contains(id)),
             }
             drop(told.send(outcome));
         };

@@ -75,17 +75,20 @@ impl Host for Moves {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::path::Path;
     use std::sync::{Arc, mpsc};
 
-    use crate::admin::AbortRequest;
-    use crate::journal::Sync;
     use switchyard_policy::migration::{Cause, How, MoveOrder, Side};
     use switchyard_policy::topology::Stage;
 
+    use super::super::options::{OPTIONS, Options};
     use super::super::queue::Planned;
     use super::*;
+    use crate::admin::AbortRequest;
+    use crate::journal::Sync;
     use crate::placement::Placement;
+    use crate::store::load_as;
 
     /// The executor of a state directory, without a router.
     fn executor(dir: &Path) -> (Arc<Placement>, Arc<Moves>) {
@@ -125,10 +128,66 @@ mod tests {
         moves.end_before_it_begins(id);
         let report = moves.report();
         let ended = report.ended.first().expect("it is over");
-        let why = "127.0.0.1:7002 was given up: 2 keys at most, which had moved there, are lost";
+        let why = "127.0.0.1:7002 was given up: lost is at most 2 keys, moved there before";
         assert_eq!((ended.keys_lost, ended.doing.as_str()), (2, why));
         let file = dir.path().join("lost-keys-of-move-1.txt");
         assert_eq!(std::fs::read_to_string(file).expect("there").lines().count(), 2);
+    }
+
+    /// The journal stands still until the sender is used. Records that are given meanwhile wait behind that.
+    fn hold_journal(moves: &Moves, first: Record) -> mpsc::Sender<()> {
+        let (go_on, awaited) = mpsc::channel();
+        let (told, held) = mpsc::channel();
+        let hold = move |outcome: Result<(), String>| {
+            told.send(outcome).expect("awaited");
+            // However the test ends.
+            let _ = awaited.recv();
+        };
+        moves.record(vec![first], Box::new(hold));
+        held.recv().expect("told").expect("written");
+        go_on
+    }
+
+    /// What a start would find.
+    fn kept(moves: &Moves) -> BTreeMap<u64, Options> {
+        load_as(&*moves.store, OPTIONS).expect("readable")
+    }
+
+    #[test]
+    fn the_options_of_a_move_are_kept_as_long_as_it_may_be_on_record() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (_, moves) = executor(dir.path());
+        let planned = |number| Planned { begun: false, ..under_way(Slot::new(number).expect("a slot")) };
+        let (id, other) = (MoveId(1), MoveId(2));
+        let mut accepted = planned(0);
+        accepted.order.how.max_rate = Some(20);
+        let wanted = Options::of(&accepted);
+        // It comes on record: it may be there, and nobody has said so.
+        let go_on = hold_journal(&moves, planned(1).order.records(other).remove(0));
+        let accepting = {
+            let moves = Arc::clone(&moves);
+            std::thread::spawn(move || moves.take_up(BTreeMap::from([(id, accepted)])))
+        };
+        while kept(&moves).is_empty() {
+            std::thread::yield_now();
+        }
+        moves.state().open.insert(other, planned(1));
+        moves.save_options();
+        assert_eq!(kept(&moves).get(&1), Some(&wanted), "another move is kept at that moment");
+        drop(go_on);
+        accepting.join().expect("no panic").expect("on record");
+        // It goes off: it may still be there. Nobody wants it to go on.
+        let go_on = hold_journal(&moves, Record::Ended { move_id: other });
+        let stopped = MoveEnd::Stopped("its target refuses".to_owned());
+        moves.state().open.get_mut(&id).expect("open").end = Some(stopped);
+        moves.finish(id);
+        assert_eq!(kept(&moves).get(&1), Some(&wanted.stopped()));
+        drop(go_on);
+        while !moves.beside().is_empty() {
+            std::thread::yield_now();
+        }
+        moves.save_options();
+        assert_eq!(kept(&moves).keys().copied().collect::<Vec<_>>(), [2]);
     }
 
     #[test]

@@ -24,14 +24,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use switchyard_policy::migration::{Cause, Durability, Goal, Key, MoveOrder, Record, Side};
+use switchyard_policy::migration::{Cause, Durability, Goal, Key, MoveOrder, Record};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 use switchyard_resp::units::counted;
 use switchyard_router::{MoveEnd, Router, Steer};
 use tracing::{error, info, warn};
 
 use self::options::{OPTIONS, Options, so_far};
-use self::queue::{Planned, State};
+use self::queue::State;
 use crate::admin::{MoveReport, MoveState};
 use crate::ledger::Ledger;
 use crate::placement::Placement;
@@ -98,6 +98,8 @@ pub struct Moves {
     recording: Mutex<()>,
     /// What is kept of moves that are open is written in the order in which it was looked at.
     keeping: Mutex<()>,
+    /// The same of moves that may be on record and are not open: not yet, or no more. A start after a crash takes them up as they were wanted.
+    beside: Arc<Mutex<BTreeMap<MoveId, Options>>>,
     home: colocate::Home,
 }
 
@@ -285,7 +287,7 @@ impl Moves {
                 report.state = MoveState::Done;
                 report.doing = "done".to_owned();
                 report.percent = 100.0;
-                info!("move {} is done: {}, {} bytes", id.0, counted(report.keys_moved, "key"), report.bytes_moved);
+                info!("move {} is done: {}, {}", id.0, counted(report.keys_moved, "key"), counted(report.bytes_moved, "byte"));
             }
             MoveEnd::Stopped(why) => {
                 if let Some(keys) = planned.order.needed_keys() {
@@ -296,21 +298,18 @@ impl Moves {
                 warn!("move {} has stopped: {why}. What was moved stays moved, the rest stays where it was", id.0);
             }
         }
+        let options = Options::of(planned);
         drop(state);
-        self.close(id, report);
+        self.close(id, options, report);
     }
 
     /// Puts a move among those that have ended. Whoever asks finds it there or among those under way.
-    fn close(&self, id: MoveId, report: MoveReport) {
+    fn close(&self, id: MoveId, options: Options, report: MoveReport) {
         self.placement.part(id);
-        self.ledger.record(
-            vec![Record::Ended { move_id: id }],
-            Box::new(move |outcome| {
-                if let Err(why) = outcome {
-                    error!("the end of move {} is not on record ({why}): after a restart it is taken up again", id.0);
-                }
-            }),
-        );
+        // One that has stopped does not go on by itself.
+        let options = if report.state == MoveState::Done { options } else { options.stopped() };
+        self.beside().insert(id, options);
+        self.take_off_record(id);
         let ended = {
             let mut state = self.state();
             state.close(id, report);
@@ -344,15 +343,29 @@ impl Moves {
         }
     }
 
-    fn try_save_options(&self) -> Result<(), String> {
-        self.save_options_with(&BTreeMap::new())
+    fn beside(&self) -> MutexGuard<'_, BTreeMap<MoveId, Options>> {
+        self.beside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps the options of moves that are open, and of these.
-    fn save_options_with(&self, more: &BTreeMap<MoveId, Planned>) -> Result<(), String> {
+    /// A move is not to be taken up again. Its options are kept until that is certain.
+    fn take_off_record(&self, id: MoveId) {
+        let beside = Arc::clone(&self.beside);
+        self.ledger.record(
+            vec![Record::Ended { move_id: id }],
+            Box::new(move |outcome| match outcome {
+                Ok(()) => drop(beside.lock().unwrap_or_else(PoisonError::into_inner).remove(&id)),
+                Err(why) => error!("the end of move {} is not on record ({why}): after a restart it is taken up again", id.0),
+            }),
+        );
+    }
+
+    fn try_save_options(&self) -> Result<(), String> {
         let _in_order = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
-        let options: BTreeMap<u64, Options> =
-            self.state().open.iter().chain(more).map(|(id, planned)| (id.0, Options::of(planned))).collect();
+        let options: BTreeMap<u64, Options> = {
+            let state = self.state();
+            let open = state.open.iter().map(|(id, planned)| (id.0, Options::of(planned)));
+            open.chain(self.beside().iter().map(|(id, options)| (id.0, options.clone()))).collect()
+        };
         save_as(&*self.store, OPTIONS, &options).map_err(|error| error.to_string())
     }
 
@@ -374,7 +387,7 @@ impl Moves {
         if begun.is_empty() {
             return;
         }
-        info!("{} moves are under way: each ends its present leg, and goes on after the next start", begun.len());
+        info!("under way: {}. Each ends its present leg, and goes on after the next start", counted(begun.len(), "move"));
         self.running.with(|router| {
             for id in &begun {
                 router.steer_move(*id, Steer::Abort);

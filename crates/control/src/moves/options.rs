@@ -78,6 +78,11 @@ impl Options {
         }
     }
 
+    /// The same of a move that is not to go on.
+    pub(super) fn stopped(self) -> Self {
+        Self { aborting: true, ..self }
+    }
+
     /// The move that the journal has open.
     pub(super) fn planned(self, found: OpenMove) -> Planned {
         let how = How {

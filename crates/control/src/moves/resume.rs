@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use switchyard_policy::migration::Key;
 use switchyard_policy::migration::record::Replay;
 use switchyard_policy::topology::{MoveId, Slot, Stage, Transit, slot_of};
+use switchyard_resp::units::counted;
 use tracing::{info, warn};
 
 use super::options::{OPTIONS, Options};
@@ -28,7 +29,7 @@ impl Moves {
         let store = Arc::clone(placement.store());
         let opened = Ledger::open(directory, &*store, sync)?;
         if opened.torn > 0 {
-            warn!("the journal of moves ended in the middle of a record, as after a power cut: {} bytes were cut off", opened.torn);
+            warn!("the journal of moves ended in the middle of a record, as after a power cut. Cut off: {}", counted(opened.torn, "byte"));
         }
         let spool = directory.join("spool");
         empty(&spool).with_context(|| format!("cannot empty {}", spool.display()))?;
@@ -50,6 +51,7 @@ impl Moves {
             stopping: AtomicBool::new(false),
             recording: Mutex::default(),
             keeping: Mutex::default(),
+            beside: Arc::default(),
             home: super::colocate::Home::default(),
         }))
     }

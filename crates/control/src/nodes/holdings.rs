@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use switchyard_policy::migration::is_temporary;
 use switchyard_policy::topology::{First, NodeId, PlaceError, Sample, Topology, slot_of};
+use switchyard_resp::units::counted;
 use switchyard_router::{NodeAccess, mark_in, question_of, site_of_mark};
 
 use super::clients::routers;
@@ -257,7 +258,11 @@ fn find_elsewhere(
             seen += 1;
             if told.elapsed() >= TELL {
                 told = Instant::now();
-                tell(&format!("node {}: looked at {seen} of {keys} keys, before it is known which node owns what", node.name));
+                tell(&format!(
+                    "node {}: looked at {seen} of {}, before it is known which node owns what",
+                    node.name,
+                    counted(*keys, "key")
+                ));
             }
             let owner = topology.owner_of(key);
             if owner != *id {
@@ -282,7 +287,8 @@ fn find_elsewhere(
 
 /// Says why no map may be chosen, and the ways out.
 fn refusal(counts: &[(String, u64)], found: &Elsewhere) -> String {
-    let having: Vec<String> = counts.iter().filter(|(_, keys)| *keys > 0).map(|(name, keys)| format!("{name} ({keys} keys)")).collect();
+    let having: Vec<String> =
+        counts.iter().filter(|(_, keys)| *keys > 0).map(|(name, keys)| format!("{name} ({})", counted(*keys, "key"))).collect();
     let most = counts.iter().max_by_key(|(_, keys)| *keys).map_or("HOST:PORT", |(name, _)| name);
     format!(
         "the state directory has no slot map, and several nodes hold keys: {}. By a new map clients would read nil for some of them: node {} has a \

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use switchyard_policy::migration::{Cause, How, Key, MoveOrder, Protocol, is_temporary};
 use switchyard_policy::topology::{EXCEPTIONS_MAX, NodeId, TooManyExceptions, Topology, slot_of};
 use switchyard_resp::glob;
+use switchyard_resp::units::counted;
 use switchyard_router::Router;
 
 use super::{Operator, node_named};
-use crate::admin::{MoveRequest, PlanReport, Refused};
-use crate::admin::{conflict, wrong};
+use crate::admin::{MoveRequest, PlanReport, Refused, conflict, wrong};
 use crate::nodes::NodeConnection;
 
 /// How long a node may take for one answer.
@@ -79,7 +79,8 @@ impl Operator {
         let mut notes: Vec<String> = away.filter_map(|keys| self.moves.home().warning(&keys)).collect();
         if left > 0 {
             notes.push(format!(
-                "{left} keys are left out, because others of their slots move from another node: ask again when these moves have ended"
+                "left out: {}, because others of their slots move from another node: ask again when these moves have ended",
+                counted(left, "key")
             ));
         }
         Ok(PlanReport { notes, ..self.moves.accept_unless(request.dry_run, topology, orders)? })

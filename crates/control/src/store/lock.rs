@@ -20,7 +20,7 @@ pub(super) struct DirectoryLock {
 impl DirectoryLock {
     /// Makes the directory if it is not there (readable by its owner only), and locks it.
     pub(super) fn acquire(directory: &Path) -> Result<Self, StoreError> {
-        let refused = |source| StoreError::Directory { directory: directory.to_owned(), source };
+        let refused = |why| StoreError::Directory { directory: directory.to_owned(), why };
         DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(refused)?;
         let mut file = OpenOptions::new()
             .read(true)

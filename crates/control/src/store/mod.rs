@@ -72,16 +72,16 @@ pub trait Store: Send + Sync {
     fn newest_version(&self) -> Option<String>;
 }
 
-/// What can go wrong with the store.
+/// What can go wrong with the store. What the system said is a part of the text, so it is no source beside that: who shows those as well would say it twice.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The state directory, or its lock file, cannot be made or opened.
-    #[error("cannot use {} as state directory: {source}", directory.display())]
+    #[error("cannot use {} as state directory: {why}", directory.display())]
     Directory {
         /// The state directory.
         directory: PathBuf,
         /// What the system said.
-        source: io::Error,
+        why: io::Error,
     },
     /// Another process uses the state directory.
     #[error(
@@ -99,14 +99,14 @@ pub enum StoreError {
         holder: Option<u32>,
     },
     /// The file cannot be opened, read or written.
-    #[error("cannot {action} {}: {source}", file.display())]
+    #[error("cannot {action} {}: {why}", file.display())]
     Access {
         /// What was tried: "open", "read", "write".
         action: &'static str,
         /// The file.
         file: PathBuf,
         /// What the system said.
-        source: io::Error,
+        why: io::Error,
     },
     /// The file's content is not what this program writes.
     #[error(

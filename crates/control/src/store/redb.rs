@@ -65,7 +65,7 @@ impl RedbStore {
     pub fn open(directory: &Path) -> Result<Self, StoreError> {
         let lock = DirectoryLock::acquire(directory)?;
         let path = directory.join(FILE_NAME);
-        let access = |source| StoreError::Access { action: "open", file: path.clone(), source };
+        let access = |why| StoreError::Access { action: "open", file: path.clone(), why };
         let file = open_file(&path).map_err(access)?;
         // A power cut must not take the file itself away after something in it was promised to be durable.
         File::open(directory).and_then(|directory| directory.sync_all()).map_err(access)?;
@@ -370,7 +370,7 @@ impl Failure {
             {
                 StoreError::Damaged { file, what: source.to_string() }
             }
-            Self::Database(redb::Error::Io(source)) => StoreError::Access { action, file, source },
+            Self::Database(redb::Error::Io(why)) => StoreError::Access { action, file, why },
             Self::Database(
                 error @ (redb::Error::Corrupted(_)
                 | redb::Error::UpgradeRequired(_)
@@ -380,7 +380,7 @@ impl Failure {
                 | redb::Error::TypeDefinitionChanged { .. }
                 | redb::Error::TableDoesNotExist(_)),
             ) => StoreError::Damaged { file, what: error.to_string() },
-            Self::Database(error) => StoreError::Access { action, file, source: io::Error::other(error.to_string()) },
+            Self::Database(error) => StoreError::Access { action, file, why: io::Error::other(error.to_string()) },
         }
     }
 }
@@ -476,6 +476,16 @@ mod tests {
         assert_eq!(store.load_primary("a").expect("reads"), Some(record(3, 2)));
         assert_eq!(store.load_primary("b").expect("reads"), Some(record(2, 1)));
         assert_eq!(store.load_topology().expect("reads"), None);
+    }
+
+    #[test]
+    fn an_error_says_once_what_the_system_said() {
+        let dir = temporary();
+        std::fs::create_dir(dir.path().join(FILE_NAME)).expect("a directory in its place");
+        let error = RedbStore::open(dir.path()).expect_err("no file can be there");
+        let chain = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+        let text: Vec<String> = chain.map(ToString::to_string).collect();
+        assert_eq!(text.join(": ").matches("os error").count(), 1, "{text:?}");
     }
 
     fn topology(names: &[&str]) -> Topology {

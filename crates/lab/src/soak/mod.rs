@@ -149,7 +149,7 @@ pub struct Settings {
     pub move_args: Vec<String>,
     /// Seed of the first cycle; each next one has one more.
     pub seed: u64,
-    /// Where a cycle that went wrong is kept.
+    /// Where cycles have their folders; that of a cycle that went wrong is kept.
     pub keep: PathBuf,
     /// Set when it shall end early.
     pub stop: Arc<AtomicBool>,
@@ -198,27 +198,25 @@ pub fn run(settings: &Settings, show: &dyn Fn(&str, &Tally)) -> Result<Tally> {
     while started.elapsed() < settings.time && total.cycles < settings.cycles && !settings.stop.load(Ordering::Relaxed) {
         let seed = settings.seed + total.cycles;
         let fault = settings.faults[(seed % settings.faults.len() as u64) as usize];
-        let folder = tempfile::Builder::new().prefix("switchyard-soak-").tempdir().context("cannot create a temporary folder")?;
+        let folder = tempfile::Builder::new()
+            .prefix("switchyard-soak-")
+            .tempdir_in(&settings.keep)
+            .with_context(|| format!("cannot create a folder in {}", settings.keep.display()))?;
         match cycle(settings, seed, fault, folder.path(), &|what| show(&format!("cycle {seed}, {}: {what}", fault.name()), &total)) {
             Ok(one) => total.add(&one),
             // What it says of the cycle that was cut short means nothing.
             Err(_) if settings.stop.load(Ordering::Relaxed) => break,
             Err(e) => {
-                let kept = settings.keep.join(format!("soak-{seed}"));
-                let whereto = keep(folder.path(), &kept)
-                    .map_or_else(|e| format!("its files are lost: {e:#}"), |()| format!("its files are in {}", kept.display()));
-                return Err(e.context(format!("cycle {seed} ({}) went wrong; {whereto}; again: --seed {seed} --cycles 1", fault.name())));
+                let kept = folder.keep();
+                let name = fault.name();
+                return Err(e.context(format!(
+                    "cycle {seed} ({name}) went wrong; its files are in {}; again: --seed {seed} --cycles 1",
+                    kept.display()
+                )));
             }
         }
     }
     Ok(total)
-}
-
-/// Copies files and folders, also to another file system.
-fn keep(from: &Path, to: &Path) -> Result<()> {
-    let status = Command::new("cp").arg("-r").arg(from).arg(to).stdin(Stdio::null()).status().context("cannot run cp")?;
-    ensure!(status.success(), "cp ended with {status}");
-    Ok(())
 }
 
 fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn Fn(&str)) -> Result<Tally> {

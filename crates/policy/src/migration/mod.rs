@@ -228,7 +228,8 @@ pub enum Event {
         /// The keys.
         keys: Vec<Key>,
     },
-    /// [`Action::Copy`] is done: an outcome per key, in order.
+    /// [`Action::Copy`] is done: an outcome per key, in order; of the first keys at least, where the others would make the batch too large
+    /// ([`pace::first_that_fit`]). Those are read in another one.
     Copied {
         /// The batch.
         batch: BatchId,

@@ -111,6 +111,17 @@ const BATCH_MAX: f64 = 1_000.0;
 /// Bytes of a batch, about: what the mover has in memory of it, and what a node has in its buffers.
 const BATCH_BYTES: f64 = 4_194_304.0;
 
+/// Of keys with so many bytes each, how many of the first ones make a batch: values may be larger than those were by which its keys were counted. One at
+/// least.
+#[must_use]
+pub fn first_that_fit(bytes: impl Iterator<Item = u64>) -> usize {
+    let sums = bytes.scan(0.0, |sum, bytes| {
+        *sum += bytes as f64;
+        Some(*sum)
+    });
+    sums.take_while(|sum| *sum <= BATCH_BYTES).count().max(1)
+}
+
 /// A leg takes about so long: whoever needs all of it waits until it is over.
 const LEG_US: f64 = 1_500_000.0;
 /// Bytes of a leg, about.
@@ -384,6 +395,14 @@ impl Pacer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_batch_has_as_many_keys_as_its_bytes_allow() {
+        let mb = 1 << 20;
+        for (bytes, fit) in [(vec![], 1), (vec![100 * mb; 3], 1), (vec![mb; 1_000], 4), (vec![64; 1_000], 1_000), (vec![1, 5 * mb, 1], 1)] {
+            assert_eq!(first_that_fit(bytes.iter().copied()), fit, "{} keys", bytes.len());
+        }
+    }
 
     #[test]
     fn legs_take_a_second_or_two_whatever_the_goal() {

@@ -64,7 +64,10 @@ impl fmt::Display for PlaceError {
             Self::TooManyNodes { given } => write!(f, "{given} nodes are given, but at most {MAX_NODES} can be used"),
             Self::Duplicate { name } => write!(f, "node {name} is given twice; name each server once"),
             Self::OwnersMissing { missing } => {
-                let list: Vec<String> = missing.iter().map(|(name, slots)| format!("{name} ({slots} slots)")).collect();
+                let list: Vec<String> = missing
+                    .iter()
+                    .map(|(name, slots)| format!("{name} ({slots} slot{})", if *slots == 1 { "" } else { "s" }))
+                    .collect();
                 let (plural, it, its) = if list.len() == 1 { ("node", "it", "its") } else { ("nodes", "them", "their") };
                 write!(
                     f,

@@ -13,7 +13,7 @@ use super::rules::{entries, entry};
 use super::syntax::Facts;
 
 /// Members of `redis` that touch no keys.
-pub(super) const HARMLESS: [&str; 26] = [
+pub(super) const HARMLESS: [&str; 25] = [
     "log",
     "sha1hex",
     "error_reply",
@@ -21,7 +21,6 @@ pub(super) const HARMLESS: [&str; 26] = [
     "setresp",
     "replicate_commands",
     "set_repl",
-    "acl_check_cmd",
     "breakpoint",
     "debug",
     "LOG_DEBUG",
@@ -44,8 +43,9 @@ pub(super) const HARMLESS: [&str; 26] = [
 
 /// What the check begins with. Names of its own: `K` is the table of declared keys, `E` raises an error, `C` and `Q` are the server's
 /// `call` and `pcall`, `T`, `F`, `L` and `O` are functions of Lua. `X` refuses, and `Z` refuses a command; `A` gives what of a key decides
-/// on its slot; `D` judges a key, `h` being where in `K` it probably is.
-const KEYS: &str = "local function X(t) E({err='ERR Switchyard: '..t},0) end;\
+/// on its slot; `D` judges a key, `h` being where in `K` it probably is. An error is a table since Redis 7.0, and before a text: of a table the node would
+/// tell nothing. By `acl_check_cmd` they are told apart.
+const KEYS: &str = "local function X(t) t='ERR Switchyard: '..t E(R.acl_check_cmd and {err=t} or t,0) end;\
     local function Z(c) X('a script may not call '..c..' (which commands it may, docs/commands.md says)') end;\
     local function A(k) local a=F(k,'{',1,true) if a then local b=F(k,'}',a+1,true) if b and b>a+1 then return L(k,a+1,b-1) end end return k end;\
     local function S(k) local b,x,l,c=string.byte,bit.bxor,bit.lshift,0 for i=1,#k do c=x(c,l(b(k,i),8)) for _=1,8 do c=l(c,1) \
@@ -118,6 +118,10 @@ const UNLISTED: &str = "local function U(c) if F(c,'[^%w%._%-]') then Z(c) end l
 /// `call` and `pcall` of ours.
 const CALLS: &str = "local function c(...) V(...) return C(...) end;\
     local function p(...) local o,e=pcall(V,...) if not o then if T(e)~='table' then e={err=e} end return e end return Q(...) end;";
+
+/// A node knows the router's user there, and not the client's.
+const ACL_CHECK_CMD: &str =
+    "acl_check_cmd=function() X('a script may not call redis.acl_check_cmd: the node would not answer for the user of the client') end";
 
 /// The strings' metatable is one for all scripts, and can be written to before Redis 8.2.2: a text gets a copy.
 const GETMETATABLE: &str = "local getmetatable=(function() local g,t=getmetatable,type return function(...) \
@@ -193,9 +197,12 @@ pub(super) fn of_script(facts: &Facts<'_>, table: &CommandTable) -> String {
     }
     out.push_str(CALLS);
     if facts.redis_escapes {
-        let _ = write!(out, "local P={{call=c,pcall=p}} return setmetatable({{}},{}) end)() ", guard("P[n] or "));
+        let _ = write!(out, "local P={{call=c,pcall=p,{ACL_CHECK_CMD}}} return setmetatable({{}},{}) end)() ", guard("P[n] or "));
     } else {
         out.push_str("return {call=c,pcall=p");
+        if facts.members.contains(&b"acl_check_cmd"[..]) {
+            let _ = write!(out, ",{ACL_CHECK_CMD}");
+        }
         for member in facts.members.iter().filter_map(|m| HARMLESS.iter().find(|h| h.as_bytes() == *m)) {
             let _ = write!(out, ",{member}=R.{member}");
         }
@@ -218,7 +225,7 @@ pub(super) fn of_script(facts: &Facts<'_>, table: &CommandTable) -> String {
 pub(super) static OF_LIBRARY: LazyLock<String> = LazyLock::new(|| {
     format!(
         "local redis=(function() local K,N,R,E,T,F,L,O,C,Q={{}};{KEYS}local function I(c) return N[c] end;{UNLISTED}{}{CALLS}\
-         local P={{call=c,pcall=p}} \
+         local P={{call=c,pcall=p,{ACL_CHECK_CMD}}} \
          local function B() R,E,T,F,L,O=redis,error,type,string.find,string.sub,string.lower C,Q=R.call,R.pcall \
          N={{}} for n,e in string.gmatch('{}','(%S+):(%S+)') do N[n]=e end setmetatable(P,{}) end;\
          local function G(f) return function(k,a) if not N then B() end K={{}} for i=1,#k do K[i]=k[i] end return f(k,a) end end;\

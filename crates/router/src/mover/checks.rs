@@ -180,10 +180,9 @@ impl Mover {
             self.call(Side::Target, &[b"SCRIPT", b"LOAD", &body])?;
             self.pump()?;
         }
-        // Nobody changes functions until the target has what is read here. If the connection on which it was to have it has broken, that has been so
-        // since, and the connection is confirmed to be dead by now.
+        // Nobody changes functions until the target has what is read here.
         let turn = loop {
-            match self.gives_functions.take().or_else(|| self.shared.functions.to_copy()) {
+            match self.shared.functions.to_copy() {
                 Some(turn) => break turn,
                 None => self.wait(Duration::from_millis(5)),
             }
@@ -203,9 +202,16 @@ impl Mover {
             return Ok(());
         }
         let theirs = theirs.to_vec();
-        self.gives_functions = Some(turn);
-        let answer = self.call(Side::Target, &[b"FUNCTION", b"RESTORE", &theirs, b"REPLACE"])?;
-        self.gives_functions = None;
+        let Some(process) = self.target.connection.as_ref().map(|connection| connection.process.clone()) else { return Err(Halt::Lost) };
+        let answer = match self.call(Side::Target, &[b"FUNCTION", b"RESTORE", &theirs, b"REPLACE"]) {
+            Ok(answer) => answer,
+            Err(halt) => {
+                // It may still be executed, also when this move has ended.
+                self.shared.fences.broke_with_functions(self.order.target, process, turn);
+                return Err(halt);
+            }
+        };
+        drop(turn);
         if reply::is_error(&answer) {
             return Err(Halt::Stop(format!(
                 "{} does not take the functions of {}: {}",

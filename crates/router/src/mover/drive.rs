@@ -600,13 +600,19 @@ impl Mover {
                     self.read_again(run, batch, read);
                     return Ok(());
                 }
-                let Some(read) = self.copy_others(run, batch, side, read) else { return Ok(()) };
+                let Some(mut read) = self.copy_others(run, batch, side, read) else { return Ok(()) };
                 run.strings = read.are_strings();
                 self.strings = run.strings;
                 let bytes_per_key = read.bytes_per_key();
                 let end = self.end_mut(side);
                 end.bytes_per_key = bytes_per_key;
                 end.only_one_by_one |= read.only_one_by_one;
+                if self.cuts_batches() {
+                    read.cut();
+                }
+                if let Some((_, keys, _)) = run.begun.get_mut(&batch) {
+                    *keys = read.keys.len();
+                }
                 self.note_big(run, batch, &read);
                 let there: Vec<_> = read.keys.into_iter().zip(read.contents).filter(|(_, contents)| !contents.is_empty()).collect();
                 if !there.is_empty() {

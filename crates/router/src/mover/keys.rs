@@ -140,7 +140,8 @@ impl Mover {
         }
         if foreign > 0 {
             return Err(Halt::Stop(format!(
-                "{} has {foreign} of these keys, which do not live there, and which no move of ours has left there. Look at them, and remove them there or let the move do it (--purge-target)",
+                "{} has {foreign} of these keys, which do not live there, and which no move of ours has left there. Somebody wrote past the router, or the server \
+                 came back with a snapshot from before an earlier move was rolled back. Look at them, and remove them there or let the move do it (--purge-target)",
                 self.name(self.order.target)
             )));
         }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use switchyard_policy::migration::{Goal, Key, Side, is_temporary};
 use switchyard_policy::topology::{SLOT_COUNT, slot_of};
 use switchyard_resp::reply;
+use switchyard_resp::units::counted;
 use tracing::info;
 
 use super::connection::error_text;
@@ -288,9 +289,10 @@ impl Mover {
         }
         if looked && found.foreign > 0 {
             return Err(Halt::Stop(format!(
-                "{} has {} keys of these slots, which it does not own, and which no move of ours has left there. Look at them, and remove them there or let the move do it (--purge-target)",
+                "{} has {} of these slots, which it does not own, and which no move of ours has left there. Somebody wrote past the router, or the server came \
+                 back with a snapshot from before an earlier move was rolled back. Look at these keys, and remove them there or let the move do it (--purge-target)",
                 self.name(self.order.target),
-                found.foreign
+                counted(found.foreign, "key")
             )));
         }
         Ok(())

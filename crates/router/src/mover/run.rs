@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use switchyard_policy::migration::pace::{Observation, Pacer};
 use switchyard_policy::migration::{Fingerprint, Goal, Outcome, Pace, Progress, Side};
 use switchyard_policy::topology::{Slot, Stage, slot_of};
+use switchyard_resp::units::counted;
 use tracing::{error, trace, warn};
 
 use super::big::Big;
@@ -21,7 +22,6 @@ use super::sizes::Sizes;
 use super::spool::Spool;
 use super::staging::{LEG_BYTES, Staging};
 use super::{MoveEnd, MoveOrder, SharedMove, Steer, Told};
-use crate::function_turns::CopyTurn;
 use crate::metrics::Waits;
 use crate::shared::{Message, Shared, lock};
 
@@ -101,8 +101,6 @@ pub(super) struct Mover {
     pub(super) tickets: BTreeMap<u64, usize>,
     pub(super) doing: String,
     pub(super) records: u64,
-    /// What gives functions to the target may still be executed there: until then nobody changes them.
-    pub(super) gives_functions: Option<CopyTurn>,
     databases: BTreeSet<u32>,
     /// Databases of the source in which no key expired when it was asked last.
     pub(super) lasting: Vec<u32>,
@@ -210,7 +208,6 @@ impl Mover {
             tickets: BTreeMap::new(),
             doing: "connecting".to_owned(),
             records: 0,
-            gives_functions: None,
             databases: BTreeSet::new(),
             lasting: Vec::new(),
             strings: false,
@@ -350,7 +347,7 @@ impl Mover {
         if let Some((side, keys)) = self.lost {
             let name = self.name(self.end(side).node);
             let what = match side {
-                Side::Target => format!("{keys} keys at most, which had moved there, are lost"),
+                Side::Target => format!("lost is at most {}, moved there before", counted(keys, "key")),
                 Side::Source => "what it had of the slots that were moving is lost".to_owned(),
             };
             return Some(MoveEnd::Stopped(format!("{name} was given up: {what}")));

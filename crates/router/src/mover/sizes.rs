@@ -6,13 +6,14 @@
 //! With the listing; but with the goal `fast` leg by leg, those of the next one while a leg is under way. While keys are listed only the source has work,
 //! and a processor may be idle.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use switchyard_policy::migration::{Goal, Phase, Protocol, Side};
-use switchyard_policy::topology::Slot;
+use switchyard_policy::migration::pace::first_that_fit;
+use switchyard_policy::migration::{Goal, Key, Phase, Protocol, Side};
+use switchyard_policy::topology::{Slot, slot_of};
 use switchyard_resp::reply;
 use tracing::warn;
 
@@ -81,6 +82,7 @@ impl Page {
     /// Takes the next answer.
     pub(super) fn take(&mut self, answer: &[u8], lengths: &mut Lengths, big: &mut Big, limit: u64) {
         let Some((slot, at)) = self.keys.get(self.answered).cloned() else { return };
+        lengths.note(slot, answer, limit);
         let key = &self.text[at.clone()];
         if self.answered >= self.by_length {
             big.note_listed(slot, key, self.database, answer, limit);
@@ -103,6 +105,9 @@ pub(super) struct Lengths {
     refused: bool,
     strings: usize,
     others: usize,
+    /// Answers about keys that are not big, and their bytes.
+    by_slot: BTreeMap<Slot, (u64, u64)>,
+    largest: u64,
 }
 
 impl Lengths {
@@ -115,6 +120,25 @@ impl Lengths {
             _ => 0,
         };
         page
+    }
+
+    fn note(&mut self, slot: Slot, answer: &[u8], limit: u64) {
+        let bytes = reply::integer(answer).and_then(|bytes| u64::try_from(bytes).ok());
+        if let Some(bytes) = bytes.filter(|bytes| *bytes < limit) {
+            let (answers, sum) = self.by_slot.entry(slot).or_default();
+            (*answers, *sum) = (*answers + 1, *sum + bytes);
+            self.largest = self.largest.max(bytes);
+        }
+    }
+
+    /// How many of these keys, the first ones, make a batch, as far as the sizes of their slots are known. Big ones are staged and do not count.
+    pub(super) fn first_that_fit(&self, keys: &[Key]) -> usize {
+        // As is usual.
+        if first_that_fit(keys.iter().map(|_| self.largest)) >= keys.len() {
+            return keys.len();
+        }
+        let of = |key: &Key| self.by_slot.get(&slot_of(key)).map_or(0, |(answers, sum)| sum / answers);
+        first_that_fit(keys.iter().map(of))
     }
 
     /// Whether a key is small for certain, by its answer to STRLEN.
@@ -325,6 +349,18 @@ mod tests {
         let slot = |name: &str| switchyard_policy::topology::slot_of(name.as_bytes());
         assert_eq!(["small", "long", "hash", "refused"].map(|name| big.bytes_of(slot(name))), [0, 140_000, 100_000, 0]);
         assert_eq!(lengths.choose(page(&["more"])).by_length, 0, "a node that refuses it is not asked again");
+    }
+
+    #[test]
+    fn a_batch_ends_where_the_sizes_of_its_slots_say_that_it_is_large() {
+        let mut lengths = Lengths::default();
+        let keys: Vec<Key> = (0..1_000).map(|n| format!("{{{}}}:{n}", if n < 100 { "small" } else { "large" }).as_bytes().into()).collect();
+        assert_eq!(lengths.first_that_fit(&keys), 1_000, "nothing is known");
+        for (tag, answer) in [("small", ":64\r\n"), ("large", ":1000000\r\n"), ("large", ":1048576\r\n"), ("large", ":-1\r\n")] {
+            lengths.note(slot_of(tag.as_bytes()), answer.as_bytes(), 1 << 20);
+        }
+        assert_eq!(lengths.first_that_fit(&keys), 104);
+        assert_eq!(lengths.first_that_fit(&keys[..100]), 100);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! that were not staged.
 
 use switchyard_policy::migration::staging::{Finished, Next, Place, Step};
-use switchyard_policy::migration::{BatchId, Copied, Event, Key, Side, Stored};
+use switchyard_policy::migration::{BatchId, Copied, Event, Key, Protocol, Side, Stored};
 use switchyard_policy::topology::slot_of;
 use tracing::warn;
 
@@ -21,7 +21,10 @@ fn last_of<'c>(read: &'c [(Key, Vec<Content>)], place: &Place) -> Option<&'c Las
 
 impl Mover {
     /// Reads keys: whole, or of staged ones the tail.
-    pub(super) fn copy(&mut self, run: &Run, batch: BatchId, from: Side, keys: Vec<Key>) {
+    pub(super) fn copy(&mut self, run: &Run, batch: BatchId, from: Side, mut keys: Vec<Key>) {
+        if self.cuts_batches() {
+            keys.truncate(self.sizes.lengths.first_that_fit(&keys));
+        }
         let (form, usage) = (self.form(run), self.usage());
         self.drop_unusable(&run.is_ours);
         let (end, staged) = match from {
@@ -29,6 +32,11 @@ impl Mover {
             Side::Target => (&mut self.target, None),
         };
         end.copy(batch, keys, Known { databases: &run.databases, lasting: run.lasting(from), staged }, form, usage);
+    }
+
+    /// Where all keys of a batch are held from its copy to its end: it ends early where their values are larger than others were.
+    pub(super) fn cuts_batches(&self) -> bool {
+        self.order.protocol == Protocol::Switchyard
     }
 
     /// What was read, once all of it could be: what is no string, and what is staged in vain, is read once more.

@@ -65,8 +65,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use batching::pause;
-use blocking::Asker;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::request::Scanner;
 
@@ -75,6 +73,8 @@ use crate::metrics::WorkerCounters;
 use crate::poll::{Poll, Ready, Token};
 use crate::shared::{Message, Plan, Shared};
 use crate::slab::{Handle, Slab};
+use batching::pause;
+use blocking::Asker;
 pub use cross_slot::spans_slots;
 use downstream::{Client, Stall};
 use gather::Gather;

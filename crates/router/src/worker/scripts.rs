@@ -126,14 +126,7 @@ impl Worker {
     /// An error of a script names its hash: it is to be the one that the client knows.
     #[cold]
     pub(super) fn with_own_sha<'r>(&self, error: &'r [u8]) -> Cow<'r, [u8]> {
-        for (at, window) in error.windows(40).enumerate() {
-            if window.iter().all(u8::is_ascii_hexdigit)
-                && let Some(script) = <[u8; 40]>::try_from(window).ok().and_then(|sha| self.scripts_met.by_sha.get(&sha))
-            {
-                return Cow::Owned([&error[..at], &script.sha, &error[at + 40..]].concat());
-            }
-        }
-        Cow::Borrowed(error)
+        with_sha(error, |sha| self.scripts_met.by_sha.get(sha).map(|script| script.sha))
     }
 
     fn met(&mut self, body: &[u8], table: &CommandTable) -> &Arc<Script> {
@@ -281,6 +274,18 @@ impl Worker {
     }
 }
 
+/// The first hash in an error that stands for another one, wherever it is: Redis 7 ends with it, earlier ones name a function by it.
+fn with_sha(error: &[u8], other: impl Fn(&[u8; 40]) -> Option<[u8; 40]>) -> Cow<'_, [u8]> {
+    for (at, window) in error.windows(40).enumerate() {
+        if window.iter().all(u8::is_ascii_hexdigit)
+            && let Some(sha) = <&[u8; 40]>::try_from(window).ok().and_then(&other)
+        {
+            return Cow::Owned([&error[..at], &sha, &error[at + 40..]].concat());
+        }
+    }
+    Cow::Borrowed(error)
+}
+
 /// FUNCTION LOAD and RESTORE with libraries that are checked: `None`, where it is another command, or nothing is checked.
 fn checked_libraries(plan: &Plan, command: &Command, args: &Args<'_>) -> Result<Option<Vec<u8>>, String> {
     let checked = |code: &[u8]| wrapped_library(code, &plan.commands);
@@ -330,5 +335,26 @@ fn without_preludes(value: &[u8], out: &mut Vec<u8>) {
             None => out.extend_from_slice(value),
         },
         _ => out.extend_from_slice(value),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_the_hash_that_the_client_knows_in_the_words_of_every_version() {
+        let (sent, known) = ([b'a'; 40], [b'b'; 40]);
+        for text in [
+            "-WRONGTYPE Operation against a key script: HASH, on @user_script:1.\r\n",
+            "-ERR Error running script (call to f_HASH): @user_script:1: WRONGTYPE Operation against a key\r\n",
+            "-ERR Error running script (call to f_HASH): @enable_strict_lua:15: user_script:1: no such variable\r\n",
+            "-HASH\r\n",
+        ] {
+            let of = |sha: &[u8]| text.replace("HASH", std::str::from_utf8(sha).expect("letters"));
+            let shown = with_sha(of(&sent).as_bytes(), |sha| (*sha == sent).then_some(known)).into_owned();
+            assert_eq!(String::from_utf8_lossy(&shown), of(&known));
+        }
+        assert!(matches!(with_sha(b"-NOSCRIPT No matching script.\r\n", |_| Some(known)), Cow::Borrowed(_)));
     }
 }

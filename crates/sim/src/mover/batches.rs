@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use switchyard_policy::migration::staging::{Counted, Finished, Next, Place, Step, Storing, renamed};
-use switchyard_policy::migration::{BatchId, Copied, Event, Key, Side, Stored};
+use switchyard_policy::migration::{BatchId, Copied, Event, Key, Protocol, Side, Stored};
 
 use super::staging::{as_they_are, storing};
 use super::{What, ix};
@@ -169,7 +169,12 @@ impl World {
                     Some(Reply::Dumped(Some(_)) | Reply::Tail(Some(_))) => Copied::Taken { bytes: 1 },
                     _ => Copied::Absent,
                 };
-                Event::Copied { batch: id, outcomes: replies.into_iter().map(outcome).collect() }
+                let mut outcomes: Vec<Copied> = replies.into_iter().map(outcome).collect();
+                // Now and then their values are larger than was known, and only the first ones fit.
+                if self.mover.protocol == Protocol::Switchyard && id.0 % 5 == 4 {
+                    outcomes.truncate(outcomes.len().div_ceil(2));
+                }
+                Event::Copied { batch: id, outcomes }
             }
             Kind::Restore | Kind::RestoreAgain => {
                 let outcome = |reply| match reply {

@@ -1,8 +1,8 @@
 //! What goes wrong in a run, when its time has come: nodes and the router are killed and come back, connections break, nodes are silent, deaf, stopped or full.
 
+use super::{Ev, Fault, Owner, SWEEP_US, World, say};
 use switchyard_policy::migration::Event;
 
-use super::{Ev, Fault, Owner, SWEEP_US, World, say};
 use crate::node::Persistence;
 
 impl World {

@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::json;
 use switchyard_bench::numbers::millis;
 use switchyard_control::admin::{AbortRequest, GoalRequest, Lose, MaxRateRequest, MoveReport, MoveState, MovesReport};
-use switchyard_resp::units::{describe_size, describe_time, format_rate, parse_rate};
+use switchyard_resp::units::{describe_size, describe_time, format_rate, parse_rate, plural};
 
 use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags};
@@ -340,10 +340,15 @@ fn outcome(watched: &[u64], shown: &[&MoveReport], json: bool) -> Result<(), Fai
             Some(report) if report.state == MoveState::Done => {
                 if !json {
                     println!(
-                        "move {id} is done: {}, {} keys, {} bytes in {}",
-                        report.keys.map_or_else(|| format!("{} slots", count(report.slots)), |keys| format!("{} named", count(keys))),
+                        "move {id} is done: {}, {} {}, {} {} in {}",
+                        report.keys.map_or_else(
+                            || format!("{} {}", count(report.slots), plural(report.slots, "slot")),
+                            |keys| format!("{} named", count(keys))
+                        ),
                         count(report.keys_moved),
+                        plural(report.keys_moved, "key"),
                         count(report.bytes_moved),
+                        plural(report.bytes_moved, "byte"),
                         seconds(report.seconds)
                     );
                 }

@@ -39,7 +39,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
 use crate::cli::Failure;
-use crate::config::{Config, NodeAddress, Sources};
+use crate::config::{Config, NodeAddress, Sources, counted};
 pub(crate) use log_queue::flush as flush_log;
 use logs::Logs;
 use reload::{Ask, Asks, Reloader};
@@ -279,7 +279,7 @@ fn explain_listen(address: SocketAddr, what: &str, flag: &str, source: io::Error
 
 fn explain_admin(error: anyhow::Error) -> anyhow::Error {
     match error.downcast() {
-        Ok(AdminError::Listen { address, source }) => explain_listen(address, "the admin API", "--admin", source),
+        Ok(AdminError::Listen { address, why }) => explain_listen(address, "the admin API", "--admin", why),
         Ok(exposed @ AdminError::Exposed { .. }) => anyhow!(exposed),
         Err(other) => other,
     }
@@ -287,8 +287,8 @@ fn explain_admin(error: anyhow::Error) -> anyhow::Error {
 
 fn explain_start(error: StartError) -> anyhow::Error {
     match error {
-        StartError::Listen { address: ListenAddress::Tcp(address), source } => explain_listen(address, "clients", "--listen", source),
-        StartError::Listen { address, source } if source.kind() == io::ErrorKind::AddrInUse => {
+        StartError::Listen { address: ListenAddress::Tcp(address), why } => explain_listen(address, "clients", "--listen", why),
+        StartError::Listen { address, why } if why.kind() == io::ErrorKind::AddrInUse => {
             anyhow!("cannot listen on {address} for clients: another process listens there; stop it, or choose another path")
         }
         other => anyhow::Error::new(other),
@@ -494,7 +494,7 @@ fn tell_systemd(running: &Running, watchdog: bool, last: &mut String) {
         return;
     };
     let up = status.nodes.iter().filter(|node| node.link == switchyard_router::Link::Up).count();
-    let text = format!("{up} of {} nodes up, {} clients, epoch {}", status.nodes.len(), status.clients, status.epoch);
+    let text = format!("{up} of {} up, {}, epoch {}", counted(status.nodes.len(), "node"), counted(status.clients, "client"), status.epoch);
     let mut states = Vec::new();
     if watchdog {
         states.push(NotifyState::Watchdog);
@@ -533,7 +533,11 @@ fn stop(
         tokio::select! {
             drained = drained => match drained {
                 Ok(Some(outcome)) if outcome.cut > 0 => {
-                    warn!("stopped; {} clients were cut with commands in flight after {bound:?}", outcome.cut);
+                    warn!(
+                        "stopped; {} with commands in flight after {bound:?} {} cut",
+                        counted(outcome.cut, "client"),
+                        if outcome.cut == 1 { "was" } else { "were" }
+                    );
                 }
                 Ok(None) => return Err(anyhow!("the router is gone already")),
                 Ok(Some(_)) => info!("stopped; no client was cut"),

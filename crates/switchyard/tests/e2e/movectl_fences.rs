@@ -87,3 +87,27 @@ fn what_a_router_that_was_killed_has_sent_is_not_executed_once_the_next_one_serv
     assert_eq!(client.cmd(&format!("GET {key}")), Value::Nil);
     assert_eq!(scene.nodes[0].cmd(&format!("EXISTS {key}")), Value::Int(0));
 }
+
+#[test]
+fn functions_that_an_aborted_move_has_sent_do_not_come_back() {
+    let Some(scene) = Scene::start() else { return };
+    let library = |answer: u32| format!("#!lua name=library\nredis.register_function('f', function() return {answer} end)");
+    let (mut client, target) = (scene.client(), &scene.relays[1]);
+    assert_eq!(client.call(&["FUNCTION", "LOAD", &library(1)]), bulk("library"));
+    // The move has to give them to the target. They are other ones than those of the source: nobody else gives any to a node that has some.
+    assert_eq!(scene.nodes[1].client().call(&["FUNCTION", "LOAD", "REPLACE", &library(0)]), bulk("library"));
+    target.hold_from(b"$8\r\nFUNCTION\r\n$7\r\nRESTORE");
+    scene.move_slot("");
+    eventually("they are under way", || target.holds_one().then_some(()));
+    target.refuse(true);
+    eventually("it is given up", || the_move(&scene.router, 1)["doing"].as_str()?.contains("waiting for").then_some(()));
+    done(&scene.router, "moves abort 1");
+    wait_for(&scene.router, 1, "stopped");
+    let change = |client: &mut Client| client.call(&["FUNCTION", "LOAD", "REPLACE", &library(2)]);
+    let refused = change(&mut client);
+    assert!(matches!(&refused, Value::Error(text) if text.starts_with("TRYAGAIN functions are being copied")), "{refused:?}");
+    target.refuse(false);
+    eventually("they are replaced", || (change(&mut client) == bulk("library")).then_some(()));
+    target.release();
+    assert_eq!(scene.nodes[1].cmd("FCALL f 0"), Value::Int(2));
+}

@@ -5,6 +5,7 @@
 
 mod code;
 mod pages;
+mod sharing;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use code::only_code;
 use pages::pages_name_what_is_there;
+use sharing::workers_share_nothing_per_command;
 
 /// What each crate may depend on, in its normal dependencies. Why: DESIGN §3; the crates are there for Cargo to enforce this.
 const CRATES: &[CrateRule] = &[
@@ -462,6 +464,11 @@ fn places_of_unsafe() {
 }
 
 #[test]
+fn sharing_between_workers() {
+    check(workers_share_nothing_per_command);
+}
+
+#[test]
 fn length_of_files() {
     check(files_are_short);
 }
@@ -521,7 +528,7 @@ fn the_rules_notice() {
             ("crates/switchyard/Cargo.toml".into(), format!("{lints}[dev-dependencies]\nswitchyard-sim.workspace = true\n")),
         ]))
     };
-    let rules: [Rule; 11] = [
+    let rules: [Rule; 12] = [
         crates_import_only_what_they_may,
         crates_reach_each_other_only_through_cargo,
         versions_and_lints_come_from_the_root,
@@ -530,6 +537,7 @@ fn the_rules_notice() {
         nothing_is_left_to_do,
         long_strings_have_no_gaps,
         unsafe_is_where_it_belongs,
+        workers_share_nothing_per_command,
         files_say_what_they_are,
         files_have_names_that_say_something,
         pages_name_what_is_there,
@@ -564,6 +572,9 @@ fn the_rules_notice() {
         (nothing_is_left_to_do, "crates/x/src/x.rs", "fn f() { todo!() }\n"),
         (nothing_is_left_to_do, "fuzz/x.rs", "fn f() { unimplemented!(\"later\") }\n"),
         (unsafe_is_where_it_belongs, "crates/router/src/worker/x.rs", "#![allow(unsafe_code)]\n"),
+        (workers_share_nothing_per_command, "crates/router/src/worker/x.rs", "fn f() { lock(&self.shared.scripts).named(sha) }\n"),
+        (workers_share_nothing_per_command, "crates/router/src/worker/x.rs", "let user = client.user.clone();\n"),
+        (workers_share_nothing_per_command, "crates/router/src/limits.rs", "self.bytes.fetch_add(1, Relaxed); // and no more\n"),
         (files_are_short, "crates/x/src/x.rs", &long),
         (files_say_what_they_are, "crates/x/src/x.rs", "use std::io;\n//! Too late.\n"),
         (files_say_what_they_are, "crates/x/src/x.rs", "//! X\n"),

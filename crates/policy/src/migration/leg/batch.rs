@@ -260,10 +260,22 @@ impl Leg {
     pub(super) fn batch_copied(&mut self, id: BatchId, outcomes: &[Copied], now_us: u64, actions: &mut Vec<Action>) {
         let era = self.link(self.from()).era;
         let Some(batch) = self.answered(id, Step::Copy) else { return };
-        if outcomes.len() != batch.keys.len() {
-            debug_assert!(false, "an outcome per key");
+        if outcomes.is_empty() || outcomes.len() > batch.keys.len() {
+            debug_assert!(false, "an outcome per key that was read");
             return;
         }
+        let others = batch.keys.split_off(outcomes.len());
+        batch.before.truncate(outcomes.len());
+        let wanted = batch.wanted;
+        for (fingerprint, key) in others.into_iter().rev() {
+            self.busy.remove(&fingerprint);
+            if !wanted {
+                self.listed.push_front(key);
+            } else if self.wanted_set.insert(fingerprint) {
+                self.wanted.push_front((fingerprint, key));
+            }
+        }
+        let Some(batch) = self.batches.get_mut(&id) else { return };
         let refused = outcomes.iter().find_map(|outcome| match outcome {
             Copied::Refused(why) => Some(why.clone()),
             _ => None,

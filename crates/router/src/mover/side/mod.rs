@@ -11,6 +11,7 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use switchyard_policy::migration::pace::first_that_fit;
 use switchyard_policy::migration::staging::{Place, Step};
 use switchyard_policy::migration::{BatchId, Copied, Durability, Key, Stored};
 use switchyard_policy::topology::NodeId;
@@ -223,6 +224,15 @@ impl Read {
         // A serialised value begins with its type, and strings are type 0.
         let strings = all.clone().filter(|c| kind_of(c) == "string").count();
         strings > 0 && strings * 10 >= all.count() * 9
+    }
+
+    /// Keeps the first keys, if all are too much to be stored in one go.
+    pub(in crate::mover) fn cut(&mut self) {
+        let bytes = |outcome: &Copied| if let Copied::Taken { bytes } = outcome { *bytes } else { 0 };
+        let fit = first_that_fit(self.outcomes.iter().map(bytes));
+        self.keys.truncate(fit);
+        self.outcomes.truncate(fit);
+        self.contents.truncate(fit);
     }
 
     /// Bytes of a value, on average.

@@ -1,0 +1,94 @@
+//! What workers share, and that a forwarded command uses none of it.
+//!
+//! An atomic read-modify-write or a lock that two workers use costs nothing on two processors and most of the time on sixteen, so no benchmark of a
+//! small machine shows it. Here every one of them that a worker can come by is listed, with how often a client can make it happen. What is
+//! not listed is found, whoever adds it: also a clone of an `Arc` that all workers count.
+
+use crate::Files;
+use crate::code::only_code;
+
+/// What a worker does to memory that others write. Names of methods stand for the locks inside.
+const SHARES: &[&str] = &[
+    "lock(",
+    "try_lock(",
+    ".fetch_",
+    "compare_exchange",
+    ".swap(",
+    "with_facts(",
+    "shared.wait_queues.",
+    "shared.plan(",
+    "user.clone(",
+    "users.clone(",
+    "live.clone(",
+    "topology.clone(",
+];
+
+/// Where commands of clients pass: nothing shared, but for what is listed.
+const PLACES: &[&str] =
+    &["crates/router/src/worker/", "crates/router/src/users/", "crates/router/src/limits.rs", "crates/router/src/metrics.rs"];
+
+/// Path below `crates/router/src`, how many there are, and when they happen.
+const LISTED: &[(&str, usize, &str)] = &[
+    ("limits.rs", 7, "a slice of a rate or of bytes is used up, a client comes or goes: at most SLICES_PERCENT of what is counted"),
+    ("metrics.rs", 1, "a worker meets a node for the first time"),
+    ("users/change.rs", 1, "ACL SETUSER"),
+    ("users/queue.rs", 3, "ACL SETUSER"),
+    ("users/login.rs", 7, "AUTH and HELLO, by a client that logs in"),
+    ("worker/accept.rs", 6, "a client connects"),
+    ("worker/acl.rs", 3, "a command is refused by the rules of its user; ACL LOG"),
+    ("worker/blocking.rs", 1, "a command that waits for a key begins"),
+    ("worker/breaking.rs", 2, "at every tick, and where a connection breaks"),
+    ("worker/client_commands.rs", 1, "CLIENT TRACKING"),
+    ("worker/cluster.rs", 1, "CLUSTER"),
+    ("worker/cross_slot.rs", 2, "a command of several steps on keys of different nodes"),
+    ("worker/dispatch.rs", 1, "a command that the table does not know"),
+    ("worker/gather.rs", 1, "a database was selected that nobody had"),
+    ("worker/greeting.rs", 7, "a connection to a node is opened"),
+    ("worker/info.rs", 4, "INFO"),
+    ("worker/local.rs", 4, "HELLO, AUTH, CONFIG RESETSTAT"),
+    ("worker/login.rs", 4, "a client logs in, or users have changed"),
+    ("worker/memory.rs", 1, "there is more than memory-max"),
+    ("worker/mod.rs", 1, "a client is cut as the router stops"),
+    ("worker/monitor.rs", 3, "MONITOR begins or ends"),
+    ("worker/nodes.rs", 3, "there is no connection to the node"),
+    ("worker/output.rs", 1, "a client goes"),
+    ("worker/pause.rs", 3, "CLIENT PAUSE"),
+    ("worker/pool.rs", 1, "there is no connection to the node"),
+    ("worker/pubsub/nodes.rs", 1, "a connection for subscriptions is opened"),
+    ("worker/recalled.rs", 7, "a command that waits for a key of a move"),
+    ("worker/renew.rs", 1, "at every tick"),
+    ("worker/scan.rs", 3, "SCAN"),
+    ("worker/scripts.rs", 7, "a script that this worker has not met, SCRIPT, and one that a node lacks"),
+    ("worker/slowlog.rs", 5, "SLOWLOG, and at a tick after slow commands: so many in a second"),
+    ("worker/transactions.rs", 1, "EXEC after EVALSHA: SCRIPT FLUSH at another worker counts"),
+    ("worker/translate.rs", 1, "a reply of a node without RESP3 that cannot be translated"),
+];
+
+/// Every use of what workers share is listed.
+pub(crate) fn workers_share_nothing_per_command(files: &Files) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (path, text) in files.rust().filter(|(path, _)| PLACES.iter().any(|place| path.starts_with(place))) {
+        let code = only_code(text);
+        let code = code.split("#[cfg(test)]").next().unwrap_or_default();
+        let found: Vec<String> =
+            code.lines().enumerate().flat_map(|(number, line)| uses(line).map(move |use_| format!("{}: {use_}", number + 1))).collect();
+        let below = path.strip_prefix("crates/router/src/").unwrap_or(path);
+        let listed = LISTED.iter().find(|(of, ..)| *of == below).map_or(0, |(_, count, _)| *count);
+        if found.len() != listed {
+            complaints.push(format!(
+                "{path} has {} uses of what workers share, and {listed} are listed: {found:?}. A forwarded command must need none of them: keep a part for \
+                 each worker, or list it in tidy/sharing.rs with when it happens",
+                found.len()
+            ));
+        }
+    }
+    complaints
+}
+
+fn uses(line: &str) -> impl Iterator<Item = &'static str> {
+    let is_used = |what: &str| {
+        let part_of_name = |before: &str| before.ends_with(|c: char| c.is_alphanumeric() || c == '_');
+        line.match_indices(what).any(|(at, _)| what.starts_with('.') || !part_of_name(&line[..at]))
+    };
+    SHARES.iter().copied().filter(move |what| is_used(what)).collect::<Vec<_>>().into_iter()
+}
