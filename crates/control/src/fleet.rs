@@ -21,11 +21,16 @@ pub type AboutProcess = fn(&mut Page);
 /// What decides where the keys of a fleet are, and tells of it.
 #[derive(Debug)]
 pub struct Fleet {
-    running: Arc<Running>,
-    placement: Arc<Placement>,
-    moves: Arc<Moves>,
-    operator: Arc<Operator>,
-    incarnation: u64,
+    /// Its router, while that runs.
+    pub running: Arc<Running>,
+    /// Its slot map.
+    pub placement: Arc<Placement>,
+    /// Its moves.
+    pub moves: Arc<Moves>,
+    /// Who does what people ask of it.
+    pub operator: Arc<Operator>,
+    /// How many routers were started on its state directory, this one included.
+    pub incarnation: u64,
     about_process: AboutProcess,
 }
 
@@ -47,31 +52,6 @@ impl Fleet {
         let moves = Moves::open(directory, Arc::clone(&placement), Arc::clone(&running), sync)?;
         let operator = Operator::open(Arc::clone(&moves), Arc::clone(&running), Arc::clone(placement.store()), list)?;
         Ok(Arc::new(Self { running, placement, moves, operator, incarnation, about_process }))
-    }
-
-    /// Its router, while that runs.
-    pub fn running(&self) -> &Arc<Running> {
-        &self.running
-    }
-
-    /// Its slot map.
-    pub fn placement(&self) -> &Arc<Placement> {
-        &self.placement
-    }
-
-    /// Its moves.
-    pub fn moves(&self) -> &Arc<Moves> {
-        &self.moves
-    }
-
-    /// Who does what people ask of it.
-    pub fn operator(&self) -> &Arc<Operator> {
-        &self.operator
-    }
-
-    /// How many routers were started on its state directory, this one included.
-    pub fn incarnation(&self) -> u64 {
-        self.incarnation
     }
 
     fn report(&self, status: &Status, topology: &Topology, draining: bool) -> StatusReport {
@@ -118,17 +98,7 @@ impl Source for Fleet {
             Phase::Serving { router, topology } => self.report(&router.status(), topology, false),
             Phase::Draining { status, topology, .. } => self.report(status, topology, true),
             // Nobody is answered before the router serves; this is for completeness.
-            Phase::Starting => StatusReport {
-                version: env!("CARGO_PKG_VERSION").to_owned(),
-                incarnation: self.incarnation,
-                epoch: 0,
-                uptime_seconds: 0.0,
-                draining: false,
-                clients: 0,
-                commands: 0,
-                nodes: Vec::new(),
-                troubles: Vec::new(),
-            },
+            Phase::Starting => StatusReport { incarnation: self.incarnation, ..StatusReport::default() },
         });
         // Behind the look at the phase, which moves look at as well.
         let troubles = if report.draining { Vec::new() } else { self.moves.troubles() };

@@ -40,14 +40,14 @@ fn fleet(directory: &Path, nodes: &[TcpListener]) -> Arc<Fleet> {
     let running = Arc::new(Running::default());
     let placement = Arc::new(Placement::open(directory, Arc::clone(&running)).expect("a state directory of its own"));
     let fleet = Fleet::open(directory, Arc::clone(&running), placement, Arc::new(Fixed), Sync::Always, |_| {}).expect("opens");
-    let topology = fleet.placement().settle(&names, |_| {}).expect("places").topology;
+    let topology = fleet.placement.settle(&names, |_| {}).expect("places").topology;
     let live = Live { nodes: access(&topology, &addresses), ..Live::default() };
     let settings = Settings {
         listen: vec![ListenerSettings::tcp("127.0.0.1:0".parse().expect("an address"))],
         workers: 1,
         pin: false,
         batched_sends: false,
-        site: fleet.moves().site(),
+        site: fleet.moves.site(),
         seat: None,
         servers: BTreeMap::new(),
         processes: BTreeMap::new(),
@@ -67,19 +67,20 @@ fn two_fleets_in_one_process_know_nothing_of_each_other() {
     let (here, there) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
     let (its_nodes, others) = (nodes(2), nodes(3));
     let (one, other) = (fleet(here.path(), &its_nodes), fleet(there.path(), &others));
-    assert_ne!(one.moves().site(), other.moves().site());
+    assert_ne!(one.moves.site(), other.moves.site());
 
     let slot = Slot::new(0).expect("a slot");
-    let [source, target] = [NodeId(0), NodeId(1)];
+    let owner = |fleet: &Fleet| fleet.placement.topology().expect("a map").owner(slot);
+    let (source, others_owner) = (owner(&one), owner(&other));
+    let target = NodeId(1 - source.0);
     let order = MoveOrder { source, target, slots: vec![slot], keys: None, how: How::default(), cause: Cause::Asked(None) };
     let (told, durable) = mpsc::channel();
-    one.moves().record(order.records(MoveId(1)), Box::new(move |outcome| told.send(outcome).expect("awaited")));
+    one.moves.record(order.records(MoveId(1)), Box::new(move |outcome| told.send(outcome).expect("awaited")));
     durable.recv().expect("told").expect("written");
     let (told, handed_over) = mpsc::channel();
-    one.moves().hand_over(MoveId(1), &[slot], None, target, Box::new(move |outcome| told.send(outcome).expect("awaited")));
+    one.moves.hand_over(MoveId(1), &[slot], None, target, Box::new(move |outcome| told.send(outcome).expect("awaited")));
     handed_over.recv().expect("told").expect("stored");
-    let owner = |fleet: &Fleet| fleet.placement().topology().expect("a map").owner(slot);
-    assert_eq!((owner(&one), owner(&other)), (target, source), "one map has changed");
+    assert_eq!((owner(&one), owner(&other)), (target, others_owner), "one map has changed");
 
     let report = |fleet: &Fleet| fleet.operate(Operation::Moves, "a test").expect("a report");
     let records = |fleet: &Fleet| report(fleet)["journal"]["records"].as_u64();

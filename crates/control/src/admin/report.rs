@@ -39,7 +39,7 @@ pub trait Source: Send + Sync + 'static {
 }
 
 /// The state of the router.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StatusReport {
     /// Version of Switchyard.
     pub version: String,

@@ -17,7 +17,7 @@ use std::time::Instant;
 use anyhow::Context;
 use switchyard_policy::failover::{Action, Event, Watch, Why};
 use switchyard_policy::topology::{NodeId, Topology};
-use switchyard_router::Servers;
+use switchyard_router::{NodeAccess, Servers};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tracing::{error, warn};
@@ -26,7 +26,6 @@ use crate::nodes::{NodeAddress, SentinelAddress};
 use crate::running::Running;
 use crate::store::{RedbStore, Store};
 pub(crate) use needs::{Need, Needs};
-use wire::Access;
 
 /// Events that may wait to be judged.
 const QUEUE: usize = 1024;
@@ -36,7 +35,7 @@ const QUEUE: usize = 1024;
 pub struct Watched {
     node: NodeId,
     name: String,
-    access: Access,
+    access: NodeAccess,
     sentinel: Option<SentinelAddress>,
     watch: Watch<SocketAddr>,
 }
@@ -48,9 +47,8 @@ pub fn watched(topology: &Topology, nodes: &[NodeAddress], store: &RedbStore) ->
         let Some(id) = topology.nodes().find(|known| known.name == node.name).map(|known| known.id) else { continue };
         let stored = store.load_primary(&node.name).with_context(|| format!("node {}", node.name))?;
         let servers = node.address.into_iter().chain(node.replicas.iter().copied()).collect();
-        let access = Access { username: node.username.clone(), password: node.password.clone(), tls: node.tls.clone() };
         let watch = Watch::new(servers, node.sentinel.is_some(), stored);
-        watched.push(Watched { node: id, name: node.name.clone(), access, sentinel: node.sentinel.clone(), watch });
+        watched.push(Watched { node: id, name: node.name.clone(), access: node.access(), sentinel: node.sentinel.clone(), watch });
     }
     Ok(watched)
 }

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use switchyard_policy::failover::Event;
 use switchyard_resp::reply;
+use switchyard_router::NodeAccess;
 use tracing::{debug, warn};
 
 use super::Sender;
-use super::wire::{Access, Connection, refuse_error};
+use super::wire::{Connection, refuse_error};
 use crate::nodes::{SentinelAddress, SentinelPlace};
 
 /// How often it is asked without an announcement.
@@ -21,7 +22,7 @@ const RETRY: Duration = Duration::from_millis(500);
 
 pub(super) async fn listen(node: usize, place: SentinelPlace, group: SentinelAddress, sender: Sender) {
     let address = place.address;
-    let access = Access { username: group.username.clone(), password: group.password.clone(), tls: place.tls };
+    let access = group.access(&place);
     let mut told = false;
     loop {
         let why = match attend(node, address, &access, &group.master, &sender).await {
@@ -37,7 +38,7 @@ pub(super) async fn listen(node: usize, place: SentinelPlace, group: SentinelAdd
     }
 }
 
-async fn attend(node: usize, address: SocketAddr, access: &Access, master: &str, sender: &Sender) -> io::Result<()> {
+async fn attend(node: usize, address: SocketAddr, access: &NodeAccess, master: &str, sender: &Sender) -> io::Result<()> {
     let mut questions = Connection::open(address, access).await?;
     let mut announcements = Connection::open(address, access).await?;
     refuse_error(&announcements.ask(&["SUBSCRIBE", "+switch-master"]).await?)?;

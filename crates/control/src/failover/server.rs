@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use switchyard_policy::failover::{Event, Position, Role};
 use switchyard_resp::reply;
+use switchyard_router::NodeAccess;
 use tokio::sync::watch;
 use tracing::debug;
 
 use super::Sender;
-use super::wire::{Access, Connection, refuse_error};
+use super::wire::{Connection, refuse_error};
 
 /// How often. A failover that the servers themselves show is found within this and the time of an answer.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -21,7 +22,7 @@ const HURRIED: Duration = Duration::from_millis(5);
 /// A replica that has heard nothing from its primary for longer is not read.
 const BEHIND_S: i64 = 10;
 
-pub(super) async fn ask(node: usize, address: SocketAddr, access: Access, sender: Sender, mut hurry: watch::Receiver<bool>) {
+pub(super) async fn ask(node: usize, address: SocketAddr, access: NodeAccess, sender: Sender, mut hurry: watch::Receiver<bool>) {
     let mut connection = None;
     loop {
         let event = match tell(&mut connection, address, &access).await {
@@ -43,7 +44,7 @@ pub(super) async fn ask(node: usize, address: SocketAddr, access: Access, sender
     }
 }
 
-async fn tell(connection: &mut Option<Connection>, address: SocketAddr, access: &Access) -> io::Result<(Role<SocketAddr>, Duration)> {
+async fn tell(connection: &mut Option<Connection>, address: SocketAddr, access: &NodeAccess) -> io::Result<(Role<SocketAddr>, Duration)> {
     let connection = match connection {
         Some(connection) => connection,
         none => none.insert(Connection::open(address, access).await?),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use switchyard_resp::encode;
 use switchyard_resp::reply::{ReplyScan, ReplyScanner, is_error, told_error};
-use switchyard_router::{NodeTls, Secret};
+use switchyard_router::NodeAccess;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -16,14 +16,6 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A reply larger than this is none that was asked for.
 const REPLY_MAX: usize = 1 << 20;
-
-/// How to be let in.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Access {
-    pub(super) username: Option<String>,
-    pub(super) password: Option<Secret>,
-    pub(super) tls: Option<NodeTls>,
-}
 
 trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
 
@@ -36,7 +28,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) async fn open(address: SocketAddr, access: &Access) -> io::Result<Self> {
+    pub(super) async fn open(address: SocketAddr, access: &NodeAccess) -> io::Result<Self> {
         let connect = async {
             let stream = TcpStream::connect(address).await?;
             stream.set_nodelay(true)?;

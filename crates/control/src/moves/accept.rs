@@ -37,19 +37,15 @@ impl Moves {
     /// How somebody wants data to move, with what the configuration says where he does not.
     pub(crate) fn how(&self, request: &HowRequest) -> Result<How, Refused> {
         let tuning = self.tuning.read().unwrap_or_else(PoisonError::into_inner);
-        let config = &tuning.config;
-        let of = |what: &str, error: String| wrong(format!("{what}: {error}"));
+        fn chosen<T: Copy>(what: &str, all: &[(T, &str)], word: Option<&String>, otherwise: T) -> Result<T, Refused> {
+            word.map_or(Ok(otherwise), |word| named(all, word)).map_err(|error| wrong(format!("{what}: {error}")))
+        }
+        let config = tuning.config.how;
         let how = How {
-            goal: request.goal.as_ref().map_or(Ok(config.goal), |word| named(&Goal::ALL, word)).map_err(|e| of("goal", e))?,
+            goal: chosen("goal", &Goal::ALL, request.goal.as_ref(), config.goal)?,
             max_rate: request.max_rate.filter(|rate| *rate > 0).or(config.max_rate),
-            durability: match &request.durability {
-                Some(word) => named(&DURABILITIES, word).map_err(|e| of("durability", e))?,
-                None => config.durability,
-            },
-            protocol: match &request.protocol {
-                Some(word) => named(&Protocol::ALL, word).map_err(|e| of("protocol", e))?,
-                None => Protocol::default(),
-            },
+            durability: chosen("durability", &DURABILITIES, request.durability.as_ref(), config.durability)?,
+            protocol: chosen("protocol", &Protocol::ALL, request.protocol.as_ref(), config.protocol)?,
             direct_clients: request.allow_direct_clients,
             purge_target: request.purge_target,
         };

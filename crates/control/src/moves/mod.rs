@@ -24,7 +24,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use switchyard_policy::migration::{Cause, Durability, Goal, Key, MoveOrder, Record};
+use switchyard_policy::migration::{Cause, How, Key, MoveOrder, Record};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 use switchyard_resp::units::counted;
 use switchyard_router::{MoveEnd, Router, Steer};
@@ -52,19 +52,15 @@ const KEEP: Duration = Duration::from_secs(2);
 /// How data moves, where a move does not say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MovesConfig {
-    /// What matters most.
-    pub goal: Goal,
-    /// Bytes per second at most.
-    pub max_rate: Option<u64>,
-    /// What must be safe at the target before a source copy goes.
-    pub durability: Durability,
+    /// In which way.
+    pub how: How,
     /// Moves in which a node takes part at once.
     pub per_node_max: usize,
 }
 
 impl Default for MovesConfig {
     fn default() -> Self {
-        Self { goal: Goal::default(), max_rate: None, durability: Durability::default(), per_node_max: 1 }
+        Self { how: How::default(), per_node_max: 1 }
     }
 }
 
@@ -125,12 +121,7 @@ impl Moves {
     }
 
     /// Moves that are not over.
-    pub fn has_open(&self) -> bool {
-        !self.state().open.is_empty()
-    }
-
-    /// Which these are.
-    pub(crate) fn open_ids(&self) -> Vec<MoveId> {
+    pub fn open_ids(&self) -> Vec<MoveId> {
         self.state().open.keys().copied().collect()
     }
 

@@ -71,6 +71,19 @@ pub struct SentinelPlace {
     pub tls: Option<NodeTls>,
 }
 
+impl SentinelAddress {
+    /// How one of the Sentinels is reached.
+    pub fn access(&self, place: &SentinelPlace) -> NodeAccess {
+        NodeAccess {
+            name: self.master.clone(),
+            address: Some(place.address),
+            username: self.username.clone(),
+            password: self.password.clone(),
+            tls: place.tls.clone(),
+        }
+    }
+}
+
 impl NodeAddress {
     /// The same as the router takes it.
     pub fn access(&self) -> NodeAccess {

@@ -47,14 +47,7 @@ pub fn servers(node: &NodeAddress) -> Vec<Server> {
 
 /// Primary and replicas, as one Sentinel knows them. `None`: it does not answer.
 fn told_by_sentinel(group: &SentinelAddress, place: &SentinelPlace) -> Option<(Option<SocketAddr>, Vec<SocketAddr>)> {
-    let access = NodeAccess {
-        name: group.master.clone(),
-        address: Some(place.address),
-        username: group.username.clone(),
-        password: group.password.clone(),
-        tls: place.tls.clone(),
-    };
-    let mut connection = NodeConnection::open(&access, PATIENCE).ok()?;
+    let mut connection = NodeConnection::open(&group.access(place), PATIENCE).ok()?;
     let resolve = |host: &str, port: &str| (host, port.parse().ok()?).to_socket_addrs().ok()?.next();
     let answer = connection.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &group.master]).ok()?;
     let primary = match answer.items().as_slice() {

@@ -2,6 +2,7 @@
 //!
 //! Command line, admin API and RESP come here. What becomes of an order is for [`Moves`] to say.
 
+mod commands;
 mod keys;
 mod map;
 mod nodes;
@@ -25,9 +26,10 @@ use crate::nodes::{NodeAddress, parse_endpoint};
 use crate::running::Running;
 use crate::store::RedbStore;
 
+pub use commands::CommandThread;
 pub(crate) use map::text_of;
 use map::{ranges_text, slots_report, where_report};
-pub use resp::RespOperator;
+pub use resp::listen;
 
 fn json(value: &impl Serialize) -> Result<Value, Refused> {
     serde_json::to_value(value).map_err(|error| Refused::Failed(error.to_string()))
@@ -97,14 +99,6 @@ impl Operator {
             Operation::Balance(request) => self.balance(&request),
         };
         json(&plan?)
-    }
-
-    /// An operator accepts a node as it is.
-    ///
-    /// # Errors
-    /// As [`Running::accept`].
-    pub(crate) fn accept_node(&self, node: &str) -> Result<(), Refused> {
-        self.running.accept(node)
     }
 
     /// Whether a node was drained, and gets no slots.

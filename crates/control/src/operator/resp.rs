@@ -2,52 +2,23 @@
 //!
 //! A worker hands the words over and goes on; a thread of its own does what they say, because that may ask nodes and wait.
 
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 
-use anyhow::Context;
 use serde_json::Value;
 use switchyard_resp::encode;
 use switchyard_resp::units::parse_rate;
-use switchyard_router::{OperatorCommand, OperatorPort};
+use switchyard_router::OperatorCommand;
 use tracing::warn;
 
-use super::Operator;
+use super::{CommandThread, Operator};
 use crate::admin::{AbortRequest, AddNodeRequest, BalanceRequest, HowRequest, Lose, MoveRequest, NodeRequest, Operation, SteerRequest};
 
-/// Commands that may wait; beyond it somebody is asking in a loop.
-const WAITING_MAX: usize = 64;
-
-/// Takes commands from the workers.
-#[derive(Debug)]
-pub struct RespOperator {
-    commands: mpsc::SyncSender<OperatorCommand>,
-}
-
-impl RespOperator {
-    /// Starts the thread.
-    pub fn start(operator: Arc<Operator>) -> anyhow::Result<Arc<Self>> {
-        let (commands, given) = mpsc::sync_channel::<OperatorCommand>(WAITING_MAX);
-        std::thread::Builder::new()
-            .name("operator".to_owned())
-            .spawn(move || {
-                for command in given {
-                    let answer = answer(&operator, &command);
-                    command.answer(&answer);
-                }
-            })
-            .context("cannot start a thread")?;
-        Ok(Arc::new(Self { commands }))
-    }
-}
-
-impl OperatorPort for RespOperator {
-    fn take(&self, command: OperatorCommand) {
-        if let Err(mpsc::TrySendError::Full(command) | mpsc::TrySendError::Disconnected(command)) = self.commands.try_send(command) {
-            let mut out = Vec::new();
-            encode::error(&mut out, "ERR too many commands of this kind wait; try again");
-            command.answer(&out);
-        }
-    }
+/// Starts the thread that does what `SWITCHYARD` says.
+///
+/// # Errors
+/// If the system has no thread.
+pub fn listen(operator: Arc<Operator>) -> anyhow::Result<Arc<CommandThread>> {
+    CommandThread::start("operator", move |command| answer(&operator, command))
 }
 
 fn answer(operator: &Operator, command: &OperatorCommand) -> Vec<u8> {
@@ -100,7 +71,7 @@ impl Asked<'_> {
 /// `SWITCHYARD ACCEPT node`: what `switchyard nodes accept` does.
 fn accept(operator: &Operator, words: &[&str], who: &str) -> Result<(), String> {
     let [node] = words else { return Err("ERR wrong arguments: ACCEPT node".to_owned()) };
-    operator.accept_node(node).map_err(|refused| format!("ERR {}", refused.text()))?;
+    operator.running.accept(node).map_err(|refused| format!("ERR {}", refused.text()))?;
     warn!(target: "audit", who, node, "the node is accepted as it is");
     Ok(())
 }

@@ -29,7 +29,7 @@ use switchyard_control::journal::Sync;
 use switchyard_control::members::{self, FleetFacts};
 use switchyard_control::moves::{Moves, MovesThread};
 use switchyard_control::nodes::holdings::primaries;
-use switchyard_control::operator::RespOperator;
+use switchyard_control::operator;
 use switchyard_control::placement::{self, Placement};
 use switchyard_control::seat::{self, Replaced, SeatThread, Seats, Standby};
 use switchyard_control::{Fleet, Processes, Running};
@@ -43,7 +43,6 @@ use crate::config::{Config, NodeAddress, Sources, counted};
 pub(crate) use log_queue::flush as flush_log;
 use logs::Logs;
 use reload::{Ask, Asks, Reloader};
-use users::UsersPort;
 
 /// Runs the router until SIGTERM or SIGINT; a standby first waits until no other serves the nodes. `beside`: a first start does not look whether one does.
 pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> Result<(), Failure> {
@@ -99,9 +98,9 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     let list = Arc::new(Asks(asks.clone()));
     let (sync, about) = (waits_for_disk(), metrics::add_process);
     let fleet = Fleet::open(&config.state_dir, Arc::clone(&running), Arc::clone(&placement), list, sync, about)?;
-    let moves = Arc::clone(fleet.moves());
+    let moves = Arc::clone(&fleet.moves);
     moves.tune(&config.moves, config.command_timeout());
-    fleet.operator().tune(&resolved.nodes);
+    fleet.operator.tune(&resolved.nodes);
     let processes = Arc::new(Processes::load(placement.store())?);
     let held = match (beginning, placement.topology()) {
         (Some(first_start::Beginning { topology, held }), _) => {
@@ -116,7 +115,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         }
         (None, None) => None,
     };
-    let seats = Arc::new(Seats::take(&placement, &moves.site(), moves.has_open(), &found)?);
+    let seats = Arc::new(Seats::take(&placement, &moves.site(), !moves.open_ids().is_empty(), &found)?);
     let out = newly_listed_that_stay_out(placement.topology().as_deref(), &resolved.nodes, moves.site(), patience);
     let wanted: Vec<String> = config.node_names().into_iter().filter(|name| !out.contains(name)).collect();
     let settled = placement.settle(&wanted, |_| {})?;
@@ -158,9 +157,9 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         live: live.clone(),
     };
     let router = Router::start(settings, Arc::clone(&topology)).map_err(explain_start)?;
-    router.set_operator(RespOperator::start(Arc::clone(fleet.operator()))?);
+    router.set_operator(operator::listen(Arc::clone(&fleet.operator))?);
     let configured = Arc::new(Mutex::new(config.clone()));
-    router.set_users_port(UsersPort::start(Arc::clone(&running), Arc::clone(&configured))?);
+    router.set_users_port(users::listen(Arc::clone(&running), Arc::clone(&configured))?);
     router.set_colocate_port(Arc::clone(&moves) as Arc<dyn ColocatePort>);
     let addresses: Vec<String> = router
         .listeners()
@@ -175,7 +174,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     let executor = moves.start()?;
 
     info!(
-        start = fleet.incarnation(),
+        start = fleet.incarnation,
         epoch = topology.epoch(),
         state_dir = %config.state_dir.display(),
         "{}",

@@ -105,7 +105,7 @@ impl Reloader {
     /// Lets a node join or go. What else has changed in the file waits for a reload.
     pub(super) fn change_members(&mut self, change: &MemberChange, running: &Arc<Running>) -> Result<(), String> {
         let listed = self.read.node_names();
-        let store = Arc::clone(self.fleet.placement().store());
+        let store = Arc::clone(self.fleet.placement.store());
         let said = |error: anyhow::Error| format!("{error:#}");
         remember(&store, &listed, Some(change)).map_err(said)?;
         self.apply_read(self.read.clone(), running, Some(change)).map(drop).map_err(|problems| {
@@ -122,7 +122,7 @@ impl Reloader {
     /// How a server would be reached if it were a node.
     pub(super) fn find(&self, name: &str) -> Result<NodeAddress, String> {
         let mut config = self.read.clone();
-        let remembered = remember(self.fleet.placement().store(), &config.node_names(), None).map_err(|error| format!("{error:#}"))?;
+        let remembered = remember(self.fleet.placement.store(), &config.node_names(), None).map_err(|error| format!("{error:#}"))?;
         let added: Vec<String> = remembered.added.into_iter().chain([name.to_owned()]).collect();
         let removed: Vec<String> = remembered.removed.into_iter().filter(|removed| removed != name).collect();
         let joined = |problems| told(problems).join("; ");
@@ -150,12 +150,12 @@ impl Reloader {
     /// Nodes of the configuration that do not join: without slots, and with something that speaks against it. One that an operator has named was looked at
     /// before (`change`); the others then wait for a reload.
     fn staying_out(&self, nodes: &[NodeAddress], change: Option<&MemberChange>) -> Vec<String> {
-        let Some(topology) = self.fleet.placement().topology() else { return Vec::new() };
+        let Some(topology) = self.fleet.placement.topology() else { return Vec::new() };
         let newly: Vec<&NodeAddress> = nodes.iter().filter(|node| topology.nodes().all(|known| known.name != node.name)).collect();
         if newly.is_empty() {
             return Vec::new();
         }
-        let (moves, running) = (self.fleet.moves(), self.fleet.running());
+        let (moves, running) = (&self.fleet.moves, &self.fleet.running);
         match (change, FleetFacts::of(running, &topology, moves.site(), moves.patience())) {
             (None, Some(facts)) => facts.refuse(&newly, moves.patience()),
             (change, _) => {
@@ -166,8 +166,7 @@ impl Reloader {
     }
 
     fn apply_read(&mut self, mut config: Config, running: &Arc<Running>, change: Option<&MemberChange>) -> Result<usize, Vec<String>> {
-        let remembered =
-            remember(self.fleet.placement().store(), &config.node_names(), None).map_err(|error| vec![format!("{error:#}")])?;
+        let remembered = remember(self.fleet.placement.store(), &config.node_names(), None).map_err(|error| vec![format!("{error:#}")])?;
         tell_ignored(&config.apply_membership(&remembered.added, &remembered.removed).map_err(told)?);
         let changes = config.changes_since(&self.config);
         config.keep_until_restart(&self.config);
@@ -185,7 +184,7 @@ impl Reloader {
         let out = self.staying_out(&resolved.nodes, change);
         let wanted: Vec<String> = config.node_names().into_iter().filter(|name| !out.contains(name)).collect();
         let mut both = live.clone();
-        let settled = self.fleet.placement().settle(&wanted, |settled| {
+        let settled = self.fleet.placement.settle(&wanted, |settled| {
             live.nodes = placement::access(&settled.topology, &resolved.nodes);
             self.keep_what_works(&mut live);
             both = live.clone();
@@ -196,8 +195,8 @@ impl Reloader {
             }
         });
         let settled = settled.map_err(|error| vec![format!("{error:#}")])?;
-        self.fleet.moves().tune(&config.moves, config.command_timeout());
-        self.fleet.operator().tune(&resolved.nodes);
+        self.fleet.moves.tune(&config.moves, config.command_timeout());
+        self.fleet.operator.tune(&resolved.nodes);
         for warning in resolved.warnings.iter().chain(&lowered) {
             warn!("{warning}");
         }
@@ -284,7 +283,7 @@ impl Reloader {
             self.nodes = nodes;
             return Ok(());
         }
-        let store = Arc::clone(self.fleet.placement().store());
+        let store = Arc::clone(self.fleet.placement.store());
         let watched = failover::watched(topology, &nodes, &store)?;
         // The one before must not tell the router anything after this.
         self.observer = Observer::default();
