@@ -11,6 +11,7 @@ mod functions;
 mod homing;
 mod moments;
 mod relay;
+mod seam;
 mod serving;
 mod several;
 mod versions;
