@@ -162,6 +162,8 @@ def main():
 def compare(args, chosen, all_of_them):
     reasons, rows, lines, unexplained, seen, used = compat.read_reasons(), [], [], 0, [], set()
     server, switchyard = shutil.which(args.server), os.path.abspath(args.switchyard)
+    if server is None:
+        sys.exit(f"{args.server} is not installed; name a server with --server PATH")
     reports = tempfile.mkdtemp(prefix="compat-clients-")
     for suite in chosen:
         seen.append(f"{suite.name} {commit_of(suite.checkout)}")

@@ -29,6 +29,7 @@ mod shared;
 mod slab;
 mod slow_log;
 mod sys;
+mod tap;
 mod tls;
 mod users;
 mod wait_queues;
@@ -46,6 +47,7 @@ pub use settings::{
     Cluster, EmptyReturn, KnownProcess, ListenAddress, ListenerSettings, Live, NodeAccess, Reads, Secret, Servers, Settings,
 };
 pub use sys::CountedHeap;
+pub use tap::{Outcome, SentCommand, Tap};
 pub use tls::{NodeTls, ServerTls};
 pub use users::{Bounds, RuleError, User, Users, hash_password};
 pub use worker::spans_slots;
@@ -307,6 +309,13 @@ impl Router {
     pub fn set_colocate_port(&self, port: Arc<dyn ColocatePort>) {
         // A second one is a mistake of the caller that changes nothing.
         let _ = self.shared.home.set(port);
+    }
+
+    /// Shows a tap every command with keys, from the moment on at which each worker has noticed. Once.
+    pub fn tap(&self, tap: Arc<dyn Tap>) {
+        // A second one is a mistake of the caller that changes nothing.
+        let _ = self.shared.tap.set(tap);
+        self.shared.change_plan(Plan::clone);
     }
 
     /// Makes every worker adopt new settings; what CONFIG SET has changed stays so. Connections to nodes whose credentials have changed are made

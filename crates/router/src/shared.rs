@@ -29,6 +29,7 @@ use crate::seat::Seat;
 use crate::settings::{KnownProcess, Live, Reads, Servers};
 use crate::slab::Handle;
 use crate::slow_log::SlowLog;
+use crate::tap::Tap;
 use crate::users::{AclLog, Attempt, Logins, Users};
 use crate::wait_queues::WaitQueues;
 use crate::worker::Lane;
@@ -326,6 +327,8 @@ pub(crate) struct Shared {
     pub(crate) functions: FunctionTurns,
     /// Who brings keys home.
     pub(crate) home: OnceLock<Arc<dyn ColocatePort>>,
+    /// Who sees all commands with keys.
+    pub(crate) tap: OnceLock<Arc<dyn Tap>>,
 }
 
 /// By node the oldest epoch under which something is in flight.
@@ -430,6 +433,7 @@ impl Shared {
             looking: Arc::default(),
             functions: FunctionTurns::default(),
             home: OnceLock::new(),
+            tap: OnceLock::new(),
         })
     }
 

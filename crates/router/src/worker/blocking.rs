@@ -20,6 +20,7 @@ use tracing::warn;
 
 use super::dispatch::Flow;
 use super::downstream::Client;
+use super::keyed::Call;
 use super::pool::Acquired;
 use super::recalled::Ended;
 use super::upstream::{Lane, Phase, Purpose};
@@ -103,7 +104,7 @@ impl Worker {
             self.wait_in_line(handle, raw, class, ticket, waits_us);
             return Flow::Next;
         }
-        self.push_exclusive(handle, link, raw, class, None);
+        self.push_exclusive(handle, link, Call::Found(command, args), raw, class, None);
         if let Some(client) = self.clients.get_mut(handle)
             && !command.flags.has(Flags::READONLY)
         {
@@ -209,19 +210,16 @@ impl Worker {
         let request = [&b"CLIENT"[..], b"UNBLOCK", client_id.as_bytes(), reason];
         let holder = link.holder;
         match self.streams_to_look_at(holder) {
-            None => self.push_own(main, &request, Purpose::Unblock, 0),
+            None => self.push_own_for(main, link_handle, &request, Purpose::Unblock, 0),
             Some((database, streams)) => {
                 // At one instant: the end of the wait, and what each stream has had by then.
-                self.push_own_in(main, database, &[b"MULTI"]);
+                self.push_own_queued(main, database, &[b"MULTI"]);
                 self.push_own(main, &request, Purpose::Nobody, 0);
                 for stream in &streams {
-                    self.push_own(main, &[b"XINFO", b"STREAM", stream], Purpose::Nobody, 0);
+                    self.push_own_queued(main, database, &[b"XINFO", b"STREAM", stream]);
                 }
-                self.push_own(main, &[b"EXEC"], Purpose::Unblock, 0);
+                self.push_own_exec(main, link_handle, database, Purpose::Unblock);
             }
-        }
-        if let Some(pending) = self.links.get_mut(main).and_then(|l| l.pending.back_mut()) {
-            pending.who = link_handle;
         }
     }
 
@@ -290,7 +288,7 @@ impl Worker {
         }
         self.unblocks.next_probe_us = self.now_us + PROBE_US;
         let mut nodes: Vec<NodeId> =
-            self.links.iter().filter(|(_, l)| l.lane == Lane::Blocking && !l.pending.is_empty()).map(|(_, l)| l.node).collect();
+            self.links.iter().filter(|(_, l)| l.lane == Lane::Blocking && !l.is_idle()).map(|(_, l)| l.node).collect();
         nodes.sort_unstable();
         nodes.dedup();
         let live = &self.plan.live;
@@ -300,7 +298,7 @@ impl Worker {
             let Some(link) = self.links.get(main) else { continue };
             if link.phase != Phase::Up && self.now_us.saturating_sub(link.received_us) > patience_us {
                 self.break_waiting(node, "the node cannot be reached any more");
-            } else if link.phase == Phase::Up && link.pending.is_empty() {
+            } else if link.phase == Phase::Up && link.is_idle() {
                 self.push_own(main, &[b"PING"], Purpose::Nobody, 0);
             }
         }
@@ -311,7 +309,7 @@ impl Worker {
         let waiting: Vec<Handle> = self
             .links
             .iter()
-            .filter(|(_, l)| l.lane == Lane::Blocking && l.node == node && l.phase == Phase::Up && !l.pending.is_empty())
+            .filter(|(_, l)| l.lane == Lane::Blocking && l.node == node && l.phase == Phase::Up && !l.is_idle())
             .map(|(h, _)| h)
             .collect();
         for link in waiting {
@@ -330,20 +328,16 @@ impl Worker {
     pub(super) fn restamp_waiting(&mut self) {
         let epoch = self.plan.topology.epoch() as u32;
         for handle in self.links.handles() {
-            let Some(link) = self.links.get(handle).filter(|l| l.lane == Lane::Blocking && !l.pending.is_empty()) else { continue };
+            let Some(link) = self.links.get(handle).filter(|l| l.lane == Lane::Blocking && !l.is_idle()) else { continue };
             let (slot, node, holder) = (link.slot, link.node, link.holder);
             if slot.is_some_and(|slot| !self.is_waiting_well(slot, holder, node)) {
                 self.recall_waiting(handle);
                 continue;
             }
             if slot.is_some_and(|slot| self.plan.topology.transit(slot).is_some()) {
-                self.note_kept(holder);
+                self.note_kept(holder, node);
             }
-            if let Some(link) = self.links.get_mut(handle) {
-                for pending in &mut link.pending {
-                    pending.epoch = epoch;
-                }
-            }
+            self.links.get_mut(handle).into_iter().for_each(|link| link.restamp(epoch));
         }
     }
 }

@@ -25,13 +25,7 @@ impl Worker {
     /// executed (see [`super::zombies`]).
     pub(super) fn fail_all(&mut self, handle: Handle, error: &str, in_flight: usize) {
         let Some(link) = self.links.get_mut(handle) else { return };
-        link.uploading = false;
-        let expired = std::mem::take(&mut link.expired);
-        let pending = std::mem::take(&mut link.pending);
-        link.counters.in_flight.sub(pending.len() as u64);
-        link.out = Vec::new();
-        link.acked = 0;
-        link.sent = 0;
+        let lost = link.lose(in_flight);
         link.start_database = self.plan.live.database;
         link.database = link.start_database;
         link.no_touch = false;
@@ -42,11 +36,13 @@ impl Worker {
         let (mut not_executed, mut perhaps_executed) = (Vec::new(), Vec::new());
         encode::error(&mut not_executed, error);
         encode::error(&mut perhaps_executed, &format!("{error}{PERHAPS}"));
-        for (place, pending) in pending.into_iter().enumerate() {
+        for (place, ended) in lost.enumerate() {
+            let is_expired = ended.is_expired;
+            let pending = self.over(ended, b"");
             if let Some(link) = self.links.get(handle) {
                 link.counters.classes[pending.class as usize].errors.add(1);
             }
-            if place >= expired {
+            if !is_expired {
                 let bytes = if place < in_flight { &perhaps_executed } else { &not_executed };
                 self.fail_pending(handle, pending, bytes);
             }
@@ -172,8 +168,10 @@ impl Worker {
     /// Removes a link from the tables. Nobody waits for a reply on it any more; what it leaves behind is remembered all the same.
     pub(super) fn drop_link(&mut self, handle: Handle) {
         self.leave_behind(handle);
-        let Some(link) = self.links.remove(handle) else { return };
-        link.counters.in_flight.sub(link.pending.len() as u64);
+        let Some(mut link) = self.links.remove(handle) else { return };
+        for ended in link.lose(link.may_be_executed()) {
+            self.over(ended, b"");
+        }
         if let Some(fd) = &link.fd {
             self.poll.remove(fd);
             if link.phase == Phase::Up {
@@ -231,28 +229,15 @@ impl Worker {
         let is_answering = mid_reply && self.now_us.saturating_sub(link.received_us) < u64::from(timeout_us);
         let busy = link.paused || is_answering || self.now_us < link.waits_until_us;
         let uploading = link.uploading;
-        let sent_whole = link.pending.len() - usize::from(uploading && !link.pending.is_empty());
-        let mut late = Vec::new();
-        while let Some(pending) = link.pending.get(link.expired)
-            && link.expired < sent_whole
-            && (self.now_us as u32).wrapping_sub(pending.sent_us) > timeout_us
-            && !busy
-        {
-            if link.expired == 0 {
-                link.first_expiry_us = self.now_us;
-            }
-            late.push(*pending);
-            link.expired += 1;
-            link.counters.timeouts.add(1);
-        }
-        let silent = link.expired > 0 && !busy && self.now_us.saturating_sub(link.first_expiry_us) > u64::from(timeout_us);
+        let late = if busy { Vec::new() } else { link.expire(self.now_us, timeout_us) };
+        let silent = !busy && link.silent_since_us().is_some_and(|since_us| self.now_us.saturating_sub(since_us) > u64::from(timeout_us));
         let lane = link.lane;
         let unused = lane != Lane::Main
-            && link.pending.is_empty()
+            && link.is_idle()
             && link.holder == Handle::NONE
             && link.unsent() == 0
             && self.now_us.saturating_sub(link.idle_since_us) > IDLE_US;
-        if !link.pending.is_empty() {
+        if !link.is_idle() {
             link.idle_since_us = self.now_us;
         }
         let is_late = !late.is_empty();

@@ -19,8 +19,7 @@ use switchyard_resp::{encode, reply};
 use super::Worker;
 use super::dispatch::Flow;
 use super::rounds::{Ask, Next, Procedure};
-use super::transactions::MULTI;
-use super::upstream::Lane;
+use super::upstream::{Lane, MULTI};
 use crate::shared::Plan;
 use crate::slab::Handle;
 
@@ -297,7 +296,7 @@ impl Worker {
         let owner = |index: usize| plan.topology.lives_at(args.get(index).unwrap_or_default());
         let first = owner(keys.first().map_or(0, |k| *k as usize));
         if keys.iter().all(|k| owner(*k as usize) == first) {
-            return self.forward(handle, command, first, raw);
+            return self.forward(handle, command, args, first, raw);
         }
         let args: Vec<Vec<u8>> = args.iter().map(<[u8]>::to_vec).collect();
         if let Some(client) = self.clients.get_mut(handle).filter(|_| kind != Kind::Read) {

@@ -11,6 +11,7 @@ use switchyard_resp::request::Args;
 
 use super::everywhere::Reach;
 use super::gather::Whole;
+use super::keyed::{Call, Keyed, Ticket};
 use super::transit::Transit;
 use super::upstream::{Lane, Pending, Purpose};
 use super::{Stall, Worker};
@@ -193,7 +194,7 @@ impl Worker {
             Some(index) => {
                 let Some(key) = args.get(index) else { return Flow::Close };
                 if self.is_known_large(command, key) {
-                    return self.forward_large(handle, plan.topology.lives_at(key), raw, command);
+                    return self.forward_large(handle, command, args, plan.topology.lives_at(key), raw);
                 }
                 plan.topology.lives_at(key)
             }
@@ -227,12 +228,12 @@ impl Worker {
         if command.flags.has(Flags::SCRIPT) {
             return self.script(plan, handle, command, node, raw, args);
         }
-        self.forward(handle, command, node, raw)
+        self.forward(handle, command, args, node, raw)
     }
 
     /// Hands a command to the shared connection of a node.
     #[inline]
-    pub(super) fn forward(&mut self, handle: Handle, command: &Command, node: NodeId, raw: &[u8]) -> Flow {
+    pub(super) fn forward(&mut self, handle: Handle, command: &Command, args: &Args<'_>, node: NodeId, raw: &[u8]) -> Flow {
         let mut lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         let mut replica = None;
@@ -264,7 +265,6 @@ impl Worker {
         let read_only = command.flags.has(Flags::READONLY);
         client.wrote_to |= u64::from(!read_only) << (node.index() & 63);
         let no_touch = client.no_touch;
-        let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };
         let pending = Pending {
             who: handle,
             seq,
@@ -275,9 +275,12 @@ impl Worker {
             class,
             repeatable: read_only && !command.flags.has(Flags::SCRIPT),
             by_sha: command.flags.has(Flags::SCRIPT),
+            ticket: Ticket::NONE,
         };
+        let request = self.pass(Keyed { call: Call::Found(command, args), node, database }, raw, pending);
+        let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };
         link.touch_as(no_touch, pending);
-        link.push(raw, database, pending);
+        link.push(request);
         self.links.mark(link_handle);
         Flow::Next
     }
@@ -298,7 +301,7 @@ impl Worker {
     fn any(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
         match self.choose_node(plan) {
             Some(node) if command.name == "FUNCTION|LIST" => self.function_list(handle, command, node, raw, args),
-            Some(node) => self.forward(handle, command, node, raw),
+            Some(node) => self.forward(handle, command, args, node, raw),
             None => self.refuse_all_down(handle, command.class() as u8),
         }
     }
@@ -334,7 +337,7 @@ impl Worker {
         if let Some(first) = owners.next()
             && owners.all(|o| o == first)
         {
-            return self.forward(handle, command, first, raw);
+            return self.forward(handle, command, args, first, raw);
         }
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Main) {

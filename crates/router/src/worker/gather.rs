@@ -9,13 +9,13 @@ use super::Worker;
 use super::breaking::PERHAPS;
 use super::everywhere::Reach;
 use super::info::Digest;
+use super::keyed::{Call, Keyed, Request, Ticket};
 use super::memory_stats;
 use super::pubsub::Kind;
 use super::quiet::Quieting;
 use super::rounds::{Next, Procedure};
 use super::tracking::Options;
-use super::transactions::MULTI;
-use super::upstream::{Lane, Pending, Phase, Purpose};
+use super::upstream::{EXEC, Lane, MULTI, Pending, Phase, Purpose};
 use crate::slab::Handle;
 
 /// What a client is told instead of a reply that is put together in memory and would exceed what may wait for it.
@@ -142,7 +142,7 @@ impl Worker {
             g.nodes.push(node);
         }
         let handle = self.shared_link(node, lane, resp3);
-        let now_us = self.now_us as u32;
+        let sent_us = self.now_us as u32;
         let why = self.links.get(handle).filter(|l| l.phase == Phase::Up).and_then(|l| l.no_multi.clone());
         if let Some(why) = why.filter(|_| requests[0].as_ref() == MULTI) {
             let mut error = Vec::new();
@@ -153,23 +153,27 @@ impl Worker {
                 who: gather,
                 seq: part,
                 len: 0,
-                sent_us: now_us,
+                sent_us,
                 epoch,
                 purpose: Purpose::Gather,
                 class,
                 repeatable: false,
                 by_sha: false,
+                ticket: Ticket::NONE,
             };
             link.touch_as(no_touch, pending);
             for (number, request) in requests.iter().enumerate() {
-                let pending = match request.as_ref() {
-                    _ if number + 1 == requests.len() => pending,
-                    MULTI => Pending { purpose: Purpose::Queued, seq: 0, ..pending },
-                    _ => Pending { purpose: Purpose::Nobody, ..pending },
+                let bytes = request.as_ref();
+                let keyed = Keyed { call: Call::Bytes(bytes), node, database };
+                let request = match bytes {
+                    EXEC => self.pass_exec(database, pending),
+                    _ if number + 1 == requests.len() => self.pass(keyed, bytes, pending),
+                    MULTI => Request::of_ours(bytes, database, Pending { purpose: Purpose::Queued, seq: 0, ..pending }),
+                    _ if requests[0].as_ref() == MULTI => self.pass_queued(keyed, bytes, Pending { purpose: Purpose::Nobody, ..pending }),
+                    _ => self.pass(keyed, bytes, Pending { purpose: Purpose::Nobody, ..pending }),
                 };
-                link.push(request.as_ref(), database, pending);
+                self.links.push(handle, request);
             }
-            self.links.mark(handle);
         } else {
             let mut error = Vec::new();
             encode::error(&mut error, &self.down_text(node));

@@ -19,6 +19,7 @@ use tracing::warn;
 
 use super::dispatch::Flow;
 use super::downstream::{Repeat, Upload};
+use super::keyed::Call;
 use super::pause::may_write;
 use super::pool::Acquired;
 use super::transit::Transit;
@@ -128,7 +129,7 @@ impl Worker {
             Ok(acquired) => acquired,
             Err(flow) => return flow,
         };
-        let link = self.send_large(handle, acquired, header, class, None);
+        let link = self.send_large(handle, acquired, Call::Found(command, args), header, class, None);
         if let Some(link) = link.and_then(|l| self.links.get_mut(l)) {
             link.uploading = true;
             link.slow |= command.flags.has(Flags::SLOW);
@@ -164,13 +165,7 @@ impl Worker {
             client.upload = None;
         }
         if let Some(link) = link.and_then(|l| self.links.get_mut(l)) {
-            link.out.extend_from_slice(&bytes[..taken]);
-            if done {
-                link.uploading = false;
-                if let Some(pending) = link.pending.back_mut() {
-                    pending.sent_us = self.now_us as u32;
-                }
-            }
+            link.push_more(&bytes[..taken], done, self.now_us);
         }
         if let Some(link) = link {
             self.links.mark(link);
@@ -182,7 +177,7 @@ impl Worker {
     /// connection ends with the client, behind the replies to what was sent on it before.
     pub(super) fn give_up_upload(&mut self, handle: Handle) -> Option<u32> {
         let upload = self.clients.get_mut(handle)?.upload.take()?;
-        let pending = self.links.get_mut(upload.link?)?.pending.back_mut()?;
+        let pending = self.links.get_mut(upload.link?)?.last_mut()?;
         pending.purpose = Purpose::Nobody;
         Some(pending.seq)
     }
@@ -194,12 +189,12 @@ impl Worker {
     }
 
     /// Sends a whole request on a connection of the client's own.
-    pub(super) fn forward_large(&mut self, handle: Handle, node: NodeId, raw: &[u8], command: &Command) -> Flow {
+    pub(super) fn forward_large(&mut self, handle: Handle, command: &Command, args: &Args<'_>, node: NodeId, raw: &[u8]) -> Flow {
         let acquired = match self.take_exclusive(handle, node, Lane::Large) {
             Ok(acquired) => acquired,
             Err(flow) => return flow,
         };
-        let link = self.send_large(handle, acquired, raw, command.class() as u8, None);
+        let link = self.send_large(handle, acquired, Call::Found(command, args), raw, command.class() as u8, None);
         if let Some(link) = link.and_then(|l| self.links.get_mut(l)) {
             link.slow |= command.flags.has(Flags::SLOW);
         }
@@ -207,11 +202,19 @@ impl Worker {
     }
 
     /// Puts a request on the connection acquired for it, or answers it with the refusal. `seq` is that of a command already owed.
-    fn send_large(&mut self, handle: Handle, acquired: Acquired, request: &[u8], class: u8, seq: Option<u32>) -> Option<Handle> {
+    fn send_large(
+        &mut self,
+        handle: Handle,
+        acquired: Acquired,
+        call: Call<'_>,
+        request: &[u8],
+        class: u8,
+        seq: Option<u32>,
+    ) -> Option<Handle> {
         match acquired {
             Acquired::Link(link) => {
                 self.counters.large.add(1);
-                self.push_exclusive(handle, link, request, class, seq);
+                self.push_exclusive(handle, link, call, request, class, seq);
                 Some(link)
             }
             Acquired::Refused(error) => {
@@ -230,7 +233,7 @@ impl Worker {
     /// Passes on a piece of the reply at the head of a connection.
     pub(super) fn pass_piece(&mut self, handle: Handle, piece: &[u8]) {
         let Some(link) = self.links.get(handle) else { return };
-        let Some(pending) = link.pending.front().copied() else { return };
+        let Some(pending) = link.head().copied() else { return };
         let alone = link.lane.is_exclusive();
         let Some(client) = self.clients.get_mut(pending.who) else { return };
         client.stream(piece);
@@ -306,7 +309,7 @@ impl Worker {
             }
             return false;
         }
-        self.send_large(handle, acquired, &repeat.request, repeat.class, Some(repeat.seq));
+        self.send_large(handle, acquired, Call::Bytes(&repeat.request), &repeat.request, repeat.class, Some(repeat.seq));
         true
     }
 
@@ -335,13 +338,13 @@ impl Worker {
     /// collected all the same.
     pub(super) fn take_large(&mut self, handle: Handle, bytes: usize, part: &[u8]) -> bool {
         let Some(link) = self.links.get_mut(handle) else { return false };
-        let Some(pending) = link.pending.front().copied() else { return false };
+        let Some(pending) = link.head().copied() else { return false };
         if link.lane == Lane::Pubsub {
             return false; // a message: its receivers are found when it is whole
         }
         let too_large = bytes > self.plan.live.client_output_limit;
         let whole = link.downgraded && part[0] == b'*';
-        if link.expired > 0 {
+        if link.is_head_expired() {
             link.body = Body::Skip(ReplyFollower::default());
             return true;
         }
@@ -398,9 +401,7 @@ impl Worker {
     fn skip_head(&mut self, handle: Handle) {
         if let Some(link) = self.links.get_mut(handle) {
             link.body = Body::Skip(ReplyFollower::default());
-            if let Some(pending) = link.pending.front_mut() {
-                pending.purpose = Purpose::Nobody;
-            }
+            link.disown_head();
         }
     }
 }

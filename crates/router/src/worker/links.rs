@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use switchyard_policy::topology::NodeId;
 
+use super::keyed::Request;
 use super::pool::Pool;
 use super::rarely::Rarely;
 use super::upstream::{Lane, Link, Phase};
@@ -195,6 +196,15 @@ impl Links {
     }
 
     // ---- which have something to send ----
+
+    /// Hands a request to a connection.
+    #[inline]
+    pub(super) fn push(&mut self, handle: Handle, request: Request<'_>) {
+        if let Some(link) = self.get_mut(handle) {
+            link.push(request);
+        }
+        self.mark(handle);
+    }
 
     /// A connection has something to send.
     #[inline]

@@ -292,7 +292,7 @@ impl Worker {
         let mut leaving = 0;
         for (handle, link) in self.links.iter() {
             let mut owner = None;
-            for pending in link.pending.iter().rev() {
+            for pending in link.pending().rev() {
                 // What a transaction or a part sends before its last command belongs to that one's client.
                 if !matches!(pending.purpose, Purpose::Queued | Purpose::Nobody) || pending.who != Handle::NONE {
                     owner = self.owner_of(pending);
@@ -308,7 +308,7 @@ impl Worker {
                     None => leaving += pending.len as usize,
                 }
             }
-            let unsent = if link.lane.is_exclusive() { link.out.capacity() } else { 0 };
+            let unsent = if link.lane.is_exclusive() { link.request_memory() } else { 0 };
             let owner = if link.lane.is_exclusive() { Some(link.holder) } else { self.head_owner(link) };
             let bytes = link.input.capacity() + unsent;
             match owner.and_then(|owner| clients.get_mut(&owner)) {
@@ -350,7 +350,7 @@ impl Worker {
     }
 
     fn head_owner(&self, link: &Link) -> Option<Handle> {
-        link.pending.front().and_then(|pending| self.owner_of(pending))
+        link.head().and_then(|pending| self.owner_of(pending))
     }
 
     /// Whether somebody still waits for the reply at the head of a connection.

@@ -29,6 +29,7 @@ mod gather;
 mod greeting;
 mod info;
 mod input;
+mod keyed;
 mod large;
 mod links;
 mod local;
@@ -115,6 +116,8 @@ pub(crate) struct Worker {
     door: accept::Door,
     clients: clients::Clients,
     links: links::Links,
+    /// Who hears of commands with keys.
+    listeners: keyed::Listeners,
     /// By node number: whether keys may be there. What is asked of all nodes never waits for another one that is down.
     keeps: Vec<bool>,
     gathers: Slab<Gather>,
@@ -177,6 +180,7 @@ impl Worker {
             door,
             clients: clients::Clients::new(),
             links: links::Links::new(),
+            listeners: keyed::Listeners::default(),
             keeps: Vec::new(),
             gathers: Slab::new(),
             pubsub: pubsub::Topics::new(),
@@ -225,6 +229,7 @@ impl Worker {
         self.place_prefixes_anew();
         self.connect_main();
         self.place_moving_anew();
+        self.listeners.adopt(&self.plan, self.shared.tap.get());
         loop {
             // The bell of a new plan may have been heard in the turn that had already looked for one.
             let is_outdated = self.shared.generation.load(Ordering::Acquire) != self.generation;
@@ -341,6 +346,7 @@ impl Worker {
         self.connect_main();
         self.transit.keep_before(before.clone(), self.now_us);
         self.place_moving_anew();
+        self.listeners.adopt(&self.plan, self.shared.tap.get());
         if self.plan.topology.epoch() != before.topology.epoch() {
             self.restamp_waiting();
             self.fail_watches_left_behind();

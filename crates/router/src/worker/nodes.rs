@@ -8,6 +8,7 @@ use switchyard_resp::reply::{ReplyScan, ReplyScanner};
 use switchyard_resp::{encode, reply};
 use tracing::{debug, warn};
 
+use super::keyed::{Call, Keyed, Request, Ticket};
 use super::transport::{self, Received, Tls};
 use super::upstream::{Body, Lane, Link, Pending, Phase, Purpose};
 use super::{Stall, Worker};
@@ -181,27 +182,50 @@ impl Worker {
         }
     }
 
-    /// Sends a command of our own.
+    /// Sends a command of our own, without keys.
     pub(super) fn push_own(&mut self, handle: Handle, args: &[&[u8]], purpose: Purpose, seq: u32) {
-        let epoch = self.plan.topology.epoch() as u32;
-        let now_us = self.now_us as u32;
-        let Some(link) = self.links.get_mut(handle) else { return };
+        self.push_own_for(handle, Handle::NONE, args, purpose, seq);
+    }
+
+    /// The same, about somebody.
+    pub(super) fn push_own_for(&mut self, handle: Handle, who: Handle, args: &[&[u8]], purpose: Purpose, seq: u32) {
+        let Some(link) = self.links.get(handle) else { return };
+        let pending = Pending { who, purpose, seq, ..self.own_pending() };
         let mut request = Vec::new();
         encode::command(&mut request, args.iter().copied());
-        let database = link.database;
-        let pending = Pending {
+        let request = Request::of_ours(&request, link.database, pending);
+        self.links.push(handle, request);
+    }
+
+    /// The same in a transaction and a database, with keys. Nobody waits for the reply.
+    pub(super) fn push_own_queued(&mut self, handle: Handle, database: u32, args: &[&[u8]]) {
+        let Some(node) = self.links.get(handle).map(|link| link.node) else { return };
+        let mut request = Vec::new();
+        encode::command(&mut request, args.iter().copied());
+        let request = self.pass_queued(Keyed { call: Call::Bytes(&request), node, database }, &request, self.own_pending());
+        self.links.push(handle, request);
+    }
+
+    /// Ends such a transaction, which is about somebody.
+    pub(super) fn push_own_exec(&mut self, handle: Handle, who: Handle, database: u32, purpose: Purpose) {
+        let pending = Pending { who, purpose, ..self.own_pending() };
+        let request = self.pass_exec(database, pending);
+        self.links.push(handle, request);
+    }
+
+    fn own_pending(&self) -> Pending {
+        Pending {
             who: Handle::NONE,
-            seq,
+            seq: 0,
             len: 0,
-            sent_us: now_us,
-            epoch,
-            purpose,
+            sent_us: self.now_us as u32,
+            epoch: self.plan.topology.epoch() as u32,
+            purpose: Purpose::Nobody,
             class: switchyard_resp::command::CommandClass::Admin as u8,
             repeatable: false,
             by_sha: false,
-        };
-        link.push(&request, database, pending);
-        self.links.mark(handle);
+            ticket: Ticket::NONE,
+        }
     }
 
     /// Asks the node to kill the connections that broke, on one that is newer than all of them.
@@ -238,6 +262,8 @@ impl Worker {
     pub(super) fn flush_links(&mut self) {
         let mut marked = self.links.take_marked();
         for handle in marked.drain(..) {
+            // A connection that broke just now may have begun a round on this one.
+            self.tell_movers();
             self.flush_link(handle);
         }
         self.links.reuse(marked);
@@ -249,27 +275,9 @@ impl Worker {
         if link.phase != Phase::Up || link.retiring {
             return;
         }
-        let mut failed = None;
-        while link.unsent() > 0 && link.writable {
-            let Some(fd) = &link.fd else { break };
-            match transport::send(fd, &mut link.tls, &link.out[link.sent..]) {
-                Ok(count) => link.note_sent(count),
-                Err(rustix::io::Errno::AGAIN) => link.writable = false,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => {
-                    failed = Some(io::Error::from(error));
-                    break;
-                }
-            }
-        }
-        if let Some(error) = failed {
-            self.break_link(handle, &error.to_string());
+        if let Err(error) = link.send() {
+            self.break_link(handle, &io::Error::from(error).to_string());
             return;
-        }
-        if link.lane.is_exclusive() && link.sent > 0 {
-            // Nothing of a large request is kept: it is never sent again.
-            link.out.drain(..link.sent);
-            link.sent = 0;
         }
         let low = if link.lane == Lane::Large { super::large::UPLOAD_LOW } else { UNSENT_LOW };
         if link.has_room(low) && !link.waiters.is_empty() {
@@ -418,7 +426,7 @@ impl Worker {
                         }
                         // A reply that is translated must be whole.
                         let whole = link.downgraded && rest[0] == b'*' && size <= live.client_output_limit;
-                        let head = link.pending.front().copied();
+                        let head = link.head().copied();
                         let is_kept = whole && head.is_some_and(|head| self.is_awaited(&head));
                         if size > self.plan.live.large_value && !is_kept && self.take_large(handle, size, rest) {
                             continue;
@@ -458,17 +466,15 @@ impl Worker {
         let Some(link) = self.links.get_mut(handle) else { return };
         let through = matches!(link.body, Body::Through(_));
         link.body = Body::Whole(ReplyScanner::default());
-        if link.pending.front().is_some_and(|head| self.slow.is_slow((self.now_us as u32).wrapping_sub(head.sent_us))) {
+        if link.head().is_some_and(|head| self.slow.is_slow((self.now_us as u32).wrapping_sub(head.sent_us))) {
             self.note_slow(handle);
         }
         let Some(link) = self.links.get_mut(handle) else { return };
-        let Some(pending) = link.pop() else { return };
-        link.trim();
+        let Some(ended) = link.answered(self.now_us, false) else { return };
         let is_awaited = !link.waiters.is_empty();
-        let expired = link.expired > 0;
-        link.expired = link.expired.saturating_sub(1);
-        link.counters.classes[pending.class as usize].upstream.record(u64::from((self.now_us as u32).wrapping_sub(pending.sent_us)));
+        let expired = ended.is_expired;
         let is_exclusive = link.lane.is_exclusive();
+        let pending = self.over(ended, b"");
         if is_awaited {
             self.links.mark(handle); // whether those who wait may go on is looked at where it is flushed
         }
@@ -518,7 +524,7 @@ impl Worker {
         let raised = if link.downgraded { self.raised(handle, answer) } else { None };
         let answer = raised.as_deref().unwrap_or(answer);
         let Some(link) = self.links.get_mut(handle) else { return };
-        let Some(head) = link.pending.front() else {
+        let Some(head) = link.head() else {
             self.break_link(handle, "it sent a reply that nobody asked for");
             return;
         };
@@ -532,16 +538,10 @@ impl Worker {
             return;
         }
         let Some(link) = self.links.get_mut(handle) else { return };
-        let Some(pending) = link.pop() else { return };
-        link.trim();
+        let Some(ended) = link.answered(self.now_us, is_error) else { return };
         let is_awaited = !link.waiters.is_empty();
-        let class = &link.counters.classes[pending.class as usize];
-        class.upstream.record(u64::from((self.now_us as u32).wrapping_sub(pending.sent_us)));
-        if is_error {
-            class.errors.add(1);
-        }
-        let (node, lane, expired) = (link.node, link.lane, link.expired > 0);
-        link.expired -= usize::from(expired);
+        let (node, lane, expired) = (link.node, link.lane, ended.is_expired);
+        let pending = self.over(ended, answer);
         if is_awaited {
             self.links.mark(handle); // whether those who wait may go on is looked at where it is flushed
         }

@@ -14,6 +14,7 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::translate::Shape;
 
 use super::dispatch::Flow;
+use super::keyed::{Call, Keyed, Ticket};
 use super::upstream::{Body, Lane, Link, Pending, Phase, Purpose};
 use super::{Stall, Worker};
 use crate::rooms::Rooms;
@@ -248,7 +249,15 @@ impl Worker {
     }
 
     /// Puts a request, or its beginning, on the connection that `handle` has acquired. `seq` is that of a command already owed.
-    pub(super) fn push_exclusive(&mut self, handle: Handle, link_handle: Handle, request: &[u8], class: u8, seq: Option<u32>) {
+    pub(super) fn push_exclusive(
+        &mut self,
+        handle: Handle,
+        link_handle: Handle,
+        call: Call<'_>,
+        request: &[u8],
+        class: u8,
+        seq: Option<u32>,
+    ) {
         let epoch = self.plan.topology.epoch() as u32;
         let Some(client) = self.clients.get_mut(handle) else { return };
         let seq = seq.unwrap_or_else(|| client.owe(self.now_us, class));
@@ -257,6 +266,7 @@ impl Worker {
         let downgraded = self.links.get(link_handle).is_some_and(|l| l.downgraded);
         let shape = if downgraded { self.shape_of(request) } else { Shape::Plain };
         let Some(link) = self.links.get_mut(link_handle) else { return };
+        let node = link.node;
         link.shape = shape;
         link.holder = handle;
         link.waits_until_us = 0;
@@ -275,10 +285,11 @@ impl Worker {
             class,
             repeatable: false,
             by_sha: false,
+            ticket: Ticket::NONE,
         };
         link.touch_as(no_touch, pending);
-        link.push(request, database, pending);
-        self.links.mark(link_handle);
+        let request = self.pass(Keyed { call, node, database }, request, pending);
+        self.links.push(link_handle, request);
     }
 
     /// An exclusive connection is up for the first time.
@@ -297,7 +308,7 @@ impl Worker {
     /// A connection came up, or has become free: it goes to the first in line.
     pub(super) fn release(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
-        if link.phase != Phase::Up || !link.pending.is_empty() || link.watching || link.free {
+        if link.phase != Phase::Up || !link.is_idle() || link.watching || link.free {
             return;
         }
         let (node, lane) = (link.node, link.lane);
@@ -415,7 +426,7 @@ impl Worker {
     /// A reply on an exclusive connection is complete: if it was the last one, the connection is free again.
     pub(super) fn after_exclusive_reply(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
-        if !link.lane.is_exclusive() || !link.pending.is_empty() || link.watching {
+        if !link.lane.is_exclusive() || !link.is_idle() || link.watching {
             return;
         }
         if let Some(client) = self.clients.get_mut(link.holder)
@@ -460,13 +471,13 @@ impl Worker {
             // The node has half a command, which it never executes without the rest. What the client had sent before is whole.
             self.drop_link(handle);
             self.wake(node, lane);
-        } else if midway || (lane == Lane::Large && link.unsent() > 0 && !link.pending.is_empty()) {
+        } else if midway || (lane == Lane::Large && link.unsent() > 0 && !link.is_idle()) {
             self.break_link(handle, "the client left in the middle of a large value");
         } else if link.watching {
             link.watching = false;
             link.holder = Handle::NONE;
             self.push_own(handle, &[b"UNWATCH"], Purpose::Nobody, 0);
-        } else if link.pending.is_empty() {
+        } else if link.is_idle() {
             self.release(handle);
         } else if lane == Lane::Blocking {
             self.unblock(handle, false, None);

@@ -14,12 +14,14 @@
 use std::sync::Arc;
 
 use switchyard_policy::routing::{Route, route};
+use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, CommandClass, stream_options};
 use switchyard_resp::request::{Args, Limits, Scan, Scanner};
 use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
 use super::downstream::Client;
+use super::keyed::{Call, Keyed};
 use super::pool::Acquired;
 use super::upstream::{Lane, Purpose};
 use super::{Stall, Worker};
@@ -243,11 +245,11 @@ impl Worker {
         self.clients.resume(handle);
     }
 
-    /// The keys that the command on this connection waits for are observed, as part of a move: it may create others once it is served.
-    pub(super) fn note_kept(&mut self, holder: Handle) {
-        if let Some(request) = self.clients.get(holder).and_then(|c| c.waiting.as_ref()).map(|p| p.request.clone()) {
-            self.note_waiting(&request);
-        }
+    /// The map changes while the command on a connection waits: it may create keys once it is served.
+    pub(super) fn note_kept(&mut self, holder: Handle, node: NodeId) {
+        let Some(client) = self.clients.get(holder) else { return };
+        let (database, Some(request)) = (client.database, client.waiting.as_ref().map(|p| p.request.clone())) else { return };
+        self.pass_again(Keyed { call: Call::Bytes(&request), node, database });
     }
 
     /// Ends the wait of the command on this connection, so that it can be issued again elsewhere.
@@ -296,23 +298,12 @@ impl Worker {
         }
     }
 
-    /// The same as [`Worker::push_own`] in a database.
-    pub(super) fn push_own_in(&mut self, link: Handle, database: u32, args: &[&[u8]]) {
-        if self.links.get(link).is_some_and(|l| l.database != database) {
-            self.push_own(link, &[b"SELECT", database.to_string().as_bytes()], Purpose::Nobody, 0);
-            if let Some(link) = self.links.get_mut(link) {
-                link.database = database;
-            }
-        }
-        self.push_own(link, args, Purpose::Nobody, 0);
-    }
-
     /// The reply at the head of a connection is an error. True where it only says that a wait has been ended because we asked for it.
     pub(super) fn take_recalled(&mut self, link_handle: Handle, answer: &[u8]) -> bool {
         let Some(link) = self.links.get(link_handle).filter(|l| l.lane == Lane::Blocking && answer.starts_with(b"-UNBLOCKED")) else {
             return false;
         };
-        let Some(pending) = link.pending.front().copied().filter(|p| p.purpose == Purpose::Client && link.expired == 0) else {
+        let Some(pending) = link.head().copied().filter(|p| p.purpose == Purpose::Client && !link.is_head_expired()) else {
             return false;
         };
         let Some(client) = self.clients.get_mut(pending.who) else { return false };
@@ -321,9 +312,10 @@ impl Worker {
         let (resp3, unblocked) = (client.resp3, waiting.unblocked);
         let mut askers = Vec::new();
         if let Some(link) = self.links.get_mut(link_handle) {
-            link.pop();
-            link.trim();
             askers = link.unblock.as_mut().map(|unblock| unblock.take_askers()).unwrap_or_default();
+            if let Some(ended) = link.taken_out() {
+                self.over(ended, answer);
+            }
         }
         match unblocked.or(askers.first().map(|(_, error)| *error)) {
             None => self.is_here(pending.who),
@@ -372,7 +364,7 @@ impl Worker {
         // 0 would be without end.
         let left_us = until_us.map(|until| until.saturating_sub(self.now_us).max(1000));
         let request = left_us.and_then(|us| with_time_left(&request, us.div_ceil(1000))).unwrap_or(request);
-        self.push_exclusive(handle, link, &request, CommandClass::Blocking as u8, Some(seq));
+        self.push_exclusive(handle, link, Call::Bytes(&request), &request, CommandClass::Blocking as u8, Some(seq));
         self.wait_at_node(handle, link, slot, left_us);
         if let Some(client) = self.clients.get_mut(handle) {
             client.note_write(node);
@@ -454,10 +446,7 @@ impl Worker {
         let number = self.recalls.last_look;
         if let Some(Waiting { state: State::Sent { look, .. }, .. }) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_deref_mut()) {
             *look = number;
-            self.push_own(main, &[b"CLIENT", b"LIST", b"ID", client_id.as_bytes()], Purpose::Look, number);
-            if let Some(pending) = self.links.get_mut(main).and_then(|l| l.pending.back_mut()) {
-                pending.who = link_handle;
-            }
+            self.push_own_for(main, link_handle, &[b"CLIENT", b"LIST", b"ID", client_id.as_bytes()], Purpose::Look, number);
         }
     }
 

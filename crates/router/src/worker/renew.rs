@@ -37,7 +37,7 @@ impl Worker {
         let Some(link) = self.links.get_mut(handle) else { return };
         if link.lane.is_exclusive() {
             // Whoever holds it keeps it; nobody gets it after.
-            if link.holder == Handle::NONE && link.pending.is_empty() {
+            if link.holder == Handle::NONE && link.is_idle() {
                 self.drop_link(handle);
             }
             return;
@@ -48,7 +48,7 @@ impl Worker {
             link.start_database = link.database;
             link.no_touch = false;
         }
-        if !link.retiring || link.sent > link.acked {
+        if !link.retiring || !link.is_quiet() {
             return;
         }
         let (node, lane, client_id) = (link.node, link.lane, link.client_id);

@@ -17,8 +17,9 @@ use super::Worker;
 use super::dispatch::Flow;
 use super::everywhere::Reach;
 use super::gather::Whole;
+use super::keyed::{Call, Keyed};
 use super::rounds::{Ask, Next, Procedure};
-use super::upstream::{Lane, Pending, Purpose};
+use super::upstream::{Lane, Link, Pending, Purpose};
 use crate::functions_dump;
 use crate::lua::{Verdict, unwrapped_library, wrapped_library};
 use crate::scripts::{Script, sha_of};
@@ -62,8 +63,8 @@ impl Worker {
     /// Sends a script or function call to the node that has its keys.
     pub(super) fn script(&mut self, plan: &Plan, handle: Handle, command: &Command, node: NodeId, raw: &[u8], args: &Args<'_>) -> Flow {
         match self.checked_script(plan, command, args) {
-            Ok(None) => self.forward(handle, command, node, raw),
-            Ok(Some(request)) => self.forward(handle, command, node, &request),
+            Ok(None) => self.forward(handle, command, args, node, raw),
+            Ok(Some(request)) => self.forward(handle, command, args, node, &request),
             Err(text) => self.refuse(handle, command.class() as u8, &text),
         }
     }
@@ -232,7 +233,7 @@ impl Worker {
     pub(super) fn function_list(&mut self, handle: Handle, command: &Command, node: NodeId, raw: &[u8], args: &Args<'_>) -> Flow {
         let with_code = args.iter().skip(2).any(|a| a.eq_ignore_ascii_case(b"WITHCODE"));
         if !with_code || !self.plan.live.check_scripts {
-            return self.forward(handle, command, node, raw);
+            return self.forward(handle, command, args, node, raw);
         }
         let ask = Ask { node, lane: Lane::Slow, requests: vec![raw.to_vec()] };
         self.begin_alone(handle, command.class() as u8, Box::new(Unwrap), vec![ask])
@@ -242,8 +243,8 @@ impl Worker {
     /// command, which would overtake it; else the client sees NOSCRIPT, as it would from the node.
     pub(super) fn heal_script(&mut self, link_handle: Handle) -> bool {
         let Some(link) = self.links.get(link_handle) else { return false };
-        let Some(pending) = link.pending.front().copied() else { return false };
-        if link.expired > 0 || pending.purpose != Purpose::Client || !pending.by_sha {
+        let Some(pending) = link.head().copied() else { return false };
+        if link.is_head_expired() || pending.purpose != Purpose::Client || !pending.by_sha {
             return false;
         }
         let request = link.head_request().to_vec();
@@ -259,15 +260,16 @@ impl Worker {
         }
         let Some(sha) = scanner.args(&request).get(1) else { return false };
         let Some(body) = lock(&self.shared.scripts).text(sha) else { return false };
-        if let Some(link) = self.links.get_mut(link_handle) {
-            link.pop();
-            link.trim();
+        let node = link.node;
+        if let Some(ended) = self.links.get_mut(link_handle).and_then(Link::taken_out) {
+            self.over(ended, b"");
         }
         self.push_own(link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Nobody, 0);
+        let pending = Pending { purpose: Purpose::ClientHealed, sent_us: self.now_us as u32, ..pending };
+        let request = self.pass(Keyed { call: Call::Bytes(&request), node, database }, &request, pending);
         if let Some(link) = self.links.get_mut(link_handle) {
-            let pending = Pending { purpose: Purpose::ClientHealed, sent_us: self.now_us as u32, ..pending };
             link.touch_as(no_touch, pending);
-            link.push(&request, database, pending);
+            link.push(request);
         }
         self.links.mark(link_handle);
         true

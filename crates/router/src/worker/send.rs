@@ -64,7 +64,7 @@ impl Worker {
         let links = self.links.marked().filter_map(|(handle, link)| {
             let is_open = link.phase == Phase::Up && !link.retiring && link.tls.is_none();
             let fd = link.fd.as_ref().filter(|_| is_open && link.writable && link.unsent() > 0)?;
-            Some((Token::Link(handle), fd.as_fd(), &link.out[link.sent..]))
+            Some((Token::Link(handle), fd.as_fd(), link.to_send()))
         });
         let clients = self.clients.marked().filter_map(|(handle, client)| {
             let sends = client.tls.is_none() && client.writable && client.unsent() > 0;

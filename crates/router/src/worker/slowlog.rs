@@ -66,7 +66,7 @@ impl Worker {
     #[cold]
     pub(super) fn note_slow(&mut self, link_handle: Handle) {
         let Some(link) = self.links.get(link_handle).filter(|l| matches!(l.lane, Lane::Main | Lane::Slow | Lane::Replica)) else { return };
-        let Some(pending) = link.pending.front().copied() else { return };
+        let Some(pending) = link.head().copied() else { return };
         if !is_logged(pending.purpose) || !self.may_enter() {
             return;
         }

@@ -26,17 +26,16 @@ use switchyard_resp::{encode, reply};
 use super::dispatch::Flow;
 use super::downstream::Client;
 use super::exceptions::wanted_of;
+use super::keyed::{Call, Keyed, Request, Ticket};
 use super::local::parse;
 use super::pool::Acquired;
 use super::pubsub::Kind;
-use super::upstream::{Lane, Link, Pending, Phase, Purpose};
+use super::upstream::{Lane, Link, MULTI, Pending, Phase, Purpose};
 use super::wait::Wait;
 use super::{Stall, Worker};
 use crate::shared::{Plan, lock};
 use crate::slab::Handle;
 
-pub(super) const MULTI: &[u8] = b"*1\r\n$5\r\nMULTI\r\n";
-const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
 const QUEUED: &[u8] = b"+QUEUED\r\n";
 const ABORTED: &str = "EXECABORT Transaction discarded because of previous errors.";
 
@@ -430,10 +429,10 @@ impl Worker {
                 Err(flow) => return flow,
             },
         };
-        self.push_exclusive(handle, link, raw, class, None);
+        self.push_exclusive(handle, link, Call::Found(command, args), raw, class, None);
         if let Some(link) = self.links.get_mut(link) {
             link.watching = true;
-            if let Some(pending) = link.pending.back_mut() {
+            if let Some(pending) = link.last_mut() {
                 pending.purpose = Purpose::Watch;
             }
         }
@@ -493,7 +492,7 @@ impl Worker {
 
     /// Whether the node still watches on this connection for this client.
     fn is_watching(&self, handle: Handle, link: Handle, node: NodeId) -> bool {
-        let watches = |l: &Link| l.phase == Phase::Up && l.watching && l.holder == handle && l.node == node && l.expired == 0;
+        let watches = |l: &Link| l.phase == Phase::Up && l.watching && l.holder == handle && l.node == node && !l.is_head_expired();
         self.links.get(link).is_some_and(watches)
     }
 
@@ -664,8 +663,9 @@ impl Worker {
         self.note_transaction(link_handle, &multi.queue, multi.commands.iter().map(|(len, _)| *len as usize));
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };
+        let node = link.node;
         if multi.writes {
-            client.note_write(link.node);
+            client.note_write(node);
         }
         link.waits_until_us = 0;
         link.slow |= multi.slow && link.lane.is_exclusive();
@@ -679,22 +679,25 @@ impl Worker {
             class,
             repeatable: false,
             by_sha: false,
+            ticket: Ticket::NONE,
         };
         link.touch_as(no_touch, queued);
-        link.push(MULTI, database, queued);
+        link.push(Request::of_ours(MULTI, database, queued));
         let mut at = 0;
         for (number, (len, class)) in multi.commands.iter().enumerate() {
-            let request = &multi.queue[at..at + *len as usize];
-            link.push(request, database, Pending { seq: number as u32 + 1, class: *class, ..queued });
+            let bytes = &multi.queue[at..at + *len as usize];
+            let keyed = Keyed { call: Call::Bytes(bytes), node, database };
+            let request = self.pass_queued(keyed, bytes, Pending { seq: number as u32 + 1, class: *class, ..queued });
+            self.links.push(link_handle, request);
             at += *len as usize;
         }
-        link.push(EXEC, database, Pending { who: handle, seq, purpose: Purpose::Exec, ..queued });
+        let exec = self.pass_exec(database, Pending { who: handle, seq, purpose: Purpose::Exec, ..queued });
+        self.links.push(link_handle, exec);
         if multi.select.is_some() {
             // Whether or not it was executed: the next command finds the connection in the database that we believe it to be in.
             self.push_own(link_handle, &[b"SELECT", database.to_string().as_bytes()], Purpose::Nobody, 0);
             self.stall(handle, Stall::Barrier);
         }
-        self.links.mark(link_handle);
         multi.clear();
         if let Some(client) = self.clients.get_mut(handle) {
             client.session().multi = multi;
@@ -711,32 +714,15 @@ impl Worker {
     pub(super) fn refuse_waiting_transactions(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let (Some(why), node) = (link.no_multi.clone(), link.node) else { return };
-        let (requests, pending) = (std::mem::take(&mut link.out), std::mem::take(&mut link.pending));
-        let (mut at, mut in_multi, mut told) = (link.acked, false, 0);
-        (link.acked, link.sent) = (0, 0);
-        let mut refused = Vec::new();
-        for (place, pending) in pending.into_iter().enumerate() {
-            let request = &requests[at..at + pending.len as usize];
-            at += request.len();
-            in_multi |= request == MULTI;
-            if !in_multi {
-                link.out.extend_from_slice(request);
-                link.pending.push_back(pending);
-                continue;
-            }
-            link.counters.in_flight.sub(1);
-            if place < link.expired {
-                told += 1;
-            } else {
-                refused.push(pending);
-            }
-            in_multi = request != EXEC;
-        }
-        link.expired -= told;
+        let refused = link.take_transactions();
         let mut error = Vec::new();
         encode::error(&mut error, &self.no_multi_text(node, &why));
-        for pending in refused {
-            self.fail_pending(handle, pending, &error);
+        for ended in refused {
+            let is_expired = ended.is_expired;
+            let pending = self.over(ended, b"");
+            if !is_expired {
+                self.fail_pending(handle, pending, &error);
+            }
         }
     }
 

@@ -3,7 +3,8 @@
 //! Without moves all of this is one predicted branch per command (`Topology::is_settled`). With them a command for a moving slot asks one
 //! question: are all its keys committed ([`LegView::is_there`])? Then it is executed as if the slots had been handed over, by a plan in which they
 //! have ([`Worker::plan_of_moved`]): no other code has to know. Otherwise its client waits (`Stall::Moving`), the mover is told which keys are
-//! wanted, and the command is looked at again from its beginning.
+//! wanted, and the command is looked at again from its beginning. What is written where keys are being listed the mover hears when it is handed to
+//! a connection ([`super::keyed`]).
 //!
 //! Not a queue of commands at the mover: see docs/decisions/0011-keys-are-handed-over-not-commands.md.
 
@@ -11,14 +12,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use switchyard_policy::migration::tail::Element;
-use switchyard_policy::migration::{Fingerprint, Key, Side};
+use switchyard_policy::migration::{Fingerprint, Key, Side, is_temporary};
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, slot_of};
 use switchyard_resp::command::{Command, Flags, Handling, Local, Lookup, Touched, is_option};
 use switchyard_resp::request::{Args, Limits, Scan, Scanner};
 
 use super::dispatch::Flow;
+use super::keyed::writes;
 use super::{Stall, Worker};
 use crate::mover::{LegView, Scope, SharedLeg, Told};
 use crate::shared::{OldestAt, Plan};
@@ -108,11 +109,13 @@ struct Look {
     missing: Vec<(MoveId, u32, LegView, Key, Fingerprint)>,
     /// Legs that have to be there as a whole.
     whole: Vec<(MoveId, u32, LegView)>,
-    /// Keys of observed slots that it may create, and slots of which it may create any.
-    written: Vec<(MoveId, Key)>,
-    /// Keys that are copied in pieces, and the elements that it may touch; `None`: anything.
-    touched: Vec<(MoveId, Key, Option<Vec<Element>>)>,
-    written_slots: Vec<(MoveId, Slot)>,
+}
+
+impl Look {
+    /// Whether nothing has to be waited for.
+    fn is_over(&self) -> bool {
+        !self.unknown && self.missing.is_empty() && self.whole.is_empty()
+    }
 }
 
 /// Calls `with` with the command in a whole request.
@@ -202,9 +205,10 @@ impl Worker {
             } else {
                 self.look_at(plan, command, args, &mut look);
             }
-            if let Some(moving) = self.pass(handle, plan, &look) {
+            if look.is_over() {
+                self.end_hold(handle);
                 // Where nothing has another place yet (keys go back to where they are looked for), replicas are not read all the same.
-                return if moving { Transit::Moved(self.transit.moved.as_ref().unwrap_or(plan).clone()) } else { Transit::Settled };
+                return if look.moving { Transit::Moved(self.transit.moved.as_ref().unwrap_or(plan).clone()) } else { Transit::Settled };
             }
             if self.wait_for(handle, look) {
                 return Transit::Instead(Flow::Stall(Stall::Moving));
@@ -212,37 +216,45 @@ impl Worker {
         }
     }
 
-    /// Where nothing is missing: ends the wait, tells movers what is written, and says whether keys have moved.
-    fn pass(&mut self, handle: Handle, plan: &Plan, look: &Look) -> Option<bool> {
-        if look.unknown || !look.missing.is_empty() || !look.whole.is_empty() {
-            return None;
+    /// A command is handed to a connection to `node`: notes for the movers which keys it may create or change in slots whose keys are being listed.
+    pub(super) fn note_sent(&mut self, plan: &Plan, node: NodeId, command: &Command, args: &Args<'_>, places: &[u32]) {
+        if plan.topology.is_settled() || !writes(command) {
+            return;
         }
-        self.end_hold(handle);
-        self.note_written(plan, look);
-        Some(look.moving)
+        let mut undeclared = None;
+        for (number, key) in places.iter().enumerate().filter_map(|(number, place)| Some((number, args.get(*place as usize)?))) {
+            let slot = slot_of(key);
+            let Some(transit) = plan.topology.transit(slot).filter(|transit| transit.stage == Stage::Observed) else { continue };
+            // A key that lives elsewhere than its slot does not move with it. What a command makes for itself is gone when it ends.
+            if transit.source != node || plan.topology.lives_at(key) != node || is_temporary(key) {
+                continue;
+            }
+            let mover = plan.moves.by_id.get(&transit.move_id);
+            match mover.filter(|mover| mover.is_staged(key)) {
+                Some(mover) => match command.touched(args, number) {
+                    Touched::Nothing => {}
+                    Touched::Elements(elements) => mover.note_touched(key.into(), Some(elements.into_iter().map(Box::from).collect())),
+                    Touched::Everything => mover.note_touched(key.into(), None),
+                },
+                None => match self.transit.written.iter_mut().find(|(known, _)| *known == transit.move_id) {
+                    Some((_, keys)) => keys.push(key.into()),
+                    None => self.transit.written.push((transit.move_id, vec![key.into()])),
+                },
+            }
+            if *undeclared.get_or_insert_with(|| self.uses_undeclared(plan, command, args))
+                && let Some(mover) = mover
+            {
+                mover.note(Told::WrittenAnything(slot));
+            }
+        }
     }
 
-    fn note_written(&mut self, plan: &Plan, look: &Look) {
-        for (move_id, key) in &look.written {
-            match self.transit.written.iter_mut().find(|(known, _)| known == move_id) {
-                Some((_, keys)) => keys.push(key.clone()),
-                None => self.transit.written.push((*move_id, vec![key.clone()])),
-            }
-        }
-        for (move_id, key, elements) in &look.touched {
-            if let Some(mover) = plan.moves.by_id.get(move_id) {
-                mover.note_touched(key.clone(), elements.clone());
-            }
-        }
-        for (move_id, slot) in &look.written_slots {
-            if let Some(mover) = plan.moves.by_id.get(move_id) {
-                mover.note(Told::WrittenAnything(*slot));
-            }
-        }
-    }
-
-    /// Tells the movers what this turn's commands may write, before they are sent.
+    /// Tells the movers what is written by commands that wait to be sent. To be called before anything is.
+    #[inline]
     pub(super) fn tell_movers(&mut self) {
+        if self.transit.written.is_empty() {
+            return;
+        }
         for (move_id, keys) in std::mem::take(&mut self.transit.written) {
             if let Some(mover) = self.plan.moves.by_id.get(&move_id) {
                 mover.note(Told::Written(keys));
@@ -261,51 +273,28 @@ impl Worker {
     }
 
     fn look_at_keys(&mut self, plan: &Plan, command: &Command, args: &Args<'_>, places: &[u32], look: &mut Look) {
-        let writes = !command.flags.has(Flags::READONLY) && command.handling != Handling::Local(Local::Watch);
         let mut undeclared = None;
-        for (number, key) in places.iter().enumerate().filter_map(|(number, place)| Some((number, args.get(*place as usize)?))) {
-            let slot = slot_of(key);
-            let Some(transit) = plan.topology.transit(slot) else { continue };
+        for key in places.iter().filter_map(|place| args.get(*place as usize)) {
+            let Some(transit) = plan.topology.transit(slot_of(key)) else { continue };
             // A key that lives elsewhere than its slot does not move with it.
             if plan.topology.lives_at(key) != transit.source {
                 continue;
             }
+            let Stage::Moving { leg } = transit.stage else { continue };
             let undeclared = *undeclared.get_or_insert_with(|| self.uses_undeclared(plan, command, args));
-            match transit.stage {
-                Stage::Observed if writes => {
-                    if plan.moves.by_id.get(&transit.move_id).is_some_and(|mover| mover.is_staged(key)) {
-                        match command.touched(args, number) {
-                            Touched::Nothing => {}
-                            Touched::Elements(elements) => {
-                                let elements = elements.into_iter().map(Box::from).collect();
-                                look.touched.push((transit.move_id, key.into(), Some(elements)));
-                            }
-                            Touched::Everything => look.touched.push((transit.move_id, key.into(), None)),
-                        }
-                    } else {
-                        look.written.push((transit.move_id, key.into()));
-                    }
-                    if undeclared {
-                        look.written_slots.push((transit.move_id, slot));
-                    }
-                }
-                Stage::Observed => {}
-                Stage::Moving { leg } => {
-                    look.moving = true;
-                    let mover = plan.moves.by_id.get(&transit.move_id);
-                    let (Some(mover), Some(view)) = (mover, plan.moves.legs.get(&(transit.move_id, leg))) else {
-                        look.unknown = true;
-                        continue;
-                    };
-                    let fingerprint = mover.fingerprints.of(key);
-                    let moves = view.scope.as_ref().is_none_or(|scope| scope.has(fingerprint));
-                    if moves && !view.is_there(fingerprint) {
-                        look.missing.push((transit.move_id, leg, view.clone(), key.into(), fingerprint));
-                    }
-                    if undeclared && !view.are_all_there() {
-                        look.whole.push((transit.move_id, leg, view.clone()));
-                    }
-                }
+            look.moving = true;
+            let mover = plan.moves.by_id.get(&transit.move_id);
+            let (Some(mover), Some(view)) = (mover, plan.moves.legs.get(&(transit.move_id, leg))) else {
+                look.unknown = true;
+                continue;
+            };
+            let fingerprint = mover.fingerprints.of(key);
+            let moves = view.scope.as_ref().is_none_or(|scope| scope.has(fingerprint));
+            if moves && !view.is_there(fingerprint) {
+                look.missing.push((transit.move_id, leg, view.clone(), key.into(), fingerprint));
+            }
+            if undeclared && !view.are_all_there() {
+                look.whole.push((transit.move_id, leg, view.clone()));
             }
         }
     }
@@ -504,7 +493,8 @@ impl Worker {
                 }
             });
             let Some(place) = place.flatten() else { return Err("ERR switchyard: a command cannot be understood again".into()) };
-            if self.pass(handle, &plan, &look).is_some() {
+            if look.is_over() {
+                self.end_hold(handle);
                 let (slot, node) = place?;
                 return Ok(Some((node, Some(slot))));
             }
@@ -513,14 +503,6 @@ impl Worker {
                 return Ok(None);
             }
         }
-    }
-
-    /// Keys that a command waiting at a node may create there once it is served.
-    pub(super) fn note_waiting(&mut self, request: &[u8]) {
-        let plan = self.plan.clone();
-        let mut look = Look::default();
-        parsed(&plan, request, |command, args| self.look_at(&plan, command, args, &mut look));
-        self.note_written(&plan, &look);
     }
 
     // ---- the drain barrier ----
@@ -570,7 +552,7 @@ impl Worker {
         let wanted = self.shared.drain_wanted.load(Ordering::Relaxed);
         if wanted > self.shared.drained[self.index].load(Ordering::Relaxed) {
             // Looking at all that is in flight costs; where it is much there is another turn soon.
-            let is_much = self.links.iter().map(|(_, link)| link.pending.len()).sum::<usize>() > MUCH;
+            let is_much = self.links.iter().map(|(_, link)| link.pending().len()).sum::<usize>() > MUCH;
             if !is_much || self.now_us >= self.transit.published_us + PUBLISH_US {
                 self.transit.published_us = self.now_us;
                 self.publish_drained();

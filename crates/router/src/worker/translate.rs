@@ -39,7 +39,7 @@ impl Worker {
     /// The reply at the head of a downgraded connection as RESP3 has it; `None` where that is the same.
     pub(super) fn raised(&mut self, handle: Handle, answer: &[u8]) -> Option<Vec<u8>> {
         let link = self.links.get(handle)?;
-        let purpose = link.pending.front()?.purpose;
+        let purpose = link.head()?.purpose;
         if purpose == Purpose::Queued && link.lane.is_exclusive() {
             return None; // see `note_transaction`
         }

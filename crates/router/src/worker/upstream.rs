@@ -15,10 +15,16 @@ use switchyard_policy::topology::{NodeId, Slot};
 use switchyard_resp::reply::{ReplyFollower, ReplyScanner};
 use switchyard_resp::translate::Shape;
 
+use super::keyed::{Ended, Request, Ticket};
 use crate::metrics::NodeCounters;
 use crate::settings::Live;
 use crate::slab::Handle;
-use crate::worker::transport::Tls;
+use crate::tap::Outcome;
+use crate::worker::transport::{self, Tls};
+
+/// What begins and ends a transaction.
+pub(super) const MULTI: &[u8] = b"*1\r\n$5\r\nMULTI\r\n";
+pub(super) const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
 
 /// Bytes of requests that a shared connection keeps until they are answered; then clients that want to add to it wait.
 const KEPT_MAX: usize = 64 << 20;
@@ -129,6 +135,8 @@ pub(super) struct Pending {
     pub(super) repeatable: bool,
     /// EVALSHA or a relative: a NOSCRIPT reply can be healed.
     pub(super) by_sha: bool,
+    /// Who wants to hear of its end.
+    pub(super) ticket: Ticket,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -179,13 +187,13 @@ pub(super) struct Link {
     pub(super) tls: Option<Box<Tls>>,
     /// Requests from the oldest unanswered one on (shared lanes keep them until their reply comes, to repeat reads and heal
     /// scripts); `acked..sent` is in flight, `sent..` waits for the socket.
-    pub(super) out: Vec<u8>,
-    pub(super) acked: usize,
-    pub(super) sent: usize,
-    pub(super) pending: VecDeque<Pending>,
+    out: Vec<u8>,
+    acked: usize,
+    sent: usize,
+    pending: VecDeque<Pending>,
     /// How many at the front of `pending` have been answered with a timeout already.
-    pub(super) expired: usize,
-    pub(super) first_expiry_us: u64,
+    expired: usize,
+    first_expiry_us: u64,
     pub(super) input: Vec<u8>,
     /// When the node last sent anything.
     pub(super) received_us: u64,
@@ -414,12 +422,13 @@ impl Link {
 
     /// Appends a command, behind a SELECT where it concerns another database than the one before.
     #[inline]
-    pub(super) fn push(&mut self, request: &[u8], database: u32, pending: Pending) {
+    pub(super) fn push(&mut self, request: Request<'_>) {
+        let (bytes, database, pending) = request.into_parts();
         if self.database != database {
             self.push_select(database, pending);
         }
-        self.out.extend_from_slice(request);
-        self.pending.push_back(Pending { len: request.len() as u32, ..pending });
+        self.out.extend_from_slice(bytes);
+        self.pending.push_back(Pending { len: bytes.len() as u32, ..pending });
         self.counters.in_flight.add(1);
         self.counters.classes[pending.class as usize].requests.add(1);
     }
@@ -452,25 +461,191 @@ impl Link {
             purpose: Purpose::Nobody,
             repeatable: false,
             by_sha: false,
+            ticket: Ticket::NONE,
             ..like
         });
         self.counters.in_flight.add(1);
     }
 
-    /// Takes the oldest command out: its reply has come.
+    /// More of the request that was pushed last, which is being uploaded; with its end?
+    pub(super) fn push_more(&mut self, bytes: &[u8], is_end: bool, now_us: u64) {
+        debug_assert!(self.uploading, "a whole request is pushed");
+        self.out.extend_from_slice(bytes);
+        if is_end {
+            self.uploading = false;
+            if let Some(pending) = self.pending.back_mut() {
+                pending.sent_us = now_us as u32;
+            }
+        }
+    }
+
+    /// The reply to the oldest command has come.
     #[inline]
-    pub(super) fn pop(&mut self) -> Option<Pending> {
+    pub(super) fn answered(&mut self, now_us: u64, is_error: bool) -> Option<Ended> {
+        let pending = self.pending.front()?;
+        let class = &self.counters.classes[pending.class as usize];
+        class.upstream.record(u64::from((now_us as u32).wrapping_sub(pending.sent_us)));
+        if is_error {
+            class.errors.add(1);
+        }
+        self.taken_out()
+    }
+
+    /// The same where the reply does not count: the command is sent again, or a wait was ended because we asked for it.
+    #[inline]
+    pub(super) fn taken_out(&mut self) -> Option<Ended> {
         let pending = self.pending.pop_front()?;
         self.counters.in_flight.sub(1);
         if !self.lane.is_exclusive() {
             self.acked += pending.len as usize;
         }
-        Some(pending)
+        let is_expired = self.expired > 0;
+        self.expired -= usize::from(is_expired);
+        self.trim();
+        Some(Ended::new(pending, Outcome::Certain, is_expired))
+    }
+
+    /// The connection is lost or given up: gives all commands back. The node may execute the first `in_flight` of them.
+    pub(super) fn lose(&mut self, in_flight: usize) -> impl Iterator<Item = Ended> + use<> {
+        let expired = std::mem::take(&mut self.expired);
+        let pending = std::mem::take(&mut self.pending);
+        self.counters.in_flight.sub(pending.len() as u64);
+        self.uploading = false;
+        self.out = Vec::new();
+        self.acked = 0;
+        self.sent = 0;
+        pending.into_iter().enumerate().map(move |(place, pending)| {
+            Ended::new(pending, if place < in_flight { Outcome::Doubtful } else { Outcome::Never }, place < expired)
+        })
+    }
+
+    /// Takes out the transactions that wait to be sent: the node refuses them.
+    pub(super) fn take_transactions(&mut self) -> Vec<Ended> {
+        let (requests, pending) = (std::mem::take(&mut self.out), std::mem::take(&mut self.pending));
+        let (mut at, mut in_multi, mut told) = (self.acked, false, 0);
+        (self.acked, self.sent) = (0, 0);
+        let mut refused = Vec::new();
+        for (place, pending) in pending.into_iter().enumerate() {
+            let request = &requests[at..at + pending.len as usize];
+            at += request.len();
+            in_multi |= request == MULTI;
+            if !in_multi {
+                self.out.extend_from_slice(request);
+                self.pending.push_back(pending);
+                continue;
+            }
+            self.counters.in_flight.sub(1);
+            let is_expired = place < self.expired;
+            told += usize::from(is_expired);
+            refused.push(Ended::new(pending, Outcome::Never, is_expired));
+            in_multi = request != EXEC;
+        }
+        self.expired -= told;
+        refused
+    }
+
+    /// Whether no command is under way.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// The commands under way, the oldest first.
+    pub(super) fn pending(&self) -> impl DoubleEndedIterator<Item = &Pending> + ExactSizeIterator {
+        self.pending.iter()
+    }
+
+    /// The oldest command under way.
+    #[inline]
+    pub(super) fn head(&self) -> Option<&Pending> {
+        self.pending.front()
+    }
+
+    /// The command pushed last.
+    pub(super) fn last_mut(&mut self) -> Option<&mut Pending> {
+        self.pending.back_mut()
+    }
+
+    /// Whoever waits for the reply to the oldest command has been answered, or will be in another way.
+    pub(super) fn disown_head(&mut self) {
+        if let Some(pending) = self.pending.front_mut() {
+            pending.purpose = Purpose::Nobody;
+        }
+    }
+
+    /// What waits at the node goes on under this epoch.
+    pub(super) fn restamp(&mut self, epoch: u32) {
+        self.pending.iter_mut().for_each(|pending| pending.epoch = epoch);
+    }
+
+    /// Whether those who wait for the oldest command have been told of a time-out.
+    #[inline]
+    pub(super) fn is_head_expired(&self) -> bool {
+        self.expired > 0
+    }
+
+    /// Takes note of the commands that have waited for longer than `timeout_us`, and gives them: whoever waits is told. They stay under way.
+    pub(super) fn expire(&mut self, now_us: u64, timeout_us: u32) -> Vec<Pending> {
+        let sent_whole = self.pending.len() - usize::from(self.uploading && !self.pending.is_empty());
+        let mut late = Vec::new();
+        while let Some(pending) = self.pending.get(self.expired)
+            && self.expired < sent_whole
+            && (now_us as u32).wrapping_sub(pending.sent_us) > timeout_us
+        {
+            if self.expired == 0 {
+                self.first_expiry_us = now_us;
+            }
+            late.push(*pending);
+            self.expired += 1;
+            self.counters.timeouts.add(1);
+        }
+        late
+    }
+
+    /// Since when nothing has come of a command that was given up, us; `None`: there is none.
+    pub(super) fn silent_since_us(&self) -> Option<u64> {
+        (self.expired > 0).then_some(self.first_expiry_us)
+    }
+
+    /// Bytes that wait for the socket, as far as they are not sealed by TLS.
+    #[inline]
+    pub(super) fn to_send(&self) -> &[u8] {
+        &self.out[self.sent..]
+    }
+
+    /// Sends what the socket takes.
+    #[inline]
+    pub(super) fn send(&mut self) -> Result<(), rustix::io::Errno> {
+        while self.unsent() > 0 && self.writable {
+            let Some(fd) = &self.fd else { break };
+            match transport::send(fd, &mut self.tls, &self.out[self.sent..]) {
+                Ok(count) => self.note_sent(count),
+                Err(rustix::io::Errno::AGAIN) => self.writable = false,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if self.lane.is_exclusive() && self.sent > 0 {
+            // Nothing of a large request is kept: it is never sent again.
+            self.out.drain(..self.sent);
+            self.sent = 0;
+        }
+        Ok(())
+    }
+
+    /// Whether nothing that was sent is unanswered.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.sent <= self.acked
+    }
+
+    /// Bytes of memory that requests take.
+    pub(super) fn request_memory(&self) -> usize {
+        self.out.capacity()
     }
 
     /// Gives back the memory of answered requests.
     #[inline]
-    pub(super) fn trim(&mut self) {
+    fn trim(&mut self) {
         if self.lane.is_exclusive() {
             return; // keeps nothing once it is sent
         }
@@ -546,6 +721,7 @@ mod tests {
         class: 0,
         repeatable: false,
         by_sha: false,
+        ticket: Ticket::NONE,
     };
 
     fn link(lane: Lane) -> Link {
@@ -564,21 +740,20 @@ mod tests {
         let request = vec![b'x'; 1 << 20];
         let mut sent = 0;
         while link.has_room(8 << 20) {
-            link.push(&request, 0, pending(Purpose::Client));
+            link.push(Request::of_ours(&request, 0, pending(Purpose::Client)));
             link.note_sent(request.len());
             sent += 1;
             assert!(sent <= 64, "all is sent, and nothing is answered");
         }
         assert_eq!(sent, 64);
-        assert!(link.pop().is_some());
-        link.trim();
+        assert!(link.answered(0, false).is_some());
         assert!(link.has_room(8 << 20));
     }
 
     #[test]
     fn what_may_have_been_sent_may_be_executed() {
         let mut link = link(Lane::Main);
-        link.push(b"INCR k", 0, pending(Purpose::Client));
+        link.push(Request::of_ours(b"INCR k", 0, pending(Purpose::Client)));
         assert_eq!(link.may_be_executed(), 0);
         link.note_all_sent();
         assert_eq!(link.may_be_executed(), 1);
@@ -610,7 +785,7 @@ mod tests {
         let mut link = Link::new(NodeId(0), Lane::Main, false, 0, Arc::default(), 0);
         for (no_touch, request) in [(false, "a"), (true, "b"), (true, "c"), (false, "d")] {
             link.touch_as(no_touch, PENDING);
-            link.push(request.as_bytes(), 0, PENDING);
+            link.push(Request::of_ours(request.as_bytes(), 0, PENDING));
         }
         let on = "*3\r\n$6\r\nCLIENT\r\n$8\r\nNO-TOUCH\r\n$2\r\nON\r\n";
         let off = "*3\r\n$6\r\nCLIENT\r\n$8\r\nNO-TOUCH\r\n$3\r\nOFF\r\n";
@@ -622,11 +797,10 @@ mod tests {
     fn the_memory_of_a_burst_is_given_back() {
         let mut link = Link::new(NodeId(0), Lane::Main, false, 0, Arc::default(), 0);
         let burst = |link: &mut Link, commands: usize| {
-            (0..commands).for_each(|_| link.push(&[b'x'; 100], 0, PENDING));
+            (0..commands).for_each(|_| link.push(Request::of_ours(&[b'x'; 100], 0, PENDING)));
             link.shrink(1);
             link.sent = link.out.len();
-            (0..commands).for_each(|_| assert!(link.pop().is_some()));
-            link.trim();
+            (0..commands).for_each(|_| assert!(link.answered(0, false).is_some()));
         };
         burst(&mut link, 10_000);
         // Steady use keeps what it uses.

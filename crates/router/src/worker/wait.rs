@@ -15,9 +15,10 @@ use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
+use super::keyed::Call;
 use super::local::parse;
 use super::pool::Acquired;
-use super::upstream::{Lane, Pending, Purpose};
+use super::upstream::{Lane, Link, Pending, Purpose};
 use super::{Stall, Worker};
 use crate::shared::Plan;
 use crate::slab::Handle;
@@ -122,12 +123,12 @@ impl Worker {
         }
         encode::bulk(&mut request, timeout.as_bytes());
         let (seq, class) = (wait.seq, wait.class);
-        self.push_exclusive(handle, link, MARK, class, Some(seq));
-        if let Some(pending) = self.links.get_mut(link).and_then(|l| l.pending.back_mut()) {
+        self.push_exclusive(handle, link, Call::Bytes(MARK), MARK, class, Some(seq));
+        if let Some(pending) = self.links.get_mut(link).and_then(Link::last_mut) {
             *pending = Pending { who: Handle::NONE, seq: 1, purpose: Purpose::Queued, ..*pending };
         }
-        self.push_exclusive(handle, link, &request, class, Some(seq));
-        if let Some(pending) = self.links.get_mut(link).and_then(|l| l.pending.back_mut()) {
+        self.push_exclusive(handle, link, Call::Bytes(&request), &request, class, Some(seq));
+        if let Some(pending) = self.links.get_mut(link).and_then(Link::last_mut) {
             pending.purpose = Purpose::Wait;
         }
         self.wait_at_node(handle, link, None, left_us);

@@ -140,6 +140,10 @@ impl Client {
         self.stream.write_all(&out).expect("sent");
     }
 
+    pub(crate) fn send_raw(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).expect("sent");
+    }
+
     pub(crate) fn post(&mut self, line: &str) {
         let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
         self.send(&words);

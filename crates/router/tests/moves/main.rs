@@ -11,6 +11,7 @@ mod fleet;
 mod functions;
 mod moments;
 mod relay;
+mod seam;
 mod serving;
 mod several;
 mod versions;

@@ -134,7 +134,7 @@ impl Worker {
         let channel = args.get(1).unwrap_or_default();
         let node = plan.topology.owner_of(channel);
         if self.shared.subscriptions.is_empty() {
-            return self.forward(handle, command, node, raw);
+            return self.forward(handle, command, args, node, raw);
         }
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Main) {

@@ -78,10 +78,7 @@ impl Worker {
     fn send_subscribe(&mut self, link: Handle, topic_handle: Handle) {
         let Some(topic) = self.pubsub.topics.get(topic_handle) else { return };
         let (verb, name) = (topic.kind.subscribe(), topic.name.clone());
-        self.push_own(link, &[verb.as_bytes(), &name], Purpose::Subscribe, 0);
-        if let Some(pending) = self.links.get_mut(link).and_then(|l| l.pending.back_mut()) {
-            pending.who = topic_handle;
-        }
+        self.push_own_for(link, topic_handle, &[verb.as_bytes(), &name], Purpose::Subscribe, 0);
     }
 
     /// A command names the topic: it stays until that has taken effect. True where the command must wait for the outcome.
@@ -196,10 +193,7 @@ impl Worker {
     pub(super) fn sync_pubsub_links(&mut self, client: Handle, seq: u32) -> usize {
         let links = self.links.pubsubs();
         for link in &links {
-            self.push_own(*link, &[b"PING"], Purpose::Sync, seq);
-            if let Some(pending) = self.links.get_mut(*link).and_then(|l| l.pending.back_mut()) {
-                pending.who = client;
-            }
+            self.push_own_for(*link, client, &[b"PING"], Purpose::Sync, seq);
         }
         links.len()
     }
@@ -304,7 +298,7 @@ impl Worker {
     /// Every tick of a connection that is up: whether it is still needed, and a question where it is quiet.
     pub(in crate::worker) fn tick_pubsub_link(&mut self, link: Handle) -> bool {
         let Some(l) = self.links.get(link) else { return false };
-        let (node, quiet) = (l.node, l.pending.is_empty() && self.now_us.saturating_sub(l.received_us) > QUIET_US);
+        let (node, quiet) = (l.node, l.is_idle() && self.now_us.saturating_sub(l.received_us) > QUIET_US);
         let needed = self.needs_pubsub_link(node);
         if needed && quiet {
             self.push_own(link, &[b"PING"], Purpose::Nobody, 0);
@@ -439,13 +433,12 @@ impl Worker {
         }
         let Some(l) = self.links.get_mut(link) else { return };
         let node = l.node;
-        let Some(pending) = l.pop() else {
+        let Some(ended) = l.taken_out() else {
             self.break_link(link, "it sent a reply that nobody asked for");
             return;
         };
-        l.trim();
-        let late = l.expired > 0;
-        l.expired = l.expired.saturating_sub(1);
+        let late = ended.is_expired;
+        let pending = self.over(ended, answer);
         match pending.purpose {
             Purpose::Subscribe => self.on_subscribed(pending, node, answer),
             Purpose::Track if !late => self.on_tracking_answer(node, pending.seq, answer),
