@@ -1,16 +1,38 @@
-//! The control plane: what is remembered between runs, and what people and their tools talk to.
+//! The control plane: where keys are, who may change it, and what is remembered between runs.
 //!
-//! - [`store`]: the state directory.
-//! - [`journal`]: what moves make durable, and [`ledger`]: what it says.
-//! - [`admin`]: metrics, health and status over HTTP.
+//! - [`Fleet`]: all of it that belongs to one fleet.
+//! - [`operator`]: what people ask of a fleet, in their words. [`members`]: nodes that join and go.
+//! - [`moves`]: the executor of moves.
+//! - [`placement`]: the slot map in force, and its one owner. [`first_start`] makes the first one.
+//! - [`failover`], [`seat`], [`care`]: threads that watch primaries, other routers, and functions of nodes.
+//! - [`nodes`]: nodes, asked directly.
+//! - [`store`], [`journal`], [`ledger`]: what survives a restart.
+//! - [`admin`], [`metrics`]: what people and their tools talk to.
 //!
-//! It never sees the router: both speak the types of `switchyard_policy`, and the binary connects them (through
-//! [`admin::Source`], for one). So neither can reach into the other while a move is under way.
+//! It sees the router through [`Running`] and never its workers; the router does not know that it is there. So whatever waits for a disk, a node or a
+//! person is here, and nothing here is on the path of a command.
 
 pub mod admin;
+pub mod care;
+pub mod failover;
+pub mod first_start;
+mod fleet;
 pub mod journal;
 pub mod ledger;
+pub mod members;
+pub mod metrics;
+pub mod moves;
+pub mod nodes;
+pub mod operator;
+pub mod placement;
+mod processes;
+mod running;
+pub mod seat;
 pub mod store;
+
+pub use fleet::{AboutProcess, Fleet};
+pub use processes::Processes;
+pub use running::Running;
 
 /// The version of this program, as errors and the state directory name it.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");

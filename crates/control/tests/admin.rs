@@ -104,12 +104,12 @@ fn start(options: AdminOptions) -> Running {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.expect("a runtime").block_on(async {
             let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
-            let admin = Admin::bind(any_port, options, source).await.expect("bound");
+            let admin = Admin::bind(any_port, options).await.expect("bound");
             bound.send(admin.address()).expect("the test waits");
             let shutdown = async {
                 let _ = stopped.await;
             };
-            admin.serve(shutdown).await.expect("served");
+            admin.serve(source, shutdown).await.expect("served");
         });
     });
     let address = address.recv().expect("an address");
@@ -530,21 +530,17 @@ fn stopping_does_not_wait_for_idle_clients() {
 
 #[tokio::test]
 async fn ports_that_are_refused() {
-    let source = || {
-        let running = start(options(None, &[]));
-        Arc::clone(&running.fake)
-    };
     for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"] {
         let address: SocketAddr = address.parse().expect("an address");
-        let error = Admin::bind(address, options(None, &[]), source()).await.expect_err("exposed");
+        let error = Admin::bind(address, options(None, &[])).await.expect_err("exposed");
         assert!(matches!(error, AdminError::Exposed { .. }), "{error}");
         assert!(error.to_string().contains("set a token"), "{error}");
     }
     let open = SocketAddr::from(([0, 0, 0, 0], 0));
-    let admin = Admin::bind(open, options(Some("t"), &[]), source()).await.expect("with a token");
+    let admin = Admin::bind(open, options(Some("t"), &[])).await.expect("with a token");
     assert_ne!(admin.address().port(), 0);
 
-    let taken = Admin::bind(admin.address(), options(Some("t"), &[]), source()).await;
+    let taken = Admin::bind(admin.address(), options(Some("t"), &[])).await;
     let error = taken.expect_err("taken");
     assert!(matches!(error, AdminError::Listen { .. }), "{error}");
     assert!(error.to_string().contains(&admin.address().to_string()), "{error}");

@@ -13,6 +13,7 @@ mod moves;
 mod page;
 mod report;
 mod routes;
+mod thread;
 mod tls;
 mod token;
 
@@ -28,8 +29,10 @@ pub use moves::{
     KeyReport, Lose, MaxRateRequest, MoveReport, MoveRequest, MoveState, MovesReport, NodeRequest, NodeSlotsReport, Operation, PlanReport,
     PlannedReport, RangeReport, Refused, SlotsReport, SteerRequest, TransitReport, WhereReport,
 };
+pub(crate) use moves::{conflict, wrong};
 pub use report::{LinkReport, NodeReport, NodesReport, NotReady, Readiness, Source, StatusReport, TokenReport, Trouble};
 
+pub use thread::{AdminThread, access};
 pub use tls::AdminTls;
 pub use token::{Access, AdminAccess, Token};
 
@@ -78,25 +81,22 @@ pub enum AdminError {
 pub struct Admin {
     address: SocketAddr,
     listener: TcpListener,
-    tls: Option<AdminTls>,
-    router: axum::Router,
+    options: AdminOptions,
 }
 
 impl Admin {
-    /// Takes the port. What it serves comes from `source`.
+    /// Takes the port.
     ///
     /// # Errors
     /// If the port cannot be had, or would be exposed without a token.
-    pub async fn bind(address: SocketAddr, options: AdminOptions, source: Arc<dyn Source>) -> Result<Self, AdminError> {
+    pub async fn bind(address: SocketAddr, options: AdminOptions) -> Result<Self, AdminError> {
         if !address.ip().to_canonical().is_loopback() && !matches!(*options.access.now(), Access::Given(_)) {
             return Err(AdminError::Exposed { address });
         }
         let refused = |why| AdminError::Listen { address, why };
         let listener = TcpListener::bind(address).await.map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
-        let tls = options.tls.clone();
-        let router = routes::router(source, Guard::new(address, options));
-        Ok(Self { address, listener, tls, router })
+        Ok(Self { address, listener, options })
     }
 
     /// The address listened on, with the port that the system chose if 0 was asked for.
@@ -105,18 +105,20 @@ impl Admin {
         self.address
     }
 
-    /// Serves until `shutdown` completes. Answers that are under way then get a moment to finish.
+    /// Serves what comes from `source`, until `shutdown` completes. Answers that are under way then get a moment to finish.
     ///
     /// # Errors
     /// If the listener fails for good.
-    pub async fn serve(self, shutdown: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
+    pub async fn serve(self, source: Arc<dyn Source>, shutdown: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let until = async move {
             shutdown.await;
             // Also when nobody listens any more, which is fine.
             let _ = stop.send(());
         };
-        let serving = axum::serve(BoundedListener::new(self.listener, self.tls), self.router.into_make_service_with_connect_info::<Peer>())
+        let tls = self.options.tls.clone();
+        let router = routes::router(source, Guard::new(self.address, self.options));
+        let serving = axum::serve(BoundedListener::new(self.listener, tls), router.into_make_service_with_connect_info::<Peer>())
             .with_graceful_shutdown(until)
             .into_future();
         let bound = async {

@@ -1,6 +1,7 @@
 //! Moves and nodes in the admin API: what may be asked, and what is told. As in `report`, names of fields are only ever added to.
 
 use serde::{Deserialize, Serialize};
+use switchyard_policy::migration::Side;
 
 /// What changes something, or asks about moves. The command line, the admin API and `SWITCHYARD` over RESP all come to one of these.
 #[derive(Clone, Debug, PartialEq)]
@@ -241,6 +242,15 @@ pub enum Lose {
     Target,
 }
 
+impl From<Lose> for Side {
+    fn from(lose: Lose) -> Self {
+        match lose {
+            Lose::Source => Self::Source,
+            Lose::Target => Self::Target,
+        }
+    }
+}
+
 /// Another goal for a move.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -303,6 +313,14 @@ pub enum Refused {
     Failed(String),
     /// The router does not serve (yet, or any more).
     Unavailable(String),
+}
+
+pub(crate) fn wrong(text: impl Into<String>) -> Refused {
+    Refused::Wrong(text.into())
+}
+
+pub(crate) fn conflict(text: impl Into<String>) -> Refused {
+    Refused::Conflict(text.into())
 }
 
 impl Refused {

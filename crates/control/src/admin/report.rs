@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::moves::{Operation, Refused};
 
-/// Where the admin API gets what it serves. The binary implements it over the router, which this crate does not see.
+/// Where the admin API gets what it serves: a [`crate::Fleet`].
 ///
 /// It is called on threads where blocking is allowed, and by several requests at once.
 pub trait Source: Send + Sync + 'static {
@@ -39,7 +39,7 @@ pub trait Source: Send + Sync + 'static {
 }
 
 /// The state of the router.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StatusReport {
     /// Version of Switchyard.
     pub version: String,

@@ -25,6 +25,7 @@
 
 mod fingerprint;
 mod leg;
+mod order;
 pub mod pace;
 mod planted;
 pub mod record;
@@ -39,6 +40,7 @@ use crate::topology::{MoveId, NodeId, Slot};
 
 pub use fingerprint::{Fingerprint, FingerprintHasher, FingerprintMap, FingerprintSet, Fingerprinter};
 pub use leg::Leg;
+pub use order::{Cause, How, MoveOrder};
 pub use pace::Pacer;
 #[cfg(feature = "planted-bugs")]
 pub use planted::Bug;

@@ -7,6 +7,8 @@ use std::time::Duration;
 use anyhow::anyhow;
 use clap::Args;
 use serde::Serialize;
+use switchyard_control::nodes::holdings::{FirstStart, first_start, primaries};
+use switchyard_control::nodes::servers;
 use switchyard_policy::topology::Topology;
 use switchyard_resp::units::{TIME_FORM, counted, parse_time};
 
@@ -14,8 +16,7 @@ use super::Failure;
 use super::flags::ConfigFlags;
 use super::known_fleet::KnownFleet;
 use crate::config::{Config, Resolved};
-use crate::doctor::holdings::{FirstStart, first_start, primaries};
-use crate::doctor::{Finding, Level, Needs, examine, examine_commands, look, servers};
+use crate::doctor::{Finding, Level, Needs, examine, examine_commands, look};
 
 /// Check the nodes (versions, persistence, memory, clocks, limits, rights, functions), and the commands that are called there
 #[derive(Debug, Args)]
@@ -131,7 +132,7 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
             }
             Err(error) => vec![finding(Level::Error, error.to_string(), "correct the list of nodes")],
         },
-        KnownFleet::Placed { topology, fleet } => {
+        KnownFleet::Placed { topology, processes } => {
             if let Err(error) = Topology::place(Some(topology), &config.node_names()) {
                 return vec![finding(
                     Level::Error,
@@ -140,7 +141,7 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
                 )];
             }
             // What moves have left or have in transit is in the journal, which nobody reads but the router.
-            match fleet.recognise(&config.state_dir, topology, &primaries(&resolved.nodes), patience, |_| Vec::new()) {
+            match processes.recognise(&config.state_dir, topology, &primaries(&resolved.nodes), patience, |_| Vec::new()) {
                 Ok(doubts) => {
                     let advice = "no harm where a move was under way when the router ended; else see where these keys come from";
                     doubts.into_iter().map(|doubt| finding(Level::Warning, doubt, advice)).collect()

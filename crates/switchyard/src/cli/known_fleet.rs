@@ -5,13 +5,14 @@
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use switchyard_control::Processes;
 use switchyard_control::admin::{NodesReport, TokenReport};
+use switchyard_control::members::recall;
 use switchyard_control::store::{RedbStore, Store, StoreError};
 use switchyard_policy::topology::Topology;
 
 use super::admin_client::AdminClient;
 use crate::config::Config;
-use crate::serve::{Fleet, recall};
 
 /// What is known of a fleet.
 #[derive(Debug)]
@@ -19,7 +20,7 @@ pub(super) enum KnownFleet {
     /// Its state directory has no slot map.
     Unplaced,
     /// Its state directory has one, and no router runs on it.
-    Placed { topology: Topology, fleet: Fleet },
+    Placed { topology: Topology, processes: Processes },
     /// A router runs on its state directory, and has told its nodes.
     Running,
     /// It cannot be known; the text says why.
@@ -43,7 +44,7 @@ impl KnownFleet {
                 config.apply_membership(&remembered.added, &remembered.removed)?;
                 Ok(match store.load_topology()? {
                     None => Self::Unplaced,
-                    Some(topology) => Self::Placed { topology, fleet: Fleet::load(&store)? },
+                    Some(topology) => Self::Placed { topology, processes: Processes::load(&store)? },
                 })
             }
             Err(locked @ StoreError::Locked { .. }) => {

@@ -79,7 +79,7 @@ pub(crate) enum Failure {
     /// The configuration is wrong: exit code 2.
     Config(Problems),
     /// The state directory is not the newest: exit code 3. Another start would not help.
-    Outdated(crate::serve::Outdated),
+    Outdated(switchyard_control::seat::Outdated),
 }
 
 impl fmt::Display for Failure {

@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
+use switchyard_control::nodes::holdings::{each_key, others};
+use switchyard_control::nodes::{NodeConnection, routers, servers};
 use switchyard_control::store::{RedbStore, Store};
 use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot, Topology, slot_of};
 
@@ -19,9 +21,6 @@ use super::flags::ConfigFlags;
 use super::known_fleet::KnownFleet;
 use super::table::count;
 use crate::config::plural;
-use crate::doctor::connection::NodeConnection;
-use crate::doctor::holdings::{each_key, others};
-use crate::doctor::{routers, servers};
 
 /// How long a node may take for one answer.
 const PATIENCE: Duration = Duration::from_secs(30);

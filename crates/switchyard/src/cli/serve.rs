@@ -1,10 +1,20 @@
 //! `switchyard serve`: the router.
 
 use clap::Args;
+use switchyard_control::seat::Standby;
 
 use super::flags::ConfigFlags;
 use super::{Failure, check_config};
 use crate::serve;
+
+/// Of whom a standby has its state directory.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum With {
+    /// It is the other router's own, on storage that both machines reach.
+    Shared,
+    /// It is a copy of that.
+    Copy,
+}
 
 /// Run the router
 #[derive(Debug, Args)]
@@ -32,7 +42,7 @@ pub(crate) struct Arguments {
     /// Wait until no other router serves these nodes, then take over. The state directory is the other router's own (shared), or a
     /// copy of it (copy); see docs/high-availability.md
     #[arg(long, value_name = "WITH", value_enum)]
-    standby: Option<serve::Standby>,
+    standby: Option<With>,
 
     /// Make a slot map at a first start although another router serves the nodes. Keys are found only as long as neither moves any: for
     /// measurements
@@ -48,5 +58,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.test_conf {
         return check_config::print(&arguments.flags);
     }
-    serve::run(arguments.flags.sources(), arguments.standby, arguments.beside_another_router)
+    let standby = arguments.standby.map(|with| match with {
+        With::Shared => Standby::Shared,
+        With::Copy => Standby::Copy,
+    });
+    serve::run(arguments.flags.sources(), standby, arguments.beside_another_router)
 }

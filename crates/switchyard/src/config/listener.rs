@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use switchyard_router::{Bounds, KeyLimit, ListenAddress, ListenerSettings, Reads};
 
+use super::Endpoint;
 use super::Origin;
-use super::endpoint::Endpoint;
 
 /// Permissions of a Unix socket's file, unless told otherwise: only the user that Switchyard runs as.
 pub(crate) const SOCKET_MODE: u32 = 0o600;

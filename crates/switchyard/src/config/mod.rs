@@ -3,7 +3,6 @@
 //! No serde here: deriving would read the file in fewer lines, but could not report every mistake at once, name the nearest
 //! key of the *right* section, keep flags and file on one path, or say in `check-config` and at reload what came from where.
 
-mod endpoint;
 mod file;
 mod keys;
 mod listener;
@@ -22,30 +21,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use switchyard_policy::migration::{Durability, Goal};
-use switchyard_router::{Cluster, ListenAddress, ListenerSettings, Live, NodeAccess, NodeTls, Secret, ServerTls, Users};
+use switchyard_control::moves::MovesConfig;
+pub(crate) use switchyard_control::nodes::{Endpoint, NODE_PORT, NodeAddress, SentinelAddress, SentinelPlace};
+use switchyard_router::{Cluster, ListenAddress, ListenerSettings, Live, Secret, ServerTls, Users};
 use tracing_subscriber::EnvFilter;
 
-pub(crate) use endpoint::Endpoint;
 pub(crate) use keys::Takes;
-pub(crate) use keys::moves::{DURABILITIES, name_of, named};
 pub(crate) use listener::ListenPlace;
 use listener::{LimitConfig, ListenerConfig};
 use memory::MemoryMax;
 pub(crate) use raw::Raw;
 pub(crate) use secret::SecretSource;
 pub(crate) use show::{example, render};
-pub(crate) use switchyard_resp::units::{counted, describe_size, plural};
+pub(crate) use switchyard_resp::units::{counted, plural};
 use tls::{NodeFiles, ServerFiles};
 pub(crate) use tls::{certificates_in, provider, trusted_certificates};
 
-/// The address of a node as its name: with its port.
-pub(crate) fn parse_endpoint(text: &str) -> Result<String, String> {
-    Endpoint::parse(text, Some(NODE_PORT)).map(|endpoint| endpoint.to_string())
-}
-
-/// Port of a node whose address names none: that of Redis.
-pub(crate) const NODE_PORT: u16 = 6379;
 /// Port that clients connect to by default: next to Redis's, so that both can run on one machine.
 pub(crate) const DATA_PORT: u16 = 6380;
 /// Port of the admin API by default.
@@ -111,23 +102,6 @@ pub(crate) struct NodeConfig {
     sentinels: Vec<Endpoint>,
     weight: Option<u32>,
     origin: Option<Origin>,
-}
-
-/// How data moves, where a move does not say.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct MovesConfig {
-    pub(crate) goal: Goal,
-    /// Bytes per second.
-    pub(crate) max_rate: Option<u64>,
-    pub(crate) durability: Durability,
-    /// Moves in which a node takes part at once.
-    pub(crate) per_node_max: usize,
-}
-
-impl Default for MovesConfig {
-    fn default() -> Self {
-        Self { goal: Goal::default(), max_rate: None, durability: Durability::default(), per_node_max: 1 }
-    }
 }
 
 impl NodeConfig {
@@ -768,52 +742,6 @@ impl Config {
             problems.push(self.problem("admin.listen", format!("{address} is also where clients connect; choose another port")));
         }
         Some(address)
-    }
-}
-
-/// A node that can be connected to; its number is given by the topology.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct NodeAddress {
-    pub(crate) name: String,
-    /// `None`: Sentinels say where it is.
-    pub(crate) address: Option<SocketAddr>,
-    pub(crate) username: Option<String>,
-    pub(crate) password: Option<Secret>,
-    pub(crate) tls: Option<NodeTls>,
-    pub(crate) replicas: Vec<SocketAddr>,
-    pub(crate) sentinel: Option<SentinelAddress>,
-    /// Share of the slots, beside those of the others.
-    pub(crate) weight: u32,
-}
-
-/// Who knows where a node's primary is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SentinelAddress {
-    /// The name that they know it by.
-    pub(crate) master: String,
-    pub(crate) sentinels: Vec<SentinelPlace>,
-    pub(crate) username: Option<String>,
-    pub(crate) password: Option<Secret>,
-}
-
-/// One Sentinel.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SentinelPlace {
-    pub(crate) address: SocketAddr,
-    /// For a TLS connection to it.
-    pub(crate) tls: Option<NodeTls>,
-}
-
-impl NodeAddress {
-    /// The same as the router takes it.
-    pub(crate) fn access(&self) -> NodeAccess {
-        NodeAccess {
-            name: self.name.clone(),
-            address: self.address,
-            username: self.username.clone(),
-            password: self.password.clone(),
-            tls: self.tls.clone(),
-        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use switchyard_router::EmptyReturn;
 
 use super::Config;
-use super::endpoint::Endpoint;
+use super::Endpoint;
 use super::keys::{GB, HOUR, Key, Section, Takes, key, list, quoted, size, time};
 
 pub(super) const CROSS_SLOT: &[Key<Config>] = &[key!(

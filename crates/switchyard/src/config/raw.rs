@@ -6,10 +6,10 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use switchyard_control::nodes::{ENDPOINT_FORM, Endpoint};
 use switchyard_resp::units::{self, SIZE_FORM, TIME_FORM};
 use toml::de::DeValue;
 
-use super::endpoint::{ENDPOINT_FORM, Endpoint};
 use super::listener::ListenPlace;
 
 /// A value whose type is not yet known to be right.

@@ -1,10 +1,10 @@
 //! The judgements: from what the nodes said to what is wrong and what to do.
 
-use crate::config::counted;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use super::{Finding, Level, Needs, Seen};
+use crate::config::counted;
 
 /// A clock that is further off is told.
 const SKEW_MS: i64 = 1000;

@@ -1,16 +1,11 @@
 //! Asks a node everything that is judged.
 
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use switchyard_router::{NodeAccess, is_checked_library};
-
-use crate::config::{NodeAddress, SentinelAddress, SentinelPlace};
+use switchyard_control::nodes::{Answer, NodeConnection, Server, direct_clients, functions, routers};
 
 use super::Seen;
-use super::connection::{Answer, NodeConnection};
-use super::direct::{direct_clients, routers};
 
 /// How long one question may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -83,94 +78,12 @@ const SETTINGS: &[&str] = &[
     "tracking-table-max-keys",
 ];
 
-/// A server to look at.
-#[derive(Clone, Debug)]
-pub(crate) struct Server {
-    pub(crate) access: NodeAccess,
-    /// For a replica: the primary that it should follow.
-    replica_of: Option<SocketAddr>,
-}
-
-/// Libraries of functions: their code by name, and those without the router's check.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Functions {
-    pub(crate) code: BTreeMap<String, String>,
-    pub(crate) unchecked: Vec<String>,
-}
-
-/// The libraries that a node has.
-pub(crate) fn functions(connection: &mut NodeConnection) -> Option<Functions> {
-    let list = connection.ask(&["FUNCTION", "LIST", "WITHCODE"]).ok().filter(|a| a.error().is_none())?;
-    let mut functions = Functions::default();
-    for library in list.items() {
-        let fields: Vec<Answer> = library.items();
-        let field = |name: &str| fields.iter().position(|f| f.text() == name).and_then(|at| fields.get(at + 1));
-        let (Some(name), Some(code)) = (field("library_name"), field("library_code")) else { continue };
-        if !is_checked_library(code.bytes()) {
-            functions.unchecked.push(name.text());
-        }
-        functions.code.insert(name.text(), code.text());
-    }
-    Some(functions)
-}
-
 fn pairs(text: &str) -> BTreeMap<String, String> {
     text.lines().filter_map(|l| l.trim().split_once(':')).map(|(k, v)| (k.to_owned(), v.to_owned())).collect()
 }
 
 fn now_ms() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| i64::try_from(t.as_millis()).unwrap_or(i64::MAX))
-}
-
-/// The servers of a node as they are now: the primary first.
-pub(crate) fn servers(node: &NodeAddress) -> Vec<Server> {
-    let access = node.access();
-    let (primary, replicas) = match &node.sentinel {
-        Some(sentinel) => sentinel.sentinels.iter().find_map(|place| told_by_sentinel(sentinel, place)).unwrap_or((None, Vec::new())),
-        None => {
-            let is_primary = |address: &SocketAddr| {
-                let candidate = NodeAccess { address: Some(*address), ..access.clone() };
-                let role = NodeConnection::open(&candidate, PATIENCE).ok().and_then(|mut c| c.ask(&["ROLE"]).ok());
-                role.is_some_and(|role| role.items().first().is_some_and(|r| r.text() == "master"))
-            };
-            let all: Vec<SocketAddr> = access.address.iter().chain(&node.replicas).copied().collect();
-            // Without replicas there is nothing to find out.
-            let primary = if node.replicas.is_empty() { None } else { all.iter().copied().find(is_primary) };
-            (primary, all)
-        }
-    };
-    let primary = primary.or(access.address);
-    let mut servers = vec![Server { access: NodeAccess { address: primary, ..access.clone() }, replica_of: None }];
-    for address in replicas.into_iter().filter(|address| Some(*address) != primary) {
-        let name = format!("{} replica {address}", node.name);
-        servers.push(Server { access: NodeAccess { name, address: Some(address), ..access.clone() }, replica_of: primary });
-    }
-    servers
-}
-
-/// Primary and replicas, as one Sentinel knows them. `None`: it does not answer.
-fn told_by_sentinel(group: &SentinelAddress, place: &SentinelPlace) -> Option<(Option<SocketAddr>, Vec<SocketAddr>)> {
-    let access = NodeAccess {
-        name: group.master.clone(),
-        address: Some(place.address),
-        username: group.username.clone(),
-        password: group.password.clone(),
-        tls: place.tls.clone(),
-    };
-    let mut connection = NodeConnection::open(&access, PATIENCE).ok()?;
-    let resolve = |host: &str, port: &str| (host, port.parse().ok()?).to_socket_addrs().ok()?.next();
-    let answer = connection.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &group.master]).ok()?;
-    let primary = match answer.items().as_slice() {
-        [host, port] => resolve(&host.text(), &port.text()),
-        _ => None,
-    };
-    let answer = connection.ask(&["SENTINEL", "REPLICAS", &group.master]).ok()?;
-    let replica = |answer: &Answer| {
-        let fields: Vec<String> = answer.items().iter().map(Answer::text).collect();
-        let field = |name: &str| fields.chunks_exact(2).find(|pair| pair[0] == name).map(|pair| pair[1].clone());
-        resolve(&field("ip")?, &field("port")?)
-    };
-    Some((primary, answer.items().iter().filter_map(replica).collect()))
 }
 
 /// Looks at one server.

@@ -4,17 +4,14 @@
 
 mod application;
 mod checks;
-pub(crate) mod connection;
-mod direct;
-pub(crate) mod holdings;
 mod look;
 
 pub(crate) use application::examine_commands;
 pub(crate) use checks::examine;
-pub(crate) use direct::{DirectClient, LOOKING, direct_clients, redis_version, routers};
-pub(crate) use look::{Functions, Server, functions, look, servers};
+pub(crate) use look::look;
 
 use serde::Serialize;
+use switchyard_control::nodes::{DirectClient, Functions};
 
 /// How bad something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -4,21 +4,12 @@
 //! the data plane; "reload", which may wait for name servers and for the drain barrier; and the main thread, which waits for
 //! signals.
 
-mod admin;
-mod care;
-mod failover;
-mod first;
-mod fleet;
 mod holder;
 mod limits;
 mod log_queue;
 mod logs;
 mod metrics;
-mod moves;
-mod placement;
 mod reload;
-mod running;
-mod seat;
 mod users;
 
 use std::fmt::Write;
@@ -30,7 +21,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use sd_notify::NotifyState;
-use switchyard_control::admin::{AdminAccess, AdminOptions, AdminTls};
+use switchyard_control::admin::{self, AdminAccess, AdminError, AdminOptions, AdminThread, AdminTls, Source};
+use switchyard_control::care::Care;
+use switchyard_control::failover::{self, Observer, Watched};
+use switchyard_control::first_start;
+use switchyard_control::journal::Sync;
+use switchyard_control::members::{self, FleetFacts};
+use switchyard_control::moves::{Moves, MovesThread};
+use switchyard_control::nodes::holdings::primaries;
+use switchyard_control::operator;
+use switchyard_control::placement::{self, Placement};
+use switchyard_control::seat::{self, Replaced, SeatThread, Seats, Standby};
+use switchyard_control::{Fleet, Processes, Running};
 use switchyard_policy::topology::Topology;
 use switchyard_router::{ColocatePort, ListenAddress, Router, Settings, StartError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -38,20 +40,9 @@ use tracing::{error, info, warn};
 
 use crate::cli::Failure;
 use crate::config::{Config, NodeAddress, Sources, counted};
-use crate::doctor::holdings::primaries;
-use admin::AdminThread;
-use failover::{Observer, Watched};
-pub(crate) use fleet::Fleet;
 pub(crate) use log_queue::flush as flush_log;
 use logs::Logs;
-pub(crate) use moves::recall;
-use moves::{Joined, Members, Moves, MovesThread, ReloadAsk, RespOperator};
-use placement::Placement;
-use reload::Reloader;
-use running::Running;
-pub(crate) use seat::{Outdated, Standby};
-use seat::{Replaced, SeatThread, Seats};
-use users::UsersPort;
+use reload::{Ask, Asks, Reloader};
 
 /// Runs the router until SIGTERM or SIGINT; a standby first waits until no other serves the nodes. `beside`: a first start does not look whether one does.
 pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> Result<(), Failure> {
@@ -62,20 +53,20 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     // The state directory first: whoever has it, has the right to route to these nodes. The ports next, so that a start that
     // is refused anyway leaves no slot map behind.
     let running = Arc::new(Running::default());
-    let open = || Placement::open(&config, Arc::clone(&running));
+    let open = || Placement::open(&config.state_dir, Arc::clone(&running));
     // A standby may wait for long, so signals mean something to it already.
-    let mut waits = match standby {
+    let mut signal_wait = match standby {
         Some(_) => Some(SignalWait::new()?),
         None => None,
     };
-    let opened = match &mut waits {
-        Some(waits) => seat::wait_for_directory(open, waits)?,
+    let opened = match &mut signal_wait {
+        Some(waits) => seat::wait_for_directory(open, &mut |what, period| waits.pause(what, period))?,
         None => Some(open()?),
     };
     let Some(placement) = opened.map(Arc::new) else { return Ok(()) };
     let read = config.clone();
-    let remembered = moves::remember(placement.store(), &read.node_names(), None)?;
-    if remembered != moves::Remembered::default() {
+    let remembered = members::remember(placement.store(), &read.node_names(), None)?;
+    if remembered != members::Remembered::default() {
         reload::tell_ignored(&config.apply_membership(&remembered.added, &remembered.removed)?);
         resolved = config.resolve(|_| None)?;
     }
@@ -88,39 +79,43 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         }
     }
     // First of all whether another router serves the nodes: what they hold can change until that is over.
-    let Some(found) = seat::look(placement.store(), &config.state_dir, &resolved.nodes, standby.zip(waits.as_mut()))? else {
+    let mut wait = signal_wait.as_mut().map(|waits| |what: &str, period| waits.pause(what, period));
+    let standby = standby.zip(wait.as_mut().map(|wait| wait as seat::Wait<'_>));
+    let Some(found) = seat::look(placement.store(), &config.state_dir, &resolved.nodes, standby)? else {
         return Ok(());
     };
     // Nobody is served before this is over.
-    let patience = resolved.live.connect_timeout.min(first::PATIENCE);
+    let patience = resolved.live.connect_timeout.min(first_start::PATIENCE);
     let beginning = match placement.topology() {
-        None => Some(first::begin(&resolved.nodes, patience, beside)?),
+        None => Some(first_start::begin(&resolved.nodes, patience, beside, tell_look)?),
         Some(_) => None,
     };
-    let start = placement.next_incarnation()?;
     let admin_tls = resolved.admin_tls.as_ref().map(|tls| AdminTls::new(tls.config.clone()));
     let admin_access = AdminAccess::new(admin::access(resolved.admin_token.as_ref(), &config.state_dir));
     let options = AdminOptions { access: admin_access.clone(), host_names: config.admin_host_names.clone(), tls: admin_tls.clone() };
-    let mut admin = AdminThread::bind(resolved.admin, options, Arc::clone(&running), start)?;
+    let mut admin = AdminThread::bind(resolved.admin, options).map_err(explain_admin)?;
     let (asks, asked) = mpsc::sync_channel(4);
-    // From here on the map says what the journal says: what is open is in transit before the first worker sees it, and nodes that take part stay.
-    let moves = Moves::open(&config.state_dir, Arc::clone(&placement), Arc::clone(&running), Members(asks.clone()))?;
-    moves.tune(&config, &resolved.nodes);
-    let fleet = Arc::new(Fleet::load(placement.store())?);
+    let list = Arc::new(Asks(asks.clone()));
+    let (sync, about) = (waits_for_disk(), metrics::add_process);
+    let fleet = Fleet::open(&config.state_dir, Arc::clone(&running), Arc::clone(&placement), list, sync, about)?;
+    let moves = Arc::clone(&fleet.moves);
+    moves.tune(&config.moves, config.command_timeout());
+    fleet.operator.tune(&resolved.nodes);
+    let processes = Arc::new(Processes::load(placement.store())?);
     let held = match (beginning, placement.topology()) {
-        (Some(first::Beginning { topology, held }), _) => {
+        (Some(first_start::Beginning { topology, held }), _) => {
             placement.begin(topology, held.is_some())?;
             held
         }
         (None, Some(topology)) => {
             let doubts =
-                fleet.recognise(&config.state_dir, &topology, &primaries(&resolved.nodes), patience, |node| moves.left_at(node))?;
+                processes.recognise(&config.state_dir, &topology, &primaries(&resolved.nodes), patience, |node| moves.left_at(node))?;
             doubts.iter().for_each(|doubt| warn!("{doubt}"));
             None
         }
         (None, None) => None,
     };
-    let seats = Arc::new(Seats::take(&placement, &moves, &found)?);
+    let seats = Arc::new(Seats::take(&placement, &moves.site(), !moves.open_ids().is_empty(), &found)?);
     let out = newly_listed_that_stay_out(placement.topology().as_deref(), &resolved.nodes, moves.site(), patience);
     let wanted: Vec<String> = config.node_names().into_iter().filter(|name| !out.contains(name)).collect();
     let settled = placement.settle(&wanted, |_| {})?;
@@ -143,7 +138,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         Err(why) => return Err(Failure::Failed(anyhow!(why))),
     }
 
-    let SignalWait { runtime, mut signals, reload_wanted } = match waits {
+    let SignalWait { runtime, mut signals, reload_wanted } = match signal_wait {
         Some(waits) => waits,
         None => SignalWait::new()?,
     };
@@ -157,14 +152,14 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         site: moves.site(),
         seat: Some(seats.seat()),
         servers: watched.iter().map(Watched::servers).collect(),
-        processes: fleet.of(&topology),
+        processes: processes.of(&topology),
         held: held.clone(),
         live: live.clone(),
     };
     let router = Router::start(settings, Arc::clone(&topology)).map_err(explain_start)?;
-    router.set_operator(RespOperator::start(Arc::clone(&moves))?);
+    router.set_operator(operator::listen(Arc::clone(&fleet.operator))?);
     let configured = Arc::new(Mutex::new(config.clone()));
-    router.set_users_port(UsersPort::start(Arc::clone(&running), Arc::clone(&configured))?);
+    router.set_users_port(users::listen(Arc::clone(&running), Arc::clone(&configured))?);
     router.set_colocate_port(Arc::clone(&moves) as Arc<dyn ColocatePort>);
     let addresses: Vec<String> = router
         .listeners()
@@ -174,12 +169,12 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         .collect();
     running.set(router, Arc::clone(&topology));
     running.set_seats(Arc::clone(&seats));
-    admin.serve(Arc::clone(&moves));
+    admin.serve(Arc::clone(&fleet) as Arc<dyn Source>);
     let (seat_thread, mut replaced) = SeatThread::start(seats, Arc::clone(&running))?;
     let executor = moves.start()?;
 
     info!(
-        start,
+        start = fleet.incarnation,
         epoch = topology.epoch(),
         state_dir = %config.state_dir.display(),
         "{}",
@@ -190,27 +185,15 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     let look = match held {
         Some(held) => {
             let own = (!beside).then(|| moves.site());
-            Some(first::Look::start(Arc::clone(&placement), Arc::clone(&running), connect_timeout, own, held)?)
+            Some(first_start::Look::start(Arc::clone(&placement), Arc::clone(&running), connect_timeout, own, held, tell_look)?)
         }
         None => None,
     };
-    let care = care::Care::start(Arc::clone(&running), fleet, Arc::clone(placement.store()))?;
+    let care = Care::start(Arc::clone(&running), processes, Arc::clone(placement.store()))?;
     let observer = Observer::start(watched, Arc::clone(placement.store()), Arc::clone(&running))?;
     let nodes = resolved.nodes;
-    let reloader = Reloader {
-        sources,
-        live,
-        nodes,
-        observer,
-        placement,
-        logs,
-        read,
-        config: config.clone(),
-        configured,
-        admin_tls,
-        admin_access,
-        moves: Arc::clone(&moves),
-    };
+    let reloader =
+        Reloader { sources, live, nodes, observer, logs, read, config: config.clone(), configured, admin_tls, admin_access, fleet };
     let reloads = start_reloads(reloader, Arc::clone(&running), asks, asked)?;
     if reload_wanted {
         reloads.ask();
@@ -220,13 +203,24 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         return Err(Failure::Failed(anyhow!("{why}. This router ends; clients find the other one when they connect again")));
     }
     notify(&[NotifyState::Stopping]);
-    look.into_iter().for_each(first::Look::stop);
+    look.into_iter().for_each(first_start::Look::stop);
     care.stop();
     stop(&runtime, &mut signals, &running, (&moves, executor), reloads.shutdown_timeout())?;
     seat_thread.stop();
     admin.stop();
     reloads.stop();
     Ok(())
+}
+
+/// Set by benchmarks that measure what waiting for the disk costs. Not a key of the configuration: nobody should find it there.
+const UNSAFE_JOURNAL: &str = "SWITCHYARD_BENCH_UNSAFE_JOURNAL";
+
+fn waits_for_disk() -> Sync {
+    if std::env::var_os(UNSAFE_JOURNAL).is_none() {
+        return Sync::Always;
+    }
+    warn!("{UNSAFE_JOURNAL} is set: moves do not wait for the disk, and a power cut while one is under way loses keys");
+    Sync::Never
 }
 
 /// Of nodes that the configuration lists and the slot map does not have, those that may not join.
@@ -237,7 +231,7 @@ fn newly_listed_that_stay_out(topology: Option<&Topology>, nodes: &[NodeAddress]
         return Vec::new();
     }
     let placed: Vec<NodeAddress> = placed.into_iter().cloned().collect();
-    Joined::ask(&primaries(&placed), site, patience).refuse(&newly, patience)
+    FleetFacts::ask(&primaries(&placed), site, patience).refuse(&newly, patience)
 }
 
 fn ready_line(addresses: &[String], config: &Config, admin: SocketAddr) -> String {
@@ -282,6 +276,14 @@ fn explain_listen(address: SocketAddr, what: &str, flag: &str, source: io::Error
     anyhow!("cannot listen on {address} for {what}: {source}: {advice}")
 }
 
+fn explain_admin(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast() {
+        Ok(AdminError::Listen { address, why }) => explain_listen(address, "the admin API", "--admin", why),
+        Ok(exposed @ AdminError::Exposed { .. }) => anyhow!(exposed),
+        Err(other) => other,
+    }
+}
+
 fn explain_start(error: StartError) -> anyhow::Error {
     match error {
         StartError::Listen { address: ListenAddress::Tcp(address), why } => explain_listen(address, "clients", "--listen", why),
@@ -299,12 +301,21 @@ fn notify(state: &[NotifyState<'_>]) {
     }
 }
 
+/// How much longer systemd is to wait for a look at the nodes that goes on.
+const EXTENSION: Duration = Duration::from_secs(60);
+
+/// How far a first start's look at the nodes has come.
+fn tell_look(progress: &str) {
+    info!("{progress}");
+    notify(&[NotifyState::ExtendTimeoutUsec(EXTENSION.as_micros() as u32)]);
+}
+
 /// How long the store may take to close: milliseconds, unless a reload is under way.
 const STORE_CLOSE_BOUND: Duration = Duration::from_secs(1);
 
 /// The thread that reloads, one after another.
 struct Reloads {
-    requests: mpsc::SyncSender<ReloadAsk>,
+    requests: mpsc::SyncSender<Ask>,
     /// Ends the thread, which others may ask as well.
     stopping: Arc<AtomicBool>,
     /// Closed when the thread has ended, and with it the store.
@@ -316,7 +327,7 @@ struct Reloads {
 impl Reloads {
     /// Asks for a reload. One that is waiting already will read the newest file, so more need not wait.
     fn ask(&self) {
-        match self.requests.try_send(ReloadAsk::Reload) {
+        match self.requests.try_send(Ask::Reload) {
             Ok(()) | Err(mpsc::TrySendError::Full(_)) => {}
             Err(mpsc::TrySendError::Disconnected(_)) => {
                 error!("the reload thread has ended; restart to change the configuration")
@@ -328,7 +339,7 @@ impl Reloads {
     fn stop(self) {
         self.stopping.store(true, Ordering::Release);
         // Only to wake it; if it is busy it will see.
-        let _ = self.requests.try_send(ReloadAsk::Reload);
+        let _ = self.requests.try_send(Ask::Reload);
         let _ = self.ended.recv_timeout(STORE_CLOSE_BOUND);
     }
 
@@ -340,8 +351,8 @@ impl Reloads {
 fn start_reloads(
     reloader: Reloader,
     running: Arc<Running>,
-    requests: mpsc::SyncSender<ReloadAsk>,
-    asked: mpsc::Receiver<ReloadAsk>,
+    requests: mpsc::SyncSender<Ask>,
+    asked: mpsc::Receiver<Ask>,
 ) -> anyhow::Result<Reloads> {
     let stopping = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stopping);
@@ -357,12 +368,12 @@ fn start_reloads(
                 if stopped.load(Ordering::Acquire) {
                     return;
                 }
-                if let ReloadAsk::Change(change, done) = ask {
+                if let Ask::Change(change, done) = ask {
                     // If nobody waits for it any more, it is done all the same.
                     let _ = done.send(reloader.change_members(&change, &running));
                     continue;
                 }
-                if let ReloadAsk::Find(name, told) = ask {
+                if let Ask::Find(name, told) = ask {
                     let _ = told.send(reloader.find(&name));
                     continue;
                 }
@@ -440,8 +451,10 @@ impl SignalWait {
         Ok(Self { runtime, signals, reload_wanted: false })
     }
 
-    /// Waits so long. False if the process was asked to stop meanwhile.
-    fn pause(&mut self, period: Duration) -> bool {
+    /// Waits so long, and says what for. False if the process was asked to stop meanwhile.
+    fn pause(&mut self, what: &str, period: Duration) -> bool {
+        // A standby that waits is ready, and alive.
+        notify(&[NotifyState::Ready, NotifyState::Watchdog, NotifyState::Status(what)]);
         let Self { runtime, signals, reload_wanted } = self;
         let Signals { hangup, terminate, interrupt, .. } = signals;
         runtime.block_on(async {

@@ -6,24 +6,57 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use switchyard_control::admin::{Access, AdminAccess, AdminTls};
+use switchyard_control::admin::{self, Access, AdminAccess, AdminTls};
+use switchyard_control::failover::{self, Observer, Watched};
+use switchyard_control::members::{FleetFacts, MemberChange, NodeList, remember};
+use switchyard_control::nodes::NodeConnection;
+use switchyard_control::placement;
+use switchyard_control::{Fleet, Running};
 use switchyard_policy::topology::{NodeId, Topology};
 use switchyard_router::{Live, NodeAccess, Secret, Servers};
 use tracing::{error, info, warn};
 
-use super::admin;
-use super::failover::{self, Observer, Watched};
 use super::limits;
 use super::logs::Logs;
-use super::moves::{MemberChange, Moves, remember};
-use super::placement::{self, Placement};
-use super::running::Running;
 use super::users::Configured;
 use crate::config::{Config, NodeAddress, Sources, Takes};
-use crate::doctor::connection::NodeConnection;
+
+/// What the thread that reloads is asked.
+#[derive(Debug)]
+pub(super) enum Ask {
+    /// Read the configuration again.
+    Reload,
+    /// Say how a server would be reached if it were a node.
+    Find(String, mpsc::SyncSender<Result<NodeAddress, String>>),
+    /// Change the list of nodes, and say what came of it.
+    Change(MemberChange, mpsc::SyncSender<Result<(), String>>),
+}
+
+/// Asks the thread that reloads, the only one that changes the list of nodes.
+#[derive(Clone, Debug)]
+pub(super) struct Asks(pub(super) mpsc::SyncSender<Ask>);
+
+impl Asks {
+    fn answered<T>(&self, ask: impl FnOnce(mpsc::SyncSender<Result<T, String>>) -> Ask) -> Result<T, String> {
+        let (told, outcome) = mpsc::sync_channel(1);
+        let ended = || "the router is stopping".to_owned();
+        self.0.send(ask(told)).map_err(|_| ended())?;
+        outcome.recv().map_err(|_| ended())?
+    }
+}
+
+impl NodeList for Asks {
+    fn find(&self, name: &str) -> Result<NodeAddress, String> {
+        self.answered(|told| Ask::Find(name.to_owned(), told))
+    }
+
+    fn change(&self, change: MemberChange) -> Result<(), String> {
+        self.answered(|told| Ask::Change(change, told))
+    }
+}
 
 /// What a reload needs to know of the present.
 pub(super) struct Reloader {
@@ -34,7 +67,6 @@ pub(super) struct Reloader {
     /// The same, for those who ask meanwhile.
     pub(super) configured: Configured,
     pub(super) live: Live,
-    pub(super) placement: Arc<Placement>,
     pub(super) logs: Logs,
     /// The nodes as they are configured, with their replicas.
     pub(super) nodes: Vec<NodeAddress>,
@@ -43,7 +75,7 @@ pub(super) struct Reloader {
     pub(super) admin_tls: Option<AdminTls>,
     /// Who may do what at the admin port.
     pub(super) admin_access: AdminAccess,
-    pub(super) moves: Arc<Moves>,
+    pub(super) fleet: Arc<Fleet>,
 }
 
 /// How often the drain barrier is looked at.
@@ -73,7 +105,7 @@ impl Reloader {
     /// Lets a node join or go. What else has changed in the file waits for a reload.
     pub(super) fn change_members(&mut self, change: &MemberChange, running: &Arc<Running>) -> Result<(), String> {
         let listed = self.read.node_names();
-        let store = Arc::clone(self.placement.store());
+        let store = Arc::clone(self.fleet.placement.store());
         let said = |error: anyhow::Error| format!("{error:#}");
         remember(&store, &listed, Some(change)).map_err(said)?;
         self.apply_read(self.read.clone(), running, Some(change)).map(drop).map_err(|problems| {
@@ -90,7 +122,7 @@ impl Reloader {
     /// How a server would be reached if it were a node.
     pub(super) fn find(&self, name: &str) -> Result<NodeAddress, String> {
         let mut config = self.read.clone();
-        let remembered = remember(self.placement.store(), &config.node_names(), None).map_err(|error| format!("{error:#}"))?;
+        let remembered = remember(self.fleet.placement.store(), &config.node_names(), None).map_err(|error| format!("{error:#}"))?;
         let added: Vec<String> = remembered.added.into_iter().chain([name.to_owned()]).collect();
         let removed: Vec<String> = remembered.removed.into_iter().filter(|removed| removed != name).collect();
         let joined = |problems| told(problems).join("; ");
@@ -118,11 +150,14 @@ impl Reloader {
     /// Nodes of the configuration that do not join: without slots, and with something that speaks against it. One that an operator has named was looked at
     /// before (`change`); the others then wait for a reload.
     fn staying_out(&self, nodes: &[NodeAddress], change: Option<&MemberChange>) -> Vec<String> {
-        let Some(topology) = self.placement.topology() else { return Vec::new() };
+        let Some(topology) = self.fleet.placement.topology() else { return Vec::new() };
         let newly: Vec<&NodeAddress> = nodes.iter().filter(|node| topology.nodes().all(|known| known.name != node.name)).collect();
-        match (change, self.moves.fleet(&topology)) {
-            _ if newly.is_empty() => Vec::new(),
-            (None, Some(fleet)) => fleet.refuse(&newly, self.moves.patience()),
+        if newly.is_empty() {
+            return Vec::new();
+        }
+        let (moves, running) = (&self.fleet.moves, &self.fleet.running);
+        match (change, FleetFacts::of(running, &topology, moves.site(), moves.patience())) {
+            (None, Some(facts)) => facts.refuse(&newly, moves.patience()),
             (change, _) => {
                 let is_named = |name: &String| matches!(change, Some(MemberChange::Add(named)) if named == name);
                 newly.into_iter().map(|node| node.name.clone()).filter(|name| !is_named(name)).collect()
@@ -131,7 +166,7 @@ impl Reloader {
     }
 
     fn apply_read(&mut self, mut config: Config, running: &Arc<Running>, change: Option<&MemberChange>) -> Result<usize, Vec<String>> {
-        let remembered = remember(self.placement.store(), &config.node_names(), None).map_err(|error| vec![format!("{error:#}")])?;
+        let remembered = remember(self.fleet.placement.store(), &config.node_names(), None).map_err(|error| vec![format!("{error:#}")])?;
         tell_ignored(&config.apply_membership(&remembered.added, &remembered.removed).map_err(told)?);
         let changes = config.changes_since(&self.config);
         config.keep_until_restart(&self.config);
@@ -149,7 +184,7 @@ impl Reloader {
         let out = self.staying_out(&resolved.nodes, change);
         let wanted: Vec<String> = config.node_names().into_iter().filter(|name| !out.contains(name)).collect();
         let mut both = live.clone();
-        let settled = self.placement.settle(&wanted, |settled| {
+        let settled = self.fleet.placement.settle(&wanted, |settled| {
             live.nodes = placement::access(&settled.topology, &resolved.nodes);
             self.keep_what_works(&mut live);
             both = live.clone();
@@ -160,7 +195,8 @@ impl Reloader {
             }
         });
         let settled = settled.map_err(|error| vec![format!("{error:#}")])?;
-        self.moves.tune(&config, &resolved.nodes);
+        self.fleet.moves.tune(&config.moves, config.command_timeout());
+        self.fleet.operator.tune(&resolved.nodes);
         for warning in resolved.warnings.iter().chain(&lowered) {
             warn!("{warning}");
         }
@@ -247,7 +283,7 @@ impl Reloader {
             self.nodes = nodes;
             return Ok(());
         }
-        let store = Arc::clone(self.placement.store());
+        let store = Arc::clone(self.fleet.placement.store());
         let watched = failover::watched(topology, &nodes, &store)?;
         // The one before must not tell the router anything after this.
         self.observer = Observer::default();

@@ -4,59 +4,31 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::Context;
+use switchyard_control::Running;
+use switchyard_control::operator::CommandThread;
 use switchyard_resp::encode;
-use switchyard_router::{OperatorCommand, OperatorPort, Users};
+use switchyard_router::{OperatorCommand, Users};
 use tracing::warn;
 
-use super::running::Running;
 use crate::config::Config;
-
-/// Commands that may wait; beyond it somebody is asking in a loop.
-const WAITING_MAX: usize = 64;
 
 /// The configuration in force.
 pub(super) type Configured = Arc<Mutex<Config>>;
 
-/// Takes commands from the workers.
-#[derive(Debug)]
-pub(super) struct UsersPort {
-    commands: mpsc::SyncSender<OperatorCommand>,
-}
-
-impl UsersPort {
-    /// Starts the thread.
-    pub(super) fn start(running: Arc<Running>, config: Configured) -> anyhow::Result<Arc<Self>> {
-        let (commands, given) = mpsc::sync_channel::<OperatorCommand>(WAITING_MAX);
-        std::thread::Builder::new()
-            .name("users".to_owned())
-            .spawn(move || {
-                for command in given {
-                    let config = config.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                    let mut out = Vec::new();
-                    match execute(&running, &config, &command) {
-                        Ok(Done::Ok) => encode::simple(&mut out, "OK"),
-                        Ok(Done::Count(count)) => encode::integer(&mut out, count as i64),
-                        Err(why) => encode::error(&mut out, &why.replace(['\r', '\n'], " ")),
-                    }
-                    command.answer(&out);
-                }
-            })
-            .context("cannot start a thread")?;
-        Ok(Arc::new(Self { commands }))
-    }
-}
-
-impl OperatorPort for UsersPort {
-    fn take(&self, command: OperatorCommand) {
-        if let Err(mpsc::TrySendError::Full(command) | mpsc::TrySendError::Disconnected(command)) = self.commands.try_send(command) {
-            let mut out = Vec::new();
-            encode::error(&mut out, "ERR too many commands of this kind wait; try again");
-            command.answer(&out);
+/// Starts the thread that changes users.
+pub(super) fn listen(running: Arc<Running>, config: Configured) -> anyhow::Result<Arc<CommandThread>> {
+    CommandThread::start("users", move |command| {
+        let config = config.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut out = Vec::new();
+        match execute(&running, &config, command) {
+            Ok(Done::Ok) => encode::simple(&mut out, "OK"),
+            Ok(Done::Count(count)) => encode::integer(&mut out, count as i64),
+            Err(why) => encode::error(&mut out, &why.replace(['\r', '\n'], " ")),
         }
-    }
+        out
+    })
 }
 
 enum Done {

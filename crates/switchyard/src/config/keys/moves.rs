@@ -2,25 +2,11 @@
 
 use std::time::Duration;
 
-use switchyard_policy::migration::{Durability, Goal};
+use switchyard_control::moves::{DURABILITIES, name_of, named};
+use switchyard_policy::migration::Goal;
 
 use super::{GB, HOUR, Key, Section, Takes, quoted, size, time};
 use crate::config::{Config, NodeConfig};
-
-/// The words for what must be safe before a key leaves its source.
-pub(crate) const DURABILITIES: [(Durability, &str); 3] =
-    [(Durability::Memory, "memory"), (Durability::Aof, "aof"), (Durability::Replica, "replica")];
-
-/// The value that a word stands for; the error lists the words.
-pub(crate) fn named<T: Copy>(all: &[(T, &str)], word: &str) -> Result<T, String> {
-    let found = all.iter().find(|(_, name)| *name == word).map(|(value, _)| *value);
-    found.ok_or_else(|| format!("{word:?} is not {}", all.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", ")))
-}
-
-/// The word for a value.
-pub(crate) fn name_of<T: PartialEq>(all: &[(T, &'static str)], value: T) -> &'static str {
-    all.iter().find(|(v, _)| *v == value).map_or("", |(_, name)| *name)
-}
 
 pub(super) const MOVES: &[Key<Config>] = &[
     key!(
@@ -30,10 +16,10 @@ pub(super) const MOVES: &[Key<Config>] = &[
         &["speed", "priority"],
         "What matters most while data moves, where a move does not say: fast, balanced or gentle.",
         |config, raw, _| {
-            config.moves.goal = named(&Goal::ALL, raw.text()?)?;
+            config.moves.how.goal = named(&Goal::ALL, raw.text()?)?;
             Ok(())
         },
-        |config| quoted(name_of(&Goal::ALL, config.moves.goal))
+        |config| quoted(name_of(&Goal::ALL, config.moves.how.goal))
     ),
     key!(
         Section::Moves,
@@ -42,10 +28,10 @@ pub(super) const MOVES: &[Key<Config>] = &[
         &["bandwidth", "rate-limit"],
         "Bytes per second that a move copies at most, with a unit, such as 20mb. 0: as fast as the goal allows.",
         |config, raw, _| {
-            config.moves.max_rate = Some(raw.rate(64 * GB)?).filter(|rate| *rate > 0);
+            config.moves.how.max_rate = Some(raw.rate(64 * GB)?).filter(|rate| *rate > 0);
             Ok(())
         },
-        |config| size(config.moves.max_rate.unwrap_or(0) as usize)
+        |config| size(config.moves.how.max_rate.unwrap_or(0) as usize)
     ),
     key!(
         Section::Moves,
@@ -55,10 +41,10 @@ pub(super) const MOVES: &[Key<Config>] = &[
         "What must be safe at the target before a key leaves its source: memory (the target has answered), aof (its append-only file is on \
          disk), replica (a replica has it).",
         |config, raw, _| {
-            config.moves.durability = named(&DURABILITIES, raw.text()?)?;
+            config.moves.how.durability = named(&DURABILITIES, raw.text()?)?;
             Ok(())
         },
-        |config| quoted(name_of(&DURABILITIES, config.moves.durability))
+        |config| quoted(name_of(&DURABILITIES, config.moves.how.durability))
     ),
     key!(
         Section::Moves,

@@ -8,12 +8,12 @@ mod stats;
 
 use std::time::Duration;
 
+use sample::{Sample, sample};
+use stats::{Calls, calls, judge_calls};
 use switchyard_resp::command::{Command, Flags, Handling, Keys};
 use switchyard_router::{NodeAccess, spans_slots};
 
 use super::{Finding, Level};
-use sample::{Sample, sample};
-use stats::{Calls, calls, judge_calls};
 
 /// How long a node may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);

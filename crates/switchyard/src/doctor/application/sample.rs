@@ -7,13 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use switchyard_control::nodes::NodeConnection;
 use switchyard_policy::topology::{Slot, slot_of};
 use switchyard_resp::command::{Command, CommandTable, Lookup};
 use switchyard_resp::request::{Args, Limits, Scanner, inline_to_multibulk};
 use switchyard_router::NodeAccess;
 
 use super::{Limit, OWN, PATIENCE, limit_of};
-use crate::doctor::connection::NodeConnection;
 use crate::doctor::{Finding, Level};
 
 /// Bytes of MONITOR that are looked at from one node, at most: it costs the node, and more of the same says nothing new.

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use switchyard_control::nodes::NodeConnection;
 use switchyard_resp::command::CommandTable;
 use switchyard_router::NodeAccess;
 
 use super::{Limit, OWN, PATIENCE, limit_of};
 use crate::config::counted;
-use crate::doctor::connection::NodeConnection;
 use crate::doctor::{Finding, Level};
 
 /// How often commands were called, by name (`GET`, `XGROUP|CREATE`).

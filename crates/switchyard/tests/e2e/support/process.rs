@@ -13,7 +13,9 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 type Order = (Command, Sender<io::Result<Child>>);
 
@@ -112,14 +114,13 @@ impl Process {
 
     /// Waits for its end, or panics with its log.
     pub(crate) fn wait(&mut self, limit: Duration) -> ExitStatus {
-        let start = Instant::now();
-        loop {
-            if let Some(status) = self.ended() {
-                return status;
-            }
-            assert!(start.elapsed() < limit, "{} has not ended after {limit:?}; its log:\n{}", self.name, self.log());
-            std::thread::sleep(Duration::from_millis(10));
+        if self.ended().is_none() {
+            let process = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty()).expect("a handle of the process");
+            let limit = Timespec::try_from(limit).expect("a time");
+            while poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)) == Err(Errno::INTR) {}
         }
+        let status = self.ended();
+        status.unwrap_or_else(|| panic!("{} has not ended after {limit:?}; its log:\n{}", self.name, self.log()))
     }
 
     /// Kills it without warning and waits until it is gone.

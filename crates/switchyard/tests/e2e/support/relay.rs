@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::ports;
@@ -15,16 +15,11 @@ struct Mood {
     chop: AtomicUsize,
     /// Bytes of replies that may still pass before every connection is cut; negative: no limit.
     cut_after: AtomicI64,
-    /// Replies are held back.
-    stall: AtomicBool,
-    /// Requests are held back.
-    hold: AtomicBool,
+    held: Mutex<Held>,
+    /// What is held back has changed.
+    changed: Condvar,
     /// The requests of one connection are held back, from those on in which this occurs.
     hold_from: Mutex<Option<Vec<u8>>>,
-    /// There is such a connection, and its requests are held back.
-    holds_one: AtomicBool,
-    /// What it held back has been passed on, or could not be any more.
-    has_released: AtomicBool,
     /// New connections are closed at once.
     refuse: AtomicBool,
     /// Connections accepted so far.
@@ -33,7 +28,34 @@ struct Mood {
     seen: Mutex<Vec<u8>>,
     /// Both ends of every connection.
     open: Mutex<Vec<TcpStream>>,
-    stop: AtomicBool,
+}
+
+/// What is held back.
+#[derive(Debug, Default)]
+struct Held {
+    replies: bool,
+    requests: bool,
+    /// The requests of the one connection.
+    one: bool,
+    /// What that held back has been passed on, or could not be any more.
+    has_released: bool,
+    /// The relay ends: nothing waits.
+    stop: bool,
+}
+
+impl Mood {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().expect("what is held back")
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Held)) {
+        change(&mut self.held());
+        self.changed.notify_all();
+    }
+
+    fn wait_while(&self, waits: impl Fn(&Held) -> bool) {
+        drop(self.changed.wait_while(self.held(), |held| waits(held) && !held.stop).expect("what is held back"));
+    }
 }
 
 /// See the module.
@@ -56,21 +78,18 @@ impl Relay {
         let mood = Arc::new(Mood {
             chop: AtomicUsize::new(0),
             cut_after: AtomicI64::new(-1),
-            stall: AtomicBool::new(false),
-            hold: AtomicBool::new(false),
+            held: Mutex::default(),
+            changed: Condvar::new(),
             hold_from: Mutex::default(),
-            holds_one: AtomicBool::new(false),
-            has_released: AtomicBool::new(false),
             refuse: AtomicBool::new(false),
             accepted: AtomicU64::new(0),
             seen: Mutex::default(),
             open: Mutex::default(),
-            stop: AtomicBool::new(false),
         });
         let shared = mood.clone();
         std::thread::spawn(move || {
             for connection in listener.incoming() {
-                if shared.stop.load(Ordering::SeqCst) {
+                if shared.held().stop {
                     return;
                 }
                 let Ok(near) = connection else { continue };
@@ -111,13 +130,13 @@ impl Relay {
 
     /// Holds replies back, or lets them go.
     pub(crate) fn stall(&self, on: bool) {
-        self.mood.stall.store(on, Ordering::SeqCst);
+        self.mood.change(|held| held.replies = on);
     }
 
     /// Holds requests back, or lets them go, also those of connections that were closed meanwhile: as a network does that loses everything in one
     /// direction for a while, since what was sent is sent again by the sender's kernel.
     pub(crate) fn hold(&self, on: bool) {
-        self.mood.hold.store(on, Ordering::SeqCst);
+        self.mood.change(|held| held.requests = on);
     }
 
     /// Holds back the requests of the first connection in which `needle` comes, from there on, also when that was closed meanwhile.
@@ -127,15 +146,13 @@ impl Relay {
 
     /// Whether there was such a connection.
     pub(crate) fn holds_one(&self) -> bool {
-        self.mood.holds_one.load(Ordering::SeqCst)
+        self.mood.held().one
     }
 
     /// Passes on what was held back of that connection, as far as the node still has it.
     pub(crate) fn release(&self) {
-        self.mood.holds_one.store(false, Ordering::SeqCst);
-        while !self.mood.has_released.load(Ordering::SeqCst) {
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        self.mood.change(|held| held.one = false);
+        self.mood.wait_while(|held| !held.has_released);
     }
 
     /// Closes new connections at once, or serves them again.
@@ -159,7 +176,7 @@ impl Relay {
     pub(crate) fn settled(&self) -> u64 {
         loop {
             let before = self.accepted();
-            std::thread::sleep(std::time::Duration::from_secs(1));
+            std::thread::sleep(Duration::from_secs(1));
             if self.accepted() == before {
                 return before;
             }
@@ -175,7 +192,7 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        self.mood.stop.store(true, Ordering::SeqCst);
+        self.mood.change(|held| held.stop = true);
         self.cut();
         let _ = TcpStream::connect(self.address);
     }
@@ -194,20 +211,16 @@ fn requests(mut from: TcpStream, mut to: TcpStream, mood: &Mood) {
         let is_it =
             mood.hold_from.lock().expect("what to look for").take_if(|needle| chunk[..n].windows(needle.len()).any(|w| w == needle));
         if is_it.is_some() {
-            mood.holds_one.store(true, Ordering::SeqCst);
-            while mood.holds_one.load(Ordering::SeqCst) && !mood.stop.load(Ordering::SeqCst) {
-                std::thread::sleep(Duration::from_millis(2));
-            }
+            mood.change(|held| held.one = true);
+            mood.wait_while(|held| held.one);
             // What the node does with it, and with the end of the connection, is awaited: it closes its side then.
             let _ = to.write_all(&chunk[..n]);
             let _ = to.shutdown(Shutdown::Write);
             let _ = to.read(&mut [0; 1000]);
-            mood.has_released.store(true, Ordering::SeqCst);
+            mood.change(|held| held.has_released = true);
             break;
         }
-        while mood.hold.load(Ordering::SeqCst) && !mood.stop.load(Ordering::SeqCst) {
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        mood.wait_while(|held| held.requests);
         if to.write_all(&chunk[..n]).is_err() {
             break;
         }
@@ -218,9 +231,7 @@ fn requests(mut from: TcpStream, mut to: TcpStream, mood: &Mood) {
 fn replies(mut from: TcpStream, mut to: TcpStream, mood: &Mood) {
     let mut chunk = [0; 16 * 1024];
     'connection: while let Ok(n @ 1..) = from.read(&mut chunk) {
-        while mood.stall.load(Ordering::SeqCst) && !mood.stop.load(Ordering::SeqCst) {
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        mood.wait_while(|held| held.replies);
         let step = match mood.chop.load(Ordering::SeqCst) {
             0 => n,
             step => step,

@@ -1,0 +1,299 @@
+//! Keeps what nodes have in common the same on each: functions, which a node that joins or returns empty does not have.
+//!
+//! It also renews the check of scripts in libraries that an older router has stored, asks nodes how many keys they have and whether they keep them on disk, and has the
+//! state directory remember their processes.
+//!
+//! A thread of its own, because it asks nodes and waits. It acts only where a node has no functions at all and the others agree on
+//! theirs; whatever else differs is somebody's decision, and is told. Scripts need no such care: the workers give a node what it lacks
+//! when it is called.
+//!
+//! While somebody copies them, no client changes functions ([`switchyard_router::CopyTurn`]): what was deleted or replaced meanwhile would come back at one
+//! node. That holds until what was asked is answered, or the end of its connection is confirmed: also what a mover has asked, which may be gone by then.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use switchyard_policy::migration::Process;
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::reply;
+use switchyard_router::{Link, NodeAccess, Router, renewed_library};
+use tracing::{debug, info, warn};
+
+use crate::nodes::holdings::{ANSWER_MAX, databases};
+use crate::nodes::{Functions, NodeConnection, functions};
+use crate::processes::Processes;
+use crate::running::Running;
+use crate::store::RedbStore;
+
+/// How often it looks whether a node's process is another one.
+const PERIOD: Duration = Duration::from_millis(250);
+
+/// Of so many looks, one asks the nodes how many keys they have and whether they keep them on disk.
+const HOLDINGS_ONE_IN: u32 = 4;
+
+/// How long a node may take to say that, or to end a connection: others wait behind it.
+const SHORT_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long a node may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The running thread.
+pub struct Care {
+    stop: mpsc::Sender<()>,
+    thread: JoinHandle<()>,
+    remember: Box<dyn Fn()>,
+}
+
+impl Care {
+    /// Starts looking after the nodes of the router.
+    pub fn start(running: Arc<Running>, processes: Arc<Processes>, store: Arc<RedbStore>) -> anyhow::Result<Self> {
+        let (stop, stopped) = mpsc::channel();
+        let remember = {
+            let (running, processes, store) = (Arc::clone(&running), Arc::clone(&processes), Arc::clone(&store));
+            Box::new(move || processes.note(&store, &running))
+        };
+        let thread = std::thread::Builder::new()
+            .name("care".to_owned())
+            .spawn(move || {
+                let mut known = BTreeMap::new();
+                let mut holdings = Holdings::default();
+                let mut looks = 0_u32;
+                while matches!(stopped.recv_timeout(PERIOD), Err(RecvTimeoutError::Timeout)) {
+                    looks = looks.wrapping_add(1);
+                    if looks.is_multiple_of(HOLDINGS_ONE_IN) {
+                        holdings.ask(&running);
+                    }
+                    processes.note(&store, &running);
+                    end_what_is_left(&running);
+                    look_after(&running, &mut known);
+                }
+            })
+            .context("cannot start a thread")?;
+        Ok(Self { stop, thread, remember })
+    }
+
+    /// Ends it, while the router still serves: the state directory then knows what the router knows. A question to a node that is under way is left behind.
+    pub fn stop(self) {
+        (self.remember)();
+        drop(self.stop);
+        if self.thread.is_finished() {
+            let _ = self.thread.join();
+        }
+    }
+}
+
+/// Connections on which nodes are asked how many keys they have and whether they keep them on disk, each with the process at its end.
+#[derive(Default)]
+struct Holdings(BTreeMap<NodeId, (NodeAccess, NodeConnection, String)>);
+
+impl Holdings {
+    /// By that a node is told that comes back without what it should have kept. `CONFIG SET` at a node changes what it keeps while its process runs.
+    fn ask(&mut self, running: &Running) {
+        let Some((status, access)) = running.with(|router| (router.status(), router.node_access())) else { return };
+        let up: BTreeMap<NodeId, &NodeAccess> =
+            status.nodes.iter().filter(|node| node.link == Link::Up).filter_map(|node| Some((node.id, access.get(&node.id)?))).collect();
+        self.0.retain(|id, (access, ..)| up.get(id) == Some(&&*access));
+        for (id, access) in up {
+            let (_, connection, run_id) = match self.0.entry(id) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(unknown) => {
+                    let Ok(connection) = NodeConnection::open(access, SHORT_PATIENCE) else { continue };
+                    let mut connection = connection.with_answers_up_to(ANSWER_MAX);
+                    let Some(run_id) = run_id(&mut connection) else { continue };
+                    unknown.insert((access.clone(), connection, run_id))
+                }
+            };
+            match data(connection) {
+                Ok((keys, persists)) => drop(running.with(|router: &Router| router.note_data(id, run_id, keys, persists))),
+                // Connected anew with the next question.
+                Err(_) => drop(self.0.remove(&id)),
+            }
+        }
+    }
+}
+
+/// How many keys the node has, and whether it keeps them on disk. Where it does not say, it is taken for one that has some and keeps none.
+fn data(connection: &mut NodeConnection) -> std::io::Result<(u64, bool)> {
+    let appends = connection.ask(&["INFO", "persistence"])?.text().lines().any(|line| line.trim() == "aof_enabled:1");
+    let save = connection.ask(&["CONFIG", "GET", "save"])?;
+    let persists = appends || save.error().is_none() && save.items().get(1).is_some_and(|save| !save.text().is_empty());
+    let keyspace = connection.ask(&["INFO", "keyspace"])?;
+    let keys = keyspace.error().map_or_else(|| databases(&keyspace.text()).map(|(_, keys)| keys).sum(), |_| 1);
+    Ok((keys, persists))
+}
+
+/// Why functions could not be copied.
+enum Trouble {
+    /// Nothing is under way.
+    Failed(String),
+    /// What was asked of this node, on this connection, may still be done.
+    Left { why: String, node: NodeId, connection: Process },
+}
+
+impl From<String> for Trouble {
+    fn from(why: String) -> Self {
+        Trouble::Failed(why)
+    }
+}
+
+/// Ends the connections on which functions were to be stored, and that were not answered.
+fn end_what_is_left(running: &Running) {
+    let Some((left, access)) = running.with(|router| (router.functions_left(), router.node_access())) else { return };
+    for (node, connection) in left {
+        // Of a node that is none of the router's any more nobody hears.
+        if access.get(&node).is_none_or(|access| is_over(access, &connection)) {
+            running.with(|router| router.connection_ended(node, connection));
+        }
+    }
+}
+
+/// Whether nothing can come any more of what was asked on a connection: the node confirms it, or is another process.
+fn is_over(node: &NodeAccess, left: &Process) -> bool {
+    let ended = || -> Option<bool> {
+        let mut connection = NodeConnection::open(node, SHORT_PATIENCE).ok()?;
+        if run_id(&mut connection)? != left.run_id {
+            return Some(true);
+        }
+        let answer = connection.ask(&["CLIENT", "KILL", "ID", &left.client_id.to_string()]).ok()?;
+        Some(answer.error().is_none_or(|error| error.starts_with("ERR No such")))
+    };
+    ended().unwrap_or(false)
+}
+
+/// The process that answers.
+fn run_id(connection: &mut NodeConnection) -> Option<String> {
+    let info = connection.ask(&["INFO", "server"]).ok()?.text();
+    info.lines().find_map(|line| line.strip_prefix("run_id:")).map(|run_id| run_id.trim().to_owned())
+}
+
+/// Looks whether a node is a new process; then, at their functions.
+fn look_after(running: &Running, known: &mut BTreeMap<NodeId, String>) {
+    let Some((status, access)) = running.with(|router| (router.status(), router.node_access())) else { return };
+    let up: BTreeMap<NodeId, String> =
+        status.nodes.iter().filter(|n| n.link == Link::Up).filter_map(|n| Some((n.id, n.run_id.clone()?))).collect();
+    let changed = up.iter().any(|(id, run_id)| known.get(id) != Some(run_id));
+    if !changed || running.with(|router| router.functions_left().is_empty()) != Some(true) {
+        return;
+    }
+    // Before the turn is taken: clients that change functions do not wait for a node that does not answer.
+    let mut nodes = match up.keys().filter_map(|id| Some((*id, access.get(id)?))).map(meet).collect::<Result<Vec<_>, _>>() {
+        Ok(nodes) => nodes,
+        Err(why) => {
+            debug!("functions of the nodes are compared later: {why}");
+            return;
+        }
+    };
+    // Else somebody copies, or a change takes long: tried again with the next look.
+    let Some(turn) = running.with(|router| router.turn_to_copy_functions()).flatten() else { return };
+    let until = Instant::now() + PATIENCE;
+    while !turn.is_alone() {
+        if Instant::now() >= until {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let why = match share_functions(&mut nodes) {
+        Ok(()) => {
+            *known = up;
+            return;
+        }
+        Err(Trouble::Failed(why)) => why,
+        Err(Trouble::Left { why, node, connection }) => {
+            running.with(|router| router.leave_functions(node, connection, turn));
+            why
+        }
+    };
+    // Tried again with the next look.
+    warn!("cannot compare the functions of the nodes: {why}");
+}
+
+/// Asks a node to store functions. Gives the text of its error.
+fn store(connection: &mut NodeConnection, id: NodeId, node: &NodeAccess, args: &[&[u8]]) -> Result<Option<String>, Trouble> {
+    let failed = |why: &str| Trouble::Failed(format!("node {}: {why}", node.name));
+    // So that its end can be confirmed.
+    let client_id = connection.ask(&["CLIENT", "ID"]).map_err(|error| failed(&error.to_string()))?;
+    let client_id = reply::integer(&client_id.0).and_then(|number| u64::try_from(number).ok());
+    let client_id = client_id.ok_or_else(|| failed("it does not answer CLIENT ID"))?;
+    let run_id = run_id(connection).ok_or_else(|| failed("its INFO names no run_id"))?;
+    match connection.ask(args) {
+        Ok(answer) => Ok(answer.error()),
+        Err(error) => {
+            Err(Trouble::Left { why: format!("node {}: {error}", node.name), node: id, connection: Process { run_id, client_id } })
+        }
+    }
+}
+
+/// Puts the present check before libraries that an older router has put its own before. True where there were any.
+fn renew(connection: &mut NodeConnection, found: Option<&Functions>, id: NodeId, node: &NodeAccess) -> Result<bool, Trouble> {
+    let mut any = false;
+    for (name, code) in found.iter().flat_map(|found| &found.code) {
+        match renewed_library(code.as_bytes()) {
+            None => {}
+            Some(Ok(code)) => {
+                if let Some(error) = store(connection, id, node, &[b"FUNCTION", b"LOAD", b"REPLACE", &code])? {
+                    return Err(format!("node {}: {error}", node.name).into());
+                }
+                any = true;
+            }
+            Some(Err(why)) => warn!("library {name} of node {} keeps the check of an older router: {why}", node.name),
+        }
+    }
+    Ok(any)
+}
+
+/// A node with a connection to it.
+type Met<'a> = (NodeId, &'a NodeAccess, NodeConnection);
+
+/// Connects to a node that answers.
+fn meet((id, node): (NodeId, &NodeAccess)) -> Result<Met<'_>, String> {
+    let mut connection = NodeConnection::open(node, PATIENCE).map_err(|why| format!("node {} {why}", node.name))?;
+    run_id(&mut connection).ok_or_else(|| format!("node {} does not answer", node.name))?;
+    Ok((id, node, connection))
+}
+
+/// Gives the functions of the others to nodes that have none.
+fn share_functions(nodes: &mut [Met<'_>]) -> Result<(), Trouble> {
+    let (mut having, mut lacking) = (Vec::new(), Vec::new());
+    for (id, node, connection) in nodes {
+        let mut found = functions(connection);
+        if renew(connection, found.as_ref(), *id, node)? {
+            found = functions(connection);
+        }
+        match found {
+            // A version without functions, or no right to see them: `switchyard doctor` tells.
+            None => {}
+            Some(found) if found.code.is_empty() => lacking.push((*id, node, connection)),
+            Some(found) => having.push((node, connection, found)),
+        }
+    }
+    let mut having = having.into_iter();
+    let Some((source, connection, first)) = having.next() else { return Ok(()) };
+    if let Some((other, ..)) = having.find(|(.., found)| found.code != first.code) {
+        warn!(
+            "the functions of nodes {} and {} differ: load the libraries again through the router (FUNCTION LOAD REPLACE); \
+             `switchyard doctor` says which",
+            source.name, other.name
+        );
+        return Ok(());
+    }
+    if lacking.is_empty() {
+        return Ok(());
+    }
+    let dump = connection.ask(&["FUNCTION", "DUMP"]).map_err(|error| format!("node {}: {error}", source.name))?;
+    if let Some(error) = dump.error() {
+        return Err(format!("node {}: {error}", source.name).into());
+    }
+    for (id, node, connection) in lacking {
+        // Without REPLACE: whoever loads one past the router at the same moment wins.
+        match store(connection, id, node, &[b"FUNCTION", b"RESTORE", dump.bytes()])? {
+            None => info!("node {} had no functions: it was given those of node {}", node.name, source.name),
+            Some(why) => warn!("functions of node {} cannot be given to node {}: {why}", source.name, node.name),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,216 @@
+//! Watching nodes that have replicas: asks their servers and Sentinels, lets `policy::failover` judge, and tells the router.
+//!
+//! On a thread of its own: no worker waits for a server that does not answer. What is found out is durable before the router acts on
+//! it, so that a restart does not return to a primary that was left.
+
+mod needs;
+mod sentinel;
+mod server;
+mod wire;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use anyhow::Context;
+use switchyard_policy::failover::{Action, Event, Watch, Why};
+use switchyard_policy::topology::{NodeId, Topology};
+use switchyard_router::{NodeAccess, Servers};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tracing::{error, warn};
+
+use crate::nodes::{NodeAddress, SentinelAddress};
+use crate::running::Running;
+use crate::store::{RedbStore, Store};
+pub(crate) use needs::{Need, Needs};
+
+/// Events that may wait to be judged.
+const QUEUE: usize = 1024;
+
+/// A node that has replicas.
+#[derive(Clone, Debug)]
+pub struct Watched {
+    node: NodeId,
+    name: String,
+    access: NodeAccess,
+    sentinel: Option<SentinelAddress>,
+    watch: Watch<SocketAddr>,
+}
+
+/// The nodes that are to be watched, each with what is on record of it.
+pub fn watched(topology: &Topology, nodes: &[NodeAddress], store: &RedbStore) -> anyhow::Result<Vec<Watched>> {
+    let mut watched = Vec::new();
+    for node in nodes.iter().filter(|node| node.sentinel.is_some() || !node.replicas.is_empty()) {
+        let Some(id) = topology.nodes().find(|known| known.name == node.name).map(|known| known.id) else { continue };
+        let stored = store.load_primary(&node.name).with_context(|| format!("node {}", node.name))?;
+        let servers = node.address.into_iter().chain(node.replicas.iter().copied()).collect();
+        let watch = Watch::new(servers, node.sentinel.is_some(), stored);
+        watched.push(Watched { node: id, name: node.name.clone(), access: node.access(), sentinel: node.sentinel.clone(), watch });
+    }
+    Ok(watched)
+}
+
+impl Watched {
+    /// What the router starts with.
+    pub fn servers(&self) -> (NodeId, Servers) {
+        (self.node, Servers { primary: self.watch.primary().copied(), readable: Vec::new(), primary_is_nearest: true })
+    }
+}
+
+/// The thread that watches. Dropping it ends it.
+#[derive(Debug, Default)]
+pub struct Observer {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Observer {
+    /// Starts watching, if there is anything to watch.
+    pub fn start(watched: Vec<Watched>, store: Arc<RedbStore>, running: Arc<Running>) -> anyhow::Result<Self> {
+        let (stop, stopped) = oneshot::channel();
+        if watched.is_empty() {
+            return Ok(Self { stop: None, thread: None });
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot watch replicas")?;
+        let thread = std::thread::Builder::new()
+            .name("observer".to_owned())
+            .spawn(move || runtime.block_on(observe(watched, &store, &running, stopped)))
+            .context("cannot watch replicas")?;
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Observer {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Who asks sends what was seen of which node.
+type Sender = mpsc::Sender<(usize, Event<SocketAddr>)>;
+
+async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running, mut stop: oneshot::Receiver<()>) {
+    let began = Instant::now();
+    let mut accepted = running.accepted();
+    let (sender, mut seen) = mpsc::channel(QUEUE);
+    // Dropped at the end, and every task with it.
+    let mut tasks = JoinSet::new();
+    let mut asked: BTreeSet<(usize, SocketAddr)> = BTreeSet::new();
+    let mut servers: BTreeMap<usize, Servers> = BTreeMap::new();
+    let (hurry, hurried) = watch::channel(false);
+    // Moves that wait for replicas, each with the place of its node.
+    let mut waiting: Vec<(usize, Need)> = Vec::new();
+    for (index, node) in watched.iter().enumerate() {
+        servers.insert(index, node.servers().1);
+        if let Some(group) = &node.sentinel {
+            for place in &group.sentinels {
+                tasks.spawn(sentinel::listen(index, place.clone(), group.clone(), sender.clone()));
+            }
+        }
+    }
+    loop {
+        for (index, node) in watched.iter().enumerate() {
+            for server in node.watch.servers() {
+                if asked.insert((index, *server)) {
+                    tasks.spawn(server::ask(index, *server, node.access.clone(), sender.clone(), hurried.clone()));
+                }
+            }
+        }
+        let patience = waiting.iter().map(|(_, need)| need.until).min();
+        let event = tokio::select! {
+            _ = &mut stop => return,
+            event = seen.recv() => match event {
+                Some(event) => Some(event),
+                None => return,
+            },
+            name = accepted.recv() => {
+                watched.iter().position(|node| Ok(&node.name) == name.as_ref()).map(|index| (index, Event::Accepted))
+            }
+            needs = running.needs().take() => {
+                for need in needs {
+                    match watched.iter().position(|node| node.node == need.node) {
+                        Some(index) => waiting.push((index, need)),
+                        None => need.met(),
+                    }
+                }
+                None
+            }
+            () = async { tokio::time::sleep_until(patience.unwrap_or(began).into()).await }, if patience.is_some() => None,
+        };
+        let now_us = || began.elapsed().as_micros() as u64;
+        if let Some((index, event)) = event {
+            step(&mut watched[index], event, now_us(), servers.entry(index).or_default(), store, running);
+        }
+        for (index, need) in std::mem::take(&mut waiting) {
+            let node = &mut watched[index];
+            let behind: Vec<SocketAddr> = node.watch.behind(&need.position).copied().collect();
+            if !behind.is_empty() && Instant::now() < need.until {
+                waiting.push((index, need));
+                continue;
+            }
+            for replica in behind {
+                warn!(node = %node.name, %replica, "a replica has not what was moved to its node: it is not read until it has it");
+            }
+            // Also for replicas that are not read now: they may be in a moment.
+            step(node, Event::Needed(need.position.clone()), now_us(), servers.entry(index).or_default(), store, running);
+            need.met();
+        }
+        hurry.send_if_modified(|hurry| std::mem::replace(hurry, !waiting.is_empty()) == waiting.is_empty());
+    }
+}
+
+fn step(node: &mut Watched, event: Event<SocketAddr>, now_us: u64, servers: &mut Servers, store: &RedbStore, running: &Running) {
+    let mut actions = Vec::new();
+    node.watch.step(event, now_us, &mut actions);
+    running.note_claim(&node.name, node.watch.has_claimant());
+    apply(node, actions, servers, store, running);
+}
+
+fn apply(node: &Watched, actions: Vec<Action<SocketAddr>>, servers: &mut Servers, store: &RedbStore, running: &Running) {
+    let before = servers.clone();
+    for action in actions {
+        match action {
+            Action::Record(record) => {
+                if let Some(Err(why)) = running.seats().map(|seats| seats.raise()) {
+                    error!("nodes cannot be told that the state directory has changed: {why}");
+                }
+                if let Err(why) = store.save_primary(&node.name, &record) {
+                    // Acting on what may be forgotten could send a later start of ours to the wrong server; but not acting sends writes
+                    // to one that is certainly wrong now.
+                    error!(node = %node.name, primary = %record.primary, "cannot record the node's primary: {why}");
+                }
+            }
+            Action::Primary { address, why } => {
+                servers.primary = Some(address);
+                let why = match why {
+                    Why::Announced => "a Sentinel announced it",
+                    Why::Demoted => "the old one says that it is a replica now",
+                    Why::Silence => "the old one is silent, and this one was promoted in its place",
+                    Why::Accepted => "an operator accepted it",
+                };
+                match before.primary {
+                    Some(old) => warn!(node = %node.name, %old, new = %address, why, "node has another primary"),
+                    None => tracing::info!(node = %node.name, primary = %address, why, "node has a primary"),
+                }
+            }
+            Action::Readable { replicas, primary_is_nearest } => {
+                servers.readable = replicas;
+                servers.primary_is_nearest = primary_is_nearest;
+            }
+            Action::Unproven { address } => warn!(
+                node = %node.name, %address,
+                "a server says that it is a primary, but nothing shows that it was promoted in the place of ours: it is not followed. \
+                 If it should be, say so with `switchyard nodes accept` and the node's name: writes that it does not have are then lost"
+            ),
+        }
+    }
+    if *servers != before {
+        running.with(|router| router.set_servers(node.node, Some(servers.clone())));
+    }
+}

@@ -1,0 +1,110 @@
+//! Asks one Sentinel where a node's primary is: at once when it announces a switch, and now and then in any case, because an
+//! announcement can be missed.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use switchyard_policy::failover::Event;
+use switchyard_resp::reply;
+use switchyard_router::NodeAccess;
+use tracing::{debug, warn};
+
+use super::Sender;
+use super::wire::{Connection, refuse_error};
+use crate::nodes::{SentinelAddress, SentinelPlace};
+
+/// How often it is asked without an announcement.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+/// Between attempts to reach it.
+const RETRY: Duration = Duration::from_millis(500);
+
+pub(super) async fn listen(node: usize, place: SentinelPlace, group: SentinelAddress, sender: Sender) {
+    let address = place.address;
+    let access = group.access(&place);
+    let mut told = false;
+    loop {
+        let why = match attend(node, address, &access, &group.master, &sender).await {
+            Ok(()) => return, // nobody listens to us any more
+            Err(why) => why,
+        };
+        if !std::mem::replace(&mut told, true) {
+            warn!(sentinel = %address, master = group.master, %why, "a Sentinel does not answer; trying again");
+        } else {
+            debug!(sentinel = %address, master = group.master, %why, "a Sentinel does not answer");
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+async fn attend(node: usize, address: SocketAddr, access: &NodeAccess, master: &str, sender: &Sender) -> io::Result<()> {
+    let mut questions = Connection::open(address, access).await?;
+    let mut announcements = Connection::open(address, access).await?;
+    refuse_error(&announcements.ask(&["SUBSCRIBE", "+switch-master"]).await?)?;
+    loop {
+        for event in ask(&mut questions, master).await? {
+            if sender.send((node, event)).await.is_err() {
+                return Ok(());
+            }
+        }
+        tokio::select! {
+            announced = announcements.next() => drop(announced?),
+            () = tokio::time::sleep(INTERVAL) => {}
+        }
+    }
+}
+
+async fn ask(sentinel: &mut Connection, master: &str) -> io::Result<Vec<Event<SocketAddr>>> {
+    // Address and epoch come from two questions. If the epoch is the same before and after, the address belongs to it.
+    let before = config_epoch(sentinel, master).await?;
+    let answer = sentinel.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", master]).await?;
+    refuse_error(&answer)?;
+    let after = config_epoch(sentinel, master).await?;
+    let parts: Vec<String> = texts(&answer);
+    let mut events = Vec::new();
+    if before == after
+        && let [host, port] = &parts[..]
+    {
+        let primary = resolve(host, port).await?;
+        events.push(Event::Announced { primary, config_epoch: after });
+    }
+    let answer = sentinel.ask(&["SENTINEL", "REPLICAS", master]).await?;
+    refuse_error(&answer)?;
+    let mut replicas = Vec::new();
+    for replica in reply::elements(&answer) {
+        let fields = texts(replica);
+        let field = |name: &str| fields.chunks_exact(2).find(|pair| pair[0] == name).map(|pair| pair[1].clone());
+        if let (Some(host), Some(port)) = (field("ip"), field("port"))
+            && let Ok(address) = resolve(&host, &port).await
+        {
+            replicas.push(address);
+        }
+    }
+    events.push(Event::Listed { replicas });
+    Ok(events)
+}
+
+async fn config_epoch(sentinel: &mut Connection, master: &str) -> io::Result<u64> {
+    let answer = sentinel.ask(&["SENTINEL", "MASTER", master]).await?;
+    refuse_error(&answer)?;
+    let fields = texts(&answer);
+    let epoch = fields.chunks_exact(2).find(|pair| pair[0] == "config-epoch").and_then(|pair| pair[1].parse().ok());
+    epoch.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "its answer to SENTINEL MASTER has no config-epoch"))
+}
+
+fn texts(answer: &[u8]) -> Vec<String> {
+    reply::elements(answer).map(|element| String::from_utf8_lossy(reply::text(element).unwrap_or_default()).into_owned()).collect()
+}
+
+/// An address as a Sentinel tells it; a host name where it is told to (`resolve-hostnames`).
+async fn resolve(host: &str, port: &str) -> io::Result<SocketAddr> {
+    let wrong = || io::Error::new(io::ErrorKind::InvalidData, format!("it names the address {host}:{port}, which is none"));
+    let port: u16 = port.parse().map_err(|_| wrong())?;
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Ok(SocketAddr::new(ip, port));
+    }
+    let mut found: Vec<SocketAddr> = tokio::net::lookup_host((host, port)).await?.collect();
+    found.sort_by_key(|address| !address.is_ipv4());
+    found.first().copied().ok_or_else(wrong)
+}

@@ -1,0 +1,85 @@
+//! Asking a server a question: connect, say who we are, send a command, read one reply. Every step within a bound.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use switchyard_resp::encode;
+use switchyard_resp::reply::{ReplyScan, ReplyScanner, is_error, told_error};
+use switchyard_router::NodeAccess;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+/// A server that takes longer counts as silent.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// A reply larger than this is none that was asked for.
+const REPLY_MAX: usize = 1 << 20;
+
+trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
+
+/// A connection that is asked one question after the other.
+pub(super) struct Connection {
+    stream: Box<dyn Duplex>,
+    input: Vec<u8>,
+}
+
+impl Connection {
+    pub(super) async fn open(address: SocketAddr, access: &NodeAccess) -> io::Result<Self> {
+        let connect = async {
+            let stream = TcpStream::connect(address).await?;
+            stream.set_nodelay(true)?;
+            let stream: Box<dyn Duplex> = match &access.tls {
+                None => Box::new(stream),
+                Some(tls) => Box::new(TlsConnector::from(tls.config.clone()).connect(tls.name.clone(), stream).await?),
+            };
+            Ok(Self { stream, input: Vec::new() })
+        };
+        let mut connection = within(connect).await?;
+        if let Some(password) = &access.password {
+            let user = access.username.as_deref();
+            let args: Vec<&str> = ["AUTH"].into_iter().chain(user).chain([password.0.as_str()]).collect();
+            let answer = connection.ask(&args).await?;
+            refuse_error(&answer)?;
+        }
+        Ok(connection)
+    }
+
+    /// Sends a command and reads its reply.
+    pub(super) async fn ask(&mut self, args: &[&str]) -> io::Result<Vec<u8>> {
+        let mut request = Vec::new();
+        encode::command(&mut request, args.iter().map(|arg| arg.as_bytes()));
+        within(async {
+            self.stream.write_all(&request).await?;
+            self.next().await
+        })
+        .await
+    }
+
+    /// Reads one reply, however long it takes to come.
+    pub(super) async fn next(&mut self) -> io::Result<Vec<u8>> {
+        loop {
+            // From the start each time: these replies come in one piece nearly always.
+            match ReplyScanner::default().scan(&self.input) {
+                Ok(ReplyScan::Complete(len)) => return Ok(self.input.drain(..len).collect()),
+                Ok(ReplyScan::Incomplete(_)) if self.input.len() <= REPLY_MAX => {}
+                _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "its reply is not one of Redis")),
+            }
+            if self.stream.read_buf(&mut self.input).await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+    }
+}
+
+async fn within<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::time::timeout(PATIENCE, work).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+/// An error reply, as an error.
+pub(super) fn refuse_error(answer: &[u8]) -> io::Result<()> {
+    if is_error(answer) { Err(io::Error::other(told_error(answer))) } else { Ok(()) }
+}

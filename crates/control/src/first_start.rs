@@ -1,0 +1,166 @@
+//! The first start: a slot map is made from what the nodes hold, and no key is served before each of them was looked at.
+//!
+//! Where all nodes answer, that is decided before anything listens, and a fleet whose keys no map fits is refused. Where one does not, no map can be
+//! right for sure: the router starts, holds all nodes, and looks again until it knows.
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail};
+use switchyard_policy::topology::Topology;
+use switchyard_router::NodeAccess;
+use tracing::{error, info, warn};
+
+use crate::nodes::NodeAddress;
+use crate::nodes::holdings::{FirstStart, first_start, primaries, served_by_another};
+use crate::placement::Placement;
+use crate::running::Running;
+
+/// How often it looks at nodes that did not answer.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// The same where all answer and no map fits: somebody has to do something.
+const AGAIN_REFUSED: Duration = Duration::from_secs(10);
+
+/// How long a node may take for each answer, at most, before anybody is served. One that takes longer is looked at again while the router runs.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long nodes may take to notice that a router has ended.
+const GONE: Duration = Duration::from_secs(3);
+
+/// Hears how far a long look has come.
+pub type Tell = fn(&str);
+
+/// How a router that has no slot map begins.
+pub struct Beginning {
+    /// The slot map.
+    pub topology: Topology,
+    /// Why no node may be used yet.
+    pub held: Option<String>,
+}
+
+/// Looks at the nodes once. `beside`: also where another router serves them.
+pub fn begin(nodes: &[NodeAddress], patience: Duration, beside: bool, tell: Tell) -> anyhow::Result<Beginning> {
+    let primaries = primaries(nodes);
+    if !beside {
+        refuse_beside_another(&primaries, patience)?;
+    }
+    match first_start(&primaries, patience, &tell)? {
+        FirstStart::Place { topology, owner } => {
+            tell_owner(owner);
+            Ok(Beginning { topology, held: None })
+        }
+        FirstStart::Refused(why) => bail!(why),
+        FirstStart::Unknown(why) => {
+            let held = yet_to_look(&why);
+            warn!("{held}");
+            let names: Vec<String> = nodes.iter().map(|node| node.name.clone()).collect();
+            Ok(Beginning { topology: Topology::even(&names)?, held: Some(held) })
+        }
+    }
+}
+
+/// Another router on these nodes has a map of its own. A new one may fit the keys now, and no longer once the other moves some.
+fn refuse_beside_another(primaries: &[NodeAccess], patience: Duration) -> anyhow::Result<()> {
+    let until = Instant::now() + GONE;
+    while let Some(node) = served_by_another(primaries, None, patience) {
+        if Instant::now() >= until {
+            bail!(beside_another(node));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+fn beside_another(node: &NodeAccess) -> String {
+    format!(
+        "this is a first start, and another router serves node {}: keys that the other moves would not be found here. Use its state directory \
+         (--state-dir, and --standby to wait until it has ended), or stop it first. Where neither ever moves keys: --beside-another-router",
+        node.name
+    )
+}
+
+fn tell_owner(owner: Option<(String, u64)>) {
+    if let Some((name, keys)) = owner {
+        info!(
+            "node {name} has all keys ({keys}), so it owns all slots; the other nodes have joined without any. To spread the keys: `switchyard balance`. To add \
+             a node later and give it its share: `switchyard nodes add HOST:PORT --rebalance`"
+        );
+    }
+}
+
+fn yet_to_look(why: &str) -> String {
+    format!("this is a first start, and no key is served before it is known what each node holds: {why}")
+}
+
+/// Looks again until it is known.
+pub struct Look {
+    stop: mpsc::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Look {
+    /// The router serves and holds all nodes, for the reason told. `own`: the site of its state directory, where no other router may serve them.
+    pub fn start(
+        placement: Arc<Placement>,
+        running: Arc<Running>,
+        patience: Duration,
+        own: Option<String>,
+        held: String,
+        tell: Tell,
+    ) -> anyhow::Result<Self> {
+        let (stop, stopped) = mpsc::channel();
+        let thread = std::thread::Builder::new()
+            .name("first-look".to_owned())
+            .spawn(move || {
+                let (mut held, mut pause) = (held, AGAIN);
+                while matches!(stopped.recv_timeout(pause), Err(RecvTimeoutError::Timeout)) {
+                    match look(&placement, &running, own.as_deref(), patience, tell) {
+                        Ok(()) => return info!("each node was looked at: the nodes are used from now on"),
+                        Err((why, next)) => {
+                            pause = next;
+                            if why != held {
+                                error!("{why}");
+                                running.with(|router| router.hold(Some(&why)));
+                                held = why;
+                            }
+                        }
+                    }
+                }
+            })
+            .context("cannot start a thread")?;
+        Ok(Self { stop, thread })
+    }
+
+    /// Ends it. A look that is under way is left behind.
+    pub fn stop(self) {
+        drop(self.stop);
+        if self.thread.is_finished() {
+            let _ = self.thread.join();
+        }
+    }
+}
+
+/// Looks once more, and lets the router use its nodes if it may. Otherwise, why not, and when to look again.
+fn look(placement: &Placement, running: &Running, own: Option<&str>, patience: Duration, tell: Tell) -> Result<(), (String, Duration)> {
+    let again = |error: anyhow::Error| (yet_to_look(&format!("{error:#}")), AGAIN);
+    let (Some(topology), Some(access)) = (placement.topology(), running.with(switchyard_router::Router::node_access)) else {
+        return Err(again(anyhow!("the router is stopping")));
+    };
+    let nodes: Vec<NodeAccess> = topology.nodes().filter_map(|node| access.get(&node.id).cloned()).collect();
+    if let Some(node) = own.and_then(|own| served_by_another(&nodes, Some(own), patience)) {
+        return Err((beside_another(node), AGAIN));
+    }
+    match first_start(&nodes, patience, &tell).map_err(|error| again(error.into()))? {
+        FirstStart::Place { topology, owner } => {
+            placement.confirm(topology).map_err(again)?;
+            running.with(|router| router.hold(None));
+            tell_owner(owner);
+            Ok(())
+        }
+        FirstStart::Refused(why) => Err((why, AGAIN_REFUSED)),
+        FirstStart::Unknown(why) => Err((yet_to_look(&why), AGAIN)),
+    }
+}

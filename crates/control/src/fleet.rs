@@ -1,0 +1,137 @@
+//! One fleet: its slot map, its journal, its moves and its figures. Nothing of it is global, so that a process may serve several.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use switchyard_policy::topology::Topology;
+use switchyard_router::{Link, Status};
+
+use crate::admin::{LinkReport, NodeReport, NotReady, Operation, Readiness, Refused, Source, StatusReport};
+use crate::journal::Sync;
+use crate::members::NodeList;
+use crate::metrics::Page;
+use crate::moves::Moves;
+use crate::operator::Operator;
+use crate::placement::Placement;
+use crate::running::{Phase, Running};
+
+/// Puts what is to be said of the process, whatever it serves, into the metrics.
+pub type AboutProcess = fn(&mut Page);
+
+/// What decides where the keys of a fleet are, and tells of it.
+#[derive(Debug)]
+pub struct Fleet {
+    /// Its router, while that runs.
+    pub running: Arc<Running>,
+    /// Its slot map.
+    pub placement: Arc<Placement>,
+    /// Its moves.
+    pub moves: Arc<Moves>,
+    /// Who does what people ask of it.
+    pub operator: Arc<Operator>,
+    /// How many routers were started on its state directory, this one included.
+    pub incarnation: u64,
+    about_process: AboutProcess,
+}
+
+impl Fleet {
+    /// Counts this start, and opens the journal in the state directory of `placement`. From here on the map says what the journal says: what is open is
+    /// in transit, and nodes that take part stay.
+    ///
+    /// # Errors
+    /// If journal or store cannot be used.
+    pub fn open(
+        directory: &Path,
+        running: Arc<Running>,
+        placement: Arc<Placement>,
+        list: Arc<dyn NodeList>,
+        sync: Sync,
+        about_process: AboutProcess,
+    ) -> anyhow::Result<Arc<Self>> {
+        let incarnation = placement.next_incarnation()?;
+        let moves = Moves::open(directory, Arc::clone(&placement), Arc::clone(&running), sync)?;
+        let operator = Operator::open(Arc::clone(&moves), Arc::clone(&running), Arc::clone(placement.store()), list)?;
+        Ok(Arc::new(Self { running, placement, moves, operator, incarnation, about_process }))
+    }
+
+    fn report(&self, status: &Status, topology: &Topology, draining: bool) -> StatusReport {
+        let nodes = status
+            .nodes
+            .iter()
+            .map(|node| NodeReport {
+                id: node.id.0,
+                address: node.name.clone(),
+                link: match &node.link {
+                    Link::Up => LinkReport::Up,
+                    Link::Connecting => LinkReport::Connecting,
+                    Link::Down(reason) => LinkReport::Down { reason: reason.clone() },
+                },
+                run_id: node.run_id.clone(),
+                version: node.version.clone(),
+                slots: topology.slots_of(node.id) as u64,
+                drained: self.operator.is_drained(&node.name),
+                exceptions: topology.exceptions_at(node.id) as u64,
+                requests: node.requests,
+                errors: node.errors,
+                in_flight: node.in_flight,
+                primary: node.servers.as_ref().and_then(|s| s.primary),
+                replicas: node.servers.as_ref().map(|s| s.readable.clone()).unwrap_or_default(),
+            })
+            .collect();
+        StatusReport {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            incarnation: self.incarnation,
+            epoch: status.epoch,
+            uptime_seconds: status.uptime.as_secs_f64(),
+            draining,
+            clients: status.clients,
+            commands: status.commands,
+            nodes,
+            troubles: Vec::new(),
+        }
+    }
+}
+
+impl Source for Fleet {
+    fn status(&self) -> StatusReport {
+        let report = self.running.look(|phase| match phase {
+            Phase::Serving { router, topology } => self.report(&router.status(), topology, false),
+            Phase::Draining { status, topology, .. } => self.report(status, topology, true),
+            // Nobody is answered before the router serves; this is for completeness.
+            Phase::Starting => StatusReport { incarnation: self.incarnation, ..StatusReport::default() },
+        });
+        // Behind the look at the phase, which moves look at as well.
+        let troubles = if report.draining { Vec::new() } else { self.moves.troubles() };
+        StatusReport { troubles, ..report }
+    }
+
+    fn operate(&self, operation: Operation, who: &str) -> Result<serde_json::Value, Refused> {
+        self.operator.operate(operation, who)
+    }
+
+    fn metrics(&self) -> String {
+        let mut page = Page::behind(self.running.look(|phase| match phase {
+            Phase::Serving { router, .. } => router.metrics(),
+            Phase::Draining { metrics, .. } => metrics.clone(),
+            Phase::Starting => String::new(),
+        }));
+        self.moves.add_metrics(&mut page);
+        page.gauge("slots_unserved", "Slots whose owner cannot be reached", self.status().readiness().slots_unserved() as f64);
+        (self.about_process)(&mut page);
+        page.finish()
+    }
+
+    fn accept(&self, node: &str) -> Result<(), Refused> {
+        self.running.accept(node)?;
+        tracing::warn!(node, "an operator has accepted the node as it is");
+        Ok(())
+    }
+
+    fn ready(&self) -> Readiness {
+        if self.running.look(|phase| matches!(phase, Phase::Starting)) {
+            let not_ready = vec![NotReady { address: "all".to_owned(), slots: 0, reason: "starting".to_owned() }];
+            return Readiness { not_ready, ..Readiness::default() };
+        }
+        self.status().readiness()
+    }
+}

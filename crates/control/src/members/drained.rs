@@ -1,0 +1,65 @@
+//! Nodes that were drained: they get no slots until somebody says so, also after a restart. Otherwise two nodes that are drained one after the other would give
+//! their slots to each other.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::store::{RedbStore, StoreError, load_as, save_as};
+
+/// The document of the store.
+const DRAINED: &str = "nodes-drained";
+
+/// Their names.
+#[derive(Debug, Default)]
+pub(crate) struct Drained(Mutex<BTreeSet<String>>);
+
+impl Drained {
+    pub(crate) fn load(store: &RedbStore) -> Result<Self, StoreError> {
+        Ok(Self(Mutex::new(load_as(store, DRAINED)?)))
+    }
+
+    fn names(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.names().contains(name)
+    }
+
+    pub(crate) fn all(&self) -> Vec<String> {
+        self.names().iter().cloned().collect()
+    }
+
+    /// Notes that a node is drained, or is not any more. It is kept before it counts.
+    pub(crate) fn set(&self, store: &RedbStore, name: &str, drained: bool) -> Result<(), String> {
+        let mut names = self.names();
+        let mut next = names.clone();
+        let is_new = if drained { next.insert(name.to_owned()) } else { next.remove(name) };
+        if is_new {
+            save_as(store, DRAINED, &next).map_err(|error| format!("that {name} is drained cannot be kept: {error}"))?;
+            *names = next;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drained_node_stays_so_until_somebody_says_otherwise() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        {
+            let store = RedbStore::open(dir.path()).expect("a store");
+            let drained = Drained::load(&store).expect("nothing yet");
+            drained.set(&store, "a:1", true).expect("kept");
+            drained.set(&store, "b:1", true).expect("kept");
+            drained.set(&store, "b:1", false).expect("kept");
+        }
+        let store = RedbStore::open(dir.path()).expect("a store");
+        let drained = Drained::load(&store).expect("kept");
+        assert!(drained.has("a:1") && !drained.has("b:1"));
+        assert_eq!(drained.all(), ["a:1"]);
+    }
+}

@@ -1,0 +1,112 @@
+//! Nodes that were added and removed while the router ran.
+//!
+//! The configuration lists nodes; the state directory remembers what was changed since (docs/decisions/0012): so `nodes add` needs no file to
+//! edit, and a restart forgets neither. What the configuration says by now is not remembered twice.
+
+mod drained;
+mod newcomer;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::nodes::NodeAddress;
+use crate::store::{RedbStore, load_as, save_as};
+
+pub(crate) use drained::Drained;
+pub use newcomer::FleetFacts;
+
+/// The document of the store.
+const MEMBERS: &str = "nodes";
+
+/// Beside the nodes of the configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Remembered {
+    /// Nodes that the configuration does not list.
+    pub added: Vec<String>,
+    /// Nodes that it lists, and that are gone.
+    pub removed: Vec<String>,
+}
+
+impl Remembered {
+    fn forget_what_is_listed(&mut self, listed: &[String]) {
+        self.added.retain(|name| !listed.contains(name));
+        self.removed.retain(|name| listed.contains(name));
+        for names in [&mut self.added, &mut self.removed] {
+            names.sort();
+            names.dedup();
+        }
+    }
+}
+
+/// A change of the list of nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MemberChange {
+    /// It joins.
+    Add(String),
+    /// It goes.
+    Remove(String),
+}
+
+/// The list of nodes as the configuration has it, with the changes since: kept by whoever reads the configuration.
+pub trait NodeList: Send + Sync + fmt::Debug {
+    /// How a server would be reached if it were a node, by the configuration. Changes nothing.
+    fn find(&self, name: &str) -> Result<NodeAddress, String>;
+
+    /// Changes the list, and waits until every worker knows.
+    fn change(&self, change: MemberChange) -> Result<(), String>;
+}
+
+/// What is remembered, without a change: for whoever only looks.
+pub fn recall(store: &RedbStore, listed: &[String]) -> anyhow::Result<Remembered> {
+    let mut remembered: Remembered = load_as(store, MEMBERS)?;
+    remembered.forget_what_is_listed(listed);
+    Ok(remembered)
+}
+
+/// What is remembered beside a configuration that lists `listed`, after `change`. What the configuration says by itself is forgotten.
+pub fn remember(store: &RedbStore, listed: &[String], change: Option<&MemberChange>) -> anyhow::Result<Remembered> {
+    let before: Remembered = load_as(store, MEMBERS)?;
+    let mut after = before.clone();
+    match change {
+        Some(MemberChange::Add(name)) => {
+            after.removed.retain(|removed| removed != name);
+            after.added.push(name.clone());
+        }
+        Some(MemberChange::Remove(name)) => {
+            after.added.retain(|added| added != name);
+            after.removed.push(name.clone());
+        }
+        None => {}
+    }
+    after.forget_what_is_listed(listed);
+    if after != before {
+        save_as(store, MEMBERS, &after)?;
+    }
+    Ok(after)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_configuration_says_is_not_remembered_twice() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let store = RedbStore::open(dir.path()).expect("a store");
+        let names = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
+        let listed = names(&["a:1", "b:1"]);
+        let step = |listed: &[String], change: Option<MemberChange>| {
+            let remembered = remember(&store, listed, change.as_ref()).expect("saved");
+            assert_eq!(remember(&store, listed, None).expect("saved"), remembered, "it survives");
+            (remembered.added, remembered.removed)
+        };
+        assert_eq!(step(&listed, Some(MemberChange::Add("c:1".into()))), (names(&["c:1"]), names(&[])));
+        assert_eq!(step(&listed, Some(MemberChange::Remove("a:1".into()))), (names(&["c:1"]), names(&["a:1"])));
+        assert_eq!(step(&listed, Some(MemberChange::Add("a:1".into()))), (names(&["c:1"]), names(&[])), "it is in the file");
+        assert_eq!(step(&listed, Some(MemberChange::Remove("b:1".into()))), (names(&["c:1"]), names(&["b:1"])));
+        let edited = names(&["a:1", "c:1"]);
+        assert_eq!(step(&edited, None), (names(&[]), names(&[])), "the file says both by now");
+        assert_eq!(step(&edited, Some(MemberChange::Remove("c:1".into()))), (names(&[]), names(&["c:1"])));
+    }
+}

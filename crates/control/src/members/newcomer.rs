@@ -1,0 +1,270 @@
+//! A server that is to join as a node: what it must be is looked at before anything changes, and what fails after that is taken back.
+//!
+//! So a wrong address is an answer and not a node. `look` asks, `judge` decides: for `switchyard nodes add`, and for nodes that a configuration lists newly.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use switchyard_policy::topology::Topology;
+use switchyard_resp::units::counted;
+use switchyard_router::{Link, NodeAccess};
+use tracing::{error, warn};
+
+use crate::nodes::check::REDIS_MIN;
+use crate::nodes::holdings::at_once;
+use crate::nodes::{NodeAddress, NodeConnection, redis_version, routers, servers};
+use crate::running::Running;
+
+/// The fleet that it is to join.
+#[derive(Debug, Default)]
+pub struct FleetFacts {
+    /// The router's own identity, as INFO of it has it.
+    router: String,
+    /// What names its state directory in the names of its connections.
+    site: String,
+    /// Of the nodes: name, process, and what it is (`redis 7.0.15`), as far as they are known.
+    nodes: Vec<(String, Option<String>, Option<String>)>,
+    /// Clients may use databases below this number.
+    databases: u32,
+}
+
+impl FleetFacts {
+    /// These nodes, as they say themselves, before a router serves them.
+    pub fn ask(nodes: &[NodeAccess], site: String, patience: Duration) -> Self {
+        let ask = |access: &NodeAccess| {
+            let info = NodeConnection::open(access, patience).and_then(|mut node| node.ask(&["INFO"]).map_err(|error| error.to_string()));
+            let said = Newcomer { info: info.map(|info| info.text()).unwrap_or_default(), ..Newcomer::default() };
+            (access.name.clone(), said.field("run_id").map(str::to_owned), said.version())
+        };
+        let databases = nodes.iter().find_map(|access| databases_of(access, patience)).unwrap_or_default();
+        Self { router: String::new(), site, nodes: at_once(nodes, ask), databases }
+    }
+
+    /// The fleet as its router knows it; `None` where that does not serve.
+    pub fn of(running: &Running, topology: &Topology, site: String, patience: Duration) -> Option<Self> {
+        let (status, reached, used, router) =
+            running.with(|router| (router.status(), router.node_access(), router.databases(), router.run_id().to_owned()))?;
+        // Clients cannot use a database that any node lacks.
+        let up = status.nodes.iter().filter(|node| node.link == Link::Up && topology.node(node.id).is_some());
+        let setting = up.filter_map(|node| databases_of(reached.get(&node.id)?, patience)).next();
+        let nodes = status.nodes.into_iter().map(|node| (node.name, node.run_id, node.version)).collect();
+        Some(Self { router, site, nodes, databases: setting.unwrap_or(used) })
+    }
+
+    /// Of nodes that a configuration lists and that are not in the slot map: the names of those that may not join. Each is told with the reason.
+    pub fn refuse(mut self, newly_listed: &[&NodeAddress], patience: Duration) -> Vec<String> {
+        let mut refused = Vec::new();
+        for place in newly_listed {
+            match self.meet(place, patience) {
+                Ok((_, newcomer, notes)) => {
+                    notes.iter().for_each(|note| warn!("node {note}"));
+                    let run_id = newcomer.field("run_id").map(str::to_owned);
+                    self.nodes.push((place.name.clone(), run_id, newcomer.version()));
+                }
+                Err(why) => {
+                    error!(
+                        "node {} is in the configuration, and stays out: {why}. When that is mended: reload (SIGHUP), or `switchyard nodes add {}`",
+                        place.name, place.name
+                    );
+                    refused.push(place.name.clone());
+                }
+            }
+        }
+        refused
+    }
+
+    /// Looks at a server, and gives how it is reached, what it says and notes about it; or why it may not join.
+    pub(crate) fn meet(&self, place: &NodeAddress, patience: Duration) -> Result<(NodeAccess, Newcomer, Vec<String>), String> {
+        let name = &place.name;
+        let access = servers(place).into_iter().next().map(|server| server.access);
+        let access = access.ok_or_else(|| format!("{name} has no address that is known"))?;
+        let newcomer = look(&access, patience, self.databases).map_err(|why| format!("{name} {why}; nothing was changed"))?;
+        let notes = judge(name, &newcomer, self)?;
+        Ok((access, newcomer, notes))
+    }
+}
+
+/// What a server says of itself.
+#[derive(Debug, Default)]
+pub(crate) struct Newcomer {
+    info: String,
+    /// It knows a command that only routers have.
+    is_router: bool,
+    /// Routers that use it, each by what names its state directory.
+    routers: BTreeSet<String>,
+    /// Why it refuses the last database that clients may use.
+    lacks_databases: Option<String>,
+}
+
+impl Newcomer {
+    fn field(&self, name: &str) -> Option<&str> {
+        self.info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+    }
+
+    /// `redis 7.0.15`, as the router has it.
+    fn version(&self) -> Option<String> {
+        let valkey = self.field("valkey_version").map(|version| format!("valkey {version}"));
+        valkey.or_else(|| Some(format!("redis {}", self.field("redis_version")?)))
+    }
+
+    /// How many keys it has, by database.
+    fn keys(&self) -> Vec<(&str, u64)> {
+        let of = |line: &'_ str| line.split_once("keys=").and_then(|(_, rest)| rest.split(',').next()?.parse().ok());
+        let databases = self.info.lines().filter(|line| line.starts_with("db"));
+        databases.filter_map(|line| Some((line.split(':').next()?, of(line)?))).filter(|(_, keys)| *keys > 0).collect()
+    }
+}
+
+fn look(access: &NodeAccess, patience: Duration, databases: u32) -> Result<Newcomer, String> {
+    let mut node = NodeConnection::open(access, patience)?;
+    let mut ask = |args: &[&str]| node.ask(args).map_err(|error| format!("does not answer {}: {error}", args[0]));
+    let info = ask(&["INFO"])?;
+    if let Some(error) = info.error() {
+        return Err(format!("does not say who it is (INFO): {error}"));
+    }
+    // INFO of a router is made of that of its nodes, so it does not tell them apart.
+    let marker = ask(&["SWITCHYARD", "STATUS"])?;
+    let is_router = marker.error().is_none_or(|error| error.starts_with("NOPERM"));
+    let lacks_databases = match databases.checked_sub(1) {
+        Some(last) if !is_router => ask(&["SELECT", &last.to_string()])?.error(),
+        _ => None,
+    };
+    let routers = routers(&ask(&["CLIENT", "LIST"])?.text());
+    Ok(Newcomer { info: info.text(), is_router, routers, lacks_databases })
+}
+
+/// Notes about a server that may join, or why it may not.
+fn judge(name: &str, newcomer: &Newcomer, fleet: &FleetFacts) -> Result<Vec<String>, String> {
+    let run_id = newcomer.field("run_id");
+    if run_id == Some(&fleet.router) {
+        return Err(format!("{name} is this router itself: a node must be a Redis or Valkey server behind it"));
+    }
+    if newcomer.is_router {
+        return Err(format!("{name} is a Switchyard router: a node must be a Redis or Valkey server"));
+    }
+    let Some(run_id) = run_id else {
+        return Err(format!("{name} does not say who it is: its INFO has no run_id, by which the router tells servers apart"));
+    };
+    if let Some((other, ..)) = fleet.nodes.iter().find(|(_, known, _)| known.as_deref() == Some(run_id)) {
+        return Err(format!("{name} is the same server as node {other}, by another name (both have run_id {run_id})"));
+    }
+    if redis_version(&newcomer.info).is_some_and(|version| version < REDIS_MIN) {
+        let version = newcomer.version().unwrap_or_default();
+        return Err(format!("{name} is {version}, which is too old: nodes need Redis 6.2 or later, or Valkey"));
+    }
+    if newcomer.field("cluster_enabled") == Some("1") {
+        return Err(format!(
+            "{name} runs in cluster mode, where it refuses keys of slots that it does not own: set cluster-enabled no there"
+        ));
+    }
+    if newcomer.field("role") == Some("slave") {
+        let primary = |part| newcomer.field(part).unwrap_or("?");
+        return Err(format!(
+            "{name} is a replica of {}:{}, so it takes no writes: add its primary, or promote it first (REPLICAOF NO ONE)",
+            primary("master_host"),
+            primary("master_port")
+        ));
+    }
+    if newcomer.field("loading") == Some("1") {
+        return Err(format!("{name} is still loading its data: try again when it is done"));
+    }
+    if newcomer.routers.iter().any(|site| *site != fleet.site) {
+        return Err(format!(
+            "{name} is used by another router, with a state directory of its own: each would write keys there that the other does not know. Stop that one first, or \
+             take another server"
+        ));
+    }
+    let keys = newcomer.keys();
+    if !keys.is_empty() {
+        let each: Vec<String> = keys.iter().map(|(database, keys)| format!("{database}: {keys}")).collect();
+        let (host, port) = name.rsplit_once(':').unwrap_or((name, "6379"));
+        let host = host.trim_matches(['[', ']']);
+        return Err(format!(
+            "{name} holds {} ({}), and a node that joins owns no slots, so no client would find them. If they may go: \
+             `redis-cli -h {host} -p {port} FLUSHALL`, then add it again. If they are to stay: stop the router, and let `switchyard recover` \
+             make a slot map of what all servers hold",
+            counted(keys.iter().map(|(_, keys)| keys).sum::<u64>(), "key"),
+            each.join(", ")
+        ));
+    }
+    if let Some(error) = &newcomer.lacks_databases {
+        return Err(format!(
+            "{name} has fewer databases than the other nodes: it refuses SELECT {} ({error}). Set databases there to {}",
+            fleet.databases - 1,
+            fleet.databases
+        ));
+    }
+    Ok(older(newcomer, fleet).into_iter().map(|note| format!("{name} {note}")).collect())
+}
+
+/// What to know where it is older than a node.
+fn older(newcomer: &Newcomer, fleet: &FleetFacts) -> Option<String> {
+    let version = newcomer.version()?;
+    let numbers = |text: &str| -> Option<(String, u32, u32)> {
+        let (flavour, version) = text.split_once(' ')?;
+        let mut parts = version.split('.').map(|part| part.parse().ok());
+        Some((flavour.to_owned(), parts.next()??, parts.next()??))
+    };
+    let own = numbers(&version)?;
+    let is_newer = |theirs: &(String, u32, u32)| theirs.0 == own.0 && (theirs.1, theirs.2) > (own.1, own.2);
+    let (name, _, newer) = fleet.nodes.iter().find(|(_, _, theirs)| theirs.as_deref().and_then(numbers).as_ref().is_some_and(is_newer))?;
+    Some(format!(
+        "is {version}, older than node {name} ({}): it may refuse keys that come from there, and clients may use only what it has",
+        newer.as_deref().unwrap_or_default()
+    ))
+}
+
+/// How many databases a node has, if it says so.
+fn databases_of(access: &NodeAccess, patience: Duration) -> Option<u32> {
+    let mut node = NodeConnection::open(access, patience).ok()?;
+    node.ask(&["CONFIG", "GET", "databases"]).ok()?.items().get(1)?.text().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fleet() -> FleetFacts {
+        let node = |name: &str, run_id: &str, version: &str| (name.to_owned(), Some(run_id.to_owned()), Some(version.to_owned()));
+        let nodes = vec![node("a:1", "aaa", "redis 7.0.15"), ("b:1".to_owned(), None, None), node("c:1", "ccc", "redis 7.2.4")];
+        FleetFacts { router: "me".to_owned(), site: "0a1b2c3d".to_owned(), nodes, databases: 16 }
+    }
+
+    fn server(more: &str) -> Newcomer {
+        let info = format!("# Server\r\nredis_version:7.2.9\r\nrun_id:new\r\nrole:master\r\ncluster_enabled:0\r\nloading:0\r\n{more}");
+        Newcomer { info, ..Newcomer::default() }
+    }
+
+    #[test]
+    fn an_empty_primary_may_join() {
+        assert_eq!(judge("n:1", &server("# Keyspace\r\n"), &fleet()), Ok(Vec::new()));
+        let left = Newcomer { routers: ["0a1b2c3d".to_owned()].into(), ..server("") };
+        assert_eq!(judge("n:1", &left, &fleet()), Ok(Vec::new()), "connections of ours are about to go");
+        let older = Newcomer { info: server("").info.replace("7.2.9", "7.0.1"), ..Newcomer::default() };
+        let notes = judge("n:1", &older, &fleet()).expect("it may join");
+        assert!(notes.len() == 1 && notes[0].starts_with("n:1 is redis 7.0.1, older than node c:1 (redis 7.2.4)"), "{notes:?}");
+    }
+
+    #[test]
+    fn whatever_else_may_not_and_is_told_why() {
+        let with = |from: &str, to: &str| Newcomer { info: server("").info.replace(from, to), ..Newcomer::default() };
+        let used = Newcomer { routers: ["0a1b2c3d", "deadbeef"].map(str::to_owned).into(), ..server("") };
+        let lacking = Newcomer { lacks_databases: Some("ERR DB index is out of range".to_owned()), ..server("") };
+        for (newcomer, said) in [
+            (with("run_id:new", "run_id:me"), "is this router itself"),
+            (Newcomer { is_router: true, ..server("") }, "is a Switchyard router"),
+            (with("run_id:new", "run_id:ccc"), "is the same server as node c:1"),
+            (with("run_id:new\r\n", ""), "no run_id"),
+            (with("7.2.9", "6.0.9"), "is redis 6.0.9, which is too old"),
+            (with("cluster_enabled:0", "cluster_enabled:1"), "set cluster-enabled no"),
+            (with("role:master", "role:slave\r\nmaster_host:10.0.0.1\r\nmaster_port:6379"), "is a replica of 10.0.0.1:6379"),
+            (with("loading:0", "loading:1"), "still loading"),
+            (server("db0:keys=7,expires=0,avg_ttl=0\r\ndb3:keys=2,expires=2,avg_ttl=5\r\n"), "holds 9 keys (db0: 7, db3: 2)"),
+            (used, "is used by another router"),
+            (lacking, "refuses SELECT 15 (ERR DB index is out of range). Set databases there to 16"),
+        ] {
+            let why = judge("n:1", &newcomer, &fleet()).expect_err(said);
+            assert!(why.starts_with("n:1 ") && why.contains(said), "{why}");
+        }
+    }
+}

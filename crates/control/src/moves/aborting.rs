@@ -1,0 +1,297 @@
+//! The end of a move that nobody wants any more: what will be done and what would be lost is said first, then done. It is on record, so a restart goes on with
+//! the ending and with nothing else.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use switchyard_policy::migration::{Fingerprint, Side};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage};
+use switchyard_resp::units::{counted, describe_size};
+use switchyard_router::{Link, Router, Steer};
+use tracing::{error, warn};
+
+use super::Moves;
+use super::colocate::Told;
+use super::options::Options;
+use super::queue::Planned;
+use crate::admin::{AbortRequest, Lose, MoveState, MovesReport, Refused, Trouble, conflict};
+use crate::journal::RESERVE;
+
+/// A leg that has lost a node is waited for in silence for so long, seconds.
+const LOST_PATIENCE: f64 = 3.0;
+
+/// A move that comes no further is in trouble after so long, seconds.
+const IDLE_PATIENCE: f64 = 60.0;
+
+/// How often it is tried to put on record what must be there.
+const RECORD_PERIOD: Duration = Duration::from_millis(200);
+
+/// What an order to abort needs to know of a move.
+pub(super) struct Look {
+    source: NodeId,
+    target: NodeId,
+    /// A leg is open, with so many keys that are still to be brought to where they are used; at most.
+    pub(super) leg_left: Option<u64>,
+    /// Slots that the target owns by now.
+    slots_done: u64,
+}
+
+fn write_durably(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
+}
+
+impl Moves {
+    /// Ends a move, or says how it would end.
+    pub(crate) fn abort(&self, id: MoveId, request: AbortRequest) -> Result<MovesReport, Refused> {
+        self.refresh();
+        let look = {
+            let state = self.state();
+            self.look_of(id, state.open.get(&id).ok_or_else(|| state.not_open(id))?)
+        };
+        let is_up = |node: NodeId| self.link_of(node).is_none_or(|link| link == Link::Up);
+        let (source, target) = (self.name(look.source), self.name(look.target));
+        let lose = match request.lose {
+            None => None,
+            Some(lose) => {
+                let (lost, other) = match lose {
+                    Lose::Source => (look.source, look.target),
+                    Lose::Target => (look.target, look.source),
+                };
+                let (lost_name, other_name) = (self.name(lost), self.name(other));
+                if is_up(lost) {
+                    return Err(conflict(format!("{lost_name} answers, so nothing has to be lost: switchyard moves abort {}", id.0)));
+                }
+                if !is_up(other) && look.leg_left.is_some() {
+                    return Err(conflict(format!("{other_name} does not answer either, and what it has is to stay: bring it back first")));
+                }
+                Some(Side::from(lose))
+            }
+        };
+        let done =
+            if look.slots_done > 0 { format!(" {} moved, and stay at {target}.", counted(look.slots_done, "slot")) } else { String::new() };
+        let says = match (look.leg_left.map(|left| counted(left, "key")), lose) {
+            (None, _) => format!("move {} stops now: no slots are on their way.{done}", id.0),
+            (Some(left), Some(Side::Target)) => format!(
+                "move {} ends without {target}: what {source} has stays there and is served. {left} at most, which had moved to {target} with the \
+                 slots that are moving now, are lost; the log says where their fingerprints are.{done}",
+                id.0
+            ),
+            (Some(_), Some(Side::Source)) => format!(
+                "move {} ends without {source}: of the slots that are moving now, what {target} has is served there, and the rest is lost. All other slots \
+                 of {source} stay its own, and wait for it.{done}",
+                id.0
+            ),
+            (Some(left), None) if is_up(look.source) && is_up(look.target) => format!(
+                "move {} stops: {left} at most of the slots that are moving now go back first, or on where that is less, as fast as the nodes can. \
+                 Nothing is lost.{done}",
+                id.0
+            ),
+            (Some(left), None) => {
+                let (lost, word) = if is_up(look.target) { (&source, "source") } else { (&target, "target") };
+                format!(
+                    "move {0} stops when {lost} answers again: {left} at most of the slots that are moving now wait for it.{done} Where {lost} is lost for \
+                     good: `switchyard moves abort {0} --lose-{word} --dry-run` says what would be lost",
+                    id.0
+                )
+            }
+        };
+        if !request.dry_run {
+            self.end_soon(id, lose)?;
+        }
+        let mut report = self.report();
+        report.says = says;
+        Ok(report)
+    }
+
+    pub(super) fn look_of(&self, id: MoveId, planned: &Planned) -> Look {
+        let progress = planned.progress.as_ref();
+        let handed_over = planned.resume.as_ref().map_or(0, |resume| resume.handed_over.len() as u64);
+        // What a mover has not taken up again is as the router before this one has left it.
+        let left = || progress.and_then(|progress| progress.leg_left).unwrap_or(planned.left_at_start);
+        Look {
+            source: planned.order.source,
+            target: planned.order.target,
+            leg_left: self.placement.is_in_transit(id).then(left),
+            slots_done: progress.map_or(handed_over, |progress| progress.slots_done.into()),
+        }
+    }
+
+    /// Ends a move that has not begun, or has it end what is under way.
+    fn end_soon(&self, id: MoveId, lose: Option<Side>) -> Result<(), Refused> {
+        let before = {
+            let mut state = self.state();
+            let known = state.not_open(id);
+            let steering = &mut state.open.get_mut(&id).ok_or(known)?.steering;
+            let before = *steering;
+            (steering.aborting, steering.give_up) = (true, lose.or(steering.give_up));
+            before
+        };
+        // Before anything is done: a restart goes on with this.
+        if let Err(why) = self.try_save_options() {
+            if let Some(planned) = self.state().open.get_mut(&id) {
+                (planned.steering.aborting, planned.steering.give_up) = (before.aborting, before.give_up);
+            }
+            return Err(Refused::Failed(format!("move {} goes on: it cannot be put on record that it is to end: {why}", id.0)));
+        }
+        let begun = self.state().open.get(&id).is_some_and(|planned| planned.begun);
+        if begun {
+            self.running.with(|router| router.steer_move(id, lose.map_or(Steer::Abort, Steer::GiveUp)));
+        } else {
+            self.end_before_it_begins(id);
+        }
+        self.wake();
+        Ok(())
+    }
+
+    /// Ends a move that nobody wants and of which nothing is under way.
+    pub(super) fn end_before_it_begins(&self, id: MoveId) {
+        let planned = {
+            let mut state = self.state();
+            let is_idle = |planned: &Planned| !planned.begun && planned.resume.as_ref().is_none_or(|resume| resume.leg.is_none());
+            match state.open.remove(&id) {
+                Some(planned) if is_idle(&planned) => {
+                    self.beside().insert(id, Options::of(&planned));
+                    planned
+                }
+                Some(planned) => {
+                    state.open.insert(id, planned);
+                    return;
+                }
+                None => return,
+            }
+        };
+        if let Some(keys) = planned.order.needed_keys() {
+            self.home.tell(Told::Stopped { keys: Arc::clone(keys), why: format!("move {} was aborted", id.0) });
+        }
+        let mut report = self.report_of(id, &planned);
+        report.state = MoveState::Stopped;
+        report.doing = match planned.steering.give_up.filter(|_| planned.lost.is_some()) {
+            // As its mover says it.
+            Some(Side::Source) => {
+                format!("{} was given up: what it had of the slots that were moving is lost", self.name(planned.order.source))
+            }
+            Some(Side::Target) => {
+                let keys = counted(planned.lost.unwrap_or(0), "key");
+                format!("{} was given up: lost is at most {keys}, moved there before", self.name(planned.order.target))
+            }
+            None if report.slots_done > 0 => "aborted by the user".to_owned(),
+            None => "aborted before it began".to_owned(),
+        };
+        self.close(id, Options::of(&planned), report);
+    }
+
+    fn link_of(&self, node: NodeId) -> Option<Link> {
+        let status = self.running.with(Router::status)?;
+        status.nodes.into_iter().find(|status| status.id == node).map(|status| status.link)
+    }
+
+    /// A leg is about to end without a node. That is on record when this returns, so that the history of moves tells of it whatever happens to this process
+    /// next. Which keys were lost is told by fingerprints only: their names are nobody's business.
+    pub(super) fn note_lost(&self, id: MoveId, node: NodeId, keys: &[Fingerprint]) {
+        if let Some(planned) = self.state().open.get_mut(&id) {
+            planned.lost = Some(keys.len() as u64);
+        }
+        let mut told = false;
+        while let Err(why) = self.try_save_options() {
+            if !std::mem::replace(&mut told, true) {
+                error!("move {} waits with its end: it cannot be put on record that {} is given up: {why}", id.0, self.name(node));
+            }
+            if self.stopping.load(Ordering::Acquire) {
+                break;
+            }
+            std::thread::sleep(RECORD_PERIOD);
+        }
+        self.tell_lost(id, node, keys);
+    }
+
+    fn tell_lost(&self, id: MoveId, node: NodeId, keys: &[Fingerprint]) {
+        let name = self.name(node);
+        if keys.is_empty() {
+            warn!("move {} ends without {name}, which was given up: what it had of the slots that were moving is lost", id.0);
+            return;
+        }
+        let file = self.lost_file(id);
+        let text: String = keys.iter().map(|key| format!("{:032x}\n", key.0)).collect();
+        let count = counted(keys.len(), "key");
+        match write_durably(&file, &text) {
+            Ok(()) => warn!(
+                "move {} ends without {name}, which was given up: lost is at most {count}, moved there before. Fingerprints are in {}",
+                id.0,
+                file.display()
+            ),
+            Err(error) => error!(
+                "move {} ends without {name}, which was given up: lost is at most {count}, moved there before. Fingerprints cannot be written \
+                 to {}: {error}",
+                id.0,
+                file.display()
+            ),
+        }
+    }
+
+    fn lost_file(&self, id: MoveId) -> PathBuf {
+        self.spool.with_file_name(format!("lost-keys-of-move-{}.txt", id.0))
+    }
+
+    /// What is wrong with moves and with the disk that they need, for who looks whether all is well.
+    pub(crate) fn troubles(&self) -> Vec<Trouble> {
+        self.refresh();
+        let topology = self.placement.topology();
+        let of_disk = self.disk_trouble().map(|what| Trouble { what, ..Trouble::default() });
+        let state = self.state();
+        let of_leg = |id: MoveId| {
+            let is_moving = |slot: &Slot| {
+                let transit = topology.as_ref().and_then(|topology| topology.transit(*slot));
+                transit.is_some_and(|transit| transit.move_id == id && matches!(transit.stage, Stage::Moving { .. }))
+            };
+            Slot::all().filter(is_moving).count() as u64
+        };
+        let troubles = state.open.iter().filter_map(|(id, planned)| {
+            let (progress, look) = (planned.progress.as_ref(), self.look_of(*id, planned));
+            let names = |side| self.name(if side == Side::Source { planned.order.source } else { planned.order.target });
+            let lost = progress.and_then(|progress| progress.lost).filter(|(_, seconds)| *seconds >= LOST_PATIENCE);
+            if let (Some((side, seconds)), Some(left)) = (lost, look.leg_left) {
+                let slots = of_leg(*id);
+                let (name, word) = (names(side), if side == Side::Source { "source" } else { "target" });
+                let keys = match side {
+                    Side::Target => format!("{} at most of {}", counted(left, "key"), counted(slots, "slot")),
+                    Side::Source => format!("keys of {} that have not moved", counted(slots, "slot")),
+                };
+                let what = format!(
+                    "move {0} waits for {name}, which has not answered for {seconds:.0} s: {keys} cannot be used. Where it is lost for good: \
+                     switchyard moves abort {0} --lose-{word}",
+                    id.0
+                );
+                return Some(Trouble { id: Some(id.0), slots, what });
+            }
+            if let Some(trouble) = planned.trouble.as_ref().filter(|_| !planned.begun) {
+                return Some(Trouble { id: Some(id.0), slots: of_leg(*id), what: format!("move {} cannot begin: {trouble}", id.0) });
+            }
+            let idle = progress.filter(|progress| !progress.paused && progress.idle_seconds >= IDLE_PATIENCE)?;
+            let what = format!("move {} has come no further for {:.0} s: {}", id.0, idle.idle_seconds, idle.doing);
+            Some(Trouble { id: Some(id.0), slots: 0, what })
+        });
+        of_disk.into_iter().chain(troubles).collect()
+    }
+
+    /// Why the state directory cannot be written, or would not take what a move begins with.
+    pub(super) fn disk_trouble(&self) -> Option<String> {
+        let known = self.ledger.status().trouble.or_else(|| self.store.trouble());
+        // While moves are open, their room is reserved.
+        let has_open = || !self.state().open.is_empty();
+        let room = || self.store.room().filter(|room| *room < RESERVE && !has_open());
+        let directory = || self.store.directory().display().to_string();
+        let full = |room| {
+            let (room, needed) = (describe_size(room), describe_size(RESERVE));
+            format!("{room} are free for the state directory {}: no move can begin before there are {needed}", directory())
+        };
+        let known = known.map(|why| format!("the state directory {} cannot be written: {why}", directory()));
+        known.or_else(|| room().map(full))
+    }
+}

@@ -1,0 +1,265 @@
+//! How an order becomes a move: its nodes are asked, it is put on record, and then it waits for its turn. And what may be done to it since.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, mpsc};
+use std::time::Duration;
+
+use switchyard_policy::migration::{Durability, Goal, How, MoveOrder, Protocol, Record};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology};
+use switchyard_router::{Router, Steer};
+
+use super::Moves;
+use super::colocate::Told;
+use super::options::Options;
+use super::queue::Planned;
+use super::words::{DURABILITIES, name_of, named};
+use crate::admin::{HowRequest, MovesReport, PlanReport, PlannedReport, Refused, SteerRequest, conflict, wrong};
+use crate::nodes::check::{Own, PATIENCE, check_node};
+use crate::operator::text_of;
+
+/// How long the journal may take to put a move on record.
+const RECORD_BOUND: Duration = Duration::from_secs(10);
+
+impl Moves {
+    /// The map in force, if anything can be moved now.
+    pub(crate) fn topology_now(&self) -> Result<Arc<Topology>, Refused> {
+        if self.placement.is_provisional() {
+            let why =
+                "this is a first start, and it is not yet known what each node holds: `switchyard status` says which node does not answer";
+            return Err(Refused::Unavailable(why.to_owned()));
+        }
+        let serving = self.running.with(|_| ()).is_some() && !self.stopping.load(Ordering::Acquire);
+        let topology = self.placement.topology().filter(|_| serving);
+        topology.ok_or_else(|| Refused::Unavailable("the router is not serving: it is starting, or was told to stop".to_owned()))
+    }
+
+    /// How somebody wants data to move, with what the configuration says where he does not.
+    pub(crate) fn how(&self, request: &HowRequest) -> Result<How, Refused> {
+        let tuning = self.tuning.read().unwrap_or_else(PoisonError::into_inner);
+        fn chosen<T: Copy>(what: &str, all: &[(T, &str)], word: Option<&String>, otherwise: T) -> Result<T, Refused> {
+            word.map_or(Ok(otherwise), |word| named(all, word)).map_err(|error| wrong(format!("{what}: {error}")))
+        }
+        let config = tuning.config.how;
+        let how = How {
+            goal: chosen("goal", &Goal::ALL, request.goal.as_ref(), config.goal)?,
+            max_rate: request.max_rate.filter(|rate| *rate > 0).or(config.max_rate),
+            durability: chosen("durability", &DURABILITIES, request.durability.as_ref(), config.durability)?,
+            protocol: chosen("protocol", &Protocol::ALL, request.protocol.as_ref(), config.protocol)?,
+            direct_clients: request.allow_direct_clients,
+            purge_target: request.purge_target,
+        };
+        if how.protocol == Protocol::StopAndCopy {
+            // MIGRATE removes at the source, key by key, before anything is on record or on disk.
+            if how.durability != Durability::Memory {
+                return Err(wrong(format!(
+                    "stop-and-copy cannot keep durability {}: ask for durability memory, or use the default protocol",
+                    name_of(&DURABILITIES, how.durability)
+                )));
+            }
+            if !request.allow_key_loss {
+                return Err(wrong(
+                    "stop-and-copy loses keys when a node restarts in the middle of the move, so it is only for comparisons: use the default protocol, \
+                     or say that keys may be lost (--allow-key-loss)",
+                ));
+            }
+        }
+        Ok(how)
+    }
+
+    /// Does something to a move that is not over.
+    pub(crate) fn steer(&self, id: MoveId, what: &SteerRequest) -> Result<MovesReport, Refused> {
+        let steer = match what {
+            SteerRequest::Pause => Steer::Pause,
+            SteerRequest::Resume => Steer::Resume,
+            SteerRequest::Abort(request) => return self.abort(id, *request),
+            SteerRequest::Goal(word) => Steer::Goal(named(&Goal::ALL, word).map_err(|error| wrong(format!("goal: {error}")))?),
+            SteerRequest::MaxRate(rate) => Steer::MaxRate(rate.filter(|rate| *rate > 0)),
+        };
+        let begun = {
+            let mut state = self.state();
+            let not_open = state.not_open(id);
+            let planned = state.open.get_mut(&id).ok_or(not_open)?;
+            if planned.steering.aborting {
+                return Err(conflict(format!("move {} is being aborted and does not go on; begin another one", id.0)));
+            }
+            match steer {
+                Steer::Pause => planned.steering.paused = true,
+                Steer::Resume => planned.steering.paused = false,
+                Steer::Goal(goal) => planned.order.how.goal = goal,
+                Steer::MaxRate(rate) => planned.order.how.max_rate = rate,
+                Steer::Abort | Steer::GiveUp(_) => {}
+            }
+            planned.begun
+        };
+        if begun {
+            self.running.with(|router| router.steer_move(id, steer));
+        }
+        self.save_options();
+        self.wake();
+        self.home.tell(Told::Look);
+        Ok(self.report())
+    }
+
+    fn planned(&self, id: Option<MoveId>, order: &MoveOrder) -> PlannedReport {
+        PlannedReport {
+            id: id.map(|id| id.0),
+            from: self.name(order.source),
+            to: self.name(order.target),
+            slots: order.slots.len() as u64,
+            ranges: text_of(&order.slots),
+            keys: order.keys.as_ref().map(|keys| keys.len() as u64),
+        }
+    }
+
+    /// The same as [`Self::accept`], or only what it would be.
+    pub(crate) fn accept_unless(
+        self: &Arc<Self>,
+        dry_run: bool,
+        topology: &Topology,
+        orders: Vec<MoveOrder>,
+    ) -> Result<PlanReport, Refused> {
+        if !dry_run {
+            return self.accept(topology, orders);
+        }
+        let moves = orders.iter().map(|order| self.planned(None, order)).collect();
+        Ok(PlanReport { dry_run, moves, ..PlanReport::default() })
+    }
+
+    /// Checks what can be checked before anything is done, and puts moves on record. All are to be done in the same way.
+    pub(crate) fn accept(self: &Arc<Self>, topology: &Topology, orders: Vec<MoveOrder>) -> Result<PlanReport, Refused> {
+        self.nothing_in_the_way(&orders)?;
+        self.check_nodes(topology, &orders)?;
+        self.accept_checked(orders)
+    }
+
+    /// That no other move has these slots, and that the journal takes records.
+    fn nothing_in_the_way(&self, orders: &[MoveOrder]) -> Result<(), Refused> {
+        {
+            let state = self.state();
+            for (id, planned) in &state.open {
+                let taken: BTreeSet<Slot> = planned.order.slots.iter().copied().collect();
+                if let Some(slot) = orders.iter().flat_map(|order| &order.slots).find(|slot| taken.contains(slot)) {
+                    return Err(conflict(format!(
+                        "slot {} is part of move {}, which is under way; see `switchyard moves`",
+                        slot.number(),
+                        id.0
+                    )));
+                }
+            }
+        }
+        let trouble = self.ledger.status().trouble;
+        if let Some(trouble) = trouble {
+            return Err(Refused::Failed(trouble));
+        }
+        Ok(())
+    }
+
+    /// Puts moves on record whose nodes have just been checked, if what they were planned by still holds.
+    pub(super) fn accept_checked(self: &Arc<Self>, orders: Vec<MoveOrder>) -> Result<PlanReport, Refused> {
+        let _one = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
+        self.nothing_in_the_way(&orders)?;
+        let topology = self.topology_now()?;
+        if let Some(order) = orders.iter().find(|order| !order.is_at_source(&topology)) {
+            let source = self.name(order.source);
+            return Err(conflict(format!("some of what was to move has left {source} by another move meanwhile; ask again")));
+        }
+        let moves: BTreeMap<MoveId, Planned> = orders.into_iter().map(|order| (self.ledger.next_move(), Planned::new(order))).collect();
+        let reports = moves.iter().map(|(id, planned)| self.planned(Some(*id), &planned.order)).collect();
+        self.take_up(moves).map_err(Refused::Failed)?;
+        Ok(PlanReport { dry_run: false, moves: reports, ..PlanReport::default() })
+    }
+
+    /// Puts moves on record; then they wait for their turn.
+    pub(super) fn take_up(self: &Arc<Self>, moves: BTreeMap<MoveId, Planned>) -> Result<(), String> {
+        // The options first: a move on record without them would go on after a crash as the configuration says.
+        self.beside().extend(moves.iter().map(|(id, planned)| (*id, Options::of(planned))));
+        self.try_save_options().inspect_err(|_| self.beside().retain(|id, _| !moves.contains_key(id)))?;
+        for (id, planned) in &moves {
+            self.placement.take_part(*id, planned.order.nodes());
+        }
+        let records = moves.iter().flat_map(|(id, planned)| planned.order.records(*id)).collect();
+        if let Err(why) = self.put_on_record(records, moves.keys().copied().collect()) {
+            for id in moves.keys() {
+                self.placement.part(*id);
+            }
+            return Err(why);
+        }
+        {
+            let mut state = self.state();
+            self.beside().retain(|id, _| !moves.contains_key(id));
+            state.open.extend(moves);
+        }
+        self.wake();
+        self.home.tell(Told::Look);
+        Ok(())
+    }
+
+    /// Waits for the journal, but not for ever. What comes on record after that is ended at once: whoever asked was told that it is not begun.
+    fn put_on_record(self: &Arc<Self>, records: Vec<Record>, ids: Vec<MoveId>) -> Result<(), String> {
+        let (told, outcome) = mpsc::sync_channel(1);
+        let waits = Arc::new(AtomicBool::new(true));
+        let (moves, still) = (Arc::clone(self), Arc::clone(&waits));
+        let done = move |outcome: Result<(), String>| {
+            let is_late = !still.swap(false, Ordering::AcqRel);
+            match &outcome {
+                Ok(()) if is_late => ids.into_iter().for_each(|id| moves.take_off_record(id)),
+                Ok(()) => {}
+                Err(_) => moves.beside().retain(|id, _| !ids.contains(id)),
+            }
+            drop(told.send(outcome));
+        };
+        self.ledger.record(records, Box::new(done));
+        match outcome.recv_timeout(RECORD_BOUND) {
+            Ok(outcome) => outcome,
+            Err(_) if waits.swap(false, Ordering::AcqRel) => {
+                let trouble = self.ledger.status().trouble;
+                Err(trouble.map_or_else(|| "the journal of moves does not answer".to_owned(), |t| t + "; this one was not begun"))
+            }
+            // At the last moment.
+            Err(_) => outcome.recv().unwrap_or_else(|error| Err(error.to_string())),
+        }
+    }
+
+    fn check_nodes(&self, topology: &Topology, orders: &[MoveOrder]) -> Result<(), Refused> {
+        let Some(how) = orders.first().map(|order| &order.how) else { return Ok(()) };
+        let targets: BTreeSet<NodeId> = orders.iter().map(|order| order.target).collect();
+        let nodes: BTreeSet<NodeId> = orders.iter().flat_map(MoveOrder::nodes).collect();
+        debug_assert!(nodes.iter().all(|id| topology.node(*id).is_some()));
+        let mut met: BTreeMap<String, NodeId> = BTreeMap::new();
+        for id in nodes {
+            let run_id = self.check_one(id, targets.contains(&id), how)?;
+            // All that a move finds at its target would be its source's own keys.
+            if !run_id.is_empty()
+                && let Some(other) = met.insert(run_id, id)
+            {
+                return Err(conflict(format!(
+                    "{} and {} are one server under two names, so nothing can move between them; take one of them out of the configuration",
+                    self.name(other),
+                    self.name(id)
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks a node whether keys may move to or from it, and which process it is, which takes as long as it takes to answer.
+    pub(super) fn check_one(&self, id: NodeId, is_target: bool, how: &How) -> Result<String, Refused> {
+        let access = self.running.with(Router::node_access).unwrap_or_default();
+        let Some(access) = access.get(&id) else {
+            return Err(Refused::Failed(format!("it is not known how {} is reached", self.name(id))));
+        };
+        check_node(access, self.patience(), is_target.then_some(how.durability), how.direct_clients, &self.own()).map_err(conflict)
+    }
+
+    /// How long a node that is asked may take.
+    pub fn patience(&self) -> Duration {
+        self.tuning.read().unwrap_or_else(PoisonError::into_inner).patience.max(PATIENCE)
+    }
+
+    /// How connections of this router are named.
+    pub(crate) fn own(&self) -> Own {
+        let run = self.running.with(|router| router.run_id().to_owned()).unwrap_or_default();
+        Own { site: self.site(), run }
+    }
+}

@@ -1,0 +1,327 @@
+//! Keys that live elsewhere than their slots are brought home because commands of clients need them together with others.
+//!
+//! Workers say what their clients wait for; here moves are begun for it, as an operator would begin them: on record, and with the same checks.
+//! Who asks for what is on its way already waits with the others. It is a thread of its own, because moves are put on record here, and neither a worker nor the
+//! executor of moves may wait for that. Nor may it wait for nodes: each pair is asked on a thread of its own before a move between them begins, so that a
+//! node that does not answer delays only what concerns it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use switchyard_policy::colocate::{self, Open, Standing, Wanted};
+use switchyard_policy::migration::{Cause, How, Key, MoveOrder};
+use switchyard_policy::topology::{MoveId, NodeId};
+use switchyard_resp::units::counted;
+use switchyard_router::{ColocatePort, ColocateRequest, Link, Router};
+use tracing::info;
+
+use super::Moves;
+use crate::admin::{HomeReport, HowRequest, Refused};
+
+/// How often it is looked whether the nodes answer from which somebody waits for keys. What moves do is told.
+const HEALTH: Duration = Duration::from_millis(250);
+
+/// How long it counts what nodes said when they were asked. Mostly a move begins at once.
+const FRESH: Duration = Duration::from_secs(2);
+
+/// How long it is remembered that a key was brought home.
+const REMEMBERED: Duration = Duration::from_secs(3600);
+
+/// How many of them.
+const REMEMBERED_MAX: usize = 65_536;
+
+/// What the thread is told.
+#[derive(Debug)]
+pub(super) enum Told {
+    /// A client waits for something.
+    Wish(ColocateRequest),
+    /// Something may have changed: a move has begun, was steered, has handed keys over, or has ended.
+    Look,
+    /// A move that was to bring these keys home has ended before its end.
+    Stopped { keys: Arc<[Key]>, why: String },
+    /// What the nodes of a pair have said: keys may move from the first to the second, or why not.
+    Checked { between: Pair, outcome: Result<(), Refused> },
+}
+
+/// From where keys come home, and to where.
+type Pair = (NodeId, NodeId);
+
+/// How it stands with what the nodes of a pair have to be asked.
+#[derive(Debug)]
+enum Check {
+    UnderWay(JoinHandle<()>),
+    Over(Instant, Result<(), Refused>),
+}
+
+/// What is known of keys that were brought home.
+#[derive(Debug)]
+pub(crate) struct Home {
+    tell: mpsc::Sender<Told>,
+    told: Mutex<Option<mpsc::Receiver<Told>>>,
+    tally: Mutex<Tally>,
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    /// Keys, by the command that needed them.
+    keys: BTreeMap<String, u64>,
+    /// Keys, since when, and for which commands.
+    remembered: BTreeMap<Key, (Instant, Arc<str>)>,
+}
+
+impl Default for Home {
+    fn default() -> Self {
+        let (tell, told) = mpsc::channel();
+        Self { tell, told: Mutex::new(Some(told)), tally: Mutex::default() }
+    }
+}
+
+impl Home {
+    pub(super) fn tell(&self, what: Told) {
+        // Nobody listens where the thread has ended, because the router is about to: what is dropped says so.
+        drop(self.tell.send(what));
+    }
+
+    fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keys are home.
+    pub(super) fn note_done(&self, keys: &[Key], home_for: &BTreeMap<String, u64>) {
+        let commands: Arc<str> = home_for.keys().map(String::as_str).collect::<Vec<_>>().join(", ").into();
+        let mut tally = self.tally();
+        for (command, keys) in home_for {
+            *tally.keys.entry(command.clone()).or_default() += keys;
+        }
+        tally.remembered.retain(|_, (since, _)| since.elapsed() < REMEMBERED);
+        let now = Instant::now();
+        for key in keys {
+            if tally.remembered.len() < REMEMBERED_MAX || tally.remembered.contains_key(key) {
+                tally.remembered.insert(Arc::clone(key), (now, Arc::clone(&commands)));
+            }
+        }
+    }
+
+    /// Keys brought home, by command.
+    pub(super) fn report(&self) -> Vec<HomeReport> {
+        report_of(&self.tally().keys)
+    }
+
+    /// What is to be said to somebody who moves these keys away.
+    pub(crate) fn warning(&self, keys: &[Key]) -> Option<String> {
+        let tally = self.tally();
+        let lately: Vec<&(Instant, Arc<str>)> =
+            keys.iter().filter_map(|key| tally.remembered.get(key)).filter(|(since, _)| since.elapsed() < REMEMBERED).collect();
+        let commands: BTreeSet<&str> = lately.iter().flat_map(|(_, commands)| commands.split(", ")).collect();
+        (!lately.is_empty()).then(|| {
+            format!(
+                "{} of these keys came home within the last hour because clients need them together with other keys of their slots ({}), and will do so again \
+                 when they are needed (moves.bring-home-timeout)",
+                lately.len(),
+                commands.into_iter().collect::<Vec<_>>().join(", ")
+            )
+        })
+    }
+}
+
+/// The same for a report.
+pub(super) fn report_of(keys: &BTreeMap<String, u64>) -> Vec<HomeReport> {
+    keys.iter().map(|(command, keys)| HomeReport { command: command.clone(), keys: *keys }).collect()
+}
+
+impl ColocatePort for Moves {
+    fn colocate(&self, wish: ColocateRequest) {
+        self.home.tell(Told::Wish(wish));
+    }
+}
+
+/// Somebody who waits.
+#[derive(Debug)]
+struct Waiting {
+    wish: ColocateRequest,
+    until: Instant,
+}
+
+fn refuse(waiting: impl IntoIterator<Item = Waiting>, why: &str) {
+    waiting.into_iter().for_each(|w| w.wish.refuse(why));
+}
+
+/// Starts the thread, which ends when the router is told to stop.
+pub(super) fn start(moves: &Arc<Moves>) -> std::io::Result<()> {
+    let told = moves.home.told.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let Some(told) = told else { return Ok(()) };
+    let colocation = Colocation { moves: Arc::clone(moves), waiting: Vec::new(), checks: BTreeMap::new() };
+    std::thread::Builder::new().name("home".to_owned()).spawn(move || colocation.run(&told))?;
+    Ok(())
+}
+
+/// What the thread knows.
+struct Colocation {
+    moves: Arc<Moves>,
+    waiting: Vec<Waiting>,
+    checks: BTreeMap<Pair, Check>,
+}
+
+impl Colocation {
+    fn run(mut self, told: &mpsc::Receiver<Told>) {
+        while !self.moves.stopping.load(Ordering::Acquire) {
+            let soonest = self.waiting.iter().map(|w| w.until.saturating_duration_since(Instant::now())).min();
+            let first = match soonest {
+                None => told.recv().ok(),
+                Some(soonest) => told.recv_timeout(soonest.min(HEALTH)).ok(),
+            };
+            for what in first.into_iter().chain(told.try_iter()) {
+                match what {
+                    Told::Wish(wish) => self.waiting.push(Waiting { until: Instant::now() + wish.within(), wish }),
+                    Told::Look => {}
+                    Told::Stopped { keys, why } => {
+                        refuse(self.waiting.extract_if(.., |w| w.wish.wanted().concerns(&keys)), &why);
+                    }
+                    Told::Checked { between, outcome } => {
+                        self.checks.insert(between, Check::Over(Instant::now(), outcome));
+                    }
+                }
+            }
+            let now = Instant::now();
+            // Their workers have told them.
+            self.waiting.extract_if(.., |w| w.until <= now).for_each(|w| w.wish.done());
+            self.checks.retain(|_, check| match check {
+                // Its answer is here, or it panicked.
+                Check::UnderWay(thread) => !thread.is_finished(),
+                Check::Over(at, _) => at.elapsed() < FRESH,
+            });
+            if !self.waiting.is_empty() {
+                self.bring_home_now();
+            }
+        }
+    }
+
+    /// Begins what can begin.
+    fn bring_home_now(&mut self) {
+        let moves = Arc::clone(&self.moves);
+        let topology = match moves.topology_now() {
+            Ok(topology) => topology,
+            Err(refused) => return refuse(self.waiting.drain(..), refused.text()),
+        };
+        let away = self.nodes_away();
+        let waiting = std::mem::take(&mut self.waiting);
+        let plan = {
+            let state = moves.state();
+            let open = state.open.iter().map(|(id, planned)| Open {
+                id: *id,
+                source: planned.order.source,
+                target: planned.order.target,
+                slots: &planned.order.slots,
+                is_paused: planned.steering.paused,
+                colocates: matches!(planned.order.cause, Cause::Needed(_)),
+            });
+            let wanted: Vec<&Wanted> = waiting.iter().map(|w| w.wish.wanted()).collect();
+            colocate::plan(&topology, &wanted, &open.collect::<Vec<_>>(), |node| away.contains_key(&node))
+        };
+        let mut refusals: BTreeMap<usize, String> = BTreeMap::new();
+        for colocation in plan.moves {
+            let between = (colocation.source, colocation.target);
+            let outcome = match self.checks.remove(&between) {
+                Some(Check::Over(_, outcome)) => outcome,
+                Some(Check::UnderWay(thread)) => {
+                    self.checks.insert(between, Check::UnderWay(thread));
+                    continue;
+                }
+                None => match self.begin_check(between) {
+                    Ok(thread) => {
+                        self.checks.insert(between, Check::UnderWay(thread));
+                        continue;
+                    }
+                    Err(error) => Err(Refused::Failed(format!("a thread that asks the nodes cannot be started: {error}"))),
+                },
+            };
+            let mut home_for: BTreeMap<String, u64> = BTreeMap::new();
+            for first in colocation.keys.values() {
+                *home_for.entry(waiting[*first].wish.command().to_owned()).or_default() += 1;
+            }
+            let commands = home_for.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+            let keys: Arc<[Key]> = colocation.keys.into_keys().collect();
+            let (slots, count) = (MoveOrder::slots_of(&keys), keys.len());
+            let order = |how| MoveOrder {
+                source: colocation.source,
+                target: colocation.target,
+                slots,
+                keys: Some(keys),
+                how,
+                cause: Cause::Needed(home_for),
+            };
+            match outcome.and_then(|()| moves.accept_checked(vec![order(how_home(&moves)?)])) {
+                Ok(report) => {
+                    let id = report.moves.first().and_then(|planned| planned.id).unwrap_or_default();
+                    info!("move {id} brings {} home: {commands} needs them together with others of their slots", counted(count, "key"));
+                }
+                Err(refused) => refusals.extend(colocation.wanted_by.iter().map(|place| (*place, refused.text().to_owned()))),
+            }
+        }
+        for (place, (w, standing)) in waiting.into_iter().zip(plan.standings).enumerate() {
+            match (refusals.remove(&place), standing) {
+                (Some(why), _) => w.wish.refuse(&why),
+                (None, Standing::Home) => w.wish.done(),
+                (None, Standing::Wait) => self.waiting.push(w),
+                (None, Standing::Paused(MoveId(id))) => {
+                    w.wish.refuse(&format!("its slot is part of move {id}, which is paused (switchyard moves resume {id})"));
+                }
+                (None, Standing::Away(node)) => {
+                    let why = away.get(&node).map(String::as_str).unwrap_or_default();
+                    w.wish.refuse(&format!("{} is away: {why}", moves.name(node)));
+                }
+            }
+        }
+    }
+
+    /// Has both nodes asked, as before a move that somebody orders.
+    fn begin_check(&self, between: Pair) -> std::io::Result<JoinHandle<()>> {
+        let moves = Arc::clone(&self.moves);
+        let check = move || {
+            let (source, target) = between;
+            let outcome = how_home(&moves).and_then(|how| {
+                moves.check_one(source, false, &how)?;
+                moves.check_one(target, true, &how).map(drop)
+            });
+            moves.home.tell(Told::Checked { between, outcome });
+        };
+        std::thread::Builder::new().name("home-check".to_owned()).spawn(check)
+    }
+
+    /// Nodes that cannot be reached, with the reasons.
+    fn nodes_away(&self) -> BTreeMap<NodeId, String> {
+        let nodes = self.moves.running.with(Router::status).map(|status| status.nodes).unwrap_or_default();
+        let why = |link| match link {
+            Link::Down(why) => Some(why),
+            Link::Up | Link::Connecting => None,
+        };
+        nodes.into_iter().filter_map(|node| Some((node.id, why(node.link)?))).collect()
+    }
+}
+
+/// How keys come home: clients wait for it.
+fn how_home(moves: &Moves) -> Result<How, Refused> {
+    moves.how(&HowRequest { goal: Some("fast".to_owned()), ..HowRequest::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_moves_a_key_away_again_is_told_that_it_came_home() {
+        let home = Home::default();
+        let keys: Vec<Key> = [&b"a"[..], b"b", b"c"].map(Key::from).to_vec();
+        assert_eq!((home.warning(&keys), home.report()), (None, Vec::new()));
+        home.note_done(&keys[..1], &[("RENAME".to_owned(), 1)].into());
+        home.note_done(&keys[1..2], &[("EVAL".to_owned(), 1), ("RENAME".to_owned(), 0)].into());
+        let text = home.warning(&keys).expect("two of them did");
+        assert!(text.starts_with("2 of these keys") && text.contains("(EVAL, RENAME)"), "{text}");
+        assert_eq!(home.warning(&keys[2..]), None);
+        let report = |command: &str, keys| HomeReport { command: command.to_owned(), keys };
+        assert_eq!(home.report(), [report("EVAL", 1), report("RENAME", 1)]);
+    }
+}

@@ -1,0 +1,209 @@
+//! What a mover needs of those who keep things: the journal, and the one owner of the slot map.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use switchyard_policy::failover::Position;
+use switchyard_policy::migration::{Fingerprint, Key, Record};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, Transit};
+use switchyard_router::{Done, Host, MoveEnd};
+use tracing::error;
+
+use super::Moves;
+use super::colocate::Told;
+use crate::failover::Need;
+
+impl Host for Moves {
+    fn record(&self, records: Vec<Record>, done: Done) {
+        self.ledger.record(records, done);
+    }
+
+    fn hand_over(&self, move_id: MoveId, slots: &[Slot], keys: Option<&[Key]>, owner: NodeId, done: Done) {
+        let known = self.running.seats().map_or(Ok(()), |seats| seats.raise());
+        let outcome = known.and_then(|()| self.placement.hand_over(move_id, slots, keys, owner));
+        // Keys may be home before their move ends.
+        self.home.tell(Told::Look);
+        done(outcome);
+    }
+
+    fn replicas_need(&self, node: NodeId, position: Position, patience: Duration, done: Done) {
+        self.running.needs().add(Need::new(node, position, patience, done));
+    }
+
+    fn set_transits(&self, move_id: MoveId, transits: Vec<(Transit, Vec<Slot>)>) -> Result<u64, String> {
+        // Before the first key moves, its nodes know that older copies of the state directory will not do.
+        let begins = transits.iter().find(|(transit, _)| matches!(transit.stage, Stage::Moving { .. }));
+        let begins = begins.filter(|_| !self.placement.is_in_transit(move_id)).zip(self.running.seats());
+        let told = begins.map(|((transit, _), seats)| seats.leg_begins(&self.running, [transit.source, transit.target]));
+        let _until_it_is_in_transit = told.transpose()?;
+        self.placement.set_transits(move_id, transits)
+    }
+
+    fn spool_directory(&self) -> PathBuf {
+        self.spool.clone()
+    }
+
+    fn lost(&self, move_id: MoveId, node: NodeId, keys: &[Fingerprint]) {
+        self.note_lost(move_id, node, keys);
+    }
+
+    fn ended(&self, move_id: MoveId, end: &MoveEnd) {
+        let open_leg = self.placement.is_in_transit(move_id);
+        if open_leg {
+            error!("move {} has ended with a leg open: its keys cannot be used until a restart takes the leg up again", move_id.0);
+        }
+        {
+            let mut state = self.state();
+            let Some(planned) = state.open.get_mut(&move_id) else { return };
+            if self.stopping.load(Ordering::Acquire) {
+                // Not over: it goes on after the next start.
+                planned.begun = false;
+                return self.told_end.notify_all();
+            }
+            if open_leg {
+                // Only what is on record says where its keys are, and only a start reads that. Begun anew, or given up, it would have its source serve keys
+                // that the target has: so it stays begun.
+                return;
+            }
+            planned.end = Some(end.clone());
+        }
+        self.told_end.notify_all();
+        self.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::path::Path;
+    use std::sync::{Arc, mpsc};
+
+    use switchyard_policy::migration::{Cause, How, MoveOrder, Side};
+    use switchyard_policy::topology::Stage;
+
+    use super::super::options::{OPTIONS, Options};
+    use super::super::queue::Planned;
+    use super::*;
+    use crate::admin::AbortRequest;
+    use crate::journal::Sync;
+    use crate::placement::Placement;
+    use crate::store::load_as;
+
+    /// The executor of a state directory, without a router.
+    fn executor(dir: &Path) -> (Arc<Placement>, Arc<Moves>) {
+        let placement = Arc::new(Placement::open(dir, Arc::default()).expect("opens"));
+        placement.settle(&["127.0.0.1:7001", "127.0.0.1:7002"].map(str::to_owned), |_| {}).expect("places");
+        let moves = Moves::open(dir, Arc::clone(&placement), Arc::default(), Sync::Always).expect("opens");
+        (placement, moves)
+    }
+
+    fn under_way(slot: Slot) -> Planned {
+        let (source, target) = (NodeId(0), NodeId(1));
+        let order = MoveOrder { source, target, slots: vec![slot], keys: None, how: How::default(), cause: Cause::Asked(None) };
+        Planned { begun: true, ..Planned::new(order) }
+    }
+
+    #[test]
+    fn what_was_lost_is_on_record_before_the_leg_ends() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (id, slot) = (MoveId(1), Slot::new(0).expect("a slot"));
+        {
+            let (_, moves) = executor(dir.path());
+            let planned = under_way(slot);
+            let (begun, target) = (planned.order.records(id), planned.order.target);
+            moves.state().open.insert(id, planned);
+            let (told, durable) = mpsc::channel();
+            moves.record(begun, Box::new(move |outcome| told.send(outcome).expect("awaited")));
+            durable.recv().expect("told").expect("written");
+            {
+                let mut state = moves.state();
+                let steering = &mut state.open.get_mut(&id).expect("open").steering;
+                (steering.aborting, steering.give_up) = (true, Some(Side::Target));
+            }
+            moves.lost(id, target, &[Fingerprint(1), Fingerprint(2)]);
+            // Here the process dies: nothing else is kept.
+        }
+        let (_, moves) = executor(dir.path());
+        moves.end_before_it_begins(id);
+        let report = moves.report();
+        let ended = report.ended.first().expect("it is over");
+        let why = "127.0.0.1:7002 was given up: lost is at most 2 keys, moved there before";
+        assert_eq!((ended.keys_lost, ended.doing.as_str()), (2, why));
+        let file = dir.path().join("lost-keys-of-move-1.txt");
+        assert_eq!(std::fs::read_to_string(file).expect("there").lines().count(), 2);
+    }
+
+    /// The journal stands still until the sender is used. Records that are given meanwhile wait behind that.
+    fn hold_journal(moves: &Moves, first: Record) -> mpsc::Sender<()> {
+        let (go_on, awaited) = mpsc::channel();
+        let (told, held) = mpsc::channel();
+        let hold = move |outcome: Result<(), String>| {
+            told.send(outcome).expect("awaited");
+            // However the test ends.
+            let _ = awaited.recv();
+        };
+        moves.record(vec![first], Box::new(hold));
+        held.recv().expect("told").expect("written");
+        go_on
+    }
+
+    /// What a start would find.
+    fn kept(moves: &Moves) -> BTreeMap<u64, Options> {
+        load_as(&*moves.store, OPTIONS).expect("readable")
+    }
+
+    #[test]
+    fn the_options_of_a_move_are_kept_as_long_as_it_may_be_on_record() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (_, moves) = executor(dir.path());
+        let planned = |number| Planned { begun: false, ..under_way(Slot::new(number).expect("a slot")) };
+        let (id, other) = (MoveId(1), MoveId(2));
+        let mut accepted = planned(0);
+        accepted.order.how.max_rate = Some(20);
+        let wanted = Options::of(&accepted);
+        // It comes on record: it may be there, and nobody has said so.
+        let go_on = hold_journal(&moves, planned(1).order.records(other).remove(0));
+        let accepting = {
+            let moves = Arc::clone(&moves);
+            std::thread::spawn(move || moves.take_up(BTreeMap::from([(id, accepted)])))
+        };
+        while kept(&moves).is_empty() {
+            std::thread::yield_now();
+        }
+        moves.state().open.insert(other, planned(1));
+        moves.save_options();
+        assert_eq!(kept(&moves).get(&1), Some(&wanted), "another move is kept at that moment");
+        drop(go_on);
+        accepting.join().expect("no panic").expect("on record");
+        // It goes off: it may still be there. Nobody wants it to go on.
+        let go_on = hold_journal(&moves, Record::Ended { move_id: other });
+        let stopped = MoveEnd::Stopped("its target refuses".to_owned());
+        moves.state().open.get_mut(&id).expect("open").end = Some(stopped);
+        moves.finish(id);
+        assert_eq!(kept(&moves).get(&1), Some(&wanted.stopped()));
+        drop(go_on);
+        while !moves.beside().is_empty() {
+            std::thread::yield_now();
+        }
+        moves.save_options();
+        assert_eq!(kept(&moves).keys().copied().collect::<Vec<_>>(), [2]);
+    }
+
+    #[test]
+    fn a_move_whose_mover_is_gone_with_a_leg_open_is_neither_begun_anew_nor_given_up() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (placement, moves) = executor(dir.path());
+        let (id, slot) = (MoveId(1), Slot::new(0).expect("a slot"));
+        let planned = under_way(slot);
+        let [source, target] = planned.order.nodes();
+        let transit = Transit { move_id: id, source, target, stage: Stage::Moving { leg: 0 }, keys_only: false };
+        placement.set_transits(id, vec![(transit, vec![slot])]).expect("few");
+        moves.state().open.insert(id, planned);
+        moves.ended(id, &MoveEnd::Stopped("the mover panicked".to_owned()));
+        moves.abort(id, AbortRequest::default()).expect("heard");
+        let state = moves.state();
+        let planned = state.open.get(&id).expect("it is not over");
+        assert!(planned.begun && planned.end.is_none() && placement.is_in_transit(id));
+    }
+}

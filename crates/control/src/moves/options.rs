@@ -1,0 +1,149 @@
+//! What of an order the journal does not say, as the store keeps it: a move goes on after a restart as it was wanted.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use switchyard_policy::migration::record::OpenMove;
+use switchyard_policy::migration::{Cause, Goal, How, MoveOrder, Side};
+use switchyard_router::{MoveProgress, SoFar};
+
+use super::queue::{Planned, Steering};
+use super::words::name_of;
+use crate::admin::Lose;
+
+/// The document of the store.
+pub(super) const OPTIONS: &str = "moves-options";
+
+/// Of one move.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Options {
+    #[serde(default)]
+    direct_clients: bool,
+    goal: String,
+    max_rate: Option<u64>,
+    purge_target: bool,
+    paused: bool,
+    #[serde(default)]
+    aborting: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    give_up: Option<Lose>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    lost: Option<u64>,
+    #[serde(default, with = "Done")]
+    so_far: SoFar,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pattern: Option<String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    home_for: BTreeMap<String, u64>,
+}
+
+/// The names of the fields in the document.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(remote = "SoFar", default)]
+struct Done {
+    #[serde(rename = "keys")]
+    keys_moved: u64,
+    #[serde(rename = "bytes")]
+    bytes_moved: u64,
+    pulled: u64,
+    repeated: u64,
+    seconds: f64,
+}
+
+/// What a move has done, as its mover says.
+pub(super) const fn so_far(progress: &MoveProgress) -> SoFar {
+    let MoveProgress { keys_moved, bytes_moved, pulled, repeated, seconds, .. } = *progress;
+    SoFar { keys_moved, bytes_moved, pulled, repeated, seconds }
+}
+
+impl Options {
+    pub(super) fn of(planned: &Planned) -> Self {
+        let (how, steering) = (&planned.order.how, &planned.steering);
+        let (pattern, home_for) = match &planned.order.cause {
+            Cause::Asked(pattern) => (pattern.clone(), BTreeMap::new()),
+            Cause::Needed(by) => (None, by.clone()),
+        };
+        Self {
+            direct_clients: how.direct_clients,
+            goal: name_of(&Goal::ALL, how.goal).to_owned(),
+            max_rate: how.max_rate,
+            purge_target: how.purge_target,
+            paused: steering.paused,
+            aborting: steering.aborting,
+            give_up: steering.give_up.map(|side| if side == Side::Source { Lose::Source } else { Lose::Target }),
+            lost: planned.lost,
+            so_far: planned.so_far,
+            pattern,
+            home_for,
+        }
+    }
+
+    /// The same of a move that is not to go on.
+    pub(super) fn stopped(self) -> Self {
+        Self { aborting: true, ..self }
+    }
+
+    /// The move that the journal has open.
+    pub(super) fn planned(self, found: OpenMove) -> Planned {
+        let how = How {
+            protocol: found.protocol,
+            durability: found.durability,
+            goal: Goal::ALL.iter().find(|(_, name)| *name == self.goal).map_or(Goal::default(), |(goal, _)| *goal),
+            max_rate: self.max_rate,
+            purge_target: self.purge_target,
+            direct_clients: self.direct_clients,
+        };
+        let cause = if self.home_for.is_empty() { Cause::Asked(self.pattern) } else { Cause::Needed(self.home_for) };
+        let OpenMove { source, target, .. } = found;
+        let order = MoveOrder { source, target, slots: found.slots.clone(), keys: found.keys.clone(), how, cause };
+        let steering = Steering { paused: self.paused, aborting: self.aborting, give_up: self.give_up.map(Side::from) };
+        Planned {
+            steering,
+            so_far: self.so_far,
+            lost: self.lost,
+            left_at_start: found.leg.as_ref().map_or(0, |leg| leg.away.len() as u64),
+            resume: Some(found),
+            ..Planned::new(order)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use switchyard_policy::topology::NodeId;
+
+    use super::*;
+
+    #[test]
+    fn a_move_goes_on_as_it_was_wanted() {
+        let how = How { goal: Goal::Gentle, max_rate: Some(7), purge_target: true, direct_clients: true, ..How::default() };
+        let (source, target) = (NodeId(0), NodeId(1));
+        let order =
+            MoveOrder { source, target, slots: Vec::new(), keys: None, how, cause: Cause::Needed([("RENAME".to_owned(), 2)].into()) };
+        let steering = Steering { paused: true, aborting: true, give_up: Some(Side::Target) };
+        let so_far = SoFar { keys_moved: 5, ..SoFar::default() };
+        let options = Options::of(&Planned { steering, so_far, lost: Some(3), ..Planned::new(order.clone()) });
+        let text = serde_json::to_string(&options).expect("JSON");
+        assert_eq!(
+            text,
+            r#"{"direct_clients":true,"goal":"gentle","max_rate":7,"purge_target":true,"paused":true,"aborting":true,"give_up":"target","lost":3,"#
+                .to_owned()
+                + r#""so_far":{"keys":5,"bytes":0,"pulled":0,"repeated":0,"seconds":0.0},"home_for":{"RENAME":2}}"#,
+            "as earlier versions have it"
+        );
+        let read: Options = serde_json::from_str(&text).expect("its own");
+        let found = OpenMove {
+            source,
+            target,
+            slots: Vec::new(),
+            protocol: how.protocol,
+            durability: how.durability,
+            keys: None,
+            handed_over: Vec::new(),
+            leg: None,
+            next_leg: 0,
+        };
+        let planned = read.clone().planned(found);
+        assert_eq!((&planned.order, &read), (&order, &Options::of(&planned)));
+    }
+}

@@ -1,0 +1,226 @@
+//! Which moves are not over, which of them may begin, and what became of those that are.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use switchyard_policy::migration::record::OpenMove;
+use switchyard_policy::migration::{MoveOrder, Side};
+use switchyard_policy::topology::{MoveId, NodeId};
+use switchyard_router::{MoveEnd, MoveProgress, SoFar};
+
+use crate::admin::{MoveReport, MoveState, Refused, conflict};
+
+/// How many moves that ended are remembered.
+const ENDED_MAX: usize = 100;
+
+/// A move that is not over.
+#[derive(Debug)]
+pub(super) struct Planned {
+    pub(super) order: MoveOrder,
+    pub(super) steering: Steering,
+    /// What it had done when that was last looked at, with the routers before this one.
+    pub(super) so_far: SoFar,
+    /// How many keys were lost with a side that was given up, at most, once that was decided.
+    pub(super) lost: Option<u64>,
+    /// A mover has it.
+    pub(super) begun: bool,
+    /// Where it stood when the router ended.
+    pub(super) resume: Option<OpenMove>,
+    /// Keys that the open leg had away then.
+    pub(super) left_at_start: u64,
+    pub(super) progress: Option<MoveProgress>,
+    pub(super) end: Option<MoveEnd>,
+    /// Why it could not be begun the last time.
+    pub(super) trouble: Option<String>,
+}
+
+/// What the user has said of a move since.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Steering {
+    pub(super) paused: bool,
+    /// It is to end.
+    pub(super) aborting: bool,
+    /// Without this side, which is lost for good.
+    pub(super) give_up: Option<Side>,
+}
+
+impl Planned {
+    /// A move that nobody has begun.
+    pub(super) fn new(order: MoveOrder) -> Self {
+        Self {
+            order,
+            steering: Steering::default(),
+            so_far: SoFar::default(),
+            lost: None,
+            begun: false,
+            resume: None,
+            left_at_start: 0,
+            progress: None,
+            end: None,
+            trouble: None,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) open: BTreeMap<MoveId, Planned>,
+    pub(super) ended: VecDeque<MoveReport>,
+    /// How many have ended since the start: done, and stopped early.
+    pub(super) done: u64,
+    pub(super) stopped: u64,
+}
+
+/// What is to be done with moves now.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Due {
+    /// Their movers have said that they are over.
+    pub(super) ended: Vec<MoveId>,
+    /// Nobody wants them, and nothing of them is under way.
+    pub(super) unwanted: Vec<MoveId>,
+    /// They begin.
+    pub(super) next: Vec<MoveId>,
+}
+
+impl State {
+    /// How far moves are.
+    pub(super) fn note(&mut self, progress: Vec<MoveProgress>) {
+        for told in progress {
+            if let Some(planned) = self.open.get_mut(&told.id) {
+                planned.progress = Some(told);
+            }
+        }
+    }
+
+    /// What is to be done now, where a node may take part in so many moves at once. What begins counts as begun.
+    pub(super) fn due(&mut self, per_node_max: usize) -> Due {
+        let mut due = Due::default();
+        let mut busy: BTreeMap<NodeId, usize> = BTreeMap::new();
+        for planned in self.open.values().filter(|planned| planned.begun && planned.end.is_none()) {
+            for node in planned.order.nodes() {
+                *busy.entry(node).or_default() += 1;
+            }
+        }
+        for (id, planned) in &mut self.open {
+            if planned.end.is_some() {
+                due.ended.push(*id);
+                continue;
+            }
+            if planned.begun {
+                continue;
+            }
+            // A move of which a leg is open goes on whatever the bound says: clients wait for its keys.
+            let must = planned.resume.as_ref().is_some_and(|resume| resume.leg.is_some());
+            if planned.steering.aborting && !must {
+                due.unwanted.push(*id);
+                continue;
+            }
+            let free = planned.order.nodes().iter().all(|node| busy.get(node).copied().unwrap_or(0) < per_node_max);
+            // The same where clients wait for keys to come home: they would wait for an end that may be hours away.
+            let may = (free || planned.order.needed_keys().is_some()) && !planned.steering.paused;
+            if must || may {
+                for node in planned.order.nodes() {
+                    *busy.entry(node).or_default() += 1;
+                }
+                planned.begun = true;
+                due.next.push(*id);
+            }
+        }
+        due
+    }
+
+    /// Puts a move among those that have ended.
+    pub(super) fn close(&mut self, id: MoveId, report: MoveReport) {
+        self.open.remove(&id);
+        match report.state {
+            MoveState::Done => self.done += 1,
+            _ => self.stopped += 1,
+        }
+        self.ended.push_back(report);
+        while self.ended.len() > ENDED_MAX {
+            self.ended.pop_front();
+        }
+    }
+
+    /// Why nothing can be done to a move that is not open.
+    pub(super) fn not_open(&self, id: MoveId) -> Refused {
+        if self.ended.iter().any(|report| report.id == id.0) {
+            return conflict(format!("move {} is over", id.0));
+        }
+        let known: Vec<String> = self.open.keys().map(|id| id.0.to_string()).collect();
+        let known = if known.is_empty() { "none is under way".to_owned() } else { format!("under way: {}", known.join(", ")) };
+        conflict(format!("there is no move {}; {known}", id.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use switchyard_policy::migration::record::{Eras, OpenLeg};
+    use switchyard_policy::migration::{Cause, How, Key, Process};
+
+    use super::*;
+
+    fn order(source: u16, target: u16) -> MoveOrder {
+        let (source, target) = (NodeId(source), NodeId(target));
+        MoveOrder { source, target, slots: Vec::new(), keys: None, how: How::default(), cause: Cause::Asked(None) }
+    }
+
+    fn ids(numbers: &[u64]) -> Vec<MoveId> {
+        numbers.iter().copied().map(MoveId).collect()
+    }
+
+    #[test]
+    fn a_node_takes_part_in_so_many_moves_but_for_those_that_clients_wait_for() {
+        let needed = MoveOrder { keys: Some(Arc::from([Key::from(&b"k"[..])])), cause: Cause::Needed(BTreeMap::new()), ..order(0, 1) };
+        let paused = Steering { paused: true, ..Steering::default() };
+        let aborting = Steering { aborting: true, ..Steering::default() };
+        let open_leg = |order: MoveOrder| {
+            let process = Process { run_id: String::new(), client_id: 0 };
+            let leg = OpenLeg {
+                leg: 0,
+                slots: Vec::new(),
+                moving: true,
+                rolled_back: None,
+                given_up: None,
+                source: process.clone(),
+                target: process,
+                eras: Eras { source: 0, target: 0 },
+                away: BTreeMap::new(),
+            };
+            let found = OpenMove {
+                source: order.source,
+                target: order.target,
+                slots: Vec::new(),
+                protocol: order.how.protocol,
+                durability: order.how.durability,
+                keys: None,
+                handed_over: Vec::new(),
+                leg: Some(leg),
+                next_leg: 1,
+            };
+            Planned {
+                resume: Some(found),
+                steering: Steering { aborting: true, paused: true, ..Steering::default() },
+                ..Planned::new(order)
+            }
+        };
+        let open = [
+            Planned::new(order(0, 1)),
+            Planned::new(order(1, 2)),
+            Planned::new(order(2, 3)),
+            Planned::new(needed),
+            Planned { steering: paused, ..Planned::new(order(4, 5)) },
+            Planned { steering: aborting, ..Planned::new(order(4, 5)) },
+            open_leg(order(0, 1)),
+        ];
+        let mut state = State { open: (1..).map(MoveId).zip(open).collect(), ..State::default() };
+        assert_eq!(state.due(1), Due { ended: Vec::new(), unwanted: ids(&[6]), next: ids(&[1, 3, 4, 7]) });
+        assert_eq!(state.due(1), Due { unwanted: ids(&[6]), ..Due::default() }, "the second waits for its node");
+        for id in ids(&[1, 4, 7]) {
+            state.open.get_mut(&id).expect("open").end = Some(MoveEnd::Done);
+        }
+        assert_eq!(state.due(1), Due { ended: ids(&[1, 4, 7]), unwanted: ids(&[6]), next: Vec::new() }, "node 2 is busy");
+        assert_eq!(state.due(2).next, ids(&[2]));
+    }
+}

@@ -1,0 +1,108 @@
+//! The start: what was under way when the router ended, before the router serves anybody.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Condvar, Mutex, RwLock, mpsc};
+
+use anyhow::{Context, bail};
+use switchyard_policy::migration::Key;
+use switchyard_policy::migration::record::Replay;
+use switchyard_policy::topology::{MoveId, Slot, Stage, Transit, slot_of};
+use switchyard_resp::units::counted;
+use tracing::{info, warn};
+
+use super::options::{OPTIONS, Options};
+use super::queue::{Planned, State};
+use super::{ENDED, Moves};
+use crate::admin::MoveReport;
+use crate::journal::Sync;
+use crate::ledger::Ledger;
+use crate::placement::Placement;
+use crate::running::Running;
+use crate::store::load_as;
+
+impl Moves {
+    /// Opens the journal. What legs have ended is in the slot map when this returns, and what is open is in transit: the router must be started
+    /// with that map, so that no worker serves a key of an open leg.
+    pub fn open(directory: &Path, placement: Arc<Placement>, running: Arc<Running>, sync: Sync) -> anyhow::Result<Arc<Self>> {
+        let store = Arc::clone(placement.store());
+        let opened = Ledger::open(directory, &*store, sync)?;
+        if opened.torn > 0 {
+            warn!("the journal of moves ended in the middle of a record, as after a power cut. Cut off: {}", counted(opened.torn, "byte"));
+        }
+        let spool = directory.join("spool");
+        empty(&spool).with_context(|| format!("cannot empty {}", spool.display()))?;
+        let mut options: BTreeMap<u64, Options> = load_as(&*store, OPTIONS)?;
+        let ended: Vec<MoveReport> = load_as(&*store, ENDED)?;
+        let state = State { open: open_moves(&placement, opened.replay, &mut options)?, ended: ended.into(), ..State::default() };
+        let (wake, woken) = mpsc::channel();
+        Ok(Arc::new(Self {
+            placement,
+            running,
+            store,
+            ledger: opened.ledger,
+            spool,
+            tuning: RwLock::default(),
+            state: Mutex::new(state),
+            told_end: Condvar::new(),
+            wake,
+            woken: Mutex::new(Some(woken)),
+            stopping: AtomicBool::new(false),
+            recording: Mutex::default(),
+            keeping: Mutex::default(),
+            beside: Arc::default(),
+            home: super::colocate::Home::default(),
+        }))
+    }
+}
+
+/// Lists of keys of an earlier run are of no use.
+fn empty(directory: &Path) -> std::io::Result<()> {
+    match std::fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    std::fs::DirBuilder::new().create(directory)
+}
+
+/// Makes the slot map say what the journal says.
+fn open_moves(placement: &Placement, replay: Replay, options: &mut BTreeMap<u64, Options>) -> anyhow::Result<BTreeMap<MoveId, Planned>> {
+    let mut open = BTreeMap::new();
+    for (id, found) in replay.open {
+        let Some(topology) = placement.topology() else { bail!("the journal has moves, and there is no slot map") };
+        for node in [found.source, found.target] {
+            if topology.node(node).is_none() {
+                bail!("move {} is under way with the node number {}, which is not in the list of nodes; add it again", id.0, node.0);
+            }
+        }
+        placement.take_part(id, [found.source, found.target]);
+        let late: Vec<Slot> = match &found.keys {
+            None => found.handed_over.iter().copied().filter(|slot| topology.owner(*slot) == found.source).collect(),
+            Some(keys) => {
+                let is_late = |key: &&Key| found.handed_over.binary_search(&slot_of(key)).is_ok() && topology.lives_at(key) != found.target;
+                keys.iter().filter(is_late).map(|key| slot_of(key)).collect::<BTreeSet<_>>().into_iter().collect()
+            }
+        };
+        if !late.is_empty() {
+            placement.hand_over(id, &late, found.keys.as_deref(), found.target).map_err(anyhow::Error::msg)?;
+        }
+        if let Some(leg) = found.leg.as_ref().filter(|leg| leg.moving) {
+            let stage = Stage::Moving { leg: leg.leg };
+            let transit = Transit { move_id: id, source: found.source, target: found.target, stage, keys_only: found.keys.is_some() };
+            placement.set_transits(id, vec![(transit, leg.slots.clone())]).map_err(anyhow::Error::msg)?;
+        }
+        let name = |node| topology.node(node).map_or("?", |node| node.name.as_str());
+        info!(
+            "move {} goes on: from {} to {}, {} of {} slots are there{}",
+            id.0,
+            name(found.source),
+            name(found.target),
+            found.handed_over.len(),
+            found.slots.len(),
+            if found.leg.is_some() { ", and a leg is open" } else { "" },
+        );
+        open.insert(id, options.remove(&id.0).unwrap_or_default().planned(found));
+    }
+    Ok(open)
+}

@@ -1,0 +1,153 @@
+//! What is asked of a node before keys move to or from it: who else uses it, whether it is new enough, and whether it can promise what is asked.
+
+use std::time::{Duration, Instant};
+
+use switchyard_policy::migration::Durability;
+use switchyard_resp::units::counted;
+use switchyard_router::{NodeAccess, left_behind};
+
+use super::{Answer, LOOKING, NodeConnection, direct_clients, redis_version, routers};
+
+/// How long a node may take to answer, at least.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The oldest versions that moves work on.
+pub(crate) const REDIS_MIN: (u32, u32) = (6, 2);
+
+/// A key that is at the node for no longer than one transaction.
+const TRIED: &str = "switchyard:temporary:tried";
+
+/// Has the node do once what a move needs of its target; `Err` with what it refuses.
+fn refuses_keys(node: &mut NodeConnection) -> Result<(), String> {
+    // Else another move that looks at the node just then would take this for a client. Where it is refused nothing is lost but that.
+    let _ = node.ask(&["CLIENT", "SETNAME", LOOKING]);
+    let mut do_all = |commands: &[&[&[u8]]]| -> Result<Vec<Answer>, String> {
+        let mut ask = |args: &[&[u8]]| node.ask(args).map_err(|error| format!("does not answer: {error}"));
+        let refused = |args: &[&[u8]], error: String| {
+            let command = String::from_utf8_lossy(args[0]);
+            format!("refuses {command}, which moves need ({error}): let Switchyard's user run it there, under this name")
+        };
+        let mut first = None;
+        for args in std::iter::once(&[&b"MULTI"[..]][..]).chain(commands.iter().copied()) {
+            first = first.or(ask(args)?.error().map(|error| refused(args, error)));
+        }
+        let answers = ask(&[b"EXEC"])?;
+        first = first.or(answers.error().map(|error| refused(&[b"EXEC"], error)));
+        let answers = answers.items();
+        let failed = commands.iter().zip(&answers).find_map(|(args, answer)| Some(refused(args, answer.error()?)));
+        first.or(failed).map_or(Ok(answers), Err)
+    };
+    let key = TRIED.as_bytes();
+    let kept = do_all(&[&[b"SET", key, b"1", b"PX", b"10000"], &[b"DUMP", key], &[b"UNLINK", key]])?;
+    let dump = kept.get(1).map(|dump| dump.bytes().to_vec()).unwrap_or_default();
+    do_all(&[&[b"RESTORE", key, b"10000", &dump], &[b"UNLINK", key], &[b"TIME"], &[b"SCAN", b"0", b"COUNT", b"1"]])?;
+    Ok(())
+}
+
+/// How long connections of an earlier run may take to go: workers end them when they meet a node.
+const GONE: Duration = Duration::from_secs(3);
+
+/// By what this router is told from others in the names of connections.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Own {
+    pub(crate) site: String,
+    pub(crate) run: String,
+}
+
+/// Checks a node, and gives the run id of its process. It may take `patience` for each answer. `durability`: what it must be able to promise, if it is a target.
+pub(crate) fn check_node(
+    access: &NodeAccess,
+    patience: Duration,
+    durability: Option<Durability>,
+    allow_direct_clients: bool,
+    own: &Own,
+) -> Result<String, String> {
+    let name = &access.name;
+    let mut node = NodeConnection::open(access, patience).map_err(|why| format!("node {name} {why}"))?;
+    let mut ask = |args: &[&str]| node.ask(args).map_err(|error| format!("node {name} does not answer: {error}"));
+    let info = ask(&["INFO", "server"])?.text();
+    let version = redis_version(&info);
+    if version.is_some_and(|version| version < REDIS_MIN) {
+        return Err(format!("node {name} is too old for moves: they need Redis 6.2 or later, or Valkey"));
+    }
+    // Even one that owns all slots refuses commands on keys of several, and a move removes and stores many at once.
+    if ask(&["INFO", "cluster"])?.text().lines().any(|line| line.trim() == "cluster_enabled:1") {
+        return Err(format!(
+            "node {name} runs in cluster mode, where commands on keys of several slots are refused: set cluster-enabled no there"
+        ));
+    }
+    if durability.is_some() {
+        refuses_keys(&mut node).map_err(|why| format!("node {name} {why}"))?;
+    }
+    let mut ask = |args: &[&str]| node.ask(args).map_err(|error| format!("node {name} does not answer: {error}"));
+    let newer = version.is_some_and(|version| version >= (7, 2));
+    match durability {
+        Some(Durability::Aof) => {
+            let setting = |answer: Answer| answer.items().get(1).map(|value| value.text()).unwrap_or_default();
+            let on = setting(ask(&["CONFIG", "GET", "appendonly"])?);
+            let always = setting(ask(&["CONFIG", "GET", "appendfsync"])?) == "always";
+            if on == "no" {
+                return Err(format!(
+                    "node {name} keeps no append-only file, so durability aof cannot be had there: set appendonly yes, or choose memory"
+                ));
+            }
+            if !newer && !always {
+                return Err(format!(
+                    "node {name} cannot say when its append-only file is on disk (WAITAOF needs Redis 7.2); set appendfsync always there, or choose \
+                     durability memory"
+                ));
+            }
+        }
+        Some(Durability::Replica) => {
+            let info = ask(&["INFO", "replication"])?.text();
+            let connected = info.lines().find_map(|line| line.trim().strip_prefix("connected_slaves:")).and_then(|n| n.parse::<u32>().ok());
+            if connected == Some(0) {
+                return Err(format!("node {name} has no replica, so durability replica cannot be had there"));
+            }
+        }
+        Some(Durability::Memory) | None => {}
+    }
+    let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap_or_default().trim().to_owned();
+    let until = Instant::now() + GONE;
+    let list = loop {
+        let list = ask(&["CLIENT", "LIST"])?;
+        if let Some(error) = list.error() {
+            if allow_direct_clients {
+                return Ok(run_id);
+            }
+            return Err(format!(
+                "node {name} does not say who its clients are ({error}), so it is not known whether somebody writes to it past this router; allow CLIENT \
+                 LIST to Switchyard's user there, or go on with --allow-direct-clients"
+            ));
+        }
+        let list = list.text();
+        if left_behind(&list, &own.site, &own.run).is_empty() {
+            break list;
+        }
+        // Two with one slot map each: what one moves, the other looks for where it was. No flag makes that right.
+        if Instant::now() >= until {
+            return Err(format!(
+                "node {name} is used by another router with the same state directory, or a copy of it: it would not find keys that move. Stop it first; a router \
+                 that is to take over by itself is started with --standby (docs/high-availability.md)"
+            ));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    if allow_direct_clients {
+        return Ok(run_id);
+    }
+    if routers(&list).iter().any(|site| *site != own.site) {
+        return Err(format!(
+            "node {name} is used by another router, with a state directory of its own: it would not find keys that move. Stop it first, or go on with \
+             --allow-direct-clients"
+        ));
+    }
+    match direct_clients(&list).as_slice() {
+        [] => Ok(run_id),
+        [first, rest @ ..] => Err(format!(
+            "node {name} is used past this router by {} (one is {first}): they would read and write keys that are elsewhere. Let them use the router, \
+             or fence them off (docs/moving-data.md), or go on with --allow-direct-clients",
+            counted(rest.len() + 1, "client")
+        )),
+    }
+}

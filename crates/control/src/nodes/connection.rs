@@ -1,0 +1,172 @@
+//! One question after another to one node, waiting for each answer: for what is done rarely and beside the data plane.
+//!
+//! Not the router's own connections: those belong to its workers, and a doctor must also work where no router runs.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use switchyard_resp::reply::{ReplyScan, ReplyScanner};
+use switchyard_resp::{encode, reply};
+use switchyard_router::NodeAccess;
+
+/// Largest reply that is taken: a dump of all functions may be large, and nothing else is.
+const REPLY_MAX: usize = 256 << 20;
+
+/// A socket, in clear or not.
+trait Stream: Read + Write + Send {}
+impl<S: Read + Write + Send> Stream for S {}
+
+/// An authenticated connection to a node.
+pub struct NodeConnection {
+    stream: Box<dyn Stream>,
+    /// The same socket, to set how long it waits.
+    tcp: TcpStream,
+    input: Vec<u8>,
+    answer_max: usize,
+}
+
+/// A reply as its bytes.
+pub struct Answer(pub Vec<u8>);
+
+impl Answer {
+    /// The text of an error, fit for logs and reports.
+    pub fn error(&self) -> Option<String> {
+        reply::is_error(&self.0).then(|| reply::told_error(&self.0))
+    }
+
+    /// A string, or the words of a simple reply.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(reply::text(&self.0).unwrap_or_default()).into_owned()
+    }
+
+    /// The elements of an array.
+    pub fn items(&self) -> Vec<Answer> {
+        reply::elements(&self.0).map(|e| Answer(e.to_vec())).collect()
+    }
+
+    /// Whether it is nothing.
+    pub fn is_null(&self) -> bool {
+        reply::is_null(&self.0)
+    }
+
+    /// The same as [`Answer::text`], as it came.
+    pub fn bytes(&self) -> &[u8] {
+        reply::text(&self.0).unwrap_or_default()
+    }
+}
+
+impl NodeConnection {
+    /// Connects and authenticates as the router does.
+    pub fn open(access: &NodeAccess, timeout: Duration) -> Result<Self, String> {
+        let Some(address) = access.address else { return Err("has no known primary".into()) };
+        let tcp = TcpStream::connect_timeout(&address, timeout).map_err(|e| format!("cannot be reached: {e}"))?;
+        let bounded = tcp.set_read_timeout(Some(timeout)).and_then(|()| tcp.set_write_timeout(Some(timeout)));
+        bounded.and_then(|()| tcp.set_nodelay(true)).map_err(|e| e.to_string())?;
+        let socket = tcp.try_clone().map_err(|error| error.to_string())?;
+        let stream: Box<dyn Stream> = match &access.tls {
+            None => Box::new(tcp),
+            Some(tls) => {
+                let session = rustls::ClientConnection::new(Arc::clone(&tls.config), tls.name.clone()).map_err(|e| format!("TLS: {e}"))?;
+                Box::new(rustls::StreamOwned::new(session, tcp))
+            }
+        };
+        let mut connection = Self { stream, tcp: socket, input: Vec::new(), answer_max: REPLY_MAX };
+        if let Some(password) = &access.password {
+            let answer = match &access.username {
+                Some(user) => connection.ask(&["AUTH", user, &password.0]),
+                None => connection.ask(&["AUTH", &password.0]),
+            };
+            if let Some(error) = answer.map_err(|e| format!("does not answer: {e}"))?.error() {
+                return Err(format!("refuses our user or password: {error}"));
+            }
+        }
+        let hello = connection.ask(&["PING"]).map_err(|e| format!("does not answer: {e}"))?;
+        match hello.error() {
+            Some(error) if error.starts_with("NOAUTH") || error.starts_with("NOPERM") => Err(format!("refuses us: {error}")),
+            _ => Ok(connection),
+        }
+    }
+
+    /// Takes no larger answers than this: for whoever asks servers that may be anything.
+    pub fn with_answers_up_to(mut self, bytes: usize) -> Self {
+        self.answer_max = bytes;
+        self
+    }
+
+    /// Asks, and waits for the answer.
+    pub fn ask<A: AsRef<[u8]>>(&mut self, args: &[A]) -> io::Result<Answer> {
+        let mut request = Vec::new();
+        encode::command(&mut request, args.iter().map(AsRef::as_ref));
+        self.stream.write_all(&request)?;
+        self.stream.flush()?;
+        let mut scanner = ReplyScanner::default();
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            match scanner.scan(&self.input) {
+                Ok(ReplyScan::Complete(len)) => return Ok(Answer(self.input.drain(..len).collect())),
+                Ok(ReplyScan::Incomplete(_)) if self.input.len() < self.answer_max => {}
+                Ok(ReplyScan::Incomplete(_)) => return Err(io::Error::other("the reply is too large")),
+                Err(error) => return Err(io::Error::other(error.to_string())),
+            }
+            match self.stream.read(&mut buffer).map_err(|error| self.silence(error))? {
+                0 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it has closed the connection")),
+                count => self.input.extend_from_slice(&buffer[..count]),
+            }
+        }
+    }
+
+    /// An error of the socket in words: the system calls a time that has run out a resource that is missing.
+    fn silence(&self, error: io::Error) -> io::Error {
+        let patience = self.tcp.read_timeout().ok().flatten();
+        match (error.kind(), patience) {
+            (io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut, Some(patience)) => {
+                io::Error::new(io::ErrorKind::TimedOut, format!("nothing came within {patience:?}"))
+            }
+            _ => error,
+        }
+    }
+
+    /// Passes on what MONITOR shows, line by line, until then. False where it ended early: after so many bytes, or by the node. Lines longer than
+    /// `line_max` are left out. The connection is of no other use after that.
+    pub fn monitor(&mut self, until: Instant, bytes_max: usize, line_max: usize, each: &mut dyn FnMut(&[u8])) -> Result<bool, String> {
+        let answer = self.ask(&["MONITOR"]).map_err(|error| format!("does not answer MONITOR: {error}"))?;
+        if let Some(error) = answer.error() {
+            return Err(format!("refuses MONITOR: {error}"));
+        }
+        let mut buffer = vec![0; 64 << 10];
+        let (mut read, mut looked_at, mut is_too_long) = (0, 0, false);
+        loop {
+            let mut begin = 0;
+            while let Some(end) = self.input[looked_at..].iter().position(|byte| *byte == b'\n').map(|at| looked_at + at) {
+                if !std::mem::take(&mut is_too_long) {
+                    each(self.input[begin..end].trim_ascii_end());
+                }
+                begin = end + 1;
+                looked_at = begin;
+            }
+            self.input.drain(..begin);
+            if self.input.len() > line_max {
+                self.input.clear();
+                is_too_long = true;
+            }
+            looked_at = self.input.len();
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || read >= bytes_max {
+                return Ok(left.is_zero());
+            }
+            // 0 would be for ever.
+            self.tcp.set_read_timeout(Some(left.max(Duration::from_millis(1)))).map_err(|error| error.to_string())?;
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return Ok(false),
+                Ok(count) => {
+                    read += count;
+                    self.input.extend_from_slice(&buffer[..count]);
+                }
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted) => {}
+                Err(_) => return Ok(false),
+            }
+        }
+    }
+}

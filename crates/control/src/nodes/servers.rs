@@ -1,0 +1,64 @@
+//! The servers of a node, found out by asking them or their Sentinels, without a router.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+use switchyard_router::NodeAccess;
+
+use super::{Answer, NodeAddress, NodeConnection, SentinelAddress, SentinelPlace};
+
+/// How long one question may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A server to look at.
+#[derive(Clone, Debug)]
+pub struct Server {
+    /// How it is reached.
+    pub access: NodeAccess,
+    /// For a replica: the primary that it should follow.
+    pub replica_of: Option<SocketAddr>,
+}
+
+/// The servers of a node as they are now: the primary first.
+pub fn servers(node: &NodeAddress) -> Vec<Server> {
+    let access = node.access();
+    let (primary, replicas) = match &node.sentinel {
+        Some(sentinel) => sentinel.sentinels.iter().find_map(|place| told_by_sentinel(sentinel, place)).unwrap_or((None, Vec::new())),
+        None => {
+            let is_primary = |address: &SocketAddr| {
+                let candidate = NodeAccess { address: Some(*address), ..access.clone() };
+                let role = NodeConnection::open(&candidate, PATIENCE).ok().and_then(|mut c| c.ask(&["ROLE"]).ok());
+                role.is_some_and(|role| role.items().first().is_some_and(|r| r.text() == "master"))
+            };
+            let all: Vec<SocketAddr> = access.address.iter().chain(&node.replicas).copied().collect();
+            // Without replicas there is nothing to find out.
+            let primary = if node.replicas.is_empty() { None } else { all.iter().copied().find(is_primary) };
+            (primary, all)
+        }
+    };
+    let primary = primary.or(access.address);
+    let mut servers = vec![Server { access: NodeAccess { address: primary, ..access.clone() }, replica_of: None }];
+    for address in replicas.into_iter().filter(|address| Some(*address) != primary) {
+        let name = format!("{} replica {address}", node.name);
+        servers.push(Server { access: NodeAccess { name, address: Some(address), ..access.clone() }, replica_of: primary });
+    }
+    servers
+}
+
+/// Primary and replicas, as one Sentinel knows them. `None`: it does not answer.
+fn told_by_sentinel(group: &SentinelAddress, place: &SentinelPlace) -> Option<(Option<SocketAddr>, Vec<SocketAddr>)> {
+    let mut connection = NodeConnection::open(&group.access(place), PATIENCE).ok()?;
+    let resolve = |host: &str, port: &str| (host, port.parse().ok()?).to_socket_addrs().ok()?.next();
+    let answer = connection.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &group.master]).ok()?;
+    let primary = match answer.items().as_slice() {
+        [host, port] => resolve(&host.text(), &port.text()),
+        _ => None,
+    };
+    let answer = connection.ask(&["SENTINEL", "REPLICAS", &group.master]).ok()?;
+    let replica = |answer: &Answer| {
+        let fields: Vec<String> = answer.items().iter().map(Answer::text).collect();
+        let field = |name: &str| fields.chunks_exact(2).find(|pair| pair[0] == name).map(|pair| pair[1].clone());
+        resolve(&field("ip")?, &field("port")?)
+    };
+    Some((primary, answer.items().iter().filter_map(replica).collect()))
+}

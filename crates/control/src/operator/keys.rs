@@ -1,0 +1,237 @@
+//! Moves of keys without their slots (`switchyard move --keys`): which keys these are, and where they go.
+//!
+//! The keys are found out when the move is asked for, and are on record with it. So it is known at once how many they are, whether they fit, and
+//! which slots take part; and what comes into being later under a name that matches is no part of it. Not the mover's own listing: a move whose
+//! keys are only known while it runs could not be checked against other moves, and could fail long after it was accepted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use switchyard_policy::migration::{Cause, How, Key, MoveOrder, Protocol, is_temporary};
+use switchyard_policy::topology::{EXCEPTIONS_MAX, NodeId, TooManyExceptions, Topology, slot_of};
+use switchyard_resp::glob;
+use switchyard_resp::units::counted;
+use switchyard_router::Router;
+
+use super::{Operator, node_named};
+use crate::admin::{MoveRequest, PlanReport, Refused, conflict, wrong};
+use crate::nodes::NodeConnection;
+
+/// How long a node may take for one answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long keys are looked for: whoever asks waits for it.
+const SEARCH: Duration = Duration::from_secs(45);
+
+impl Operator {
+    /// Begins moves of keys, or says what they would be. The caller plans alone.
+    pub(super) fn begin_keys(&self, topology: &Topology, request: &MoveRequest, how: How) -> Result<PlanReport, Refused> {
+        if request.slots.is_some() || request.all {
+            return Err(wrong("give slots, or keys, not both"));
+        }
+        if how.protocol != Protocol::Switchyard {
+            return Err(wrong("single keys move by the protocol switchyard only"));
+        }
+        let source = if request.from.is_empty() { None } else { Some(node_named(topology, &request.from)?) };
+        let sources = || source.map_or_else(|| topology.keepers(), |source| vec![source]);
+        let orders: Vec<MoveOrder> = match (&request.keys, request.home) {
+            (pattern, true) => {
+                if !request.to.is_empty() {
+                    return Err(wrong("home says where the keys go: to the owners of their slots"));
+                }
+                sources().into_iter().flat_map(|source| Self::away_from_home(topology, source, pattern.as_deref(), how)).collect()
+            }
+            (Some(pattern), false) => {
+                if request.to.is_empty() {
+                    return Err(wrong("to which node?"));
+                }
+                let target = node_named(topology, &request.to)?;
+                self.may_get_more(target)?;
+                if source == Some(target) {
+                    return Err(wrong(format!("source and target are the same node, {}", request.from)));
+                }
+                let by_source: Vec<(NodeId, BTreeSet<Key>)> = match source {
+                    // One key is at one node.
+                    None if is_plain(pattern) => vec![(topology.lives_at(pattern.as_bytes()), [Key::from(pattern.as_bytes())].into())],
+                    _ => {
+                        let matching = |source| Ok((source, self.matching(topology, source, pattern)?));
+                        sources().into_iter().filter(|source| *source != target).map(matching).collect::<Result<Vec<_>, Refused>>()?
+                    }
+                };
+                let all: BTreeSet<Key> = by_source.iter().flat_map(|(_, keys)| keys).cloned().collect();
+                self.check_room(topology, &all, target)?;
+                let away = by_source.into_iter().filter(|(source, _)| *source != target);
+                away.filter_map(|(source, keys)| order(source, target, keys, Some(pattern), how)).collect()
+            }
+            (None, false) => return Err(wrong("which keys?")),
+        };
+        if orders.is_empty() {
+            let from = if source.is_some() { request.from.as_str() } else { "any node" };
+            return Err(conflict(match request.home {
+                true => format!("no keys (that match) live at {from} without their slots, so there is nothing to bring home"),
+                false if source.is_none() => format!("every key that matches lives at {} already, if there is any", request.to),
+                false => format!("no key that lives at {from} matches, so there is nothing to move"),
+            }));
+        }
+        let (orders, left) = apart(orders);
+        let away = orders.iter().filter(|_| !request.home).filter_map(|order| order.keys.clone());
+        let mut notes: Vec<String> = away.filter_map(|keys| self.moves.home().warning(&keys)).collect();
+        if left > 0 {
+            notes.push(format!(
+                "left out: {}, because others of their slots move from another node: ask again when these moves have ended",
+                counted(left, "key")
+            ));
+        }
+        Ok(PlanReport { notes, ..self.moves.accept_unless(request.dry_run, topology, orders)? })
+    }
+
+    /// What brings the keys home that live at a node although their slots do not: a move for each owner of slots.
+    pub(super) fn away_from_home(topology: &Topology, node: NodeId, pattern: Option<&str>, how: How) -> Vec<MoveOrder> {
+        let mut by_owner: BTreeMap<NodeId, BTreeSet<Key>> = BTreeMap::new();
+        for (key, at) in topology.exceptions() {
+            if at == node && pattern.is_none_or(|pattern| glob::matches_key(pattern.as_bytes(), key)) {
+                by_owner.entry(topology.owner_of(key)).or_default().insert(Arc::clone(key));
+            }
+        }
+        by_owner.into_iter().filter_map(|(owner, keys)| order(node, owner, keys, pattern, how)).collect()
+    }
+
+    /// The keys that live at a node and match. A name without anything special in it is taken as it is, whether there is such a key or not.
+    fn matching(&self, topology: &Topology, source: NodeId, pattern: &str) -> Result<BTreeSet<Key>, Refused> {
+        if is_plain(pattern) {
+            let at = topology.lives_at(pattern.as_bytes());
+            if at != source {
+                return Err(conflict(format!("that key lives at {}, not at {}", self.moves.name(at), self.moves.name(source))));
+            }
+            return Ok([Key::from(pattern.as_bytes())].into());
+        }
+        // Those that have been moved there are known, also where they do not exist now.
+        let known = topology.exceptions().filter(|(key, at)| *at == source && glob::matches_key(pattern.as_bytes(), key));
+        let mut found: BTreeSet<Key> = known.map(|(key, _)| Arc::clone(key)).collect();
+        let failed = |why: String| Refused::Failed(format!("node {} {why}", self.moves.name(source)));
+        let access = self.running.with(Router::node_access).unwrap_or_default();
+        let access = access.get(&source).ok_or_else(|| failed("has no address that is known".to_owned()))?;
+        let mut node = NodeConnection::open(access, PATIENCE).map_err(failed)?;
+        let began = Instant::now();
+        let mut ask = |args: &[&[u8]]| {
+            if began.elapsed() > SEARCH {
+                return Err(failed(format!(
+                    "has so many keys that looking for those that match takes longer than {SEARCH:?}: name them one by one"
+                )));
+            }
+            let answer = node.ask(args).map_err(|error| failed(format!("does not answer: {error}")))?;
+            match answer.error() {
+                Some(error) => Err(failed(format!("refuses {}: {error}", String::from_utf8_lossy(args[0])))),
+                None => Ok(answer),
+            }
+        };
+        let info = ask(&[b"INFO", b"keyspace"])?.text();
+        let databases: Vec<u32> = info.lines().filter_map(|line| line.strip_prefix("db")?.split(':').next()?.parse().ok()).collect();
+        for database in databases {
+            ask(&[b"SELECT", database.to_string().as_bytes()])?;
+            let mut cursor = b"0".to_vec();
+            loop {
+                let answer = ask(&[b"SCAN", &cursor, b"MATCH", pattern.as_bytes(), b"COUNT", b"1000"])?;
+                let [next, page] = &answer.items()[..] else {
+                    return Err(failed("answers SCAN in a form that is not known".to_owned()));
+                };
+                for key in page.items() {
+                    // What lies there and does not live there is left over from earlier.
+                    if !is_temporary(key.bytes()) && topology.lives_at(key.bytes()) == source {
+                        found.insert(key.bytes().into());
+                    }
+                }
+                if found.len() > EXCEPTIONS_MAX {
+                    let there = topology.exceptions().count();
+                    return Err(conflict(format!(
+                        "more than {EXCEPTIONS_MAX} keys match: {}",
+                        TooManyExceptions { there, asked: found.len() }
+                    )));
+                }
+                cursor = next.bytes().to_vec();
+                if cursor == b"0" {
+                    break;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Whether the keys may live at `target`, beside those that do already and those that other moves take somewhere.
+    fn check_room(&self, topology: &Topology, keys: &BTreeSet<Key>, target: NodeId) -> Result<(), Refused> {
+        let open = self.moves.open_keys();
+        let all = keys.iter().chain(open.iter().flat_map(|keys| keys.iter()));
+        topology.room_for_exceptions(all.map(|key| &**key), target).map_err(|error| conflict(error.to_string()))
+    }
+}
+
+/// The same without two that have a slot in common, and how many keys were left out for that.
+fn apart(orders: Vec<MoveOrder>) -> (Vec<MoveOrder>, usize) {
+    let (mut taken, mut left) = (BTreeSet::new(), 0);
+    let mut some = |found: MoveOrder| {
+        let keys: BTreeSet<Key> = found.keys.iter().flat_map(|keys| keys.iter()).cloned().collect();
+        let all = keys.len();
+        let free: BTreeSet<Key> = keys.into_iter().filter(|key| !taken.contains(&slot_of(key))).collect();
+        left += all - free.len();
+        taken.extend(free.iter().map(|key| slot_of(key)));
+        let keys: Arc<[Key]> = free.into_iter().collect();
+        (!keys.is_empty()).then(|| MoveOrder { slots: MoveOrder::slots_of(&keys), keys: Some(keys), ..found })
+    };
+    let orders = orders.into_iter().filter_map(&mut some).collect();
+    (orders, left)
+}
+
+/// Whether a pattern is the name of one key.
+fn is_plain(pattern: &str) -> bool {
+    !pattern.contains(['*', '?', '[', '\\'])
+}
+
+/// A move of these keys, if there are any.
+fn order(source: NodeId, target: NodeId, keys: BTreeSet<Key>, pattern: Option<&str>, how: How) -> Option<MoveOrder> {
+    let keys: Arc<[Key]> = keys.into_iter().collect();
+    let cause = Cause::Asked(pattern.map(str::to_owned));
+    (!keys.is_empty()).then(|| MoveOrder { source, target, slots: MoveOrder::slots_of(&keys), keys: Some(keys), how, cause })
+}
+
+#[cfg(test)]
+mod tests {
+    use switchyard_policy::topology::Slot;
+
+    use super::*;
+
+    #[test]
+    fn no_two_moves_have_a_slot_in_common() {
+        let keys = |names: &[&str]| names.iter().map(|name| Key::from(name.as_bytes())).collect::<BTreeSet<_>>();
+        let how = How::default();
+        let one = order(NodeId(0), NodeId(2), keys(&["{a}1", "{b}1"]), None, how);
+        let other = order(NodeId(1), NodeId(2), keys(&["{a}2", "{a}3", "{c}1"]), None, how);
+        let none = order(NodeId(3), NodeId(2), keys(&["{b}2"]), None, how);
+        let (orders, left) = apart([one, other, none].into_iter().flatten().collect());
+        assert_eq!((orders.len(), left), (2, 3));
+        let slots: Vec<Slot> = orders.iter().flat_map(|order| order.slots.clone()).collect();
+        assert_eq!(slots.iter().collect::<BTreeSet<_>>().len(), slots.len());
+        assert_eq!(orders[1].keys.as_deref().map(<[Key]>::len), Some(1));
+    }
+
+    #[test]
+    fn keys_go_home_to_the_owners_of_their_slots() {
+        let names: Vec<String> = (0..3).map(|i| format!("127.0.0.1:{}", 7000 + i)).collect();
+        let topology = Topology::even(&names).expect("three nodes");
+        let keys: Vec<Key> = (0..30).map(|i| format!("{}:{i}", if i % 3 == 0 { "a" } else { "b" }).into_bytes().into()).collect();
+        let away = keys.iter().filter(|key| topology.owner_of(key) != NodeId(2));
+        let parted = topology.keys_handed_over(&[], away, NodeId(2));
+        let home = Operator::away_from_home(&parted, NodeId(2), None, How::default());
+        assert_eq!(home.iter().map(|order| (order.source.0, order.target.0)).collect::<Vec<_>>(), [(2, 0), (2, 1)]);
+        let mut after = parted.clone();
+        for order in &home {
+            let keys = order.keys.clone().expect("of keys");
+            assert!(keys.iter().all(|key| order.slots.binary_search(&slot_of(key)).is_ok()));
+            after = after.keys_handed_over(&order.slots, keys.iter(), order.target);
+        }
+        assert!(!after.has_exceptions());
+        let some = Operator::away_from_home(&parted, NodeId(2), Some("a:*"), How::default());
+        assert!(some.iter().flat_map(|order| order.keys.iter().flat_map(|keys| keys.iter())).all(|key| key.starts_with(b"a:")));
+        assert!(Operator::away_from_home(&parted, NodeId(1), None, How::default()).is_empty());
+    }
+}

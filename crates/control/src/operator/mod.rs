@@ -1,0 +1,273 @@
+//! What people ask of a fleet, in their words: checked against what is, refused with what to do, or ordered.
+//!
+//! Command line, admin API and RESP come here. What becomes of an order is for [`Moves`] to say.
+
+mod commands;
+mod keys;
+mod map;
+mod nodes;
+mod resp;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use serde::Serialize;
+use serde_json::Value;
+use switchyard_policy::balance::Shift;
+use switchyard_policy::migration::{Cause, How, MoveOrder};
+use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Topology};
+use switchyard_resp::units::counted;
+use tracing::info;
+
+use crate::admin::{BalanceRequest, Lose, MoveRequest, Operation, PlanReport, Refused, SteerRequest, conflict, wrong};
+use crate::members::{Drained, NodeList};
+use crate::moves::Moves;
+use crate::nodes::{NodeAddress, parse_endpoint};
+use crate::running::Running;
+use crate::store::RedbStore;
+
+pub use commands::CommandThread;
+pub(crate) use map::text_of;
+use map::{ranges_text, slots_report, where_report};
+pub use resp::listen;
+
+fn json(value: &impl Serialize) -> Result<Value, Refused> {
+    serde_json::to_value(value).map_err(|error| Refused::Failed(error.to_string()))
+}
+
+/// Does what is asked of one fleet.
+#[derive(Debug)]
+pub struct Operator {
+    moves: Arc<Moves>,
+    running: Arc<Running>,
+    store: Arc<RedbStore>,
+    list: Arc<dyn NodeList>,
+    drained: Drained,
+    /// By name of the node.
+    weights: RwLock<BTreeMap<String, u32>>,
+    /// One plan at a time of what somebody orders.
+    planning: Mutex<()>,
+}
+
+impl Operator {
+    /// Of the fleet whose moves these are. `list`: who changes the list of its nodes.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub fn open(moves: Arc<Moves>, running: Arc<Running>, store: Arc<RedbStore>, list: Arc<dyn NodeList>) -> anyhow::Result<Arc<Self>> {
+        let drained = Drained::load(&store)?;
+        Ok(Arc::new(Self { moves, running, store, list, drained, weights: RwLock::default(), planning: Mutex::default() }))
+    }
+
+    /// Takes over the nodes as they are configured now.
+    pub fn tune(&self, nodes: &[NodeAddress]) {
+        let weights = nodes.iter().map(|node| (node.name.clone(), node.weight)).collect();
+        *self.weights.write().unwrap_or_else(PoisonError::into_inner) = weights;
+    }
+
+    fn plan(&self) -> MutexGuard<'_, ()> {
+        self.planning.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does what is asked.
+    pub(crate) fn operate(&self, operation: Operation, who: &str) -> Result<Value, Refused> {
+        let only_looks = matches!(
+            operation,
+            Operation::Moves | Operation::Slots | Operation::Where(_) | Operation::Balance(BalanceRequest { dry_run: true, .. })
+        );
+        let told = told(&operation);
+        let outcome = self.execute(operation);
+        match &outcome {
+            Err(refused) => info!(target: "audit", who, "refused: {told}: {}", refused.text()),
+            Ok(_) if only_looks => {}
+            Ok(_) => info!(target: "audit", who, "asked: {told}"),
+        }
+        outcome
+    }
+
+    fn execute(&self, operation: Operation) -> Result<Value, Refused> {
+        let plan = match operation {
+            Operation::Moves => return json(&self.moves.report()),
+            Operation::Slots => return json(&slots_report(&*self.moves.topology_now()?)),
+            Operation::Where(keys) => return json(&where_report(&*self.moves.topology_now()?, &keys)),
+            Operation::Steer { id, what } => return json(&self.moves.steer(MoveId(id), &what)?),
+            Operation::Move(request) => self.begin_one(&request),
+            Operation::AddNode(request) => self.add_node(&request),
+            Operation::DrainNode(request) => self.drain_node(&request),
+            Operation::UndrainNode(request) => self.undrain_node(&request),
+            Operation::RemoveNode(request) => self.remove_node(&request),
+            Operation::Balance(request) => self.balance(&request),
+        };
+        json(&plan?)
+    }
+
+    /// Whether a node was drained, and gets no slots.
+    pub(crate) fn is_drained(&self, name: &str) -> bool {
+        self.drained.has(name)
+    }
+
+    fn begin_one(&self, request: &MoveRequest) -> Result<PlanReport, Refused> {
+        let how = self.moves.how(&request.how)?;
+        let _one = self.plan();
+        let topology = self.moves.topology_now()?;
+        if request.keys.is_some() || request.home {
+            return self.begin_keys(&topology, request, how);
+        }
+        if request.to.is_empty() {
+            return Err(wrong("to which node?"));
+        }
+        let target = node_named(&topology, &request.to)?;
+        let source = if request.from.is_empty() { None } else { Some(node_named(&topology, &request.from)?) };
+        self.may_get_more(target)?;
+        if source == Some(target) {
+            return Err(wrong(format!("source and target are the same node, {}", request.from)));
+        }
+        let slots = match (&request.slots, request.all, source) {
+            (Some(_), true, _) => return Err(wrong("give slots, or all, not both")),
+            (None, false, _) => return Err(wrong("which slots? Give slots, such as 0-100,200, or all, or a pattern of keys")),
+            (None, true, None) => return Err(wrong("all slots of which node? Say from which")),
+            (None, true, Some(source)) => Slot::all().filter(|slot| topology.owner(*slot) == source).collect(),
+            (Some(text), false, _) => parse_slots(text).map_err(wrong)?,
+        };
+        if let Some(source) = source {
+            let foreign: Vec<Slot> = slots.iter().copied().filter(|slot| topology.owner(*slot) != source).collect();
+            if let Some(first) = foreign.first() {
+                return Err(conflict(format!(
+                    "{} of these {} slots do not belong to {}: slot {} is owned by {}. It owns {}",
+                    foreign.len(),
+                    slots.len(),
+                    request.from,
+                    first.number(),
+                    self.moves.name(topology.owner(*first)),
+                    ranges_text(&topology, source),
+                )));
+            }
+        }
+        let mut by_owner: BTreeMap<NodeId, Vec<Slot>> = BTreeMap::new();
+        for slot in slots {
+            by_owner.entry(topology.owner(slot)).or_default().push(slot);
+        }
+        by_owner.remove(&target);
+        if by_owner.is_empty() {
+            return Err(conflict(match source {
+                Some(_) => format!("{} owns no slots, so there is nothing to move", request.from),
+                None => format!("{} owns all of these slots, so there is nothing to move", request.to),
+            }));
+        }
+        let shifts = by_owner.into_iter().map(|(source, slots)| Shift { source, target, slots }).collect();
+        self.moves.accept_unless(request.dry_run, &topology, orders(shifts, how))
+    }
+
+    fn balance(&self, request: &BalanceRequest) -> Result<PlanReport, Refused> {
+        let how = self.moves.how(&request.how)?;
+        let _one = self.plan();
+        let topology = self.moves.topology_now()?;
+        self.nothing_under_way("the slots are evened")?;
+        self.moves.accept_unless(request.dry_run, &topology, orders(self.even(&topology)?, how))
+    }
+
+    fn nothing_under_way(&self, before: &str) -> Result<(), Refused> {
+        let open: Vec<String> = self.moves.open_ids().iter().map(|id| id.0.to_string()).collect();
+        if open.is_empty() {
+            return Ok(());
+        }
+        Err(conflict(format!(
+            "moves are under way ({}): let them end before {before} (`switchyard moves watch`), or end them with `switchyard moves abort ID`",
+            open.join(", ")
+        )))
+    }
+
+    fn weights(&self, topology: &Topology) -> BTreeMap<NodeId, u32> {
+        let weights = self.weights.read().unwrap_or_else(PoisonError::into_inner);
+        let weight = |name: &str| if self.drained.has(name) { 0 } else { weights.get(name).copied().unwrap_or(1) };
+        topology.nodes().map(|node| (node.id, weight(&node.name))).collect()
+    }
+}
+
+/// What was asked, for the audit log.
+fn told(operation: &Operation) -> String {
+    match operation {
+        Operation::Move(request) => {
+            let what = match (&request.keys, &request.slots) {
+                (None, _) if request.home => "keys that live there alone".to_owned(),
+                // Names of keys are nobody's business.
+                (Some(_), _) => "keys of a pattern".to_owned(),
+                (None, _) if request.all => "all slots".to_owned(),
+                (None, slots) => format!("slots {}", slots.as_deref().unwrap_or("?")),
+            };
+            let to = if request.home { "home" } else { &request.to };
+            let from = if request.from.is_empty() { "wherever they are" } else { &request.from };
+            format!("move {what} from {from} to {to}{}", if request.dry_run { ", only planned" } else { "" })
+        }
+        Operation::Moves => "moves".to_owned(),
+        Operation::Slots => "slots".to_owned(),
+        Operation::Where(keys) => format!("where {} {}", counted(keys.len(), "key"), if keys.len() == 1 { "is" } else { "are" }),
+        Operation::Steer { id, what } => match what {
+            SteerRequest::Pause => format!("pause move {id}"),
+            SteerRequest::Resume => format!("resume move {id}"),
+            SteerRequest::Abort(request) => {
+                let without = match request.lose {
+                    None => "",
+                    Some(Lose::Source) => ", giving up its source",
+                    Some(Lose::Target) => ", giving up its target",
+                };
+                format!("abort move {id}{without}{}", if request.dry_run { ", only planned" } else { "" })
+            }
+            SteerRequest::Goal(goal) => format!("move {id} with the goal {goal}"),
+            SteerRequest::MaxRate(Some(max)) => format!("move {id} with at most {max} bytes per second"),
+            SteerRequest::MaxRate(None) => format!("move {id} as fast as its goal says"),
+        },
+        Operation::AddNode(request) => format!("add node {}{}", request.address, if request.rebalance { " and rebalance" } else { "" }),
+        Operation::DrainNode(request) => format!("drain node {}", request.address),
+        Operation::UndrainNode(request) => format!("undrain node {}", request.address),
+        Operation::RemoveNode(request) => format!("remove node {}", request.address),
+        Operation::Balance(request) => format!("balance{}", if request.dry_run { ", only planned" } else { "" }),
+    }
+}
+
+/// Whole slots, as somebody asks for it.
+fn orders(shifts: Vec<Shift>, how: How) -> Vec<MoveOrder> {
+    let order = |Shift { source, target, slots }| MoveOrder { source, target, slots, keys: None, how, cause: Cause::Asked(None) };
+    shifts.into_iter().map(order).collect()
+}
+
+fn node_named(topology: &Topology, name: &str) -> Result<NodeId, Refused> {
+    // The port may be left out where the configuration may leave it out.
+    let full = parse_endpoint(name).unwrap_or_else(|_| name.to_owned());
+    let found = topology.nodes().find(|node| node.name == name || node.name == full);
+    found.map(|node| node.id).ok_or_else(|| {
+        let known: Vec<&str> = topology.nodes().map(|node| node.name.as_str()).collect();
+        wrong(format!("there is no node {name:?}; there are: {}", known.join(", ")))
+    })
+}
+
+/// Slots from `0-100,200`, ascending.
+fn parse_slots(text: &str) -> Result<Vec<Slot>, String> {
+    let mut slots = BTreeSet::new();
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let form = || format!("{part:?} is no range of slots: write numbers from 0 to {}, such as 0-100,200", SLOT_COUNT - 1);
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let number = |text: &str| text.trim().parse().ok().and_then(Slot::new).ok_or_else(form);
+        let (first, last) = (number(first)?, number(last)?);
+        if first > last {
+            return Err(form());
+        }
+        slots.extend((first.number()..=last.number()).filter_map(Slot::new));
+    }
+    if slots.is_empty() { Err(format!("{text:?} names no slots")) } else { Ok(slots.into_iter().collect()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_read_as_they_are_shown() {
+        for (text, shown) in [("5", "5"), ("0-3,7", "0-3,7"), ("7,0-3,2-5", "0-5,7"), (" 1 , 2 ", "1-2"), ("0-16383", "0-16383")] {
+            assert_eq!(parse_slots(text).map(|slots| text_of(&slots)), Ok(shown.to_owned()), "{text}");
+        }
+        for text in ["", ",", "16384", "5-3", "-1", "a", "1-2-3", "1..3"] {
+            assert!(parse_slots(text).is_err(), "{text}");
+        }
+    }
+}

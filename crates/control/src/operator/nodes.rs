@@ -1,0 +1,211 @@
+//! Nodes that join, are drained and go.
+
+use std::time::Duration;
+
+use switchyard_policy::balance::{self, Shift};
+use switchyard_policy::migration::How;
+use switchyard_policy::topology::{NodeId, Topology};
+use switchyard_resp::units::counted;
+use switchyard_router::{Link, Router};
+use tracing::error;
+
+use super::{Operator, node_named, orders};
+use crate::admin::{AddNodeRequest, NodeRequest, PlanReport, Refused, conflict, wrong};
+use crate::members::{FleetFacts, MemberChange};
+use crate::nodes::check::check_node;
+use crate::nodes::parse_endpoint;
+
+impl Operator {
+    pub(super) fn drain_node(&self, request: &NodeRequest) -> Result<PlanReport, Refused> {
+        let how = self.moves.how(&request.how)?;
+        let _one = self.plan();
+        let topology = self.moves.topology_now()?;
+        let node = node_named(&topology, &request.address)?;
+        self.nothing_under_way("a node is drained")?;
+        // Whatever becomes of the moves: it gets nothing until somebody says so.
+        let mut weights = self.weights(&topology);
+        weights.insert(node, 0);
+        let shifts = balance::drain(&topology, node, &weights).map_err(|error| self.no_weight(&error))?;
+        if (!shifts.is_empty() || topology.exceptions_at(node) > 0)
+            && let Some(way) = self.way_without(node)
+        {
+            return Err(conflict(way));
+        }
+        // Keys that live there although their slots do not leave it, too.
+        let mut moves = Self::away_from_home(&topology, node, None, how);
+        moves.extend(orders(shifts, how));
+        let name = self.moves.name(node);
+        let was = self.drained.has(&name);
+        self.drained.set(&self.store, &name, true).map_err(Refused::Failed)?;
+        let accepted = self.moves.accept(&topology, moves);
+        if accepted.is_err() && !was {
+            self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
+        }
+        accepted
+    }
+
+    /// What was drained gets nothing by mistake.
+    pub(super) fn may_get_more(&self, target: NodeId) -> Result<(), Refused> {
+        let name = self.moves.name(target);
+        if self.drained.has(&name) {
+            return Err(conflict(format!("{name} is drained, so nothing moves to it; first: switchyard nodes undrain {name}")));
+        }
+        Ok(())
+    }
+
+    /// How to do without a node that owns something, where it cannot be reached: nothing can be moved away from it.
+    fn way_without(&self, node: NodeId) -> Option<String> {
+        let status = self.running.with(Router::status)?;
+        let node = status.nodes.into_iter().find(|status| status.id == node)?;
+        let Link::Down(why) = node.link else { return None };
+        Some(format!(
+            "{0} cannot be reached ({why}), so nothing can be moved away from it. If it comes back, drain it then. If it is lost for good, put a server in its \
+             place, with a backup or empty: at {0} itself; or elsewhere, listed under `replicas` of this node in the configuration, then a reload (SIGHUP) and \
+             `switchyard nodes accept {0}`. After that it can be drained and removed (docs/dead-server.md)",
+            node.name
+        ))
+    }
+
+    /// A node that was drained may get slots again.
+    pub(super) fn undrain_node(&self, request: &NodeRequest) -> Result<PlanReport, Refused> {
+        let _one = self.plan();
+        let topology = self.moves.topology_now()?;
+        let name = self.moves.name(node_named(&topology, &request.address)?);
+        if !self.drained.has(&name) {
+            return Err(conflict(format!("{name} is not drained; nodes get slots by `switchyard balance` and `switchyard move`")));
+        }
+        self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
+        Ok(PlanReport::default())
+    }
+
+    /// What has every node own its share of the slots.
+    pub(super) fn even(&self, topology: &Topology) -> Result<Vec<Shift>, Refused> {
+        balance::even(topology, &self.weights(topology)).map_err(|error| self.no_weight(&error))
+    }
+
+    fn no_weight(&self, error: &balance::BalanceError) -> Refused {
+        let drained = self.drained.all();
+        conflict(match drained.is_empty() {
+            true => error.to_string(),
+            false => format!("{error}, or let one get slots again with `switchyard nodes undrain` (drained: {})", drained.join(", ")),
+        })
+    }
+
+    pub(super) fn remove_node(&self, request: &NodeRequest) -> Result<PlanReport, Refused> {
+        let _one = self.plan();
+        let topology = self.moves.topology_now()?;
+        let node = node_named(&topology, &request.address)?;
+        if let Some(id) = self.moves.involving(node) {
+            return Err(conflict(format!(
+                "{} takes part in move {1}; let that end, or end it with `switchyard moves abort {1}`",
+                request.address, id.0
+            )));
+        }
+        let (slots, exceptions) = (topology.slots_of(node), topology.exceptions_at(node));
+        if (slots > 0 || exceptions > 0)
+            && let Some(way) = self.way_without(node)
+        {
+            return Err(conflict(way));
+        }
+        if slots > 0 {
+            return Err(conflict(format!(
+                "{0} still owns {1}; first: switchyard nodes drain {0}",
+                request.address,
+                counted(slots, "slot")
+            )));
+        }
+        if exceptions > 0 {
+            return Err(conflict(format!(
+                "{1} {2} moved to {0} alone, without the slots; first: switchyard nodes drain {0}",
+                request.address,
+                counted(exceptions, "key"),
+                if exceptions == 1 { "was" } else { "were" }
+            )));
+        }
+        if topology.nodes().len() == 1 {
+            return Err(conflict("it is the only node"));
+        }
+        let name = self.moves.name(node);
+        self.list.change(MemberChange::Remove(name.clone())).map_err(Refused::Failed)?;
+        self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
+        Ok(PlanReport::default())
+    }
+
+    /// Lets a server join, if it may; with its share of the slots, if that is asked. Else nothing has changed.
+    pub(super) fn add_node(&self, request: &AddNodeRequest) -> Result<PlanReport, Refused> {
+        let how = self.moves.how(&request.how)?;
+        let _one = self.plan();
+        let topology = self.moves.topology_now()?;
+        let name = parse_endpoint(&request.address).map_err(|why| wrong(format!("{:?}: {why}", request.address)))?;
+        if topology.nodes().any(|node| node.name == name) {
+            if !request.rebalance {
+                return Err(conflict(format!("{name} is a node already; `switchyard balance` gives it its share of the slots")));
+            }
+            self.nothing_under_way("it gets its share of the slots")?;
+            // Whoever names a node that was drained wants it to get slots again.
+            let was_drained = self.drained.has(&name);
+            self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
+            let given = self.give_share(how);
+            if given.is_err() && was_drained {
+                self.drained.set(&self.store, &name, true).map_err(Refused::Failed)?;
+            }
+            return given;
+        }
+        if request.rebalance {
+            self.nothing_under_way("a node joins and gets its share of the slots")?;
+        }
+        let notes = self.check_newcomer(&topology, &name, request.rebalance.then_some(how))?;
+        self.list.change(MemberChange::Add(name.clone())).map_err(Refused::Failed)?;
+        let settled =
+            self.wait_for_link(&name).and_then(|()| if request.rebalance { self.give_share(how) } else { Ok(PlanReport::default()) });
+        match settled {
+            Ok(plan) => Ok(PlanReport { notes: notes.into_iter().chain(plan.notes).collect(), ..plan }),
+            Err(refused) => Err(self.take_back(&name, refused)),
+        }
+    }
+
+    fn give_share(&self, how: How) -> Result<PlanReport, Refused> {
+        let topology = self.moves.topology_now()?;
+        self.moves.accept(&topology, orders(self.even(&topology)?, how))
+    }
+
+    /// Looks at a server that is to join. `how`: it is to get slots at once.
+    fn check_newcomer(&self, topology: &Topology, name: &str, how: Option<How>) -> Result<Vec<String>, Refused> {
+        let place = self.list.find(name).map_err(conflict)?;
+        let patience = self.moves.patience();
+        let fleet = FleetFacts::of(&self.running, topology, self.moves.site(), patience);
+        let fleet = fleet.ok_or_else(|| Refused::Unavailable("the router is stopping".to_owned()))?;
+        let (access, _, notes) = fleet.meet(&place, patience).map_err(conflict)?;
+        if let Some(how) = how {
+            check_node(&access, patience, Some(how.durability), how.direct_clients, &self.moves.own()).map_err(conflict)?;
+        }
+        Ok(notes)
+    }
+
+    /// A node that has just joined is connected in a moment, or says why not.
+    fn wait_for_link(&self, name: &str) -> Result<(), Refused> {
+        let mut why = "does not answer the router's workers yet".to_owned();
+        for _ in 0..100 {
+            let link = self.running.with(|router| router.status().nodes.into_iter().find(|node| node.name == name).map(|node| node.link));
+            match link.flatten() {
+                Some(Link::Up) => return Ok(()),
+                Some(Link::Down(reason)) => why = format!("cannot be used: {reason}"),
+                _ => {}
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Err(Refused::Failed(format!("{name} {why}")))
+    }
+
+    /// What came after the join has failed: the node goes again. It owns nothing.
+    fn take_back(&self, name: &str, refused: Refused) -> Refused {
+        let outcome = match self.list.change(MemberChange::Remove(name.to_owned())) {
+            Ok(()) => format!("{name} was not added"),
+            Err(why) => {
+                error!("node {name} was added, and cannot be taken out again: {why}");
+                format!("{name} was added, and cannot be taken out again ({why}): when that is mended, switchyard nodes remove {name}")
+            }
+        };
+        refused.map(|text| format!("{text}; {outcome}"))
+    }
+}

@@ -1,0 +1,328 @@
+//! `SWITCHYARD MOVE ...` and its relatives over RESP: words in, the answer of the admin API out, as maps and arrays.
+//!
+//! A worker hands the words over and goes on; a thread of its own does what they say, because that may ask nodes and wait.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use switchyard_resp::encode;
+use switchyard_resp::units::parse_rate;
+use switchyard_router::OperatorCommand;
+use tracing::warn;
+
+use super::{CommandThread, Operator};
+use crate::admin::{AbortRequest, AddNodeRequest, BalanceRequest, HowRequest, Lose, MoveRequest, NodeRequest, Operation, SteerRequest};
+
+/// Starts the thread that does what `SWITCHYARD` says.
+///
+/// # Errors
+/// If the system has no thread.
+pub fn listen(operator: Arc<Operator>) -> anyhow::Result<Arc<CommandThread>> {
+    CommandThread::start("operator", move |command| answer(&operator, command))
+}
+
+fn answer(operator: &Operator, command: &OperatorCommand) -> Vec<u8> {
+    let mut out = Vec::new();
+    let words: Vec<String> = command.words().iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let asked = match words.as_slice() {
+        [verb, node @ ..] if verb.eq_ignore_ascii_case("ACCEPT") => Ok(Asked::Accept(node)),
+        // Names of keys are bytes.
+        [verb, _, ..] if verb.eq_ignore_ascii_case("WHERE") => Ok(Asked::Operation(Operation::Where(command.words()[1..].to_vec()))),
+        _ => parse(&words).map(Asked::Operation).map_err(|why| format!("ERR {why}. Try SWITCHYARD HELP.")),
+    };
+    let done = asked.and_then(|asked| match asked {
+        asked if asked.changes() && !command.may_operate() => {
+            warn!(target: "audit", who = command.who(), refused = true, "the user is no operator");
+            Err(format!("NOPERM this changes the fleet, and {} may not: {HOW_TO_OPERATE}", command.who()))
+        }
+        Asked::Accept(node) => accept(operator, node, command.who()).map(|()| encode::simple(&mut out, "OK")),
+        Asked::Operation(operation) => {
+            let done = operator.operate(operation, command.who()).map_err(|refused| format!("ERR {}", refused.text()));
+            done.map(|value| encode_json(&value, command.resp3(), &mut out))
+        }
+    });
+    if let Err(why) = done {
+        encode::error(&mut out, &why.replace(['\r', '\n'], " "));
+    }
+    out
+}
+
+/// What a client may be told that is no operator.
+const HOW_TO_OPERATE: &str = "give its user the word operator (in the users file; for the default user in clients.default-user-rules), or use the \
+                              command line, such as `switchyard move`";
+
+/// What a client asks.
+enum Asked<'w> {
+    /// The words after ACCEPT.
+    Accept(&'w [&'w str]),
+    Operation(Operation),
+}
+
+impl Asked<'_> {
+    fn changes(&self) -> bool {
+        match self {
+            Asked::Accept(_) => true,
+            Asked::Operation(operation) => operation.changes(),
+        }
+    }
+}
+
+/// `SWITCHYARD ACCEPT node`: what `switchyard nodes accept` does.
+fn accept(operator: &Operator, words: &[&str], who: &str) -> Result<(), String> {
+    let [node] = words else { return Err("ERR wrong arguments: ACCEPT node".to_owned()) };
+    operator.running.accept(node).map_err(|refused| format!("ERR {}", refused.text()))?;
+    warn!(target: "audit", who, node, "the node is accepted as it is");
+    Ok(())
+}
+
+/// What the words ask. They are those of the command line.
+fn parse(words: &[&str]) -> Result<Operation, String> {
+    let name = words.iter().take(2).map(|word| word.to_ascii_uppercase()).collect::<Vec<_>>();
+    let name: Vec<&str> = name.iter().map(String::as_str).collect();
+    match (name.as_slice(), words) {
+        (["MOVE", ..], [_, rest @ ..]) => {
+            let mut request = MoveRequest::default();
+            read(rest, &mut request.how, |option, value| {
+                match option {
+                    "FROM" => value?.clone_into(&mut request.from),
+                    "TO" => value?.clone_into(&mut request.to),
+                    "SLOTS" => request.slots = Some(value?.to_owned()),
+                    "KEYS" => request.keys = Some(value?.to_owned()),
+                    flag @ ("ALL" | "HOME" | "DRY-RUN") => {
+                        request.all |= flag == "ALL";
+                        request.home |= flag == "HOME";
+                        request.dry_run |= flag == "DRY-RUN";
+                        return Ok(false);
+                    }
+                    _ => return Err(format!("unknown option {option}")),
+                }
+                Ok(true)
+            })?;
+            if request.to.is_empty() && !request.home {
+                return Err("MOVE needs TO node (or HOME)".to_owned());
+            }
+            Ok(Operation::Move(request))
+        }
+        (["MOVES"], _) => Ok(Operation::Moves),
+        (["SLOTS"], _) => Ok(Operation::Slots),
+        (["WHERE", ..], _) => Err("wrong arguments: WHERE key [key ...]".to_owned()),
+        (["MOVES", verb @ ("PAUSE" | "RESUME")], [_, _, id]) => {
+            let what = if *verb == "PAUSE" { SteerRequest::Pause } else { SteerRequest::Resume };
+            Ok(Operation::Steer { id: number(id)?, what })
+        }
+        (["MOVES", "ABORT"], [_, _, id, options @ ..]) => {
+            let mut request = AbortRequest::default();
+            for option in options {
+                match option.trim_start_matches('-').to_ascii_uppercase().as_str() {
+                    "LOSE-TARGET" => request.lose = Some(Lose::Target),
+                    "LOSE-SOURCE" => request.lose = Some(Lose::Source),
+                    "DRY-RUN" => request.dry_run = true,
+                    other => return Err(format!("unknown option {other}")),
+                }
+            }
+            Ok(Operation::Steer { id: number(id)?, what: SteerRequest::Abort(request) })
+        }
+        (["MOVES", "GOAL"], [_, _, id, goal]) => {
+            Ok(Operation::Steer { id: number(id)?, what: SteerRequest::Goal(goal.to_ascii_lowercase()) })
+        }
+        (["MOVES", "MAX-RATE"], [_, _, id, rate]) => {
+            let rate = if rate.eq_ignore_ascii_case("none") { None } else { Some(parse_rate(rate)?) };
+            Ok(Operation::Steer { id: number(id)?, what: SteerRequest::MaxRate(rate) })
+        }
+        (["MOVES", ..], _) => {
+            Err("wrong arguments: MOVES, MOVES PAUSE|RESUME id, MOVES ABORT id [LOSE-TARGET|LOSE-SOURCE] [DRY-RUN], MOVES GOAL id goal, or MOVES \
+                 MAX-RATE id rate|none"
+                .to_owned())
+        }
+        (["NODES", "ADD"], [_, _, address, rest @ ..]) => {
+            let mut request = AddNodeRequest { address: (*address).to_owned(), ..AddNodeRequest::default() };
+            read(rest, &mut request.how, |option, _| match option {
+                "REBALANCE" => {
+                    request.rebalance = true;
+                    Ok(false)
+                }
+                _ => Err(format!("unknown option {option}")),
+            })?;
+            Ok(Operation::AddNode(request))
+        }
+        (["NODES", verb @ ("DRAIN" | "UNDRAIN" | "REMOVE")], [_, _, address, rest @ ..]) => {
+            let mut request = NodeRequest { address: (*address).to_owned(), ..NodeRequest::default() };
+            read(rest, &mut request.how, |option, _| Err(format!("unknown option {option}")))?;
+            Ok(match *verb {
+                "DRAIN" => Operation::DrainNode(request),
+                "UNDRAIN" => Operation::UndrainNode(request),
+                _ => Operation::RemoveNode(request),
+            })
+        }
+        (["NODES", ..], _) => Err("wrong arguments: NODES, or NODES ADD|DRAIN|UNDRAIN|REMOVE address".to_owned()),
+        (["BALANCE", ..], [_, rest @ ..]) => {
+            let mut request = BalanceRequest::default();
+            read(rest, &mut request.how, |option, _| match option {
+                "DRY-RUN" => {
+                    request.dry_run = true;
+                    Ok(false)
+                }
+                _ => Err(format!("unknown option {option}")),
+            })?;
+            Ok(Operation::Balance(request))
+        }
+        _ => Err("unknown subcommand".to_owned()),
+    }
+}
+
+fn number(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("{text:?} is no number of a move"))
+}
+
+/// Reads options: those that say how, and those that `own` knows, which says whether it took the value.
+fn read<'w>(
+    words: &[&'w str],
+    how: &mut HowRequest,
+    mut own: impl FnMut(&str, Result<&'w str, String>) -> Result<bool, String>,
+) -> Result<(), String> {
+    let mut at = 0;
+    while let Some(word) = words.get(at) {
+        let option = word.trim_start_matches('-').to_ascii_uppercase();
+        let value = words.get(at + 1).copied().ok_or_else(|| format!("{option} needs a value"));
+        let text = |value: &Result<&str, String>| value.clone().map(|value| Some(value.to_ascii_lowercase()));
+        at += 2;
+        match option.as_str() {
+            "GOAL" => how.goal = text(&value)?,
+            "DURABILITY" => how.durability = text(&value)?,
+            "PROTOCOL" => how.protocol = text(&value)?,
+            "MAX-RATE" => how.max_rate = Some(parse_rate(value?)?),
+            "PURGE-TARGET" => {
+                how.purge_target = true;
+                at -= 1;
+            }
+            "ALLOW-KEY-LOSS" => {
+                how.allow_key_loss = true;
+                at -= 1;
+            }
+            "ALLOW-DIRECT-CLIENTS" => {
+                how.allow_direct_clients = true;
+                at -= 1;
+            }
+            other => {
+                if !own(other, value)? {
+                    at -= 1;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// JSON as RESP: objects as maps, numbers with a fraction as text, as Redis does.
+fn encode_json(value: &Value, resp3: bool, out: &mut Vec<u8>) {
+    match value {
+        Value::Null => encode::null(out, resp3),
+        Value::Bool(flag) => encode::integer(out, i64::from(*flag)),
+        Value::Number(number) => match number.as_i64() {
+            Some(whole) => encode::integer(out, whole),
+            None => encode::bulk(out, number.to_string().as_bytes()),
+        },
+        Value::String(text) => encode::bulk(out, text.as_bytes()),
+        Value::Array(items) => {
+            encode::header(out, b'*', items.len());
+            items.iter().for_each(|item| encode_json(item, resp3, out));
+        }
+        Value::Object(fields) => {
+            encode::map(out, fields.len(), resp3);
+            for (name, value) in fields {
+                encode::bulk(out, name.as_bytes());
+                encode_json(value, resp3, out);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_changes_the_fleet_needs_the_right() {
+        for (words, changes) in [
+            (&["MOVES"][..], false),
+            (&["BALANCE", "DRY-RUN"], false),
+            (&["BALANCE"], true),
+            (&["MOVE", "FROM", "a:1", "TO", "b:1", "ALL", "--dry-run"], false),
+            // The name of a node, and no option.
+            (&["MOVE", "FROM", "DRY-RUN", "TO", "b:1", "ALL"], true),
+            (&["MOVE", "FROM", "a:1", "TO", "DRY-RUN", "ALL"], true),
+            (&["MOVES", "PAUSE", "1"], true),
+            (&["MOVES", "RESUME", "1"], true),
+            (&["MOVES", "ABORT", "1"], true),
+            (&["MOVES", "ABORT", "1", "LOSE-TARGET"], true),
+            (&["MOVES", "ABORT", "1", "--lose-target", "DRY-RUN"], false),
+            (&["NODES", "UNDRAIN", "a:1"], true),
+            (&["MOVES", "GOAL", "1", "fast"], true),
+            (&["MOVES", "MAX-RATE", "1", "none"], true),
+            (&["NODES", "ADD", "a:1"], true),
+            (&["NODES", "DRAIN", "a:1"], true),
+            (&["NODES", "REMOVE", "a:1"], true),
+        ] {
+            assert_eq!(parse(words).map(|operation| Asked::Operation(operation).changes()), Ok(changes), "{words:?}");
+        }
+        assert!(Asked::Accept(&["a:1"]).changes());
+    }
+
+    #[test]
+    fn words_are_those_of_the_command_line() {
+        let words = [
+            "move",
+            "--from",
+            "a:1",
+            "TO",
+            "b:1",
+            "slots",
+            "0-5",
+            "--goal",
+            "Fast",
+            "MAX-RATE",
+            "10mb",
+            "--purge-target",
+            "allow-key-loss",
+        ];
+        let Ok(Operation::Move(request)) = parse(&words) else { panic!("a move") };
+        assert_eq!((request.from.as_str(), request.to.as_str(), request.slots.as_deref()), ("a:1", "b:1", Some("0-5")));
+        assert_eq!((request.how.goal.as_deref(), request.how.max_rate), (Some("fast"), Some(10 << 20)));
+        assert!(request.how.purge_target && request.how.allow_key_loss && !request.all);
+        let Ok(Operation::Move(request)) = parse(&["MOVE", "FROM", "a:1", "HOME", "KEYS", "user:*", "DRY-RUN"]) else { panic!("a move") };
+        assert_eq!((request.keys.as_deref(), request.home, request.dry_run), (Some("user:*"), true, true));
+        for (words, what) in [
+            (&["MOVES", "pause", "7"][..], SteerRequest::Pause),
+            (&["MOVES", "goal", "7", "Fast"], SteerRequest::Goal("fast".to_owned())),
+            (&["MOVES", "abort", "7", "lose-source"], SteerRequest::Abort(AbortRequest { lose: Some(Lose::Source), dry_run: false })),
+            (&["MOVES", "max-rate", "7", "1kb"], SteerRequest::MaxRate(Some(1024))),
+            (&["MOVES", "max-rate", "7", "None"], SteerRequest::MaxRate(None)),
+        ] {
+            assert_eq!(parse(words), Ok(Operation::Steer { id: 7, what }));
+        }
+        let added = AddNodeRequest { address: "c:1".into(), rebalance: true, ..AddNodeRequest::default() };
+        assert_eq!(parse(&["NODES", "ADD", "c:1", "REBALANCE"]), Ok(Operation::AddNode(added)));
+        let balance = BalanceRequest { dry_run: true, ..BalanceRequest::default() };
+        assert_eq!(parse(&["balance", "dry-run"]), Ok(Operation::Balance(balance)));
+        for wrong in [
+            &["MOVE"][..],
+            &["MOVE", "FROM", "a:1"],
+            &["MOVE", "FROM", "a:1", "TO"],
+            &["MOVE", "FROM", "a:1", "TO", "b:1", "SIDEWAYS"],
+            &["MOVES", "PAUSE"],
+            &["MOVES", "PAUSE", "x"],
+            &["MOVES", "GOAL", "7"],
+            &["MOVES", "MAX-RATE", "7", "much"],
+            // Bytes, or megabytes?
+            &["MOVES", "MAX-RATE", "7", "20"],
+            &["BALANCE", "MAX-RATE", "20"],
+            &["MOVES", "ABORT", "7", "LOSE-ALL"],
+            &["NODES", "ADD"],
+            &["NODES", "EXPLODE", "a"],
+            &["BALANCE", "MAX-RATE", "much"],
+        ] {
+            assert!(parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

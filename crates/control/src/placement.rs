@@ -1,0 +1,349 @@
+//! From the nodes that the user names to the topology that the router gets: the stored slot map, the numbers of the nodes in
+//! it, and how each is reached.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, bail};
+use switchyard_policy::migration::Key;
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit, slot_of};
+use switchyard_router::NodeAccess;
+use tracing::debug;
+
+use crate::nodes::NodeAddress;
+use crate::running::Running;
+use crate::store::{RedbStore, Store, load_as, save_as};
+
+/// The document of the store that keeps an epoch which no map has reached yet.
+const EPOCHS: &str = "epochs";
+
+/// How many epochs one write to the store keeps free: maps that only say what is in transit are published often and are not stored.
+const EPOCHS_KEPT_FREE: u64 = 100;
+
+/// The slot map in force: the one place where it changes. A change is stored before anybody sees it.
+///
+/// What is in transit is not stored: the journal of the moves is the authority on that, and it is named anew by whoever moves it.
+#[derive(Debug)]
+pub struct Placement {
+    store: Arc<RedbStore>,
+    running: Arc<Running>,
+    map: Mutex<Map>,
+}
+
+#[derive(Debug, Default)]
+struct Map {
+    topology: Option<Arc<Topology>>,
+    /// What moves have in transit.
+    transits: BTreeMap<MoveId, Vec<(Transit, Vec<Slot>)>>,
+    /// Source and target of moves that are open: they stay.
+    taking_part: BTreeMap<MoveId, [NodeId; 2]>,
+    /// The first start has yet to look at what the nodes hold: no key is served by this map, and it is not stored.
+    is_provisional: bool,
+    /// The next start begins here at least, so that an epoch is never used twice.
+    free_from: u64,
+}
+
+impl Map {
+    /// Has the next start begin above this epoch. A move does not fail where that cannot be kept: nothing is decided by epochs of two starts.
+    fn keep_free(&mut self, store: &RedbStore, epoch: u64) {
+        if epoch < self.free_from {
+            return;
+        }
+        let free_from = epoch + EPOCHS_KEPT_FREE;
+        match save_as(store, EPOCHS, &free_from) {
+            Ok(()) => self.free_from = free_from,
+            Err(error) => debug!("the epoch may fall at the next start: {error}"),
+        }
+    }
+}
+
+/// What became of the list of nodes.
+#[derive(Debug)]
+pub struct Settled {
+    /// The map in force.
+    pub topology: Arc<Topology>,
+    /// Names of the nodes that are new and own no slots.
+    pub joined: Vec<String>,
+    /// Numbers and names of the nodes that are gone.
+    pub removed: Vec<(NodeId, String)>,
+    /// Whether it is another one than before.
+    pub changed: bool,
+}
+
+impl Placement {
+    /// Opens the state directory, which no other process may have open. Changes are published to the router in `running`, once it is there.
+    pub fn open(directory: &Path, running: Arc<Running>) -> anyhow::Result<Self> {
+        let store = Arc::new(RedbStore::open(directory)?);
+        let free_from = load_as(&*store, EPOCHS)?;
+        let topology = store.load_topology()?.map(|stored| Arc::new(stored.at_epoch(free_from)));
+        Ok(Self { store, running, map: Mutex::new(Map { topology, free_from, ..Map::default() }) })
+    }
+
+    /// The store, for those who keep other things in it.
+    pub fn store(&self) -> &Arc<RedbStore> {
+        &self.store
+    }
+
+    /// Counts this start.
+    pub fn next_incarnation(&self) -> anyhow::Result<u64> {
+        Ok(self.store.next_incarnation()?)
+    }
+
+    fn map(&self) -> MutexGuard<'_, Map> {
+        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The map in force; `None` before the first placement.
+    pub fn topology(&self) -> Option<Arc<Topology>> {
+        self.map().topology.clone()
+    }
+
+    /// The map of a first start. One that is provisional is stored when it is confirmed.
+    pub fn begin(&self, topology: Topology, is_provisional: bool) -> anyhow::Result<()> {
+        let mut map = self.map();
+        if !is_provisional {
+            self.store.save_topology(&topology).context("cannot keep the slot map")?;
+        }
+        (map.topology, map.is_provisional) = (Some(Arc::new(topology)), is_provisional);
+        Ok(())
+    }
+
+    /// The map that fits what the nodes hold, in the place of the provisional one.
+    pub(crate) fn confirm(&self, topology: Topology) -> anyhow::Result<()> {
+        let mut map = self.map();
+        self.store.save_topology(&topology).context("cannot keep the slot map")?;
+        let topology = Arc::new(topology);
+        (map.topology, map.is_provisional) = (Some(Arc::clone(&topology)), false);
+        self.running.publish(topology);
+        Ok(())
+    }
+
+    /// Whether the first start has yet to look at what the nodes hold.
+    pub(crate) fn is_provisional(&self) -> bool {
+        self.map().is_provisional
+    }
+
+    /// Reconciles the map with the nodes wanted, and makes the outcome durable. `before` is called before anybody sees it: nodes that join
+    /// must be reachable by then.
+    pub fn settle(&self, wanted: &[String], before: impl FnOnce(&Settled)) -> anyhow::Result<Settled> {
+        let mut map = self.map();
+        let placed = Topology::place(map.topology.as_deref(), wanted)?;
+        for node in &placed.removed {
+            if let Some(id) = map.taking_part.iter().find(|(_, nodes)| nodes.contains(&node.id)).map(|(id, _)| id.0) {
+                bail!("node {} takes part in move {id}, so it must stay in the list; see `switchyard moves`", node.name);
+            }
+        }
+        if map.is_provisional && placed.changed {
+            bail!("this is a first start, and it is not yet known what each node holds: restart to begin with another list of nodes");
+        }
+        let topology = match &map.topology {
+            Some(stored) if !placed.changed => Arc::clone(stored),
+            _ => {
+                self.store.save_topology(&placed.topology).context("cannot keep the slot map")?;
+                Arc::new(placed.topology)
+            }
+        };
+        map.topology = Some(Arc::clone(&topology));
+        let name = |id| topology.node(id).map(|node| node.name.clone());
+        let settled = Settled {
+            joined: placed.joined.iter().filter_map(|id| name(*id)).collect(),
+            removed: placed.removed.into_iter().map(|node| (node.id, node.name)).collect(),
+            changed: placed.changed,
+            topology: Arc::clone(&topology),
+        };
+        before(&settled);
+        if settled.changed {
+            self.running.publish(topology);
+        }
+        Ok(settled)
+    }
+
+    /// Source and target stay nodes until the move is over.
+    pub(crate) fn take_part(&self, id: MoveId, nodes: [NodeId; 2]) {
+        self.map().taking_part.insert(id, nodes);
+    }
+
+    /// The move is over.
+    pub(crate) fn part(&self, id: MoveId) {
+        self.map().taking_part.remove(&id);
+    }
+
+    /// Whether keys of the move may be anywhere else than the map says.
+    pub(crate) fn is_in_transit(&self, id: MoveId) -> bool {
+        self.map().transits.get(&id).is_some_and(|transits| transits.iter().any(|(t, _)| matches!(t.stage, Stage::Moving { .. })))
+    }
+
+    /// Whether keys of any move are.
+    pub(crate) fn is_moving(&self) -> bool {
+        self.map().transits.values().flatten().any(|(transit, _)| matches!(transit.stage, Stage::Moving { .. }))
+    }
+
+    /// These slots are in transit for this move, instead of those named before. Returns the epoch of the map that says so.
+    pub(crate) fn set_transits(&self, id: MoveId, transits: Vec<(Transit, Vec<Slot>)>) -> Result<u64, String> {
+        let mut map = self.map();
+        let Some(topology) = map.topology.clone() else { return Err("there is no slot map yet".to_owned()) };
+        let before = map.transits.insert(id, transits);
+        let all = map.transits.values().flatten().map(|(transit, slots)| (*transit, slots.as_slice()));
+        match topology.with_transits(all) {
+            Ok(next) => {
+                map.keep_free(&self.store, next.epoch());
+                let next = Arc::new(next);
+                map.transits.retain(|_, transits| !transits.is_empty());
+                map.topology = Some(Arc::clone(&next));
+                self.running.publish(Arc::clone(&next));
+                Ok(next.epoch())
+            }
+            Err(error) => {
+                match before {
+                    Some(before) => map.transits.insert(id, before),
+                    None => map.transits.remove(&id),
+                };
+                Err(error.to_string())
+            }
+        }
+    }
+
+    /// `owner` owns these slots, or (where keys are named) those of the keys that are in these slots live there. The slots are in transit no more.
+    pub(crate) fn hand_over(&self, id: MoveId, slots: &[Slot], keys: Option<&[Key]>, owner: NodeId) -> Result<(), String> {
+        let mut map = self.map();
+        let Some(topology) = map.topology.clone().filter(|topology| topology.node(owner).is_some()) else {
+            return Err(format!("there is no node number {}", owner.0));
+        };
+        let next = match keys {
+            None => topology.handed_over(slots, owner),
+            Some(keys) => {
+                let of_slots = keys.iter().filter(|key| slots.binary_search(&slot_of(key)).is_ok());
+                topology.keys_handed_over(slots, of_slots, owner)
+            }
+        };
+        self.store.save_topology(&next).map_err(|error| format!("cannot keep the slot map: {error}"))?;
+        let next = Arc::new(next);
+        if let Some(transits) = map.transits.get_mut(&id) {
+            for (_, of_leg) in transits.iter_mut() {
+                of_leg.retain(|slot| slots.binary_search(slot).is_err());
+            }
+            transits.retain(|(_, of_leg)| !of_leg.is_empty());
+        }
+        map.transits.retain(|_, transits| !transits.is_empty());
+        map.topology = Some(Arc::clone(&next));
+        self.running.publish(next);
+        Ok(())
+    }
+}
+
+/// How each node of the topology is reached, by its number. Every node of the topology is among the addresses, because the
+/// topology was made from their names.
+pub fn access(topology: &Topology, addresses: &[NodeAddress]) -> BTreeMap<NodeId, NodeAccess> {
+    let by_name: BTreeMap<&str, &NodeAddress> = addresses.iter().map(|node| (node.name.as_str(), node)).collect();
+    topology
+        .nodes()
+        .filter_map(|node| {
+            let found = by_name.get(node.name.as_str())?;
+            Some((node.id, found.access()))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(ports: &[u16]) -> Vec<String> {
+        ports.iter().map(|port| format!("127.0.0.1:{port}")).collect()
+    }
+
+    /// How they are reached.
+    fn addresses(names: &[String]) -> Vec<NodeAddress> {
+        let one = |name: &String| NodeAddress { name: name.clone(), address: name.parse().ok(), ..NodeAddress::default() };
+        names.iter().map(one).collect()
+    }
+
+    #[test]
+    fn the_map_survives_a_restart_and_nodes_keep_their_numbers() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let first = named(&[7001, 7002]);
+        let before = {
+            let placement = Placement::open(dir.path(), Arc::default()).expect("opens");
+            assert_eq!(placement.next_incarnation().expect("counts"), 1);
+            let settled = placement.settle(&first, |_| {}).expect("places");
+            assert!(settled.changed && settled.joined.is_empty() && settled.removed.is_empty());
+            let refused = Placement::open(dir.path(), Arc::default()).map(|_| ()).expect_err("locked").to_string();
+            assert!(refused.contains("in use"), "{refused}");
+            settled.topology
+        };
+
+        let second = named(&[7003, 7002, 7001]);
+        let placement = Placement::open(dir.path(), Arc::default()).expect("opens again");
+        assert_eq!(placement.next_incarnation().expect("counts"), 2);
+        let settled = placement.settle(&second, |_| {}).expect("places");
+        assert_eq!(settled.joined, ["127.0.0.1:7003"]);
+        assert_eq!(settled.topology.epoch(), before.epoch() + 1);
+        assert_eq!(settled.topology.ranges().collect::<Vec<_>>(), before.ranges().collect::<Vec<_>>(), "nothing moved");
+
+        let access = access(&settled.topology, &addresses(&second));
+        for (number, port) in [(0, 7001), (1, 7002), (2, 7003)] {
+            assert_eq!(access[&NodeId(number)].address.map(|a| a.port()), Some(port));
+        }
+
+        let error = placement.settle(&named(&[7003]), |_| {}).expect_err("owners are missing").to_string();
+        assert!(error.contains("127.0.0.1:7001") && error.contains("slots"), "{error}");
+        let settled = placement.settle(&first, |_| {}).expect("the node without slots may go");
+        assert_eq!(settled.removed, [(NodeId(2), "127.0.0.1:7003".to_owned())]);
+        let unchanged = placement.settle(&first, |_| {}).expect("places");
+        assert!(!unchanged.changed && Arc::ptr_eq(&unchanged.topology, &settled.topology));
+    }
+
+    #[test]
+    fn what_moves_is_published_and_stored_only_when_it_has_arrived() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let nodes = named(&[7001, 7002]);
+        let placement = Placement::open(dir.path(), Arc::default()).expect("opens");
+        let before = placement.settle(&nodes, |_| {}).expect("places").topology;
+        let slots: Vec<Slot> = (0..10).filter_map(Slot::new).collect();
+        let (id, source, target) = (MoveId(1), NodeId(0), NodeId(1));
+        placement.take_part(id, [source, target]);
+        let transit = Transit { move_id: id, source, target, stage: Stage::Moving { leg: 0 }, keys_only: false };
+        let epoch = placement.set_transits(id, vec![(transit, slots.clone())]).expect("few");
+        assert_eq!(epoch, before.epoch() + 1);
+        assert!(placement.is_in_transit(id));
+        let other = Transit { move_id: MoveId(2), ..transit };
+        placement.set_transits(MoveId(2), vec![(other, vec![Slot::new(20).expect("a slot")])]).expect("few");
+        assert_eq!(placement.topology().expect("a map").transit(slots[3]), Some(&transit), "others' transits stay");
+        let stored = || placement.store().load_topology().expect("readable").expect("there");
+        assert_eq!(stored().owner(slots[0]), source);
+        placement.hand_over(id, &slots, None, target).expect("stored");
+        let now = placement.topology().expect("a map");
+        assert_eq!((now.owner(slots[0]), now.transit(slots[0])), (target, None));
+        assert_eq!(now.transit(Slot::new(20).expect("a slot")), Some(&other));
+        assert_eq!(stored().owner(slots[9]), target);
+        assert!(!placement.is_in_transit(id));
+
+        // What is published and not stored counts as well: no epoch of the next start was used before.
+        for _ in 0..EPOCHS_KEPT_FREE + 1 {
+            placement.set_transits(MoveId(2), vec![(other, vec![Slot::new(20).expect("a slot")])]).expect("few");
+        }
+        placement.set_transits(MoveId(2), Vec::new()).expect("none");
+        let last = placement.topology().expect("a map").epoch();
+        drop(placement);
+        let placement = Placement::open(dir.path(), Arc::default()).expect("opens again");
+        let again = placement.settle(&nodes, |_| {}).expect("places").topology;
+        assert!(again.epoch() > last, "{} after {last}", again.epoch());
+        assert_eq!(again.owner(slots[9]), target);
+        placement.hand_over(id, &slots, None, source).expect("stored under a higher epoch");
+    }
+
+    #[test]
+    fn a_node_that_takes_part_in_a_move_stays() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let nodes = named(&[7001]);
+        let placement = Placement::open(dir.path(), Arc::default()).expect("opens");
+        placement.settle(&nodes, |_| {}).expect("places");
+        placement.settle(&named(&[7001, 7002]), |_| {}).expect("joins");
+        placement.take_part(MoveId(4), [NodeId(0), NodeId(1)]);
+        let error = placement.settle(&nodes, |_| {}).expect_err("the target of a move").to_string();
+        assert!(error.contains("takes part in move 4"), "{error}");
+        placement.part(MoveId(4));
+        placement.settle(&nodes, |_| {}).expect("it may go now");
+    }
+}

@@ -1,0 +1,482 @@
+//! One router at a time: what this one leaves at the nodes, how it finds out that another has taken over, and how a standby waits for its turn.
+//!
+//! The rules are in [`switchyard_policy::seat`]. Workers and movers claim nodes and keep to them; here the mark is kept up to date, once a second and
+//! before a leg of a move begins, and a state directory that is older than what the nodes were served under is refused.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+use switchyard_policy::seat::{Look, Mark, Standing, Turn, Watch};
+use switchyard_policy::topology::NodeId;
+use switchyard_router::{NodeAccess, Seat, left_behind, mark_in, question_of, why_not};
+use tracing::{debug, info, warn};
+
+use crate::ledger::Ledger;
+use crate::nodes::{Answer, NodeAddress, NodeConnection};
+use crate::placement::Placement;
+use crate::running::Running;
+use crate::store::{RedbStore, Store, StoreError, load_as, save_as};
+
+/// The document of the store.
+const DOCUMENT: &str = "seat";
+
+/// How often marks are renewed, and how often a standby looks.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// How long a node may take to answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How often a standby looks whether the state directory is free.
+const DIRECTORY_PERIOD: Duration = Duration::from_millis(250);
+
+/// Of whom a standby has its state directory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Standby {
+    /// It is the other router's own, on storage that both machines reach.
+    Shared,
+    /// It is a copy of that.
+    Copy,
+}
+
+/// What the state directory knows of its own age.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Kept {
+    /// The term of the router that used it last.
+    term: u64,
+    /// Counts changes of where keys are.
+    version: u64,
+}
+
+/// Gives the reason when another router has taken over.
+pub type Replaced = tokio::sync::mpsc::Receiver<String>;
+
+/// What this router leaves at nodes.
+#[derive(Debug)]
+pub struct Seats {
+    seat: Arc<Seat>,
+    placement: Arc<Placement>,
+    kept: Mutex<Kept>,
+    /// Legs that begin: their nodes are being told.
+    beginning: AtomicUsize,
+    beat: AtomicU64,
+    nodes: Mutex<BTreeMap<NodeId, Arc<Mutex<AtNode>>>>,
+}
+
+/// A connection for nothing but marks. One mark at a time is written to a node.
+#[derive(Default)]
+struct AtNode {
+    /// With how it was made: a node with another address, or other credentials, is met anew.
+    connection: Option<(NodeAccess, NodeConnection)>,
+    refuses: bool,
+}
+
+impl std::fmt::Debug for AtNode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AtNode").field("refuses", &self.refuses).finish_non_exhaustive()
+    }
+}
+
+/// While it lives, marks say that keys are moving.
+#[derive(Debug)]
+pub(crate) struct Beginning<'a>(&'a AtomicUsize);
+
+impl Drop for Beginning<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Seats {
+    /// Takes the seat in the next term. Moves that are open go on now, so that no copy that was made before will do.
+    pub fn take(placement: &Arc<Placement>, site: &str, has_open_moves: bool, found: &Found) -> anyhow::Result<Self> {
+        let store = placement.store();
+        let before: Kept = load_as(&**store, DOCUMENT)?;
+        let kept = Kept { term: before.term.max(found.term) + 1, version: before.version + u64::from(has_open_moves) };
+        save_as(&**store, DOCUMENT, &kept)?;
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let holder = format!("{:x}-{:x}", std::process::id(), since.as_micros());
+        Ok(Self {
+            seat: Arc::new(Seat::new(site, kept.term, holder, kept.version)),
+            placement: Arc::clone(placement),
+            kept: Mutex::new(kept),
+            beginning: AtomicUsize::new(0),
+            beat: AtomicU64::new(0),
+            nodes: Mutex::default(),
+        })
+    }
+
+    /// For those who meet nodes.
+    pub fn seat(&self) -> Arc<Seat> {
+        Arc::clone(&self.seat)
+    }
+
+    /// Where keys are is about to change: copies of the state directory that exist now are older. Nodes hear of it with the next mark.
+    pub(crate) fn raise(&self) -> Result<(), String> {
+        let mut kept = locked(&self.kept);
+        let next = Kept { version: kept.version + 1, ..*kept };
+        save_as(&**self.placement.store(), DOCUMENT, &next)
+            .map_err(|error| format!("cannot keep the version of the state directory: {error}"))?;
+        *kept = next;
+        self.seat.set_version(next.version);
+        Ok(())
+    }
+
+    /// A leg of a move between two nodes is about to begin: when this returns, both know that older copies of the state directory will not do. They are
+    /// told that keys are moving until what is returned is dropped, and from then on as long as the slot map says so.
+    pub(crate) fn leg_begins(&self, running: &Running, nodes: [NodeId; 2]) -> Result<Beginning<'_>, String> {
+        self.beginning.fetch_add(1, Ordering::AcqRel);
+        let beginning = Beginning(&self.beginning);
+        self.raise()?;
+        let access = running.with(switchyard_router::Router::node_access).ok_or("the router is being stopped")?;
+        for node in nodes {
+            let access = access.get(&node).ok_or("a node of the move is gone")?;
+            self.mark(running, node, access).map_err(|why| format!("node {} {why}", access.name))?;
+        }
+        Ok(beginning)
+    }
+
+    /// Renews the mark at a node, or leaves one.
+    fn mark(&self, running: &Running, node: NodeId, access: &NodeAccess) -> Result<(), String> {
+        let at = Arc::clone(locked(&self.nodes).entry(node).or_default());
+        let mut at = locked(&at);
+        let outcome = self.try_mark(running, &mut at, access);
+        if outcome.is_err() {
+            at.connection = None;
+        }
+        outcome
+    }
+
+    fn try_mark(&self, running: &Running, at: &mut AtNode, access: &NodeAccess) -> Result<(), String> {
+        let (_, connection) = match &mut at.connection {
+            Some(made) if made.0 == *access => made,
+            other => {
+                let name = running.with(|router| router.connection_name("seat")).ok_or("is not asked: the router is being stopped")?;
+                let mut connection = NodeConnection::open(access, PATIENCE)?;
+                // First of all: whoever takes over ends what has a name, and what has none yet reads the new mark.
+                let named = connection.ask(&["CLIENT", "SETNAME", &name]).map_err(|error| format!("does not answer: {error}"))?;
+                if let Some(error) = named.error() {
+                    return Err(format!("refuses CLIENT SETNAME: {error}"));
+                }
+                other.insert((access.clone(), connection))
+            }
+        };
+        let answer = connection.ask(&self.seat.question()).map_err(|error| format!("does not answer: {error}"))?;
+        let standing = self.seat.judge(&access.name, &answer.0);
+        if let Some(why) = why_not(standing) {
+            return Err(format!("is not ours: {why}"));
+        }
+        let mut refusal = answer.error();
+        if standing != Standing::Untold {
+            let answer = connection.ask(&self.seat.replacement(&self.mark_now())).map_err(|error| format!("does not answer: {error}"))?;
+            refusal = answer.error();
+        }
+        // Without marks it works as well, but for a standby.
+        if let (Some(why), false) = (&refusal, at.refuses) {
+            info!(node = %access.name, why, "node keeps no mark of the router that serves it: no standby can take over (it needs ACL GETUSER and ACL SETUSER)");
+        }
+        at.refuses = refusal.is_some();
+        Ok(())
+    }
+
+    /// What stands at the nodes from now on.
+    fn mark_now(&self) -> Mark {
+        let is_moving = self.beginning.load(Ordering::Acquire) > 0 || self.placement.is_moving();
+        Mark { is_moving, beat: self.beat.load(Ordering::Relaxed), nodes: self.having_keys(is_moving), ..self.seat.mark() }
+    }
+
+    /// The names of the nodes that have keys, or are about to get some. None before it is known where keys are: a first start that found a node away may
+    /// begin anew without it.
+    fn having_keys(&self, is_moving: bool) -> Vec<String> {
+        let Some(topology) = self.placement.topology().filter(|_| !self.placement.is_provisional()) else { return Vec::new() };
+        let keepers = topology.keepers();
+        topology.nodes().filter(|node| is_moving || keepers.contains(&node.id)).map(|node| node.name.clone()).collect()
+    }
+
+    /// A node has left the fleet: who served it last stays there, and it says no more that others belong to it. It may begin anew alone.
+    fn leave(&self, at: &mut AtNode) {
+        let Some((access, connection)) = &mut at.connection else { return };
+        let told = connection.ask(&self.seat.question()).and_then(|answer| match self.seat.judge(&access.name, &answer.0) {
+            Standing::Ours => connection.ask(&self.seat.replacement(&self.seat.mark())).map(drop),
+            _ => Ok(()),
+        });
+        if let Err(error) = told {
+            debug!(node = %access.name, %error, "a node that was removed cannot be told so");
+        }
+    }
+
+    fn renew(&self, running: &Running) {
+        let Some(nodes) = running.with(switchyard_router::Router::node_access) else { return };
+        self.beat.fetch_add(1, Ordering::Relaxed);
+        let leaving: Vec<_> = {
+            let mut known = locked(&self.nodes);
+            let gone: Vec<NodeId> = known.keys().filter(|id| !nodes.contains_key(id)).copied().collect();
+            gone.iter().filter_map(|id| known.remove(id)).collect()
+        };
+        leaving.iter().for_each(|at| self.leave(&mut locked(at)));
+        for (id, access) in nodes {
+            if let Err(why) = self.mark(running, id, &access) {
+                debug!(node = %access.name, why, "the mark of the router cannot be renewed at a node");
+            }
+        }
+    }
+}
+
+/// The thread that renews marks.
+pub struct SeatThread {
+    stop: mpsc::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl SeatThread {
+    /// Starts it. The router must serve.
+    pub fn start(seats: Arc<Seats>, running: Arc<Running>) -> anyhow::Result<(Self, Replaced)> {
+        let (stop, stopped) = mpsc::channel();
+        let (tell, replaced) = tokio::sync::mpsc::channel(1);
+        let thread = std::thread::Builder::new()
+            .name("seat".to_owned())
+            .spawn(move || {
+                loop {
+                    seats.renew(&running);
+                    if let Some(why) = seats.seat.replaced() {
+                        // Nobody listens once the router is being stopped.
+                        let _ = tell.try_send(why.to_owned());
+                        return;
+                    }
+                    if !matches!(stopped.recv_timeout(PERIOD), Err(RecvTimeoutError::Timeout)) {
+                        return;
+                    }
+                }
+            })
+            .context("cannot start a thread")?;
+        Ok((Self { stop, thread }, replaced))
+    }
+
+    /// Ends it. A question to a node that is under way is left behind.
+    pub fn stop(self) {
+        drop(self.stop);
+        if self.thread.is_finished() {
+            let _ = self.thread.join();
+        }
+    }
+}
+
+/// What was found at the nodes before the start.
+#[derive(Debug)]
+pub struct Found {
+    /// The highest term.
+    term: u64,
+}
+
+/// The state directory is not the one that may serve these nodes now. Another start would not help.
+#[derive(Debug)]
+pub struct Outdated(String);
+
+impl std::fmt::Display for Outdated {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Outdated {}
+
+/// How a standby waits: it is told what for, and how long at most. False if it was asked to stop meanwhile.
+pub type Wait<'a> = &'a mut dyn FnMut(&str, Duration) -> bool;
+
+/// Waits until no other process uses the state directory. `None` if this one was asked to stop meanwhile.
+pub fn wait_for_directory<T>(open: impl Fn() -> anyhow::Result<T>, wait: Wait<'_>) -> anyhow::Result<Option<T>> {
+    let mut told = false;
+    loop {
+        match open() {
+            Err(error) if matches!(error.downcast_ref(), Some(StoreError::Locked { .. })) => {
+                if !std::mem::replace(&mut told, true) {
+                    info!("standby: waits until the state directory is free: {error}");
+                }
+            }
+            other => return other.map(Some),
+        }
+        if !wait("standby: waits for the state directory", DIRECTORY_PERIOD) {
+            return Ok(None);
+        }
+    }
+}
+
+/// Refuses a state directory that is older than what the nodes were served under. A standby first waits until no other router serves them;
+/// `None` if it was asked to stop meanwhile.
+pub fn look(
+    store: &RedbStore,
+    directory: &Path,
+    nodes: &[NodeAddress],
+    standby: Option<(Standby, Wait<'_>)>,
+) -> anyhow::Result<Option<Found>> {
+    let kept: Kept = load_as(store, DOCUMENT)?;
+    let Some(site) = Ledger::site_in(store)? else {
+        let has_map = store.load_topology()?.is_some();
+        match standby.as_ref().map(|(with, _)| *with) {
+            None => {}
+            // Made anew by `recover`. Whoever has its lock is the only one with it.
+            Some(Standby::Shared) if has_map => {}
+            Some(Standby::Copy) if has_map => bail!(
+                "the state directory {} has a slot map under which no router has served yet, as `switchyard recover` makes it: start the first router with it, \
+                 without --standby, and give the standby a copy then (docs/high-availability.md)",
+                directory.display()
+            ),
+            // Where a volume is not mounted there is an empty directory, too.
+            Some(_) => bail!(
+                "the state directory {} is empty: a standby needs that of the router it stands by for, or a copy. See that its volume is mounted; the very \
+                 first start of a fleet is without --standby (docs/high-availability.md)",
+                directory.display()
+            ),
+        }
+        return Ok(Some(Found { term: 0 }));
+    };
+    let mut lookout = Lookout { site, nodes: Vec::new() };
+    for node in nodes {
+        let mut access = node.access();
+        if access.address.is_none() {
+            access.address = store.load_primary(&node.name)?.map(|record| record.primary);
+        }
+        lookout.nodes.push((access, None));
+    }
+    let mut looks = lookout.look();
+    if let Some((standby, wait)) = standby {
+        let start = Instant::now();
+        let mut watch = Watch::new(nodes.len());
+        let mut last = None;
+        loop {
+            check(&looks, &kept, directory, nodes)?;
+            if let Some((Err(why), node)) = looks.iter().zip(nodes).find(|(look, _)| look.is_err()) {
+                bail!(
+                    "node {} does not tell which router serves it, so a standby cannot take over: {why}. Allow CLIENT, ACL GETUSER and ACL SETUSER to Switchyard's user there",
+                    node.name
+                );
+            }
+            let now_us = start.elapsed().as_micros() as u64;
+            for (at, look) in looks.iter().enumerate() {
+                if let Ok(look) = look {
+                    watch.saw(at, look.clone(), now_us);
+                }
+            }
+            let turn = watch.turn(now_us);
+            if last != Some(turn) {
+                match turn {
+                    Turn::Waits => info!("standby: waits until no other router serves the nodes"),
+                    Turn::CutOff { reached } => {
+                        warn!(
+                            "standby: only {reached} of {} nodes can be reached; more than half must be. If the others are lost together with the router, end \
+                             this standby and start it without --standby",
+                            nodes.len()
+                        )
+                    }
+                    Turn::Now => info!("standby: no other router serves the nodes; takes over"),
+                }
+                last = Some(turn);
+            }
+            if turn == Turn::Now {
+                break;
+            }
+            if !wait("standby: another router serves the nodes", PERIOD) {
+                return Ok(None);
+            }
+            looks = lookout.look();
+        }
+        if standby == Standby::Copy && marks(&looks).any(|mark| mark.is_moving) {
+            bail!(Outdated(format!(
+                "keys were moving when the nodes were served last, and only the state directory itself says where they are, not the copy in {}: start \
+                 with the state directory of the router that served them",
+                directory.display()
+            )));
+        }
+    }
+    check(&looks, &kept, directory, nodes)?;
+    Ok(Some(Found { term: marks(&looks).map(|mark| mark.term).max().unwrap_or(0) }))
+}
+
+/// What a node showed, or why it keeps no marks.
+type Looked = Result<Look, String>;
+
+fn marks(looks: &[Looked]) -> impl Iterator<Item = &Mark> {
+    looks.iter().filter_map(|look| match look {
+        Ok(Look::Seen { mark, .. }) => mark.as_ref(),
+        _ => None,
+    })
+}
+
+fn check(looks: &[Looked], kept: &Kept, directory: &Path, nodes: &[NodeAddress]) -> anyhow::Result<()> {
+    for (look, node) in looks.iter().zip(nodes) {
+        if let Ok(Look::Seen { mark: Some(mark), .. }) = look
+            && mark.version > kept.version
+        {
+            bail!(Outdated(format!(
+                "the state directory {} is too old: it has version {}, and node {} was served under version {}. Keys that have moved since would not be \
+                 found. Start with the newest state directory; if that is lost, see `switchyard recover --help`",
+                directory.display(),
+                kept.version,
+                node.name,
+                mark.version
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Looks at nodes again and again.
+struct Lookout {
+    site: String,
+    nodes: Vec<(NodeAccess, Option<NodeConnection>)>,
+}
+
+impl Lookout {
+    fn look(&mut self) -> Vec<Looked> {
+        let site = self.site.as_str();
+        std::thread::scope(|scope| {
+            let asked: Vec<_> =
+                self.nodes.iter_mut().map(|(access, connection)| scope.spawn(move || look_at(access, connection, site))).collect();
+            asked.into_iter().map(|thread| thread.join().unwrap_or(Ok(Look::Unreachable))).collect()
+        })
+    }
+}
+
+fn look_at(access: &NodeAccess, connection: &mut Option<NodeConnection>, site: &str) -> Result<Look, String> {
+    let mut ask = || -> Result<Result<(Answer, Answer), String>, String> {
+        let connection = match &mut *connection {
+            Some(connection) => connection,
+            none => {
+                let mut opened = NodeConnection::open(access, PATIENCE)?;
+                // Where connections have no names, those of the other router are not found.
+                let named = opened.ask(&["CLIENT", "SETNAME", "switchyard-standby"]).map_err(|error| error.to_string())?;
+                if let Some(error) = named.error() {
+                    return Ok(Err(error));
+                }
+                none.insert(opened)
+            }
+        };
+        let mark = connection.ask(&question_of(site)).map_err(|error| error.to_string())?;
+        let list = connection.ask(&["CLIENT", "LIST"]).map_err(|error| error.to_string())?;
+        Ok(Ok((mark, list)))
+    };
+    match ask() {
+        Err(why) => {
+            debug!(node = %access.name, why, "node cannot be looked at");
+            *connection = None;
+            Ok(Look::Unreachable)
+        }
+        Ok(Err(refusal)) => Err(refusal),
+        Ok(Ok((mark, list))) => {
+            let mark = mark_in(&mark.0)?;
+            list.error().map_or(Ok(()), Err)?;
+            Ok(Look::Seen { mark, connections: left_behind(&list.text(), site, "").len() })
+        }
+    }
+}
