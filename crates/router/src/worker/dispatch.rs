@@ -59,7 +59,7 @@ impl Worker {
         if !plan.topology.is_settled() {
             match self.in_transit(plan, handle, command, args) {
                 Transit::Settled => {}
-                Transit::Instead(Flow::Stall(Stall::Moving)) if command.flags.has(Flags::BLOCKING) => {
+                Transit::Instead(Flow::Stall(Stall::Keys)) if command.flags.has(Flags::BLOCKING) => {
                     let flow = self.wait_on_the_way(plan, handle, command, raw, args);
                     self.executed(handle, command, args, special, flow);
                     return flow;

@@ -151,7 +151,6 @@ pub(crate) struct Worker {
     memory: memory::Watch,
     slow: slowlog::SlowCommands,
     transit: transit::InTransit,
-    colocate_waits: colocate::ColocateWaits,
     recalls: recalled::Recalls,
     quiet: quiet::QuietWaits,
     /// The command under way is executed by the plan of moved keys.
@@ -170,15 +169,16 @@ impl Worker {
         let mut zombies = zombies::Zombies::default();
         left_behind.into_iter().for_each(|c| zombies.add(c.node, c.client_id, c.run_id, epoch));
         let slow_us = plan.live.slow_us();
+        let counters = shared.counters[index].clone();
         Ok(Self {
             index,
-            counters: shared.counters[index].clone(),
+            clients: clients::Clients::new(counters.clone()),
+            counters,
             generation: shared.generation.load(Ordering::Acquire),
             plan,
             shared,
             poll,
             door,
-            clients: clients::Clients::new(),
             links: links::Links::new(),
             listeners: keyed::Listeners::default(),
             keeps: Vec::new(),
@@ -209,7 +209,6 @@ impl Worker {
             memory: memory::Watch::default(),
             slow: slowlog::SlowCommands::new(slow_us),
             transit: transit::InTransit::default(),
-            colocate_waits: colocate::ColocateWaits::default(),
             recalls: recalled::Recalls::default(),
             quiet: quiet::QuietWaits::default(),
             detour: false,
@@ -352,7 +351,7 @@ impl Worker {
             self.fail_watches_left_behind();
         }
         self.replace_moving();
-        self.look_home_again();
+        self.settle_colocate_waits(true);
         self.drop_foreign_links();
         self.follow_servers();
         let limits_changed = before.live.key_limits != self.plan.live.key_limits;
@@ -376,7 +375,7 @@ impl Worker {
         self.retry_unblocks();
         self.tick_pause();
         self.tick_moving();
-        self.tick_colocate_waits();
+        self.settle_colocate_waits(false);
         self.tick_recalled();
         self.tick_quieting();
         self.tick_topics();
@@ -408,7 +407,7 @@ impl Worker {
                 false
             } else if client.held.is_some() {
                 quiet_us > LARGE_PATIENCE_US
-            } else if client.in_flight() > 0 || matches!(client.stall, Stall::Paused | Stall::Moving) {
+            } else if client.in_flight() > 0 || client.stall == Stall::Paused || Stall::OF_MOVES.contains(&client.stall) {
                 false
             } else if client.closing || client.half_closed {
                 quiet_us > CLOSING_PATIENCE_US

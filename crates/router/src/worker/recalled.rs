@@ -218,7 +218,7 @@ impl Worker {
     /// in line, its time runs, and CLIENT UNBLOCK finds it.
     #[cold]
     pub(super) fn wait_on_the_way(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
-        let later = Flow::Stall(Stall::Moving);
+        let later = Flow::Stall(Stall::Keys);
         let mut keys = Vec::new();
         if !command.blocks(args) || command.find_keys(args, &mut keys).is_err() {
             return later;
@@ -241,7 +241,7 @@ impl Worker {
             self.shared.wait_queues.is_back(waiting.ticket, &self.shared.mailboxes);
         }
         self.recalls.clients.push(handle);
-        self.stall(handle, Stall::Moving);
+        self.stall(handle, Stall::Turn);
         self.clients.resume(handle);
     }
 
@@ -348,7 +348,7 @@ impl Worker {
         let resp3 = self.clients.get(handle).is_some_and(|client| client.resp3);
         self.make_ahead(node, Lane::Blocking, resp3, |worker, most| worker.recalled_of(resp3, most));
         if !self.shared.wait_queues.is_turn(ticket, &self.shared.mailboxes) {
-            return self.stall(handle, Stall::Moving); // until its turn
+            return self.stall(handle, Stall::Turn);
         }
         self.give_back_of_another(handle, node);
         let link = match self.acquire(handle, node, Lane::Blocking) {
@@ -359,7 +359,7 @@ impl Worker {
         // What was true before it had a connection may not be any more.
         if !self.shared.wait_queues.go(ticket, self.index, handle, &self.shared.mailboxes) {
             self.give_back(handle, link);
-            return self.stall(handle, Stall::Moving);
+            return self.stall(handle, Stall::Turn);
         }
         // 0 would be without end.
         let left_us = until_us.map(|until| until.saturating_sub(self.now_us).max(1000));
@@ -419,7 +419,7 @@ impl Worker {
 
     /// It is the turn of a client to wait at a node.
     pub(super) fn on_turn(&mut self, handle: Handle) {
-        if self.clients.get(handle).is_some_and(|c| c.is_recalled() && c.stall == Stall::Moving) {
+        if self.clients.get(handle).is_some_and(|c| c.is_recalled() && matches!(c.stall, Stall::Keys | Stall::Turn)) {
             self.clients.resume(handle);
         }
     }
@@ -481,7 +481,7 @@ impl Worker {
 
     /// A read that waited for keys goes on: what its client waits for from here on is found out anew.
     pub(super) fn end_moving_stall(&mut self, handle: Handle) {
-        if let Some(client) = self.clients.get_mut(handle).filter(|c| c.stall == Stall::Moving) {
+        if let Some(client) = self.clients.get_mut(handle).filter(|c| c.stall == Stall::Keys) {
             client.stall = Stall::None;
         }
     }
