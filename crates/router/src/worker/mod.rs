@@ -47,6 +47,7 @@ mod random_key;
 mod rarely;
 mod recalled;
 mod renew;
+mod replies;
 mod replicas;
 mod rounds;
 mod scan;
