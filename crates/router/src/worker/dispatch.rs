@@ -13,7 +13,7 @@ use super::everywhere::Reach;
 use super::gather::Whole;
 use super::keyed::{Call, Keyed, Ticket};
 use super::transit::Transit;
-use super::upstream::{Lane, Pending, Purpose};
+use super::upstream::{Lane, Pending, Purpose, UNSENT_HIGH};
 use super::{Stall, Worker};
 use crate::settings::Reads;
 use crate::shared::{Commands, Plan};
@@ -257,7 +257,7 @@ impl Worker {
             let text = self.down_text(node);
             return self.refuse(handle, class, &text);
         }
-        if !link.has_room(Self::UNSENT_HIGH) && self.link_is_full(link_handle, handle, Self::UNSENT_HIGH) {
+        if !link.has_room(UNSENT_HIGH) && self.links.is_full(link_handle, handle, UNSENT_HIGH) {
             return Flow::Stall(Stall::Upstream);
         }
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };

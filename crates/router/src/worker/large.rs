@@ -23,16 +23,10 @@ use super::keyed::Call;
 use super::pause::may_write;
 use super::pool::Acquired;
 use super::transit::Transit;
-use super::upstream::{Body, Lane, Pending, Purpose};
+use super::upstream::{Body, Lane, Pending, Purpose, UPLOAD_HIGH};
 use super::{OUTPUT_HIGH, Stall, Worker};
 use crate::shared::Plan;
 use crate::slab::Handle;
-
-/// Bytes of an upload that may wait for the node's socket; then the client is not read from.
-const UPLOAD_HIGH: usize = 256 << 10;
-
-/// It is read from again below this.
-pub(super) const UPLOAD_LOW: usize = 64 << 10;
 
 /// How long keys with large values are remembered.
 const MEMORY_US: u64 = 60_000_000;
@@ -152,7 +146,7 @@ impl Worker {
             return Ok((0, false));
         }
         if let Some(link) = link
-            && self.link_is_full(link, handle, UPLOAD_HIGH)
+            && self.links.is_full(link, handle, UPLOAD_HIGH)
         {
             self.stall(handle, Stall::Upstream);
             return Ok((0, false));

@@ -217,6 +217,16 @@ impl Links {
         }
     }
 
+    /// Whether a client must wait before it adds to this connection; then it is told when it may.
+    pub(super) fn is_full(&mut self, handle: Handle, client: Handle, high: usize) -> bool {
+        let Some(link) = self.get_mut(handle).filter(|link| !link.has_room(high)) else { return false };
+        if !link.waiters.contains(&client) {
+            link.waiters.push(client);
+        }
+        self.mark(handle);
+        true
+    }
+
     /// How many are marked.
     pub(super) const fn marked_count(&self) -> usize {
         self.dirty.len()

@@ -15,9 +15,6 @@ use super::upstream::{Lane, Link, Pending, Phase, Purpose};
 use crate::poll::{Ready, Token};
 use crate::slab::Handle;
 
-/// Bytes unsent on a shared connection above which clients that want to add to it wait.
-const UNSENT_HIGH: usize = 8 << 20;
-
 const BACKOFF_FIRST_US: u64 = 50_000;
 
 impl Worker {
@@ -236,21 +233,6 @@ impl Worker {
     pub(super) fn count_zombies(&self, node: NodeId) {
         self.counters.node(node).unconfirmed.set(self.zombies.count_at(node));
     }
-
-    /// Whether a client must wait before it adds to this link; then it is told when it may.
-    pub(super) fn link_is_full(&mut self, handle: Handle, client: Handle, high: usize) -> bool {
-        let Some(link) = self.links.get_mut(handle) else { return false };
-        if link.has_room(high) {
-            return false;
-        }
-        if !link.waiters.contains(&client) {
-            link.waiters.push(client);
-        }
-        self.links.mark(handle);
-        true
-    }
-
-    pub(super) const UNSENT_HIGH: usize = UNSENT_HIGH;
 
     /// The TCP connection is there: on to TLS, or to the greeting.
     pub(super) fn secure_link(&mut self, handle: Handle) {

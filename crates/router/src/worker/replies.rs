@@ -1,50 +1,34 @@
 //! What nodes answer: each whole reply is pulled out of its connection and given to whoever asked.
 //!
-//! A connection knows no client, and a client no connection. This is the place that sees both.
+//! A connection knows no client: it says what has come ([`Link::arrival`](super::upstream::Link::arrival)), with the `Pending` that it answers. This
+//! is the place that sees both. Nothing is copied on the way, and no queue is between them.
 
 use std::io;
 
 use switchyard_policy::topology::NodeId;
-use switchyard_resp::reply::{ReplyScan, ReplyScanner};
+use switchyard_resp::reply::ReplyScanner;
 use switchyard_resp::{encode, reply};
 use tracing::{debug, warn};
 
-use super::transport::{self, Received};
-use super::upstream::{Body, Lane, Pending, Phase, Purpose};
+use super::upstream::{Arrival, Body, Lane, Pending, Phase, Purpose, Taken};
 use super::{Stall, Worker};
 use crate::poll::Token;
 use crate::slab::Handle;
 
-/// A link that was full takes commands again below this.
-const UNSENT_LOW: usize = Worker::UNSENT_HIGH / 2;
-
 impl Worker {
+    /// Reads once, and gives the replies that have come to whoever asked.
     pub(super) fn read_link(&mut self, handle: Handle) {
-        let Some(link) = self.links.get_mut(handle) else { return };
-        link.readable = true;
-        if link.paused || !matches!(link.phase, Phase::Up | Phase::Greeting | Phase::Securing) {
-            return;
-        }
-        let Some(fd) = link.fd.as_ref() else { return };
-        let mut input = std::mem::take(&mut link.input);
         let mut buffer = std::mem::take(&mut self.read_buffer);
-        let result = transport::receive(fd, &mut link.tls, &mut buffer);
-        match result {
-            Ok(Received { count: 0, .. }) => {
-                link.input = input;
-                self.break_link(handle, "the node closed the connection");
-            }
-            Ok(Received { count, more }) => {
-                link.counters.bytes_received.add(count as u64);
-                link.received_us = self.now_us;
-                link.readable = more || link.hangup;
-                if link.phase == Phase::Securing {
-                    link.input = input;
-                    self.read_buffer = buffer;
-                    self.attempt_failed(handle, "it sent data before our greeting");
-                    return;
-                }
+        self.read_link_into(handle, &mut buffer);
+        self.read_buffer = buffer;
+    }
+
+    fn read_link_into(&mut self, handle: Handle, buffer: &mut [u8]) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        match link.receive(buffer, self.now_us) {
+            Taken::Bytes(count) => {
                 let more = link.readable;
+                let mut input = std::mem::take(&mut link.input);
                 let kept = if input.is_empty() {
                     let taken = self.take_replies(handle, &buffer[..count]);
                     input.extend_from_slice(&buffer[taken..count]);
@@ -62,24 +46,12 @@ impl Worker {
                     }
                 }
             }
-            Err(rustix::io::Errno::AGAIN) => {
-                link.readable = false;
-                link.input = input;
-                if link.phase == Phase::Securing {
-                    self.drive_handshake(handle);
-                }
-            }
-            Err(rustix::io::Errno::INTR) => {
-                link.input = input;
-                self.unread.push(Token::Link(handle));
-            }
-            Err(error) => {
-                link.input = input;
-                let why = link.tls.as_ref().and_then(|tls| tls.failure()).map(|why| format!("TLS: {why}"));
-                self.break_link(handle, &why.unwrap_or_else(|| io::Error::from(error).to_string()));
-            }
+            Taken::Nothing if link.phase == Phase::Securing => self.drive_handshake(handle),
+            Taken::Nothing | Taken::Paused => {}
+            Taken::Interrupted => self.unread.push(Token::Link(handle)),
+            Taken::Early => self.attempt_failed(handle, "it sent data before our greeting"),
+            Taken::Lost(why) => self.break_link(handle, &why),
         }
-        self.read_buffer = buffer;
     }
 
     /// Looks again at what has come of a reply that nobody waits for any more.
@@ -103,52 +75,35 @@ impl Worker {
                 return bytes.len(); // given up because of an earlier reply of the same read; a main connection is on its way again
             }
             let rest = &bytes[pos..];
-            match &mut link.body {
-                Body::Whole(scanner) => match scanner.scan(rest) {
-                    Ok(ReplyScan::Complete(len)) => {
-                        pos += len;
-                        self.on_reply(handle, &rest[..len]);
-                    }
-                    Ok(ReplyScan::Incomplete(need)) => {
-                        let size = need.max(rest.len());
-                        let live = &self.plan.live;
-                        let max = link.reply_max(live);
-                        if size > max {
-                            self.break_link(handle, &format!("it sends more than {max} bytes where a short reply was asked for"));
-                            return bytes.len();
-                        }
-                        // A reply that is translated must be whole.
-                        let whole = link.downgraded && rest[0] == b'*' && size <= live.client_output_limit;
-                        let head = link.head().copied();
-                        let is_kept = whole && head.is_some_and(|head| self.is_awaited(&head));
-                        if size > self.plan.live.large_value && !is_kept && self.take_large(handle, size, rest) {
-                            continue;
-                        }
+            match link.arrival(rest, &self.plan.live) {
+                Arrival::Reply(len) => {
+                    pos += len;
+                    self.on_reply(handle, &rest[..len]);
+                }
+                Arrival::Large(size) => {
+                    // A reply that is translated must be whole.
+                    let whole = link.downgraded && rest[0] == b'*' && size <= self.plan.live.client_output_limit;
+                    let head = link.head().copied();
+                    let is_kept = whole && head.is_some_and(|head| self.is_awaited(&head));
+                    if is_kept || !self.take_large(handle, size, rest) {
                         break;
                     }
-                    Err(error) => {
-                        self.break_link(handle, &error.to_string());
-                        return bytes.len();
+                }
+                Arrival::Piece { len, passes, is_last } => {
+                    pos += len;
+                    if passes {
+                        self.pass_piece(handle, &rest[..len]);
                     }
-                },
-                Body::Through(follower) | Body::Skip(follower) => match follower.follow(rest) {
-                    Ok((taken, done)) => {
-                        let through = matches!(link.body, Body::Through(_));
-                        pos += taken;
-                        if through {
-                            self.pass_piece(handle, &rest[..taken]);
-                        }
-                        if done {
-                            self.end_body(handle);
-                        } else {
-                            break;
-                        }
+                    if !is_last {
+                        break;
                     }
-                    Err(error) => {
-                        self.break_link(handle, &error.to_string());
-                        return bytes.len();
-                    }
-                },
+                    self.end_body(handle);
+                }
+                Arrival::Nothing => break,
+                Arrival::Senseless(why) => {
+                    self.break_link(handle, &why);
+                    return bytes.len();
+                }
             }
         }
         pos
@@ -296,21 +251,15 @@ impl Worker {
 
     fn flush_link(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
-        link.dirty = false;
-        if link.phase != Phase::Up || link.retiring {
-            return;
-        }
-        if let Err(error) = link.send() {
-            self.break_link(handle, &io::Error::from(error).to_string());
-            return;
-        }
-        let low = if link.lane == Lane::Large { super::large::UPLOAD_LOW } else { UNSENT_LOW };
-        if link.has_room(low) && !link.waiters.is_empty() {
-            for waiter in std::mem::take(&mut link.waiters) {
-                if self.clients.get(waiter).is_some_and(|c| c.stall == Stall::Upstream) {
-                    self.unstall(waiter);
+        match link.flush() {
+            Ok(waiters) => {
+                for waiter in waiters {
+                    if self.clients.get(waiter).is_some_and(|c| c.stall == Stall::Upstream) {
+                        self.unstall(waiter);
+                    }
                 }
             }
+            Err(error) => self.break_link(handle, &io::Error::from(error).to_string()),
         }
     }
 }

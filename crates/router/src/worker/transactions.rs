@@ -30,7 +30,7 @@ use super::keyed::{Call, Keyed, Request, Ticket};
 use super::local::parse;
 use super::pool::Acquired;
 use super::pubsub::Kind;
-use super::upstream::{Lane, Link, MULTI, Pending, Phase, Purpose};
+use super::upstream::{Lane, Link, MULTI, Pending, Phase, Purpose, UNSENT_HIGH};
 use super::wait::Wait;
 use super::{Stall, Worker};
 use crate::shared::{Plan, lock};
@@ -571,7 +571,7 @@ impl Worker {
             // Nothing may be sent before the node has been asked whether it serves transactions.
             return self.exec_alone(handle, node, Lane::Watch, class);
         }
-        if !link.has_room(Self::UNSENT_HIGH) && self.link_is_full(link_handle, handle, Self::UNSENT_HIGH) {
+        if !link.has_room(UNSENT_HIGH) && self.links.is_full(link_handle, handle, UNSENT_HIGH) {
             return Flow::Stall(Stall::Upstream);
         }
         if let Some(client) = self.clients.get_mut(handle) {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use switchyard_policy::seat::Standing;
 use switchyard_policy::topology::{NodeId, Slot};
-use switchyard_resp::reply::{ReplyFollower, ReplyScanner};
+use switchyard_resp::reply::{ReplyFollower, ReplyScan, ReplyScanner};
 use switchyard_resp::translate::Shape;
 
 use super::keyed::{Ended, Request, Ticket};
@@ -20,11 +20,19 @@ use crate::metrics::NodeCounters;
 use crate::settings::Live;
 use crate::slab::Handle;
 use crate::tap::Outcome;
-use crate::worker::transport::{self, Tls};
+use crate::worker::transport::{self, Received, Tls};
 
 /// What begins and ends a transaction.
 pub(super) const MULTI: &[u8] = b"*1\r\n$5\r\nMULTI\r\n";
 pub(super) const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
+
+/// Bytes unsent on a shared connection above which clients that want to add to it wait, and below which they go on.
+pub(super) const UNSENT_HIGH: usize = 8 << 20;
+const UNSENT_LOW: usize = UNSENT_HIGH / 2;
+
+/// Bytes of an upload that may wait for the node's socket; then the client is not read from. And below which it is again.
+pub(super) const UPLOAD_HIGH: usize = 256 << 10;
+const UPLOAD_LOW: usize = 64 << 10;
 
 /// Bytes of requests that a shared connection keeps until they are answered; then clients that want to add to it wait.
 const KEPT_MAX: usize = 64 << 20;
@@ -163,6 +171,35 @@ pub(super) enum Body {
     Through(ReplyFollower),
     /// Thrown away: it is fetched again on a connection for large values, or nobody wants it.
     Skip(ReplyFollower),
+}
+
+/// What comes next of what a node has sent.
+#[derive(Debug)]
+pub(super) enum Arrival {
+    /// Nothing whole.
+    Nothing,
+    /// A reply of so many bytes.
+    Reply(usize),
+    /// The beginning of a reply that will have so many bytes at least: more than is collected without need.
+    Large(usize),
+    /// So many bytes of a reply that is taken as it comes: whether they are passed on, and whether they are its last ones.
+    Piece { len: usize, passes: bool, is_last: bool },
+    /// No reply, or one that nobody can have asked for.
+    Senseless(String),
+}
+
+/// What the socket has given.
+#[derive(Debug)]
+pub(super) enum Taken {
+    Bytes(usize),
+    Nothing,
+    /// It is not read just now.
+    Paused,
+    /// A signal came first.
+    Interrupted,
+    /// Something before our side of the handshake was done.
+    Early,
+    Lost(String),
 }
 
 #[derive(Debug)]
@@ -613,9 +650,21 @@ impl Link {
         &self.out[self.sent..]
     }
 
-    /// Sends what the socket takes.
+    /// Sends what the socket takes. Gives those who waited for room, where there is some again.
     #[inline]
-    pub(super) fn send(&mut self) -> Result<(), rustix::io::Errno> {
+    pub(super) fn flush(&mut self) -> Result<Vec<Handle>, rustix::io::Errno> {
+        self.dirty = false;
+        if self.phase != Phase::Up || self.retiring {
+            return Ok(Vec::new());
+        }
+        self.send()?;
+        let low = if self.lane == Lane::Large { UPLOAD_LOW } else { UNSENT_LOW };
+        let has_room = !self.waiters.is_empty() && self.has_room(low);
+        Ok(if has_room { std::mem::take(&mut self.waiters) } else { Vec::new() })
+    }
+
+    #[inline]
+    fn send(&mut self) -> Result<(), rustix::io::Errno> {
         while self.unsent() > 0 && self.writable {
             let Some(fd) = &self.fd else { break };
             match transport::send(fd, &mut self.tls, &self.out[self.sent..]) {
@@ -631,6 +680,63 @@ impl Link {
             self.sent = 0;
         }
         Ok(())
+    }
+
+    /// Reads once.
+    #[inline]
+    pub(super) fn receive(&mut self, buffer: &mut [u8], now_us: u64) -> Taken {
+        self.readable = true;
+        let Some(fd) = self.fd.as_ref().filter(|_| !self.paused) else { return Taken::Paused };
+        if !matches!(self.phase, Phase::Up | Phase::Greeting | Phase::Securing) {
+            return Taken::Paused;
+        }
+        match transport::receive(fd, &mut self.tls, buffer) {
+            Ok(Received { count: 0, .. }) => Taken::Lost("the node closed the connection".to_owned()),
+            Ok(Received { count, more }) => {
+                self.counters.bytes_received.add(count as u64);
+                self.received_us = now_us;
+                self.readable = more || self.hangup;
+                if self.phase == Phase::Securing { Taken::Early } else { Taken::Bytes(count) }
+            }
+            Err(rustix::io::Errno::AGAIN) => {
+                self.readable = false;
+                Taken::Nothing
+            }
+            Err(rustix::io::Errno::INTR) => Taken::Interrupted,
+            Err(error) => {
+                let why = self.tls.as_ref().and_then(|tls| tls.failure()).map(|why| format!("TLS: {why}"));
+                Taken::Lost(why.unwrap_or_else(|| std::io::Error::from(error).to_string()))
+            }
+        }
+    }
+
+    /// What comes next of these bytes, which the node has sent.
+    #[inline]
+    pub(super) fn arrival(&mut self, bytes: &[u8], live: &Live) -> Arrival {
+        match &mut self.body {
+            Body::Whole(scanner) => match scanner.scan(bytes) {
+                Ok(ReplyScan::Complete(len)) => Arrival::Reply(len),
+                Ok(ReplyScan::Incomplete(need)) => {
+                    let (size, max) = (need.max(bytes.len()), self.reply_max(live));
+                    if size > max {
+                        Arrival::Senseless(format!("it sends more than {max} bytes where a short reply was asked for"))
+                    } else if size > live.large_value {
+                        Arrival::Large(size)
+                    } else {
+                        Arrival::Nothing
+                    }
+                }
+                Err(error) => Arrival::Senseless(error.to_string()),
+            },
+            Body::Through(follower) => match follower.follow(bytes) {
+                Ok((len, is_last)) => Arrival::Piece { len, passes: true, is_last },
+                Err(error) => Arrival::Senseless(error.to_string()),
+            },
+            Body::Skip(follower) => match follower.follow(bytes) {
+                Ok((len, is_last)) => Arrival::Piece { len, passes: false, is_last },
+                Err(error) => Arrival::Senseless(error.to_string()),
+            },
+        }
     }
 
     /// Whether nothing that was sent is unanswered.
