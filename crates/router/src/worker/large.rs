@@ -23,7 +23,7 @@ use super::keyed::Call;
 use super::pause::may_write;
 use super::pool::Acquired;
 use super::transit::Transit;
-use super::upstream::{Body, Lane, Pending, Purpose, UPLOAD_HIGH};
+use super::upstream::{Body, Lane, Pending, Purpose, Task, UPLOAD_HIGH};
 use super::{OUTPUT_HIGH, Stall, Worker};
 use crate::shared::Plan;
 use crate::slab::Handle;
@@ -124,9 +124,9 @@ impl Worker {
             Err(flow) => return flow,
         };
         let link = self.send_large(handle, acquired, Call::Found(command, args), header, class, None);
-        if let Some(link) = link.and_then(|l| self.links.get_mut(l)) {
-            link.uploading = true;
-            link.slow |= command.flags.has(Flags::SLOW);
+        if let Some(lease) = link.and_then(|l| self.links.get_mut(l)?.lease_mut()) {
+            lease.task = Task::Uploading;
+            lease.slow |= command.flags.has(Flags::SLOW);
         }
         if let Some(client) = self.clients.get_mut(handle) {
             client.note_write(node);
@@ -189,8 +189,8 @@ impl Worker {
             Err(flow) => return flow,
         };
         let link = self.send_large(handle, acquired, Call::Found(command, args), raw, command.class() as u8, None);
-        if let Some(link) = link.and_then(|l| self.links.get_mut(l)) {
-            link.slow |= command.flags.has(Flags::SLOW);
+        if let Some(lease) = link.and_then(|l| self.links.get_mut(l)?.lease_mut()) {
+            lease.slow |= command.flags.has(Flags::SLOW);
         }
         Flow::Next
     }

@@ -60,7 +60,7 @@ impl Worker {
             self.attempt_failed(handle, "no address is configured for it");
             return;
         };
-        let Some(address) = self.plan.address_of(link.node, link.replica) else {
+        let Some(address) = self.plan.address_of(link.node, link.replica()) else {
             self.attempt_failed(handle, "no Sentinel has named its primary yet");
             return;
         };

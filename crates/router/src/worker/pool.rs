@@ -15,7 +15,7 @@ use switchyard_resp::translate::Shape;
 
 use super::dispatch::Flow;
 use super::keyed::{Call, Keyed, Ticket};
-use super::upstream::{Body, Lane, Link, Pending, Phase, Purpose};
+use super::upstream::{Body, Lane, Link, Pending, Phase, Purpose, Task, Tenure};
 use super::{Stall, Worker};
 use crate::rooms::Rooms;
 use crate::shared::Message;
@@ -142,14 +142,14 @@ impl Worker {
             return Acquired::Refused(refusal.into());
         }
         if let Some(held) = client.held {
-            let fits = |l: &Link| l.node == node && l.lane == lane && l.resp3 == resp3 && l.phase == Phase::Up && l.holder == handle;
+            let fits = |l: &Link| l.node == node && l.lane == lane && l.resp3 == resp3 && l.phase == Phase::Up && l.holder() == handle;
             if self.links.get(held).is_some_and(fits) {
                 return Acquired::Link(held);
             }
             if client.in_flight() == 0 {
                 // Kept for a command that now goes elsewhere.
                 client.held = None;
-                if self.links.get(held).is_some_and(|l| l.holder == handle) {
+                if self.links.get(held).is_some_and(|l| l.holder() == handle) {
                     self.abandon(held);
                 }
             }
@@ -179,7 +179,7 @@ impl Worker {
         let (pool, links) = self.links.pool_mut(node, lane)?;
         let at = pool.free.iter().rposition(|h| links.get(*h).is_some_and(|l| l.phase == Phase::Up && l.resp3 == resp3))?;
         let handle = pool.free.remove(at);
-        links.get_mut(handle)?.free = false;
+        links.get_mut(handle)?.set_holder(Handle::NONE);
         Some(handle)
     }
 
@@ -220,8 +220,7 @@ impl Worker {
         pool.open += 1;
         pool.coming[usize::from(resp3)] += 1;
         let mut link = Link::new(node, lane, resp3, self.plan.live.database, self.counters.node(node), self.now_us);
-        link.coming = true;
-        link.is_ahead = is_ahead;
+        link.lease_mut().into_iter().for_each(|lease| lease.tenure = Tenure::Coming { is_ahead });
         let link = self.links.insert(link);
         self.connect(link);
         true
@@ -267,13 +266,14 @@ impl Worker {
         let shape = if downgraded { self.shape_of(request) } else { Shape::Plain };
         let Some(link) = self.links.get_mut(link_handle) else { return };
         let node = link.node;
-        link.shape = shape;
-        link.holder = handle;
-        link.waits_until_us = 0;
         link.refused = None;
-        link.began_with.clear();
+        let Some(lease) = link.lease_mut() else { return };
+        lease.tenure = Tenure::Held(handle);
+        lease.task = Task::Nothing;
+        lease.shape = shape;
+        lease.began_with.clear();
         if self.slow.is_on() {
-            link.began_with.extend_from_slice(&request[..request.len().min(super::slowlog::KEPT)]);
+            lease.began_with.extend_from_slice(&request[..request.len().min(super::slowlog::KEPT)]);
         }
         let pending = Pending {
             who: handle,
@@ -296,7 +296,9 @@ impl Worker {
     pub(super) fn exclusive_up(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let (node, lane, resp3) = (link.node, link.lane, link.resp3);
-        if std::mem::take(&mut link.coming)
+        let is_coming = link.lease().is_some_and(|lease| matches!(lease.tenure, Tenure::Coming { .. }));
+        link.set_holder(Handle::NONE);
+        if is_coming
             && let Some(pool) = self.pool(node, lane)
         {
             let coming = &mut pool.coming[usize::from(resp3)];
@@ -308,11 +310,11 @@ impl Worker {
     /// A connection came up, or has become free: it goes to the first in line.
     pub(super) fn release(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
-        if link.phase != Phase::Up || !link.is_idle() || link.watching || link.free {
+        let (node, lane, is_up) = (link.node, link.lane, link.phase == Phase::Up && link.is_idle());
+        let Some(lease) = link.lease_mut().filter(|lease| is_up && lease.task != Task::Watching && lease.tenure != Tenure::Free) else {
             return;
-        }
-        let (node, lane) = (link.node, link.lane);
-        if let Some(unblock) = &mut link.unblock {
+        };
+        if let Some(unblock) = &mut lease.unblock {
             // While the node has yet to answer CLIENT UNBLOCK, that could end the wait of whoever comes next.
             unblock.over = true;
             if unblock.asked {
@@ -329,11 +331,12 @@ impl Worker {
             return self.wake(node, lane);
         }
         let Some(link) = self.links.get_mut(handle) else { return };
-        link.holder = Handle::NONE;
-        link.slow = false;
         link.paused = false;
         link.idle_since_us = self.now_us;
-        link.free = true;
+        if let Some(lease) = link.lease_mut() {
+            lease.tenure = Tenure::Free;
+            lease.slow = false;
+        }
         if let Some(pool) = self.pool(node, lane) {
             pool.free.push(handle);
         }
@@ -357,7 +360,7 @@ impl Worker {
             };
             if let Some(link) = self.take_free(node, lane, resp3) {
                 if let Some(link) = self.links.get_mut(link) {
-                    link.holder = front;
+                    link.set_holder(front);
                 }
                 if let Some(client) = self.clients.get_mut(front) {
                     client.held = Some(link);
@@ -392,7 +395,8 @@ impl Worker {
     /// connections that others give back, unless the node cannot be reached at all.
     pub(super) fn exclusive_failed(&mut self, handle: Handle, why: &str) {
         let Some(link) = self.links.get(handle) else { return };
-        let (node, lane, is_ahead) = (link.node, link.lane, link.is_ahead);
+        let is_ahead = link.lease().is_some_and(|lease| lease.tenure == Tenure::Coming { is_ahead: true });
+        let (node, lane) = (link.node, link.lane);
         self.drop_link(handle);
         let rests_until_us = self.now_us + AHEAD_REST_US;
         if let Some(pool) = self.pool(node, lane).filter(|_| is_ahead) {
@@ -413,7 +417,8 @@ impl Worker {
         if let Some(pool) = self.pool(link.node, link.lane) {
             pool.open = pool.open.saturating_sub(1);
             let coming = &mut pool.coming[usize::from(link.resp3)];
-            *coming = coming.saturating_sub(usize::from(link.coming));
+            let was_coming = link.lease().is_some_and(|lease| matches!(lease.tenure, Tenure::Coming { .. }));
+            *coming = coming.saturating_sub(usize::from(was_coming));
             pool.free.retain(|h| *h != handle);
         }
         let (worker, Some(place)) = (self.index, link.lane.pool()) else { return };
@@ -426,10 +431,10 @@ impl Worker {
     /// A reply on an exclusive connection is complete: if it was the last one, the connection is free again.
     pub(super) fn after_exclusive_reply(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
-        if !link.lane.is_exclusive() || !link.is_idle() || link.watching {
+        if !link.lane.is_exclusive() || !link.is_idle() || link.task() == Task::Watching {
             return;
         }
-        if let Some(client) = self.clients.get_mut(link.holder)
+        if let Some(client) = self.clients.get_mut(link.holder())
             && client.held == Some(handle)
         {
             client.held = None;
@@ -442,7 +447,7 @@ impl Worker {
         if let Some(client) = self.clients.get_mut(handle).filter(|c| c.held == Some(link_handle)) {
             client.held = None;
         }
-        if self.links.get(link_handle).is_some_and(|l| l.holder == handle || l.holder == Handle::NONE) {
+        if self.links.get(link_handle).is_some_and(|l| l.holder() == handle || l.holder() == Handle::NONE) {
             self.release(link_handle);
         }
     }
@@ -467,15 +472,15 @@ impl Worker {
         let Some(link) = self.links.get_mut(handle) else { return };
         let (node, lane) = (link.node, link.lane);
         let midway = link.paused || !matches!(link.body, Body::Whole(_));
-        if link.uploading {
+        if link.task() == Task::Uploading {
             // The node has half a command, which it never executes without the rest. What the client had sent before is whole.
             self.drop_link(handle);
             self.wake(node, lane);
         } else if midway || (lane == Lane::Large && link.unsent() > 0 && !link.is_idle()) {
             self.break_link(handle, "the client left in the middle of a large value");
-        } else if link.watching {
-            link.watching = false;
-            link.holder = Handle::NONE;
+        } else if link.task() == Task::Watching {
+            link.set_task(Task::Nothing);
+            link.set_holder(Handle::NONE);
             self.push_own(handle, &[b"UNWATCH"], Purpose::Nobody, 0);
         } else if link.is_idle() {
             self.release(handle);

@@ -23,7 +23,7 @@ use super::dispatch::Flow;
 use super::downstream::Client;
 use super::keyed::{Call, Keyed};
 use super::pool::Acquired;
-use super::upstream::{Lane, Purpose};
+use super::upstream::{Lane, Link, Purpose};
 use super::{Stall, Worker};
 use crate::shared::{Message, Plan};
 use crate::slab::Handle;
@@ -254,7 +254,7 @@ impl Worker {
 
     /// Ends the wait of the command on this connection, so that it can be issued again elsewhere.
     pub(super) fn recall_waiting(&mut self, link: Handle) {
-        let Some(holder) = self.links.get(link).map(|l| l.holder) else { return };
+        let Some(holder) = self.links.get(link).map(Link::holder) else { return };
         if let Some(waiting) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
             self.shared.wait_queues.recall(waiting.ticket, self.index, holder);
             waiting.state = State::Ending;
@@ -312,7 +312,8 @@ impl Worker {
         let (resp3, unblocked) = (client.resp3, waiting.unblocked);
         let mut askers = Vec::new();
         if let Some(link) = self.links.get_mut(link_handle) {
-            askers = link.unblock.as_mut().map(|unblock| unblock.take_askers()).unwrap_or_default();
+            let unblock = link.lease_mut().and_then(|lease| lease.unblock.as_mut());
+            askers = unblock.map(|unblock| unblock.take_askers()).unwrap_or_default();
             if let Some(ended) = link.taken_out() {
                 self.over(ended, answer);
             }
@@ -440,7 +441,7 @@ impl Worker {
     /// Asks the node of a connection on which a command was issued again whether its client waits there.
     fn look_whether_it_waits(&mut self, link_handle: Handle) {
         let Some(link) = self.links.get(link_handle) else { return };
-        let (holder, client_id, run_id) = (link.holder, link.client_id.to_string(), &link.run_id);
+        let (holder, client_id, run_id) = (link.holder(), link.client_id.to_string(), &link.run_id);
         let Some(main) = self.links.main_to(link.node, run_id.as_deref()) else { return self.is_there(holder) };
         self.recalls.last_look = self.recalls.last_look.wrapping_add(1);
         let number = self.recalls.last_look;
@@ -453,7 +454,7 @@ impl Worker {
     /// The node's answer to that, or an error where there is none.
     pub(super) fn on_look(&mut self, link_handle: Handle, number: u32, answer: &[u8]) {
         let Some(link) = self.links.get(link_handle) else { return };
-        let (holder, client_id) = (link.holder, link.client_id);
+        let (holder, client_id) = (link.holder(), link.client_id);
         // What was asked about may be over since, and the connection somebody else's.
         let since_us = match self.clients.get(holder).and_then(|c| c.waiting.as_ref()).map(|w| w.state) {
             Some(State::Sent { look, since_us }) if look == number => since_us,

@@ -30,7 +30,7 @@ use super::keyed::{Call, Keyed, Request, Ticket};
 use super::local::parse;
 use super::pool::Acquired;
 use super::pubsub::Kind;
-use super::upstream::{Lane, Link, MULTI, Pending, Phase, Purpose, UNSENT_HIGH};
+use super::upstream::{Lane, Link, MULTI, Pending, Phase, Purpose, Task, UNSENT_HIGH};
 use super::wait::Wait;
 use super::{Stall, Worker};
 use crate::shared::{Plan, lock};
@@ -363,7 +363,7 @@ impl Worker {
         let Some(session) = self.clients.get_mut(handle).and_then(|c| c.session.as_deref_mut()) else { return };
         session.watch_failed = false;
         if let Some(watch) = session.watch.take()
-            && self.links.get(watch.link).is_some_and(|l| l.holder == handle)
+            && self.links.get(watch.link).is_some_and(|l| l.holder() == handle)
         {
             self.abandon(watch.link);
         }
@@ -431,7 +431,7 @@ impl Worker {
         };
         self.push_exclusive(handle, link, Call::Found(command, args), raw, class, None);
         if let Some(link) = self.links.get_mut(link) {
-            link.watching = true;
+            link.set_task(Task::Watching);
             if let Some(pending) = link.last_mut() {
                 pending.purpose = Purpose::Watch;
             }
@@ -471,7 +471,7 @@ impl Worker {
     /// The map has changed. A key that is watched where it is not used any more may change without that node's knowing, also in such a way that it is
     /// back there, and as it was, when EXEC comes. So the watch counts no more from now on.
     pub(super) fn fail_watches_left_behind(&mut self) {
-        let holders = self.links.iter().filter(|(_, link)| link.watching).map(|(_, link)| link.holder);
+        let holders = self.links.iter().filter(|(_, link)| link.task() == Task::Watching).map(|(_, link)| link.holder());
         let is_left = |watch: &Watch| !self.are_used_at(watch.slot, watch.keys.iter().map(|key| &**key), watch.node);
         let watch = |client: &Client| client.session.as_ref().and_then(|s| s.watch.as_ref()).is_some_and(is_left);
         let left: Vec<Handle> = holders.filter(|holder| self.clients.get(*holder).is_some_and(watch)).collect();
@@ -492,7 +492,8 @@ impl Worker {
 
     /// Whether the node still watches on this connection for this client.
     fn is_watching(&self, handle: Handle, link: Handle, node: NodeId) -> bool {
-        let watches = |l: &Link| l.phase == Phase::Up && l.watching && l.holder == handle && l.node == node && !l.is_head_expired();
+        let is_up = |l: &Link| l.phase == Phase::Up && l.node == node && !l.is_head_expired();
+        let watches = |l: &Link| is_up(l) && l.task() == Task::Watching && l.holder() == handle;
         self.links.get(link).is_some_and(watches)
     }
 
@@ -536,7 +537,7 @@ impl Worker {
                 client.session().watch = None;
             }
             if let Some(link) = self.links.get_mut(link) {
-                link.watching = false;
+                link.set_task(Task::Nothing);
             }
             return self.send_transaction(handle, link, class);
         }
@@ -619,7 +620,7 @@ impl Worker {
                     client.held = Some(link);
                 }
                 if let Some(link) = self.links.get_mut(link) {
-                    link.holder = handle;
+                    link.set_holder(handle);
                 }
                 self.send_transaction(handle, link, class)
             }
@@ -667,8 +668,10 @@ impl Worker {
         if multi.writes {
             client.note_write(node);
         }
-        link.waits_until_us = 0;
-        link.slow |= multi.slow && link.lane.is_exclusive();
+        if let Some(lease) = link.lease_mut() {
+            lease.task = Task::Nothing;
+            lease.slow |= multi.slow;
+        }
         let queued = Pending {
             who: Handle::NONE,
             seq: 0,
@@ -807,8 +810,8 @@ impl Worker {
         let quiet: Vec<Handle> = self
             .links
             .iter()
-            .filter(|(_, l)| l.watching && l.node == node)
-            .map(|(_, l)| l.holder)
+            .filter(|(_, l)| l.task() == Task::Watching && l.node == node)
+            .map(|(_, l)| l.holder())
             .filter(|h| self.clients.get(*h).is_some_and(is_quiet))
             .collect();
         for holder in quiet {

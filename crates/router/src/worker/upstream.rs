@@ -173,6 +173,57 @@ pub(super) enum Body {
     Skip(ReplyFollower),
 }
 
+/// What a connection is.
+#[derive(Debug)]
+pub(super) enum Kind {
+    /// Pipelined, for all clients.
+    Shared,
+    /// Nothing but subscriptions.
+    Subscriptions,
+    /// For reads, to this replica.
+    Replica(SocketAddr),
+    /// For one client at a time.
+    Exclusive(Lease),
+}
+
+/// Who has an exclusive connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Tenure {
+    /// It has never been up. `is_ahead`: it is made for nobody in particular, because somebody will ask for it soon.
+    Coming { is_ahead: bool },
+    /// In its pool's list of free connections.
+    Free,
+    /// This client. `NONE`: somebody is about to take it, or its node has yet to answer before anybody may.
+    Held(Handle),
+}
+
+/// What the node does for the holder, beside answering.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Task {
+    Nothing,
+    /// It watches keys.
+    Watching,
+    /// The command under way may wait there, for keys of this slot, until then (us).
+    Waiting { slot: Option<Slot>, until_us: u64 },
+    /// The last request of `pending` is still being uploaded: its time at the node has not begun.
+    Uploading,
+}
+
+/// The state of an exclusive connection.
+#[derive(Debug)]
+pub(super) struct Lease {
+    pub(super) tenure: Tenure,
+    pub(super) task: Task,
+    /// The command under way is to be ended by CLIENT UNBLOCK.
+    pub(super) unblock: Option<Box<super::blocking::Unblock>>,
+    /// What is under way may take as long as commands of the slow lane.
+    pub(super) slow: bool,
+    /// What the reply to its request looks like in RESP3.
+    pub(super) shape: Shape,
+    /// The beginning of the command that it carries, for the slow log: the command itself is not kept.
+    pub(super) began_with: Vec<u8>,
+}
+
 /// What comes next of what a node has sent.
 #[derive(Debug)]
 pub(super) enum Arrival {
@@ -206,8 +257,7 @@ pub(super) enum Taken {
 pub(super) struct Link {
     pub(super) node: NodeId,
     pub(super) lane: Lane,
-    /// The replica that a connection of that lane is for.
-    pub(super) replica: Option<SocketAddr>,
+    pub(super) kind: Kind,
     /// Where it leads, or last tried to.
     pub(super) address: Option<SocketAddr>,
     pub(super) resp3: bool,
@@ -215,8 +265,6 @@ pub(super) struct Link {
     pub(super) downgraded: bool,
     /// On such a connection: the shapes of the parts of the next EXEC's reply.
     pub(super) queued: Vec<Shape>,
-    /// On a connection for large values: what the reply to its request looks like in RESP3.
-    pub(super) shape: Shape,
     pub(super) phase: Phase,
     pub(super) since_us: u64,
     pub(super) failures: u32,
@@ -273,32 +321,10 @@ pub(super) struct Link {
     pub(super) paused: bool,
     /// Clients that wait until fewer bytes are unsent.
     pub(super) waiters: Vec<Handle>,
-    /// The client that has this connection alone.
-    pub(super) holder: Handle,
-    /// In its pool's list of free connections.
-    pub(super) free: bool,
-    /// Counted by its pool among those that have never been up.
-    pub(super) coming: bool,
-    /// Made for nobody in particular: somebody will ask for it soon.
-    pub(super) is_ahead: bool,
-    /// The node holds WATCHes of the holder on this connection.
-    pub(super) watching: bool,
-    /// The slot of the blocking command under way.
-    pub(super) slot: Option<Slot>,
-    /// Until then the command under way may wait at the node, us.
-    pub(super) waits_until_us: u64,
-    /// The command under way is to be ended by CLIENT UNBLOCK.
-    pub(super) unblock: Option<Box<super::blocking::Unblock>>,
-    /// What is under way on an exclusive connection may take as long as commands of the slow lane.
-    pub(super) slow: bool,
     /// Why the node refused to queue a command of the transaction under way.
     pub(super) refused: Option<Box<[u8]>>,
     /// Why the node would refuse a transaction, where it would.
     pub(super) no_multi: Option<Box<str>>,
-    /// The last request of `pending` is still being uploaded: its time at the node has not begun.
-    pub(super) uploading: bool,
-    /// The beginning of the command that an exclusive connection carries, for the slow log: the command itself is not kept.
-    pub(super) began_with: Vec<u8>,
     pub(super) idle_since_us: u64,
     /// The most bytes of `out`, and commands of `pending`, seen since memory was given back last; and when it is next.
     needed: (usize, usize),
@@ -344,12 +370,22 @@ impl Link {
         Self {
             node,
             lane,
-            replica: None,
+            kind: match lane {
+                Lane::Main | Lane::Slow | Lane::Rounds | Lane::Replica => Kind::Shared,
+                Lane::Pubsub => Kind::Subscriptions,
+                Lane::Large | Lane::Watch | Lane::Blocking => Kind::Exclusive(Lease {
+                    tenure: Tenure::Held(Handle::NONE),
+                    task: Task::Nothing,
+                    unblock: None,
+                    slow: false,
+                    shape: Shape::Plain,
+                    began_with: Vec::new(),
+                }),
+            },
             address: None,
             resp3,
             downgraded: false,
             queued: Vec::new(),
-            shape: Shape::Plain,
             phase: Phase::Waiting { until_us: now_us },
             since_us: now_us,
             failures: 0,
@@ -385,23 +421,73 @@ impl Link {
             dirty: false,
             paused: false,
             waiters: Vec::new(),
-            holder: Handle::NONE,
-            free: false,
-            coming: false,
-            is_ahead: false,
-            watching: false,
-            slot: None,
-            waits_until_us: 0,
-            unblock: None,
-            slow: false,
             refused: None,
             no_multi: None,
-            uploading: false,
-            began_with: Vec::new(),
             idle_since_us: now_us,
             needed: (0, 0),
             shrinks_at_us: now_us + SHRINK_US,
             counters,
+        }
+    }
+
+    /// One to a replica.
+    pub(super) fn to_replica(address: SocketAddr, link: Self) -> Self {
+        Self { kind: Kind::Replica(address), ..link }
+    }
+
+    /// What one client at a time has of it, where that is so.
+    #[inline]
+    pub(super) fn lease(&self) -> Option<&Lease> {
+        match &self.kind {
+            Kind::Exclusive(lease) => Some(lease),
+            Kind::Shared | Kind::Subscriptions | Kind::Replica(_) => None,
+        }
+    }
+
+    #[inline]
+    pub(super) fn lease_mut(&mut self) -> Option<&mut Lease> {
+        match &mut self.kind {
+            Kind::Exclusive(lease) => Some(lease),
+            Kind::Shared | Kind::Subscriptions | Kind::Replica(_) => None,
+        }
+    }
+
+    /// The client that has it alone; `NONE` where nobody has.
+    #[inline]
+    pub(super) fn holder(&self) -> Handle {
+        match self.lease().map(|lease| lease.tenure) {
+            Some(Tenure::Held(holder)) => holder,
+            _ => Handle::NONE,
+        }
+    }
+
+    /// What its node does for the holder.
+    #[inline]
+    pub(super) fn task(&self) -> Task {
+        self.lease().map_or(Task::Nothing, |lease| lease.task)
+    }
+
+    pub(super) fn set_task(&mut self, task: Task) {
+        self.lease_mut().into_iter().for_each(|lease| lease.task = task);
+    }
+
+    pub(super) fn set_holder(&mut self, holder: Handle) {
+        self.lease_mut().into_iter().for_each(|lease| lease.tenure = Tenure::Held(holder));
+    }
+
+    /// Until when the command under way may wait at the node, us.
+    pub(super) fn waits_until_us(&self) -> u64 {
+        match self.task() {
+            Task::Waiting { until_us, .. } => until_us,
+            Task::Nothing | Task::Watching | Task::Uploading => 0,
+        }
+    }
+
+    /// The replica that it leads to.
+    pub(super) fn replica(&self) -> Option<SocketAddr> {
+        match self.kind {
+            Kind::Replica(address) => Some(address),
+            Kind::Shared | Kind::Subscriptions | Kind::Exclusive(_) => None,
         }
     }
 
@@ -506,10 +592,10 @@ impl Link {
 
     /// More of the request that was pushed last, which is being uploaded; with its end?
     pub(super) fn push_more(&mut self, bytes: &[u8], is_end: bool, now_us: u64) {
-        debug_assert!(self.uploading, "a whole request is pushed");
+        debug_assert_eq!(self.task(), Task::Uploading, "a whole request is pushed");
         self.out.extend_from_slice(bytes);
         if is_end {
-            self.uploading = false;
+            self.set_task(Task::Nothing);
             if let Some(pending) = self.pending.back_mut() {
                 pending.sent_us = now_us as u32;
             }
@@ -547,7 +633,9 @@ impl Link {
         let expired = std::mem::take(&mut self.expired);
         let pending = std::mem::take(&mut self.pending);
         self.counters.in_flight.sub(pending.len() as u64);
-        self.uploading = false;
+        if self.task() == Task::Uploading {
+            self.set_task(Task::Nothing);
+        }
         self.out = Vec::new();
         self.acked = 0;
         self.sent = 0;
@@ -623,7 +711,7 @@ impl Link {
 
     /// Takes note of the commands that have waited for longer than `timeout_us`, and gives them: whoever waits is told. They stay under way.
     pub(super) fn expire(&mut self, now_us: u64, timeout_us: u32) -> Vec<Pending> {
-        let sent_whole = self.pending.len() - usize::from(self.uploading && !self.pending.is_empty());
+        let sent_whole = self.pending.len() - usize::from(self.task() == Task::Uploading && !self.pending.is_empty());
         let mut late = Vec::new();
         while let Some(pending) = self.pending.get(self.expired)
             && self.expired < sent_whole
@@ -798,7 +886,7 @@ impl Link {
         if self.phase != Phase::Up {
             0
         } else if self.lane.is_exclusive() {
-            self.pending.len() - usize::from(self.uploading && !self.pending.is_empty())
+            self.pending.len() - usize::from(self.task() == Task::Uploading && !self.pending.is_empty())
         } else if self.sent > self.acked {
             self.pending.len()
         } else {
