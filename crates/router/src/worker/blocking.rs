@@ -25,7 +25,7 @@ use super::pool::Acquired;
 use super::recalled::Ended;
 use super::upstream::{Lane, Link, Phase, Purpose, Task};
 use super::{Stall, Worker};
-use crate::shared::Message;
+use crate::shared::{Mailboxes, Message};
 use crate::slab::Handle;
 
 /// How often a node is asked whether it is alive while clients wait there and nothing else is asked of it.
@@ -52,7 +52,23 @@ pub(super) struct Asker {
     pub(super) part: u32,
 }
 
+impl Asker {
+    pub(super) fn answer(self, mailboxes: &Mailboxes, answer: &[u8]) {
+        let Self { from, gather, part } = self;
+        mailboxes.send(from, Message::Answer { gather, part, reply: answer.to_vec() });
+    }
+}
+
 impl Unblock {
+    /// Tells those who asked how many waits it has ended.
+    pub(super) fn answer(&self, mailboxes: &Mailboxes, count: i64) {
+        let mut bytes = Vec::new();
+        encode::integer(&mut bytes, count);
+        for (asker, _) in &self.askers {
+            asker.answer(mailboxes, &bytes);
+        }
+    }
+
     /// The clients that have asked for it so far, and not only we.
     pub(super) fn take_askers(&mut self) -> Vec<(Asker, bool)> {
         std::mem::take(&mut self.askers)
@@ -150,30 +166,17 @@ impl Worker {
         if let Some((handle, _)) = found.filter(|(_, c)| c.is_recalled()) {
             // It waits nowhere just now, and nobody need be asked.
             self.end_recalled(handle, if error { Ended::Unblocked } else { Ended::OutOfTime });
-            return self.answer_asker(asker, b":1\r\n");
+            return asker.answer(&self.shared.mailboxes, b":1\r\n");
         }
         let held = found.filter(|(_, c)| c.stall == Stall::Blocked).and_then(|(_, c)| Some((c.held?, c.is_being_recalled())));
         match held {
-            None => self.answer_asker(asker, b":0\r\n"),
+            None => asker.answer(&self.shared.mailboxes, b":0\r\n"),
             Some((link, false)) => self.unblock(link, error, Some(asker)),
             // The node has been told already: what it says decides.
             Some((link, true)) => match self.links.get_mut(link).and_then(Link::lease_mut) {
                 Some(lease) => lease.unblock.get_or_insert_default().askers.push((asker, error)),
-                None => self.answer_asker(asker, b":0\r\n"),
+                None => asker.answer(&self.shared.mailboxes, b":0\r\n"),
             },
-        }
-    }
-
-    pub(super) fn answer_asker(&self, asker: Asker, answer: &[u8]) {
-        let Asker { from, gather, part } = asker;
-        self.shared.mailboxes[from].send(Message::Answer { gather, part, reply: answer.to_vec() });
-    }
-
-    pub(super) fn answer_unblock(&self, unblock: &Unblock, count: i64) {
-        let mut bytes = Vec::new();
-        encode::integer(&mut bytes, count);
-        for (asker, _) in &unblock.askers {
-            self.answer_asker(*asker, &bytes);
         }
     }
 
@@ -181,7 +184,7 @@ impl Worker {
     pub(super) fn unblock(&mut self, link_handle: Handle, error: bool, asker: Option<Asker>) {
         let Some(lease) = self.links.get_mut(link_handle).and_then(Link::lease_mut) else {
             if let Some(asker) = asker {
-                self.answer_asker(asker, b":0\r\n");
+                asker.answer(&self.shared.mailboxes, b":0\r\n");
             }
             return;
         };
@@ -239,7 +242,7 @@ impl Worker {
         let abandoned = self.clients.get(holder).is_none();
         if reply::is_error(answer) {
             for (asker, _) in std::mem::take(&mut unblock.askers) {
-                self.answer_asker(asker, answer);
+                asker.answer(&self.shared.mailboxes, answer);
             }
             self.end_unblock(link_handle, 0);
             if over {
@@ -265,7 +268,7 @@ impl Worker {
     /// Tells those who asked.
     pub(super) fn end_unblock(&mut self, link_handle: Handle, count: i64) {
         if let Some(unblock) = self.links.get_mut(link_handle).and_then(|l| l.lease_mut()?.unblock.take()) {
-            self.answer_unblock(&unblock, count);
+            unblock.answer(&self.shared.mailboxes, count);
         }
     }
 

@@ -185,7 +185,7 @@ impl Worker {
             self.exclusive_gone(handle, &link);
         }
         if let Some(unblock) = link.lease().and_then(|lease| lease.unblock.as_ref()) {
-            self.answer_unblock(unblock, 0);
+            unblock.answer(&self.shared.mailboxes, 0);
         }
         self.ensure_killer(link.node);
     }
@@ -222,7 +222,11 @@ impl Worker {
 
     fn tick_up(&mut self, handle: Handle, live: &crate::settings::Live) {
         let Some(link) = self.links.get_mut(handle) else { return };
-        let timeout = if link.lane == Lane::Slow || link.lease().is_some_and(|lease| lease.slow) { live.slow_command_timeout } else { live.command_timeout };
+        let timeout = if link.lane == Lane::Slow || link.lease().is_some_and(|lease| lease.slow) {
+            live.slow_command_timeout
+        } else {
+            live.command_timeout
+        };
         let timeout_us = timeout.as_micros() as u32;
         // A node that is in the middle of a reply answers, however long the reply takes on its way.
         let mid_reply = !link.input.is_empty() || !matches!(link.body, Body::Whole(_));

@@ -193,7 +193,7 @@ impl Worker {
         let node = match command.first_key_only(args) {
             Some(index) => {
                 let Some(key) = args.get(index) else { return Flow::Close };
-                if self.is_known_large(command, key) {
+                if self.large_keys.suggests(command, key) {
                     return self.forward_large(handle, command, args, plan.topology.lives_at(key), raw);
                 }
                 plan.topology.lives_at(key)
@@ -288,8 +288,8 @@ impl Worker {
     pub(super) fn choose_node(&mut self, plan: &Plan) -> Option<NodeId> {
         self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
         // A node that has just joined may lack what clients call there (functions), and one without keys may be about to go.
-        let keeper = anywhere(&plan.topology, self.turn_of_nodes, |node| self.keeps(node) && self.node_is_up(node));
-        keeper.or_else(|| anywhere(&plan.topology, self.turn_of_nodes, |node| self.node_is_up(node)))
+        let keeper = anywhere(&plan.topology, self.turn_of_nodes, |node| self.keepers.has(node) && self.links.is_up(node));
+        keeper.or_else(|| anywhere(&plan.topology, self.turn_of_nodes, |node| self.links.is_up(node)))
     }
 
     pub(super) fn refuse_all_down(&mut self, handle: Handle, class: u8) -> Flow {
@@ -413,7 +413,7 @@ impl Worker {
             }
         }
         if command.flags.has(Flags::WRITE) {
-            let nodes = self.keepers();
+            let nodes = self.keepers.all();
             if let Some(client) = self.clients.get_mut(handle) {
                 nodes.into_iter().for_each(|node| client.note_write(node));
             }

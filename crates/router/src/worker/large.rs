@@ -53,6 +53,12 @@ impl LargeKeys {
         }
     }
 
+    /// Whether a read of this key is better sent on a connection of its own right away.
+    #[inline]
+    pub(super) fn suggests(&self, command: &Command, key: &[u8]) -> bool {
+        command.flags.has(Flags::READONLY) && self.knows(key)
+    }
+
     fn remember(&mut self, key: &[u8], now_us: u64) {
         if self.is_empty {
             self.is_empty = false;
@@ -63,7 +69,7 @@ impl LargeKeys {
     }
 
     /// All at once, a minute after the first: a key that is still large is found again by its next read.
-    fn forget_old(&mut self, now_us: u64) {
+    pub(super) fn forget_old(&mut self, now_us: u64) {
         if !self.is_empty && now_us >= self.forgets_at_us {
             self.hashes.fill(0);
             self.is_empty = true;
@@ -174,12 +180,6 @@ impl Worker {
         let pending = self.links.get_mut(upload.link?)?.last_mut()?;
         pending.purpose = Purpose::Nobody;
         Some(pending.seq)
-    }
-
-    /// Whether a read of this key is better sent on a connection of its own right away.
-    #[inline]
-    pub(super) fn is_known_large(&self, command: &Command, key: &[u8]) -> bool {
-        command.flags.has(Flags::READONLY) && self.large_keys.knows(key)
     }
 
     /// Sends a whole request on a connection of the client's own.
@@ -322,10 +322,6 @@ impl Worker {
         {
             self.large_keys.remember(key, self.now_us);
         }
-    }
-
-    pub(super) fn tick_large(&mut self) {
-        self.large_keys.forget_old(self.now_us);
     }
 
     /// Starts to take a reply of at least `bytes`, of which `part` is there and which is too large to be collected. False where it must be

@@ -174,9 +174,9 @@ impl Links {
         self.nodes.get(node.index())?.pools.get(lane.pool()?)
     }
 
-    /// The same, with the connections in it.
-    pub(super) fn pool_mut(&mut self, node: NodeId, lane: Lane) -> Option<(&mut Pool, &mut Slab<Box<Link>>)> {
-        Some((self.nodes.get_mut(node.index())?.pools.get_mut(lane.pool()?)?, &mut self.all))
+    /// The same, to be changed.
+    pub(super) fn pool_mut(&mut self, node: NodeId, lane: Lane) -> Option<&mut Pool> {
+        self.nodes.get_mut(node.index())?.pools.get_mut(lane.pool()?)
     }
 
     /// All pools.

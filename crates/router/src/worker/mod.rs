@@ -47,8 +47,8 @@ mod random_key;
 mod rarely;
 mod recalled;
 mod renew;
-mod replies;
 mod replicas;
+mod replies;
 mod rounds;
 mod scan;
 mod scripts;
@@ -67,7 +67,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use switchyard_policy::topology::NodeId;
 use switchyard_resp::request::Scanner;
 
 use crate::listener::Listener;
@@ -119,8 +118,7 @@ pub(crate) struct Worker {
     links: links::Links,
     /// Who hears of commands with keys.
     listeners: keyed::Listeners,
-    /// By node number: whether keys may be there. What is asked of all nodes never waits for another one that is down.
-    keeps: Vec<bool>,
+    keepers: everywhere::Keepers,
     gathers: Slab<Gather>,
     pubsub: pubsub::Topics,
     monitors: monitor::Monitors,
@@ -182,7 +180,7 @@ impl Worker {
             door,
             links: links::Links::new(),
             listeners: keyed::Listeners::default(),
-            keeps: Vec::new(),
+            keepers: everywhere::Keepers::default(),
             gathers: Slab::new(),
             pubsub: pubsub::Topics::new(),
             monitors: monitor::Monitors::default(),
@@ -351,7 +349,8 @@ impl Worker {
             self.restamp_waiting();
             self.fail_watches_left_behind();
         }
-        self.replace_moving();
+        // What was waited for may be elsewhere.
+        self.look_again(true);
         self.settle_colocate_waits(true);
         self.drop_foreign_links();
         self.follow_servers();
@@ -462,7 +461,7 @@ impl Worker {
                 self.unstall(handle);
             }
         }
-        self.tick_large();
+        self.large_keys.forget_old(self.now_us);
         self.tick_pools();
         self.tick_blocked();
         self.tell_blocked_clients();
@@ -495,7 +494,7 @@ impl Worker {
             Message::Evict => self.asked_to_evict(),
             Message::WantRoom { node, lane } => self.make_room(node, lane),
             Message::Room { node } => self.room_was_made(node),
-            Message::Committed => self.wake_moving(),
+            Message::Committed => self.look_again(false),
             Message::Home { client, number, refusal } => self.on_home(client, number, refusal),
             Message::Turn { client } => self.on_turn(client),
             Message::Recall { client } => self.on_recall(client),
@@ -529,11 +528,6 @@ impl Worker {
                 self.shared.mailboxes[from].send(Message::Answer { gather, part, reply });
             }
         }
-    }
-
-    /// Whether any worker has a connection to the node that is up.
-    fn node_is_up(&self, node: NodeId) -> bool {
-        self.links.is_up(node)
     }
 }
 

@@ -21,7 +21,7 @@ impl Worker {
     /// Connects to nodes that there is no connection to yet, so that the first command finds it.
     pub(super) fn connect_main(&mut self) {
         let plan = self.plan.clone();
-        self.note_keepers();
+        self.keepers.adopt(&plan.topology);
         self.links.know_nodes(plan.topology.node_id_bound());
         for node in plan.topology.nodes() {
             let _ = self.shared_link(node.id, Lane::Main, false);
@@ -104,7 +104,7 @@ impl Worker {
         }
         let name = self.node_name(node);
         // One connection too many, at a node that serves: that concerns those in line for it, not the node.
-        let serves = lane.is_exclusive() && self.node_is_up(node);
+        let serves = lane.is_exclusive() && self.links.is_up(node);
         let news = !serves
             && self.plan.topology.node(node).is_some()
             && self.shared.with_facts(node, |facts| {

@@ -15,6 +15,7 @@ use switchyard_resp::translate::Shape;
 
 use super::dispatch::Flow;
 use super::keyed::{Call, Keyed, Ticket};
+use super::links::Links;
 use super::upstream::{Body, Lane, Link, Pending, Phase, Purpose, Task, Tenure};
 use super::{Stall, Worker};
 use crate::rooms::Rooms;
@@ -55,6 +56,17 @@ pub(super) enum Acquired {
     /// The client waits in line.
     Wait,
     Refused(String),
+}
+
+impl Links {
+    /// Takes a free connection of this protocol out of the pool.
+    fn take_free(&mut self, node: NodeId, lane: Lane, resp3: bool) -> Option<Handle> {
+        let is_fit = |link: &Link| link.phase == Phase::Up && link.resp3 == resp3;
+        let at = self.pool(node, lane)?.free.iter().rposition(|handle| self.get(*handle).is_some_and(is_fit))?;
+        let handle = self.pool_mut(node, lane)?.free.remove(at);
+        self.get_mut(handle)?.set_holder(Handle::NONE);
+        Some(handle)
+    }
 }
 
 impl Worker {
@@ -100,7 +112,7 @@ impl Worker {
         // Of this kind first. Where the node takes no more at all, one of another kind makes room as well.
         let is_full = self.rooms(node).is_some_and(Rooms::is_full);
         for lane in [lane, Lane::Large, Lane::Watch, Lane::Blocking].into_iter().take(if is_full { 4 } else { 1 }) {
-            let unused = self.pool(node, lane).filter(|pool| pool.waiters.is_empty()).and_then(|pool| pool.free.first().copied());
+            let unused = self.links.pool_mut(node, lane).filter(|pool| pool.waiters.is_empty()).and_then(|pool| pool.free.first().copied());
             if let Some(unused) = unused {
                 return self.drop_link(unused);
             }
@@ -110,7 +122,7 @@ impl Worker {
     /// Others have closed a connection to the node.
     pub(super) fn room_was_made(&mut self, node: NodeId) {
         for lane in [Lane::Large, Lane::Watch, Lane::Blocking] {
-            if let Some(pool) = self.pool(node, lane) {
+            if let Some(pool) = self.links.pool_mut(node, lane) {
                 pool.has_yielded = false;
             }
             self.wake(node, lane);
@@ -128,10 +140,6 @@ impl Worker {
     fn set_waiting_for_room(&mut self, node: NodeId, lane: Lane, waits: bool) -> bool {
         let (worker, place) = (self.index, lane.pool());
         place.is_some_and(|place| self.rooms(node).is_some_and(|rooms| rooms.set_waiting(worker, place, waits)))
-    }
-
-    fn pool(&mut self, node: NodeId, lane: Lane) -> Option<&mut Pool> {
-        self.links.pool_mut(node, lane).map(|(pool, _)| pool)
     }
 
     /// A free connection, if there is one; else the client is put in line for one.
@@ -157,10 +165,10 @@ impl Worker {
         if self.node_fails(node) {
             return Acquired::Refused(self.down_text(node));
         }
-        if let Some(link) = self.take_free(node, lane, resp3) {
+        if let Some(link) = self.links.take_free(node, lane, resp3) {
             return Acquired::Link(link);
         }
-        if let Some(pool) = self.pool(node, lane) {
+        if let Some(pool) = self.links.pool_mut(node, lane) {
             pool.waiters.push_back(handle);
         }
         // Before connecting: an attempt that fails at once answers those in line.
@@ -174,18 +182,9 @@ impl Worker {
         self.shared.with_facts(node, |f| f.failure.is_some())
     }
 
-    /// Takes a free connection of this protocol out of the pool.
-    fn take_free(&mut self, node: NodeId, lane: Lane, resp3: bool) -> Option<Handle> {
-        let (pool, links) = self.links.pool_mut(node, lane)?;
-        let at = pool.free.iter().rposition(|h| links.get(*h).is_some_and(|l| l.phase == Phase::Up && l.resp3 == resp3))?;
-        let handle = pool.free.remove(at);
-        links.get_mut(handle)?.set_holder(Handle::NONE);
-        Some(handle)
-    }
-
     /// Opens one more connection, if it is wanted and the bound allows it, or a free one of the other protocol can be closed for it.
     fn grow(&mut self, node: NodeId, lane: Lane, resp3: bool) {
-        let Some(pool) = self.pool(node, lane) else { return };
+        let Some(pool) = self.links.pool_mut(node, lane) else { return };
         let [of_resp2, of_resp3] = pool.coming;
         let alike = if resp3 { of_resp3 } else { of_resp2 };
         // Those that come up have the others made.
@@ -196,7 +195,7 @@ impl Worker {
         if !has_yielded && self.open_exclusive(node, lane, resp3, false) {
             return;
         }
-        if let Some(other) = self.pool(node, lane).and_then(|pool| pool.free.pop()) {
+        if let Some(other) = self.links.pool_mut(node, lane).and_then(|pool| pool.free.pop()) {
             self.drop_link(other);
             if self.open_exclusive(node, lane, resp3, false) {
                 return;
@@ -216,7 +215,7 @@ impl Worker {
         }
         // Where the next one finds no room, that is news, and the others are asked again.
         self.set_waiting_for_room(node, lane, false);
-        let Some(pool) = self.pool(node, lane) else { return false };
+        let Some(pool) = self.links.pool_mut(node, lane) else { return false };
         pool.open += 1;
         pool.coming[usize::from(resp3)] += 1;
         let mut link = Link::new(node, lane, resp3, self.plan.live.database, self.counters.node(node), self.now_us);
@@ -298,9 +297,7 @@ impl Worker {
         let (node, lane, resp3) = (link.node, link.lane, link.resp3);
         let is_coming = link.lease().is_some_and(|lease| matches!(lease.tenure, Tenure::Coming { .. }));
         link.set_holder(Handle::NONE);
-        if is_coming
-            && let Some(pool) = self.pool(node, lane)
-        {
+        if is_coming && let Some(pool) = self.links.pool_mut(node, lane) {
             let coming = &mut pool.coming[usize::from(resp3)];
             *coming = coming.saturating_sub(1);
         }
@@ -324,7 +321,7 @@ impl Worker {
         }
         if self.is_above_share(handle) {
             // Nobody's command is on it, and the others are told that there is room.
-            if let Some(pool) = self.pool(node, lane) {
+            if let Some(pool) = self.links.pool_mut(node, lane) {
                 pool.has_yielded = true;
             }
             self.drop_link(handle);
@@ -337,7 +334,7 @@ impl Worker {
             lease.tenure = Tenure::Free;
             lease.slow = false;
         }
-        if let Some(pool) = self.pool(node, lane) {
+        if let Some(pool) = self.links.pool_mut(node, lane) {
             pool.free.push(handle);
         }
         self.wake(node, lane);
@@ -347,25 +344,25 @@ impl Worker {
     fn is_above_share(&mut self, handle: Handle) -> bool {
         let Some((node, lane)) = self.links.get(handle).map(|link| (link.node, link.lane)) else { return false };
         let (worker, bound) = (self.index, self.bound(lane).0);
-        let (Some(place), Some(open)) = (lane.pool(), self.pool(node, lane).map(|pool| pool.open)) else { return false };
+        let (Some(place), Some(open)) = (lane.pool(), self.links.pool_mut(node, lane).map(|pool| pool.open)) else { return false };
         self.rooms(node).is_some_and(|rooms| rooms.is_above_share(worker, place, open, bound))
     }
 
     /// Hands what is free to those in line, and sees to it that a connection is on its way to those that are left.
     pub(super) fn wake(&mut self, node: NodeId, lane: Lane) {
-        while let Some(front) = self.pool(node, lane).and_then(|p| p.waiters.front().copied()) {
+        while let Some(front) = self.links.pool_mut(node, lane).and_then(|p| p.waiters.front().copied()) {
             let Some(resp3) = self.clients.get(front).filter(|c| c.stall == Stall::Exclusive).map(|c| c.resp3) else {
-                self.pool(node, lane).map(|p| p.waiters.pop_front());
+                self.links.pool_mut(node, lane).map(|p| p.waiters.pop_front());
                 continue;
             };
-            if let Some(link) = self.take_free(node, lane, resp3) {
+            if let Some(link) = self.links.take_free(node, lane, resp3) {
                 if let Some(link) = self.links.get_mut(link) {
                     link.set_holder(front);
                 }
                 if let Some(client) = self.clients.get_mut(front) {
                     client.held = Some(link);
                 }
-                self.pool(node, lane).map(|p| p.waiters.pop_front());
+                self.links.pool_mut(node, lane).map(|p| p.waiters.pop_front());
                 self.unstall(front);
                 continue;
             }
@@ -382,7 +379,7 @@ impl Worker {
 
     /// The first in line gets this error instead of a connection.
     fn refuse_first(&mut self, node: NodeId, lane: Lane, text: String) {
-        while let Some(first) = self.pool(node, lane).and_then(|p| p.waiters.pop_front()) {
+        while let Some(first) = self.links.pool_mut(node, lane).and_then(|p| p.waiters.pop_front()) {
             if let Some(client) = self.clients.get_mut(first).filter(|c| c.stall == Stall::Exclusive) {
                 client.refusal = Some(text.into());
                 self.unstall(first);
@@ -399,7 +396,7 @@ impl Worker {
         let (node, lane) = (link.node, link.lane);
         self.drop_link(handle);
         let rests_until_us = self.now_us + AHEAD_REST_US;
-        if let Some(pool) = self.pool(node, lane).filter(|_| is_ahead) {
+        if let Some(pool) = self.links.pool_mut(node, lane).filter(|_| is_ahead) {
             pool.ahead_rests_until_us = rests_until_us;
         }
         // Who waits for one by now has another made, and is told of that one.
@@ -414,7 +411,7 @@ impl Worker {
 
     /// An exclusive connection has left the table.
     pub(super) fn exclusive_gone(&mut self, handle: Handle, link: &Link) {
-        if let Some(pool) = self.pool(link.node, link.lane) {
+        if let Some(pool) = self.links.pool_mut(link.node, link.lane) {
             pool.open = pool.open.saturating_sub(1);
             let coming = &mut pool.coming[usize::from(link.resp3)];
             let was_coming = link.lease().is_some_and(|lease| matches!(lease.tenure, Tenure::Coming { .. }));
@@ -520,7 +517,7 @@ impl Worker {
             self.unstall(waiter);
         }
         for (node, lane) in waited_for {
-            if let Some(pool) = self.pool(node, lane) {
+            if let Some(pool) = self.links.pool_mut(node, lane) {
                 pool.has_yielded = false;
             }
             if lane == Lane::Watch {
@@ -531,9 +528,9 @@ impl Worker {
             }
             // As many as may come at the same time, where some of those before have failed.
             for _ in 0..COMING_MAX {
-                let before = self.pool(node, lane).map(|p| p.coming);
+                let before = self.links.pool_mut(node, lane).map(|p| p.coming);
                 self.wake(node, lane);
-                if self.pool(node, lane).map(|p| p.coming) == before {
+                if self.links.pool_mut(node, lane).map(|p| p.coming) == before {
                     break;
                 }
             }

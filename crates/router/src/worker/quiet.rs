@@ -185,7 +185,7 @@ impl Worker {
             );
             return self.refuse(handle, class, &text);
         }
-        let mut nodes = self.keepers();
+        let mut nodes = self.keepers.all();
         // What movers have made for themselves goes with the keys that it was made of.
         nodes.extend(plan.moves.by_id.values().map(|mover| mover.target));
         nodes.sort_unstable();
@@ -211,7 +211,7 @@ impl Worker {
             return Flow::Stall(Stall::Quiet);
         }
         let Some(quieting) = self.clients.get_mut(handle).and_then(|c| c.quieting.take()) else { return Flow::Close };
-        let nodes = self.keepers();
+        let nodes = self.keepers.all();
         let mut asks: Vec<Ask> = nodes.iter().map(|node| Ask { node: *node, lane, requests: vec![raw.to_vec()] }).collect();
         if merge == Merge::Sum {
             for mover in plan.moves.by_id.values().filter(|mover| nodes.contains(&mover.target)) {

@@ -327,7 +327,7 @@ impl Worker {
             }
         }
         for (number, (asker, _)) in askers.into_iter().enumerate() {
-            self.answer_asker(asker, if number == 0 && unblocked.is_none() { b":1\r\n" } else { b":0\r\n" });
+            asker.answer(&self.shared.mailboxes, if number == 0 && unblocked.is_none() { b":1\r\n" } else { b":0\r\n" });
         }
         self.after_exclusive_reply(link_handle);
         true

@@ -199,7 +199,7 @@ impl Worker {
             }
             match pending.purpose {
                 Purpose::Client | Purpose::ClientHealed if is_error && pending.by_sha => {
-                    let shown = self.with_own_sha(answer);
+                    let shown = self.scripts_met.with_own_sha(answer);
                     self.deliver(pending.who, pending.seq, &shown);
                 }
                 Purpose::Client | Purpose::ClientHealed => self.deliver(pending.who, pending.seq, answer),

@@ -13,7 +13,6 @@
 //! Not a connection from MULTI on with each command sent at once: it would cost a round trip for each command and a connection for each
 //! client in the middle of a transaction.
 
-use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -309,7 +308,7 @@ impl Worker {
             Handling::Local(Local::Select) => match args.get(1).and_then(parse::<u32>) {
                 // Out of range: the node says so at EXEC.
                 None => Queueing::Queue(None),
-                Some(database) if self.shared.has_database(&self.keepers(), database) => Queueing::Select(database),
+                Some(database) if self.shared.has_database(&self.keepers.all(), database) => Queueing::Select(database),
                 Some(database) => Queueing::Refuse(format!(
                     "ERR Switchyard does not serve SELECT {database} inside MULTI before any client has selected that database outside"
                 )),
@@ -773,19 +772,8 @@ impl Worker {
             _ => {}
         }
         let answer = if text.is_empty() { answer } else { &text };
-        let shown = if executed { self.with_own_shas(answer) } else { None };
+        let shown = if executed { self.scripts_met.with_own_shas(answer) } else { None };
         self.deliver(pending.who, pending.seq, shown.as_deref().unwrap_or(answer));
-    }
-
-    /// A reply to EXEC in which the errors of scripts name the hashes that the client knows; `None` where they do.
-    fn with_own_shas(&self, answer: &[u8]) -> Option<Vec<u8>> {
-        let named = |element| if reply::is_error(element) { self.with_own_sha(element) } else { Cow::Borrowed(element) };
-        reply::elements(answer).any(|element| matches!(named(element), Cow::Owned(_))).then(|| {
-            let mut out = Vec::with_capacity(answer.len() + 16);
-            encode::header(&mut out, b'*', reply::elements(answer).remaining() as usize);
-            reply::elements(answer).for_each(|element| out.extend_from_slice(&named(element)));
-            out
-        })
     }
 
     /// A reply to EXEC with our clients counted in the place of our workers, as PUBLISH outside of a transaction has it.

@@ -368,7 +368,7 @@ impl Worker {
     }
 
     /// Has those who wait for keys look again: all of them, or those that have what they wait for.
-    fn look_again(&mut self, all: bool) {
+    pub(super) fn look_again(&mut self, all: bool) {
         let mut due: Vec<(u64, Handle)> = Vec::new();
         for handle in self.clients.stalled(Stall::Keys) {
             let Some(moving) = self.clients.get(handle).and_then(|client| client.moving.as_ref()) else { continue };
@@ -397,15 +397,6 @@ impl Worker {
             self.end_hold(handle);
         }
         self.unstall(handle);
-    }
-
-    pub(super) fn wake_moving(&mut self) {
-        self.look_again(false);
-    }
-
-    /// Another topology, or other legs: what was waited for may be elsewhere.
-    pub(super) fn replace_moving(&mut self) {
-        self.look_again(true);
     }
 
     /// Clients that wait for any of these keys are told an error.

@@ -204,7 +204,10 @@ pub(super) enum Task {
     /// It watches keys.
     Watching,
     /// The command under way may wait there, for keys of this slot, until then (us).
-    Waiting { slot: Option<Slot>, until_us: u64 },
+    Waiting {
+        slot: Option<Slot>,
+        until_us: u64,
+    },
     /// The last request of `pending` is still being uploaded: its time at the node has not begun.
     Uploading,
 }
