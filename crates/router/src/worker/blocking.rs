@@ -23,9 +23,9 @@ use super::downstream::Client;
 use super::keyed::Call;
 use super::pool::Acquired;
 use super::recalled::Ended;
-use super::upstream::{Lane, Phase, Purpose};
+use super::upstream::{Lane, Link, Phase, Purpose, Task};
 use super::{Stall, Worker};
-use crate::shared::Message;
+use crate::shared::{Mailboxes, Message};
 use crate::slab::Handle;
 
 /// How often a node is asked whether it is alive while clients wait there and nothing else is asked of it.
@@ -52,7 +52,23 @@ pub(super) struct Asker {
     pub(super) part: u32,
 }
 
+impl Asker {
+    pub(super) fn answer(self, mailboxes: &Mailboxes, answer: &[u8]) {
+        let Self { from, gather, part } = self;
+        mailboxes.send(from, Message::Answer { gather, part, reply: answer.to_vec() });
+    }
+}
+
 impl Unblock {
+    /// Tells those who asked how many waits it has ended.
+    pub(super) fn answer(&self, mailboxes: &Mailboxes, count: i64) {
+        let mut bytes = Vec::new();
+        encode::integer(&mut bytes, count);
+        for (asker, _) in &self.askers {
+            asker.answer(mailboxes, &bytes);
+        }
+    }
+
     /// The clients that have asked for it so far, and not only we.
     pub(super) fn take_askers(&mut self) -> Vec<(Asker, bool)> {
         std::mem::take(&mut self.askers)
@@ -123,10 +139,8 @@ impl Worker {
         let gone = client.hangup || client.half_closed;
         self.stall(handle, Stall::Blocked);
         let grace_us = self.plan.live.command_timeout.as_micros() as u64;
-        if let Some(link) = self.links.get_mut(link_handle) {
-            link.slot = slot;
-            link.waits_until_us = waits_us.map_or(u64::MAX, |us| self.now_us.saturating_add(us).saturating_add(grace_us));
-        }
+        let until_us = waits_us.map_or(u64::MAX, |us| self.now_us.saturating_add(us).saturating_add(grace_us));
+        self.links.get_mut(link_handle).into_iter().for_each(|link| link.set_task(Task::Waiting { slot, until_us }));
         if gone {
             // It has closed its side: it gets what is there at once, but nobody waits for it.
             self.unblock(link_handle, false, None);
@@ -140,7 +154,7 @@ impl Worker {
         }
         let held = self.clients.get(handle).and_then(|c| c.held);
         if let Some(link) = held
-            && self.links.get(link).is_some_and(|l| l.unblock.is_none())
+            && self.links.get(link).and_then(Link::lease).is_some_and(|lease| lease.unblock.is_none())
         {
             self.unblock(link, true, None);
         }
@@ -152,42 +166,29 @@ impl Worker {
         if let Some((handle, _)) = found.filter(|(_, c)| c.is_recalled()) {
             // It waits nowhere just now, and nobody need be asked.
             self.end_recalled(handle, if error { Ended::Unblocked } else { Ended::OutOfTime });
-            return self.answer_asker(asker, b":1\r\n");
+            return asker.answer(&self.shared.mailboxes, b":1\r\n");
         }
         let held = found.filter(|(_, c)| c.stall == Stall::Blocked).and_then(|(_, c)| Some((c.held?, c.is_being_recalled())));
         match held {
-            None => self.answer_asker(asker, b":0\r\n"),
+            None => asker.answer(&self.shared.mailboxes, b":0\r\n"),
             Some((link, false)) => self.unblock(link, error, Some(asker)),
             // The node has been told already: what it says decides.
-            Some((link, true)) => match self.links.get_mut(link) {
-                Some(link) => link.unblock.get_or_insert_default().askers.push((asker, error)),
-                None => self.answer_asker(asker, b":0\r\n"),
+            Some((link, true)) => match self.links.get_mut(link).and_then(Link::lease_mut) {
+                Some(lease) => lease.unblock.get_or_insert_default().askers.push((asker, error)),
+                None => asker.answer(&self.shared.mailboxes, b":0\r\n"),
             },
-        }
-    }
-
-    pub(super) fn answer_asker(&self, asker: Asker, answer: &[u8]) {
-        let Asker { from, gather, part } = asker;
-        self.shared.mailboxes[from].send(Message::Answer { gather, part, reply: answer.to_vec() });
-    }
-
-    pub(super) fn answer_unblock(&self, unblock: &Unblock, count: i64) {
-        let mut bytes = Vec::new();
-        encode::integer(&mut bytes, count);
-        for (asker, _) in &unblock.askers {
-            self.answer_asker(*asker, &bytes);
         }
     }
 
     /// Has the node end the wait of the command on this connection.
     pub(super) fn unblock(&mut self, link_handle: Handle, error: bool, asker: Option<Asker>) {
-        let Some(link) = self.links.get_mut(link_handle) else {
+        let Some(lease) = self.links.get_mut(link_handle).and_then(Link::lease_mut) else {
             if let Some(asker) = asker {
-                self.answer_asker(asker, b":0\r\n");
+                asker.answer(&self.shared.mailboxes, b":0\r\n");
             }
             return;
         };
-        let unblock = link.unblock.get_or_insert_default();
+        let unblock = lease.unblock.get_or_insert_default();
         unblock.error |= error;
         unblock.askers.extend(asker.map(|asker| (asker, error)));
         if !unblock.asked {
@@ -204,11 +205,11 @@ impl Worker {
             return;
         };
         let Some(link) = self.links.get_mut(link_handle) else { return };
-        let Some(unblock) = &mut link.unblock else { return };
+        let holder = link.holder();
+        let Some(unblock) = link.lease_mut().and_then(|lease| lease.unblock.as_mut()) else { return };
         unblock.asked = true;
         let reason: &[u8] = if unblock.error { b"ERROR" } else { b"TIMEOUT" };
         let request = [&b"CLIENT"[..], b"UNBLOCK", client_id.as_bytes(), reason];
-        let holder = link.holder;
         match self.streams_to_look_at(holder) {
             None => self.push_own_for(main, link_handle, &request, Purpose::Unblock, 0),
             Some((database, streams)) => {
@@ -225,7 +226,7 @@ impl Worker {
 
     /// The node's answer to CLIENT UNBLOCK for a connection, or an error where there is none.
     pub(super) fn on_unblock(&mut self, link_handle: Handle, answer: &[u8]) {
-        let holder = self.links.get(link_handle).map(|l| l.holder);
+        let holder = self.links.get(link_handle).map(Link::holder);
         let answer = match holder.filter(|_| answer.starts_with(b"*")) {
             Some(holder) => self.streams_seen(holder, answer),
             None => {
@@ -234,14 +235,14 @@ impl Worker {
             }
         };
         let Some(link) = self.links.get_mut(link_handle) else { return };
-        let Some(unblock) = &mut link.unblock else { return };
+        let (node, holder) = (link.node, link.holder());
+        let Some(unblock) = link.lease_mut().and_then(|lease| lease.unblock.as_mut()) else { return };
         unblock.asked = false;
         let over = unblock.over;
-        let abandoned = self.clients.get(link.holder).is_none();
+        let abandoned = self.clients.get(holder).is_none();
         if reply::is_error(answer) {
-            let node = link.node;
             for (asker, _) in std::mem::take(&mut unblock.askers) {
-                self.answer_asker(asker, answer);
+                asker.answer(&self.shared.mailboxes, answer);
             }
             self.end_unblock(link_handle, 0);
             if over {
@@ -253,7 +254,6 @@ impl Worker {
         } else if reply::integer(answer) == Some(1) || over {
             // The reply that says so may still be on its way, and the wait be recalled before it is there.
             let wanted = unblock.askers.first().filter(|_| !over).map(|(_, error)| *error);
-            let holder = link.holder;
             if let Some(waiting) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
                 waiting.note_unblocked(wanted);
             }
@@ -267,15 +267,15 @@ impl Worker {
 
     /// Tells those who asked.
     pub(super) fn end_unblock(&mut self, link_handle: Handle, count: i64) {
-        if let Some(unblock) = self.links.get_mut(link_handle).and_then(|l| l.unblock.take()) {
-            self.answer_unblock(&unblock, count);
+        if let Some(unblock) = self.links.get_mut(link_handle).and_then(|l| l.lease_mut()?.unblock.take()) {
+            unblock.answer(&self.shared.mailboxes, count);
         }
     }
 
     /// Sends CLIENT UNBLOCK again where nobody was waiting yet.
     pub(super) fn retry_unblocks(&mut self) {
         for link in std::mem::take(&mut self.unblocks.again) {
-            if self.links.get(link).and_then(|l| l.unblock.as_ref()).is_some_and(|u| !u.asked && !u.over) {
+            if self.links.get(link).and_then(|l| l.lease()?.unblock.as_ref()).is_some_and(|u| !u.asked && !u.over) {
                 self.ask_unblock(link);
             }
         }
@@ -329,7 +329,8 @@ impl Worker {
         let epoch = self.plan.topology.epoch() as u32;
         for handle in self.links.handles() {
             let Some(link) = self.links.get(handle).filter(|l| l.lane == Lane::Blocking && !l.is_idle()) else { continue };
-            let (slot, node, holder) = (link.slot, link.node, link.holder);
+            let (node, holder) = (link.node, link.holder());
+            let slot = if let Task::Waiting { slot, .. } = link.task() { slot } else { None };
             if slot.is_some_and(|slot| !self.is_waiting_well(slot, holder, node)) {
                 self.recall_waiting(handle);
                 continue;

@@ -8,7 +8,7 @@ use switchyard_resp::reply::ReplyScanner;
 use tracing::{info, warn};
 
 use super::Worker;
-use super::upstream::{Body, Lane, Pending, Phase, Purpose};
+use super::upstream::{Body, Lane, Pending, Phase, Purpose, Task};
 use crate::slab::Handle;
 
 /// Why a connection is given up whose node has been silent for too long.
@@ -184,8 +184,8 @@ impl Worker {
         if link.lane.is_exclusive() {
             self.exclusive_gone(handle, &link);
         }
-        if let Some(unblock) = link.unblock {
-            self.answer_unblock(&unblock, 0);
+        if let Some(unblock) = link.lease().and_then(|lease| lease.unblock.as_ref()) {
+            unblock.answer(&self.shared.mailboxes, 0);
         }
         self.ensure_killer(link.node);
     }
@@ -222,19 +222,23 @@ impl Worker {
 
     fn tick_up(&mut self, handle: Handle, live: &crate::settings::Live) {
         let Some(link) = self.links.get_mut(handle) else { return };
-        let timeout = if link.lane == Lane::Slow || link.slow { live.slow_command_timeout } else { live.command_timeout };
+        let timeout = if link.lane == Lane::Slow || link.lease().is_some_and(|lease| lease.slow) {
+            live.slow_command_timeout
+        } else {
+            live.command_timeout
+        };
         let timeout_us = timeout.as_micros() as u32;
         // A node that is in the middle of a reply answers, however long the reply takes on its way.
         let mid_reply = !link.input.is_empty() || !matches!(link.body, Body::Whole(_));
         let is_answering = mid_reply && self.now_us.saturating_sub(link.received_us) < u64::from(timeout_us);
-        let busy = link.paused || is_answering || self.now_us < link.waits_until_us;
-        let uploading = link.uploading;
+        let busy = link.paused || is_answering || self.now_us < link.waits_until_us();
+        let uploading = link.task() == Task::Uploading;
         let late = if busy { Vec::new() } else { link.expire(self.now_us, timeout_us) };
         let silent = !busy && link.silent_since_us().is_some_and(|since_us| self.now_us.saturating_sub(since_us) > u64::from(timeout_us));
         let lane = link.lane;
         let unused = lane != Lane::Main
             && link.is_idle()
-            && link.holder == Handle::NONE
+            && link.holder() == Handle::NONE
             && link.unsent() == 0
             && self.now_us.saturating_sub(link.idle_since_us) > IDLE_US;
         if !link.is_idle() {

@@ -100,7 +100,7 @@ impl Worker {
                     return self.refuse(handle, class, "ERR syntax error");
                 }
                 if local == Local::ClientNoTouch {
-                    let keepers = plan.topology.nodes().filter(|node| self.keeps.get(node.id.index()) == Some(&true));
+                    let keepers = plan.topology.nodes().filter(|node| self.keepers.has(node.id));
                     if on && !keepers.map(|node| node.id).all(|id| self.shared.with_facts(id, |facts| knows_no_touch(&facts.redis_version)))
                     {
                         return self.refuse(handle, class, "ERR unknown subcommand 'NO-TOUCH'. Try CLIENT HELP.");

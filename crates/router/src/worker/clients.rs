@@ -1,8 +1,12 @@
-//! The clients of a worker: which there are, which have something to be sent, and which go on in this turn.
+//! The clients of a worker: which there are, which have something to be sent, which are held up, and which go on in this turn.
 //!
 //! It knows no node.
 
-use super::downstream::Client;
+use std::sync::Arc;
+
+use super::downstream::{Client, Stall};
+use super::recalled::Waiting;
+use crate::metrics::WorkerCounters;
 use crate::slab::{Handle, Slab};
 
 /// The clients of a worker.
@@ -13,11 +17,14 @@ pub(super) struct Clients {
     dirty: Vec<Handle>,
     /// Those whose stall has ended.
     resumed: Vec<Handle>,
+    /// Those that a move holds up, by `Stall::OF_MOVES`; and some that it does not any more (`Client::listed`).
+    stalled: [Vec<Handle>; Stall::OF_MOVES.len()],
+    counters: Arc<WorkerCounters>,
 }
 
 impl Clients {
-    pub(super) fn new() -> Self {
-        Self { all: Slab::new(), dirty: Vec::new(), resumed: Vec::new() }
+    pub(super) fn new(counters: Arc<WorkerCounters>) -> Self {
+        Self { all: Slab::new(), dirty: Vec::new(), resumed: Vec::new(), stalled: Default::default(), counters }
     }
 
     #[inline]
@@ -48,6 +55,57 @@ impl Clients {
 
     pub(super) fn remove(&mut self, handle: Handle) -> Option<Client> {
         self.all.remove(handle)
+    }
+
+    // ---- which are held up ----
+
+    /// No further command of a client is looked at.
+    pub(super) fn stall(&mut self, handle: Handle, why: Stall, now_us: u64) {
+        let Some(client) = self.all.get_mut(handle) else { return };
+        match (client.stall == Stall::Blocked, why == Stall::Blocked) {
+            (false, true) => self.counters.blocked.add(1),
+            (true, false) => self.counters.blocked.sub(1),
+            _ => {}
+        }
+        client.stall = why;
+        client.stalled_at_us = now_us;
+        if let Some(list) = why.of_move()
+            && client.listed & (1 << list) == 0
+        {
+            client.listed |= 1 << list;
+            self.stalled[list].push(handle);
+        }
+    }
+
+    /// Ends a stall; the client goes on in this turn. Gives the command that has waited at a node until now.
+    pub(super) fn unstall(&mut self, handle: Handle, now_us: u64) -> Option<Box<Waiting>> {
+        let client = self.all.get_mut(handle).filter(|client| client.stall != Stall::None)?;
+        // A client that does not read, or sends without end, keeps itself waiting, and one in a blocking command is meant to.
+        if !matches!(client.stall, Stall::Output | Stall::Pipeline | Stall::Blocked) {
+            client.waited = (client.next_seq(), now_us.saturating_sub(client.stalled_at_us) as u32);
+        }
+        let mut over = None;
+        if client.stall == Stall::Blocked {
+            self.counters.blocked.sub(1);
+            over = client.waiting.take();
+        }
+        client.stall = Stall::None;
+        self.resume(handle);
+        over
+    }
+
+    /// The clients that a move holds up for this reason.
+    pub(super) fn stalled(&mut self, why: Stall) -> Vec<Handle> {
+        let Some(list) = why.of_move() else { return Vec::new() };
+        let all = &mut self.all;
+        self.stalled[list].retain(|handle| {
+            let Some(client) = all.get_mut(*handle) else { return false };
+            if client.stall != why {
+                client.listed &= !(1 << list);
+            }
+            client.stall == why
+        });
+        self.stalled[list].clone()
     }
 
     // ---- which go on ----

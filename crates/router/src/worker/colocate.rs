@@ -29,12 +29,6 @@ pub(super) struct ColocateWait {
     text: String,
 }
 
-/// The clients of a worker that wait for keys to come home.
-#[derive(Debug, Default)]
-pub(super) struct ColocateWaits {
-    clients: Vec<Handle>,
-}
-
 impl Client {
     /// Whether the command that is looked at next waits for keys to come home.
     pub(super) fn waits_for_home(&self) -> bool {
@@ -53,10 +47,6 @@ impl Worker {
         let Some(port) = self.shared.home.get().filter(|_| !limit.is_zero()) else { return Err(text) };
         let number = client.next_seq();
         if !client.waits_for_home() {
-            // One that waited before is on the list as long as it is not looked at there.
-            if client.colocate_wait.is_none() {
-                self.colocate_waits.clients.push(handle);
-            }
             self.counters.colocate_waits.add(1);
             client.colocate_wait =
                 Some(Box::new(ColocateWait { number, since_us: now_us, is_asked: false, refusal: None, text: String::new() }));
@@ -76,7 +66,7 @@ impl Worker {
             port.colocate(ColocateRequest::new(wanted, command, limit, self.shared.mailboxes.clone(), worker, (handle, number)));
         }
         wait.text = text;
-        Ok(Flow::Stall(Stall::Moving))
+        Ok(Flow::Stall(Stall::Home))
     }
 
     fn late_text(&self, text: &str) -> String {
@@ -89,49 +79,29 @@ impl Worker {
         let Some(wait) = client.colocate_wait.as_mut().filter(|wait| wait.number == number) else { return };
         wait.is_asked = false;
         wait.refusal = refusal;
-        if wait.refusal.is_some() && client.stall == Stall::Moving && client.moving.is_none() {
+        if wait.refusal.is_some() && client.stall == Stall::Home {
             self.unstall(handle);
         }
     }
 
-    /// Another topology: those who wait look again where their keys are.
-    pub(super) fn look_home_again(&mut self) {
-        self.settle_colocate_waits(true);
-    }
-
-    /// Nobody waits longer than is allowed.
-    pub(super) fn tick_colocate_waits(&mut self) {
-        if !self.colocate_waits.clients.is_empty() {
-            self.settle_colocate_waits(false);
-        }
-    }
-
-    fn settle_colocate_waits(&mut self, all: bool) {
-        let mut waiting = std::mem::take(&mut self.colocate_waits.clients);
-        waiting.retain(|handle| match self.clients.get_mut(*handle) {
-            Some(client) if client.waits_for_home() => true,
-            Some(client) => {
-                client.colocate_wait = None;
-                false
-            }
-            None => false,
-        });
+    /// Has those look again who have waited for too long, or whose question was answered; with another topology all.
+    pub(super) fn settle_colocate_waits(&mut self, all: bool) {
         let limit_us = self.plan.live.bring_home_timeout.as_micros() as u64;
-        for handle in &waiting {
-            let Some(client) = self.clients.get(*handle).filter(|client| client.stall == Stall::Moving) else { continue };
-            let Some(wait) = &client.colocate_wait else { continue };
-            let is_late = self.now_us.saturating_sub(wait.since_us) > limit_us;
-            if client.moving.is_some() {
-                // The move that brings them has begun, and holds the command by itself.
-                if is_late {
-                    let text = self.late_text(&wait.text);
-                    self.counters.not_home.add(1);
-                    self.refuse_held(*handle, text);
-                }
-            } else if all || is_late || !wait.is_asked {
-                self.unstall(*handle);
+        let is_late = |worker: &Self, wait: &ColocateWait| worker.now_us.saturating_sub(wait.since_us) > limit_us;
+        for handle in self.clients.stalled(Stall::Home) {
+            let wait = self.clients.get(handle).and_then(|client| client.colocate_wait.as_ref());
+            if wait.is_some_and(|wait| all || !wait.is_asked || is_late(self, wait)) {
+                self.unstall(handle);
             }
         }
-        self.colocate_waits.clients = waiting;
+        // Where the move that brings them has begun, that holds the command by itself.
+        for handle in self.clients.stalled(Stall::Keys) {
+            let Some(client) = self.clients.get(handle).filter(|client| client.waits_for_home()) else { continue };
+            if let Some(wait) = client.colocate_wait.as_ref().filter(|wait| is_late(self, wait)) {
+                let text = self.late_text(&wait.text);
+                self.counters.not_home.add(1);
+                self.refuse_held(handle, text);
+            }
+        }
     }
 }

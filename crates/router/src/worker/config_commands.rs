@@ -160,7 +160,7 @@ impl Worker {
         }
         let ours = own.iter().map(|(name, _)| *name).collect();
         let own = own.into_iter().filter(|(name, _)| args.iter().skip(2).any(|p| glob::matches_setting(p, name.as_bytes()))).collect();
-        let asks = self.keepers().into_iter().map(|node| Ask { node, lane: Lane::Main, requests: vec![raw.to_vec()] }).collect();
+        let asks = self.keepers.all().into_iter().map(|node| Ask { node, lane: Lane::Main, requests: vec![raw.to_vec()] }).collect();
         self.begin_rounds(handle, class, Box::new(ConfigGet { own, ours }), asks)
     }
 

@@ -13,7 +13,7 @@ use super::everywhere::Reach;
 use super::gather::Whole;
 use super::keyed::{Call, Keyed, Ticket};
 use super::transit::Transit;
-use super::upstream::{Lane, Pending, Purpose};
+use super::upstream::{Lane, Pending, Purpose, UNSENT_HIGH};
 use super::{Stall, Worker};
 use crate::settings::Reads;
 use crate::shared::{Commands, Plan};
@@ -59,7 +59,7 @@ impl Worker {
         if !plan.topology.is_settled() {
             match self.in_transit(plan, handle, command, args) {
                 Transit::Settled => {}
-                Transit::Instead(Flow::Stall(Stall::Moving)) if command.flags.has(Flags::BLOCKING) => {
+                Transit::Instead(Flow::Stall(Stall::Keys)) if command.flags.has(Flags::BLOCKING) => {
                     let flow = self.wait_on_the_way(plan, handle, command, raw, args);
                     self.executed(handle, command, args, special, flow);
                     return flow;
@@ -193,7 +193,7 @@ impl Worker {
         let node = match command.first_key_only(args) {
             Some(index) => {
                 let Some(key) = args.get(index) else { return Flow::Close };
-                if self.is_known_large(command, key) {
+                if self.large_keys.suggests(command, key) {
                     return self.forward_large(handle, command, args, plan.topology.lives_at(key), raw);
                 }
                 plan.topology.lives_at(key)
@@ -257,7 +257,7 @@ impl Worker {
             let text = self.down_text(node);
             return self.refuse(handle, class, &text);
         }
-        if !link.has_room(Self::UNSENT_HIGH) && self.link_is_full(link_handle, handle, Self::UNSENT_HIGH) {
+        if !link.has_room(UNSENT_HIGH) && self.links.is_full(link_handle, handle, UNSENT_HIGH) {
             return Flow::Stall(Stall::Upstream);
         }
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
@@ -288,8 +288,8 @@ impl Worker {
     pub(super) fn choose_node(&mut self, plan: &Plan) -> Option<NodeId> {
         self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
         // A node that has just joined may lack what clients call there (functions), and one without keys may be about to go.
-        let keeper = anywhere(&plan.topology, self.turn_of_nodes, |node| self.keeps(node) && self.node_is_up(node));
-        keeper.or_else(|| anywhere(&plan.topology, self.turn_of_nodes, |node| self.node_is_up(node)))
+        let keeper = anywhere(&plan.topology, self.turn_of_nodes, |node| self.keepers.has(node) && self.links.is_up(node));
+        keeper.or_else(|| anywhere(&plan.topology, self.turn_of_nodes, |node| self.links.is_up(node)))
     }
 
     pub(super) fn refuse_all_down(&mut self, handle: Handle, class: u8) -> Flow {
@@ -413,7 +413,7 @@ impl Worker {
             }
         }
         if command.flags.has(Flags::WRITE) {
-            let nodes = self.keepers();
+            let nodes = self.keepers.all();
             if let Some(client) = self.clients.get_mut(handle) {
                 nodes.into_iter().for_each(|node| client.note_write(node));
             }

@@ -81,8 +81,24 @@ pub(super) enum Stall {
     Learning,
     /// A password is being checked.
     Login,
-    /// Its keys are being moved.
-    Moving,
+    /// Its keys are on their way to another node.
+    Keys,
+    /// Keys that it needs together are on their way home.
+    Home,
+    /// Movers, or whoever copies functions, are to come to rest.
+    Quiet,
+    /// Its command waited at a node, and is to wait at another one: until its turn.
+    Turn,
+}
+
+impl Stall {
+    /// Those that a move causes, which ends them.
+    pub(super) const OF_MOVES: [Stall; 4] = [Stall::Keys, Stall::Home, Stall::Quiet, Stall::Turn];
+
+    /// Place in `OF_MOVES`.
+    pub(super) fn of_move(self) -> Option<usize> {
+        Self::OF_MOVES.iter().position(|stall| *stall == self)
+    }
 }
 
 /// A large request on its way from the client to a node.
@@ -176,6 +192,8 @@ pub(super) struct Client {
     /// The path that the commands in flight took.
     pub(super) lane: Lane,
     pub(super) stall: Stall,
+    /// In which lists of `Clients::stalled` it is: one bit each.
+    pub(super) listed: u8,
     pub(super) stalled_at_us: u64,
     /// The command that was held up last, and for how long, us: for the slow log.
     pub(super) waited: (u32, u32),
@@ -270,6 +288,7 @@ impl Client {
             parked_count: 0,
             lane: Lane::Main,
             stall: Stall::None,
+            listed: 0,
             stalled_at_us: 0,
             waited: (0, 0),
             held: None,

@@ -4,7 +4,7 @@
 //! is down, or was never there, must not fail the command. What every node is to have (scripts, functions, settings) goes to the others too, as long as
 //! they are up, and their errors are left out. A node that misses it for that reason is given scripts and functions when keys move to it.
 
-use switchyard_policy::topology::NodeId;
+use switchyard_policy::topology::{NodeId, Topology};
 
 use super::Worker;
 
@@ -19,28 +19,38 @@ pub(super) enum Reach {
     Unanimous,
 }
 
-impl Worker {
+/// The nodes at which keys may be, by the plan that the worker has adopted.
+#[derive(Debug, Default)]
+pub(super) struct Keepers {
+    all: Vec<NodeId>,
+    /// By node number.
+    is_one: Vec<bool>,
+}
+
+impl Keepers {
     /// The plan is another one.
-    pub(super) fn note_keepers(&mut self) {
-        self.keeps.clear();
-        self.keeps.resize(self.plan.topology.node_id_bound(), false);
-        for node in self.plan.topology.keepers() {
-            self.keeps[node.index()] = true;
+    pub(super) fn adopt(&mut self, topology: &Topology) {
+        self.is_one.clear();
+        self.is_one.resize(topology.node_id_bound(), false);
+        for node in topology.keepers() {
+            self.is_one[node.index()] = true;
         }
+        self.all = topology.nodes().map(|node| node.id).filter(|node| self.is_one[node.index()]).collect();
     }
 
-    /// Whether keys may be at a node, by the plan that this worker has adopted.
-    pub(super) fn keeps(&self, node: NodeId) -> bool {
-        self.keeps.get(node.index()) == Some(&true)
+    #[inline]
+    pub(super) fn has(&self, node: NodeId) -> bool {
+        self.is_one.get(node.index()) == Some(&true)
     }
 
-    /// The nodes at which keys may be.
-    pub(super) fn keepers(&self) -> Vec<NodeId> {
-        self.plan.topology.nodes().map(|node| node.id).filter(|node| self.keeps(*node)).collect()
+    pub(super) fn all(&self) -> Vec<NodeId> {
+        self.all.clone()
     }
+}
 
+impl Worker {
     /// The keepers and those of the others that are up.
     pub(super) fn reachable(&self) -> Vec<NodeId> {
-        self.plan.topology.nodes().map(|node| node.id).filter(|node| self.keeps(*node) || self.node_is_up(*node)).collect()
+        self.plan.topology.nodes().map(|node| node.id).filter(|node| self.keepers.has(*node) || self.links.is_up(*node)).collect()
     }
 }

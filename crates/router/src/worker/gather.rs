@@ -9,7 +9,7 @@ use super::Worker;
 use super::breaking::PERHAPS;
 use super::everywhere::Reach;
 use super::info::Digest;
-use super::keyed::{Call, Keyed, Request, Ticket};
+use super::keyed::{Call, Keyed, Ticket};
 use super::memory_stats;
 use super::pubsub::Kind;
 use super::quiet::Quieting;
@@ -168,7 +168,7 @@ impl Worker {
                 let request = match bytes {
                     EXEC => self.pass_exec(database, pending),
                     _ if number + 1 == requests.len() => self.pass(keyed, bytes, pending),
-                    MULTI => Request::of_ours(bytes, database, Pending { purpose: Purpose::Queued, seq: 0, ..pending }),
+                    MULTI => self.pass_queued(keyed, bytes, Pending { purpose: Purpose::Queued, seq: 0, ..pending }),
                     _ if requests[0].as_ref() == MULTI => self.pass_queued(keyed, bytes, Pending { purpose: Purpose::Nobody, ..pending }),
                     _ => self.pass(keyed, bytes, Pending { purpose: Purpose::Nobody, ..pending }),
                 };
@@ -191,14 +191,14 @@ impl Worker {
         class: u8,
         whole: Whole,
     ) {
-        let nodes = if reach == Reach::Keepers { self.keepers() } else { self.reachable() };
+        let nodes = if reach == Reach::Keepers { self.keepers.all() } else { self.reachable() };
         if !matches!(whole, Whole::Info { .. }) {
             // What follows may not be answered from what nodes said before (INFO).
             self.clients.get_mut(client).into_iter().for_each(|client| client.wrote_us = self.now_us);
         }
         let Some(gather) = self.begin_gather(client, class, nodes.len(), whole) else { return };
         if reach == Reach::Everybody {
-            let excused = nodes.iter().copied().filter(|node| !self.keeps(*node)).collect();
+            let excused = nodes.iter().copied().filter(|node| !self.keepers.has(*node)).collect();
             self.gathers.get_mut(gather).into_iter().for_each(|gather| gather.excused.clone_from(&excused));
         }
         for (part, node) in nodes.into_iter().enumerate() {

@@ -285,35 +285,12 @@ impl Worker {
     }
 
     pub(super) fn stall(&mut self, handle: Handle, why: Stall) {
-        if let Some(client) = self.clients.get_mut(handle) {
-            match (client.stall == Stall::Blocked, why == Stall::Blocked) {
-                (false, true) => self.counters.blocked.add(1),
-                (true, false) => self.counters.blocked.sub(1),
-                _ => {}
-            }
-            client.stall = why;
-            client.stalled_at_us = self.now_us;
-        }
+        self.clients.stall(handle, why, self.now_us);
     }
 
     /// Ends a stall; the client goes on in this turn.
     pub(super) fn unstall(&mut self, handle: Handle) {
-        let mut over = None;
-        if let Some(client) = self.clients.get_mut(handle)
-            && client.stall != Stall::None
-        {
-            // A client that does not read, or sends without end, keeps itself waiting, and one in a blocking command is meant to.
-            if !matches!(client.stall, Stall::Output | Stall::Pipeline | Stall::Blocked) {
-                client.waited = (client.next_seq(), self.now_us.saturating_sub(client.stalled_at_us) as u32);
-            }
-            if client.stall == Stall::Blocked {
-                self.counters.blocked.sub(1);
-                over = client.waiting.take();
-            }
-            client.stall = Stall::None;
-            self.clients.resume(handle);
-        }
-        if let Some(waiting) = over {
+        if let Some(waiting) = self.clients.unstall(handle, self.now_us) {
             self.leave_line(&waiting);
         }
     }

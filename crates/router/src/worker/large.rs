@@ -23,16 +23,10 @@ use super::keyed::Call;
 use super::pause::may_write;
 use super::pool::Acquired;
 use super::transit::Transit;
-use super::upstream::{Body, Lane, Pending, Purpose};
+use super::upstream::{Body, Lane, Pending, Purpose, Task, UPLOAD_HIGH};
 use super::{OUTPUT_HIGH, Stall, Worker};
 use crate::shared::Plan;
 use crate::slab::Handle;
-
-/// Bytes of an upload that may wait for the node's socket; then the client is not read from.
-const UPLOAD_HIGH: usize = 256 << 10;
-
-/// It is read from again below this.
-pub(super) const UPLOAD_LOW: usize = 64 << 10;
 
 /// How long keys with large values are remembered.
 const MEMORY_US: u64 = 60_000_000;
@@ -59,6 +53,12 @@ impl LargeKeys {
         }
     }
 
+    /// Whether a read of this key is better sent on a connection of its own right away.
+    #[inline]
+    pub(super) fn suggests(&self, command: &Command, key: &[u8]) -> bool {
+        command.flags.has(Flags::READONLY) && self.knows(key)
+    }
+
     fn remember(&mut self, key: &[u8], now_us: u64) {
         if self.is_empty {
             self.is_empty = false;
@@ -69,7 +69,7 @@ impl LargeKeys {
     }
 
     /// All at once, a minute after the first: a key that is still large is found again by its next read.
-    fn forget_old(&mut self, now_us: u64) {
+    pub(super) fn forget_old(&mut self, now_us: u64) {
         if !self.is_empty && now_us >= self.forgets_at_us {
             self.hashes.fill(0);
             self.is_empty = true;
@@ -130,9 +130,9 @@ impl Worker {
             Err(flow) => return flow,
         };
         let link = self.send_large(handle, acquired, Call::Found(command, args), header, class, None);
-        if let Some(link) = link.and_then(|l| self.links.get_mut(l)) {
-            link.uploading = true;
-            link.slow |= command.flags.has(Flags::SLOW);
+        if let Some(lease) = link.and_then(|l| self.links.get_mut(l)?.lease_mut()) {
+            lease.task = Task::Uploading;
+            lease.slow |= command.flags.has(Flags::SLOW);
         }
         if let Some(client) = self.clients.get_mut(handle) {
             client.note_write(node);
@@ -152,7 +152,7 @@ impl Worker {
             return Ok((0, false));
         }
         if let Some(link) = link
-            && self.link_is_full(link, handle, UPLOAD_HIGH)
+            && self.links.is_full(link, handle, UPLOAD_HIGH)
         {
             self.stall(handle, Stall::Upstream);
             return Ok((0, false));
@@ -182,12 +182,6 @@ impl Worker {
         Some(pending.seq)
     }
 
-    /// Whether a read of this key is better sent on a connection of its own right away.
-    #[inline]
-    pub(super) fn is_known_large(&self, command: &Command, key: &[u8]) -> bool {
-        command.flags.has(Flags::READONLY) && self.large_keys.knows(key)
-    }
-
     /// Sends a whole request on a connection of the client's own.
     pub(super) fn forward_large(&mut self, handle: Handle, command: &Command, args: &Args<'_>, node: NodeId, raw: &[u8]) -> Flow {
         let acquired = match self.take_exclusive(handle, node, Lane::Large) {
@@ -195,8 +189,8 @@ impl Worker {
             Err(flow) => return flow,
         };
         let link = self.send_large(handle, acquired, Call::Found(command, args), raw, command.class() as u8, None);
-        if let Some(link) = link.and_then(|l| self.links.get_mut(l)) {
-            link.slow |= command.flags.has(Flags::SLOW);
+        if let Some(lease) = link.and_then(|l| self.links.get_mut(l)?.lease_mut()) {
+            lease.slow |= command.flags.has(Flags::SLOW);
         }
         Flow::Next
     }
@@ -328,10 +322,6 @@ impl Worker {
         {
             self.large_keys.remember(key, self.now_us);
         }
-    }
-
-    pub(super) fn tick_large(&mut self) {
-        self.large_keys.forget_old(self.now_us);
     }
 
     /// Starts to take a reply of at least `bytes`, of which `part` is there and which is too large to be collected. False where it must be

@@ -174,9 +174,9 @@ impl Links {
         self.nodes.get(node.index())?.pools.get(lane.pool()?)
     }
 
-    /// The same, with the connections in it.
-    pub(super) fn pool_mut(&mut self, node: NodeId, lane: Lane) -> Option<(&mut Pool, &mut Slab<Box<Link>>)> {
-        Some((self.nodes.get_mut(node.index())?.pools.get_mut(lane.pool()?)?, &mut self.all))
+    /// The same, to be changed.
+    pub(super) fn pool_mut(&mut self, node: NodeId, lane: Lane) -> Option<&mut Pool> {
+        self.nodes.get_mut(node.index())?.pools.get_mut(lane.pool()?)
     }
 
     /// All pools.
@@ -215,6 +215,16 @@ impl Links {
             link.dirty = true;
             self.dirty.push(handle);
         }
+    }
+
+    /// Whether a client must wait before it adds to this connection; then it is told when it may.
+    pub(super) fn is_full(&mut self, handle: Handle, client: Handle, high: usize) -> bool {
+        let Some(link) = self.get_mut(handle).filter(|link| !link.has_room(high)) else { return false };
+        if !link.waiters.contains(&client) {
+            link.waiters.push(client);
+        }
+        self.mark(handle);
+        true
     }
 
     /// How many are marked.

@@ -176,7 +176,7 @@ impl Worker {
         let Ok(database) = u32::try_from(index) else {
             return self.refuse(handle, class, "ERR DB index is out of range");
         };
-        let known = self.shared.has_database(&self.keepers(), database);
+        let known = self.shared.has_database(&self.keepers.all(), database);
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if client.lane == Lane::Rounds && client.in_flight() > 0 {
             // An earlier SELECT is still being asked about: what it answers must not come after this one.

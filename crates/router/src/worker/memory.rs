@@ -309,7 +309,7 @@ impl Worker {
                 }
             }
             let unsent = if link.lane.is_exclusive() { link.request_memory() } else { 0 };
-            let owner = if link.lane.is_exclusive() { Some(link.holder) } else { self.head_owner(link) };
+            let owner = if link.lane.is_exclusive() { Some(link.holder()) } else { self.head_owner(link) };
             let bytes = link.input.capacity() + unsent;
             match owner.and_then(|owner| clients.get_mut(&owner)) {
                 Some((sum, _)) => *sum += bytes,

@@ -48,6 +48,7 @@ mod rarely;
 mod recalled;
 mod renew;
 mod replicas;
+mod replies;
 mod rounds;
 mod scan;
 mod scripts;
@@ -66,7 +67,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use switchyard_policy::topology::NodeId;
 use switchyard_resp::request::Scanner;
 
 use crate::listener::Listener;
@@ -118,8 +118,7 @@ pub(crate) struct Worker {
     links: links::Links,
     /// Who hears of commands with keys.
     listeners: keyed::Listeners,
-    /// By node number: whether keys may be there. What is asked of all nodes never waits for another one that is down.
-    keeps: Vec<bool>,
+    keepers: everywhere::Keepers,
     gathers: Slab<Gather>,
     pubsub: pubsub::Topics,
     monitors: monitor::Monitors,
@@ -151,7 +150,6 @@ pub(crate) struct Worker {
     memory: memory::Watch,
     slow: slowlog::SlowCommands,
     transit: transit::InTransit,
-    colocate_waits: colocate::ColocateWaits,
     recalls: recalled::Recalls,
     quiet: quiet::QuietWaits,
     /// The command under way is executed by the plan of moved keys.
@@ -170,18 +168,19 @@ impl Worker {
         let mut zombies = zombies::Zombies::default();
         left_behind.into_iter().for_each(|c| zombies.add(c.node, c.client_id, c.run_id, epoch));
         let slow_us = plan.live.slow_us();
+        let counters = shared.counters[index].clone();
         Ok(Self {
             index,
-            counters: shared.counters[index].clone(),
+            clients: clients::Clients::new(counters.clone()),
+            counters,
             generation: shared.generation.load(Ordering::Acquire),
             plan,
             shared,
             poll,
             door,
-            clients: clients::Clients::new(),
             links: links::Links::new(),
             listeners: keyed::Listeners::default(),
-            keeps: Vec::new(),
+            keepers: everywhere::Keepers::default(),
             gathers: Slab::new(),
             pubsub: pubsub::Topics::new(),
             monitors: monitor::Monitors::default(),
@@ -209,7 +208,6 @@ impl Worker {
             memory: memory::Watch::default(),
             slow: slowlog::SlowCommands::new(slow_us),
             transit: transit::InTransit::default(),
-            colocate_waits: colocate::ColocateWaits::default(),
             recalls: recalled::Recalls::default(),
             quiet: quiet::QuietWaits::default(),
             detour: false,
@@ -351,8 +349,9 @@ impl Worker {
             self.restamp_waiting();
             self.fail_watches_left_behind();
         }
-        self.replace_moving();
-        self.look_home_again();
+        // What was waited for may be elsewhere.
+        self.look_again(true);
+        self.settle_colocate_waits(true);
         self.drop_foreign_links();
         self.follow_servers();
         let limits_changed = before.live.key_limits != self.plan.live.key_limits;
@@ -376,7 +375,7 @@ impl Worker {
         self.retry_unblocks();
         self.tick_pause();
         self.tick_moving();
-        self.tick_colocate_waits();
+        self.settle_colocate_waits(false);
         self.tick_recalled();
         self.tick_quieting();
         self.tick_topics();
@@ -408,7 +407,7 @@ impl Worker {
                 false
             } else if client.held.is_some() {
                 quiet_us > LARGE_PATIENCE_US
-            } else if client.in_flight() > 0 || matches!(client.stall, Stall::Paused | Stall::Moving) {
+            } else if client.in_flight() > 0 || client.stall == Stall::Paused || Stall::OF_MOVES.contains(&client.stall) {
                 false
             } else if client.closing || client.half_closed {
                 quiet_us > CLOSING_PATIENCE_US
@@ -462,7 +461,7 @@ impl Worker {
                 self.unstall(handle);
             }
         }
-        self.tick_large();
+        self.large_keys.forget_old(self.now_us);
         self.tick_pools();
         self.tick_blocked();
         self.tell_blocked_clients();
@@ -495,7 +494,7 @@ impl Worker {
             Message::Evict => self.asked_to_evict(),
             Message::WantRoom { node, lane } => self.make_room(node, lane),
             Message::Room { node } => self.room_was_made(node),
-            Message::Committed => self.wake_moving(),
+            Message::Committed => self.look_again(false),
             Message::Home { client, number, refusal } => self.on_home(client, number, refusal),
             Message::Turn { client } => self.on_turn(client),
             Message::Recall { client } => self.on_recall(client),
@@ -529,11 +528,6 @@ impl Worker {
                 self.shared.mailboxes[from].send(Message::Answer { gather, part, reply });
             }
         }
-    }
-
-    /// Whether any worker has a connection to the node that is up.
-    fn node_is_up(&self, node: NodeId) -> bool {
-        self.links.is_up(node)
     }
 }
 

@@ -1,25 +1,19 @@
-//! The worker's connections to the nodes: connecting, sending, receiving. What happens when one breaks or is silent is in `breaking`.
+//! The worker's connections to the nodes: connecting, and commands of our own. What nodes answer is in `replies`, and what happens when a connection
+//! breaks or is silent in `breaking`.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use switchyard_policy::topology::NodeId;
-use switchyard_resp::reply::{ReplyScan, ReplyScanner};
-use switchyard_resp::{encode, reply};
-use tracing::{debug, warn};
+use switchyard_resp::encode;
+use tracing::warn;
 
+use super::Worker;
 use super::keyed::{Call, Keyed, Request, Ticket};
-use super::transport::{self, Received, Tls};
-use super::upstream::{Body, Lane, Link, Pending, Phase, Purpose};
-use super::{Stall, Worker};
+use super::transport::Tls;
+use super::upstream::{Lane, Link, Pending, Phase, Purpose};
 use crate::poll::{Ready, Token};
 use crate::slab::Handle;
-
-/// Bytes unsent on a shared connection above which clients that want to add to it wait.
-const UNSENT_HIGH: usize = 8 << 20;
-
-/// A link that took commands again below this.
-const UNSENT_LOW: usize = UNSENT_HIGH / 2;
 
 const BACKOFF_FIRST_US: u64 = 50_000;
 
@@ -27,7 +21,7 @@ impl Worker {
     /// Connects to nodes that there is no connection to yet, so that the first command finds it.
     pub(super) fn connect_main(&mut self) {
         let plan = self.plan.clone();
-        self.note_keepers();
+        self.keepers.adopt(&plan.topology);
         self.links.know_nodes(plan.topology.node_id_bound());
         for node in plan.topology.nodes() {
             let _ = self.shared_link(node.id, Lane::Main, false);
@@ -66,7 +60,7 @@ impl Worker {
             self.attempt_failed(handle, "no address is configured for it");
             return;
         };
-        let Some(address) = self.plan.address_of(link.node, link.replica) else {
+        let Some(address) = self.plan.address_of(link.node, link.replica()) else {
             self.attempt_failed(handle, "no Sentinel has named its primary yet");
             return;
         };
@@ -110,7 +104,7 @@ impl Worker {
         }
         let name = self.node_name(node);
         // One connection too many, at a node that serves: that concerns those in line for it, not the node.
-        let serves = lane.is_exclusive() && self.node_is_up(node);
+        let serves = lane.is_exclusive() && self.links.is_up(node);
         let news = !serves
             && self.plan.topology.node(node).is_some()
             && self.shared.with_facts(node, |facts| {
@@ -240,147 +234,8 @@ impl Worker {
         self.counters.node(node).unconfirmed.set(self.zombies.count_at(node));
     }
 
-    fn on_own_reply(&mut self, pending: Pending, node: NodeId, answer: &[u8]) {
-        match pending.purpose {
-            Purpose::Confirm if reply::is_error(answer) && !answer.starts_with(b"-ERR No such") => {
-                warn!(node = %self.node_name(node), error = %reply::told_error(answer), "node refuses CLIENT KILL ID: what a broken connection left unanswered there stays unconfirmed (allow the command to our user)");
-            }
-            Purpose::Confirm => {
-                self.zombies.end(pending.seq);
-                self.count_zombies(node);
-            }
-            Purpose::Learn => self.learn(node, answer),
-            Purpose::Nobody if reply::is_error(answer) => {
-                debug!(node = %self.node_name(node), error = %reply::told_error(answer), "node refuses a command of our own");
-            }
-            _ => {}
-        }
-    }
-
-    // ---- sending and receiving ----
-
-    pub(super) fn flush_links(&mut self) {
-        let mut marked = self.links.take_marked();
-        for handle in marked.drain(..) {
-            // A connection that broke just now may have begun a round on this one.
-            self.tell_movers();
-            self.flush_link(handle);
-        }
-        self.links.reuse(marked);
-    }
-
-    fn flush_link(&mut self, handle: Handle) {
-        let Some(link) = self.links.get_mut(handle) else { return };
-        link.dirty = false;
-        if link.phase != Phase::Up || link.retiring {
-            return;
-        }
-        if let Err(error) = link.send() {
-            self.break_link(handle, &io::Error::from(error).to_string());
-            return;
-        }
-        let low = if link.lane == Lane::Large { super::large::UPLOAD_LOW } else { UNSENT_LOW };
-        if link.has_room(low) && !link.waiters.is_empty() {
-            for waiter in std::mem::take(&mut link.waiters) {
-                if self.clients.get(waiter).is_some_and(|c| c.stall == Stall::Upstream) {
-                    self.unstall(waiter);
-                }
-            }
-        }
-    }
-
-    /// Whether a client must wait before it adds to this link; then it is told when it may.
-    pub(super) fn link_is_full(&mut self, handle: Handle, client: Handle, high: usize) -> bool {
-        let Some(link) = self.links.get_mut(handle) else { return false };
-        if link.has_room(high) {
-            return false;
-        }
-        if !link.waiters.contains(&client) {
-            link.waiters.push(client);
-        }
-        self.links.mark(handle);
-        true
-    }
-
-    pub(super) const UNSENT_HIGH: usize = UNSENT_HIGH;
-
-    pub(super) fn read_link(&mut self, handle: Handle) {
-        let Some(link) = self.links.get_mut(handle) else { return };
-        link.readable = true;
-        if link.paused || !matches!(link.phase, Phase::Up | Phase::Greeting | Phase::Securing) {
-            return;
-        }
-        let Some(fd) = link.fd.as_ref() else { return };
-        let mut input = std::mem::take(&mut link.input);
-        let mut buffer = std::mem::take(&mut self.read_buffer);
-        let result = transport::receive(fd, &mut link.tls, &mut buffer);
-        match result {
-            Ok(Received { count: 0, .. }) => {
-                link.input = input;
-                self.break_link(handle, "the node closed the connection");
-            }
-            Ok(Received { count, more }) => {
-                link.counters.bytes_received.add(count as u64);
-                link.received_us = self.now_us;
-                link.readable = more || link.hangup;
-                if link.phase == Phase::Securing {
-                    link.input = input;
-                    self.read_buffer = buffer;
-                    self.attempt_failed(handle, "it sent data before our greeting");
-                    return;
-                }
-                let more = link.readable;
-                let kept = if input.is_empty() {
-                    let taken = self.take_replies(handle, &buffer[..count]);
-                    input.extend_from_slice(&buffer[taken..count]);
-                    input
-                } else {
-                    input.extend_from_slice(&buffer[..count]);
-                    let taken = self.take_replies(handle, &input);
-                    input.drain(..taken);
-                    if input.is_empty() && input.capacity() > 64 << 10 { Vec::new() } else { input }
-                };
-                if let Some(link) = self.links.get_mut(handle) {
-                    link.input = kept;
-                    if more && !link.paused {
-                        self.unread.push(Token::Link(handle));
-                    }
-                }
-            }
-            Err(rustix::io::Errno::AGAIN) => {
-                link.readable = false;
-                link.input = input;
-                if link.phase == Phase::Securing {
-                    self.drive_handshake(handle);
-                }
-            }
-            Err(rustix::io::Errno::INTR) => {
-                link.input = input;
-                self.unread.push(Token::Link(handle));
-            }
-            Err(error) => {
-                link.input = input;
-                let why = link.tls.as_ref().and_then(|tls| tls.failure()).map(|why| format!("TLS: {why}"));
-                self.break_link(handle, &why.unwrap_or_else(|| io::Error::from(error).to_string()));
-            }
-        }
-        self.read_buffer = buffer;
-    }
-
-    /// Looks again at what has come of a reply that nobody waits for any more.
-    pub(super) fn read_again(&mut self, handle: Handle) {
-        let Some(link) = self.links.get_mut(handle) else { return };
-        let mut input = std::mem::take(&mut link.input);
-        let taken = self.take_replies(handle, &input);
-        input.drain(..taken);
-        input.shrink_to_fit();
-        if let Some(link) = self.links.get_mut(handle) {
-            link.input = input;
-        }
-    }
-
     /// The TCP connection is there: on to TLS, or to the greeting.
-    fn secure_link(&mut self, handle: Handle) {
+    pub(super) fn secure_link(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         if link.tls.is_none() {
             self.greet_node(handle);
@@ -391,187 +246,13 @@ impl Worker {
     }
 
     /// Sends what the handshake has to say; greets the node once the two sides have agreed.
-    fn drive_handshake(&mut self, handle: Handle) {
+    pub(super) fn drive_handshake(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let (Some(fd), Some(tls)) = (&link.fd, &mut link.tls) else { return };
         if let Err(error) = tls.drive(fd) {
             self.attempt_failed(handle, &io::Error::from(error).to_string());
         } else if !tls.is_handshaking() {
             self.greet_node(handle);
-        }
-    }
-
-    /// Takes the replies at the start of `bytes`; returns how many bytes they took.
-    fn take_replies(&mut self, handle: Handle, bytes: &[u8]) -> usize {
-        let mut pos = 0;
-        while pos < bytes.len() {
-            let Some(link) = self.links.get_mut(handle) else { return bytes.len() };
-            if !matches!(link.phase, Phase::Up | Phase::Greeting) {
-                return bytes.len(); // given up because of an earlier reply of the same read; a main connection is on its way again
-            }
-            let rest = &bytes[pos..];
-            match &mut link.body {
-                Body::Whole(scanner) => match scanner.scan(rest) {
-                    Ok(ReplyScan::Complete(len)) => {
-                        pos += len;
-                        self.on_reply(handle, &rest[..len]);
-                    }
-                    Ok(ReplyScan::Incomplete(need)) => {
-                        let size = need.max(rest.len());
-                        let live = &self.plan.live;
-                        let max = link.reply_max(live);
-                        if size > max {
-                            self.break_link(handle, &format!("it sends more than {max} bytes where a short reply was asked for"));
-                            return bytes.len();
-                        }
-                        // A reply that is translated must be whole.
-                        let whole = link.downgraded && rest[0] == b'*' && size <= live.client_output_limit;
-                        let head = link.head().copied();
-                        let is_kept = whole && head.is_some_and(|head| self.is_awaited(&head));
-                        if size > self.plan.live.large_value && !is_kept && self.take_large(handle, size, rest) {
-                            continue;
-                        }
-                        break;
-                    }
-                    Err(error) => {
-                        self.break_link(handle, &error.to_string());
-                        return bytes.len();
-                    }
-                },
-                Body::Through(follower) | Body::Skip(follower) => match follower.follow(rest) {
-                    Ok((taken, done)) => {
-                        let through = matches!(link.body, Body::Through(_));
-                        pos += taken;
-                        if through {
-                            self.pass_piece(handle, &rest[..taken]);
-                        }
-                        if done {
-                            self.end_body(handle);
-                        } else {
-                            break;
-                        }
-                    }
-                    Err(error) => {
-                        self.break_link(handle, &error.to_string());
-                        return bytes.len();
-                    }
-                },
-            }
-        }
-        pos
-    }
-
-    /// The streamed or skipped reply is complete.
-    fn end_body(&mut self, handle: Handle) {
-        let Some(link) = self.links.get_mut(handle) else { return };
-        let through = matches!(link.body, Body::Through(_));
-        link.body = Body::Whole(ReplyScanner::default());
-        if link.head().is_some_and(|head| self.slow.is_slow((self.now_us as u32).wrapping_sub(head.sent_us))) {
-            self.note_slow(handle);
-        }
-        let Some(link) = self.links.get_mut(handle) else { return };
-        let Some(ended) = link.answered(self.now_us, false) else { return };
-        let is_awaited = !link.waiters.is_empty();
-        let expired = ended.is_expired;
-        let is_exclusive = link.lane.is_exclusive();
-        let pending = self.over(ended, b"");
-        if is_awaited {
-            self.links.mark(handle); // whether those who wait may go on is looked at where it is flushed
-        }
-        if !expired && is_exclusive {
-            self.note_slow_exclusive(handle, pending);
-        }
-        if through && !expired {
-            let counters = self.counters.clone();
-            if let Some(client) = self.clients.get_mut(pending.who) {
-                client.end_stream(self.now_us, &counters);
-                self.clients.mark(pending.who);
-                self.after_delivery(pending.who);
-            }
-        }
-        self.after_exclusive_reply(handle);
-    }
-
-    /// What a client is told in place of an error that would send it to another address: past the router, and with its password.
-    #[cold]
-    fn in_place_of_redirect(&self, handle: Handle, error: &[u8]) -> Option<Vec<u8>> {
-        let text = reply::text(error)?;
-        if !text.starts_with(b"MOVED ") && !text.starts_with(b"ASK ") {
-            return None;
-        }
-        let node = self.node_name(self.links.get(handle)?.node);
-        let mut out = Vec::new();
-        encode::error(
-            &mut out,
-            &format!("ERR {node} would send this client to another server: it runs in cluster mode, as no node of Switchyard may"),
-        );
-        Some(out)
-    }
-
-    fn on_reply(&mut self, handle: Handle, answer: &[u8]) {
-        let Some(link) = self.links.get_mut(handle) else { return };
-        if link.phase == Phase::Greeting {
-            self.on_greeting(handle, answer);
-            return;
-        }
-        if link.lane == Lane::Pubsub {
-            self.on_pubsub_reply(handle, answer);
-            return;
-        }
-        if answer[0] == b'>' {
-            return; // out of band: nothing of ours
-        }
-        let raised = if link.downgraded { self.raised(handle, answer) } else { None };
-        let answer = raised.as_deref().unwrap_or(answer);
-        let Some(link) = self.links.get_mut(handle) else { return };
-        let Some(head) = link.head() else {
-            self.break_link(handle, "it sent a reply that nobody asked for");
-            return;
-        };
-        if self.slow.is_slow((self.now_us as u32).wrapping_sub(head.sent_us)) {
-            self.note_slow(handle);
-        }
-        let is_error = reply::is_error(answer);
-        let instead = if is_error { self.in_place_of_redirect(handle, answer) } else { None };
-        let answer = instead.as_deref().unwrap_or(answer);
-        if is_error && (answer.starts_with(b"-NOSCRIPT") && self.heal_script(handle) || self.take_recalled(handle, answer)) {
-            return;
-        }
-        let Some(link) = self.links.get_mut(handle) else { return };
-        let Some(ended) = link.answered(self.now_us, is_error) else { return };
-        let is_awaited = !link.waiters.is_empty();
-        let (node, lane, expired) = (link.node, link.lane, ended.is_expired);
-        let pending = self.over(ended, answer);
-        if is_awaited {
-            self.links.mark(handle); // whether those who wait may go on is looked at where it is flushed
-        }
-        if !expired {
-            if lane.is_exclusive() {
-                self.note_slow_exclusive(handle, pending);
-            }
-            match pending.purpose {
-                Purpose::Client | Purpose::ClientHealed if is_error && pending.by_sha => {
-                    let shown = self.with_own_sha(answer);
-                    self.deliver(pending.who, pending.seq, &shown);
-                }
-                Purpose::Client | Purpose::ClientHealed => self.deliver(pending.who, pending.seq, answer),
-                Purpose::Gather => self.gather_part(pending.who, pending.seq, answer),
-                Purpose::Exec => self.on_exec(handle, pending, answer),
-                Purpose::Watch => self.on_watch(pending, answer),
-                Purpose::Wait => self.on_wait(handle, pending, answer),
-                Purpose::Nobody | Purpose::Learn | Purpose::Confirm | Purpose::Queued | Purpose::Unblock | Purpose::Look => {}
-                Purpose::Subscribe | Purpose::Sync | Purpose::Track => {}
-            }
-        }
-        match pending.purpose {
-            Purpose::Nobody | Purpose::Learn | Purpose::Confirm => self.on_own_reply(pending, node, answer),
-            Purpose::Queued => self.on_queued(handle, pending, is_error, answer),
-            Purpose::Unblock => self.on_unblock(pending.who, answer),
-            Purpose::Look => self.on_look(pending.who, pending.seq, answer),
-            _ => {}
-        }
-        if lane.is_exclusive() {
-            self.after_exclusive_reply(handle);
         }
     }
 }

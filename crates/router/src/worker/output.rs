@@ -195,7 +195,7 @@ impl Worker {
         }
         let watched = client.session.as_ref().and_then(|s| s.watch.as_ref()).map(|w| w.link);
         for held in client.held.into_iter().chain(watched) {
-            if self.links.get(held).is_some_and(|l| l.holder == handle) {
+            if self.links.get(held).is_some_and(|l| l.holder() == handle) {
                 self.abandon(held);
             }
         }

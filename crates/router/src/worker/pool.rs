@@ -15,7 +15,8 @@ use switchyard_resp::translate::Shape;
 
 use super::dispatch::Flow;
 use super::keyed::{Call, Keyed, Ticket};
-use super::upstream::{Body, Lane, Link, Pending, Phase, Purpose};
+use super::links::Links;
+use super::upstream::{Body, Lane, Link, Pending, Phase, Purpose, Task, Tenure};
 use super::{Stall, Worker};
 use crate::rooms::Rooms;
 use crate::shared::Message;
@@ -55,6 +56,17 @@ pub(super) enum Acquired {
     /// The client waits in line.
     Wait,
     Refused(String),
+}
+
+impl Links {
+    /// Takes a free connection of this protocol out of the pool.
+    fn take_free(&mut self, node: NodeId, lane: Lane, resp3: bool) -> Option<Handle> {
+        let is_fit = |link: &Link| link.phase == Phase::Up && link.resp3 == resp3;
+        let at = self.pool(node, lane)?.free.iter().rposition(|handle| self.get(*handle).is_some_and(is_fit))?;
+        let handle = self.pool_mut(node, lane)?.free.remove(at);
+        self.get_mut(handle)?.set_holder(Handle::NONE);
+        Some(handle)
+    }
 }
 
 impl Worker {
@@ -100,7 +112,7 @@ impl Worker {
         // Of this kind first. Where the node takes no more at all, one of another kind makes room as well.
         let is_full = self.rooms(node).is_some_and(Rooms::is_full);
         for lane in [lane, Lane::Large, Lane::Watch, Lane::Blocking].into_iter().take(if is_full { 4 } else { 1 }) {
-            let unused = self.pool(node, lane).filter(|pool| pool.waiters.is_empty()).and_then(|pool| pool.free.first().copied());
+            let unused = self.links.pool_mut(node, lane).filter(|pool| pool.waiters.is_empty()).and_then(|pool| pool.free.first().copied());
             if let Some(unused) = unused {
                 return self.drop_link(unused);
             }
@@ -110,7 +122,7 @@ impl Worker {
     /// Others have closed a connection to the node.
     pub(super) fn room_was_made(&mut self, node: NodeId) {
         for lane in [Lane::Large, Lane::Watch, Lane::Blocking] {
-            if let Some(pool) = self.pool(node, lane) {
+            if let Some(pool) = self.links.pool_mut(node, lane) {
                 pool.has_yielded = false;
             }
             self.wake(node, lane);
@@ -130,10 +142,6 @@ impl Worker {
         place.is_some_and(|place| self.rooms(node).is_some_and(|rooms| rooms.set_waiting(worker, place, waits)))
     }
 
-    fn pool(&mut self, node: NodeId, lane: Lane) -> Option<&mut Pool> {
-        self.links.pool_mut(node, lane).map(|(pool, _)| pool)
-    }
-
     /// A free connection, if there is one; else the client is put in line for one.
     pub(super) fn acquire(&mut self, handle: Handle, node: NodeId, lane: Lane) -> Acquired {
         let Some(client) = self.clients.get_mut(handle) else { return Acquired::Wait };
@@ -142,14 +150,14 @@ impl Worker {
             return Acquired::Refused(refusal.into());
         }
         if let Some(held) = client.held {
-            let fits = |l: &Link| l.node == node && l.lane == lane && l.resp3 == resp3 && l.phase == Phase::Up && l.holder == handle;
+            let fits = |l: &Link| l.node == node && l.lane == lane && l.resp3 == resp3 && l.phase == Phase::Up && l.holder() == handle;
             if self.links.get(held).is_some_and(fits) {
                 return Acquired::Link(held);
             }
             if client.in_flight() == 0 {
                 // Kept for a command that now goes elsewhere.
                 client.held = None;
-                if self.links.get(held).is_some_and(|l| l.holder == handle) {
+                if self.links.get(held).is_some_and(|l| l.holder() == handle) {
                     self.abandon(held);
                 }
             }
@@ -157,10 +165,10 @@ impl Worker {
         if self.node_fails(node) {
             return Acquired::Refused(self.down_text(node));
         }
-        if let Some(link) = self.take_free(node, lane, resp3) {
+        if let Some(link) = self.links.take_free(node, lane, resp3) {
             return Acquired::Link(link);
         }
-        if let Some(pool) = self.pool(node, lane) {
+        if let Some(pool) = self.links.pool_mut(node, lane) {
             pool.waiters.push_back(handle);
         }
         // Before connecting: an attempt that fails at once answers those in line.
@@ -174,18 +182,9 @@ impl Worker {
         self.shared.with_facts(node, |f| f.failure.is_some())
     }
 
-    /// Takes a free connection of this protocol out of the pool.
-    fn take_free(&mut self, node: NodeId, lane: Lane, resp3: bool) -> Option<Handle> {
-        let (pool, links) = self.links.pool_mut(node, lane)?;
-        let at = pool.free.iter().rposition(|h| links.get(*h).is_some_and(|l| l.phase == Phase::Up && l.resp3 == resp3))?;
-        let handle = pool.free.remove(at);
-        links.get_mut(handle)?.free = false;
-        Some(handle)
-    }
-
     /// Opens one more connection, if it is wanted and the bound allows it, or a free one of the other protocol can be closed for it.
     fn grow(&mut self, node: NodeId, lane: Lane, resp3: bool) {
-        let Some(pool) = self.pool(node, lane) else { return };
+        let Some(pool) = self.links.pool_mut(node, lane) else { return };
         let [of_resp2, of_resp3] = pool.coming;
         let alike = if resp3 { of_resp3 } else { of_resp2 };
         // Those that come up have the others made.
@@ -196,7 +195,7 @@ impl Worker {
         if !has_yielded && self.open_exclusive(node, lane, resp3, false) {
             return;
         }
-        if let Some(other) = self.pool(node, lane).and_then(|pool| pool.free.pop()) {
+        if let Some(other) = self.links.pool_mut(node, lane).and_then(|pool| pool.free.pop()) {
             self.drop_link(other);
             if self.open_exclusive(node, lane, resp3, false) {
                 return;
@@ -216,12 +215,11 @@ impl Worker {
         }
         // Where the next one finds no room, that is news, and the others are asked again.
         self.set_waiting_for_room(node, lane, false);
-        let Some(pool) = self.pool(node, lane) else { return false };
+        let Some(pool) = self.links.pool_mut(node, lane) else { return false };
         pool.open += 1;
         pool.coming[usize::from(resp3)] += 1;
         let mut link = Link::new(node, lane, resp3, self.plan.live.database, self.counters.node(node), self.now_us);
-        link.coming = true;
-        link.is_ahead = is_ahead;
+        link.lease_mut().into_iter().for_each(|lease| lease.tenure = Tenure::Coming { is_ahead });
         let link = self.links.insert(link);
         self.connect(link);
         true
@@ -267,13 +265,14 @@ impl Worker {
         let shape = if downgraded { self.shape_of(request) } else { Shape::Plain };
         let Some(link) = self.links.get_mut(link_handle) else { return };
         let node = link.node;
-        link.shape = shape;
-        link.holder = handle;
-        link.waits_until_us = 0;
         link.refused = None;
-        link.began_with.clear();
+        let Some(lease) = link.lease_mut() else { return };
+        lease.tenure = Tenure::Held(handle);
+        lease.task = Task::Nothing;
+        lease.shape = shape;
+        lease.began_with.clear();
         if self.slow.is_on() {
-            link.began_with.extend_from_slice(&request[..request.len().min(super::slowlog::KEPT)]);
+            lease.began_with.extend_from_slice(&request[..request.len().min(super::slowlog::KEPT)]);
         }
         let pending = Pending {
             who: handle,
@@ -296,9 +295,9 @@ impl Worker {
     pub(super) fn exclusive_up(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let (node, lane, resp3) = (link.node, link.lane, link.resp3);
-        if std::mem::take(&mut link.coming)
-            && let Some(pool) = self.pool(node, lane)
-        {
+        let is_coming = link.lease().is_some_and(|lease| matches!(lease.tenure, Tenure::Coming { .. }));
+        link.set_holder(Handle::NONE);
+        if is_coming && let Some(pool) = self.links.pool_mut(node, lane) {
             let coming = &mut pool.coming[usize::from(resp3)];
             *coming = coming.saturating_sub(1);
         }
@@ -308,11 +307,11 @@ impl Worker {
     /// A connection came up, or has become free: it goes to the first in line.
     pub(super) fn release(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
-        if link.phase != Phase::Up || !link.is_idle() || link.watching || link.free {
+        let (node, lane, is_up) = (link.node, link.lane, link.phase == Phase::Up && link.is_idle());
+        let Some(lease) = link.lease_mut().filter(|lease| is_up && lease.task != Task::Watching && lease.tenure != Tenure::Free) else {
             return;
-        }
-        let (node, lane) = (link.node, link.lane);
-        if let Some(unblock) = &mut link.unblock {
+        };
+        if let Some(unblock) = &mut lease.unblock {
             // While the node has yet to answer CLIENT UNBLOCK, that could end the wait of whoever comes next.
             unblock.over = true;
             if unblock.asked {
@@ -322,19 +321,20 @@ impl Worker {
         }
         if self.is_above_share(handle) {
             // Nobody's command is on it, and the others are told that there is room.
-            if let Some(pool) = self.pool(node, lane) {
+            if let Some(pool) = self.links.pool_mut(node, lane) {
                 pool.has_yielded = true;
             }
             self.drop_link(handle);
             return self.wake(node, lane);
         }
         let Some(link) = self.links.get_mut(handle) else { return };
-        link.holder = Handle::NONE;
-        link.slow = false;
         link.paused = false;
         link.idle_since_us = self.now_us;
-        link.free = true;
-        if let Some(pool) = self.pool(node, lane) {
+        if let Some(lease) = link.lease_mut() {
+            lease.tenure = Tenure::Free;
+            lease.slow = false;
+        }
+        if let Some(pool) = self.links.pool_mut(node, lane) {
             pool.free.push(handle);
         }
         self.wake(node, lane);
@@ -344,25 +344,25 @@ impl Worker {
     fn is_above_share(&mut self, handle: Handle) -> bool {
         let Some((node, lane)) = self.links.get(handle).map(|link| (link.node, link.lane)) else { return false };
         let (worker, bound) = (self.index, self.bound(lane).0);
-        let (Some(place), Some(open)) = (lane.pool(), self.pool(node, lane).map(|pool| pool.open)) else { return false };
+        let (Some(place), Some(open)) = (lane.pool(), self.links.pool_mut(node, lane).map(|pool| pool.open)) else { return false };
         self.rooms(node).is_some_and(|rooms| rooms.is_above_share(worker, place, open, bound))
     }
 
     /// Hands what is free to those in line, and sees to it that a connection is on its way to those that are left.
     pub(super) fn wake(&mut self, node: NodeId, lane: Lane) {
-        while let Some(front) = self.pool(node, lane).and_then(|p| p.waiters.front().copied()) {
+        while let Some(front) = self.links.pool_mut(node, lane).and_then(|p| p.waiters.front().copied()) {
             let Some(resp3) = self.clients.get(front).filter(|c| c.stall == Stall::Exclusive).map(|c| c.resp3) else {
-                self.pool(node, lane).map(|p| p.waiters.pop_front());
+                self.links.pool_mut(node, lane).map(|p| p.waiters.pop_front());
                 continue;
             };
-            if let Some(link) = self.take_free(node, lane, resp3) {
+            if let Some(link) = self.links.take_free(node, lane, resp3) {
                 if let Some(link) = self.links.get_mut(link) {
-                    link.holder = front;
+                    link.set_holder(front);
                 }
                 if let Some(client) = self.clients.get_mut(front) {
                     client.held = Some(link);
                 }
-                self.pool(node, lane).map(|p| p.waiters.pop_front());
+                self.links.pool_mut(node, lane).map(|p| p.waiters.pop_front());
                 self.unstall(front);
                 continue;
             }
@@ -379,7 +379,7 @@ impl Worker {
 
     /// The first in line gets this error instead of a connection.
     fn refuse_first(&mut self, node: NodeId, lane: Lane, text: String) {
-        while let Some(first) = self.pool(node, lane).and_then(|p| p.waiters.pop_front()) {
+        while let Some(first) = self.links.pool_mut(node, lane).and_then(|p| p.waiters.pop_front()) {
             if let Some(client) = self.clients.get_mut(first).filter(|c| c.stall == Stall::Exclusive) {
                 client.refusal = Some(text.into());
                 self.unstall(first);
@@ -392,10 +392,11 @@ impl Worker {
     /// connections that others give back, unless the node cannot be reached at all.
     pub(super) fn exclusive_failed(&mut self, handle: Handle, why: &str) {
         let Some(link) = self.links.get(handle) else { return };
-        let (node, lane, is_ahead) = (link.node, link.lane, link.is_ahead);
+        let is_ahead = link.lease().is_some_and(|lease| lease.tenure == Tenure::Coming { is_ahead: true });
+        let (node, lane) = (link.node, link.lane);
         self.drop_link(handle);
         let rests_until_us = self.now_us + AHEAD_REST_US;
-        if let Some(pool) = self.pool(node, lane).filter(|_| is_ahead) {
+        if let Some(pool) = self.links.pool_mut(node, lane).filter(|_| is_ahead) {
             pool.ahead_rests_until_us = rests_until_us;
         }
         // Who waits for one by now has another made, and is told of that one.
@@ -410,10 +411,11 @@ impl Worker {
 
     /// An exclusive connection has left the table.
     pub(super) fn exclusive_gone(&mut self, handle: Handle, link: &Link) {
-        if let Some(pool) = self.pool(link.node, link.lane) {
+        if let Some(pool) = self.links.pool_mut(link.node, link.lane) {
             pool.open = pool.open.saturating_sub(1);
             let coming = &mut pool.coming[usize::from(link.resp3)];
-            *coming = coming.saturating_sub(usize::from(link.coming));
+            let was_coming = link.lease().is_some_and(|lease| matches!(lease.tenure, Tenure::Coming { .. }));
+            *coming = coming.saturating_sub(usize::from(was_coming));
             pool.free.retain(|h| *h != handle);
         }
         let (worker, Some(place)) = (self.index, link.lane.pool()) else { return };
@@ -426,10 +428,10 @@ impl Worker {
     /// A reply on an exclusive connection is complete: if it was the last one, the connection is free again.
     pub(super) fn after_exclusive_reply(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
-        if !link.lane.is_exclusive() || !link.is_idle() || link.watching {
+        if !link.lane.is_exclusive() || !link.is_idle() || link.task() == Task::Watching {
             return;
         }
-        if let Some(client) = self.clients.get_mut(link.holder)
+        if let Some(client) = self.clients.get_mut(link.holder())
             && client.held == Some(handle)
         {
             client.held = None;
@@ -442,7 +444,7 @@ impl Worker {
         if let Some(client) = self.clients.get_mut(handle).filter(|c| c.held == Some(link_handle)) {
             client.held = None;
         }
-        if self.links.get(link_handle).is_some_and(|l| l.holder == handle || l.holder == Handle::NONE) {
+        if self.links.get(link_handle).is_some_and(|l| l.holder() == handle || l.holder() == Handle::NONE) {
             self.release(link_handle);
         }
     }
@@ -467,15 +469,15 @@ impl Worker {
         let Some(link) = self.links.get_mut(handle) else { return };
         let (node, lane) = (link.node, link.lane);
         let midway = link.paused || !matches!(link.body, Body::Whole(_));
-        if link.uploading {
+        if link.task() == Task::Uploading {
             // The node has half a command, which it never executes without the rest. What the client had sent before is whole.
             self.drop_link(handle);
             self.wake(node, lane);
         } else if midway || (lane == Lane::Large && link.unsent() > 0 && !link.is_idle()) {
             self.break_link(handle, "the client left in the middle of a large value");
-        } else if link.watching {
-            link.watching = false;
-            link.holder = Handle::NONE;
+        } else if link.task() == Task::Watching {
+            link.set_task(Task::Nothing);
+            link.set_holder(Handle::NONE);
             self.push_own(handle, &[b"UNWATCH"], Purpose::Nobody, 0);
         } else if link.is_idle() {
             self.release(handle);
@@ -515,7 +517,7 @@ impl Worker {
             self.unstall(waiter);
         }
         for (node, lane) in waited_for {
-            if let Some(pool) = self.pool(node, lane) {
+            if let Some(pool) = self.links.pool_mut(node, lane) {
                 pool.has_yielded = false;
             }
             if lane == Lane::Watch {
@@ -526,9 +528,9 @@ impl Worker {
             }
             // As many as may come at the same time, where some of those before have failed.
             for _ in 0..COMING_MAX {
-                let before = self.pool(node, lane).map(|p| p.coming);
+                let before = self.links.pool_mut(node, lane).map(|p| p.coming);
                 self.wake(node, lane);
-                if self.pool(node, lane).map(|p| p.coming) == before {
+                if self.links.pool_mut(node, lane).map(|p| p.coming) == before {
                     break;
                 }
             }

@@ -39,7 +39,6 @@ pub(super) struct Quieting {
 #[derive(Debug, Default)]
 pub(super) struct QuietWaits {
     last_ticket: u64,
-    clients: Vec<Handle>,
 }
 
 /// Who gives way to it.
@@ -150,7 +149,6 @@ impl Worker {
             let ticket = self.quiet.last_ticket << 8 | (self.index as u64 & 0xff);
             let guard = Guard::Movers(Quieted { ticket, flushes, turn: None, movers: BTreeMap::new() });
             self.clients.get_mut(handle)?.quieting = Some(Box::new(Quieting { since_us: self.now_us, guard }));
-            self.quiet.clients.push(handle);
         }
         let quieting = self.clients.get_mut(handle)?.quieting.as_mut()?;
         let waited_us = self.now_us.saturating_sub(quieting.since_us);
@@ -177,7 +175,7 @@ impl Worker {
         }
         let Some((quiet, waited_us)) = self.quiet_for(handle, &plan, true) else { return Flow::Close };
         if !quiet && waited_us <= plan.live.command_timeout.as_micros() as u64 {
-            return Flow::Stall(Stall::Moving);
+            return Flow::Stall(Stall::Quiet);
         }
         let Some(quieting) = self.clients.get_mut(handle).and_then(|c| c.quieting.take()) else { return Flow::Close };
         if !quiet {
@@ -187,7 +185,7 @@ impl Worker {
             );
             return self.refuse(handle, class, &text);
         }
-        let mut nodes = self.keepers();
+        let mut nodes = self.keepers.all();
         // What movers have made for themselves goes with the keys that it was made of.
         nodes.extend(plan.moves.by_id.values().map(|mover| mover.target));
         nodes.sort_unstable();
@@ -210,10 +208,10 @@ impl Worker {
         let database = client.database;
         let Some((quiet, waited_us)) = self.quiet_for(handle, &plan, false) else { return Flow::Close };
         if !quiet && waited_us <= LOOK_PATIENCE_US {
-            return Flow::Stall(Stall::Moving);
+            return Flow::Stall(Stall::Quiet);
         }
         let Some(quieting) = self.clients.get_mut(handle).and_then(|c| c.quieting.take()) else { return Flow::Close };
-        let nodes = self.keepers();
+        let nodes = self.keepers.all();
         let mut asks: Vec<Ask> = nodes.iter().map(|node| Ask { node: *node, lane, requests: vec![raw.to_vec()] }).collect();
         if merge == Merge::Sum {
             for mover in plan.moves.by_id.values().filter(|mover| nodes.contains(&mover.target)) {
@@ -248,10 +246,7 @@ impl Worker {
             return None;
         }
         if now_us.saturating_sub(since_us) <= patience.as_micros() as u64 {
-            if !self.quiet.clients.contains(&handle) {
-                self.quiet.clients.push(handle);
-            }
-            return Some(Flow::Stall(Stall::Moving));
+            return Some(Flow::Stall(Stall::Quiet));
         }
         client.quieting = None;
         let text =
@@ -261,7 +256,8 @@ impl Worker {
 
     /// A mover is quiet.
     pub(super) fn on_quiet(&mut self, move_id: MoveId, ticket: u64) {
-        for handle in self.quiet.clients.clone() {
+        // Also one that is held up by something else just now; such commands are few, and rare.
+        for handle in self.clients.handles() {
             let Some(quieting) = self.clients.get_mut(handle).and_then(|c| c.quieting.as_mut()) else { continue };
             if let Some(guard) = quieting.movers().filter(|guard| guard.ticket == ticket)
                 && let Some((_, quiet)) = guard.movers.get_mut(&move_id)
@@ -276,12 +272,8 @@ impl Worker {
 
     /// Moves have ended, or time has passed: those who wait for quiet look again.
     pub(super) fn tick_quieting(&mut self) {
-        let clients = &self.clients;
-        self.quiet.clients.retain(|h| clients.get(*h).is_some_and(|c| c.quieting.is_some()));
-        for handle in self.quiet.clients.clone() {
-            if self.clients.get(handle).is_some_and(|c| c.stall == Stall::Moving) {
-                self.unstall(handle);
-            }
+        for handle in self.clients.stalled(Stall::Quiet) {
+            self.unstall(handle);
         }
     }
 }

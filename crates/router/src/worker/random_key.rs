@@ -77,7 +77,7 @@ impl Procedure for RandomKey {
 impl Worker {
     pub(super) fn random_key(&mut self, handle: Handle, class: u8) -> Flow {
         self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
-        let nodes = self.keepers();
+        let nodes = self.keepers.all();
         let size = |node: &NodeId| Ask { node: *node, lane: Lane::Main, requests: vec![b"*1\r\n$6\r\nDBSIZE\r\n".to_vec()] };
         let first: Vec<Ask> = nodes.iter().map(size).collect();
         let random = self.now_us ^ (self.turn_of_nodes as u64).rotate_left(32);

@@ -23,7 +23,7 @@ use super::dispatch::Flow;
 use super::downstream::Client;
 use super::keyed::{Call, Keyed};
 use super::pool::Acquired;
-use super::upstream::{Lane, Purpose};
+use super::upstream::{Lane, Link, Purpose};
 use super::{Stall, Worker};
 use crate::shared::{Message, Plan};
 use crate::slab::Handle;
@@ -218,7 +218,7 @@ impl Worker {
     /// in line, its time runs, and CLIENT UNBLOCK finds it.
     #[cold]
     pub(super) fn wait_on_the_way(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
-        let later = Flow::Stall(Stall::Moving);
+        let later = Flow::Stall(Stall::Keys);
         let mut keys = Vec::new();
         if !command.blocks(args) || command.find_keys(args, &mut keys).is_err() {
             return later;
@@ -241,7 +241,7 @@ impl Worker {
             self.shared.wait_queues.is_back(waiting.ticket, &self.shared.mailboxes);
         }
         self.recalls.clients.push(handle);
-        self.stall(handle, Stall::Moving);
+        self.stall(handle, Stall::Turn);
         self.clients.resume(handle);
     }
 
@@ -254,7 +254,7 @@ impl Worker {
 
     /// Ends the wait of the command on this connection, so that it can be issued again elsewhere.
     pub(super) fn recall_waiting(&mut self, link: Handle) {
-        let Some(holder) = self.links.get(link).map(|l| l.holder) else { return };
+        let Some(holder) = self.links.get(link).map(Link::holder) else { return };
         if let Some(waiting) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
             self.shared.wait_queues.recall(waiting.ticket, self.index, holder);
             waiting.state = State::Ending;
@@ -312,7 +312,8 @@ impl Worker {
         let (resp3, unblocked) = (client.resp3, waiting.unblocked);
         let mut askers = Vec::new();
         if let Some(link) = self.links.get_mut(link_handle) {
-            askers = link.unblock.as_mut().map(|unblock| unblock.take_askers()).unwrap_or_default();
+            let unblock = link.lease_mut().and_then(|lease| lease.unblock.as_mut());
+            askers = unblock.map(|unblock| unblock.take_askers()).unwrap_or_default();
             if let Some(ended) = link.taken_out() {
                 self.over(ended, answer);
             }
@@ -326,7 +327,7 @@ impl Worker {
             }
         }
         for (number, (asker, _)) in askers.into_iter().enumerate() {
-            self.answer_asker(asker, if number == 0 && unblocked.is_none() { b":1\r\n" } else { b":0\r\n" });
+            asker.answer(&self.shared.mailboxes, if number == 0 && unblocked.is_none() { b":1\r\n" } else { b":0\r\n" });
         }
         self.after_exclusive_reply(link_handle);
         true
@@ -348,7 +349,7 @@ impl Worker {
         let resp3 = self.clients.get(handle).is_some_and(|client| client.resp3);
         self.make_ahead(node, Lane::Blocking, resp3, |worker, most| worker.recalled_of(resp3, most));
         if !self.shared.wait_queues.is_turn(ticket, &self.shared.mailboxes) {
-            return self.stall(handle, Stall::Moving); // until its turn
+            return self.stall(handle, Stall::Turn);
         }
         self.give_back_of_another(handle, node);
         let link = match self.acquire(handle, node, Lane::Blocking) {
@@ -359,7 +360,7 @@ impl Worker {
         // What was true before it had a connection may not be any more.
         if !self.shared.wait_queues.go(ticket, self.index, handle, &self.shared.mailboxes) {
             self.give_back(handle, link);
-            return self.stall(handle, Stall::Moving);
+            return self.stall(handle, Stall::Turn);
         }
         // 0 would be without end.
         let left_us = until_us.map(|until| until.saturating_sub(self.now_us).max(1000));
@@ -419,7 +420,7 @@ impl Worker {
 
     /// It is the turn of a client to wait at a node.
     pub(super) fn on_turn(&mut self, handle: Handle) {
-        if self.clients.get(handle).is_some_and(|c| c.is_recalled() && c.stall == Stall::Moving) {
+        if self.clients.get(handle).is_some_and(|c| c.is_recalled() && matches!(c.stall, Stall::Keys | Stall::Turn)) {
             self.clients.resume(handle);
         }
     }
@@ -440,7 +441,7 @@ impl Worker {
     /// Asks the node of a connection on which a command was issued again whether its client waits there.
     fn look_whether_it_waits(&mut self, link_handle: Handle) {
         let Some(link) = self.links.get(link_handle) else { return };
-        let (holder, client_id, run_id) = (link.holder, link.client_id.to_string(), &link.run_id);
+        let (holder, client_id, run_id) = (link.holder(), link.client_id.to_string(), &link.run_id);
         let Some(main) = self.links.main_to(link.node, run_id.as_deref()) else { return self.is_there(holder) };
         self.recalls.last_look = self.recalls.last_look.wrapping_add(1);
         let number = self.recalls.last_look;
@@ -453,7 +454,7 @@ impl Worker {
     /// The node's answer to that, or an error where there is none.
     pub(super) fn on_look(&mut self, link_handle: Handle, number: u32, answer: &[u8]) {
         let Some(link) = self.links.get(link_handle) else { return };
-        let (holder, client_id) = (link.holder, link.client_id);
+        let (holder, client_id) = (link.holder(), link.client_id);
         // What was asked about may be over since, and the connection somebody else's.
         let since_us = match self.clients.get(holder).and_then(|c| c.waiting.as_ref()).map(|w| w.state) {
             Some(State::Sent { look, since_us }) if look == number => since_us,
@@ -481,7 +482,7 @@ impl Worker {
 
     /// A read that waited for keys goes on: what its client waits for from here on is found out anew.
     pub(super) fn end_moving_stall(&mut self, handle: Handle) {
-        if let Some(client) = self.clients.get_mut(handle).filter(|c| c.stall == Stall::Moving) {
+        if let Some(client) = self.clients.get_mut(handle).filter(|c| c.stall == Stall::Keys) {
             client.stall = Stall::None;
         }
     }

@@ -37,7 +37,7 @@ impl Worker {
         let Some(link) = self.links.get_mut(handle) else { return };
         if link.lane.is_exclusive() {
             // Whoever holds it keeps it; nobody gets it after.
-            if link.holder == Handle::NONE && link.is_idle() {
+            if link.holder() == Handle::NONE && link.is_idle() {
                 self.drop_link(handle);
             }
             return;

@@ -35,7 +35,7 @@ impl Worker {
         for handle in self.links.handles() {
             let Some(link) = self.links.get_mut(handle) else { continue };
             let (node, phase) = (link.node, link.phase);
-            if let Some(replica) = link.replica {
+            if let Some(replica) = link.replica() {
                 let is_readable = self.plan.servers.get(&node).is_some_and(|s| s.readable.contains(&replica));
                 if !is_readable && phase != Phase::Up {
                     self.replica_failed(handle, "it is no longer read");
@@ -101,8 +101,8 @@ impl Worker {
         if let Some(handle) = self.links.replica(node, address, resp3) {
             return handle;
         }
-        let mut link = Link::new(node, Lane::Replica, resp3, self.plan.live.database, self.counters.replicas(node), self.now_us);
-        link.replica = Some(address);
+        let link = Link::new(node, Lane::Replica, resp3, self.plan.live.database, self.counters.replicas(node), self.now_us);
+        let mut link = Link::to_replica(address, link);
         // Who may ask the primary does so until the connection is there.
         link.failures = u32::from(reads != Reads::Replica);
         let handle = self.links.insert_replica(link, address);
@@ -117,7 +117,7 @@ impl Worker {
             self.poll.remove(&fd);
         }
         link.phase = Phase::Waiting { until_us: self.now_us + RETRY_US };
-        let (node, replica) = (link.node, link.replica);
+        let (node, replica) = (link.node, link.replica());
         let name = self.node_name(node);
         let replica = replica.map_or_else(String::new, |r| r.to_string());
         debug!(node = %name, replica, why, "replica cannot be reached");

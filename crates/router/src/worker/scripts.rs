@@ -57,6 +57,23 @@ impl ScriptsMet {
         let sha: [u8; 40] = sha.to_ascii_lowercase().try_into().ok()?;
         self.by_sha.get(&sha).filter(|script| script.sha == sha)
     }
+
+    /// An error of a script names its hash: it is to be the one that the client knows.
+    #[cold]
+    pub(super) fn with_own_sha<'r>(&self, error: &'r [u8]) -> Cow<'r, [u8]> {
+        with_sha(error, |sha| self.by_sha.get(sha).map(|script| script.sha))
+    }
+
+    /// A reply to EXEC in which the errors of scripts name the hashes that the client knows; `None` where they do.
+    pub(super) fn with_own_shas(&self, answer: &[u8]) -> Option<Vec<u8>> {
+        let named = |element| if reply::is_error(element) { self.with_own_sha(element) } else { Cow::Borrowed(element) };
+        reply::elements(answer).any(|element| matches!(named(element), Cow::Owned(_))).then(|| {
+            let mut out = Vec::with_capacity(answer.len() + 16);
+            encode::header(&mut out, b'*', reply::elements(answer).remaining() as usize);
+            reply::elements(answer).for_each(|element| out.extend_from_slice(&named(element)));
+            out
+        })
+    }
 }
 
 impl Worker {
@@ -122,12 +139,6 @@ impl Worker {
             Some(script) => Some(script.wrapped_sha),
             None => sha.to_ascii_lowercase().try_into().ok(),
         }
-    }
-
-    /// An error of a script names its hash: it is to be the one that the client knows.
-    #[cold]
-    pub(super) fn with_own_sha<'r>(&self, error: &'r [u8]) -> Cow<'r, [u8]> {
-        with_sha(error, |sha| self.scripts_met.by_sha.get(sha).map(|script| script.sha))
     }
 
     fn met(&mut self, body: &[u8], table: &CommandTable) -> &Arc<Script> {

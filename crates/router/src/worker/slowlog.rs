@@ -89,7 +89,7 @@ impl Worker {
         let mut took = (self.now_us as u32).wrapping_sub(pending.sent_us);
         if link.lane == Lane::Blocking {
             let grace_us = self.plan.live.command_timeout.as_micros() as u64;
-            let asked_until_us = link.waits_until_us.saturating_sub(grace_us);
+            let asked_until_us = link.waits_until_us().saturating_sub(grace_us);
             took = took.min(u32::try_from(self.now_us.saturating_sub(asked_until_us)).unwrap_or(u32::MAX));
         }
         if !self.slow.is_slow(took.saturating_add(self.held_us(pending))) {
@@ -101,7 +101,7 @@ impl Worker {
         let Some(link) = self.links.get(link_handle) else { return };
         let args = match pending.purpose {
             Purpose::Exec => vec![b"EXEC".to_vec()],
-            _ => shortened_beginning(&link.began_with),
+            _ => shortened_beginning(link.lease().map_or(&[], |lease| &lease.began_with)),
         };
         self.enter(link_handle, pending, took, args);
     }
@@ -177,7 +177,7 @@ impl Worker {
             address: client.and_then(|c| c.details.peer).map_or_else(|| "?:0".into(), |a| a.to_string()),
             name: client.map(|c| c.details.name.clone()).unwrap_or_default(),
             user: client.map_or("default", |c| c.user.name()).into(),
-            node: link.replica.map_or(node.clone(), |replica| format!("{node} replica {replica}")),
+            node: link.replica().map_or(node.clone(), |replica| format!("{node} replica {replica}")),
         };
         self.slow.waiting.push(entry);
         self.enter_waiting();

@@ -13,7 +13,6 @@
 //! Not a connection from MULTI on with each command sent at once: it would cost a round trip for each command and a connection for each
 //! client in the middle of a transaction.
 
-use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -30,7 +29,7 @@ use super::keyed::{Call, Keyed, Request, Ticket};
 use super::local::parse;
 use super::pool::Acquired;
 use super::pubsub::Kind;
-use super::upstream::{Lane, Link, MULTI, Pending, Phase, Purpose};
+use super::upstream::{Lane, Link, MULTI, Pending, Phase, Purpose, Task, UNSENT_HIGH};
 use super::wait::Wait;
 use super::{Stall, Worker};
 use crate::shared::{Plan, lock};
@@ -309,7 +308,7 @@ impl Worker {
             Handling::Local(Local::Select) => match args.get(1).and_then(parse::<u32>) {
                 // Out of range: the node says so at EXEC.
                 None => Queueing::Queue(None),
-                Some(database) if self.shared.has_database(&self.keepers(), database) => Queueing::Select(database),
+                Some(database) if self.shared.has_database(&self.keepers.all(), database) => Queueing::Select(database),
                 Some(database) => Queueing::Refuse(format!(
                     "ERR Switchyard does not serve SELECT {database} inside MULTI before any client has selected that database outside"
                 )),
@@ -363,7 +362,7 @@ impl Worker {
         let Some(session) = self.clients.get_mut(handle).and_then(|c| c.session.as_deref_mut()) else { return };
         session.watch_failed = false;
         if let Some(watch) = session.watch.take()
-            && self.links.get(watch.link).is_some_and(|l| l.holder == handle)
+            && self.links.get(watch.link).is_some_and(|l| l.holder() == handle)
         {
             self.abandon(watch.link);
         }
@@ -431,7 +430,7 @@ impl Worker {
         };
         self.push_exclusive(handle, link, Call::Found(command, args), raw, class, None);
         if let Some(link) = self.links.get_mut(link) {
-            link.watching = true;
+            link.set_task(Task::Watching);
             if let Some(pending) = link.last_mut() {
                 pending.purpose = Purpose::Watch;
             }
@@ -471,7 +470,7 @@ impl Worker {
     /// The map has changed. A key that is watched where it is not used any more may change without that node's knowing, also in such a way that it is
     /// back there, and as it was, when EXEC comes. So the watch counts no more from now on.
     pub(super) fn fail_watches_left_behind(&mut self) {
-        let holders = self.links.iter().filter(|(_, link)| link.watching).map(|(_, link)| link.holder);
+        let holders = self.links.iter().filter(|(_, link)| link.task() == Task::Watching).map(|(_, link)| link.holder());
         let is_left = |watch: &Watch| !self.are_used_at(watch.slot, watch.keys.iter().map(|key| &**key), watch.node);
         let watch = |client: &Client| client.session.as_ref().and_then(|s| s.watch.as_ref()).is_some_and(is_left);
         let left: Vec<Handle> = holders.filter(|holder| self.clients.get(*holder).is_some_and(watch)).collect();
@@ -492,7 +491,8 @@ impl Worker {
 
     /// Whether the node still watches on this connection for this client.
     fn is_watching(&self, handle: Handle, link: Handle, node: NodeId) -> bool {
-        let watches = |l: &Link| l.phase == Phase::Up && l.watching && l.holder == handle && l.node == node && !l.is_head_expired();
+        let is_up = |l: &Link| l.phase == Phase::Up && l.node == node && !l.is_head_expired();
+        let watches = |l: &Link| is_up(l) && l.task() == Task::Watching && l.holder() == handle;
         self.links.get(link).is_some_and(watches)
     }
 
@@ -536,7 +536,7 @@ impl Worker {
                 client.session().watch = None;
             }
             if let Some(link) = self.links.get_mut(link) {
-                link.watching = false;
+                link.set_task(Task::Nothing);
             }
             return self.send_transaction(handle, link, class);
         }
@@ -571,7 +571,7 @@ impl Worker {
             // Nothing may be sent before the node has been asked whether it serves transactions.
             return self.exec_alone(handle, node, Lane::Watch, class);
         }
-        if !link.has_room(Self::UNSENT_HIGH) && self.link_is_full(link_handle, handle, Self::UNSENT_HIGH) {
+        if !link.has_room(UNSENT_HIGH) && self.links.is_full(link_handle, handle, UNSENT_HIGH) {
             return Flow::Stall(Stall::Upstream);
         }
         if let Some(client) = self.clients.get_mut(handle) {
@@ -619,7 +619,7 @@ impl Worker {
                     client.held = Some(link);
                 }
                 if let Some(link) = self.links.get_mut(link) {
-                    link.holder = handle;
+                    link.set_holder(handle);
                 }
                 self.send_transaction(handle, link, class)
             }
@@ -667,8 +667,10 @@ impl Worker {
         if multi.writes {
             client.note_write(node);
         }
-        link.waits_until_us = 0;
-        link.slow |= multi.slow && link.lane.is_exclusive();
+        if let Some(lease) = link.lease_mut() {
+            lease.task = Task::Nothing;
+            lease.slow |= multi.slow;
+        }
         let queued = Pending {
             who: Handle::NONE,
             seq: 0,
@@ -770,19 +772,8 @@ impl Worker {
             _ => {}
         }
         let answer = if text.is_empty() { answer } else { &text };
-        let shown = if executed { self.with_own_shas(answer) } else { None };
+        let shown = if executed { self.scripts_met.with_own_shas(answer) } else { None };
         self.deliver(pending.who, pending.seq, shown.as_deref().unwrap_or(answer));
-    }
-
-    /// A reply to EXEC in which the errors of scripts name the hashes that the client knows; `None` where they do.
-    fn with_own_shas(&self, answer: &[u8]) -> Option<Vec<u8>> {
-        let named = |element| if reply::is_error(element) { self.with_own_sha(element) } else { Cow::Borrowed(element) };
-        reply::elements(answer).any(|element| matches!(named(element), Cow::Owned(_))).then(|| {
-            let mut out = Vec::with_capacity(answer.len() + 16);
-            encode::header(&mut out, b'*', reply::elements(answer).remaining() as usize);
-            reply::elements(answer).for_each(|element| out.extend_from_slice(&named(element)));
-            out
-        })
     }
 
     /// A reply to EXEC with our clients counted in the place of our workers, as PUBLISH outside of a transaction has it.
@@ -807,8 +798,8 @@ impl Worker {
         let quiet: Vec<Handle> = self
             .links
             .iter()
-            .filter(|(_, l)| l.watching && l.node == node)
-            .map(|(_, l)| l.holder)
+            .filter(|(_, l)| l.task() == Task::Watching && l.node == node)
+            .map(|(_, l)| l.holder())
             .filter(|h| self.clients.get(*h).is_some_and(is_quiet))
             .collect();
         for holder in quiet {

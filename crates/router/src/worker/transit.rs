@@ -2,7 +2,7 @@
 //!
 //! Without moves all of this is one predicted branch per command (`Topology::is_settled`). With them a command for a moving slot asks one
 //! question: are all its keys committed ([`LegView::is_there`])? Then it is executed as if the slots had been handed over, by a plan in which they
-//! have ([`Worker::plan_of_moved`]): no other code has to know. Otherwise its client waits (`Stall::Moving`), the mover is told which keys are
+//! have ([`Worker::plan_of_moved`]): no other code has to know. Otherwise its client waits (`Stall::Keys`), the mover is told which keys are
 //! wanted, and the command is looked at again from its beginning. What is written where keys are being listed the mover hears when it is handed to
 //! a connection ([`super::keyed`]).
 //!
@@ -50,8 +50,6 @@ pub(super) struct InTransit {
     moved: Option<Arc<Plan>>,
     /// The one before, where slots were in transit in it: until when what its moves caused may still arrive, us.
     before: Option<(Arc<Plan>, u64)>,
-    /// Clients that wait for keys.
-    clients: Vec<Handle>,
     /// Keys that commands of this turn may write in slots whose keys are being listed.
     written: Vec<(MoveId, Vec<Key>)>,
     /// When the drain barrier was last published because somebody waits for it, us.
@@ -211,7 +209,7 @@ impl Worker {
                 return if look.moving { Transit::Moved(self.transit.moved.as_ref().unwrap_or(plan).clone()) } else { Transit::Settled };
             }
             if self.wait_for(handle, look) {
-                return Transit::Instead(Flow::Stall(Stall::Moving));
+                return Transit::Instead(Flow::Stall(Stall::Keys));
             }
         }
     }
@@ -357,9 +355,6 @@ impl Worker {
                 mover.tell(Told::Wanted { leg, keys });
             }
         }
-        if !self.transit.clients.contains(&handle) {
-            self.transit.clients.push(handle);
-        }
         true
     }
 
@@ -373,17 +368,14 @@ impl Worker {
     }
 
     /// Has those who wait for keys look again: all of them, or those that have what they wait for.
-    fn look_again(&mut self, all: bool) {
-        let clients = &self.clients;
-        self.transit.clients.retain(|h| clients.get(*h).is_some_and(|c| c.moving.is_some()));
+    pub(super) fn look_again(&mut self, all: bool) {
         let mut due: Vec<(u64, Handle)> = Vec::new();
-        for handle in &self.transit.clients {
-            let Some(client) = self.clients.get(*handle).filter(|c| c.stall == Stall::Moving) else { continue };
-            let Some(moving) = &client.moving else { continue };
+        for handle in self.clients.stalled(Stall::Keys) {
+            let Some(moving) = self.clients.get(handle).and_then(|client| client.moving.as_ref()) else { continue };
             // Who has been told once is told again only if it says again that it waits; and then it must look.
             moving.waits.iter().for_each(|(_, leg, _)| leg.shared.will_wait(self.index));
             if all || moving.is_over() {
-                due.push((moving.since_us, *handle));
+                due.push((moving.since_us, handle));
             }
         }
         // Who has waited longest goes first.
@@ -407,20 +399,10 @@ impl Worker {
         self.unstall(handle);
     }
 
-    pub(super) fn wake_moving(&mut self) {
-        self.look_again(false);
-    }
-
-    /// Another topology, or other legs: what was waited for may be elsewhere.
-    pub(super) fn replace_moving(&mut self) {
-        self.look_again(true);
-    }
-
     /// Clients that wait for any of these keys are told an error.
     pub(super) fn refuse_moving(&mut self, move_id: MoveId, keys: Option<&[Fingerprint]>, error: &Arc<str>) {
-        for handle in self.transit.clients.clone() {
-            let Some(client) = self.clients.get_mut(handle).filter(|c| c.stall == Stall::Moving) else { continue };
-            let Some(moving) = client.moving.as_mut() else { continue };
+        for handle in self.clients.stalled(Stall::Keys) {
+            let Some(moving) = self.clients.get_mut(handle).and_then(|client| client.moving.as_mut()) else { continue };
             let concerned =
                 moving.waits.iter().any(|(id, _, key)| *id == move_id && keys.is_none_or(|keys| key.is_none_or(|k| keys.contains(&k))));
             if concerned {
@@ -440,13 +422,13 @@ impl Worker {
 
     /// Nobody waits longer than a node may take to answer.
     pub(super) fn tick_moving(&mut self) {
-        if self.transit.clients.is_empty() {
+        let waiting = self.clients.stalled(Stall::Keys);
+        if waiting.is_empty() {
             return;
         }
         let patience = self.plan.live.command_timeout;
-        for handle in self.transit.clients.clone() {
-            let Some(client) = self.clients.get(handle).filter(|c| c.stall == Stall::Moving) else { continue };
-            let Some(moving) = &client.moving else { continue };
+        for handle in waiting {
+            let Some(moving) = self.clients.get(handle).and_then(|client| client.moving.as_ref()) else { continue };
             if moving.refusal.is_some() || self.now_us.saturating_sub(moving.since_us) <= patience.as_micros() as u64 {
                 continue;
             }
@@ -499,7 +481,7 @@ impl Worker {
                 return Ok(Some((node, Some(slot))));
             }
             if self.wait_for(handle, look) {
-                self.stall(handle, Stall::Moving);
+                self.stall(handle, Stall::Keys);
                 return Ok(None);
             }
         }

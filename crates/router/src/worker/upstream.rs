@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use switchyard_policy::seat::Standing;
 use switchyard_policy::topology::{NodeId, Slot};
-use switchyard_resp::reply::{ReplyFollower, ReplyScanner};
+use switchyard_resp::reply::{ReplyFollower, ReplyScan, ReplyScanner};
 use switchyard_resp::translate::Shape;
 
 use super::keyed::{Ended, Request, Ticket};
@@ -20,11 +20,19 @@ use crate::metrics::NodeCounters;
 use crate::settings::Live;
 use crate::slab::Handle;
 use crate::tap::Outcome;
-use crate::worker::transport::{self, Tls};
+use crate::worker::transport::{self, Received, Tls};
 
 /// What begins and ends a transaction.
 pub(super) const MULTI: &[u8] = b"*1\r\n$5\r\nMULTI\r\n";
 pub(super) const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
+
+/// Bytes unsent on a shared connection above which clients that want to add to it wait, and below which they go on.
+pub(super) const UNSENT_HIGH: usize = 8 << 20;
+const UNSENT_LOW: usize = UNSENT_HIGH / 2;
+
+/// Bytes of an upload that may wait for the node's socket; then the client is not read from. And below which it is again.
+pub(super) const UPLOAD_HIGH: usize = 256 << 10;
+const UPLOAD_LOW: usize = 64 << 10;
 
 /// Bytes of requests that a shared connection keeps until they are answered; then clients that want to add to it wait.
 const KEPT_MAX: usize = 64 << 20;
@@ -165,12 +173,94 @@ pub(super) enum Body {
     Skip(ReplyFollower),
 }
 
+/// What a connection is.
+#[derive(Debug)]
+pub(super) enum Kind {
+    /// Pipelined, for all clients.
+    Shared,
+    /// Nothing but subscriptions.
+    Subscriptions,
+    /// For reads, to this replica.
+    Replica(SocketAddr),
+    /// For one client at a time.
+    Exclusive(Lease),
+}
+
+/// Who has an exclusive connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Tenure {
+    /// It has never been up. `is_ahead`: it is made for nobody in particular, because somebody will ask for it soon.
+    Coming { is_ahead: bool },
+    /// In its pool's list of free connections.
+    Free,
+    /// This client. `NONE`: somebody is about to take it, or its node has yet to answer before anybody may.
+    Held(Handle),
+}
+
+/// What the node does for the holder, beside answering.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Task {
+    Nothing,
+    /// It watches keys.
+    Watching,
+    /// The command under way may wait there, for keys of this slot, until then (us).
+    Waiting {
+        slot: Option<Slot>,
+        until_us: u64,
+    },
+    /// The last request of `pending` is still being uploaded: its time at the node has not begun.
+    Uploading,
+}
+
+/// The state of an exclusive connection.
+#[derive(Debug)]
+pub(super) struct Lease {
+    pub(super) tenure: Tenure,
+    pub(super) task: Task,
+    /// The command under way is to be ended by CLIENT UNBLOCK.
+    pub(super) unblock: Option<Box<super::blocking::Unblock>>,
+    /// What is under way may take as long as commands of the slow lane.
+    pub(super) slow: bool,
+    /// What the reply to its request looks like in RESP3.
+    pub(super) shape: Shape,
+    /// The beginning of the command that it carries, for the slow log: the command itself is not kept.
+    pub(super) began_with: Vec<u8>,
+}
+
+/// What comes next of what a node has sent.
+#[derive(Debug)]
+pub(super) enum Arrival {
+    /// Nothing whole.
+    Nothing,
+    /// A reply of so many bytes.
+    Reply(usize),
+    /// The beginning of a reply that will have so many bytes at least: more than is collected without need.
+    Large(usize),
+    /// So many bytes of a reply that is taken as it comes: whether they are passed on, and whether they are its last ones.
+    Piece { len: usize, passes: bool, is_last: bool },
+    /// No reply, or one that nobody can have asked for.
+    Senseless(String),
+}
+
+/// What the socket has given.
+#[derive(Debug)]
+pub(super) enum Taken {
+    Bytes(usize),
+    Nothing,
+    /// It is not read just now.
+    Paused,
+    /// A signal came first.
+    Interrupted,
+    /// Something before our side of the handshake was done.
+    Early,
+    Lost(String),
+}
+
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) node: NodeId,
     pub(super) lane: Lane,
-    /// The replica that a connection of that lane is for.
-    pub(super) replica: Option<SocketAddr>,
+    pub(super) kind: Kind,
     /// Where it leads, or last tried to.
     pub(super) address: Option<SocketAddr>,
     pub(super) resp3: bool,
@@ -178,8 +268,6 @@ pub(super) struct Link {
     pub(super) downgraded: bool,
     /// On such a connection: the shapes of the parts of the next EXEC's reply.
     pub(super) queued: Vec<Shape>,
-    /// On a connection for large values: what the reply to its request looks like in RESP3.
-    pub(super) shape: Shape,
     pub(super) phase: Phase,
     pub(super) since_us: u64,
     pub(super) failures: u32,
@@ -236,32 +324,10 @@ pub(super) struct Link {
     pub(super) paused: bool,
     /// Clients that wait until fewer bytes are unsent.
     pub(super) waiters: Vec<Handle>,
-    /// The client that has this connection alone.
-    pub(super) holder: Handle,
-    /// In its pool's list of free connections.
-    pub(super) free: bool,
-    /// Counted by its pool among those that have never been up.
-    pub(super) coming: bool,
-    /// Made for nobody in particular: somebody will ask for it soon.
-    pub(super) is_ahead: bool,
-    /// The node holds WATCHes of the holder on this connection.
-    pub(super) watching: bool,
-    /// The slot of the blocking command under way.
-    pub(super) slot: Option<Slot>,
-    /// Until then the command under way may wait at the node, us.
-    pub(super) waits_until_us: u64,
-    /// The command under way is to be ended by CLIENT UNBLOCK.
-    pub(super) unblock: Option<Box<super::blocking::Unblock>>,
-    /// What is under way on an exclusive connection may take as long as commands of the slow lane.
-    pub(super) slow: bool,
     /// Why the node refused to queue a command of the transaction under way.
     pub(super) refused: Option<Box<[u8]>>,
     /// Why the node would refuse a transaction, where it would.
     pub(super) no_multi: Option<Box<str>>,
-    /// The last request of `pending` is still being uploaded: its time at the node has not begun.
-    pub(super) uploading: bool,
-    /// The beginning of the command that an exclusive connection carries, for the slow log: the command itself is not kept.
-    pub(super) began_with: Vec<u8>,
     pub(super) idle_since_us: u64,
     /// The most bytes of `out`, and commands of `pending`, seen since memory was given back last; and when it is next.
     needed: (usize, usize),
@@ -307,12 +373,22 @@ impl Link {
         Self {
             node,
             lane,
-            replica: None,
+            kind: match lane {
+                Lane::Main | Lane::Slow | Lane::Rounds | Lane::Replica => Kind::Shared,
+                Lane::Pubsub => Kind::Subscriptions,
+                Lane::Large | Lane::Watch | Lane::Blocking => Kind::Exclusive(Lease {
+                    tenure: Tenure::Held(Handle::NONE),
+                    task: Task::Nothing,
+                    unblock: None,
+                    slow: false,
+                    shape: Shape::Plain,
+                    began_with: Vec::new(),
+                }),
+            },
             address: None,
             resp3,
             downgraded: false,
             queued: Vec::new(),
-            shape: Shape::Plain,
             phase: Phase::Waiting { until_us: now_us },
             since_us: now_us,
             failures: 0,
@@ -348,23 +424,73 @@ impl Link {
             dirty: false,
             paused: false,
             waiters: Vec::new(),
-            holder: Handle::NONE,
-            free: false,
-            coming: false,
-            is_ahead: false,
-            watching: false,
-            slot: None,
-            waits_until_us: 0,
-            unblock: None,
-            slow: false,
             refused: None,
             no_multi: None,
-            uploading: false,
-            began_with: Vec::new(),
             idle_since_us: now_us,
             needed: (0, 0),
             shrinks_at_us: now_us + SHRINK_US,
             counters,
+        }
+    }
+
+    /// One to a replica.
+    pub(super) fn to_replica(address: SocketAddr, link: Self) -> Self {
+        Self { kind: Kind::Replica(address), ..link }
+    }
+
+    /// What one client at a time has of it, where that is so.
+    #[inline]
+    pub(super) fn lease(&self) -> Option<&Lease> {
+        match &self.kind {
+            Kind::Exclusive(lease) => Some(lease),
+            Kind::Shared | Kind::Subscriptions | Kind::Replica(_) => None,
+        }
+    }
+
+    #[inline]
+    pub(super) fn lease_mut(&mut self) -> Option<&mut Lease> {
+        match &mut self.kind {
+            Kind::Exclusive(lease) => Some(lease),
+            Kind::Shared | Kind::Subscriptions | Kind::Replica(_) => None,
+        }
+    }
+
+    /// The client that has it alone; `NONE` where nobody has.
+    #[inline]
+    pub(super) fn holder(&self) -> Handle {
+        match self.lease().map(|lease| lease.tenure) {
+            Some(Tenure::Held(holder)) => holder,
+            _ => Handle::NONE,
+        }
+    }
+
+    /// What its node does for the holder.
+    #[inline]
+    pub(super) fn task(&self) -> Task {
+        self.lease().map_or(Task::Nothing, |lease| lease.task)
+    }
+
+    pub(super) fn set_task(&mut self, task: Task) {
+        self.lease_mut().into_iter().for_each(|lease| lease.task = task);
+    }
+
+    pub(super) fn set_holder(&mut self, holder: Handle) {
+        self.lease_mut().into_iter().for_each(|lease| lease.tenure = Tenure::Held(holder));
+    }
+
+    /// Until when the command under way may wait at the node, us.
+    pub(super) fn waits_until_us(&self) -> u64 {
+        match self.task() {
+            Task::Waiting { until_us, .. } => until_us,
+            Task::Nothing | Task::Watching | Task::Uploading => 0,
+        }
+    }
+
+    /// The replica that it leads to.
+    pub(super) fn replica(&self) -> Option<SocketAddr> {
+        match self.kind {
+            Kind::Replica(address) => Some(address),
+            Kind::Shared | Kind::Subscriptions | Kind::Exclusive(_) => None,
         }
     }
 
@@ -469,10 +595,10 @@ impl Link {
 
     /// More of the request that was pushed last, which is being uploaded; with its end?
     pub(super) fn push_more(&mut self, bytes: &[u8], is_end: bool, now_us: u64) {
-        debug_assert!(self.uploading, "a whole request is pushed");
+        debug_assert_eq!(self.task(), Task::Uploading, "a whole request is pushed");
         self.out.extend_from_slice(bytes);
         if is_end {
-            self.uploading = false;
+            self.set_task(Task::Nothing);
             if let Some(pending) = self.pending.back_mut() {
                 pending.sent_us = now_us as u32;
             }
@@ -510,7 +636,9 @@ impl Link {
         let expired = std::mem::take(&mut self.expired);
         let pending = std::mem::take(&mut self.pending);
         self.counters.in_flight.sub(pending.len() as u64);
-        self.uploading = false;
+        if self.task() == Task::Uploading {
+            self.set_task(Task::Nothing);
+        }
         self.out = Vec::new();
         self.acked = 0;
         self.sent = 0;
@@ -586,7 +714,7 @@ impl Link {
 
     /// Takes note of the commands that have waited for longer than `timeout_us`, and gives them: whoever waits is told. They stay under way.
     pub(super) fn expire(&mut self, now_us: u64, timeout_us: u32) -> Vec<Pending> {
-        let sent_whole = self.pending.len() - usize::from(self.uploading && !self.pending.is_empty());
+        let sent_whole = self.pending.len() - usize::from(self.task() == Task::Uploading && !self.pending.is_empty());
         let mut late = Vec::new();
         while let Some(pending) = self.pending.get(self.expired)
             && self.expired < sent_whole
@@ -613,9 +741,21 @@ impl Link {
         &self.out[self.sent..]
     }
 
-    /// Sends what the socket takes.
+    /// Sends what the socket takes. Gives those who waited for room, where there is some again.
     #[inline]
-    pub(super) fn send(&mut self) -> Result<(), rustix::io::Errno> {
+    pub(super) fn flush(&mut self) -> Result<Vec<Handle>, rustix::io::Errno> {
+        self.dirty = false;
+        if self.phase != Phase::Up || self.retiring {
+            return Ok(Vec::new());
+        }
+        self.send()?;
+        let low = if self.lane == Lane::Large { UPLOAD_LOW } else { UNSENT_LOW };
+        let has_room = !self.waiters.is_empty() && self.has_room(low);
+        Ok(if has_room { std::mem::take(&mut self.waiters) } else { Vec::new() })
+    }
+
+    #[inline]
+    fn send(&mut self) -> Result<(), rustix::io::Errno> {
         while self.unsent() > 0 && self.writable {
             let Some(fd) = &self.fd else { break };
             match transport::send(fd, &mut self.tls, &self.out[self.sent..]) {
@@ -631,6 +771,63 @@ impl Link {
             self.sent = 0;
         }
         Ok(())
+    }
+
+    /// Reads once.
+    #[inline]
+    pub(super) fn receive(&mut self, buffer: &mut [u8], now_us: u64) -> Taken {
+        self.readable = true;
+        let Some(fd) = self.fd.as_ref().filter(|_| !self.paused) else { return Taken::Paused };
+        if !matches!(self.phase, Phase::Up | Phase::Greeting | Phase::Securing) {
+            return Taken::Paused;
+        }
+        match transport::receive(fd, &mut self.tls, buffer) {
+            Ok(Received { count: 0, .. }) => Taken::Lost("the node closed the connection".to_owned()),
+            Ok(Received { count, more }) => {
+                self.counters.bytes_received.add(count as u64);
+                self.received_us = now_us;
+                self.readable = more || self.hangup;
+                if self.phase == Phase::Securing { Taken::Early } else { Taken::Bytes(count) }
+            }
+            Err(rustix::io::Errno::AGAIN) => {
+                self.readable = false;
+                Taken::Nothing
+            }
+            Err(rustix::io::Errno::INTR) => Taken::Interrupted,
+            Err(error) => {
+                let why = self.tls.as_ref().and_then(|tls| tls.failure()).map(|why| format!("TLS: {why}"));
+                Taken::Lost(why.unwrap_or_else(|| std::io::Error::from(error).to_string()))
+            }
+        }
+    }
+
+    /// What comes next of these bytes, which the node has sent.
+    #[inline]
+    pub(super) fn arrival(&mut self, bytes: &[u8], live: &Live) -> Arrival {
+        match &mut self.body {
+            Body::Whole(scanner) => match scanner.scan(bytes) {
+                Ok(ReplyScan::Complete(len)) => Arrival::Reply(len),
+                Ok(ReplyScan::Incomplete(need)) => {
+                    let (size, max) = (need.max(bytes.len()), self.reply_max(live));
+                    if size > max {
+                        Arrival::Senseless(format!("it sends more than {max} bytes where a short reply was asked for"))
+                    } else if size > live.large_value {
+                        Arrival::Large(size)
+                    } else {
+                        Arrival::Nothing
+                    }
+                }
+                Err(error) => Arrival::Senseless(error.to_string()),
+            },
+            Body::Through(follower) => match follower.follow(bytes) {
+                Ok((len, is_last)) => Arrival::Piece { len, passes: true, is_last },
+                Err(error) => Arrival::Senseless(error.to_string()),
+            },
+            Body::Skip(follower) => match follower.follow(bytes) {
+                Ok((len, is_last)) => Arrival::Piece { len, passes: false, is_last },
+                Err(error) => Arrival::Senseless(error.to_string()),
+            },
+        }
     }
 
     /// Whether nothing that was sent is unanswered.
@@ -692,7 +889,7 @@ impl Link {
         if self.phase != Phase::Up {
             0
         } else if self.lane.is_exclusive() {
-            self.pending.len() - usize::from(self.uploading && !self.pending.is_empty())
+            self.pending.len() - usize::from(self.task() == Task::Uploading && !self.pending.is_empty())
         } else if self.sent > self.acked {
             self.pending.len()
         } else {

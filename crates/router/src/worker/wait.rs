@@ -61,7 +61,7 @@ impl Worker {
             // All that was written before is to be older than the mark.
             return Flow::Stall(Stall::Barrier);
         }
-        let keepers = self.keepers();
+        let keepers = self.keepers.all();
         let bit = |node: &NodeId| 1 << (node.index() & 63);
         // What was written at a node that keeps no keys any more, or is gone, is at another one now.
         let has_moved = wrote_to & !keepers.iter().map(bit).fold(0, |bits, bit| bits | bit) != 0;

@@ -11,7 +11,7 @@ use crate::shared::Plan;
 use crate::slab::Handle;
 use crate::worker::dispatch::Flow;
 use crate::worker::gather::Whole;
-use crate::worker::upstream::Lane;
+use crate::worker::upstream::{Lane, UNSENT_HIGH};
 use crate::worker::{Stall, Worker};
 
 /// Bytes of the names of one client's subscriptions.
@@ -142,7 +142,7 @@ impl Worker {
         }
         let resp3 = client.resp3;
         let link = self.shared_link(node, Lane::Main, resp3);
-        if self.links.get(link).is_some_and(|l| !l.has_room(Self::UNSENT_HIGH)) && self.link_is_full(link, handle, Self::UNSENT_HIGH) {
+        if self.links.is_full(link, handle, UNSENT_HIGH) {
             return Flow::Stall(Stall::Upstream);
         }
         let class = command.class() as u8;

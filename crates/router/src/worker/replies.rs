@@ -1,0 +1,265 @@
+//! What nodes answer: each whole reply is pulled out of its connection and given to whoever asked.
+//!
+//! A connection knows no client: it says what has come ([`Link::arrival`](super::upstream::Link::arrival)), with the `Pending` that it answers. This
+//! is the place that sees both. Nothing is copied on the way, and no queue is between them.
+
+use std::io;
+
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::reply::ReplyScanner;
+use switchyard_resp::{encode, reply};
+use tracing::{debug, warn};
+
+use super::upstream::{Arrival, Body, Lane, Pending, Phase, Purpose, Taken};
+use super::{Stall, Worker};
+use crate::poll::Token;
+use crate::slab::Handle;
+
+impl Worker {
+    /// Reads once, and gives the replies that have come to whoever asked.
+    pub(super) fn read_link(&mut self, handle: Handle) {
+        let mut buffer = std::mem::take(&mut self.read_buffer);
+        self.read_link_into(handle, &mut buffer);
+        self.read_buffer = buffer;
+    }
+
+    fn read_link_into(&mut self, handle: Handle, buffer: &mut [u8]) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        match link.receive(buffer, self.now_us) {
+            Taken::Bytes(count) => {
+                let more = link.readable;
+                let mut input = std::mem::take(&mut link.input);
+                let kept = if input.is_empty() {
+                    let taken = self.take_replies(handle, &buffer[..count]);
+                    input.extend_from_slice(&buffer[taken..count]);
+                    input
+                } else {
+                    input.extend_from_slice(&buffer[..count]);
+                    let taken = self.take_replies(handle, &input);
+                    input.drain(..taken);
+                    if input.is_empty() && input.capacity() > 64 << 10 { Vec::new() } else { input }
+                };
+                if let Some(link) = self.links.get_mut(handle) {
+                    link.input = kept;
+                    if more && !link.paused {
+                        self.unread.push(Token::Link(handle));
+                    }
+                }
+            }
+            Taken::Nothing if link.phase == Phase::Securing => self.drive_handshake(handle),
+            Taken::Nothing | Taken::Paused => {}
+            Taken::Interrupted => self.unread.push(Token::Link(handle)),
+            Taken::Early => self.attempt_failed(handle, "it sent data before our greeting"),
+            Taken::Lost(why) => self.break_link(handle, &why),
+        }
+    }
+
+    /// Looks again at what has come of a reply that nobody waits for any more.
+    pub(super) fn read_again(&mut self, handle: Handle) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let mut input = std::mem::take(&mut link.input);
+        let taken = self.take_replies(handle, &input);
+        input.drain(..taken);
+        input.shrink_to_fit();
+        if let Some(link) = self.links.get_mut(handle) {
+            link.input = input;
+        }
+    }
+
+    /// Takes the replies at the start of `bytes`; returns how many bytes they took.
+    fn take_replies(&mut self, handle: Handle, bytes: &[u8]) -> usize {
+        let mut pos = 0;
+        while pos < bytes.len() {
+            let Some(link) = self.links.get_mut(handle) else { return bytes.len() };
+            if !matches!(link.phase, Phase::Up | Phase::Greeting) {
+                return bytes.len(); // given up because of an earlier reply of the same read; a main connection is on its way again
+            }
+            let rest = &bytes[pos..];
+            match link.arrival(rest, &self.plan.live) {
+                Arrival::Reply(len) => {
+                    pos += len;
+                    self.on_reply(handle, &rest[..len]);
+                }
+                Arrival::Large(size) => {
+                    // A reply that is translated must be whole.
+                    let whole = link.downgraded && rest[0] == b'*' && size <= self.plan.live.client_output_limit;
+                    let head = link.head().copied();
+                    let is_kept = whole && head.is_some_and(|head| self.is_awaited(&head));
+                    if is_kept || !self.take_large(handle, size, rest) {
+                        break;
+                    }
+                }
+                Arrival::Piece { len, passes, is_last } => {
+                    pos += len;
+                    if passes {
+                        self.pass_piece(handle, &rest[..len]);
+                    }
+                    if !is_last {
+                        break;
+                    }
+                    self.end_body(handle);
+                }
+                Arrival::Nothing => break,
+                Arrival::Senseless(why) => {
+                    self.break_link(handle, &why);
+                    return bytes.len();
+                }
+            }
+        }
+        pos
+    }
+
+    /// The streamed or skipped reply is complete.
+    fn end_body(&mut self, handle: Handle) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let through = matches!(link.body, Body::Through(_));
+        link.body = Body::Whole(ReplyScanner::default());
+        if link.head().is_some_and(|head| self.slow.is_slow((self.now_us as u32).wrapping_sub(head.sent_us))) {
+            self.note_slow(handle);
+        }
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let Some(ended) = link.answered(self.now_us, false) else { return };
+        let is_awaited = !link.waiters.is_empty();
+        let expired = ended.is_expired;
+        let is_exclusive = link.lane.is_exclusive();
+        let pending = self.over(ended, b"");
+        if is_awaited {
+            self.links.mark(handle); // whether those who wait may go on is looked at where it is flushed
+        }
+        if !expired && is_exclusive {
+            self.note_slow_exclusive(handle, pending);
+        }
+        if through && !expired {
+            let counters = self.counters.clone();
+            if let Some(client) = self.clients.get_mut(pending.who) {
+                client.end_stream(self.now_us, &counters);
+                self.clients.mark(pending.who);
+                self.after_delivery(pending.who);
+            }
+        }
+        self.after_exclusive_reply(handle);
+    }
+
+    /// What a client is told in place of an error that would send it to another address: past the router, and with its password.
+    #[cold]
+    fn in_place_of_redirect(&self, handle: Handle, error: &[u8]) -> Option<Vec<u8>> {
+        let text = reply::text(error)?;
+        if !text.starts_with(b"MOVED ") && !text.starts_with(b"ASK ") {
+            return None;
+        }
+        let node = self.node_name(self.links.get(handle)?.node);
+        let mut out = Vec::new();
+        encode::error(
+            &mut out,
+            &format!("ERR {node} would send this client to another server: it runs in cluster mode, as no node of Switchyard may"),
+        );
+        Some(out)
+    }
+
+    fn on_reply(&mut self, handle: Handle, answer: &[u8]) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        if link.phase == Phase::Greeting {
+            self.on_greeting(handle, answer);
+            return;
+        }
+        if link.lane == Lane::Pubsub {
+            self.on_pubsub_reply(handle, answer);
+            return;
+        }
+        if answer[0] == b'>' {
+            return; // out of band: nothing of ours
+        }
+        let raised = if link.downgraded { self.raised(handle, answer) } else { None };
+        let answer = raised.as_deref().unwrap_or(answer);
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let Some(head) = link.head() else {
+            self.break_link(handle, "it sent a reply that nobody asked for");
+            return;
+        };
+        if self.slow.is_slow((self.now_us as u32).wrapping_sub(head.sent_us)) {
+            self.note_slow(handle);
+        }
+        let is_error = reply::is_error(answer);
+        let instead = if is_error { self.in_place_of_redirect(handle, answer) } else { None };
+        let answer = instead.as_deref().unwrap_or(answer);
+        if is_error && (answer.starts_with(b"-NOSCRIPT") && self.heal_script(handle) || self.take_recalled(handle, answer)) {
+            return;
+        }
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let Some(ended) = link.answered(self.now_us, is_error) else { return };
+        let is_awaited = !link.waiters.is_empty();
+        let (node, lane, expired) = (link.node, link.lane, ended.is_expired);
+        let pending = self.over(ended, answer);
+        if is_awaited {
+            self.links.mark(handle); // whether those who wait may go on is looked at where it is flushed
+        }
+        if !expired {
+            if lane.is_exclusive() {
+                self.note_slow_exclusive(handle, pending);
+            }
+            match pending.purpose {
+                Purpose::Client | Purpose::ClientHealed if is_error && pending.by_sha => {
+                    let shown = self.scripts_met.with_own_sha(answer);
+                    self.deliver(pending.who, pending.seq, &shown);
+                }
+                Purpose::Client | Purpose::ClientHealed => self.deliver(pending.who, pending.seq, answer),
+                Purpose::Gather => self.gather_part(pending.who, pending.seq, answer),
+                Purpose::Exec => self.on_exec(handle, pending, answer),
+                Purpose::Watch => self.on_watch(pending, answer),
+                Purpose::Wait => self.on_wait(handle, pending, answer),
+                Purpose::Nobody | Purpose::Learn | Purpose::Confirm | Purpose::Queued | Purpose::Unblock | Purpose::Look => {}
+                Purpose::Subscribe | Purpose::Sync | Purpose::Track => {}
+            }
+        }
+        match pending.purpose {
+            Purpose::Nobody | Purpose::Learn | Purpose::Confirm => self.on_own_reply(pending, node, answer),
+            Purpose::Queued => self.on_queued(handle, pending, is_error, answer),
+            Purpose::Unblock => self.on_unblock(pending.who, answer),
+            Purpose::Look => self.on_look(pending.who, pending.seq, answer),
+            _ => {}
+        }
+        if lane.is_exclusive() {
+            self.after_exclusive_reply(handle);
+        }
+    }
+    fn on_own_reply(&mut self, pending: Pending, node: NodeId, answer: &[u8]) {
+        match pending.purpose {
+            Purpose::Confirm if reply::is_error(answer) && !answer.starts_with(b"-ERR No such") => {
+                warn!(node = %self.node_name(node), error = %reply::told_error(answer), "node refuses CLIENT KILL ID: what a broken connection left unanswered there stays unconfirmed (allow the command to our user)");
+            }
+            Purpose::Confirm => {
+                self.zombies.end(pending.seq);
+                self.count_zombies(node);
+            }
+            Purpose::Learn => self.learn(node, answer),
+            Purpose::Nobody if reply::is_error(answer) => {
+                debug!(node = %self.node_name(node), error = %reply::told_error(answer), "node refuses a command of our own");
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn flush_links(&mut self) {
+        let mut marked = self.links.take_marked();
+        for handle in marked.drain(..) {
+            // A connection that broke just now may have begun a round on this one.
+            self.tell_movers();
+            self.flush_link(handle);
+        }
+        self.links.reuse(marked);
+    }
+
+    fn flush_link(&mut self, handle: Handle) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        match link.flush() {
+            Ok(waiters) => {
+                for waiter in waiters {
+                    if self.clients.get(waiter).is_some_and(|c| c.stall == Stall::Upstream) {
+                        self.unstall(waiter);
+                    }
+                }
+            }
+            Err(error) => self.break_link(handle, &io::Error::from(error).to_string()),
+        }
+    }
+}
