@@ -226,6 +226,11 @@ impl Leg {
         self
     }
 
+    pub(super) const fn planted(mut self, planted: Planted) -> Self {
+        self.planted = planted;
+        self
+    }
+
     const fn link(&self, side: Side) -> &Link {
         match side {
             Side::Source => &self.source,
