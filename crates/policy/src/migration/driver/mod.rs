@@ -320,8 +320,8 @@ impl Driver {
             (None, None) => Listing::Walked(Walk::new(0, Side::Source, &databases)),
         };
         let machine: Box<dyn Machine> = match protocol {
-            Protocol::Switchyard => Box::new(Leg::new(orders, fingerprints, resume).planted(planted)),
-            Protocol::StopAndCopy => Box::new(StopAndCopy::new(orders, fingerprints, resume)),
+            Protocol::Switchyard => Box::new(<Leg>::new(orders, fingerprints, resume).planted(planted)),
+            Protocol::StopAndCopy => Box::new(Leg::<StopAndCopy>::new(orders, fingerprints, resume).planted(planted)),
         };
         Self {
             machine,
