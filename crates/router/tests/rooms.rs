@@ -80,7 +80,10 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("batching.rs", &["downstream"]),
     ("clients.rs", &["downstream", "recalled"]),
     ("config_values.rs", &[]),
-    ("downstream.rs", &["colocate", "login", "pubsub", "quiet", "recalled", "tracking", "transactions", "transit", "transport", "upstream"]),
+    (
+        "downstream.rs",
+        &["colocate", "login", "pubsub", "quiet", "recalled", "tracking", "transactions", "transit", "transport", "upstream"],
+    ),
     ("links.rs", &["keyed", "pool", "rarely", "upstream"]),
     ("memory_stats.rs", &[]),
     ("pubsub/mod.rs", &[]),

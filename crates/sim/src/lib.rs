@@ -1,7 +1,7 @@
 //! The simulator: the machines of `switchyard_policy::migration` in a world with a seed, where nodes are killed, connections break in the middle and
 //! the router comes back, and checkers that know nothing of the machines say whether clients could have noticed.
 //!
-//! Model workers, model nodes and a model of the mover instead of the real ones: those have sockets and clocks, so a run of theirs cannot be had
+//! Model workers, model nodes and a model of the mover's I/O instead of the real ones: those have sockets and clocks, so a run of theirs cannot be had
 //! twice. The decisions are the real ones. One seed and one scenario are one run, for ever.
 
 mod clients;

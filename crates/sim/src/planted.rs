@@ -36,8 +36,6 @@ pub enum Bug {
     OneKeyIsEnough,
     /// A worker keeps what was committed when a leg rolls back.
     CommittedKept,
-    /// All is committed when the slots are handed over, also where workers would use it at the other node.
-    CommittedAtTheOther,
     /// The journal says that a record is durable before it is.
     JournalNotSynced,
     /// After a crash the stored topology decides, and not the journal.
@@ -48,10 +46,6 @@ pub enum Bug {
     ExceptionForgotten,
     /// A move of a slot takes keys of it that live elsewhere, too.
     ExceptionTaken,
-    /// What a move of a slot finds at its target is removed, also keys that live there.
-    ExceptionPurged,
-    /// A move of keys purges all that its target has of their slot.
-    PurgedBeyondScope,
     /// A transaction is executed though its connection was lost on which the key was watched, or the key has moved since.
     WatchForgotten,
     /// A transaction goes to where its key was when it was watched.
@@ -93,14 +87,11 @@ impl Planted {
         Self::Around(Bug::BlockedNotParked),
         Self::Around(Bug::OneKeyIsEnough),
         Self::Around(Bug::CommittedKept),
-        Self::Around(Bug::CommittedAtTheOther),
         Self::Around(Bug::JournalNotSynced),
         Self::Around(Bug::TopologyDecides),
         Self::Around(Bug::FlushHalfAwaited),
         Self::Around(Bug::ExceptionForgotten),
         Self::Around(Bug::ExceptionTaken),
-        Self::Around(Bug::ExceptionPurged),
-        Self::Around(Bug::PurgedBeyondScope),
         Self::Around(Bug::WatchForgotten),
         Self::Around(Bug::WatchStays),
         Self::Around(Bug::WatchReturns),
@@ -134,7 +125,23 @@ impl Planted {
         Self::Machine(MachineBug::GoneIsRenamed),
         Self::Machine(MachineBug::LegOvertaken),
         Self::Machine(MachineBug::GivenUpStays),
+        Self::Machine(MachineBug::CommittedAtTheOther),
+        Self::Machine(MachineBug::ExceptionPurged),
+        Self::Machine(MachineBug::PurgedBeyondScope),
     ];
+}
+
+#[cfg(feature = "planted-bugs")]
+impl Planted {
+    /// What of it is in the driver of a leg.
+    pub(crate) fn of_the_driver(self) -> Option<MachineBug> {
+        match self {
+            Self::Machine(bug) => Some(bug),
+            // Workers and the mover must agree on which keys move.
+            Self::Around(Bug::ExceptionTaken) => Some(MachineBug::ExceptionTaken),
+            Self::Around(_) => None,
+        }
+    }
 }
 
 /// What a run asks.

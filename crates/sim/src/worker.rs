@@ -203,7 +203,7 @@ impl World {
                 say!(self, "worker {ix}: command {op} waits for {keys:?}");
                 self.workers[ix].waiting.insert(op);
                 let keys = keys.iter().map(|key| self.keys[*key].clone()).collect();
-                self.after(5, Ev::Mover(Event::Wanted { keys }));
+                self.after(5, Ev::Mover(Event::Wanted { keys }.into()));
             }
         }
     }

@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::rc::Rc;
 
-use switchyard_policy::migration::{Event, Fingerprinter, Key};
+use switchyard_policy::migration::{Fingerprinter, Happened, Key};
 
 use crate::clients::Client;
 use crate::history::History;
@@ -113,7 +113,7 @@ pub(crate) enum Ev {
     Committed { worker: usize, uid: u64, keys: Rc<Vec<KeyIx>> },
     CommittedAll { worker: usize, uid: u64 },
     Refused { worker: usize, keys: Option<Rc<Vec<KeyIx>>> },
-    Mover(Event),
+    Mover(Happened),
     Synced,
     DiskIsWell,
     Stored { owner: usize },
@@ -676,7 +676,7 @@ impl World {
             Ev::Committed { worker, uid, keys } => self.committed(worker, uid, &keys),
             Ev::CommittedAll { worker, uid } => self.committed_all(worker, uid),
             Ev::Refused { worker, keys } => self.refused(worker, keys.as_deref()),
-            Ev::Mover(event) => self.mover_event(event),
+            Ev::Mover(what) => self.mover_hears(what),
             Ev::Synced => self.synced(),
             Ev::DiskIsWell => self.disk_is_well(),
             Ev::Stored { owner } => self.stored(owner),
@@ -757,7 +757,7 @@ impl World {
         for worker in 0..self.workers.len() {
             self.unblock_again(worker);
         }
-        self.mover_event(Event::Tick);
+        self.mover_hears(Happened::Tick);
         let every = if self.now > 300_000 { 10 * SWEEP_US } else { SWEEP_US };
         self.after(every, Ev::Sweep);
     }

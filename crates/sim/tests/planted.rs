@@ -46,7 +46,7 @@ fn each_bug_is_found_within_ten_thousand_seeds() {
         } else if *planted == Planted::Machine(Machine::GivenUpWithoutDrain) {
             // In the others nobody is given up.
             &lost
-        } else if *planted == Planted::Around(Bug::CommittedAtTheOther) {
+        } else if *planted == Planted::Machine(Machine::CommittedAtTheOther) {
             // The only protocol that goes back without telling the workers.
             &stop_and_copy
         } else {

@@ -1,8 +1,8 @@
 //! Moving slots from one node to another while both serve.
 //!
 //! A move is cut into *legs*: slots that change their owner together. A leg is a state machine, a [`Machine`], stepped with what happened
-//! ([`Event`]) and answering with what to do ([`Action`]). It knows no connection, no file and no clock; the router's mover and the
-//! simulator do what it says and tell it what came of it.
+//! ([`Event`]) and answering with what to do ([`Action`]). It knows no connection, no file and no clock. A [`Driver`] steps it, with all that is the same
+//! for each protocol; the router's mover and the simulator do what that says and tell it what came of it.
 //!
 //! # Who does what
 //! - **Workers** ask one question of a command for a slot in transit: are all its keys *committed*? Then it goes to the target, on the
@@ -23,6 +23,7 @@
 //! 6. The slots are handed over when no key is left at the source, and not before. Only where the user gives up a side that does not answer are they
 //!    handed over to the other one with what that has; nobody is served there before all that was sent to the lost side has ended for its client.
 
+pub mod driver;
 mod fingerprint;
 mod leg;
 mod order;
@@ -38,6 +39,7 @@ use std::sync::Arc;
 
 use crate::topology::{MoveId, NodeId, Slot};
 
+pub use driver::{Begin, Do, Driver, Happened};
 pub use fingerprint::{Fingerprint, FingerprintHasher, FingerprintMap, FingerprintSet, Fingerprinter};
 pub use leg::Leg;
 pub use order::{Cause, How, MoveOrder};
@@ -83,13 +85,6 @@ impl Side {
             Self::Target => Self::Source,
         }
     }
-}
-
-/// Whether every key of a leg is where workers use those that are committed (`to`), once the slots are handed over to `owner`. A protocol that goes back without
-/// [`Action::RollBack`] hands over to the side at which workers do not look: then nothing is committed, and who waits does so until the topology is published.
-#[must_use]
-pub fn are_all_there(to: Side, owner: Side) -> bool {
-    to == owner
 }
 
 /// What must be safe at the target before the copy at the source goes.
@@ -412,8 +407,7 @@ pub enum Action {
         /// The side.
         side: Side,
     },
-    /// Every key is at the side `to`: commit all where that is right ([`are_all_there`]), store and publish the topology in which that node owns the slots;
-    /// [`Event::HandedOver`] follows.
+    /// Every key is at the side `to`: store and publish the topology in which that node owns the slots; [`Event::HandedOver`] follows.
     HandOver {
         /// The side.
         to: Side,

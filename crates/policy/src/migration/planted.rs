@@ -63,6 +63,14 @@ pub enum Bug {
     LegOvertaken,
     /// A leg that was given up before there was room for it is written all the same.
     GivenUpStays,
+    /// All is committed when the slots are handed over, also where workers would use it at the other node.
+    CommittedAtTheOther,
+    /// A move of a slot takes keys of it that live elsewhere, too.
+    ExceptionTaken,
+    /// What a move of a slot finds at its target is removed, also keys that live there.
+    ExceptionPurged,
+    /// A move of keys purges all that its target has of their slot.
+    PurgedBeyondScope,
 }
 
 /// The bug of a machine, if any.

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use hdrhistogram::Histogram;
 use rustix::event::{EventfdFlags, eventfd};
 use switchyard_policy::migration::tail::Element;
-use switchyard_policy::migration::{Fingerprint, FingerprintSet, Fingerprinter, Key, Side, are_all_there};
+use switchyard_policy::migration::{Fingerprint, FingerprintSet, Fingerprinter, Key, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, slot_of};
 
 use super::{Holds, MoveProgress, Steer};
@@ -56,6 +56,11 @@ impl SharedLeg {
         for key in keys {
             self.shard(key).write().unwrap_or_else(PoisonError::into_inner).insert(key);
         }
+    }
+
+    /// Every key is where workers use those that are committed, also those that nobody has named.
+    pub(crate) fn commit_all(&self) {
+        self.all.store(true, Ordering::SeqCst);
     }
 
     fn has_all(&self) -> bool {
@@ -116,14 +121,6 @@ impl LegView {
     /// Where workers use the keys that are committed.
     pub(crate) const fn to(&self) -> Side {
         if self.away.is_some() { Side::Source } else { Side::Target }
-    }
-
-    /// Every key is at `owner`, also those that nobody has named: the slots are being handed over to it. Where workers would look for them at the other
-    /// node, whoever waits does so until the topology says who the owner is.
-    pub(crate) fn commit_all(&self, owner: Side) {
-        if are_all_there(self.to(), owner) {
-            self.shared.all.store(true, Ordering::SeqCst);
-        }
     }
 
     /// Whether a key is where the leg is going.
@@ -189,7 +186,6 @@ pub(crate) enum Told {
     },
     HandedOver {
         leg: u32,
-        owner: NodeId,
         outcome: Result<(), String>,
     },
 }
@@ -363,10 +359,8 @@ mod tests {
         assert!(!back.is_there(key(1)) && back.is_there(key(2)) && !back.are_all_there());
         back.shared.commit([key(1)]);
         assert!(back.is_there(key(1)));
-        for (view, owner, other) in [(forward, Side::Target, Side::Source), (back, Side::Source, Side::Target)] {
-            view.commit_all(other);
-            assert!(!view.are_all_there(), "workers would use them at the {owner:?}, and they are at the {other:?}");
-            view.commit_all(owner);
+        for view in [forward, back] {
+            view.shared.commit_all();
             assert!(view.is_there(key(9)) && view.are_all_there());
         }
     }

@@ -11,7 +11,7 @@
 use std::time::{Duration, Instant};
 
 use switchyard_policy::failover::Position;
-use switchyard_policy::migration::Side;
+use switchyard_policy::migration::{Happened, Side};
 use switchyard_resp::reply;
 use tracing::warn;
 
@@ -106,13 +106,12 @@ impl Mover {
 
     /// No replica is read that lacks what has moved; or (an error) that is to be asked again.
     pub(super) fn caught_up(&mut self, run: &mut Run, outcome: Result<(), String>) {
-        let Some(CatchingUp { side, step }) = &mut run.catching_up else { return };
+        let Some(CatchingUp { step, .. }) = &mut run.catching_up else { return };
         if outcome.is_err() {
             *step = Step::Ask(Instant::now() + AGAIN);
             return;
         }
-        let owner = self.end(*side).node;
         run.catching_up = None;
-        self.hand_over(run, owner);
+        run.happened.push_back(Happened::CaughtUp);
     }
 }

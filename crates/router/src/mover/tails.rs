@@ -26,12 +26,12 @@ impl Mover {
             keys.truncate(self.sizes.lengths.first_that_fit(&keys));
         }
         let (form, usage) = (self.form(run), self.usage());
-        self.drop_unusable(&run.is_ours);
+        self.drop_unusable(run.driver.is_ours());
         let (end, staged) = match from {
             Side::Source => (&mut self.source, Some(&self.staging)),
             Side::Target => (&mut self.target, None),
         };
-        end.copy(batch, keys, Known { databases: &run.databases, lasting: run.lasting(from), staged }, form, usage);
+        end.copy(batch, keys, Known { databases: run.driver.databases(), lasting: run.lasting(from), staged }, form, usage);
     }
 
     /// Where all keys of a batch are held from its copy to its end: it ends early where their values are larger than others were.
@@ -52,7 +52,7 @@ impl Mover {
             Side::Source => (&mut self.source, Some(&self.staging)),
             Side::Target => (&mut self.target, None),
         };
-        end.copy_others(batch, read, Known { databases: &run.databases, lasting: run.lasting(from), staged })
+        end.copy_others(batch, read, Known { databases: run.driver.databases(), lasting: run.lasting(from), staged })
     }
 
     /// Big keys that were read whole are reported when they are there.
@@ -67,9 +67,9 @@ impl Mover {
                 continue;
             }
             let bytes = found.map_or(payload, |found| found.bytes);
-            let why = found.and_then(|found| found.whole.clone()).unwrap_or_else(|| match run.view.away {
-                Some(_) => "its leg went back".to_owned(),
-                None => "it was not known to be big before its leg began".to_owned(),
+            let why = found.and_then(|found| found.whole.clone()).unwrap_or_else(|| {
+                let why = if run.driver.goes_back() { "its leg went back" } else { "it was not known to be big before its leg began" };
+                why.to_owned()
             });
             run.whole.entry(batch).or_default().push((kind_of(content), bytes, why));
         }
@@ -78,7 +78,7 @@ impl Mover {
     /// The keys of a batch were stored; those that are staged follow.
     pub(super) fn stored(&mut self, run: &mut Run, batch: BatchId, to: Side, outcomes: Vec<Stored>) {
         let Some(storing) = run.storing.get_mut(&batch) else {
-            run.events.push_back(Event::Stored { batch, outcomes });
+            run.tell(Event::Stored { batch, outcomes });
             return;
         };
         let mut staged = Vec::new();
@@ -97,10 +97,10 @@ impl Mover {
         match next {
             Next::Done(outcomes) => {
                 run.storing.remove(&batch);
-                run.events.push_back(Event::Stored { batch, outcomes });
+                run.tell(Event::Stored { batch, outcomes });
             }
             Next::ReadAgain(keys) if self.source.connection.is_some() => {
-                let known = Known { databases: &run.databases, lasting: run.lasting(Side::Source), staged: None };
+                let known = Known { databases: run.driver.databases(), lasting: run.lasting(Side::Source), staged: None };
                 self.source.copy_again(batch, keys, known);
             }
             Next::ReadAgain(_) => self.cannot_read_again(run),
@@ -180,7 +180,7 @@ impl Mover {
         for batch in waiting {
             let Some(mut storing) = run.storing.remove(&batch) else { continue };
             if let Next::Done(outcomes) = storing.refused("what was copied of it in pieces is worth nothing, and its source is lost") {
-                run.events.push_back(Event::Stored { batch, outcomes });
+                run.tell(Event::Stored { batch, outcomes });
             }
         }
     }

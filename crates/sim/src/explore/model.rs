@@ -541,7 +541,7 @@ impl State {
         let open = self.replay.open.values().next().and_then(|open| open.leg.clone());
         self.links = [Link::new(), Link::new()];
         let leg = Leg::new(self.orders(), Fingerprinter::new(7), open);
-        self.leg = Some(crate::mover::planted(leg, self.planted));
+        self.leg = Some(planted(leg, self.planted));
         let (source, target) = (self.process(0), self.process(1));
         self.step(Event::Met { source, target })
     }
@@ -754,4 +754,17 @@ impl State {
         }
         Ok(())
     }
+}
+
+#[cfg(feature = "planted-bugs")]
+fn planted(leg: Leg, planted: Option<Planted>) -> Leg {
+    match planted {
+        Some(Planted::Machine(bug)) => leg.with(Some(bug)),
+        _ => leg,
+    }
+}
+
+#[cfg(not(feature = "planted-bugs"))]
+fn planted(leg: Leg, _planted: Option<Planted>) -> Leg {
+    leg
 }

@@ -47,6 +47,8 @@ enum Content {
     Whole(Entry, u64),
     /// What its staging key lacks.
     Last { name: KeyIx, count: usize, expires_us: Option<u64>, elements: Elements },
+    /// It was not there any more when it was read again.
+    Gone,
 }
 
 impl World {
@@ -91,7 +93,7 @@ impl World {
                     if self.bug(Bug::RestoreReplace) { Cmd::Replace(*key, entry) } else { Cmd::Restore(*key, entry) }
                 }
                 // It is finished afterwards; or it is gone.
-                (Kind::Restore, Some(Content::Last { .. })) | (Kind::RestoreAgain, None) => continue,
+                (Kind::Restore, Some(Content::Last { .. })) | (Kind::Restore | Kind::RestoreAgain, Some(Content::Gone)) => continue,
                 (Kind::Finish(Step::Write), Some(Content::Last { name, elements, .. })) => Cmd::Count(*name, *key, elements.clone()),
                 (Kind::Finish(Step::Rename), Some(Content::Last { name, expires_us, .. })) => Cmd::Rename(*name, *key, *expires_us),
                 (Kind::Restore | Kind::RestoreAgain | Kind::Finish(_), _) => {
@@ -128,7 +130,7 @@ impl World {
                 batch.content.insert(key, Content::Whole(entry.clone(), now));
             }
             (Kind::DumpAgain, Some(key), Reply::Dumped(None)) => {
-                batch.content.remove(&key);
+                batch.content.insert(key, Content::Gone);
             }
             (Kind::Dump, Some(key), Reply::Tail(Some((expires_us, count, values)))) => {
                 let elements = as_they_are(batch.fields.get(&key).map(Vec::as_slice).unwrap_or_default(), values);

@@ -1,10 +1,11 @@
 //! What outlives the mover: the journal, what follows from it after a crash of the router, and what the checker must know of it. And FLUSHALL, which
 //! stops the mover.
 
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 use switchyard_policy::migration::record::{Given, Kind, Queue, Record, Replay};
-use switchyard_policy::migration::{Durability, Event, Outcome, Side};
+use switchyard_policy::migration::{Durability, Event, Happened, Outcome};
 use switchyard_policy::topology::MoveId;
 
 use super::staging::Told;
@@ -19,19 +20,19 @@ use crate::world::{Ev, World, say};
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(super) records: Vec<Record>,
-    /// Of the machine of which leg of which move, and its number.
-    number: Option<(u64, u32, u64)>,
+    /// Of the driver of which leg of which move, and their numbers.
+    numbers: Option<(u64, u32, RangeInclusive<u64>)>,
 }
 
 impl World {
     // The journal.
 
-    pub(super) fn write(&mut self, number: Option<u64>, records: Vec<Record>) {
+    pub(super) fn write(&mut self, numbers: Option<RangeInclusive<u64>>, records: Vec<Record>) {
         let m = &mut self.mover;
         let Some(of) = records.first().map(Record::move_id) else { return };
         let kind = Kind::of(&records);
-        let number = number.map(|number| (m.move_id, m.leg, number));
-        let given_up = m.queue.give(Given { of, kind, what: Entry { records, number } });
+        let numbers = numbers.map(|numbers| (m.move_id, m.leg, numbers));
+        let given_up = m.queue.give(Given { of, kind, what: Entry { records, numbers } });
         if !given_up.is_empty() {
             say!(self, "never written: {given_up:?}");
         }
@@ -67,22 +68,13 @@ impl World {
             return;
         }
         self.mover.syncing = false;
-        let mut last = None;
+        let mut durable = Vec::new();
         let mut accepted = false;
         for given in self.mover.queue.written() {
             accepted |= given.kind == Kind::Begins;
             given.what.records.iter().for_each(|record| self.keep(record));
-            let m = &mut self.mover;
-            if let Some((move_id, leg, number)) = given.what.number
-                && m.machine.is_some()
-                && (move_id, leg) == (m.move_id, m.leg)
-            {
-                let before = std::mem::replace(&mut m.recorded, number);
-                last = Some(number);
-                if number != before + 1 {
-                    self.violated(format!("record {number} of the leg is durable right after record {before}"));
-                }
-            }
+            let of_leg = (self.mover.move_id, self.mover.leg);
+            durable.extend(given.what.numbers.filter(|(of, leg, _)| (*of, *leg) == of_leg).map(|(.., numbers)| numbers));
         }
         self.sync();
         if accepted && self.mover.stage == Stage::Accepting {
@@ -90,8 +82,8 @@ impl World {
             self.mover.stage = Stage::Idle;
             self.next_leg();
         }
-        if let Some(number) = last {
-            self.mover_event(Event::Recorded(number));
+        for numbers in durable {
+            self.mover_hears(Happened::Recorded(numbers));
         }
     }
 
@@ -128,11 +120,12 @@ impl World {
         let m = &mut self.mover;
         m.syncing = false;
         m.aborted = false;
-        m.machine = None;
+        m.driver = None;
         m.inbox.clear();
         m.pumping = false;
         m.batches.clear();
-        m.purge = None;
+        m.list.clear();
+        m.listed_of = None;
         m.barrier = None;
         m.flush = None;
         m.flushes.clear();
@@ -183,7 +176,6 @@ impl World {
                 }
                 if leg.moving {
                     m.uid += 1;
-                    m.workers_use = Side::Target;
                     view = Some(ViewStage::Moving { uid: m.uid, target: m.target });
                 }
                 m.resume = Some(leg);
@@ -297,9 +289,13 @@ impl World {
         };
         let mut again = Vec::new();
         for key in 0..self.keys.len() {
-            let entry = has(m.source, key).filter(|_| leg.away.contains_key(&m.fingerprints.of(&self.keys[key])));
+            let eras = leg.away.get(&m.fingerprints.of(&self.keys[key]));
+            let entry = has(m.source, key).filter(|_| eras.is_some());
+            // Both are other processes than those of its record: it is moved again, and what it is then replaces what a target shows that restarts once more.
+            let is_doubtful = eras.is_some_and(|eras| eras.source != leg.eras.source && eras.target != leg.eras.target);
             // One whose time is over is gone at the target, too.
-            let gone_us = has(m.target, key).map_or(Some(self.now), |there| there.expires_us.map(|end| end.max(self.now)));
+            let there = has(m.target, key).filter(|_| !is_doubtful);
+            let gone_us = there.map_or(Some(self.now), |there| there.expires_us.map(|end| end.max(self.now)));
             again.extend(entry.zip(gone_us).map(|(entry, gone_us)| (key, entry, gone_us)));
         }
         for (key, entry, gone_us) in again {
@@ -330,6 +326,9 @@ impl World {
                 Place::Doubtful
             } else if node == owner {
                 Place::Here
+            } else if node == m.target && m.driver.is_some() {
+                // A leg without keys asks it for nothing more once it is purged.
+                Place::UntilNoticed
             } else {
                 Place::Elsewhere
             };

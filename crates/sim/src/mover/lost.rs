@@ -22,7 +22,7 @@ impl World {
     /// The user gives up a node, if the leg under way has lost it.
     pub(crate) fn give_up(&mut self, node: usize) -> bool {
         let Some(side) = (0..2).find(|side| self.node_of(*side) == node) else { return false };
-        if self.mover.machine.is_none() || self.mover.stage != Stage::Running || self.mover.links[side].ready {
+        if self.mover.driver.is_none() || self.mover.stage != Stage::Running || self.mover.links[side].ready {
             return false;
         }
         say!(self, "the user gives up node {node}");
@@ -35,7 +35,7 @@ impl World {
 
     /// The side that the leg under way goes on without.
     pub(super) fn given_up(&self) -> Option<Side> {
-        self.mover.machine.as_ref().and_then(|machine| machine.progress().given_up)
+        self.mover.driver.as_ref().and_then(|driver| driver.progress().given_up)
     }
 
     /// Commands that wait for a connection to a node that is given up fail, as they do at the router where a node is down.
@@ -88,7 +88,7 @@ impl World {
         // It was purged when the leg began.
         self.mover.left_at[node].retain(|key| !own.contains(key));
         let Some(lost) = self.mover.lost.take() else { return };
-        if self.given_up().is_none() && self.mover.machine.is_some() {
+        if self.given_up().is_none() && self.mover.driver.is_some() {
             return;
         }
         self.mover.left_at[1 - node].extend(own);

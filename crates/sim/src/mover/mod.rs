@@ -1,5 +1,5 @@
-//! What surrounds the machine of a leg in the router: connections, listing, batches, journal, the stored topology, and recovery after a crash. It does
-//! what the machine says and tells it what came of it; what it must get right itself is what the planted bugs of [`crate::planted`] break.
+//! I/O for the driver of a leg (`switchyard_policy::migration::driver`), as the router's mover is: connections, batches, journal, the stored topology, and
+//! recovery after a crash. What it must get right itself is what the planted bugs of [`crate::planted`] break.
 
 mod batches;
 mod journal;
@@ -9,11 +9,11 @@ mod staging;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use switchyard_policy::migration::record::{OpenLeg, Queue, Record, Replay};
 use switchyard_policy::migration::{
-    Action, BatchId, Durability, Event, Fingerprint, Fingerprinter, Key, Leg, Machine, Orders, Outcome, Process, Protocol, Side,
-    StopAndCopy, Wrong, are_all_there,
+    BatchId, Begin, Do, Driver, Durability, Event, Fingerprint, Fingerprinter, Happened, Key, Orders, Outcome, Process, Protocol, Side,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, slot_of};
 
@@ -21,7 +21,7 @@ use self::batches::{Batch, Kind};
 use self::journal::Entry;
 use self::lost::Lost;
 use self::staging::{Part, Stager};
-use crate::node::{Cmd, KeyIx, Reply};
+use crate::node::{Cmd, KeyIx, Reply, STAGING};
 use crate::planted::{Bug, Planted};
 use crate::random::Random;
 use crate::scenario::Scenario;
@@ -30,6 +30,10 @@ use crate::world::{Ev, Owner, What as Sent, World, say};
 
 /// Keys of a SCAN.
 const SCAN_KEYS: usize = 2;
+/// Keys of a SCAN of the listing before the legs.
+const LISTED_AT_ONCE: usize = 8;
+/// Keys that are taken from the list at once.
+const LISTED_KEYS: usize = 3;
 /// A leg that does not begin is tried again so often.
 const TRIES: u32 = 40;
 
@@ -40,9 +44,12 @@ pub(crate) enum What {
     /// With the round of the batch, and the place in it.
     Batch(BatchId, u64, usize),
     Staging(Part),
-    Scan(u64),
-    PurgeScan,
-    PurgeRemove,
+    /// Before the legs.
+    List,
+    /// With the number of the walk.
+    Scan(u32),
+    /// A removal, and the walk of which it is the last part.
+    PurgeRemove(Option<u32>),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,6 +60,8 @@ enum Stage {
     /// Workers adopt that the slots are observed.
     Observing,
     Connecting,
+    /// Keys are listed.
+    Listing,
     /// Big keys are copied in pieces.
     Staging,
     Running,
@@ -68,28 +77,6 @@ struct Link {
     kills: u32,
 }
 
-#[derive(Debug, Default)]
-struct Listing {
-    at: usize,
-    number: u64,
-    queue: VecDeque<KeyIx>,
-    next: Option<KeyIx>,
-    done: bool,
-    asked: bool,
-    /// In the place of an earlier one.
-    again: bool,
-    /// Counts of keys wanted by the machine.
-    waiting: VecDeque<u32>,
-}
-
-#[derive(Debug)]
-struct Purge {
-    side: usize,
-    wrong: Wrong,
-    /// What is asked and not answered.
-    left: usize,
-}
-
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Flush {
     op: u64,
@@ -100,7 +87,7 @@ struct Flush {
 /// The mover, and what outlives it: journal and topology.
 pub(crate) struct Mover {
     stage: Stage,
-    machine: Option<Box<dyn Machine>>,
+    driver: Option<Driver>,
     fingerprints: Fingerprinter,
     names: BTreeMap<Fingerprint, KeyIx>,
     slot: Slot,
@@ -128,15 +115,19 @@ pub(crate) struct Mover {
     pub(crate) stager: Stager,
     /// Keys that were read and are not committed, in this leg: copies of them may be under way, also after a crash of the router.
     in_hand: BTreeSet<KeyIx>,
-    listing: Listing,
-    noted: BTreeSet<KeyIx>,
-    purge: Option<Purge>,
-    inbox: VecDeque<Event>,
+    /// The keys of the move: those that were listed, and those that workers have written since.
+    list: BTreeSet<KeyIx>,
+    /// Where the leg has not taken it yet.
+    list_at: KeyIx,
+    /// The process that was listed, once it is.
+    listed_of: Option<u32>,
+    inbox: VecDeque<Happened>,
     pumping: bool,
+    /// The epoch under which workers tell what they write: the listing waits for it.
     barrier: Option<u64>,
     uid: u64,
-    /// Where workers use the keys that are committed under it.
-    workers_use: Side,
+    /// Of a leg that goes back: the keys that come back.
+    away: Option<BTreeSet<KeyIx>>,
     epoch: u64,
     flush: Option<Flush>,
     flushes: VecDeque<u64>,
@@ -150,8 +141,6 @@ pub(crate) struct Mover {
     /// The disk of the journal has no room for beginnings; nothing can be written.
     pub(crate) disk_is_full: bool,
     pub(crate) disk_is_broken: bool,
-    /// Records of the leg that are durable: so many from the first.
-    recorded: u64,
     /// The user wants the move to end: a leg that has not begun is not tried again.
     pub(crate) aborted: bool,
     /// A side was given up.
@@ -182,7 +171,7 @@ impl Mover {
         let durability = if random.chance(scenario.aof) { Durability::Aof } else { Durability::Memory };
         Self {
             stage: Stage::Idle,
-            machine: None,
+            driver: None,
             fingerprints,
             names: keys.iter().enumerate().map(|(ix, key)| (fingerprints.of(key), ix)).collect(),
             slot: slot_of(&keys[0]),
@@ -205,14 +194,14 @@ impl Mover {
             rounds: 0,
             stager: Stager::default(),
             in_hand: BTreeSet::new(),
-            listing: Listing::default(),
-            noted: BTreeSet::new(),
-            purge: None,
+            list: BTreeSet::new(),
+            list_at: 0,
+            listed_of: None,
             inbox: VecDeque::new(),
             pumping: false,
             barrier: None,
             uid: 0,
-            workers_use: Side::Target,
+            away: None,
             epoch: 1,
             flush: None,
             flushes: VecDeque::new(),
@@ -223,7 +212,6 @@ impl Mover {
             syncing: false,
             disk_is_full: false,
             disk_is_broken: false,
-            recorded: 0,
             aborted: false,
             lost: None,
             left_at: Default::default(),
@@ -260,7 +248,7 @@ impl World {
             m.stage,
             m.leg,
             m.move_id,
-            m.machine.as_ref().map(|machine| machine.progress()),
+            m.driver.as_ref().map(Driver::progress),
             m.flush,
             m.barrier,
             m.queue.all().count()
@@ -303,6 +291,8 @@ impl World {
             self.mover.moves_left -= 1;
             self.mover.move_id += 1;
             (self.mover.leg, self.mover.tries, self.mover.aborted) = (0, 0, false);
+            self.mover.list.clear();
+            self.mover.listed_of = None;
             self.draw_move();
             let m = &self.mover;
             let mut records = vec![Record::Begun {
@@ -323,7 +313,6 @@ impl World {
             return;
         }
         say!(self, "leg {} of move {}: {} to {}", self.mover.leg, self.mover.move_id, self.mover.source, self.mover.target);
-        self.mover.noted.clear();
         self.mover.stager.begin_leg(self.planted);
         if resumes {
             self.mover.stage = Stage::Connecting;
@@ -353,9 +342,10 @@ impl World {
         }
     }
 
-    /// A barrier is reached: every worker has adopted the epoch, and nothing earlier is in flight.
+    /// Whether a barrier is reached: every worker has adopted the epoch, and nothing earlier is in flight.
     pub(crate) fn look_at_barrier(&mut self) {
-        let Some(epoch) = self.mover.barrier else { return };
+        let of_leg = || self.mover.driver.as_ref().and_then(Driver::barrier).map(|barrier| barrier.epoch);
+        let Some(epoch) = self.mover.barrier.or_else(of_leg) else { return };
         let observing = self.mover.stage == Stage::Observing;
         // What was sent to a side that is given up may be executed there; that nobody is told so any more is enough.
         self.fail_what_waits_for_the_lost();
@@ -365,12 +355,11 @@ impl World {
             None => worker.has_drained(epoch, observing),
         };
         if self.router_up && self.workers.iter().all(has_drained) {
-            self.mover.barrier = None;
             say!(self, "epoch {epoch} is drained");
-            match self.mover.stage {
-                Stage::Observing => self.observed(),
-                Stage::Running => self.mover_event(Event::Drained),
-                _ => {}
+            if self.mover.barrier.take().is_some() {
+                self.observed();
+            } else {
+                self.mover_hears(Happened::Drained { databases: vec![0] });
             }
         }
     }
@@ -388,16 +377,19 @@ impl World {
             durability: m.durability,
             drain_patience_us: m.drain_patience_us,
         };
-        let resume = m.resume.take();
-        let machine: Box<dyn Machine> = match m.protocol {
-            Protocol::StopAndCopy => Box::new(StopAndCopy::new(orders, m.fingerprints, resume)),
-            Protocol::Switchyard => Box::new(planted(Leg::new(orders, m.fingerprints, resume), self.planted)),
+        let begin = Begin {
+            protocol: m.protocol,
+            orders,
+            fingerprints: m.fingerprints,
+            resume: m.resume.take(),
+            keys: m.scope.as_ref().map(|scope| scope.iter().map(|key| self.keys[*key].clone()).collect()),
+            databases: vec![0],
+            listed_of: m.listed_of.map(|process| process.to_string()),
+            target_is_clean: false,
         };
-        let m = &mut self.mover;
-        m.machine = Some(machine);
-        m.recorded = 0;
+        m.driver = Some(driver(begin, self.planted));
+        m.list_at = 0;
         m.batches.clear();
-        m.purge = None;
         m.inbox.clear();
         let met = |link: &Link| {
             let (process, client_id) = link.process.unwrap_or_default();
@@ -406,12 +398,6 @@ impl World {
         let (source, target) = (met(&m.links[0]), met(&m.links[1]));
         self.noticed(self.mover.source);
         self.noticed(self.mover.target);
-        let m = &mut self.mover;
-        let number = m.listing.number + 1;
-        let named = m.scope.iter().flat_map(|scope| scope.iter().copied());
-        let (queue, done) = (named.collect(), m.scope.is_some());
-        m.listing = Listing { number, queue, done, next: (!done).then_some(0), ..Listing::default() };
-        self.scan();
         self.mover_event(Event::Met { source, target });
         if self.mover.flush.is_some() {
             self.mover_event(Event::Quiesce);
@@ -436,9 +422,8 @@ impl World {
         }
         self.mover.in_hand.clear();
         say!(self, "leg {} of move {} ends: {outcome:?}", self.mover.leg, self.mover.move_id);
-        self.mover.machine = None;
+        self.mover.driver = None;
         self.mover.inbox.clear();
-        self.mover.barrier = None;
         self.staging_is_over();
         for side in 0..2 {
             self.let_go(side);
@@ -453,7 +438,7 @@ impl World {
         self.mover.last_moved = *outcome == Outcome::Moved && !is_without;
         self.mover.outcomes.push(format!("{outcome:?}"));
         if !has_begun {
-            self.publish(ViewStage::Settled);
+            self.publish(ViewStage::Observed);
             self.mover.tries += 1;
         }
         self.mover.leg += 1;
@@ -461,6 +446,9 @@ impl World {
             let move_id = MoveId(self.mover.move_id);
             self.write(None, vec![Record::Ended { move_id }]);
             self.mover.begun = false;
+            if !has_begun {
+                self.publish(ViewStage::Settled);
+            }
         }
         self.mover.stage = Stage::Idle;
         let when = self.random.between(500, 10_000);
@@ -490,7 +478,7 @@ impl World {
     }
 
     pub(crate) fn dial_mover(&mut self, side: usize) {
-        if self.mover.links[side].conn.is_some() || !matches!(self.mover.stage, Stage::Connecting | Stage::Running) {
+        if self.mover.links[side].conn.is_some() || !matches!(self.mover.stage, Stage::Connecting | Stage::Listing | Stage::Running) {
             return;
         }
         let node = self.node_of(side);
@@ -543,16 +531,13 @@ impl World {
         let node = self.node_of(side);
         self.mover.broken[node].clear();
         self.mover.cleared.insert(process);
-        if self.mover.machine.is_some() {
+        if self.mover.driver.is_some() {
             if !self.mover.is_ending {
                 self.noticed(node);
             }
             let side_of = if side == 0 { Side::Source } else { Side::Target };
-            self.mover_event(Event::Restored { side: side_of, process: Process { run_id: process.to_string(), client_id } });
-            if self.mover.listing.at == side && !self.mover.listing.done && !self.mover.listing.asked {
-                self.mover.listing.next = Some(0);
-                self.scan();
-            }
+            let process = Process { run_id: process.to_string(), client_id };
+            self.mover_hears(Happened::Restored { side: side_of, process, databases: vec![0] });
         } else if self.mover.stage == Stage::Connecting && (0..2).all(|side| self.mover.links[side].ready || self.goes_on_without(side)) {
             self.connected();
         }
@@ -594,18 +579,17 @@ impl World {
         let process = link.process.take();
         let node = self.node_of(side);
         self.mover.broken[node].extend(process);
-        if self.mover.listing.at == side {
-            self.mover.listing.asked = false;
-        }
-        self.mover.purge.take_if(|purge| purge.side == side);
         self.staging_broke(side);
-        if ready && self.mover.machine.is_some() {
+        if ready && self.mover.driver.is_some() {
             say!(self, "the mover loses side {side}");
             if side == 0 {
                 self.refuse_reading_again();
             }
-            self.mover_event(Event::Lost { side: if side == 0 { Side::Source } else { Side::Target } });
+            self.mover_hears(Happened::Lost { side: if side == 0 { Side::Source } else { Side::Target } });
         } else {
+            if self.mover.stage == Stage::Listing {
+                self.mover.stage = Stage::Connecting;
+            }
             let delay = self.random.between(300, 3_000);
             self.after(delay, Ev::DialMover { side });
         }
@@ -624,124 +608,117 @@ impl World {
             }
             (What::Batch(batch, round, at), reply) => self.batch_answered(batch, round, at, reply),
             (What::Staging(part), reply) => self.staging_answered(part, reply),
-            (What::Scan(number), Reply::Scanned(keys, next)) => {
-                let keys: Vec<KeyIx> = keys.into_iter().filter(|key| self.is_own(*key)).collect();
-                let listing = &mut self.mover.listing;
-                if listing.number == number {
-                    listing.asked = false;
-                    listing.queue.extend(keys);
-                    listing.next = next;
-                    listing.done = next.is_none();
-                    self.scan();
-                    self.tell_listed();
-                }
+            (What::List, Reply::Scanned(keys, next)) => self.listed(keys, next),
+            (What::Scan(walk), Reply::Scanned(keys, next)) => {
+                let names: Vec<Key> = keys.into_iter().filter(|key| *key < STAGING).map(|key| self.keys[key].clone()).collect();
+                let (map, now) = (self.mover.map.clone(), self.now);
+                let cursor = next.unwrap_or_default().to_string();
+                let Some(driver) = &mut self.mover.driver else { return };
+                let mut to_do = Vec::new();
+                driver.scanned(walk, cursor.as_bytes(), names.iter().map(|name| &name[..]), &map, now, &mut to_do);
+                self.perform_all(to_do);
             }
-            (What::PurgeScan, Reply::Scanned(keys, next)) => {
-                let gone: Vec<KeyIx> = keys.into_iter().filter(|key| self.is_wrong(*key)).collect();
-                let Some(purge) = &mut self.mover.purge else { return };
-                purge.left += gone.len();
-                purge.left -= usize::from(next.is_none());
-                for key in gone {
-                    self.demand(side, Cmd::Unlink(key), What::PurgeRemove);
-                }
-                if let Some(next) = next {
-                    self.demand(side, Cmd::Scan(next, SCAN_KEYS), What::PurgeScan);
-                }
-                self.purge_goes_on();
-            }
-            (What::PurgeRemove, _) => {
-                if let Some(purge) = &mut self.mover.purge {
-                    purge.left -= 1;
-                }
-                self.purge_goes_on();
-            }
+            (What::PurgeRemove(None), _) => {}
+            (What::PurgeRemove(Some(walk)), _) => self.mover_hears(Happened::Unlinked { walk }),
             (what, reply) => self.violated(format!("the mover: {reply:?} in answer to {what:?}")),
         }
     }
 
     /// The mover's connection on which the removal of a key that should not be there is under way.
     pub(crate) fn removal_under_way(&self) -> Option<u32> {
-        let conn = self.mover.links[self.mover.purge.as_ref()?.side].conn?;
-        let removes = |pending: &crate::world::Pending| pending.what == Sent::Mover(What::PurgeRemove);
-        self.conns[conn as usize].pending.iter().any(removes).then_some(conn)
+        let removes = |pending: &crate::world::Pending| matches!(pending.what, Sent::Mover(What::PurgeRemove(_)));
+        let conns = self.mover.links.iter().filter_map(|link| link.conn);
+        conns.into_iter().find(|conn| self.conns[*conn as usize].pending.iter().any(removes))
     }
 
-    fn purge_goes_on(&mut self) {
-        if self.mover.purge.as_ref().is_some_and(|purge| purge.left == 0) {
-            self.mover.purge = None;
-            self.mover_event(Event::Purged);
-        }
+    // Listing, once for a move.
+
+    /// Both nodes are reached, and there is no leg to go on with.
+    pub(super) fn list(&mut self) {
+        self.mover.stage = Stage::Listing;
+        self.demand(0, Cmd::Scan(0, LISTED_AT_ONCE), What::List);
     }
 
-    // Listing.
-
-    fn scan(&mut self) {
-        let listing = &mut self.mover.listing;
-        let (side, number) = (listing.at, listing.number);
-        // A listing that is begun again waits until keys are asked for: those are written down to which workers have not heard of the leg are in it then.
-        let early = listing.again && listing.waiting.is_empty();
-        if listing.done || listing.asked || early || !self.mover.links[side].ready {
+    fn listed(&mut self, keys: Vec<KeyIx>, next: Option<KeyIx>) {
+        let own: Vec<KeyIx> = keys.into_iter().filter(|key| self.is_own(*key)).collect();
+        self.mover.list.extend(own);
+        if self.mover.stage != Stage::Listing {
             return;
         }
-        if let Some(next) = listing.next {
-            listing.asked = true;
-            self.demand(side, Cmd::Scan(next, SCAN_KEYS), What::Scan(number));
+        match next {
+            Some(next) => self.demand(0, Cmd::Scan(next, LISTED_AT_ONCE), What::List),
+            None => {
+                self.mover.listed_of = self.mover.links[0].process.map(|(process, _)| process);
+                self.connected();
+            }
         }
     }
 
     pub(crate) fn mover_notes(&mut self, keys: &[KeyIx]) {
         let own: Vec<KeyIx> = keys.iter().copied().filter(|key| self.is_own(*key)).collect();
-        self.mover.noted.extend(own);
+        self.mover.list.extend(own);
     }
 
-    fn tell_listed(&mut self) {
-        loop {
-            let listing = &mut self.mover.listing;
-            if listing.done {
-                let noted = std::mem::take(&mut self.mover.noted);
-                listing.queue.extend(noted);
-            }
-            let Some(count) = listing.waiting.front().copied().filter(|_| listing.done || !listing.queue.is_empty()) else { return };
-            listing.waiting.pop_front();
-            let count = listing.queue.len().min(count as usize);
-            let keys: Vec<Key> = listing.queue.drain(..count).map(|key| self.keys[key].clone()).collect();
-            let end = listing.done && listing.queue.is_empty();
-            self.mover_event(Event::Listed { keys, end });
+    /// Some more of what is listed.
+    fn take_listed(&mut self) -> Option<(Vec<Key>, bool)> {
+        if self.random.chance(20) {
+            return None;
         }
+        let from = self.mover.list_at;
+        let keys: Vec<KeyIx> = self.mover.list.range(from..).take(LISTED_KEYS).copied().collect();
+        self.mover.list_at = keys.last().map_or(from, |last| last + 1);
+        let end = self.mover.list.range(self.mover.list_at..).next().is_none();
+        Some((keys.into_iter().map(|key| self.keys[key].clone()).collect(), end))
     }
 
-    // What the machine says.
+    // What the driver says.
 
     pub(crate) fn mover_event(&mut self, event: Event) {
-        if self.mover.machine.is_none() {
+        self.mover_hears(event.into());
+    }
+
+    pub(crate) fn mover_hears(&mut self, what: Happened) {
+        if self.mover.driver.is_none() {
             // While big keys are copied it is looked for between two pieces.
-            if event == Event::Quiesce && self.mover.stage != Stage::Staging {
+            if what == Happened::Of(Event::Quiesce) && self.mover.stage != Stage::Staging {
                 self.flush_goes();
             }
             return;
         }
         // What was told before the drain is taken before the tails are read: that waits for the record of the drain.
-        if event != Event::Drained && !self.bug(Bug::ToldNotTakenInTheLeg) {
+        if !matches!(what, Happened::Drained { .. }) && !self.bug(Bug::ToldNotTakenInTheLeg) {
             self.staging_hears();
         }
-        self.mover.inbox.push_back(event);
+        self.mover.inbox.push_back(what);
+        self.pump();
+    }
+
+    fn pump(&mut self) {
         if std::mem::replace(&mut self.mover.pumping, true) {
             return;
         }
-        let mut actions = Vec::new();
-        while let Some(event) = self.mover.inbox.pop_front() {
-            if event != Event::Tick {
-                say!(self, "machine <- {event:?}");
+        while let Some(what) = self.mover.inbox.pop_front() {
+            if what != Happened::Tick {
+                say!(self, "driver <- {what:?}");
             }
-            let Some(machine) = &mut self.mover.machine else { break };
-            machine.step(event, self.now, &mut actions);
-            for action in actions.drain(..) {
-                say!(self, "machine -> {action:?}");
-                self.count_action();
-                self.perform(action);
+            let now = self.now;
+            let Some(driver) = &mut self.mover.driver else { break };
+            let mut to_do = Vec::new();
+            driver.step(what, now, &mut to_do);
+            for what in to_do {
+                self.perform(what);
             }
         }
         self.mover.pumping = false;
+    }
+
+    fn perform_all(&mut self, to_do: Vec<Do>) {
+        self.mover.pumping = true;
+        for what in to_do {
+            self.perform(what);
+        }
+        self.mover.pumping = false;
+        self.pump();
     }
 
     fn tell_workers(&mut self, keys: &[Key]) {
@@ -753,68 +730,65 @@ impl World {
         }
     }
 
-    fn perform(&mut self, action: Action) {
-        match action {
-            Action::Record { number, record } => {
-                if matches!(record, Record::LegEnded { .. }) {
+    fn perform(&mut self, what: Do) {
+        say!(self, "driver -> {what:?}");
+        self.count_action();
+        match what {
+            Do::Record { numbers, records } => {
+                if records.iter().any(|record| matches!(record, Record::LegEnded { .. })) {
                     self.about_to_end();
                     self.mover.is_ending = true;
                     self.mover.met_at_end = std::array::from_fn(|side| self.mover.links[side].process.map(|(process, _)| process));
                 }
-                self.write(Some(number), vec![record]);
                 if self.bug(Bug::JournalNotSynced) {
-                    self.after(20, Ev::Mover(Event::Recorded(number)));
+                    self.after(20, Ev::Mover(Happened::Recorded(numbers)));
+                    self.write(None, records);
+                } else {
+                    self.write(Some(numbers), records);
                 }
             }
-            Action::Announce => {
+            Do::View { away } => {
                 self.mover.uid += 1;
-                self.mover.workers_use = Side::Target;
-                let stage = ViewStage::Moving { uid: self.mover.uid, target: self.mover.target };
-                self.mover.barrier = Some(self.publish(stage));
+                let keys = |away: Arc<BTreeSet<Fingerprint>>| away.iter().filter_map(|key| self.mover.names.get(key).copied()).collect();
+                self.mover.away = away.map(keys);
             }
-            Action::Withdraw => {
-                self.mover.barrier = None;
-                self.publish(ViewStage::Settled);
+            Do::Publish => {
+                let (uid, m) = (self.mover.uid, &self.mover);
+                let stage = match m.away.clone() {
+                    None => ViewStage::Moving { uid, target: m.target },
+                    Some(away) => ViewStage::RolledBack { uid, source: m.source, away },
+                };
+                // Now and then the topology cannot be changed.
+                let epoch = if self.random.chance(20) { None } else { Some(self.publish(stage)) };
+                self.mover_hears(Happened::Published(epoch));
             }
-            Action::RollBack { away, .. } => {
-                self.staging_is_over();
-                self.mover.uid += 1;
-                self.mover.workers_use = Side::Source;
-                let away = away.iter().filter_map(|key| self.mover.names.get(key).copied()).collect();
-                let stage = ViewStage::RolledBack { uid: self.mover.uid, source: self.mover.source, away };
-                self.mover.barrier = Some(self.publish(stage));
+            Do::Withdraw => {
+                self.publish(ViewStage::Observed);
             }
-            Action::Purge { side, wrong } => {
-                self.mover.purge = Some(Purge { side: ix(side), wrong, left: 1 });
-                self.demand(ix(side), Cmd::Scan(0, SCAN_KEYS), What::PurgeScan);
+            Do::Scan { walk, side, cursor, .. } => {
+                let from = String::from_utf8(cursor).ok().and_then(|digits| digits.parse().ok()).unwrap_or_default();
+                self.demand(ix(side), Cmd::Scan(from, SCAN_KEYS), What::Scan(walk));
             }
-            Action::List { count } => {
-                self.mover.listing.waiting.push_back(count);
-                self.scan();
-                self.tell_listed();
-            }
-            Action::Relist { at } => {
-                let before = std::mem::take(&mut self.mover.listing);
-                let named = self.mover.scope.iter().flat_map(|scope| scope.iter().copied());
-                let (queue, done) = (named.collect(), self.mover.scope.is_some());
-                let number = before.number + 1;
-                self.mover.listing =
-                    Listing { at: ix(at), number, queue, done, next: (!done).then_some(0), again: true, ..Listing::default() };
-                for _ in before.waiting {
-                    self.mover_event(Event::Listed { keys: Vec::new(), end: false });
+            Do::Unlink { walk, side, keys, .. } => {
+                for (at, key) in keys.iter().enumerate() {
+                    let last = (at + 1 == keys.len()).then_some(walk);
+                    self.demand(ix(side), Cmd::Unlink(self.key_ix(key)), What::PurgeRemove(last));
                 }
-                self.scan();
             }
-            Action::Copy { batch, from, keys } => {
+            Do::TakeListed => {
+                let taken = self.take_listed();
+                self.mover_hears(Happened::Taken(taken));
+            }
+            Do::Copy { batch, from, keys } => {
                 let read: Vec<KeyIx> = keys.iter().map(|key| self.key_ix(key)).collect();
                 self.mover.in_hand.extend(read);
                 self.begin_batch(batch, from, &keys, Kind::Dump);
             }
-            Action::Store { batch, to, keys } => self.begin_batch(batch, to, &keys, Kind::Restore),
-            Action::Secure { batch, at, .. } => self.begin_batch(batch, at, &[], Kind::Secure),
-            Action::Remove { batch, from, keys } => self.begin_batch(batch, from, &keys, Kind::Remove),
-            Action::Migrate { batch, from, keys } => self.begin_batch(batch, from, &keys, Kind::Migrate),
-            Action::Commit { keys } => {
+            Do::Store { batch, to, keys } => self.begin_batch(batch, to, &keys, Kind::Restore),
+            Do::Secure { batch, at, .. } => self.begin_batch(batch, at, &[], Kind::Secure),
+            Do::Remove { batch, from, keys } => self.begin_batch(batch, from, &keys, Kind::Remove),
+            Do::Migrate { batch, from, keys } => self.begin_batch(batch, from, &keys, Kind::Migrate),
+            Do::Commit { keys } => {
                 for key in &keys {
                     let key = self.key_ix(key);
                     self.mover.in_hand.remove(&key);
@@ -822,59 +796,59 @@ impl World {
                 self.staged_are_moved(&keys);
                 self.tell_workers(&keys);
             }
-            Action::Refuse { keys, .. } => {
+            Do::CommitAll => {
+                let uid = self.mover.uid;
+                for worker in 0..self.workers.len() {
+                    let delay = self.random.delay_us();
+                    self.after(delay, Ev::CommittedAll { worker, uid });
+                }
+            }
+            Do::Refuse { keys, .. } => {
                 let keys = keys.map(|keys| Rc::new(keys.iter().map(|key| self.key_ix(key)).collect()));
                 for worker in 0..self.workers.len() {
                     let delay = self.random.delay_us();
                     self.after(delay, Ev::Refused { worker, keys: keys.clone() });
                 }
             }
-            Action::Restore { side } => {
+            Do::Reach { side } => {
                 let delay = self.random.between(300, 3_000);
                 self.after(delay, Ev::DialMover { side: ix(side) });
             }
-            Action::HandOver { to } => {
-                self.commit_all(to);
+            Do::CatchUp { .. } => {
+                let delay = self.random.below(300);
+                self.after(delay, Ev::Mover(Happened::CaughtUp));
+            }
+            Do::HandOver { to } => {
                 let owner = self.node_of(ix(to));
                 let delay = self.random.between(100, 1_500);
                 self.after(delay, Ev::Stored { owner });
             }
-            Action::Quiet => self.flush_goes(),
-            Action::Lost { .. } => self.is_lost(),
-            Action::Report { .. } => {}
-            Action::End(outcome) => self.leg_ended(&outcome),
-        }
-    }
-
-    /// As the router does it before the topology is stored: who waits need not wait for that.
-    fn commit_all(&mut self, owner: Side) {
-        if !are_all_there(self.mover.workers_use, owner) && !self.bug(Bug::CommittedAtTheOther) {
-            return;
-        }
-        let uid = self.mover.uid;
-        for worker in 0..self.workers.len() {
-            let delay = self.random.delay_us();
-            self.after(delay, Ev::CommittedAll { worker, uid });
+            Do::RollBack { .. } => self.staging_is_over(),
+            Do::Quiet => self.flush_goes(),
+            Do::Lost { .. } => self.is_lost(),
+            Do::Report { .. } => {}
+            Do::End(outcome) => self.leg_ended(&outcome),
         }
     }
 
     /// The topology is stored.
     pub(crate) fn stored(&mut self, owner: usize) {
-        self.mover.map = self.map_with_leg_at(owner);
-        self.publish(ViewStage::Settled);
-        self.mover_event(Event::HandedOver);
+        // Now and then it cannot be.
+        let is_done = !self.random.chance(20);
+        if is_done {
+            self.mover.map = self.map_with_leg_at(owner);
+            self.publish(ViewStage::Settled);
+        }
+        self.mover_hears(Happened::HandedOver(is_done));
     }
 }
 
 #[cfg(feature = "planted-bugs")]
-pub(crate) fn planted(leg: Leg, planted: Option<Planted>) -> Leg {
-    match planted {
-        Some(Planted::Machine(bug)) => leg.with(Some(bug)),
-        _ => leg,
-    }
+fn driver(begin: Begin, planted: Option<Planted>) -> Driver {
+    Driver::with(begin, planted.and_then(Planted::of_the_driver))
 }
 
 #[cfg(not(feature = "planted-bugs"))]
-pub(crate) fn planted(leg: Leg, _planted: Option<Planted>) -> Leg {
-    leg
+fn driver(begin: Begin, _planted: Option<Planted>) -> Driver {
+    Driver::new(begin)
 }

@@ -66,14 +66,4 @@ impl World {
             (self.mover.source, self.mover.target, self.mover.scope) = (from, 1 - from, Some(Rc::new(scope)));
         }
     }
-
-    /// Whether a key that is found at a side is to be purged there.
-    pub(super) fn is_wrong(&self, key: KeyIx) -> bool {
-        let Some(purge) = self.mover.purge.as_ref().filter(|_| key < STAGING) else { return false };
-        let may = match &self.mover.scope {
-            Some(scope) => scope.contains(&key) || self.bug(Bug::PurgedBeyondScope),
-            None => self.lives_at(key) == self.owner() || self.bug(Bug::ExceptionPurged),
-        };
-        may && purge.wrong.has(self.mover.fingerprints.of(&self.keys[key]))
-    }
 }

@@ -180,14 +180,16 @@ impl World {
     /// Both nodes are reached, and the leg may begin.
     pub(super) fn connected(&mut self) {
         let goes_on = self.mover.resume.as_ref().is_some_and(|open| open.moving);
+        if self.mover.listed_of.is_none() && self.mover.scope.is_none() && !goes_on {
+            self.list();
+            return;
+        }
         if self.scenario.parts == 0 || self.mover.protocol != Protocol::Switchyard || goes_on {
             self.begin_machine();
             return;
         }
         self.mover.stage = Stage::Staging;
         let own: Vec<KeyIx> = (0..self.keys.len()).filter(|key| self.is_own(*key)).collect();
-        // The router has listed them before.
-        self.mover.noted.extend(own.iter().copied());
         let big = own.into_iter().filter(|key| !self.mover.stager.wholes.contains(key)).map(|key| self.place(key)).collect();
         let process = |side: usize| {
             let (process, client_id) = self.mover.links[side].process.unwrap_or_default();

@@ -1,13 +1,22 @@
-//! The life of a batch: copy, store, secure, record, remove, commit; and what becomes of it when a connection breaks or a node refuses.
+//! The default protocol: the life of a batch: copy, store, secure, record, remove, commit; and what becomes of it when a connection breaks or a node refuses.
 //!
 //! A batch waits for one answer at a time, of one side or of the journal. So when a side is lost, what is unknown about it is one step.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{Hash, Hasher};
 
-use super::{Bug, COMMITTED, Leg, REST_MAX_US, REST_US, State, TRIES, WANTED_BATCHES, WANTED_KEYS};
+use super::shell::{COMMITTED, State};
+use super::{Bug, Shell, TRIES, Work};
 use crate::migration::record::Eras;
-use crate::migration::{Action, BatchId, Copied, Durability, Fingerprint, Key, Orders, Record, Side, Stored};
+use crate::migration::{Action, BatchId, Copied, Durability, Event, Fingerprint, FingerprintSet, Key, Orders, Record, Side, Stored};
+
+/// Batches of wanted keys under way at once. More would not be faster; what is wanted meanwhile goes into the next one together.
+const WANTED_BATCHES: usize = 4;
+/// Keys of a batch of wanted keys, at most.
+const WANTED_KEYS: usize = 64;
+/// Before the second try, microseconds; twice as long each time, up to [`REST_MAX_US`].
+const REST_US: u64 = 20_000;
+const REST_MAX_US: u64 = 1_000_000;
 
 /// Why a leg goes back where the target has a key that nobody moved there.
 const STRANGE: &str =
@@ -79,10 +88,38 @@ impl Batch {
     }
 }
 
-impl Leg {
+/// The default protocol's work.
+#[derive(Clone, Default)]
+pub struct Batches {
+    pub(super) batches: BTreeMap<BatchId, Batch>,
+    pub(super) next_batch: u32,
+    /// Keys of batches.
+    busy: FingerprintSet,
+    /// Keys that somebody waits for and that are in no batch.
+    pub(super) wanted: VecDeque<(Fingerprint, Key)>,
+    wanted_set: FingerprintSet,
+    pub(super) last_start_us: Option<u64>,
+    /// It goes back to a node that cannot do what [`Orders::durability`] asks of the other.
+    pub(super) as_safe_as_it_was: bool,
+}
+
+impl Work for Batches {
+    const SERVES: bool = true;
+
+    fn step(&mut self, leg: &mut Shell, event: Event, now_us: u64, actions: &mut Vec<Action>) {
+        match event {
+            Event::Wanted { keys } => self.want(leg, keys, actions),
+            Event::Copied { batch, outcomes } => self.batch_copied(leg, batch, &outcomes, now_us, actions),
+            Event::Stored { batch, outcomes } => self.batch_stored(leg, batch, &outcomes, now_us, actions),
+            Event::Secured { batch, refused } => self.batch_secured(leg, batch, refused, now_us, actions),
+            Event::Removed { batch } => self.batch_removed(leg, batch, actions),
+            _ => debug_assert!(false, "an answer to what this protocol does not ask: {event:?}"),
+        }
+    }
+
     /// Begins batches: wanted keys first and at once, listed ones at the pace.
-    pub(super) fn start_batches(&mut self, now_us: u64, actions: &mut Vec<Action>) {
-        if !self.usable(Side::Source) || !self.usable(Side::Target) {
+    fn start(&mut self, leg: &mut Shell, now_us: u64, actions: &mut Vec<Action>) {
+        if !leg.usable(Side::Source) || !leg.usable(Side::Target) {
             return;
         }
         while !self.wanted.is_empty() && self.batches.values().filter(|batch| batch.wanted).count() < WANTED_BATCHES {
@@ -93,37 +130,175 @@ impl Leg {
                 let new = self.busy.insert(*fingerprint);
                 assert!(new, "a key is in one batch at most");
             }
-            self.start(keys, true, now_us, actions);
+            self.begin(leg, keys, true, now_us, actions);
         }
         loop {
             let under_way = self.batches.values().filter(|batch| !batch.wanted).count();
-            let early = self.last_start_us.is_some_and(|last| now_us.saturating_sub(last) < self.pace.interval_us);
-            if under_way >= self.pace.batches as usize || early {
+            let early = self.last_start_us.is_some_and(|last| now_us.saturating_sub(last) < leg.pace.interval_us);
+            if under_way >= leg.pace.batches as usize || early {
                 break;
             }
-            let keys = self.take_listed();
+            let keys = self.take_listed(leg);
             if keys.is_empty() {
                 break;
             }
             self.last_start_us = Some(now_us);
-            self.start(keys, false, now_us, actions);
+            self.begin(leg, keys, false, now_us, actions);
         }
-        let room = self.pace.batch_keys as usize * self.pace.batches.max(1) as usize;
-        if !self.list_ended && self.lists == self.lists_old && self.listed.len() < room {
-            self.lists += 1;
+        let room = leg.pace.batch_keys as usize * leg.pace.batches.max(1) as usize;
+        if !leg.list_ended && leg.lists == leg.lists_old && leg.listed.len() < room {
+            leg.lists += 1;
             actions.push(Action::List { count: room as u32 });
         }
     }
 
+    fn go_on(&mut self, leg: &mut Shell, now_us: u64, actions: &mut Vec<Action>) {
+        let idle: Vec<BatchId> = self.batches.iter().filter(|(_, batch)| !batch.asked).map(|(id, _)| *id).collect();
+        for id in idle {
+            self.drive(leg, id, now_us, actions);
+        }
+    }
+
+    /// The records up to that number are durable. A batch may have been begun again since: its keys are on record all the same.
+    fn recorded(&mut self, leg: &mut Shell, number: u64) {
+        for batch in self.batches.values_mut() {
+            let Some((_, eras)) = batch.record.take_if(|(awaited, _)| *awaited <= number) else { continue };
+            batch.on_record = Some(eras);
+            if batch.step == Step::Record && batch.asked {
+                batch.go_to(Step::Remove);
+            }
+            for (fingerprint, _) in &batch.keys {
+                if leg.rolls_back {
+                    leg.away.remove(fingerprint);
+                } else {
+                    leg.away.insert(*fingerprint, eras);
+                }
+            }
+        }
+    }
+
+    /// The connection to a side broke: what was asked there and not answered is unknown. What was read stays: until a key is committed nobody changes it.
+    /// True where that has happened too often in the middle of the same keys: they may be the reason.
+    fn lost(&mut self, leg: &mut Shell, side: Side) -> bool {
+        let (from, to) = (leg.from(), leg.to());
+        let not_redone = leg.planted.is(Bug::NotRedone);
+        let era = leg.link(to).era;
+        let mut is_given_up = false;
+        for batch in self.batches.values_mut().filter(|batch| batch.asked) {
+            let is_on_record = batch.step == Step::Remove;
+            match batch.step {
+                Step::Store if side == to && not_redone => batch.go_to(Step::Secure),
+                Step::Store if side == to => {
+                    batch.store_sent = true;
+                    batch.go_to(Step::Clear);
+                }
+                Step::Copy if side == from => batch.go_to(Step::Copy),
+                Step::Clear | Step::Secure if side == to => batch.go_to(Step::Clear),
+                // It is on record and at the other side: once more. If that has restarted since, stored once more first.
+                Step::Remove if side == from => {
+                    let there = batch.on_record.is_some_and(|eras| eras.of(to) == era);
+                    batch.go_to(if there { Step::Remove } else { Step::Clear });
+                }
+                _ => continue,
+            }
+            leg.progress.repeated += 1;
+            if !is_on_record {
+                batch.tries += 1;
+                is_given_up |= batch.tries >= TRIES;
+            }
+        }
+        is_given_up && !leg.rolls_back
+    }
+
+    /// Another process is at a side. If keys go there: what was stored there and not yet removed where it came from is stored once more.
+    fn restarted(&mut self, leg: &mut Shell, side: Side) {
+        if side != leg.to() {
+            return;
+        }
+        for batch in self.batches.values_mut() {
+            match batch.step {
+                Step::Copy => continue,
+                // Sent and not answered by the other side: it is done when that answers.
+                Step::Remove if batch.asked => continue,
+                Step::Clear | Step::Store | Step::Secure | Step::Record | Step::Remove => batch.go_to(Step::Clear),
+            }
+            leg.progress.repeated += 1;
+        }
+    }
+
+    /// On the way to rolling back: what is on record goes on to its end, what is not stays where it is.
+    fn drop_for_return(&mut self, leg: &mut Shell) {
+        debug_assert_eq!(leg.state, State::Moving);
+        let dropped: Vec<BatchId> = self
+            .batches
+            .iter()
+            .filter(|(_, batch)| batch.step != Step::Remove && !batch.asked && batch.record.is_none())
+            .filter(|(_, batch)| batch.on_record.is_none() || batch.tries >= TRIES)
+            .map(|(id, _)| *id)
+            .collect();
+        for batch in dropped.into_iter().filter_map(|id| self.batches.remove(&id)) {
+            leg.left.extend(batch.may_have_stored());
+            for (fingerprint, _) in &batch.keys {
+                self.busy.remove(fingerprint);
+            }
+        }
+    }
+
+    /// On the way to rolling back without the target: what waits for it ends here. Gives the keys on record that have never left the source: its copies are
+    /// those that were read, and no removal was sent. Of other keys on record the target's copy counts, and they wait for it.
+    fn drop_without_target(&mut self, leg: &mut Shell) -> BTreeSet<Fingerprint> {
+        let (source_era, planted) = (leg.source.era, leg.planted);
+        let mut never_left = BTreeSet::new();
+        let dropped: Vec<BatchId> =
+            self.batches.iter().filter(|(_, batch)| !batch.asked && batch.record.is_none()).map(|(id, _)| *id).collect();
+        for batch in dropped.into_iter().filter_map(|id| self.batches.remove(&id)) {
+            leg.left.extend(batch.may_have_stored());
+            let is_there = batch.step != Step::Copy && batch.read_of == source_era && !batch.removal_sent;
+            for ((fingerprint, _), (had, before)) in batch.keys.iter().zip(batch.had.iter().zip(&batch.before)) {
+                self.busy.remove(fingerprint);
+                let never_moved = before.is_none_or(|eras| had.is_some() && eras.source == source_era);
+                let stays = (is_there && never_moved) || planted.is(Bug::ReturnedThoughRemoved);
+                if stays && leg.away.get(fingerprint).is_some_and(|eras| eras.target != COMMITTED) {
+                    never_left.insert(*fingerprint);
+                }
+            }
+        }
+        never_left
+    }
+
+    /// Without one of the sides: what has not been read, or is refused again and again, ends here. All of it, where it goes to that side.
+    fn drop_without(&mut self, _leg: &mut Shell, all: bool) {
+        let is_over = |batch: &Batch| all || batch.step == Step::Copy || batch.tries >= TRIES;
+        let idle = self.batches.extract_if(.., |_, batch| !batch.asked && batch.record.is_none() && is_over(batch));
+        for (fingerprint, _) in idle.flat_map(|(_, batch)| batch.keys) {
+            self.busy.remove(&fingerprint);
+        }
+    }
+
+    fn forget_wanted(&mut self) {
+        self.wanted.clear();
+        self.wanted_set.clear();
+    }
+
+    fn is_idle(&self) -> bool {
+        self.batches.is_empty()
+    }
+
+    fn keys(&self) -> usize {
+        self.wanted.len() + self.batches.values().map(|batch| batch.keys.len()).sum::<usize>()
+    }
+}
+
+impl Batches {
     /// Keys of the listing for a batch, busy from now on; those that have been moved meanwhile are passed over.
-    fn take_listed(&mut self) -> Vec<(Fingerprint, Key)> {
+    fn take_listed(&mut self, leg: &mut Shell) -> Vec<(Fingerprint, Key)> {
         let mut keys = Vec::new();
-        while keys.len() < self.pace.batch_keys as usize {
-            let Some(key) = self.listed.pop_front() else { break };
-            let fingerprint = self.fingerprints.of(&key);
-            let there = match self.away.get(&fingerprint) {
-                Some(eras) => !self.rolls_back && eras.target == COMMITTED,
-                None => self.rolls_back,
+        while keys.len() < leg.pace.batch_keys as usize {
+            let Some(key) = leg.listed.pop_front() else { break };
+            let fingerprint = leg.fingerprints.of(&key);
+            let there = match leg.away.get(&fingerprint) {
+                Some(eras) => !leg.rolls_back && eras.target == COMMITTED,
+                None => leg.rolls_back,
             };
             if !there && !self.wanted_set.contains(&fingerprint) && self.busy.insert(fingerprint) {
                 keys.push((fingerprint, key));
@@ -132,48 +307,22 @@ impl Leg {
         keys
     }
 
-    /// Begins a batch of keys that are busy by now.
-    fn start(&mut self, keys: Vec<(Fingerprint, Key)>, wanted: bool, now_us: u64, actions: &mut Vec<Action>) {
-        let id = BatchId(self.next_batch);
-        self.next_batch = self.next_batch.wrapping_add(1);
-        let batch = Batch {
-            had: vec![None; keys.len()],
-            read_of: 0,
-            before: keys.iter().map(|(fingerprint, _)| self.away.get(fingerprint).copied()).collect(),
-            keys,
-            step: Step::Copy,
-            asked: false,
-            wanted,
-            record: None,
-            on_record: None,
-            removal_sent: false,
-            store_sent: false,
-            tries: 0,
-            not_before_us: 0,
-        };
-        self.batches.insert(id, batch);
-        self.drive(id, now_us, actions);
-    }
-
-    pub(super) fn drive_batches(&mut self, now_us: u64, actions: &mut Vec<Action>) {
-        let idle: Vec<BatchId> = self.batches.iter().filter(|(_, batch)| !batch.asked).map(|(id, _)| *id).collect();
-        for id in idle {
-            self.drive(id, now_us, actions);
-        }
-    }
-
     /// Asks for the next step of a batch, as soon as it can be done; steps with nothing to do are passed.
-    fn drive(&mut self, id: BatchId, now_us: u64, actions: &mut Vec<Action>) {
-        let (from, to) = (self.from(), self.to());
+    fn drive(&mut self, leg: &mut Shell, id: BatchId, now_us: u64, actions: &mut Vec<Action>) {
+        let (from, to) = (leg.from(), leg.to());
         loop {
-            let (from_usable, to_usable) = (self.usable(from), self.usable(to));
-            let durability = self.orders.durability;
-            let (era, kept) = (self.link(from).era, self.planted.is(Bug::LeftWhereItRestarted));
-            let clear =
-                self.batches.get(&id).filter(|batch| batch.step == Step::Clear).map(|batch| self.what_to_clear(batch)).unwrap_or_default();
+            let (from_usable, to_usable) = (leg.usable(from), leg.usable(to));
+            let durability = leg.orders.durability;
+            let (era, kept) = (leg.link(from).era, leg.planted.is(Bug::LeftWhereItRestarted));
+            let clear = self
+                .batches
+                .get(&id)
+                .filter(|batch| batch.step == Step::Clear)
+                .map(|batch| self.what_to_clear(leg, batch))
+                .unwrap_or_default();
             // Before the only copy is removed that may be left, it must be known that the other one is still there.
-            let is_alone = self.given_up == Some(from);
-            let clearable = to_usable && (from_usable || is_alone || self.rolls_back || self.target.era == 0);
+            let is_alone = leg.given_up == Some(from);
+            let clearable = to_usable && (from_usable || is_alone || leg.rolls_back || leg.target.era == 0);
             let Some(batch) = self.batches.get_mut(&id) else { return };
             let restarted = batch.read_of != era && !kept;
             if batch.asked || now_us < batch.not_before_us {
@@ -202,20 +351,20 @@ impl Leg {
                 Step::Secure if to_usable => actions.push(Action::Secure { batch: id, at: to, durability }),
                 // Not while the side is in doubt: what is on record there must not be removed as left over.
                 Step::Record if to_usable && batch.record.is_none() => {
-                    self.record_batch(id, actions);
-                    if self.planted.is(Bug::UnlinkBeforeRecord) {
+                    self.record_batch(leg, id, actions);
+                    if leg.planted.is(Bug::UnlinkBeforeRecord) {
                         self.go_on_before_the_record(id);
                         continue;
                     }
                 }
                 // Where a side was given up nothing is asked of it.
                 Step::Remove if is_alone || !had_any && !restarted => {
-                    self.commit(id, actions);
+                    self.commit(leg, id, actions);
                     return;
                 }
                 Step::Remove if from_usable && to_usable => {
                     let all = || batch.keys.iter().map(|(_, key)| key.clone()).collect();
-                    let committed = self.planted.is(Bug::CommitBeforeUnlink).then(all);
+                    let committed = leg.planted.is(Bug::CommitBeforeUnlink).then(all);
                     // Another process than the one that was read may show what that had not.
                     let keys = if restarted { all() } else { batch.those_it_had() };
                     batch.removal_sent = true;
@@ -231,15 +380,16 @@ impl Leg {
         }
     }
 
-    fn record_batch(&mut self, id: BatchId, actions: &mut Vec<Action>) {
-        let Orders { move_id, leg, .. } = self.orders;
-        let absent_too = !self.planted.is(Bug::AbsentNotRecorded);
+    fn record_batch(&mut self, leg: &mut Shell, id: BatchId, actions: &mut Vec<Action>) {
+        let Orders { move_id, leg: number, .. } = leg.orders;
+        let absent_too = !leg.planted.is(Bug::AbsentNotRecorded);
         let Some(batch) = self.batches.get(&id) else { return };
         let keys: Vec<Fingerprint> =
             batch.keys.iter().zip(&batch.had).filter(|(_, had)| absent_too || had.is_some()).map(|((key, _), _)| *key).collect();
-        let record = if self.rolls_back { Record::Returned { move_id, leg, keys } } else { Record::Moved { move_id, leg, keys } };
-        let number = self.record(record, actions);
-        let eras = Eras { source: self.source.era, target: self.target.era };
+        let record =
+            if leg.rolls_back { Record::Returned { move_id, leg: number, keys } } else { Record::Moved { move_id, leg: number, keys } };
+        let number = leg.record(record, actions);
+        let eras = leg.eras();
         if let Some(batch) = self.batches.get_mut(&id) {
             batch.record = Some((number, eras));
         }
@@ -257,8 +407,8 @@ impl Leg {
         self.batches.get_mut(&id).filter(|batch| batch.asked && batch.step == step)
     }
 
-    pub(super) fn batch_copied(&mut self, id: BatchId, outcomes: &[Copied], now_us: u64, actions: &mut Vec<Action>) {
-        let era = self.link(self.from()).era;
+    fn batch_copied(&mut self, leg: &mut Shell, id: BatchId, outcomes: &[Copied], now_us: u64, actions: &mut Vec<Action>) {
+        let era = leg.link(leg.from()).era;
         let Some(batch) = self.answered(id, Step::Copy) else { return };
         if outcomes.is_empty() || outcomes.len() > batch.keys.len() {
             debug_assert!(false, "an outcome per key that was read");
@@ -270,7 +420,7 @@ impl Leg {
         for (fingerprint, key) in others.into_iter().rev() {
             self.busy.remove(&fingerprint);
             if !wanted {
-                self.listed.push_front(key);
+                leg.listed.push_front(key);
             } else if self.wanted_set.insert(fingerprint) {
                 self.wanted.push_front((fingerprint, key));
             }
@@ -282,29 +432,29 @@ impl Leg {
         });
         if let Some(why) = refused {
             let why = format!("a key could not be read: {why}");
-            self.refused(id, why, now_us, actions);
+            self.refused(leg, id, why, now_us, actions);
             return;
         }
         batch.had = outcomes.iter().map(|outcome| if let Copied::Taken { bytes } = outcome { Some(*bytes) } else { None }).collect();
         batch.read_of = era;
         batch.go_to(Step::Clear);
-        self.drive(id, now_us, actions);
+        self.drive(leg, id, now_us, actions);
     }
 
     /// What may be where the keys go and is not theirs.
-    fn what_to_clear(&self, batch: &Batch) -> Vec<Key> {
-        let (source_era, target_era) = (self.source.era, self.target.era);
+    fn what_to_clear(&self, leg: &Shell, batch: &Batch) -> Vec<Key> {
+        let (source_era, target_era) = (leg.source.era, leg.target.era);
         // It is on record that the keys are back, and the source is another process since.
         let forgot = |batch: &Batch| batch.on_record.is_some_and(|eras| eras.source != source_era);
         let clear = |fingerprint: &Fingerprint, had: bool, before: Option<Eras>| {
-            let eras = self.away.get(fingerprint).copied();
-            match (self.rolls_back, had) {
+            let eras = leg.away.get(fingerprint).copied();
+            match (leg.rolls_back, had) {
                 // The source has it and is the process that it was at the key's record: it was never removed there, so never committed, and
                 // what another process at the target shows of it may be from before the leg. Not where the target was made to keep it.
                 (false, true) => {
                     let same = |eras: Eras| eras.source == source_era;
                     let there = batch.read_of == source_era && !batch.removal_sent && before.is_none_or(same);
-                    let kept = self.orders.durability == Durability::Aof;
+                    let kept = leg.orders.durability == Durability::Aof;
                     there && !kept && eras.is_some_and(|eras| same(eras) && eras.target != target_era && eras.target != COMMITTED)
                 }
                 // Nowhere, then, unless it is on record. To say so where it goes also shows that the process there is the one that we know: it may
@@ -317,7 +467,7 @@ impl Leg {
                     None => false,
                 },
                 (true, false) => match eras {
-                    Some(eras) => eras.target == COMMITTED || self.is_stale(&eras),
+                    Some(eras) => eras.target == COMMITTED || leg.is_stale(&eras),
                     None => forgot(batch),
                 },
             }
@@ -328,8 +478,8 @@ impl Leg {
             .collect()
     }
 
-    pub(super) fn batch_stored(&mut self, id: BatchId, outcomes: &[Stored], now_us: u64, actions: &mut Vec<Action>) {
-        let (planted, rolls_back, resumed) = (self.planted, self.rolls_back, self.resumed);
+    fn batch_stored(&mut self, leg: &mut Shell, id: BatchId, outcomes: &[Stored], now_us: u64, actions: &mut Vec<Action>) {
+        let (planted, rolls_back, resumed) = (leg.planted, leg.rolls_back, leg.resumed);
         let Some(batch) = self.answered(id, Step::Store) else { return };
         if outcomes.len() != batch.had.iter().flatten().count() {
             debug_assert!(false, "an outcome per key stored");
@@ -349,8 +499,8 @@ impl Leg {
             let had = batch.keys.iter().zip(&batch.had).filter(|(_, had)| had.is_some());
             let stored = had.zip(outcomes).filter(|(_, outcome)| **outcome == Stored::Stored);
             let stored: Vec<Fingerprint> = stored.map(|(((fingerprint, _), _), _)| *fingerprint).collect();
-            self.left.extend(stored);
-            self.roll_back(STRANGE.to_owned(), actions);
+            leg.left.extend(stored);
+            leg.roll_back(STRANGE.to_owned(), actions);
             return;
         }
         let refused = outcomes.iter().find_map(|outcome| match outcome {
@@ -358,17 +508,17 @@ impl Leg {
             _ => None,
         });
         if let Some(why) = refused {
-            self.refused(id, format!("a key could not be stored: {why}"), now_us, actions);
+            self.refused(leg, id, format!("a key could not be stored: {why}"), now_us, actions);
             return;
         }
         batch.go_to(Step::Secure);
         let keys: Option<Vec<Key>> = planted.is(Bug::CommitBeforeRecord).then(|| batch.keys.iter().map(|(_, key)| key.clone()).collect());
         actions.extend(keys.map(|keys| Action::Commit { keys }));
-        self.drive(id, now_us, actions);
+        self.drive(leg, id, now_us, actions);
     }
 
-    pub(super) fn batch_secured(&mut self, id: BatchId, refused: Option<String>, now_us: u64, actions: &mut Vec<Action>) {
-        let rolls_back = self.rolls_back;
+    fn batch_secured(&mut self, leg: &mut Shell, id: BatchId, refused: Option<String>, now_us: u64, actions: &mut Vec<Action>) {
+        let rolls_back = leg.rolls_back;
         let Some(batch) = self.answered(id, Step::Secure) else { return };
         match refused {
             // Where the keys come from need not have what the order asks of where they go: no replica, no file. They were no safer there
@@ -380,61 +530,43 @@ impl Leg {
                     .push(Action::Report { text: format!("keys come back to a node that does not make them as safe as was asked: {why}") });
             }
             Some(why) => {
-                self.refused(id, format!("what was stored could not be made safe: {why}"), now_us, actions);
+                self.refused(leg, id, format!("what was stored could not be made safe: {why}"), now_us, actions);
                 return;
             }
             None => batch.go_to(Step::Record),
         }
-        self.drive(id, now_us, actions);
+        self.drive(leg, id, now_us, actions);
     }
 
-    /// The records up to that number are durable. A batch may have been begun again since: its keys are on record all the same.
-    pub(super) fn batches_recorded(&mut self, number: u64) {
-        for batch in self.batches.values_mut() {
-            let Some((_, eras)) = batch.record.take_if(|(awaited, _)| *awaited <= number) else { continue };
-            batch.on_record = Some(eras);
-            if batch.step == Step::Record && batch.asked {
-                batch.go_to(Step::Remove);
-            }
-            for (fingerprint, _) in &batch.keys {
-                if self.rolls_back {
-                    self.away.remove(fingerprint);
-                } else {
-                    self.away.insert(*fingerprint, eras);
-                }
-            }
-        }
-    }
-
-    pub(super) fn batch_removed(&mut self, id: BatchId, actions: &mut Vec<Action>) {
+    fn batch_removed(&mut self, leg: &mut Shell, id: BatchId, actions: &mut Vec<Action>) {
         if let Some(batch) = self.answered(id, Step::Clear) {
             batch.go_to(Step::Store);
         } else if self.answered(id, Step::Remove).is_some() {
-            self.commit(id, actions);
+            self.commit(leg, id, actions);
         }
     }
 
-    fn commit(&mut self, id: BatchId, actions: &mut Vec<Action>) {
+    fn commit(&mut self, leg: &mut Shell, id: BatchId, actions: &mut Vec<Action>) {
         let Some(batch) = self.batches.remove(&id) else { return };
         assert!(batch.on_record.is_some(), "a key is committed when that it moved is on record");
         for (fingerprint, _) in &batch.keys {
             self.busy.remove(fingerprint);
-            if !self.rolls_back {
-                self.away.insert(*fingerprint, Eras { source: self.source.era, target: COMMITTED });
+            if !leg.rolls_back {
+                leg.away.insert(*fingerprint, Eras { source: leg.source.era, target: COMMITTED });
             }
         }
         let had = batch.had.iter().flatten();
-        self.progress.bytes_moved += had.clone().sum::<u64>();
+        leg.progress.bytes_moved += had.clone().sum::<u64>();
         let count = had.count() as u64;
-        self.progress.keys_moved += count;
+        leg.progress.keys_moved += count;
         if batch.wanted {
-            self.progress.pulled += count;
+            leg.progress.pulled += count;
         }
         actions.push(Action::Commit { keys: batch.keys.into_iter().map(|(_, key)| key).collect() });
     }
 
     /// A node refuses: the batch rests and is begun again, and after some tries the leg goes back. On the way back there is no other way: it goes on trying.
-    fn refused(&mut self, id: BatchId, why: String, now_us: u64, actions: &mut Vec<Action>) {
+    fn refused(&mut self, leg: &mut Shell, id: BatchId, why: String, now_us: u64, actions: &mut Vec<Action>) {
         let Some(batch) = self.batches.get_mut(&id) else { return };
         batch.tries += 1;
         // What was read stays.
@@ -445,109 +577,58 @@ impl Leg {
         if tries < TRIES {
             return;
         }
-        if self.rolls_back {
+        if leg.rolls_back {
             let keys = batch.keys.iter().map(|(_, key)| key.clone()).collect();
             actions.push(Action::Refuse { keys: Some(keys), error: format!("TRYAGAIN the key is being moved back, and {why}") });
         } else {
-            self.roll_back(why, actions);
+            leg.roll_back(why, actions);
         }
     }
 
-    /// On the way to rolling back: what is on record goes on to its end, what is not stays where it is.
-    pub(super) fn drop_what_is_not_on_record(&mut self) {
-        debug_assert_eq!(self.state, State::Moving);
-        let dropped: Vec<BatchId> = self
-            .batches
-            .iter()
-            .filter(|(_, batch)| batch.step != Step::Remove && !batch.asked && batch.record.is_none())
-            .filter(|(_, batch)| batch.on_record.is_none() || batch.tries >= TRIES)
-            .map(|(id, _)| *id)
-            .collect();
-        for batch in dropped.into_iter().filter_map(|id| self.batches.remove(&id)) {
-            self.left.extend(batch.may_have_stored());
-            for (fingerprint, _) in &batch.keys {
-                self.busy.remove(fingerprint);
-            }
-        }
+    /// Begins a batch of keys that are busy by now.
+    fn begin(&mut self, leg: &mut Shell, keys: Vec<(Fingerprint, Key)>, wanted: bool, now_us: u64, actions: &mut Vec<Action>) {
+        let id = BatchId(self.next_batch);
+        self.next_batch = self.next_batch.wrapping_add(1);
+        let batch = Batch {
+            had: vec![None; keys.len()],
+            read_of: 0,
+            before: keys.iter().map(|(fingerprint, _)| leg.away.get(fingerprint).copied()).collect(),
+            keys,
+            step: Step::Copy,
+            asked: false,
+            wanted,
+            record: None,
+            on_record: None,
+            removal_sent: false,
+            store_sent: false,
+            tries: 0,
+            not_before_us: 0,
+        };
+        self.batches.insert(id, batch);
+        self.drive(leg, id, now_us, actions);
     }
 
-    /// Without one of the sides: what has not been read, or is refused again and again, ends here. All of it, where it goes to that side.
-    pub(super) fn drop_what_cannot_be_done(&mut self, all: bool) {
-        let is_over = |batch: &Batch| all || batch.step == Step::Copy || batch.tries >= TRIES;
-        let idle = self.batches.extract_if(.., |_, batch| !batch.asked && batch.record.is_none() && is_over(batch));
-        for (fingerprint, _) in idle.flat_map(|(_, batch)| batch.keys) {
-            self.busy.remove(&fingerprint);
-        }
-    }
-
-    /// On the way to rolling back without the target: what waits for it ends here. Gives the keys on record that have never left the source: its copies are
-    /// those that were read, and no removal was sent. Of other keys on record the target's copy counts, and they wait for it.
-    pub(super) fn drop_what_the_target_is_needed_for(&mut self) -> BTreeSet<Fingerprint> {
-        let (source_era, planted) = (self.source.era, self.planted);
-        let mut never_left = BTreeSet::new();
-        let dropped: Vec<BatchId> =
-            self.batches.iter().filter(|(_, batch)| !batch.asked && batch.record.is_none()).map(|(id, _)| *id).collect();
-        for batch in dropped.into_iter().filter_map(|id| self.batches.remove(&id)) {
-            self.left.extend(batch.may_have_stored());
-            let is_there = batch.step != Step::Copy && batch.read_of == source_era && !batch.removal_sent;
-            for ((fingerprint, _), (had, before)) in batch.keys.iter().zip(batch.had.iter().zip(&batch.before)) {
-                self.busy.remove(fingerprint);
-                let never_moved = before.is_none_or(|eras| had.is_some() && eras.source == source_era);
-                let stays = (is_there && never_moved) || planted.is(Bug::ReturnedThoughRemoved);
-                if stays && self.away.get(fingerprint).is_some_and(|eras| eras.target != COMMITTED) {
-                    never_left.insert(*fingerprint);
-                }
-            }
-        }
-        never_left
-    }
-
-    /// The connection to a side broke: what was asked there and not answered is unknown. What was read stays: until a key is committed nobody changes it.
-    /// True where that has happened too often in the middle of the same keys: they may be the reason.
-    pub(super) fn redo_after_loss(&mut self, side: Side) -> bool {
-        let (from, to) = (self.from(), self.to());
-        let not_redone = self.planted.is(Bug::NotRedone);
-        let era = self.link(to).era;
-        let mut is_given_up = false;
-        for batch in self.batches.values_mut().filter(|batch| batch.asked) {
-            let is_on_record = batch.step == Step::Remove;
-            match batch.step {
-                Step::Store if side == to && not_redone => batch.go_to(Step::Secure),
-                Step::Store if side == to => {
-                    batch.store_sent = true;
-                    batch.go_to(Step::Clear);
-                }
-                Step::Copy if side == from => batch.go_to(Step::Copy),
-                Step::Clear | Step::Secure if side == to => batch.go_to(Step::Clear),
-                // It is on record and at the other side: once more. If that has restarted since, stored once more first.
-                Step::Remove if side == from => {
-                    let there = batch.on_record.is_some_and(|eras| eras.of(to) == era);
-                    batch.go_to(if there { Step::Remove } else { Step::Clear });
-                }
-                _ => continue,
-            }
-            self.progress.repeated += 1;
-            if !is_on_record {
-                batch.tries += 1;
-                is_given_up |= batch.tries >= TRIES;
-            }
-        }
-        is_given_up && !self.rolls_back
-    }
-
-    /// Another process is at a side. If keys go there: what was stored there and not yet removed where it came from is stored once more.
-    pub(super) fn redo_after_restart(&mut self, side: Side) {
-        if side != self.to() {
+    fn want(&mut self, leg: &mut Shell, keys: Vec<Key>, actions: &mut Vec<Action>) {
+        if leg.rolls_back && matches!(leg.state, State::Waiting | State::Meeting { .. } | State::Readying) {
+            // After a crash of the router the workers do not know yet that the leg goes back: what is committed to them now they would use at the target.
+            // They look again when they know.
             return;
         }
-        for batch in self.batches.values_mut() {
-            match batch.step {
-                Step::Copy => continue,
-                // Sent and not answered by the other side: it is done when that answers.
-                Step::Remove if batch.asked => continue,
-                Step::Clear | Step::Store | Step::Secure | Step::Record | Step::Remove => batch.go_to(Step::Clear),
+        let mut there = Vec::new();
+        for key in keys {
+            let fingerprint = leg.fingerprints.of(&key);
+            let committed = match leg.away.get(&fingerprint) {
+                Some(eras) => !leg.rolls_back && eras.target == COMMITTED,
+                None => leg.rolls_back,
+            };
+            if committed && !self.busy.contains(&fingerprint) {
+                there.push(key);
+            } else if !self.busy.contains(&fingerprint) && self.wanted_set.insert(fingerprint) {
+                self.wanted.push_back((fingerprint, key));
             }
-            self.progress.repeated += 1;
+        }
+        if !there.is_empty() {
+            actions.push(Action::Commit { keys: there });
         }
     }
 }

@@ -6,11 +6,11 @@
 
 use std::hash::{Hash, Hasher};
 
-use super::{Leg, Link, LinkState, State};
+use super::{Leg, Link, LinkState, Shell, State};
 use crate::migration::Fingerprint;
 use crate::migration::record::Eras;
 
-impl Leg {
+impl Shell {
     fn hash_link<H: Hasher>(&self, link: &Link, state: &mut H) {
         link.process.as_ref().map(|process| (&process.run_id, process.client_id)).hash(state);
         (link.era, link.dirt).hash(state);
@@ -25,8 +25,9 @@ impl Leg {
 
 impl Hash for Leg {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let behind = |record: u64| self.records - record;
-        match self.state {
+        let Self { shell: leg, work } = self;
+        let behind = |record: u64| leg.records - record;
+        match leg.state {
             State::Waiting => (0, 0).hash(state),
             State::Meeting { record } => (1, behind(record)).hash(state),
             State::Readying => (2, 0).hash(state),
@@ -39,19 +40,18 @@ impl Hash for Leg {
             State::HandingOver => (9, 0).hash(state),
             State::Ended => (10, 0).hash(state),
         }
-        (self.resumed, self.begun, self.rolls_back, self.given_up, self.as_safe_as_it_was, &self.back, self.purging, self.quiet as u8)
-            .hash(state);
-        self.hash_link(&self.source, state);
-        self.hash_link(&self.target, state);
-        let mut away: Vec<(Fingerprint, Eras)> = self.away.iter().map(|(key, eras)| (*key, *eras)).collect();
+        (leg.resumed, leg.begun, leg.rolls_back, leg.given_up, work.as_safe_as_it_was, &leg.back, leg.purging, leg.quiet as u8).hash(state);
+        leg.hash_link(&leg.source, state);
+        leg.hash_link(&leg.target, state);
+        let mut away: Vec<(Fingerprint, Eras)> = leg.away.iter().map(|(key, eras)| (*key, *eras)).collect();
         away.sort_unstable_by_key(|(key, _)| *key);
         away.hash(state);
-        self.left.hash(state);
-        for (id, batch) in &self.batches {
-            self.next_batch.wrapping_sub(id.0).hash(state);
+        leg.left.hash(state);
+        for (id, batch) in &work.batches {
+            work.next_batch.wrapping_sub(id.0).hash(state);
             batch.hash_with(behind, state);
         }
-        (&self.wanted, &self.listed, self.lists, self.lists_old, self.list_ended).hash(state);
-        (self.pace.batch_keys, self.pace.batches, self.pace.interval_us, self.last_start_us, self.last_refusal_us).hash(state);
+        (&work.wanted, &leg.listed, leg.lists, leg.lists_old, leg.list_ended).hash(state);
+        (leg.pace.batch_keys, leg.pace.batches, leg.pace.interval_us, work.last_start_us, leg.last_refusal_us).hash(state);
     }
 }

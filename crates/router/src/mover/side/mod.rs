@@ -131,10 +131,12 @@ pub(in crate::mover) enum Ask {
     Position,
     /// A SCAN of a walk, behind a SELECT or not.
     Scan {
-        purges: bool,
+        walk: u32,
     },
-    /// UNLINK of a purge.
-    Purge,
+    /// Removal of what a walk has found.
+    Purge {
+        walk: u32,
+    },
     /// Give staging keys what they lack, and count; then rename them.
     Finish {
         batch: BatchId,
@@ -603,17 +605,17 @@ impl End {
     }
 
     /// Removes keys of a database that should not be there.
-    pub(in crate::mover) fn purge(&mut self, keys: &[Key], database: u32) {
+    pub(in crate::mover) fn purge(&mut self, walk: u32, keys: &[Key], database: u32) {
         if let Some(replies) = self.unlink(keys, &[database]) {
-            self.ask(Ask::Purge, replies);
+            self.ask(Ask::Purge { walk }, replies);
         }
     }
 
-    pub(in crate::mover) fn scan(&mut self, database: u32, cursor: &[u8], purges: bool) {
+    pub(in crate::mover) fn scan(&mut self, walk: u32, database: u32, cursor: &[u8]) {
         let Some(connection) = &mut self.connection else { return };
         let selected = connection.select(database);
         connection.push(&[b"SCAN", cursor, b"COUNT", b"1000"]);
-        self.ask(Ask::Scan { purges }, 1 + usize::from(selected));
+        self.ask(Ask::Scan { walk }, 1 + usize::from(selected));
     }
 
     /// Asks how much the node has worked.
@@ -731,9 +733,9 @@ mod tests {
         let mut end = End::new(NodeId(0), Arc::default());
         let keys = [Key::from(&b"a"[..])];
         end.remove(BatchId(0), &keys, &[0]);
-        end.purge(&keys, 0);
+        end.purge(0, &keys, 0);
         end.discard(vec![(0, b"a".to_vec())]);
-        end.scan(0, b"0", false);
+        end.scan(0, 0, b"0");
         end.look();
         assert!(end.is_idle() && !end.ask_position());
     }

@@ -1,0 +1,216 @@
+//! Which keys a leg has: from the list made before it, by name, or by walking through a node; and the removal of what should not be there, by a walk of its own.
+
+use super::{Do, Driver, REMOVED_AT_ONCE};
+use crate::migration::planted::Bug;
+use crate::migration::{Event, Fingerprint, Key, Side, Wrong};
+
+/// Where the keys of the leg come from.
+#[derive(Debug)]
+pub(super) enum Listing {
+    /// From the list that was made before the leg, as they are asked for.
+    Kept { asked: bool },
+    /// The move names them.
+    Named,
+    /// They are all listed.
+    Whole,
+    /// From the node, as it is walked through.
+    Walked(Walk),
+}
+
+impl Listing {
+    /// Nothing is written any more, and these databases have keys: a walk that has not begun goes through them.
+    pub(super) fn begin_with(&mut self, databases: &[u32]) {
+        if let Self::Walked(walk) = self
+            && !walk.asked
+        {
+            walk.databases = databases.to_vec();
+        }
+    }
+
+    /// What was walked through stays; what was asked is asked again.
+    pub(super) fn lost(&mut self, side: Side) {
+        if let Self::Walked(walk) = self
+            && walk.side == side
+        {
+            walk.asked = false;
+        }
+    }
+
+    /// Whether an answer is to this listing.
+    pub(super) fn scanned(&mut self, number: u32, cursor: &[u8]) -> bool {
+        let Self::Walked(walk) = self else { return false };
+        let is_its = walk.number == number && walk.asked;
+        if is_its {
+            walk.take(cursor);
+        }
+        is_its
+    }
+}
+
+/// A walk through the keys at a node.
+#[derive(Debug)]
+pub(super) struct Walk {
+    pub(super) number: u32,
+    pub(super) side: Side,
+    /// The last one is under way.
+    databases: Vec<u32>,
+    cursor: Vec<u8>,
+    /// A SCAN is under way.
+    asked: bool,
+}
+
+impl Walk {
+    pub(super) fn new(number: u32, side: Side, databases: &[u32]) -> Self {
+        Self { number, side, databases: databases.to_vec(), cursor: b"0".to_vec(), asked: false }
+    }
+
+    fn is_over(&self) -> bool {
+        self.databases.is_empty() && !self.asked
+    }
+
+    fn ask(&mut self) -> Option<Do> {
+        let database = self.databases.last().copied().filter(|_| !self.asked)?;
+        self.asked = true;
+        Some(Do::Scan { walk: self.number, side: self.side, database, cursor: self.cursor.clone() })
+    }
+
+    fn take(&mut self, cursor: &[u8]) {
+        self.asked = false;
+        if cursor == b"0" {
+            self.databases.pop();
+        }
+        self.cursor = cursor.to_vec();
+    }
+}
+
+/// The removal of what a side should not have.
+#[derive(Debug)]
+pub(super) struct Purge {
+    pub(super) walk: Walk,
+    wrong: Wrong,
+    /// Keys to be removed without walking.
+    named: Vec<Key>,
+    /// Under way.
+    pub(super) removals: usize,
+}
+
+impl Purge {
+    fn is_over(&self) -> bool {
+        self.walk.is_over() && self.named.is_empty() && self.removals == 0
+    }
+
+    pub(super) fn scanned(&mut self, cursor: &[u8], mut keys: Vec<Key>, fingerprint: impl Fn(&Key) -> Fingerprint) -> Option<Do> {
+        let database = self.walk.databases.last().copied().unwrap_or_default();
+        self.walk.take(cursor);
+        keys.retain(|key| self.wrong.has(fingerprint(key)));
+        if keys.is_empty() {
+            return None;
+        }
+        self.removals += 1;
+        Some(Do::Unlink { walk: self.walk.number, side: self.walk.side, database, keys })
+    }
+}
+
+impl Driver {
+    fn walk_at(&mut self, side: Side) -> Walk {
+        self.walks += 1;
+        Walk::new(self.walks, side, &self.databases)
+    }
+
+    pub(super) fn begin_purge(&mut self, side: Side, wrong: Wrong) {
+        let has_none = match &wrong {
+            Wrong::AllBut(right) => side == Side::Target && right.is_empty() && self.target_is_clean,
+            Wrong::These(wrong) => wrong.is_empty(),
+        };
+        if has_none {
+            self.inbox.push_back(Event::Purged);
+            return;
+        }
+        let mut walk = self.walk_at(side);
+        let mut named = Vec::new();
+        if let Some(keys) = self.keys.as_ref().filter(|_| !self.planted.is(Bug::PurgedBeyondScope)) {
+            // No other key of the slots is any business of this leg's.
+            walk.databases.clear();
+            named = keys.iter().filter(|key| wrong.has(self.fingerprints.of(key))).cloned().collect();
+        }
+        self.purge = Some(Purge { walk, wrong, named, removals: 0 });
+    }
+
+    pub(super) fn relist(&mut self, at: Side) {
+        self.listed.clear();
+        // What was asked of the listing before is answered with no key of it, and of none of the new one.
+        self.inbox.extend(self.lists.drain(..).map(|_| Event::Listed { keys: Vec::new(), end: false }));
+        self.listing = if self.keys.is_some() { Listing::Named } else { Listing::Walked(self.walk_at(at)) };
+    }
+
+    pub(super) fn taken(&mut self, taken: Option<(Vec<Key>, bool)>) {
+        if !matches!(self.listing, Listing::Kept { .. }) {
+            return;
+        }
+        self.listing = match taken {
+            Some((keys, end)) => {
+                self.listed.extend(keys);
+                if end { Listing::Whole } else { Listing::Kept { asked: false } }
+            }
+            // The node knows its keys as well.
+            None => Listing::Walked(self.walk_at(Side::Source)),
+        };
+    }
+
+    /// Goes on with what is walked through: a purge first; a listing as far as keys are asked for, and no faster.
+    pub(super) fn walk(&mut self, out: &mut Vec<Do>) {
+        if let Some(purge) = &mut self.purge {
+            let (side, number) = (purge.walk.side, purge.walk.number);
+            if self.is_up[side as usize] {
+                for database in self.databases.iter().copied().filter(|_| !purge.named.is_empty()) {
+                    for part in purge.named.chunks(REMOVED_AT_ONCE) {
+                        purge.removals += 1;
+                        out.push(Do::Unlink { walk: number, side, database, keys: part.to_vec() });
+                    }
+                }
+                purge.named.clear();
+                out.extend(purge.walk.ask());
+            }
+            if purge.is_over() {
+                self.purge = None;
+                self.inbox.push_back(Event::Purged);
+            }
+            return;
+        }
+        let is_wanted = self.lists.front().is_some_and(|count| self.listed.len() < *count as usize);
+        if let Listing::Walked(walk) = &mut self.listing
+            && is_wanted
+            && self.is_up[walk.side as usize]
+        {
+            out.extend(walk.ask());
+        }
+    }
+
+    pub(super) fn serve_lists(&mut self, out: &mut Vec<Do>) {
+        while let Some(count) = self.lists.front().map(|count| *count as usize) {
+            if matches!(self.listing, Listing::Named) {
+                self.listed = self.keys.iter().flatten().cloned().collect();
+                self.listing = Listing::Whole;
+            }
+            if let Listing::Kept { asked } = &mut self.listing
+                && self.listed.len() < count
+            {
+                if !std::mem::replace(asked, true) {
+                    out.push(Do::TakeListed);
+                }
+                return;
+            }
+            let ended = match &self.listing {
+                Listing::Whole => true,
+                Listing::Walked(walk) => walk.is_over(),
+                Listing::Named | Listing::Kept { .. } => false,
+            };
+            if !ended && self.listed.len() < count {
+                return;
+            }
+            self.lists.pop_front();
+            let keys: Vec<Key> = self.listed.drain(..count.min(self.listed.len())).collect();
+            self.inbox.push_back(Event::Listed { keys, end: ended && self.listed.is_empty() });
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! What each protocol needs of a leg: who is at both sides, what is on record, what has to be purged, which way it goes.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use crate::migration::planted::Planted;
+use crate::migration::record::{Eras, OpenLeg};
+use crate::migration::{
+    Action, Durability, Fingerprint, FingerprintMap, Fingerprinter, Key, Orders, Outcome, Pace, Phase, Process, Progress, Record, Side,
+    Wrong,
+};
+
+/// Until somebody says otherwise ([`crate::migration::Event::Pace`]).
+const PACE_AT_START: Pace = Pace { batch_keys: 100, batches: 1, interval_us: 0 };
+
+/// A side, as the leg knows it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Link {
+    pub(super) process: Option<Process>,
+    pub(super) state: LinkState,
+    /// How often another process was met.
+    pub(super) era: u32,
+    /// What it may show and should not.
+    pub(super) dirt: Dirt,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(super) enum Dirt {
+    #[default]
+    None,
+    /// What this leg has stored there and not put on record: [`Leg::left`]. What else is there is somebody else's, and stays.
+    Left,
+    /// It is another process than before, or keeps what another router or another leg has left: anything.
+    Anything,
+}
+
+impl Dirt {
+    pub(super) const fn anything_if(it_may_be: bool) -> Self {
+        if it_may_be { Self::Anything } else { Self::None }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum LinkState {
+    /// The connection may be used: it is on record.
+    Up,
+    /// It broke at that time, and a new one is asked for.
+    Down { since_us: u64 },
+    /// There is none yet.
+    #[default]
+    Unmet,
+    /// There is a connection, and this record of it is not durable yet: it is not used before.
+    Meeting { record: u64 },
+}
+
+/// In the place of the target's era: committed, so the target's state of it is the only one, whatever happens to the target.
+pub(super) const COMMITTED: u32 = u32::MAX;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    /// For [`Event::Met`].
+    Waiting,
+    /// The processes met are being recorded.
+    Meeting { record: u64 },
+    /// Nodes are being purged; then the workers are told.
+    Readying,
+    /// The workers drain.
+    Draining { since_us: u64 },
+    /// That the drain is complete is being recorded.
+    Starting { record: u64 },
+    /// Keys move, forwards or back.
+    Moving,
+    /// The decision to go back is being recorded.
+    RecordingRollback { record: u64 },
+    /// The workers are told that it goes back.
+    AnnouncingRollback,
+    /// That all keys are at the owner is being recorded.
+    Ending { record: u64 },
+    /// The topology is being stored.
+    HandingOver,
+    /// Over.
+    Ended,
+}
+
+/// A leg but for what its protocol does with keys.
+#[derive(Clone)]
+pub struct Shell {
+    /// Keys are served where they have moved to. Otherwise they wait for the end of the leg, and of those not on record it is not known where they are.
+    pub(super) serves: bool,
+    pub(in crate::migration) orders: Orders,
+    pub(in crate::migration) fingerprints: Fingerprinter,
+    pub(super) planted: Planted,
+    pub(super) state: State,
+    /// A leg that a router before this one has begun.
+    pub(super) resumed: bool,
+    /// The drain was complete once: from then on a leg is moved or returned.
+    pub(super) begun: bool,
+    /// Why it is to go back, if it is; it goes back when `rolls_back`.
+    pub(super) back: Option<String>,
+    pub(in crate::migration) rolls_back: bool,
+    /// The side that is lost for good ([`given_up`]).
+    pub(in crate::migration) given_up: Option<Side>,
+    pub(super) source: Link,
+    pub(super) target: Link,
+    /// A purge that is not answered.
+    pub(super) purging: Option<Side>,
+    pub(super) records: u64,
+    pub(in crate::migration) away: FingerprintMap<Eras>,
+    /// What batches that were dropped may have stored at the target, or moved there.
+    pub(in crate::migration) left: BTreeSet<Fingerprint>,
+    pub(in crate::migration) listed: VecDeque<Key>,
+    /// Listings asked for and not answered, and of those the ones that belong to an earlier listing.
+    pub(in crate::migration) lists: u32,
+    pub(in crate::migration) lists_old: u32,
+    pub(in crate::migration) list_ended: bool,
+    pub(in crate::migration) pace: Pace,
+    pub(super) last_refusal_us: u64,
+    pub(super) quiet: Quiet,
+    pub(in crate::migration) progress: Progress,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Quiet {
+    No,
+    Asked,
+    Reached,
+}
+
+impl Shell {
+    pub(super) fn new(orders: Orders, fingerprints: Fingerprinter, resume: Option<OpenLeg>, serves: bool) -> Self {
+        let mut leg = Self {
+            serves,
+            orders,
+            fingerprints,
+            planted: Planted::default(),
+            state: State::Waiting,
+            resumed: false,
+            begun: false,
+            back: None,
+            rolls_back: false,
+            given_up: None,
+            source: Link::default(),
+            target: Link::default(),
+            purging: None,
+            records: 0,
+            away: FingerprintMap::default(),
+            left: BTreeSet::new(),
+            listed: VecDeque::new(),
+            lists: 0,
+            lists_old: 0,
+            list_ended: false,
+            pace: PACE_AT_START,
+            last_refusal_us: 0,
+            quiet: Quiet::No,
+            progress: Progress::NONE,
+        };
+        // One that was not moving begins again: until then it changes nothing but what the target has left over.
+        if let Some(open) = resume.filter(|open| open.moving) {
+            leg.resumed = true;
+            leg.begun = true;
+            leg.rolls_back = open.rolled_back.is_some();
+            leg.back = open.rolled_back;
+            leg.given_up = open.given_up;
+            leg.source = Link { process: Some(open.source), era: open.eras.source, ..Link::default() };
+            leg.target = Link { process: Some(open.target), era: open.eras.target, ..Link::default() };
+            leg.away = open.away.into_iter().collect();
+        }
+        leg
+    }
+
+    pub(super) const fn link(&self, side: Side) -> &Link {
+        match side {
+            Side::Source => &self.source,
+            Side::Target => &self.target,
+        }
+    }
+
+    pub(super) fn link_mut(&mut self, side: Side) -> &mut Link {
+        match side {
+            Side::Source => &mut self.source,
+            Side::Target => &mut self.target,
+        }
+    }
+
+    /// Whether keys may be read, stored and removed there.
+    pub(in crate::migration) fn usable(&self, side: Side) -> bool {
+        let link = self.link(side);
+        link.state == LinkState::Up && link.dirt == Dirt::None
+    }
+
+    /// Whether nothing of that side is waited for: it can be used, or it is lost for good.
+    pub(super) fn usable_or_given_up(&self, side: Side) -> bool {
+        self.usable(side) || self.given_up == Some(side)
+    }
+
+    /// Where keys come from and where they go to, at present.
+    pub(in crate::migration) const fn from(&self) -> Side {
+        if self.rolls_back { Side::Target } else { Side::Source }
+    }
+
+    pub(super) const fn to(&self) -> Side {
+        self.from().other()
+    }
+
+    pub(in crate::migration) fn record(&mut self, record: Record, actions: &mut Vec<Action>) -> u64 {
+        self.records += 1;
+        actions.push(Action::Record { number: self.records, record });
+        self.records
+    }
+
+    pub(super) fn end(&mut self, outcome: Outcome, actions: &mut Vec<Action>) {
+        self.state = State::Ended;
+        self.progress.phase = Phase::Ended;
+        actions.push(Action::End(outcome));
+    }
+
+    /// Another process is at the target. That keys are committed is known to nobody but us: put on record anew, they are at this process for good also after
+    /// a crash of the router, and what a source that restarts shows of them is past.
+    pub(super) fn record_committed_again(&mut self, actions: &mut Vec<Action>) {
+        let mut keys: Vec<Fingerprint> = self.away.iter().filter(|(_, eras)| eras.target == COMMITTED).map(|(key, _)| *key).collect();
+        keys.sort_unstable();
+        let back = self.rolls_back || matches!(self.state, State::RecordingRollback { .. });
+        if keys.is_empty() || back {
+            return;
+        }
+        let Orders { move_id, leg, .. } = self.orders;
+        let record = self.record(Record::Moved { move_id, leg, keys }, actions);
+        self.target.state = LinkState::Meeting { record };
+    }
+
+    /// What is on record, was never committed as far as is known, and need not be at either node as it was: both restarted since.
+    pub(super) fn report_lost_and_found(&self, actions: &mut Vec<Action>) {
+        let doubtful = self.away.values().filter(|eras| eras.source != self.source.era && !self.is_stale(eras)).count();
+        if doubtful > 0 {
+            actions.push(Action::Report {
+                text: format!(
+                    "both nodes are other processes than those that {doubtful} keys were moved between: what the source shows of these keys and the target has not is moved again, and may be older than what clients wrote last"
+                ),
+            });
+        }
+    }
+
+    /// Whether the source, if it shows a key with such a record, shows what is past.
+    pub(super) fn is_stale(&self, eras: &Eras) -> bool {
+        let kept = !self.serves || eras.target == COMMITTED || eras.target == self.target.era || self.orders.durability == Durability::Aof;
+        eras.source != self.source.era && kept
+    }
+
+    pub(super) fn relist(&mut self, at: Side, actions: &mut Vec<Action>) {
+        self.listed.clear();
+        self.list_ended = false;
+        self.lists_old = self.lists;
+        actions.push(Action::Relist { at });
+    }
+
+    /// Decides to go back. `never_left`: keys on record that the source still has, and that nobody has used elsewhere. They are back with the decision.
+    pub(super) fn record_rollback(&mut self, never_left: BTreeSet<Fingerprint>, actions: &mut Vec<Action>) {
+        let Orders { move_id, leg, .. } = self.orders;
+        let why = self.back.clone().unwrap_or_default();
+        let mut record = self.record(Record::RolledBack { move_id, leg, why }, actions);
+        self.away.retain(|key, _| !never_left.contains(key));
+        if !never_left.is_empty() {
+            record = self.record(Record::Returned { move_id, leg, keys: never_left.into_iter().collect() }, actions);
+        }
+        self.state = State::RecordingRollback { record };
+    }
+
+    pub(super) fn away_now(&self) -> Arc<BTreeSet<Fingerprint>> {
+        Arc::new(self.away.keys().copied().collect())
+    }
+
+    pub(super) fn listed(&mut self, keys: Vec<Key>, end: bool) {
+        self.lists = self.lists.saturating_sub(1);
+        if self.lists_old > 0 {
+            // An earlier listing's: its keys do no harm, but its end means nothing. After a turn its keys are those of the other side.
+            self.lists_old -= 1;
+            return;
+        }
+        self.listed.extend(keys);
+        self.list_ended |= end;
+    }
+
+    pub(in crate::migration) fn roll_back(&mut self, why: String, actions: &mut Vec<Action>) {
+        if self.given_up.is_some() {
+            return;
+        }
+        match self.state {
+            State::Moving | State::Starting { .. } if self.back.is_none() => self.back = Some(why),
+            State::Readying if self.resumed && self.back.is_none() => self.back = Some(why),
+            State::Draining { .. } if self.begun && self.back.is_none() => self.back = Some(why),
+            State::Waiting | State::Meeting { .. } if !self.resumed => self.give_up(why, actions),
+            State::Readying | State::Draining { .. } if !self.begun => self.give_up(why, actions),
+            State::Waiting | State::Meeting { .. } if self.back.is_none() => self.back = Some(why),
+            _ => {}
+        }
+    }
+
+    /// Nothing was changed yet, and nothing will be.
+    pub(super) fn give_up(&mut self, why: String, actions: &mut Vec<Action>) {
+        debug_assert!(!self.begun);
+        if matches!(self.state, State::Draining { .. }) {
+            actions.push(Action::Withdraw);
+        }
+        self.end(Outcome::NotBegun { why }, actions);
+    }
+
+    pub(super) fn is_lost(&self, side: Side) -> bool {
+        matches!(self.link(side).state, LinkState::Down { .. })
+    }
+
+    pub(super) fn purge(&mut self, actions: &mut Vec<Action>) {
+        if self.purging.is_some() {
+            return;
+        }
+        // What the source may keep depends on whether the target is who it was.
+        let dirty = [Side::Target, Side::Source].into_iter().find(|side| {
+            let comes_first = *side == Side::Target || self.usable_or_given_up(Side::Target);
+            self.link(*side).dirt != Dirt::None && self.link(*side).state == LinkState::Up && comes_first
+        });
+        let Some(side) = dirty else { return };
+        let wrong = match (side, self.target.dirt) {
+            (Side::Target, Dirt::Left) => {
+                Wrong::These(Arc::new(self.left.iter().filter(|key| !self.away.contains_key(key)).copied().collect()))
+            }
+            (Side::Target, _) => Wrong::AllBut(if self.serves { self.away_now() } else { self.may_have_moved() }),
+            (Side::Source, _) => {
+                let is_stale = |(key, eras): &(&Fingerprint, &Eras)| self.is_stale(eras) && (self.serves || !self.left.contains(key));
+                Wrong::These(Arc::new(self.away.iter().filter(is_stale).map(|(key, _)| *key).collect()))
+            }
+        };
+        self.purging = Some(side);
+        actions.push(Action::Purge { side, wrong });
+    }
+
+    pub(super) fn purged(&mut self) {
+        if let Some(side) = self.purging.take() {
+            self.link_mut(side).dirt = Dirt::None;
+        }
+    }
+
+    pub(super) fn record_end(&mut self, actions: &mut Vec<Action>) {
+        let Orders { move_id, leg, .. } = self.orders;
+        let record = self.record(Record::LegEnded { move_id, leg, owner: self.to() }, actions);
+        self.state = State::Ending { record };
+        self.progress.phase = Phase::Releasing;
+    }
+
+    /// How often another process was met at each side.
+    pub(in crate::migration) const fn eras(&self) -> Eras {
+        Eras { source: self.source.era, target: self.target.era }
+    }
+
+    /// The keys on record, and those of which a protocol that does not put them on record first cannot know.
+    pub(super) fn may_have_moved(&self) -> Arc<BTreeSet<Fingerprint>> {
+        Arc::new(self.away.keys().chain(&self.left).copied().collect())
+    }
+}
+
+pub(super) const fn name(side: Side) -> &'static str {
+    match side {
+        Side::Source => "source",
+        Side::Target => "target",
+    }
+}

@@ -1,0 +1,179 @@
+//! The driver of a leg: where its keys come from, what is purged, and when all of it is committed.
+
+use switchyard_policy::migration::{
+    Begin, Do, Driver, Durability, Event, Fingerprinter, Happened, Key, Orders, Outcome, Process, Protocol, Side,
+};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, slot_of};
+
+fn key(name: &str) -> Key {
+    Key::from(name.as_bytes())
+}
+
+fn slot() -> Slot {
+    slot_of(b"{t}")
+}
+
+fn begin(protocol: Protocol) -> Begin {
+    Begin {
+        protocol,
+        orders: Orders {
+            move_id: MoveId(1),
+            leg: 0,
+            source: NodeId(0),
+            target: NodeId(1),
+            slots: vec![slot()],
+            durability: Durability::Memory,
+            drain_patience_us: 40_000,
+        },
+        fingerprints: Fingerprinter::new(7),
+        resume: None,
+        keys: None,
+        databases: vec![0],
+        listed_of: Some("a".to_owned()),
+        target_is_clean: true,
+    }
+}
+
+/// A driver, a clock, and what it has said since it was looked at last.
+struct Driven {
+    driver: Driver,
+    now_us: u64,
+    said: Vec<Do>,
+}
+
+impl Driven {
+    fn new(begin: Begin) -> Self {
+        let mut driven = Self { driver: Driver::new(begin), now_us: 0, said: Vec::new() };
+        let process = |run_id: &str| Process { run_id: run_id.to_owned(), client_id: 1 };
+        driven.tell(Event::Met { source: process("a"), target: process("b") });
+        driven
+    }
+
+    fn tell(&mut self, what: impl Into<Happened>) {
+        self.now_us += 1000;
+        self.driver.step(what.into(), self.now_us, &mut self.said);
+    }
+
+    fn take(&mut self) -> Vec<Do> {
+        std::mem::take(&mut self.said)
+    }
+
+    /// What was recorded last is durable.
+    fn record(&mut self) {
+        let numbers = self.said.iter().rev().find_map(|what| match what {
+            Do::Record { numbers, .. } => Some(numbers.clone()),
+            _ => None,
+        });
+        self.take();
+        self.tell(Happened::Recorded(numbers.expect("something was recorded")));
+    }
+
+    /// Until keys may move.
+    fn drain(&mut self) {
+        self.record();
+        assert_eq!(self.take(), [Do::View { away: None }, Do::Publish]);
+        self.tell(Happened::Published(None));
+        assert_eq!(self.driver.barrier(), None, "workers do not know yet");
+        self.now_us += 50_000 - 10_000;
+        for _ in 0..20 {
+            self.tell(Happened::Tick);
+        }
+        assert_eq!(self.take(), [Do::Publish], "it is tried again, once");
+        self.tell(Happened::Published(Some(9)));
+        assert_eq!(self.driver.barrier().map(|barrier| (barrier.epoch, barrier.side)), Some((9, Side::Source)));
+        self.tell(Happened::Drained { databases: vec![0] });
+        self.record();
+    }
+}
+
+fn patient(protocol: Protocol) -> Begin {
+    let begun = begin(protocol);
+    Begin { orders: Orders { drain_patience_us: 1_000_000, ..begun.orders.clone() }, ..begun }
+}
+
+#[test]
+fn keys_come_from_the_list_as_they_are_asked_for() {
+    let mut driven = Driven::new(patient(Protocol::Switchyard));
+    driven.drain();
+    assert_eq!(driven.take(), [Do::TakeListed]);
+    driven.tell(Happened::Taken(Some((vec![key("{t}1")], false))));
+    assert_eq!(driven.take(), [Do::TakeListed], "until there are as many as were asked for");
+    driven.tell(Happened::Taken(Some((vec![key("{t}2")], true))));
+    let copied: Vec<usize> =
+        driven.take().iter().filter_map(|what| if let Do::Copy { keys, .. } = what { Some(keys.len()) } else { None }).collect();
+    assert_eq!(copied, [2]);
+}
+
+#[test]
+fn a_list_of_another_process_or_one_that_cannot_be_read_does_not_count() {
+    let walks = |driven: &mut Driven| matches!(driven.take()[..], [Do::Scan { side: Side::Source, database: 0, .. }]);
+    let mut driven = Driven::new(Begin { listed_of: Some("another".to_owned()), ..patient(Protocol::Switchyard) });
+    driven.drain();
+    assert!(walks(&mut driven));
+    let mut driven = Driven::new(patient(Protocol::Switchyard));
+    driven.drain();
+    driven.take();
+    driven.tell(Happened::Taken(None));
+    assert!(walks(&mut driven));
+}
+
+#[test]
+fn what_lives_elsewhere_is_neither_purged_nor_moved() {
+    let topology = Topology::even(&["0".to_owned(), "1".to_owned()]).expect("two nodes").handed_over(&[slot()], NodeId(0));
+    let apart = key("{t}apart");
+    let topology = topology.keys_handed_over(&[slot()], [&apart], NodeId(1));
+    let mut driven = Driven::new(Begin { target_is_clean: false, ..patient(Protocol::Switchyard) });
+    driven.record();
+    let said = driven.take();
+    let [Do::Scan { walk, side: Side::Target, .. }] = said[..] else { panic!("it looks at the target first: {said:?}") };
+    let found: [&[u8]; 4] = [b"{t}left over", &apart, b"of another slot", b"switchyard:temporary:{t}"];
+    driven.driver.scanned(walk, b"0", found.into_iter(), &topology, driven.now_us, &mut driven.said);
+    assert_eq!(driven.take(), [Do::Unlink { walk, side: Side::Target, database: 0, keys: vec![key("{t}left over")] }]);
+    driven.tell(Happened::Unlinked { walk: walk + 1 });
+    assert_eq!(driven.take(), [], "another walk's");
+    driven.tell(Happened::Unlinked { walk });
+    assert_eq!(driven.take(), [Do::View { away: None }, Do::Publish]);
+}
+
+/// Once a protocol that goes back without telling the workers committed all keys, and they used them at the target.
+#[test]
+fn all_is_committed_only_at_the_side_where_workers_look() {
+    for back in [false, true] {
+        let mut driven = Driven::new(patient(Protocol::StopAndCopy));
+        driven.drain();
+        if back {
+            driven.tell(Event::RollBack);
+            driven.record();
+            for what in driven.take() {
+                if let Do::Scan { walk, side, .. } = what {
+                    assert_eq!(side, Side::Target);
+                    let topology = Topology::even(&["0".to_owned(), "1".to_owned()]).expect("two nodes");
+                    driven.driver.scanned(walk, b"0", [].into_iter(), &topology, driven.now_us, &mut driven.said);
+                }
+            }
+        } else {
+            driven.tell(Happened::Taken(Some((Vec::new(), true))));
+        }
+        driven.record();
+        let to = if back { Side::Source } else { Side::Target };
+        let said = driven.take();
+        assert_eq!(said.contains(&Do::CommitAll), !back, "back: {back}, {said:?}");
+        assert!(said.contains(&Do::CatchUp { side: to }));
+        driven.tell(Happened::CaughtUp);
+        assert_eq!(driven.take(), [Do::HandOver { to }]);
+        driven.tell(Happened::HandedOver(false));
+        driven.now_us += 500_000;
+        driven.tell(Happened::Tick);
+        assert_eq!(driven.take(), [Do::HandOver { to }], "to the same side");
+        driven.tell(Happened::HandedOver(true));
+        let outcome = if back { Outcome::Returned { why: "it was told to end".to_owned() } } else { Outcome::Moved };
+        assert_eq!(driven.take(), [Do::End(outcome)]);
+    }
+}
+
+#[test]
+#[should_panic(expected = "records of a leg are durable in their order")]
+fn a_record_that_is_durable_before_another_is_a_bug() {
+    let mut driven = Driven::new(begin(Protocol::Switchyard));
+    driven.tell(Happened::Recorded(2..=2));
+}
