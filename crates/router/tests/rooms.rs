@@ -84,12 +84,13 @@ const OWNERS: &[(&str, &[&str])] = &[
         "downstream.rs",
         &["colocate", "login", "pubsub", "quiet", "recalled", "tracking", "transactions", "transit", "transport", "upstream"],
     ),
+    ("kind.rs", &["blocking", "upstream"]),
     ("links.rs", &["keyed", "pool", "rarely", "upstream"]),
     ("memory_stats.rs", &[]),
     ("pubsub/mod.rs", &[]),
     ("rarely.rs", &[]),
     ("transport.rs", &[]),
-    ("upstream.rs", &["blocking", "keyed", "transport"]),
+    ("upstream.rs", &["greeting", "keyed", "kind", "transport"]),
     ("zombies.rs", &[]),
 ];
 

@@ -8,7 +8,8 @@ use switchyard_resp::reply::ReplyScanner;
 use tracing::{info, warn};
 
 use super::Worker;
-use super::upstream::{Body, Lane, Pending, Phase, Purpose, Task};
+use super::kind::Task;
+use super::upstream::{Body, Lane, Pending, Phase, Purpose};
 use crate::slab::Handle;
 
 /// Why a connection is given up whose node has been silent for too long.

@@ -13,7 +13,7 @@ use tracing::{debug, info, warn};
 use super::Worker;
 use super::translate::refuses_resp3;
 use super::transport;
-use super::upstream::{Greeting, Lane, Link, Phase, Purpose};
+use super::upstream::{Lane, Link, Phase, Purpose};
 use crate::fences;
 use crate::seat::why_not;
 use crate::settings::EmptyReturn;
@@ -48,6 +48,39 @@ fn keys_of(info: &str) -> u64 {
 /// An error of a node, safe to show.
 fn shown(error: &[u8]) -> String {
     reply::told_error(error).chars().map(|c| if c.is_control() { ' ' } else { c }).take(256).collect()
+}
+
+/// The questions of a greeting, in order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Greeting {
+    Hello,
+    Auth,
+    SetName,
+    /// SELECT of the last database that clients use.
+    Databases(u32),
+    Select,
+    Multi,
+    Exec,
+    Role,
+    ClientId,
+    Persistence,
+    Save,
+    Keyspace,
+    /// How many connections it takes.
+    MaxClients,
+    /// Of connections that one client has alone: whether the process is known.
+    Process,
+    Info,
+    /// Which router serves the node.
+    Seat,
+    /// That this one does from now on.
+    Claim,
+    /// The same question as `Seat`, after that; with what INFO said.
+    Claimed(Vec<u8>),
+    /// CLIENT LIST, at the first meeting with this process; with what INFO said.
+    LeftBehind(Vec<u8>),
+    /// CLIENT KILL of a connection that an earlier run of the router has left; the last one with what INFO said.
+    Ended(Option<Vec<u8>>),
 }
 
 impl Worker {

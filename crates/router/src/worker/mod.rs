@@ -30,6 +30,7 @@ mod greeting;
 mod info;
 mod input;
 mod keyed;
+mod kind;
 mod large;
 mod links;
 mod local;

@@ -10,8 +10,9 @@ use switchyard_resp::request::Args;
 
 use super::dispatch::Flow;
 use super::gather::Whole;
+use super::kind::Task;
 use super::local::parse;
-use super::upstream::{Lane, Link, Task};
+use super::upstream::{Lane, Link};
 use super::{Stall, Worker};
 use crate::shared::{Message, Pause, lock};
 use crate::slab::Handle;

@@ -15,8 +15,9 @@ use switchyard_resp::translate::Shape;
 
 use super::dispatch::Flow;
 use super::keyed::{Call, Keyed, Ticket};
+use super::kind::{Task, Tenure};
 use super::links::Links;
-use super::upstream::{Body, Lane, Link, Pending, Phase, Purpose, Task, Tenure};
+use super::upstream::{Body, Lane, Link, Pending, Phase, Purpose};
 use super::{Stall, Worker};
 use crate::rooms::Rooms;
 use crate::shared::Message;

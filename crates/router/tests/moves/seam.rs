@@ -16,9 +16,12 @@ use super::fleet::{Client, Fleet, until};
 /// A command with keys: its database, its name without a subcommand, and its keys.
 type Seen = (u32, String, Vec<Vec<u8>>);
 
+/// One that was sent: its number, and where to.
+type Sent = ((usize, u32), NodeId, Seen);
+
 #[derive(Debug, Default)]
 struct Recorder {
-    sent: Mutex<Vec<((usize, u32), NodeId, Seen)>>,
+    sent: Mutex<Vec<Sent>>,
     ended: Mutex<BTreeMap<(usize, u32), Outcome>>,
 }
 

@@ -1,0 +1,146 @@
+//! What a connection to a node is: shared, for subscriptions, to a replica, or exclusive, with who has it and what its node does for that client.
+
+use std::net::SocketAddr;
+
+use switchyard_policy::topology::Slot;
+use switchyard_resp::translate::Shape;
+
+use super::blocking::Unblock;
+use super::upstream::{Lane, Link};
+use crate::slab::Handle;
+
+/// What a connection is.
+#[derive(Debug)]
+pub(super) enum Kind {
+    /// Pipelined, for all clients.
+    Shared,
+    /// Nothing but subscriptions.
+    Subscriptions,
+    /// For reads, to this replica.
+    Replica(SocketAddr),
+    /// For one client at a time.
+    Exclusive(Lease),
+}
+
+/// Who has an exclusive connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Tenure {
+    /// It has never been up. `is_ahead`: it is made for nobody in particular, because somebody will ask for it soon.
+    Coming { is_ahead: bool },
+    /// In its pool's list of free connections.
+    Free,
+    /// This client. `NONE`: somebody is about to take it, or its node has yet to answer before anybody may.
+    Held(Handle),
+}
+
+/// What the node does for the holder, beside answering.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Task {
+    Nothing,
+    /// It watches keys.
+    Watching,
+    /// The command under way may wait there, for keys of this slot, until then (us).
+    Waiting {
+        slot: Option<Slot>,
+        until_us: u64,
+    },
+    /// The last request of `pending` is still being uploaded: its time at the node has not begun.
+    Uploading,
+}
+
+/// The state of an exclusive connection.
+#[derive(Debug)]
+pub(super) struct Lease {
+    pub(super) tenure: Tenure,
+    pub(super) task: Task,
+    /// The command under way is to be ended by CLIENT UNBLOCK.
+    pub(super) unblock: Option<Box<Unblock>>,
+    /// What is under way may take as long as commands of the slow lane.
+    pub(super) slow: bool,
+    /// What the reply to its request looks like in RESP3.
+    pub(super) shape: Shape,
+    /// The beginning of the command that it carries, for the slow log: the command itself is not kept.
+    pub(super) began_with: Vec<u8>,
+}
+
+impl Kind {
+    /// That of a lane. One to a replica is made by [`Link::to_replica`].
+    pub(super) fn of(lane: Lane) -> Self {
+        match lane {
+            Lane::Main | Lane::Slow | Lane::Rounds | Lane::Replica => Kind::Shared,
+            Lane::Pubsub => Kind::Subscriptions,
+            Lane::Large | Lane::Watch | Lane::Blocking => Kind::Exclusive(Lease {
+                tenure: Tenure::Held(Handle::NONE),
+                task: Task::Nothing,
+                unblock: None,
+                slow: false,
+                shape: Shape::Plain,
+                began_with: Vec::new(),
+            }),
+        }
+    }
+}
+
+impl Link {
+    /// One to a replica.
+    pub(super) fn to_replica(address: SocketAddr, mut link: Self) -> Self {
+        link.kind = Kind::Replica(address);
+        link
+    }
+
+    /// What one client at a time has of it, where that is so.
+    #[inline]
+    pub(super) fn lease(&self) -> Option<&Lease> {
+        match &self.kind {
+            Kind::Exclusive(lease) => Some(lease),
+            Kind::Shared | Kind::Subscriptions | Kind::Replica(_) => None,
+        }
+    }
+
+    #[inline]
+    pub(super) fn lease_mut(&mut self) -> Option<&mut Lease> {
+        match &mut self.kind {
+            Kind::Exclusive(lease) => Some(lease),
+            Kind::Shared | Kind::Subscriptions | Kind::Replica(_) => None,
+        }
+    }
+
+    /// The client that has it alone; `NONE` where nobody has.
+    #[inline]
+    pub(super) fn holder(&self) -> Handle {
+        match self.lease().map(|lease| lease.tenure) {
+            Some(Tenure::Held(holder)) => holder,
+            _ => Handle::NONE,
+        }
+    }
+
+    /// What its node does for the holder.
+    #[inline]
+    pub(super) fn task(&self) -> Task {
+        self.lease().map_or(Task::Nothing, |lease| lease.task)
+    }
+
+    pub(super) fn set_task(&mut self, task: Task) {
+        self.lease_mut().into_iter().for_each(|lease| lease.task = task);
+    }
+
+    pub(super) fn set_holder(&mut self, holder: Handle) {
+        self.lease_mut().into_iter().for_each(|lease| lease.tenure = Tenure::Held(holder));
+    }
+
+    /// Until when the command under way may wait at the node, us.
+    pub(super) fn waits_until_us(&self) -> u64 {
+        match self.task() {
+            Task::Waiting { until_us, .. } => until_us,
+            Task::Nothing | Task::Watching | Task::Uploading => 0,
+        }
+    }
+
+    /// The replica that it leads to.
+    pub(super) fn replica(&self) -> Option<SocketAddr> {
+        match self.kind {
+            Kind::Replica(address) => Some(address),
+            Kind::Shared | Kind::Subscriptions | Kind::Exclusive(_) => None,
+        }
+    }
+}
