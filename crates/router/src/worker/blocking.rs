@@ -155,7 +155,7 @@ impl Worker {
         }
         let held = self.clients.get(handle).and_then(|c| c.held);
         if let Some(link) = held
-            && self.links.get(link).and_then(Link::lease).is_some_and(|lease| lease.unblock.is_none())
+            && self.links.get(link).and_then(Link::loan).is_some_and(|loan| loan.unblock.is_none())
         {
             self.unblock(link, true, None);
         }
@@ -174,8 +174,8 @@ impl Worker {
             None => asker.answer(&self.shared.mailboxes, b":0\r\n"),
             Some((link, false)) => self.unblock(link, error, Some(asker)),
             // The node has been told already: what it says decides.
-            Some((link, true)) => match self.links.get_mut(link).and_then(Link::lease_mut) {
-                Some(lease) => lease.unblock.get_or_insert_default().askers.push((asker, error)),
+            Some((link, true)) => match self.links.get_mut(link).and_then(Link::loan_mut) {
+                Some(loan) => loan.unblock.get_or_insert_default().askers.push((asker, error)),
                 None => asker.answer(&self.shared.mailboxes, b":0\r\n"),
             },
         }
@@ -183,13 +183,13 @@ impl Worker {
 
     /// Has the node end the wait of the command on this connection.
     pub(super) fn unblock(&mut self, link_handle: Handle, error: bool, asker: Option<Asker>) {
-        let Some(lease) = self.links.get_mut(link_handle).and_then(Link::lease_mut) else {
+        let Some(loan) = self.links.get_mut(link_handle).and_then(Link::loan_mut) else {
             if let Some(asker) = asker {
                 asker.answer(&self.shared.mailboxes, b":0\r\n");
             }
             return;
         };
-        let unblock = lease.unblock.get_or_insert_default();
+        let unblock = loan.unblock.get_or_insert_default();
         unblock.error |= error;
         unblock.askers.extend(asker.map(|asker| (asker, error)));
         if !unblock.asked {
@@ -207,7 +207,7 @@ impl Worker {
         };
         let Some(link) = self.links.get_mut(link_handle) else { return };
         let holder = link.holder();
-        let Some(unblock) = link.lease_mut().and_then(|lease| lease.unblock.as_mut()) else { return };
+        let Some(unblock) = link.loan_mut().and_then(|loan| loan.unblock.as_mut()) else { return };
         unblock.asked = true;
         let reason: &[u8] = if unblock.error { b"ERROR" } else { b"TIMEOUT" };
         let request = [&b"CLIENT"[..], b"UNBLOCK", client_id.as_bytes(), reason];
@@ -237,7 +237,7 @@ impl Worker {
         };
         let Some(link) = self.links.get_mut(link_handle) else { return };
         let (node, holder) = (link.node, link.holder());
-        let Some(unblock) = link.lease_mut().and_then(|lease| lease.unblock.as_mut()) else { return };
+        let Some(unblock) = link.loan_mut().and_then(|loan| loan.unblock.as_mut()) else { return };
         unblock.asked = false;
         let over = unblock.over;
         let abandoned = self.clients.get(holder).is_none();
@@ -268,7 +268,7 @@ impl Worker {
 
     /// Tells those who asked.
     pub(super) fn end_unblock(&mut self, link_handle: Handle, count: i64) {
-        if let Some(unblock) = self.links.get_mut(link_handle).and_then(|l| l.lease_mut()?.unblock.take()) {
+        if let Some(unblock) = self.links.get_mut(link_handle).and_then(|l| l.loan_mut()?.unblock.take()) {
             unblock.answer(&self.shared.mailboxes, count);
         }
     }
@@ -276,7 +276,7 @@ impl Worker {
     /// Sends CLIENT UNBLOCK again where nobody was waiting yet.
     pub(super) fn retry_unblocks(&mut self) {
         for link in std::mem::take(&mut self.unblocks.again) {
-            if self.links.get(link).and_then(|l| l.lease()?.unblock.as_ref()).is_some_and(|u| !u.asked && !u.over) {
+            if self.links.get(link).and_then(|l| l.loan()?.unblock.as_ref()).is_some_and(|u| !u.asked && !u.over) {
                 self.ask_unblock(link);
             }
         }

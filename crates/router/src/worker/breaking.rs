@@ -185,7 +185,7 @@ impl Worker {
         if link.lane.is_exclusive() {
             self.exclusive_gone(handle, &link);
         }
-        if let Some(unblock) = link.lease().and_then(|lease| lease.unblock.as_ref()) {
+        if let Some(unblock) = link.loan().and_then(|loan| loan.unblock.as_ref()) {
             unblock.answer(&self.shared.mailboxes, 0);
         }
         self.ensure_killer(link.node);
@@ -223,7 +223,7 @@ impl Worker {
 
     fn tick_up(&mut self, handle: Handle, live: &crate::settings::Live) {
         let Some(link) = self.links.get_mut(handle) else { return };
-        let timeout = if link.lane == Lane::Slow || link.lease().is_some_and(|lease| lease.slow) {
+        let timeout = if link.lane == Lane::Slow || link.loan().is_some_and(|loan| loan.slow) {
             live.slow_command_timeout
         } else {
             live.command_timeout

@@ -19,7 +19,7 @@ pub(super) enum Kind {
     /// For reads, to this replica.
     Replica(SocketAddr),
     /// For one client at a time.
-    Exclusive(Lease),
+    Exclusive(Loan),
 }
 
 /// Who has an exclusive connection.
@@ -50,7 +50,7 @@ pub(super) enum Task {
 
 /// The state of an exclusive connection.
 #[derive(Debug)]
-pub(super) struct Lease {
+pub(super) struct Loan {
     pub(super) tenure: Tenure,
     pub(super) task: Task,
     /// The command under way is to be ended by CLIENT UNBLOCK.
@@ -69,7 +69,7 @@ impl Kind {
         match lane {
             Lane::Main | Lane::Slow | Lane::Rounds | Lane::Replica => Kind::Shared,
             Lane::Pubsub => Kind::Subscriptions,
-            Lane::Large | Lane::Watch | Lane::Blocking => Kind::Exclusive(Lease {
+            Lane::Large | Lane::Watch | Lane::Blocking => Kind::Exclusive(Loan {
                 tenure: Tenure::Held(Handle::NONE),
                 task: Task::Nothing,
                 unblock: None,
@@ -90,17 +90,17 @@ impl Link {
 
     /// What one client at a time has of it, where that is so.
     #[inline]
-    pub(super) fn lease(&self) -> Option<&Lease> {
+    pub(super) fn loan(&self) -> Option<&Loan> {
         match &self.kind {
-            Kind::Exclusive(lease) => Some(lease),
+            Kind::Exclusive(loan) => Some(loan),
             Kind::Shared | Kind::Subscriptions | Kind::Replica(_) => None,
         }
     }
 
     #[inline]
-    pub(super) fn lease_mut(&mut self) -> Option<&mut Lease> {
+    pub(super) fn loan_mut(&mut self) -> Option<&mut Loan> {
         match &mut self.kind {
-            Kind::Exclusive(lease) => Some(lease),
+            Kind::Exclusive(loan) => Some(loan),
             Kind::Shared | Kind::Subscriptions | Kind::Replica(_) => None,
         }
     }
@@ -108,7 +108,7 @@ impl Link {
     /// The client that has it alone; `NONE` where nobody has.
     #[inline]
     pub(super) fn holder(&self) -> Handle {
-        match self.lease().map(|lease| lease.tenure) {
+        match self.loan().map(|loan| loan.tenure) {
             Some(Tenure::Held(holder)) => holder,
             _ => Handle::NONE,
         }
@@ -117,15 +117,15 @@ impl Link {
     /// What its node does for the holder.
     #[inline]
     pub(super) fn task(&self) -> Task {
-        self.lease().map_or(Task::Nothing, |lease| lease.task)
+        self.loan().map_or(Task::Nothing, |loan| loan.task)
     }
 
     pub(super) fn set_task(&mut self, task: Task) {
-        self.lease_mut().into_iter().for_each(|lease| lease.task = task);
+        self.loan_mut().into_iter().for_each(|loan| loan.task = task);
     }
 
     pub(super) fn set_holder(&mut self, holder: Handle) {
-        self.lease_mut().into_iter().for_each(|lease| lease.tenure = Tenure::Held(holder));
+        self.loan_mut().into_iter().for_each(|loan| loan.tenure = Tenure::Held(holder));
     }
 
     /// Until when the command under way may wait at the node, us.

@@ -131,9 +131,9 @@ impl Worker {
             Err(flow) => return flow,
         };
         let link = self.send_large(handle, acquired, Call::Found(command, args), header, class, None);
-        if let Some(lease) = link.and_then(|l| self.links.get_mut(l)?.lease_mut()) {
-            lease.task = Task::Uploading;
-            lease.slow |= command.flags.has(Flags::SLOW);
+        if let Some(loan) = link.and_then(|l| self.links.get_mut(l)?.loan_mut()) {
+            loan.task = Task::Uploading;
+            loan.slow |= command.flags.has(Flags::SLOW);
         }
         if let Some(client) = self.clients.get_mut(handle) {
             client.note_write(node);
@@ -190,8 +190,8 @@ impl Worker {
             Err(flow) => return flow,
         };
         let link = self.send_large(handle, acquired, Call::Found(command, args), raw, command.class() as u8, None);
-        if let Some(lease) = link.and_then(|l| self.links.get_mut(l)?.lease_mut()) {
-            lease.slow |= command.flags.has(Flags::SLOW);
+        if let Some(loan) = link.and_then(|l| self.links.get_mut(l)?.loan_mut()) {
+            loan.slow |= command.flags.has(Flags::SLOW);
         }
         Flow::Next
     }

@@ -220,7 +220,7 @@ impl Worker {
         pool.open += 1;
         pool.coming[usize::from(resp3)] += 1;
         let mut link = Link::new(node, lane, resp3, self.plan.live.database, self.counters.node(node), self.now_us);
-        link.lease_mut().into_iter().for_each(|lease| lease.tenure = Tenure::Coming { is_ahead });
+        link.loan_mut().into_iter().for_each(|loan| loan.tenure = Tenure::Coming { is_ahead });
         let link = self.links.insert(link);
         self.connect(link);
         true
@@ -267,13 +267,13 @@ impl Worker {
         let Some(link) = self.links.get_mut(link_handle) else { return };
         let node = link.node;
         link.refused = None;
-        let Some(lease) = link.lease_mut() else { return };
-        lease.tenure = Tenure::Held(handle);
-        lease.task = Task::Nothing;
-        lease.shape = shape;
-        lease.began_with.clear();
+        let Some(loan) = link.loan_mut() else { return };
+        loan.tenure = Tenure::Held(handle);
+        loan.task = Task::Nothing;
+        loan.shape = shape;
+        loan.began_with.clear();
         if self.slow.is_on() {
-            lease.began_with.extend_from_slice(&request[..request.len().min(super::slowlog::KEPT)]);
+            loan.began_with.extend_from_slice(&request[..request.len().min(super::slowlog::KEPT)]);
         }
         let pending = Pending {
             who: handle,
@@ -296,7 +296,7 @@ impl Worker {
     pub(super) fn exclusive_up(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let (node, lane, resp3) = (link.node, link.lane, link.resp3);
-        let is_coming = link.lease().is_some_and(|lease| matches!(lease.tenure, Tenure::Coming { .. }));
+        let is_coming = link.loan().is_some_and(|loan| matches!(loan.tenure, Tenure::Coming { .. }));
         link.set_holder(Handle::NONE);
         if is_coming && let Some(pool) = self.links.pool_mut(node, lane) {
             let coming = &mut pool.coming[usize::from(resp3)];
@@ -309,10 +309,10 @@ impl Worker {
     pub(super) fn release(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let (node, lane, is_up) = (link.node, link.lane, link.phase == Phase::Up && link.is_idle());
-        let Some(lease) = link.lease_mut().filter(|lease| is_up && lease.task != Task::Watching && lease.tenure != Tenure::Free) else {
+        let Some(loan) = link.loan_mut().filter(|loan| is_up && loan.task != Task::Watching && loan.tenure != Tenure::Free) else {
             return;
         };
-        if let Some(unblock) = &mut lease.unblock {
+        if let Some(unblock) = &mut loan.unblock {
             // While the node has yet to answer CLIENT UNBLOCK, that could end the wait of whoever comes next.
             unblock.over = true;
             if unblock.asked {
@@ -331,9 +331,9 @@ impl Worker {
         let Some(link) = self.links.get_mut(handle) else { return };
         link.paused = false;
         link.idle_since_us = self.now_us;
-        if let Some(lease) = link.lease_mut() {
-            lease.tenure = Tenure::Free;
-            lease.slow = false;
+        if let Some(loan) = link.loan_mut() {
+            loan.tenure = Tenure::Free;
+            loan.slow = false;
         }
         if let Some(pool) = self.links.pool_mut(node, lane) {
             pool.free.push(handle);
@@ -393,7 +393,7 @@ impl Worker {
     /// connections that others give back, unless the node cannot be reached at all.
     pub(super) fn exclusive_failed(&mut self, handle: Handle, why: &str) {
         let Some(link) = self.links.get(handle) else { return };
-        let is_ahead = link.lease().is_some_and(|lease| lease.tenure == Tenure::Coming { is_ahead: true });
+        let is_ahead = link.loan().is_some_and(|loan| loan.tenure == Tenure::Coming { is_ahead: true });
         let (node, lane) = (link.node, link.lane);
         self.drop_link(handle);
         let rests_until_us = self.now_us + AHEAD_REST_US;
@@ -415,7 +415,7 @@ impl Worker {
         if let Some(pool) = self.links.pool_mut(link.node, link.lane) {
             pool.open = pool.open.saturating_sub(1);
             let coming = &mut pool.coming[usize::from(link.resp3)];
-            let was_coming = link.lease().is_some_and(|lease| matches!(lease.tenure, Tenure::Coming { .. }));
+            let was_coming = link.loan().is_some_and(|loan| matches!(loan.tenure, Tenure::Coming { .. }));
             *coming = coming.saturating_sub(usize::from(was_coming));
             pool.free.retain(|h| *h != handle);
         }

@@ -312,7 +312,7 @@ impl Worker {
         let (resp3, unblocked) = (client.resp3, waiting.unblocked);
         let mut askers = Vec::new();
         if let Some(link) = self.links.get_mut(link_handle) {
-            let unblock = link.lease_mut().and_then(|lease| lease.unblock.as_mut());
+            let unblock = link.loan_mut().and_then(|loan| loan.unblock.as_mut());
             askers = unblock.map(|unblock| unblock.take_askers()).unwrap_or_default();
             if let Some(ended) = link.taken_out() {
                 self.over(ended, answer);

@@ -101,7 +101,7 @@ impl Worker {
         let Some(link) = self.links.get(link_handle) else { return };
         let args = match pending.purpose {
             Purpose::Exec => vec![b"EXEC".to_vec()],
-            _ => shortened_beginning(link.lease().map_or(&[], |lease| &lease.began_with)),
+            _ => shortened_beginning(link.loan().map_or(&[], |loan| &loan.began_with)),
         };
         self.enter(link_handle, pending, took, args);
     }

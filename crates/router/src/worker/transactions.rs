@@ -668,9 +668,9 @@ impl Worker {
         if multi.writes {
             client.note_write(node);
         }
-        if let Some(lease) = link.lease_mut() {
-            lease.task = Task::Nothing;
-            lease.slow |= multi.slow;
+        if let Some(loan) = link.loan_mut() {
+            loan.task = Task::Nothing;
+            loan.slow |= multi.slow;
         }
         let queued = Pending {
             who: Handle::NONE,

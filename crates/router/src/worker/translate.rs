@@ -68,7 +68,7 @@ impl Worker {
             elements.zip(parts).for_each(|(element, shape)| to_resp3(element, shape, &mut out));
             return Some(out);
         }
-        let shape = link.lease().map_or_else(|| self.shape_of(link.head_request()), |lease| lease.shape);
+        let shape = link.loan().map_or_else(|| self.shape_of(link.head_request()), |loan| loan.shape);
         if answer[0] == b'$' && shape != Shape::Double && !reply::is_null(answer) {
             return None;
         }
@@ -91,7 +91,7 @@ impl Worker {
         }
         if let Some(link) = self.links.get_mut(handle) {
             link.queued = shapes;
-            link.lease_mut().into_iter().for_each(|lease| lease.shape = Shape::Plain);
+            link.loan_mut().into_iter().for_each(|loan| loan.shape = Shape::Plain);
         }
     }
 
