@@ -410,9 +410,10 @@ fn a_leg_whose_records_cannot_be_written_waits_and_goes_on_by_itself() {
     });
     assert!(told.contains("moves wait until it can be"), "{told}");
     // Keys whose move is not on record can be used by nobody, which their clients are told in time. All others can.
+    let mut client = site.client();
     let refusal = eventually("a key waits for its record", || {
         (0..KEYS).find_map(|i| {
-            let reply = site.client().cmd(&format!("GET key:{i}"));
+            let reply = client.cmd(&format!("GET key:{i}"));
             if reply.error().is_none() {
                 assert_eq!(reply, bulk(value(i)));
             }
