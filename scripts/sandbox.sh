@@ -68,7 +68,8 @@ unshared=$!
 for _ in $(seq 600); do
     first=$(cut -d ' ' -f 1 "/proc/$unshared/task/$unshared/children" 2>/dev/null) || true
     enter=(nsenter -t "${first:-0}" -m -p -n -u -i chroot "$root")
-    if [ -n "$first" ] && "${enter[@]}" systemctl is-active --quiet basic.target 2>/dev/null; then
+    # By its word: before the first process is systemd, `systemctl` sees a chroot, does nothing and succeeds.
+    if [ -n "$first" ] && [ "$("${enter[@]}" systemctl is-active basic.target 2>/dev/null)" = active ]; then
         "${enter[@]}" env -C /sandbox -i PATH="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" HOME=/root TERM=dumb PAGER=cat \
             DEBIAN_FRONTEND=noninteractive bash "$(basename "$1")" </dev/null
         exit

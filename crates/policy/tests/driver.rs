@@ -1,7 +1,7 @@
 //! The driver of a leg: where its keys come from, what is purged, and when all of it is committed.
 
 use switchyard_policy::migration::{
-    Begin, Do, Driver, Durability, Event, Fingerprinter, Happened, Key, Orders, Outcome, Process, Protocol, Side,
+    Begin, Do, Driver, Durability, Event, Fingerprinter, Happened, Io, Key, Orders, Outcome, Process, Protocol, Side,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, slot_of};
 
@@ -100,7 +100,7 @@ fn keys_come_from_the_list_as_they_are_asked_for() {
     assert_eq!(driven.take(), [Do::TakeListed], "until there are as many as were asked for");
     driven.tell(Happened::Taken(Some((vec![key("{t}2")], true))));
     let copied: Vec<usize> =
-        driven.take().iter().filter_map(|what| if let Do::Copy { keys, .. } = what { Some(keys.len()) } else { None }).collect();
+        driven.take().iter().filter_map(|what| if let Do::Io(Io::Copy { keys, .. }) = what { Some(keys.len()) } else { None }).collect();
     assert_eq!(copied, [2]);
 }
 
@@ -167,7 +167,7 @@ fn all_is_committed_only_at_the_side_where_workers_look() {
         assert_eq!(driven.take(), [Do::HandOver { to }], "to the same side");
         driven.tell(Happened::HandedOver(true));
         let outcome = if back { Outcome::Returned { why: "it was told to end".to_owned() } } else { Outcome::Moved };
-        assert_eq!(driven.take(), [Do::End(outcome)]);
+        assert_eq!(driven.take(), [Do::Io(Io::End(outcome))]);
     }
 }
 

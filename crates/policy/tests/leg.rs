@@ -3,7 +3,7 @@
 
 use switchyard_policy::migration::record::{Eras, OpenLeg};
 use switchyard_policy::migration::{
-    Action, BatchId, Copied, Durability, Event, Fingerprinter, Key, Leg, Machine, Orders, Outcome, Process, Record, Side, Stored, Wrong,
+    Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, Leg, Machine, Orders, Outcome, Process, Record, Side, Stored, Wrong,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 
@@ -44,7 +44,7 @@ impl Driven {
         driven.tell(Event::Drained);
         driven.take_all();
         driven.tell(Event::Wanted { keys: keys.to_vec() });
-        assert_eq!(driven.take_all(), vec![Action::Copy { batch: BATCH, from: Side::Source, keys: keys.to_vec() }]);
+        assert_eq!(driven.take_all(), vec![Action::Io(Io::Copy { batch: BATCH, from: Side::Source, keys: keys.to_vec() })]);
         driven
     }
 
@@ -61,8 +61,13 @@ impl Driven {
     /// What it wants of the nodes, and what it commits, since the last look.
     fn take_all(&mut self) -> Vec<Action> {
         let said = std::mem::take(&mut self.said).into_iter();
-        said.filter(|action| matches!(action, Action::Copy { .. } | Action::Store { .. } | Action::Remove { .. } | Action::Commit { .. }))
-            .collect()
+        said.filter(|action| {
+            matches!(
+                action,
+                Action::Io(Io::Copy { .. }) | Action::Io(Io::Store { .. }) | Action::Io(Io::Remove { .. }) | Action::Io(Io::Commit { .. })
+            )
+        })
+        .collect()
     }
 
     /// The connection breaks, and another process answers.
@@ -77,15 +82,18 @@ fn what_a_restarted_source_shows_of_a_batch_that_was_read_before_goes() {
     let (there, absent) = (key("there"), key("absent"));
     let mut driven = Driven::moving(Durability::Memory, &[there.clone(), absent.clone()]);
     driven.tell(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }, Copied::Absent] });
-    assert_eq!(driven.take_all(), vec![Action::Remove { batch: BATCH, from: Side::Target, keys: vec![absent.clone()] }]);
+    assert_eq!(driven.take_all(), vec![Action::Io(Io::Remove { batch: BATCH, from: Side::Target, keys: vec![absent.clone()] })]);
     // Its last snapshot may have the key that it did not have.
     driven.restart(Side::Source, "s2");
     driven.tell(Event::Removed { batch: BATCH });
-    assert_eq!(driven.take_all(), vec![Action::Store { batch: BATCH, to: Side::Target, keys: vec![there.clone()] }]);
+    assert_eq!(driven.take_all(), vec![Action::Io(Io::Store { batch: BATCH, to: Side::Target, keys: vec![there.clone()] })]);
     driven.tell(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
-    assert_eq!(driven.take_all(), vec![Action::Remove { batch: BATCH, from: Side::Source, keys: vec![there.clone(), absent.clone()] }]);
+    assert_eq!(
+        driven.take_all(),
+        vec![Action::Io(Io::Remove { batch: BATCH, from: Side::Source, keys: vec![there.clone(), absent.clone()] })]
+    );
     driven.tell(Event::Removed { batch: BATCH });
-    assert_eq!(driven.take_all(), vec![Action::Commit { keys: vec![there, absent] }]);
+    assert_eq!(driven.take_all(), vec![Action::Io(Io::Commit { keys: vec![there, absent] })]);
 }
 
 #[test]
@@ -94,8 +102,8 @@ fn keys_that_did_not_fit_into_a_batch_come_in_the_next_ones() {
     let mut driven = Driven::moving(Durability::Memory, &keys);
     driven.tell(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 4 << 20 }] });
     let (next, rest) = (BatchId(1), keys[1..].to_vec());
-    let store = Action::Store { batch: BATCH, to: Side::Target, keys: keys[..1].to_vec() };
-    let copy = Action::Copy { batch: next, from: Side::Source, keys: rest.clone() };
+    let store = Action::Io(Io::Store { batch: BATCH, to: Side::Target, keys: keys[..1].to_vec() });
+    let copy = Action::Io(Io::Copy { batch: next, from: Side::Source, keys: rest.clone() });
     let said = driven.take_all();
     assert!(said.len() == 2 && said.contains(&store) && said.contains(&copy), "{said:?}");
     driven.tell(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
@@ -103,7 +111,7 @@ fn keys_that_did_not_fit_into_a_batch_come_in_the_next_ones() {
     driven.take_all();
     // They are still wanted, and no others of the leg are under way.
     driven.tell(Event::Copied { batch: next, outcomes: vec![Copied::Taken { bytes: 1 }; 2] });
-    assert_eq!(driven.take_all(), vec![Action::Store { batch: next, to: Side::Target, keys: rest }]);
+    assert_eq!(driven.take_all(), vec![Action::Io(Io::Store { batch: next, to: Side::Target, keys: rest })]);
 }
 
 #[test]
@@ -116,7 +124,7 @@ fn what_was_read_is_stored_again_after_both_have_restarted() {
     driven.take_all();
     driven.tell(Event::Purged);
     // It is not read again: what the source shows now is older.
-    assert_eq!(driven.take_all(), vec![Action::Store { batch: BATCH, to: Side::Target, keys: vec![there] }]);
+    assert_eq!(driven.take_all(), vec![Action::Io(Io::Store { batch: BATCH, to: Side::Target, keys: vec![there] })]);
 }
 
 #[test]
@@ -133,7 +141,7 @@ fn a_target_that_keeps_what_it_stored_is_not_cleared() {
         driven.tell(Event::Purged);
         driven.take_all();
         driven.tell(Event::Restored { side: Side::Source, process: process("s1") });
-        let removed = driven.take_all().contains(&Action::Remove { batch: BATCH, from: Side::Target, keys: vec![there] });
+        let removed = driven.take_all().contains(&Action::Io(Io::Remove { batch: BATCH, from: Side::Target, keys: vec![there] }));
         assert_eq!(removed, cleared, "{durability:?}");
     }
 }
@@ -145,7 +153,7 @@ fn committed_keys_are_put_on_record_anew_when_the_target_restarts() {
     driven.tell(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }] });
     driven.tell(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
     driven.tell(Event::Removed { batch: BATCH });
-    assert_eq!(driven.take_all().last(), Some(&Action::Commit { keys: vec![there.clone()] }));
+    assert_eq!(driven.take_all().last(), Some(&Action::Io(Io::Commit { keys: vec![there.clone()] })));
     driven.restart(Side::Target, "t2");
     let records: Vec<&Record> =
         driven.said.iter().filter_map(|action| if let Action::Record { record, .. } = action { Some(record) } else { None }).collect();
@@ -192,8 +200,10 @@ fn a_key_that_the_target_has_before_it_was_stored_rolls_the_leg_back() {
         driven.said.iter().filter_map(|action| if let Action::Record { record, .. } = action { Some(record) } else { None }).collect();
     assert!(matches!(records.as_slice(), [Record::RolledBack { .. }, ..]), "{records:?}");
     let turned = driven.said.clone();
-    let removed =
-        driven.take_all().into_iter().any(|action| matches!(action, Action::Remove { from: Side::Source, .. } | Action::Commit { .. }));
+    let removed = driven
+        .take_all()
+        .into_iter()
+        .any(|action| matches!(action, Action::Io(Io::Remove { from: Side::Source, .. }) | Action::Io(Io::Commit { .. })));
     assert!(!removed, "both keys stay where they are");
     // At the target goes what the leg has stored there, and nothing else: the other key is somebody's.
     let purges: Vec<&Action> = turned.iter().filter(|action| matches!(action, Action::Purge { .. })).collect();
@@ -206,7 +216,7 @@ fn a_key_that_the_target_has_before_it_was_stored_rolls_the_leg_back() {
     driven.tell(Event::Restored { side: Side::Target, process: process("t1") });
     driven.take_all();
     driven.tell(stored());
-    assert_eq!(driven.take_all(), vec![Action::Remove { batch: BATCH, from: Side::Source, keys: vec![strange, other] }]);
+    assert_eq!(driven.take_all(), vec![Action::Io(Io::Remove { batch: BATCH, from: Side::Source, keys: vec![strange, other] })]);
 }
 
 /// A leg of which one key has moved, and which has lost a side.
@@ -216,7 +226,7 @@ fn one_has_moved(there: &Key, lost: Side) -> Driven {
     driven.tell(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
     driven.tell(Event::Removed { batch: BATCH });
     driven.tell(Event::GiveUp { side: lost });
-    let is_report = |action: &Action| matches!(action, Action::Report { text } if text.contains("answers, so it is not given up"));
+    let is_report = |action: &Action| matches!(action, Action::Io(Io::Report { text }) if text.contains("answers, so it is not given up"));
     assert!(driven.said.iter().any(is_report) && driven.leg.progress().given_up.is_none(), "{:?}", driven.said);
     driven.tell(Event::Lost { side: lost });
     driven.said.clear();
@@ -229,7 +239,10 @@ fn decided(driven: &mut Driven) -> Vec<Action> {
         let moves = Action::Record { number: 0, record: Record::Moved { move_id: MoveId(1), leg: 0, keys: Vec::new() } };
         let is_record = std::mem::discriminant(action) == std::mem::discriminant(&moves);
         is_record
-            || matches!(action, Action::RollBack { .. } | Action::Announce | Action::Lost { .. } | Action::HandOver { .. } | Action::End(_))
+            || matches!(
+                action,
+                Action::RollBack { .. } | Action::Announce | Action::Lost { .. } | Action::HandOver { .. } | Action::Io(Io::End(_))
+            )
     };
     let number_0 = |action| if let Action::Record { record, .. } = action { Action::Record { number: 0, record } } else { action };
     std::mem::take(&mut driven.said).into_iter().filter(is_decision).map(number_0).collect()
@@ -269,7 +282,7 @@ fn a_leg_that_gives_up_its_target_ends_at_the_source_when_nobody_can_be_answered
         ]
     );
     driven.tell(Event::HandedOver);
-    assert_eq!(decided(&mut driven), vec![Action::End(Outcome::Returned { why })]);
+    assert_eq!(decided(&mut driven), vec![Action::Io(Io::End(Outcome::Returned { why }))]);
 }
 
 #[test]
@@ -296,5 +309,5 @@ fn a_leg_that_gives_up_its_source_ends_at_the_target_with_what_was_read() {
         ]
     );
     driven.tell(Event::HandedOver);
-    assert_eq!(decided(&mut driven), vec![Action::End(Outcome::Moved)]);
+    assert_eq!(decided(&mut driven), vec![Action::Io(Io::End(Outcome::Moved))]);
 }

@@ -7,7 +7,7 @@
 //! # Who does what
 //! - **Workers** ask one question of a command for a slot in transit: are all its keys *committed*? Then it goes to the target, on the
 //!   same connections as ever. Otherwise its client waits, and the keys are wanted ([`Event::Wanted`]). A key is committed once and for
-//!   all ([`Action::Commit`]), so there is nothing to lock and nothing to take back, and nothing changes its path at release.
+//!   all ([`Io::Commit`]), so there is nothing to lock and nothing to take back, and nothing changes its path at release.
 //! - **The mover**, one thread per move, owns the leg's machine and the only connections that copy. It serialises what happens to the
 //!   *place* of each key; the commands themselves need not pass through it (docs/decisions/0011).
 //!
@@ -223,7 +223,7 @@ pub enum Event {
         /// The keys.
         keys: Vec<Key>,
     },
-    /// [`Action::Copy`] is done: an outcome per key, in order; of the first keys at least, where the others would make the batch too large
+    /// [`Io::Copy`] is done: an outcome per key, in order; of the first keys at least, where the others would make the batch too large
     /// ([`pace::first_that_fit`]). Those are read in another one.
     Copied {
         /// The batch.
@@ -231,26 +231,26 @@ pub enum Event {
         /// What came of it.
         outcomes: Vec<Copied>,
     },
-    /// [`Action::Store`] is done: an outcome per key, in order.
+    /// [`Io::Store`] is done: an outcome per key, in order.
     Stored {
         /// The batch.
         batch: BatchId,
         /// What came of it.
         outcomes: Vec<Stored>,
     },
-    /// [`Action::Secure`] is done, or the node could not make it safe in time (a text).
+    /// [`Io::Secure`] is done, or the node could not make it safe in time (a text).
     Secured {
         /// The batch.
         batch: BatchId,
         /// Why not, where not.
         refused: Option<String>,
     },
-    /// [`Action::Remove`] is done.
+    /// [`Io::Remove`] is done.
     Removed {
         /// The batch.
         batch: BatchId,
     },
-    /// [`Action::Migrate`] is done: the keys are at the target, or why the node refused.
+    /// [`Io::Migrate`] is done: the keys are at the target, or why the node refused.
     Migrated {
         /// The batch.
         batch: BatchId,
@@ -344,6 +344,37 @@ pub enum Action {
         /// Where.
         at: Side,
     },
+    /// Make a new connection to that side, confirm the end of the old one; [`Event::Restored`] follows, sooner or later.
+    Restore {
+        /// The side.
+        side: Side,
+    },
+    /// Every key is at the side `to`: store and publish the topology in which that node owns the slots; [`Event::HandedOver`] follows.
+    HandOver {
+        /// The side.
+        to: Side,
+    },
+    /// The leg changed direction: from now on only keys that come back are committed, and those never moved may be used at the source at once. Every worker must
+    /// know before it is done; [`Event::Drained`] follows, when nothing sent to the target for these slots before is in flight, and whoever waited for a
+    /// key has been told to look again. After a crash of the router it comes in the place of [`Action::Announce`].
+    RollBack {
+        /// Why, for people.
+        why: String,
+        /// The keys that have to come back: each waits until it is committed. All others may be used at the source.
+        away: Arc<BTreeSet<Fingerprint>>,
+    },
+    /// A side was given up, and the leg ends without it. No event follows.
+    Lost {
+        /// The keys that were on record as moved to it, where that is the target: at most these are lost. What the source had is not known by name.
+        keys: Vec<Fingerprint>,
+    },
+    /// What the driver hands on as it is.
+    Io(Io),
+}
+
+/// What is asked of nodes, workers and people, by a protocol and through the driver.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Io {
     /// Read these keys at `from`: all databases, expiry as absolute time, what the node knows of their use. A batch of that number that was copied
     /// before is begun again: forget what was read. Until its keys are gone from there, what was read is kept: it may have to be stored again.
     Copy {
@@ -402,32 +433,8 @@ pub enum Action {
         /// Text of the error reply, with its code in front.
         error: String,
     },
-    /// Make a new connection to that side, confirm the end of the old one; [`Event::Restored`] follows, sooner or later.
-    Restore {
-        /// The side.
-        side: Side,
-    },
-    /// Every key is at the side `to`: store and publish the topology in which that node owns the slots; [`Event::HandedOver`] follows.
-    HandOver {
-        /// The side.
-        to: Side,
-    },
     /// Nothing is under way, as [`Event::Quiesce`] asked.
     Quiet,
-    /// The leg changed direction: from now on only keys that come back are committed, and those never moved may be used at the source at once. Every worker must
-    /// know before it is done; [`Event::Drained`] follows, when nothing sent to the target for these slots before is in flight, and whoever waited for a
-    /// key has been told to look again. After a crash of the router it comes in the place of [`Action::Announce`].
-    RollBack {
-        /// Why, for people.
-        why: String,
-        /// The keys that have to come back: each waits until it is committed. All others may be used at the source.
-        away: Arc<BTreeSet<Fingerprint>>,
-    },
-    /// A side was given up, and the leg ends without it. No event follows.
-    Lost {
-        /// The keys that were on record as moved to it, where that is the target: at most these are lost. What the source had is not known by name.
-        keys: Vec<Fingerprint>,
-    },
     /// Something that people should know about this leg: for the log, and beside the move where moves are shown. No event follows.
     Report {
         /// What.

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use super::leg::{Shell, Work};
-use super::{Action, BatchId, Copied, Event, Fingerprint, Key, Orders, Record, Side};
+use super::{Action, BatchId, Copied, Event, Fingerprint, Io, Key, Orders, Record, Side};
 
 /// A batch that is refused is tried so often before the leg goes back.
 const TRIES: u32 = 5;
@@ -105,9 +105,9 @@ impl Work for StopAndCopy {
         batch.asked = true;
         let from = leg.from();
         match &batch.step {
-            Step::Migrate => actions.push(Action::Migrate { batch: batch.id, from, keys: batch.keys.clone() }),
-            Step::Look => actions.push(Action::Copy { batch: batch.id, from, keys: batch.keys.clone() }),
-            Step::Clear(keys) => actions.push(Action::Remove { batch: batch.id, from: from.other(), keys: keys.clone() }),
+            Step::Migrate => actions.push(Action::Io(Io::Migrate { batch: batch.id, from, keys: batch.keys.clone() })),
+            Step::Look => actions.push(Action::Io(Io::Copy { batch: batch.id, from, keys: batch.keys.clone() })),
+            Step::Clear(keys) => actions.push(Action::Io(Io::Remove { batch: batch.id, from: from.other(), keys: keys.clone() })),
             Step::Record => {
                 let Orders { move_id, leg: number, .. } = leg.orders;
                 let record = match leg.rolls_back {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::record::OpenLeg;
 use switchyard_policy::migration::staging::Storing;
-use switchyard_policy::migration::{BatchId, Begin, Do, Driver, Event, Fingerprint, Happened, Key, Orders, Outcome, Side};
+use switchyard_policy::migration::{BatchId, Begin, Do, Driver, Event, Fingerprint, Happened, Io, Key, Orders, Outcome, Side};
 use switchyard_policy::topology::{NodeId, Slot, Stage};
 use switchyard_resp::reply;
 use tracing::{debug, warn};
@@ -231,14 +231,14 @@ impl Mover {
                 let taken = self.take_listed(run);
                 run.happened.push_back(Happened::Taken(taken));
             }
-            Do::Copy { batch, from, keys } => {
+            Do::Io(Io::Copy { batch, from, keys }) => {
                 run.contents.remove(&batch);
                 run.begun.insert(batch, (Instant::now(), keys.len(), from));
                 run.storing.remove(&batch);
                 run.whole.remove(&batch);
                 self.copy(run, batch, from, keys);
             }
-            Do::Store { batch, to, keys } => {
+            Do::Io(Io::Store { batch, to, keys }) => {
                 let usage = self.usage();
                 let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
                 assert!(read.iter().map(|(key, _)| key).eq(&keys), "what is stored is what was read");
@@ -249,13 +249,13 @@ impl Mover {
                 }
                 self.end_mut(to).store(batch, &contents, usage);
             }
-            Do::Secure { batch, at, durability } => {
+            Do::Io(Io::Secure { batch, at, durability }) => {
                 if !self.end_mut(at).secure(batch, durability) {
                     run.tell(Event::Secured { batch, refused: None });
                 }
             }
-            Do::Remove { batch, from, keys } => self.end_mut(from).remove(batch, &keys, run.driver.databases()),
-            Do::Migrate { batch, from, keys } => {
+            Do::Io(Io::Remove { batch, from, keys }) => self.end_mut(from).remove(batch, &keys, run.driver.databases()),
+            Do::Io(Io::Migrate { batch, from, keys }) => {
                 let plan = self.shared.plan();
                 let to = self.end(from.other()).node;
                 let Some((address, access)) = plan.address_of(to, None).zip(plan.live.nodes.get(&to)) else {
@@ -263,7 +263,7 @@ impl Mover {
                 };
                 self.end_mut(from).migrate(batch, &keys, run.driver.databases(), address, access);
             }
-            Do::Commit { keys } => {
+            Do::Io(Io::Commit { keys }) => {
                 let fingerprints: Vec<Fingerprint> = keys.iter().map(|key| self.order.fingerprints.of(key)).collect();
                 keys.iter().for_each(|key| self.staged_is_moved(key));
                 run.committed += keys.len() as u64;
@@ -278,7 +278,7 @@ impl Mover {
                 run.view.shared.commit_all();
                 self.wake_workers(&run.view.shared);
             }
-            Do::Refuse { keys, error } => {
+            Do::Io(Io::Refuse { keys, error }) => {
                 let keys = keys.map(|keys| keys.iter().map(|key| self.order.fingerprints.of(key)).collect::<Arc<[Fingerprint]>>());
                 let error: Arc<str> = error.into();
                 for mailbox in self.shared.mailboxes.iter() {
@@ -293,7 +293,7 @@ impl Mover {
                 let owner = self.end(to).node;
                 self.hand_over(run, owner);
             }
-            Do::Quiet => self.say_quiet(),
+            Do::Io(Io::Quiet) => self.say_quiet(),
             Do::RollBack { why } => {
                 self.doing = format!("going back: {why}");
                 warn!("move {}: what is under way (batch {}) goes back to its source: {why}", self.order.id.0, run.number);
@@ -305,11 +305,11 @@ impl Mover {
                 self.lost = Some((side, keys.len() as u64));
                 self.order.host.lost(self.order.id, self.end(side).node, &keys);
             }
-            Do::Report { text } => {
+            Do::Io(Io::Report { text }) => {
                 warn!(move_id = self.order.id.0, leg = run.number, "{text}");
                 self.doing = text;
             }
-            Do::End(outcome) => run.outcome = Some(outcome),
+            Do::Io(Io::End(outcome)) => run.outcome = Some(outcome),
         }
     }
 

@@ -8,7 +8,7 @@ use std::hash::{Hash, Hasher};
 
 use switchyard_policy::migration::record::{Record, Replay};
 use switchyard_policy::migration::{
-    Action, BatchId, Copied, Durability, Event, Fingerprinter, Key, Leg, Machine, Orders, Outcome, Process, Side, Stored,
+    Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, Leg, Machine, Orders, Outcome, Process, Side, Stored,
 };
 use switchyard_policy::topology::{MoveId, NodeId, slot_of};
 
@@ -708,22 +708,24 @@ impl State {
                 let there = keys().into_iter().filter(|key| self.nodes[from][ix(key)] != 0).collect();
                 events.push_back(Event::Listed { keys: there, end: true });
             }
-            Action::Relist { .. } | Action::Refuse { .. } | Action::Report { .. } | Action::Lost { .. } | Action::Quiet => {}
-            Action::Copy { batch, from, keys } => {
+            Action::Relist { .. } | Action::Lost { .. } | Action::Io(Io::Refuse { .. } | Io::Report { .. } | Io::Quiet) => {}
+            Action::Io(Io::Copy { batch, from, keys }) => {
                 self.batches.remove(&batch.0);
                 self.request(from, batch, &keys, |_| Kind::Copy);
             }
-            Action::Store { batch, to, keys } => self.request(to, batch, &keys, Kind::Store),
-            Action::Remove { batch, from, keys } => self.request(from, batch, &keys, |_| Kind::Remove),
-            Action::Commit { keys } => {
+            Action::Io(Io::Store { batch, to, keys }) => self.request(to, batch, &keys, Kind::Store),
+            Action::Io(Io::Remove { batch, from, keys }) => self.request(from, batch, &keys, |_| Kind::Remove),
+            Action::Io(Io::Commit { keys }) => {
                 for worker in &mut self.workers {
                     worker.told.extend(keys.iter().map(|key| (self.epoch, ix(key))));
                 }
             }
             Action::Restore { .. } => {}
             Action::HandOver { to } => self.storing = Some(to as usize),
-            Action::Secure { .. } | Action::Migrate { .. } => return Err(format!("it asks for {action:?}, which it was not ordered to")),
-            Action::End(outcome) => {
+            Action::Io(Io::Secure { .. } | Io::Migrate { .. }) => {
+                return Err(format!("it asks for {action:?}, which it was not ordered to"));
+            }
+            Action::Io(Io::End(outcome)) => {
                 self.leg = None;
                 self.batches.clear();
                 // Connections are let go; all was answered.

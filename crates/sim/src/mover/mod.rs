@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use switchyard_policy::migration::record::{OpenLeg, Queue, Record, Replay};
 use switchyard_policy::migration::{
-    BatchId, Begin, Do, Driver, Durability, Event, Fingerprint, Fingerprinter, Happened, Key, Orders, Outcome, Process, Protocol, Side,
+    BatchId, Begin, Do, Driver, Durability, Event, Fingerprint, Fingerprinter, Happened, Io, Key, Orders, Outcome, Process, Protocol, Side,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, slot_of};
 
@@ -779,16 +779,16 @@ impl World {
                 let taken = self.take_listed();
                 self.mover_hears(Happened::Taken(taken));
             }
-            Do::Copy { batch, from, keys } => {
+            Do::Io(Io::Copy { batch, from, keys }) => {
                 let read: Vec<KeyIx> = keys.iter().map(|key| self.key_ix(key)).collect();
                 self.mover.in_hand.extend(read);
                 self.begin_batch(batch, from, &keys, Kind::Dump);
             }
-            Do::Store { batch, to, keys } => self.begin_batch(batch, to, &keys, Kind::Restore),
-            Do::Secure { batch, at, .. } => self.begin_batch(batch, at, &[], Kind::Secure),
-            Do::Remove { batch, from, keys } => self.begin_batch(batch, from, &keys, Kind::Remove),
-            Do::Migrate { batch, from, keys } => self.begin_batch(batch, from, &keys, Kind::Migrate),
-            Do::Commit { keys } => {
+            Do::Io(Io::Store { batch, to, keys }) => self.begin_batch(batch, to, &keys, Kind::Restore),
+            Do::Io(Io::Secure { batch, at, .. }) => self.begin_batch(batch, at, &[], Kind::Secure),
+            Do::Io(Io::Remove { batch, from, keys }) => self.begin_batch(batch, from, &keys, Kind::Remove),
+            Do::Io(Io::Migrate { batch, from, keys }) => self.begin_batch(batch, from, &keys, Kind::Migrate),
+            Do::Io(Io::Commit { keys }) => {
                 for key in &keys {
                     let key = self.key_ix(key);
                     self.mover.in_hand.remove(&key);
@@ -803,7 +803,7 @@ impl World {
                     self.after(delay, Ev::CommittedAll { worker, uid });
                 }
             }
-            Do::Refuse { keys, .. } => {
+            Do::Io(Io::Refuse { keys, .. }) => {
                 let keys = keys.map(|keys| Rc::new(keys.iter().map(|key| self.key_ix(key)).collect()));
                 for worker in 0..self.workers.len() {
                     let delay = self.random.delay_us();
@@ -824,10 +824,10 @@ impl World {
                 self.after(delay, Ev::Stored { owner });
             }
             Do::RollBack { .. } => self.staging_is_over(),
-            Do::Quiet => self.flush_goes(),
+            Do::Io(Io::Quiet) => self.flush_goes(),
             Do::Lost { .. } => self.is_lost(),
-            Do::Report { .. } => {}
-            Do::End(outcome) => self.leg_ended(&outcome),
+            Do::Io(Io::Report { .. }) => {}
+            Do::Io(Io::End(outcome)) => self.leg_ended(&outcome),
         }
     }
 

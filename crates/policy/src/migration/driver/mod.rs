@@ -14,8 +14,8 @@ use self::listing::{Listing, Purge, Walk};
 use super::planted::{Bug, Planted};
 use super::record::OpenLeg;
 use super::{
-    Action, BatchId, Durability, Event, Fingerprint, Fingerprinter, Key, Leg, Machine, Orders, Outcome, Process, Progress, Protocol,
-    Record, Side, StopAndCopy, is_temporary,
+    Action, Event, Fingerprint, Fingerprinter, Io, Key, Leg, Machine, Orders, Process, Progress, Protocol, Record, Side, StopAndCopy,
+    is_temporary,
 };
 use crate::topology::{SLOT_COUNT, Topology, slot_of};
 
@@ -140,65 +140,8 @@ pub enum Do {
     },
     /// Some more of the list; [`Happened::Taken`] follows.
     TakeListed,
-    /// [`Action::Copy`].
-    Copy {
-        /// The batch.
-        batch: BatchId,
-        /// Where.
-        from: Side,
-        /// Which.
-        keys: Vec<Key>,
-    },
-    /// [`Action::Store`].
-    Store {
-        /// The batch.
-        batch: BatchId,
-        /// Where.
-        to: Side,
-        /// Which.
-        keys: Vec<Key>,
-    },
-    /// [`Action::Secure`].
-    Secure {
-        /// The batch.
-        batch: BatchId,
-        /// Where.
-        at: Side,
-        /// How safe.
-        durability: Durability,
-    },
-    /// [`Action::Remove`].
-    Remove {
-        /// The batch.
-        batch: BatchId,
-        /// Where.
-        from: Side,
-        /// Which.
-        keys: Vec<Key>,
-    },
-    /// [`Action::Migrate`].
-    Migrate {
-        /// The batch.
-        batch: BatchId,
-        /// Where.
-        from: Side,
-        /// Which.
-        keys: Vec<Key>,
-    },
-    /// [`Action::Commit`].
-    Commit {
-        /// Which.
-        keys: Vec<Key>,
-    },
     /// Every key is where workers use those that are committed, also those that nobody has named.
     CommitAll,
-    /// [`Action::Refuse`].
-    Refuse {
-        /// Which keys; `None`: all that are waited for.
-        keys: Option<Vec<Key>>,
-        /// Text of the error reply.
-        error: String,
-    },
     /// Connect to that side again; [`Happened::Restored`] follows, sooner or later.
     Reach {
         /// The side.
@@ -214,8 +157,6 @@ pub enum Do {
         /// The side.
         to: Side,
     },
-    /// [`Action::Quiet`].
-    Quiet,
     /// The leg turns: what was read or staged of keys is worth nothing. [`Do::View`] follows.
     RollBack {
         /// Why, for people.
@@ -228,13 +169,8 @@ pub enum Do {
         /// The keys.
         keys: Vec<Fingerprint>,
     },
-    /// [`Action::Report`].
-    Report {
-        /// What.
-        text: String,
-    },
-    /// The leg is over. The last one.
-    End(Outcome),
+    /// What the protocol asks for. [`Io::End`] is the last of all.
+    Io(Io),
 }
 
 /// What a leg waits for before it goes on: every worker knows this epoch, and nothing that was sent to that side under an earlier one is in flight.
@@ -546,19 +482,14 @@ impl Driver {
             Action::Purge { side, wrong } => return self.begin_purge(side, wrong),
             Action::List { count } => return self.lists.push_back(count),
             Action::Relist { at } => return self.relist(at),
-            Action::Copy { batch, from, keys } => Do::Copy { batch, from, keys },
-            Action::Store { batch, to, keys } => {
-                self.target_is_clean = false;
-                Do::Store { batch, to, keys }
+            Action::Io(io) => {
+                match io {
+                    Io::Store { .. } | Io::Migrate { .. } => self.target_is_clean = false,
+                    Io::End(_) => self.is_over = true,
+                    _ => {}
+                }
+                Do::Io(io)
             }
-            Action::Secure { batch, at, durability } => Do::Secure { batch, at, durability },
-            Action::Remove { batch, from, keys } => Do::Remove { batch, from, keys },
-            Action::Migrate { batch, from, keys } => {
-                self.target_is_clean = false;
-                Do::Migrate { batch, from, keys }
-            }
-            Action::Commit { keys } => Do::Commit { keys },
-            Action::Refuse { keys, error } => Do::Refuse { keys, error },
             Action::Restore { side } => Do::Reach { side },
             Action::HandOver { to } => {
                 // Clients that wait for the leg need not wait until the topology is stored; unless workers would look for the keys at the other side.
@@ -568,16 +499,10 @@ impl Driver {
                 self.handing = Handing::CatchingUp { to };
                 Do::CatchUp { side: to }
             }
-            Action::Quiet => Do::Quiet,
             Action::Lost { keys } => match self.machine.progress().given_up {
                 Some(side) => Do::Lost { side, keys },
                 None => return,
             },
-            Action::Report { text } => Do::Report { text },
-            Action::End(outcome) => {
-                self.is_over = true;
-                Do::End(outcome)
-            }
         };
         out.push(what);
     }

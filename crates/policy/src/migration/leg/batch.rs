@@ -8,7 +8,7 @@ use std::hash::{Hash, Hasher};
 use super::shell::{COMMITTED, State};
 use super::{Bug, Shell, TRIES, Work};
 use crate::migration::record::Eras;
-use crate::migration::{Action, BatchId, Copied, Durability, Event, Fingerprint, FingerprintSet, Key, Orders, Record, Side, Stored};
+use crate::migration::{Action, BatchId, Copied, Durability, Event, Fingerprint, FingerprintSet, Io, Key, Orders, Record, Side, Stored};
 
 /// Batches of wanted keys under way at once. More would not be faster; what is wanted meanwhile goes into the next one together.
 const WANTED_BATCHES: usize = 4;
@@ -332,23 +332,23 @@ impl Batches {
             match batch.step {
                 Step::Copy if from_usable => {
                     let keys = batch.keys.iter().map(|(_, key)| key.clone()).collect();
-                    actions.push(Action::Copy { batch: id, from, keys });
+                    actions.push(Action::Io(Io::Copy { batch: id, from, keys }));
                 }
                 Step::Clear if clear.is_empty() => {
                     batch.step = Step::Store;
                     continue;
                 }
-                Step::Clear if clearable => actions.push(Action::Remove { batch: id, from: to, keys: clear }),
+                Step::Clear if clearable => actions.push(Action::Io(Io::Remove { batch: id, from: to, keys: clear })),
                 Step::Store if !had_any => {
                     batch.step = Step::Record;
                     continue;
                 }
-                Step::Store if to_usable => actions.push(Action::Store { batch: id, to, keys: batch.those_it_had() }),
+                Step::Store if to_usable => actions.push(Action::Io(Io::Store { batch: id, to, keys: batch.those_it_had() })),
                 Step::Secure if durability == Durability::Memory || self.as_safe_as_it_was => {
                     batch.step = Step::Record;
                     continue;
                 }
-                Step::Secure if to_usable => actions.push(Action::Secure { batch: id, at: to, durability }),
+                Step::Secure if to_usable => actions.push(Action::Io(Io::Secure { batch: id, at: to, durability })),
                 // Not while the side is in doubt: what is on record there must not be removed as left over.
                 Step::Record if to_usable && batch.record.is_none() => {
                     self.record_batch(leg, id, actions);
@@ -368,8 +368,8 @@ impl Batches {
                     // Another process than the one that was read may show what that had not.
                     let keys = if restarted { all() } else { batch.those_it_had() };
                     batch.removal_sent = true;
-                    actions.push(Action::Remove { batch: id, from, keys });
-                    actions.extend(committed.map(|keys| Action::Commit { keys }));
+                    actions.push(Action::Io(Io::Remove { batch: id, from, keys }));
+                    actions.extend(committed.map(|keys| Action::Io(Io::Commit { keys })));
                 }
                 _ => return,
             }
@@ -513,7 +513,7 @@ impl Batches {
         }
         batch.go_to(Step::Secure);
         let keys: Option<Vec<Key>> = planted.is(Bug::CommitBeforeRecord).then(|| batch.keys.iter().map(|(_, key)| key.clone()).collect());
-        actions.extend(keys.map(|keys| Action::Commit { keys }));
+        actions.extend(keys.map(|keys| Action::Io(Io::Commit { keys })));
         self.drive(leg, id, now_us, actions);
     }
 
@@ -526,8 +526,9 @@ impl Batches {
             Some(why) if rolls_back => {
                 batch.go_to(Step::Record);
                 self.as_safe_as_it_was = true;
-                actions
-                    .push(Action::Report { text: format!("keys come back to a node that does not make them as safe as was asked: {why}") });
+                actions.push(Action::Io(Io::Report {
+                    text: format!("keys come back to a node that does not make them as safe as was asked: {why}"),
+                }));
             }
             Some(why) => {
                 self.refused(leg, id, format!("what was stored could not be made safe: {why}"), now_us, actions);
@@ -562,7 +563,7 @@ impl Batches {
         if batch.wanted {
             leg.progress.pulled += count;
         }
-        actions.push(Action::Commit { keys: batch.keys.into_iter().map(|(_, key)| key).collect() });
+        actions.push(Action::Io(Io::Commit { keys: batch.keys.into_iter().map(|(_, key)| key).collect() }));
     }
 
     /// A node refuses: the batch rests and is begun again, and after some tries the leg goes back. On the way back there is no other way: it goes on trying.
@@ -579,7 +580,7 @@ impl Batches {
         }
         if leg.rolls_back {
             let keys = batch.keys.iter().map(|(_, key)| key.clone()).collect();
-            actions.push(Action::Refuse { keys: Some(keys), error: format!("TRYAGAIN the key is being moved back, and {why}") });
+            actions.push(Action::Io(Io::Refuse { keys: Some(keys), error: format!("TRYAGAIN the key is being moved back, and {why}") }));
         } else {
             leg.roll_back(why, actions);
         }
@@ -628,7 +629,7 @@ impl Batches {
             }
         }
         if !there.is_empty() {
-            actions.push(Action::Commit { keys: there });
+            actions.push(Action::Io(Io::Commit { keys: there }));
         }
     }
 }

@@ -8,7 +8,7 @@
 //! What a lost side does later, should it come back, reaches nobody: it does not own the slots, and the next leg that meets it purges it.
 
 use super::{Bug, Leg, Quiet, State, Work, name};
-use crate::migration::{Action, Orders, Phase, Record, Side};
+use crate::migration::{Action, Io, Orders, Phase, Record, Side};
 
 /// Why the leg ends, for people.
 pub(super) fn why(side: Side) -> String {
@@ -21,7 +21,7 @@ impl<W: Work> Leg<W> {
             return;
         }
         if !self.shell.is_lost(side) {
-            actions.push(Action::Report { text: format!("the {} answers, so it is not given up", name(side)) });
+            actions.push(Action::Io(Io::Report { text: format!("the {} answers, so it is not given up", name(side)) }));
             return;
         }
         if !self.shell.begun && !matches!(self.shell.state, State::Starting { .. }) {

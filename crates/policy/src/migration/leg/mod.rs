@@ -25,7 +25,7 @@ pub(super) use self::shell::Shell;
 use self::shell::{Dirt, Link, LinkState, Quiet, State, name};
 use super::planted::{Bug, Planted};
 use super::record::OpenLeg;
-use super::{Action, Event, Fingerprint, Fingerprinter, Machine, Orders, Outcome, Pace, Phase, Process, Progress, Record, Side};
+use super::{Action, Event, Fingerprint, Fingerprinter, Io, Machine, Orders, Outcome, Pace, Phase, Process, Progress, Record, Side};
 
 /// A side that is lost for longer than this has those who wait for keys told so, microseconds.
 const LOST_PATIENCE_US: u64 = 2_000_000;
@@ -40,7 +40,7 @@ const TRIES: u32 = 5;
 
 /// What a protocol does with the keys of a leg. Each of these takes note of something, or does what is possible then.
 pub trait Work {
-    /// Keys are served where they have moved to ([`Action::Commit`]), and what moves is on record before it is gone from where it was. Otherwise all
+    /// Keys are served where they have moved to ([`Io::Commit`]), and what moves is on record before it is gone from where it was. Otherwise all
     /// keys wait for the end of the leg.
     const SERVES: bool;
 
@@ -238,7 +238,8 @@ impl<W: Work> Leg<W> {
         let is_calm =
             self.shell.source.era + self.shell.target.era == 0 && self.shell.usable(Side::Source) && self.shell.usable(Side::Target);
         if self.shell.state == State::Moving && self.shell.list_ended && left < self.shell.away.len() && is_calm {
-            actions.push(Action::Report { text: format!("nearly done: {left} keys at most are left, so the leg goes on to its end") });
+            actions
+                .push(Action::Io(Io::Report { text: format!("nearly done: {left} keys at most are left, so the leg goes on to its end") }));
             return;
         }
         self.shell.roll_back("it was told to end".to_owned(), actions);
@@ -276,7 +277,7 @@ impl<W: Work> Leg<W> {
             "NODEDOWN the key is being moved and the {name} of the move has not answered for {} s; the command was not executed, try again",
             lost_us / 1_000_000
         );
-        actions.push(Action::Refuse { keys: None, error });
+        actions.push(Action::Io(Io::Refuse { keys: None, error }));
     }
 
     /// Does what is possible now.
@@ -339,7 +340,7 @@ impl<W: Work> Leg<W> {
             && self.shell.state != State::Ended
         {
             self.shell.quiet = Quiet::Reached;
-            actions.push(Action::Quiet);
+            actions.push(Action::Io(Io::Quiet));
         }
     }
 

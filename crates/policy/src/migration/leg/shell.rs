@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::migration::planted::Planted;
 use crate::migration::record::{Eras, OpenLeg};
 use crate::migration::{
-    Action, Durability, Fingerprint, FingerprintMap, Fingerprinter, Key, Orders, Outcome, Pace, Phase, Process, Progress, Record, Side,
+    Action, Durability, Fingerprint, FingerprintMap, Fingerprinter, Io, Key, Orders, Outcome, Pace, Phase, Process, Progress, Record, Side,
     Wrong,
 };
 
@@ -211,7 +211,7 @@ impl Shell {
     pub(super) fn end(&mut self, outcome: Outcome, actions: &mut Vec<Action>) {
         self.state = State::Ended;
         self.progress.phase = Phase::Ended;
-        actions.push(Action::End(outcome));
+        actions.push(Action::Io(Io::End(outcome)));
     }
 
     /// Another process is at the target. That keys are committed is known to nobody but us: put on record anew, they are at this process for good also after
@@ -232,11 +232,11 @@ impl Shell {
     pub(super) fn report_lost_and_found(&self, actions: &mut Vec<Action>) {
         let doubtful = self.away.values().filter(|eras| eras.source != self.source.era && !self.is_stale(eras)).count();
         if doubtful > 0 {
-            actions.push(Action::Report {
+            actions.push(Action::Io(Io::Report {
                 text: format!(
                     "both nodes are other processes than those that {doubtful} keys were moved between: what the source shows of these keys and the target has not is moved again, and may be older than what clients wrote last"
                 ),
-            });
+            }));
         }
     }
 
