@@ -183,7 +183,7 @@ impl<W: Work> Leg<W> {
         let is_given_up = self.work.lost(&mut self.shell, side);
         actions.push(Action::Restore { side });
         if is_given_up {
-            self.shell.roll_back(format!("the {} was lost {TRIES} times in the middle of the same keys", name(side)), actions);
+            self.shell.roll_back(format!("the {} was lost {TRIES} times in the middle of the same keys; does it take values so large?", name(side)), actions);
         }
     }
 
@@ -263,7 +263,7 @@ impl<W: Work> Leg<W> {
         }
         if side == Side::Target && !self.shell.rolls_back && self.shell.back.is_none() {
             if lost_us >= TARGET_PATIENCE_US {
-                self.shell.roll_back(format!("the target has not answered for {} s", lost_us / 1_000_000), actions);
+                self.shell.roll_back(format!("the target was not reached for {} s", lost_us / 1_000_000), actions);
             }
             return;
         }
@@ -274,7 +274,7 @@ impl<W: Work> Leg<W> {
         self.work.forget_wanted();
         let name = name(side);
         let error = format!(
-            "NODEDOWN the key is being moved and the {name} of the move has not answered for {} s; the command was not executed, try again",
+            "NODEDOWN the key is being moved, and the move has not reached its {name} for {} s; the command was not executed, try again",
             lost_us / 1_000_000
         );
         actions.push(Action::Io(Io::Refuse { keys: None, error }));
