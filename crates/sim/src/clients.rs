@@ -156,7 +156,7 @@ impl World {
     pub(crate) fn client_watches(&mut self, op: u64, conn: u32) {
         let Some(Command { client, worker, op: Op::Watch(key), .. }) = self.ops.get(&op) else { return };
         let (client, key, node) = (*client, *key, self.conns[conn as usize].node);
-        let moved = self.workers[*worker].uses_at(key, self.garden) != node;
+        let moved = self.workers[*worker].uses_at(&self.keys[key]) != node;
         let failed = moved && !self.bug(Bug::WatchReturns);
         self.clients[client].watch = Some(Watch { key, conn, node, since_us: self.now, seen: None, failed });
     }

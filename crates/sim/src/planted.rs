@@ -32,8 +32,6 @@ pub enum Bug {
     ListedTooEarly,
     /// Commands that wait at the source stay there.
     BlockedNotParked,
-    /// A command of several keys goes as soon as one is committed.
-    OneKeyIsEnough,
     /// A worker keeps what was committed when a leg rolls back.
     CommittedKept,
     /// The journal says that a record is durable before it is.
@@ -85,7 +83,6 @@ impl Planted {
         Self::Around(Bug::WritesNotNoted),
         Self::Around(Bug::ListedTooEarly),
         Self::Around(Bug::BlockedNotParked),
-        Self::Around(Bug::OneKeyIsEnough),
         Self::Around(Bug::CommittedKept),
         Self::Around(Bug::JournalNotSynced),
         Self::Around(Bug::TopologyDecides),
@@ -128,6 +125,7 @@ impl Planted {
         Self::Machine(MachineBug::CommittedAtTheOther),
         Self::Machine(MachineBug::ExceptionPurged),
         Self::Machine(MachineBug::PurgedBeyondScope),
+        Self::Machine(MachineBug::OneKeyIsEnough),
     ];
 }
 

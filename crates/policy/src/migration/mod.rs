@@ -33,6 +33,7 @@ pub mod record;
 pub mod staging;
 mod stop_and_copy;
 pub mod tail;
+mod view;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -49,6 +50,7 @@ pub use planted::Bug;
 pub use record::Record;
 pub use stop_and_copy::StopAndCopy;
 pub use tail::Tail;
+pub use view::{Committed, LegView, Legs, Look, Place, Scope, Waits, Wanted, moved, observed};
 
 /// A key's name. A unit of moving is a name, in all databases: commands that touch several databases (`MOVE`, `COPY ... DB`) then need nothing special.
 pub type Key = Arc<[u8]>;

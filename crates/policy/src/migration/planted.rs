@@ -71,6 +71,10 @@ pub enum Bug {
     ExceptionPurged,
     /// A move of keys purges all that its target has of their slot.
     PurgedBeyondScope,
+    /// A command of several keys goes as soon as one is there.
+    OneKeyIsEnough,
+    /// A command that may use keys it does not name waits only for those that it names.
+    UndeclaredNotAwaited,
 }
 
 /// The bug of a machine, if any.

@@ -13,9 +13,10 @@ use std::sync::Arc;
 
 use switchyard_policy::migration::record::{OpenLeg, Queue, Record, Replay};
 use switchyard_policy::migration::{
-    BatchId, Begin, Do, Driver, Durability, Event, Fingerprint, Fingerprinter, Happened, Io, Key, Orders, Outcome, Process, Protocol, Side,
+    BatchId, Begin, Do, Driver, Durability, Event, Fingerprint, Fingerprinter, Happened, Io, Key, LegView, Orders, Outcome, Process, Protocol,
+    Scope, Side,
 };
-use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, slot_of};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage as SlotStage, Topology, Transit, slot_of};
 
 use self::batches::{Batch, Kind};
 use self::journal::Entry;
@@ -25,7 +26,7 @@ use crate::node::{Cmd, KeyIx, Reply, STAGING};
 use crate::planted::{Bug, Planted};
 use crate::random::Random;
 use crate::scenario::Scenario;
-use crate::worker::{Stage as ViewStage, View};
+use crate::worker::{Known, View};
 use crate::world::{Ev, Owner, What as Sent, World, say};
 
 /// Keys of a SCAN.
@@ -89,7 +90,6 @@ pub(crate) struct Mover {
     stage: Stage,
     driver: Option<Driver>,
     fingerprints: Fingerprinter,
-    names: BTreeMap<Fingerprint, KeyIx>,
     slot: Slot,
     protocol: Protocol,
     durability: Durability,
@@ -125,9 +125,8 @@ pub(crate) struct Mover {
     pumping: bool,
     /// The epoch under which workers tell what they write: the listing waits for it.
     barrier: Option<u64>,
-    uid: u64,
-    /// Of a leg that goes back: the keys that come back.
-    away: Option<BTreeSet<KeyIx>>,
+    /// The leg, as workers are told of it.
+    view: Option<LegView<Known>>,
     epoch: u64,
     flush: Option<Flush>,
     flushes: VecDeque<u64>,
@@ -173,7 +172,6 @@ impl Mover {
             stage: Stage::Idle,
             driver: None,
             fingerprints,
-            names: keys.iter().enumerate().map(|(ix, key)| (fingerprints.of(key), ix)).collect(),
             slot: slot_of(&keys[0]),
             protocol,
             durability,
@@ -200,8 +198,7 @@ impl Mover {
             inbox: VecDeque::new(),
             pumping: false,
             barrier: None,
-            uid: 0,
-            away: None,
+            view: None,
             epoch: 1,
             flush: None,
             flushes: VecDeque::new(),
@@ -261,13 +258,28 @@ impl World {
 
     // Moves and legs.
 
-    pub(super) fn view(&self, epoch: u64, stage: ViewStage) -> View {
-        let places = (0..self.keys.len()).map(|key| self.lives_at(key)).collect();
-        let scope = self.mover.scope.clone().filter(|_| stage != ViewStage::Settled);
-        View { epoch, stage, owner: self.owner(), places: Rc::new(places), scope }
+    /// The leg under way, or the next one.
+    pub(crate) const fn leg(&self) -> (MoveId, u32) {
+        (MoveId(self.mover.move_id), self.mover.leg)
     }
 
-    fn publish(&mut self, stage: ViewStage) -> u64 {
+    /// What workers are told; the slot is in transit, or it is not.
+    pub(crate) fn view(&self, epoch: u64, stage: Option<SlotStage>) -> View {
+        let m = &self.mover;
+        let Some(stage) = stage else { return View::new(epoch, m.map.clone(), Default::default()) };
+        let is_moving = stage != SlotStage::Observed;
+        // Then all keys are where their slot is, as far as workers know.
+        let taken = (is_moving && m.scope.is_none() && self.bug(Bug::ExceptionTaken))
+            .then(|| m.map.keys_handed_over(&[], &self.keys, NodeId(self.owner() as u16)));
+        let map = taken.as_ref().unwrap_or(&m.map);
+        let (source, target) = (NodeId(m.source as u16), NodeId(m.target as u16));
+        let transit = Transit { move_id: MoveId(m.move_id), source, target, stage, keys_only: m.scope.is_some() };
+        let topology = map.with_transits([(transit, &[m.slot][..])]).expect("one");
+        let legs = m.view.iter().filter(|_| is_moving).map(|view| (self.leg(), view.clone())).collect();
+        View::new(epoch, topology, legs)
+    }
+
+    fn publish(&mut self, stage: Option<SlotStage>) -> u64 {
         self.mover.epoch += 1;
         let epoch = self.mover.epoch;
         let view = Rc::new(self.view(epoch, stage));
@@ -319,7 +331,7 @@ impl World {
             self.connect_both();
         } else {
             self.mover.killed = [false; 2];
-            let epoch = self.publish(ViewStage::Observed);
+            let epoch = self.publish(Some(SlotStage::Observed));
             self.mover.stage = Stage::Observing;
             if self.bug(Bug::ListedTooEarly) {
                 self.observed();
@@ -377,17 +389,23 @@ impl World {
             durability: m.durability,
             drain_patience_us: m.drain_patience_us,
         };
+        let scope = m.scope.as_ref().map(|scope| {
+            let mut keys: Vec<Key> = scope.iter().map(|key| self.keys[*key].clone()).collect();
+            keys.sort_unstable();
+            Arc::new(Scope::new(keys, m.fingerprints))
+        });
         let begin = Begin {
             protocol: m.protocol,
             orders,
             fingerprints: m.fingerprints,
             resume: m.resume.take(),
-            keys: m.scope.as_ref().map(|scope| scope.iter().map(|key| self.keys[*key].clone()).collect()),
+            keys: scope.as_ref().map(|scope| scope.keys().to_vec()),
             databases: vec![0],
             listed_of: m.listed_of.map(|process| process.to_string()),
             target_is_clean: false,
         };
         m.driver = Some(driver(begin, self.planted));
+        m.view = Some(LegView::new(Known::none(), scope, m.fingerprints));
         m.list_at = 0;
         m.batches.clear();
         m.inbox.clear();
@@ -423,6 +441,7 @@ impl World {
         self.mover.in_hand.clear();
         say!(self, "leg {} of move {} ends: {outcome:?}", self.mover.leg, self.mover.move_id);
         self.mover.driver = None;
+        self.mover.view = None;
         self.mover.inbox.clear();
         self.staging_is_over();
         for side in 0..2 {
@@ -438,7 +457,7 @@ impl World {
         self.mover.last_moved = *outcome == Outcome::Moved && !is_without;
         self.mover.outcomes.push(format!("{outcome:?}"));
         if !has_begun {
-            self.publish(ViewStage::Observed);
+            self.publish(Some(SlotStage::Observed));
             self.mover.tries += 1;
         }
         self.mover.leg += 1;
@@ -447,7 +466,7 @@ impl World {
             self.write(None, vec![Record::Ended { move_id }]);
             self.mover.begun = false;
             if !has_begun {
-                self.publish(ViewStage::Settled);
+                self.publish(None);
             }
         }
         self.mover.stage = Stage::Idle;
@@ -721,12 +740,11 @@ impl World {
         self.pump();
     }
 
-    fn tell_workers(&mut self, keys: &[Key]) {
-        let uid = self.mover.uid;
-        let keys: Rc<Vec<KeyIx>> = Rc::new(keys.iter().map(|key| self.key_ix(key)).collect());
-        for worker in 0..self.workers.len() {
+    /// Tells the workers of which clients wait that more is committed.
+    fn wake_workers(&mut self) {
+        for worker in self.mover.view.as_ref().map(|view| view.committed().take_waiting()).unwrap_or_default() {
             let delay = self.random.delay_us();
-            self.after(delay, Ev::Committed { worker, uid, keys: keys.clone() });
+            self.after(delay, Ev::Committed { worker });
         }
     }
 
@@ -748,22 +766,19 @@ impl World {
                 }
             }
             Do::View { away } => {
-                self.mover.uid += 1;
-                let keys = |away: Arc<BTreeSet<Fingerprint>>| away.iter().filter_map(|key| self.mover.names.get(key).copied()).collect();
-                self.mover.away = away.map(keys);
+                let kept = self.bug(Bug::CommittedKept);
+                if let Some(view) = &mut self.mover.view {
+                    *view = view.turned(if kept { view.committed().clone() } else { Known::none() }, away);
+                }
             }
             Do::Publish => {
-                let (uid, m) = (self.mover.uid, &self.mover);
-                let stage = match m.away.clone() {
-                    None => ViewStage::Moving { uid, target: m.target },
-                    Some(away) => ViewStage::RolledBack { uid, source: m.source, away },
-                };
+                let stage = Some(SlotStage::Moving { leg: self.mover.leg });
                 // Now and then the topology cannot be changed.
                 let epoch = if self.random.chance(20) { None } else { Some(self.publish(stage)) };
                 self.mover_hears(Happened::Published(epoch));
             }
             Do::Withdraw => {
-                self.publish(ViewStage::Observed);
+                self.publish(Some(SlotStage::Observed));
             }
             Do::Scan { walk, side, cursor, .. } => {
                 let from = String::from_utf8(cursor).ok().and_then(|digits| digits.parse().ok()).unwrap_or_default();
@@ -794,20 +809,20 @@ impl World {
                     self.mover.in_hand.remove(&key);
                 }
                 self.staged_are_moved(&keys);
-                self.tell_workers(&keys);
+                let fingerprints = keys.iter().map(|key| self.mover.fingerprints.of(key));
+                self.mover.view.iter().for_each(|view| view.committed().commit(fingerprints.clone()));
+                self.wake_workers();
             }
             Do::CommitAll => {
-                let uid = self.mover.uid;
-                for worker in 0..self.workers.len() {
-                    let delay = self.random.delay_us();
-                    self.after(delay, Ev::CommittedAll { worker, uid });
-                }
+                self.mover.view.iter().for_each(|view| view.committed().commit_all());
+                self.wake_workers();
             }
             Do::Io(Io::Refuse { keys, .. }) => {
-                let keys = keys.map(|keys| Rc::new(keys.iter().map(|key| self.key_ix(key)).collect()));
+                let move_id = MoveId(self.mover.move_id);
+                let keys: Option<Rc<Vec<Fingerprint>>> = keys.map(|keys| Rc::new(keys.iter().map(|key| self.mover.fingerprints.of(key)).collect()));
                 for worker in 0..self.workers.len() {
                     let delay = self.random.delay_us();
-                    self.after(delay, Ev::Refused { worker, keys: keys.clone() });
+                    self.after(delay, Ev::Refused { worker, move_id, keys: keys.clone() });
                 }
             }
             Do::Reach { side } => {
@@ -837,7 +852,7 @@ impl World {
         let is_done = !self.random.chance(20);
         if is_done {
             self.mover.map = self.map_with_leg_at(owner);
-            self.publish(ViewStage::Settled);
+            self.publish(None);
         }
         self.mover_hears(Happened::HandedOver(is_done));
     }
