@@ -28,6 +28,8 @@ pub enum Bug {
     RelativeTtl,
     /// Keys written while others are listed are not noted.
     WritesNotNoted,
+    /// A write of keys that nobody names, while keys are listed, is not noted.
+    AnythingNotNoted,
     /// The listing begins before all workers note what they write.
     ListedTooEarly,
     /// Commands that wait at the source stay there.
@@ -81,6 +83,7 @@ impl Planted {
         Self::Around(Bug::RestoreReplace),
         Self::Around(Bug::RelativeTtl),
         Self::Around(Bug::WritesNotNoted),
+        Self::Around(Bug::AnythingNotNoted),
         Self::Around(Bug::ListedTooEarly),
         Self::Around(Bug::BlockedNotParked),
         Self::Around(Bug::CommittedKept),
@@ -126,6 +129,7 @@ impl Planted {
         Self::Machine(MachineBug::ExceptionPurged),
         Self::Machine(MachineBug::PurgedBeyondScope),
         Self::Machine(MachineBug::OneKeyIsEnough),
+        Self::Machine(MachineBug::UndeclaredNotAwaited),
     ];
 }
 

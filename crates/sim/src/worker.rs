@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use switchyard_policy::migration::{Committed, Fingerprint, Key, Legs, Look, Waits, Wanted, moved, observed};
 use switchyard_policy::routing::{Route, route};
-use switchyard_policy::topology::{MoveId, NodeId, Stage, Topology};
+use switchyard_policy::topology::{MoveId, NodeId, Stage, Topology, slot_of};
 
 use crate::node::{Cmd, KeyIx, Op, Reply};
 use crate::planted::{Bug, Garden, Planted};
@@ -150,15 +150,24 @@ impl Worker {
     }
 
     /// What of these keys is not there.
-    fn look<'k>(&self, keys: impl Iterator<Item = &'k [u8]>, planted: Option<Planted>) -> Look<Known> {
+    fn look<'k>(&self, keys: impl Iterator<Item = &'k [u8]>, undeclared: bool, planted: Option<Planted>) -> Look<Known> {
         let mut look = look(planted);
-        keys.for_each(|key| look.key(&self.view.topology, &self.view.legs, key, || false));
+        keys.for_each(|key| look.key(&self.view.topology, &self.view.legs, key, || undeclared));
         look
     }
 
-    /// Where a command is executed all of whose keys are there. `None`: they do not live together.
-    fn place<'k>(&self, mut keys: impl Iterator<Item = &'k [u8]> + Clone, garden: Garden) -> Option<usize> {
-        let topology = self.view.moved();
+    /// Where a command is executed all of whose keys are there. `None`: they do not live together, or may not.
+    fn place<'k>(
+        &self,
+        mut keys: impl Iterator<Item = &'k [u8]> + Clone,
+        is_moving: bool,
+        undeclared: bool,
+        garden: Garden,
+    ) -> Option<usize> {
+        let topology = if is_moving { self.view.moved() } else { &self.view.topology };
+        if undeclared && keys.clone().any(|key| topology.is_exceptional(slot_of(key))) {
+            return None;
+        }
         if garden.is(Bug::ExceptionForgotten) {
             return keys.next().map(|key| topology.owner_of(key).index());
         }
@@ -185,14 +194,14 @@ impl World {
         }
         let mut keys = Vec::new();
         command.op.keys(&mut keys);
-        let writes = !command.op.is_read();
+        let (writes, undeclared) = (!command.op.is_read(), command.op.uses_undeclared());
         let names: Vec<Key> = keys.iter().map(|key| self.keys[*key].clone()).collect();
         let names = names.iter().map(|name| &name[..]);
-        loop {
+        let is_moving = loop {
             let worker = &mut self.workers[ix];
-            let look = worker.look(names.clone(), self.planted);
+            let look = worker.look(names.clone(), undeclared, self.planted);
             if look.is_over() {
-                break;
+                break look.is_moving();
             }
             if let Some(wanted) = worker.waiting.entry(op).or_default().begin(look, ix) {
                 say!(self, "worker {ix}: command {op} waits, and wants {wanted:?}");
@@ -203,9 +212,9 @@ impl World {
                 }
                 return;
             }
-        }
+        };
         self.workers[ix].waiting.remove(&op);
-        let Some(node) = self.workers[ix].place(names.clone(), self.garden) else {
+        let Some(node) = self.workers[ix].place(names.clone(), is_moving, undeclared, self.garden) else {
             self.client_parted(op);
             return;
         };
@@ -215,6 +224,9 @@ impl World {
             let keys: Vec<KeyIx> = keys.into_iter().filter(is_observed).collect();
             if !keys.is_empty() {
                 self.tell_mover(op, &keys);
+                if undeclared && !self.bug(Bug::AnythingNotNoted) {
+                    self.mover.anything = true;
+                }
             }
         }
         self.choose(ix, op, node);

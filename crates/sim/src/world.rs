@@ -537,7 +537,7 @@ impl World {
         if let Cmd::Client(op) | Cmd::Loaded(op) = &cmd
             && !op.is_read()
         {
-            op.keys(&mut named);
+            op.uses(&mut named);
         }
         let reply = match cmd {
             Cmd::Hello => {
@@ -587,7 +587,7 @@ impl World {
                         }
                     }
                 } else {
-                    op.keys(&mut grown);
+                    op.uses(&mut grown);
                     match node.execute_watched(conn, &op, now).or_else(|| node.execute(&op, now)) {
                         Some(reply) => reply,
                         None => Reply::Error,
@@ -596,7 +596,7 @@ impl World {
             }
             Cmd::Loaded(op) => {
                 node.script = true;
-                op.keys(&mut grown);
+                op.uses(&mut grown);
                 node.execute(&op, now).unwrap_or(Reply::Error)
             }
             Cmd::Scan(from, count) => node.scan(from, count),

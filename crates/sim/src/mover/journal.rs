@@ -126,7 +126,7 @@ impl World {
         m.pumping = false;
         m.batches.clear();
         m.list.clear();
-        m.listed_of = None;
+        (m.listed_of, m.anything) = (None, false);
         m.barrier = None;
         m.flush = None;
         m.flushes.clear();

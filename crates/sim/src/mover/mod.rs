@@ -119,6 +119,8 @@ pub(crate) struct Mover {
     list: BTreeSet<KeyIx>,
     /// Where the leg has not taken it yet.
     list_at: KeyIx,
+    /// Workers have written keys since that nobody named: the list has not all of them.
+    pub(crate) anything: bool,
     /// The process that was listed, once it is.
     listed_of: Option<u32>,
     inbox: VecDeque<Happened>,
@@ -194,6 +196,7 @@ impl Mover {
             in_hand: BTreeSet::new(),
             list: BTreeSet::new(),
             list_at: 0,
+            anything: false,
             listed_of: None,
             inbox: VecDeque::new(),
             pumping: false,
@@ -304,7 +307,7 @@ impl World {
             self.mover.move_id += 1;
             (self.mover.leg, self.mover.tries, self.mover.aborted) = (0, 0, false);
             self.mover.list.clear();
-            self.mover.listed_of = None;
+            (self.mover.listed_of, self.mover.anything) = (None, false);
             self.draw_move();
             let m = &self.mover;
             let mut records = vec![Record::Begun {
@@ -680,7 +683,7 @@ impl World {
 
     /// Some more of what is listed.
     fn take_listed(&mut self) -> Option<(Vec<Key>, bool)> {
-        if self.random.chance(20) {
+        if self.random.chance(20) || self.mover.anything {
             return None;
         }
         let from = self.mover.list_at;
