@@ -5,7 +5,7 @@
 //! for each protocol; the router's mover and the simulator do what that says and tell it what came of it.
 //!
 //! # Who does what
-//! - **Workers** ask one question of a command for a slot in transit: are all its keys *committed*? Then it goes to the target, on the
+//! - **Workers** ask one question of a command for a slot in transit ([`Look`]): are all its keys *committed*? Then it goes to the target, on the
 //!   same connections as ever. Otherwise its client waits, and the keys are wanted ([`Event::Wanted`]). A key is committed once and for
 //!   all ([`Io::Commit`]), so there is nothing to lock and nothing to take back, and nothing changes its path at release.
 //! - **The mover**, one thread per move, owns the leg's machine and the only connections that copy. It serialises what happens to the

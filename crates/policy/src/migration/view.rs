@@ -400,8 +400,7 @@ mod tests {
         let names: Vec<String> = (0..2).map(|node| format!("127.0.0.1:700{node}")).collect();
         let all: Vec<Slot> = Slot::all().collect();
         let even = Topology::even(&names).expect("two nodes").handed_over(&all, NodeId(0));
-        let transit =
-            Transit { move_id: MoveId(1), source: NodeId(0), target: NodeId(1), stage: Stage::Moving { leg: 3 }, keys_only };
+        let transit = Transit { move_id: MoveId(1), source: NodeId(0), target: NodeId(1), stage: Stage::Moving { leg: 3 }, keys_only };
         even.with_transits([(transit, &[slot_of(b"{t}")][..])]).expect("one")
     }
 
@@ -479,6 +478,9 @@ mod tests {
         let look = look(&topology, &legs, &[b"{t}1"], false);
         assert!(!look.is_over());
         assert_eq!(Waits::default().begin(look, 0), Some(vec![]));
-        assert!(moved(&topology, &legs).is_some_and(|moved| moved.lives_at(b"{t}1") == NodeId(1)), "whoever need not wait goes to the target");
+        assert!(
+            moved(&topology, &legs).is_some_and(|moved| moved.lives_at(b"{t}1") == NodeId(1)),
+            "whoever need not wait goes to the target"
+        );
     }
 }

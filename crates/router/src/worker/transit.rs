@@ -146,7 +146,11 @@ impl Worker {
             if look.is_over() {
                 self.end_hold(handle);
                 // Where nothing has another place yet (keys go back to where they are looked for), replicas are not read all the same.
-                return if look.is_moving() { Transit::Moved(self.transit.moved.as_ref().unwrap_or(plan).clone()) } else { Transit::Settled };
+                return if look.is_moving() {
+                    Transit::Moved(self.transit.moved.as_ref().unwrap_or(plan).clone())
+                } else {
+                    Transit::Settled
+                };
             }
             if self.wait_for(handle, look) {
                 return Transit::Instead(Flow::Stall(Stall::Keys));

@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use switchyard_policy::migration::record::{OpenLeg, Queue, Record, Replay};
 use switchyard_policy::migration::{
-    BatchId, Begin, Do, Driver, Durability, Event, Fingerprint, Fingerprinter, Happened, Io, Key, LegView, Orders, Outcome, Process, Protocol,
-    Scope, Side,
+    BatchId, Begin, Do, Driver, Durability, Event, Fingerprint, Fingerprinter, Happened, Io, Key, LegView, Orders, Outcome, Process,
+    Protocol, Scope, Side,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage as SlotStage, Topology, Transit, slot_of};
 
@@ -822,7 +822,8 @@ impl World {
             }
             Do::Io(Io::Refuse { keys, .. }) => {
                 let move_id = MoveId(self.mover.move_id);
-                let keys: Option<Rc<Vec<Fingerprint>>> = keys.map(|keys| Rc::new(keys.iter().map(|key| self.mover.fingerprints.of(key)).collect()));
+                let keys: Option<Rc<Vec<Fingerprint>>> =
+                    keys.map(|keys| Rc::new(keys.iter().map(|key| self.mover.fingerprints.of(key)).collect()));
                 for worker in 0..self.workers.len() {
                     let delay = self.random.delay_us();
                     self.after(delay, Ev::Refused { worker, move_id, keys: keys.clone() });
