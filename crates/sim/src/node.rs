@@ -210,6 +210,8 @@ pub enum Cmd {
     Replace(KeyIx, Entry),
     /// UNLINK
     Unlink(KeyIx),
+    /// PING
+    Ping,
     /// WAITAOF 1 0
     WaitAof,
     /// MIGRATE to the other node.

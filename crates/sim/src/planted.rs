@@ -105,6 +105,7 @@ impl Planted {
         Self::Machine(MachineBug::NoPurge),
         Self::Machine(MachineBug::NoPurgeAfterRestart),
         Self::Machine(MachineBug::HandOverWithKeysLeft),
+        Self::Machine(MachineBug::EndedUnconfirmed),
         Self::Machine(MachineBug::HandOverBeforeRecord),
         Self::Machine(MachineBug::NotRedone),
         Self::Machine(MachineBug::AbsentNotRecorded),

@@ -610,6 +610,10 @@ impl World {
                 node.restore(key, entry, true, now)
             }
             Cmd::Unlink(key) => Reply::Number(node.keys.remove(&key).is_some().into()),
+            Cmd::Ping => {
+                self.mover.confirmed = Some(node.process);
+                Reply::Ok
+            }
             Cmd::WaitAof => {
                 node.disk = node.keys.clone();
                 Reply::Ok

@@ -272,6 +272,11 @@ pub enum Event {
         /// Who answers there now.
         process: Process,
     },
+    /// [`Action::Confirm`] is answered, on the connection that was there when it was asked for.
+    Confirmed {
+        /// The side.
+        side: Side,
+    },
     /// [`Action::HandOver`] is done: stored, published.
     HandedOver,
     /// FLUSHALL or the like is about to be sent to the nodes: end what is under way and start nothing, until [`Event::Resume`].
@@ -348,6 +353,11 @@ pub enum Action {
     },
     /// Make a new connection to that side, confirm the end of the old one; [`Event::Restored`] follows, sooner or later.
     Restore {
+        /// The side.
+        side: Side,
+    },
+    /// Ask that side anything, on the connection that there is; [`Event::Confirmed`] follows, unless the connection is lost.
+    Confirm {
         /// The side.
         side: Side,
     },

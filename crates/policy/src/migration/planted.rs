@@ -23,6 +23,8 @@ pub enum Bug {
     NoPurgeAfterRestart,
     /// The slots are handed over while keys are left at the source.
     HandOverWithKeysLeft,
+    /// A leg ends without asking whether the process at its side is still the one that was purged.
+    EndedUnconfirmed,
     /// The slots are handed over before that is on record.
     HandOverBeforeRecord,
     /// What was not answered when a connection broke is taken for done.

@@ -285,6 +285,7 @@ impl Mover {
                     mailbox.send(Message::Refused { move_id: self.order.id, keys: keys.clone(), error: error.clone() });
                 }
             }
+            Do::Confirm { side } => self.end_mut(side).confirm(),
             Do::Reach { side } => {
                 self.end_mut(side).next_try.get_or_insert_with(Instant::now);
             }
@@ -517,6 +518,7 @@ impl Mover {
             }
             Ask::Finish { batch, step, items } => self.staged_answered(run, batch, side, step, items, &answers),
             Ask::Discard => {}
+            Ask::Confirm => run.tell(Event::Confirmed { side }),
             Ask::Position => self.position_known(run, &answers),
             Ask::Secure { batch, durability } => {
                 let refused = side::secured(durability, answers.last().map(Vec::as_slice).unwrap_or_default());

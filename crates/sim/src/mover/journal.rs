@@ -327,7 +327,7 @@ impl World {
             } else if node == owner {
                 Place::Here
             } else if node == m.target && m.driver.is_some() {
-                // A leg without keys asks it for nothing more once it is purged.
+                // Until the end of the leg it may be asked for nothing more.
                 Place::UntilNoticed
             } else {
                 Place::Elsewhere

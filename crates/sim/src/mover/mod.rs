@@ -49,6 +49,7 @@ pub(crate) enum What {
     List,
     /// With the number of the walk.
     Scan(u32),
+    Confirm,
     /// A removal, and the walk of which it is the last part.
     PurgeRemove(Option<u32>),
 }
@@ -83,6 +84,15 @@ struct Flush {
     op: u64,
     sent: bool,
     told: u32,
+}
+
+/// A state of a key that a node may come back with, and its mark in the history.
+#[derive(Clone, Debug)]
+pub(crate) struct Unnoticed {
+    pub(crate) node: usize,
+    pub(crate) mark: (KeyIx, usize),
+    /// The node was killed after the leg had asked it for the last time.
+    pub(crate) is_late: bool,
 }
 
 /// The mover, and what outlives it: journal and topology.
@@ -151,10 +161,12 @@ pub(crate) struct Mover {
     killed: [bool; 2],
     /// The processes that the machine knew when it said that a leg is over.
     met_at_end: [Option<u32>; 2],
+    /// The process that has answered when the leg had nothing left to do: what it shows should it restart from then on, nobody notices.
+    pub(crate) confirmed: Option<u32>,
     /// The machine has said that the leg is over: it does nothing about a process that is met later.
     is_ending: bool,
     /// States of keys that a node may come back with, as long as the machine does not know of it.
-    pub(crate) unnoticed: Vec<(usize, (KeyIx, usize))>,
+    pub(crate) unnoticed: Vec<Unnoticed>,
     pub(crate) outcomes: Vec<String>,
     pub(crate) without: Vec<Side>,
     pub(crate) last_moved: bool,
@@ -217,6 +229,7 @@ impl Mover {
             left_at: Default::default(),
             killed: [false; 2],
             met_at_end: [None; 2],
+            confirmed: None,
             is_ending: false,
             unnoticed: Vec::new(),
             outcomes: Vec::new(),
@@ -383,6 +396,7 @@ impl World {
         let m = &mut self.mover;
         m.stage = Stage::Running;
         m.is_ending = false;
+        m.confirmed = None;
         let orders = Orders {
             move_id: MoveId(m.move_id),
             leg: m.leg,
@@ -436,8 +450,8 @@ impl World {
             Outcome::Returned { .. } => Some(self.mover.target),
             Outcome::NotBegun { .. } => None,
         };
-        for (at, mark) in std::mem::take(&mut self.mover.unnoticed) {
-            if left == Some(at) {
+        for Unnoticed { node, mark, .. } in std::mem::take(&mut self.mover.unnoticed) {
+            if left == Some(node) {
                 self.history.forget(&vec![mark]);
             }
         }
@@ -567,11 +581,16 @@ impl World {
 
     /// The machine knows which process is there: what that shows of keys that are not there by the journal must not count.
     fn noticed(&mut self, node: usize) {
-        for (at, mark) in std::mem::take(&mut self.mover.unnoticed) {
-            if at != node {
-                self.mover.unnoticed.push((at, mark));
+        self.noticed_if(|unnoticed| unnoticed.node == node);
+    }
+
+    fn noticed_if(&mut self, is_its: impl Fn(&Unnoticed) -> bool) {
+        for unnoticed in std::mem::take(&mut self.mover.unnoticed) {
+            if !is_its(&unnoticed) {
+                self.mover.unnoticed.push(unnoticed);
                 continue;
             }
+            let Unnoticed { node, mark, .. } = unnoticed;
             let fingerprint = self.mover.fingerprints.of(&self.keys[mark.0]);
             let open = self.mover.durable.open.values().find_map(|open| open.leg.as_ref());
             let mut away = open.is_some_and(|leg| leg.away.contains_key(&fingerprint));
@@ -640,6 +659,7 @@ impl World {
                 driver.scanned(walk, cursor.as_bytes(), names.iter().map(|name| &name[..]), &map, now, &mut to_do);
                 self.perform_all(to_do);
             }
+            (What::Confirm, _) => self.mover_event(Event::Confirmed { side: if side == 0 { Side::Source } else { Side::Target } }),
             (What::PurgeRemove(None), _) => {}
             (What::PurgeRemove(Some(walk)), _) => self.mover_hears(Happened::Unlinked { walk }),
             (what, reply) => self.violated(format!("the mover: {reply:?} in answer to {what:?}")),
@@ -759,6 +779,12 @@ impl World {
                 if records.iter().any(|record| matches!(record, Record::LegEnded { .. })) {
                     self.about_to_end();
                     self.mover.is_ending = true;
+                    let owner = records.iter().find_map(|record| match record {
+                        Record::LegEnded { owner, .. } => Some(self.node_of(ix(*owner))),
+                        _ => None,
+                    });
+                    // It was to be asked before.
+                    self.noticed_if(|unnoticed| Some(unnoticed.node) == owner && !unnoticed.is_late);
                     self.mover.met_at_end = std::array::from_fn(|side| self.mover.links[side].process.map(|(process, _)| process));
                 }
                 if self.bug(Bug::JournalNotSynced) {
@@ -829,6 +855,7 @@ impl World {
                     self.after(delay, Ev::Refused { worker, move_id, keys: keys.clone() });
                 }
             }
+            Do::Confirm { side } => self.demand(ix(side), Cmd::Ping, What::Confirm),
             Do::Reach { side } => {
                 let delay = self.random.between(300, 3_000);
                 self.after(delay, Ev::DialMover { side: ix(side) });
