@@ -445,14 +445,14 @@ pub enum Io {
         /// Text of the error reply, with its code in front.
         error: String,
     },
-    /// Nothing is under way, as [`Event::Quiesce`] asked.
+    /// Nothing is under way, as [`Event::Quiesce`] asked. A leg that is over says it too.
     Quiet,
     /// Something that people should know about this leg: for the log, and beside the move where moves are shown. No event follows.
     Report {
         /// What.
         text: String,
     },
-    /// The leg is over. The last action.
+    /// The leg is over. After it comes nothing but [`Io::Quiet`].
     End(Outcome),
 }
 

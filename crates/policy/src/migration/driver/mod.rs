@@ -51,7 +51,7 @@ pub struct Begin {
 /// What happened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Happened {
-    /// Something that the protocol alone has to know: an answer about a batch, keys that are wanted, a wish of the user.
+    /// Something that the protocol alone has to know: an answer about a batch, keys that are wanted, a request of the user.
     Of(Event),
     /// [`Do::Record`] with these numbers is durable.
     Recorded(RangeInclusive<u64>),
@@ -174,7 +174,7 @@ pub enum Do {
         /// The keys.
         keys: Vec<Fingerprint>,
     },
-    /// What the protocol asks for. [`Io::End`] is the last of all.
+    /// What the protocol asks for. After [`Io::End`] comes nothing but [`Io::Quiet`].
     Io(Io),
 }
 

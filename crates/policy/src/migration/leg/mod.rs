@@ -235,7 +235,7 @@ impl<W: Work> Leg<W> {
         }
     }
 
-    /// A user's wish to go back is met by going on, when that is less: everything is listed, and fewer keys are left than would have to come back.
+    /// A user's request to go back is met by going on, when that is less: everything is listed, and fewer keys are left than would have to come back.
     fn user_rolls_back(&mut self, actions: &mut Vec<Action>) {
         let left = self.under_way();
         let is_calm =
@@ -338,10 +338,7 @@ impl<W: Work> Leg<W> {
             State::Waiting | State::Meeting { .. } | State::Starting { .. } | State::RecordingRollback { .. } => {}
             State::Ending { .. } | State::HandingOver | State::Ended => {}
         }
-        if self.shell.quiet == Quiet::Asked
-            && (self.work.is_idle() || self.shell.planted.is(Bug::FlushWithoutQuiet))
-            && self.shell.state != State::Ended
-        {
+        if self.shell.quiet == Quiet::Asked && (self.work.is_idle() || self.shell.planted.is(Bug::FlushWithoutQuiet)) {
             self.shell.quiet = Quiet::Reached;
             actions.push(Action::Io(Io::Quiet));
         }
@@ -405,6 +402,9 @@ impl<W: Work> Leg<W> {
 impl<W: Work> Machine for Leg<W> {
     fn step(&mut self, event: Event, now_us: u64, actions: &mut Vec<Action>) {
         if self.shell.state == State::Ended {
+            if event == Event::Quiesce {
+                actions.push(Action::Io(Io::Quiet));
+            }
             return;
         }
         match event {
