@@ -29,7 +29,7 @@ fn orders(durability: Durability) -> Orders {
     }
 }
 
-/// A leg, and what it said last. Records are durable at once.
+/// A leg, and what it said last. Records are durable at once, and who is asked at the end answers at once.
 struct Driven {
     leg: Leg,
     said: Vec<Action>,
@@ -52,9 +52,13 @@ impl Driven {
         let mut actions = Vec::new();
         self.leg.step(event, 0, &mut actions);
         let last = actions.iter().rev().find_map(|action| if let Action::Record { number, .. } = action { Some(*number) } else { None });
+        let asked = actions.iter().find_map(|action| if let Action::Confirm { side } = action { Some(*side) } else { None });
         self.said.extend(actions);
         if let Some(number) = last {
             self.tell(Event::Recorded(number));
+        }
+        if let Some(side) = asked {
+            self.tell(Event::Confirmed { side });
         }
     }
 

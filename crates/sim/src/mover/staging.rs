@@ -7,11 +7,11 @@ use switchyard_policy::migration::Event as LegEvent;
 use switchyard_policy::migration::staging::{Action, Ends, Event, Piece, Place, Seen, Staging, Storing, Wrote};
 use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::{Key, Process, Protocol};
+use switchyard_policy::topology::Stage as SlotStage;
 
 use super::{Stage, What};
 use crate::node::{Cmd, Elements, KeyIx, Reply, STAGING};
 use crate::planted::{Bug, Planted};
-use crate::worker::Stage as ViewStage;
 use crate::world::{Ev, World, say};
 
 /// A key of so many elements is big.
@@ -250,7 +250,7 @@ impl World {
                 }
                 Action::Barrier => {
                     self.share_staged();
-                    let epoch = self.publish(ViewStage::Observed);
+                    let epoch = self.publish(Some(SlotStage::Observed));
                     self.stager_step(Event::Published { epoch });
                 }
                 Action::Copy { place, afresh } => self.copy_piece(&place, afresh),

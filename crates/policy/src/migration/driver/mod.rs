@@ -142,6 +142,11 @@ pub enum Do {
     TakeListed,
     /// Every key is where workers use those that are committed, also those that nobody has named.
     CommitAll,
+    /// [`Action::Confirm`]; [`Event::Confirmed`] follows.
+    Confirm {
+        /// The side.
+        side: Side,
+    },
     /// Connect to that side again; [`Happened::Restored`] follows, sooner or later.
     Reach {
         /// The side.
@@ -490,6 +495,7 @@ impl Driver {
                 }
                 Do::Io(io)
             }
+            Action::Confirm { side } => Do::Confirm { side },
             Action::Restore { side } => Do::Reach { side },
             Action::HandOver { to } => {
                 // Clients that wait for the leg need not wait until the topology is stored; unless workers would look for the keys at the other side.

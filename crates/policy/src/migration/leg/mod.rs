@@ -22,7 +22,7 @@ use std::collections::BTreeSet;
 
 pub(super) use self::batch::Batches;
 pub(super) use self::shell::Shell;
-use self::shell::{Dirt, Link, LinkState, Quiet, State, name};
+use self::shell::{Confirmation, Dirt, Link, LinkState, Quiet, State, name};
 use super::planted::{Bug, Planted};
 use super::record::OpenLeg;
 use super::{Action, Event, Fingerprint, Fingerprinter, Io, Machine, Orders, Outcome, Pace, Phase, Process, Progress, Record, Side};
@@ -179,6 +179,9 @@ impl<W: Work> Leg<W> {
         self.shell.link_mut(side).state = LinkState::Down { since_us: now_us };
         if self.shell.purging == Some(side) {
             self.shell.purging = None;
+        }
+        if self.shell.confirmation == Confirmation::Asked(side) {
+            self.shell.confirmation = Confirmation::No;
         }
         let is_given_up = self.work.lost(&mut self.shell, side);
         actions.push(Action::Restore { side });
@@ -372,6 +375,9 @@ impl<W: Work> Leg<W> {
             return;
         }
         let owner = self.shell.to();
+        if !self.shell.is_confirmed(owner, actions) {
+            return;
+        }
         self.shell.record_end(actions);
         if self.shell.planted.is(Bug::HandOverBeforeRecord) {
             self.shell.state = State::HandingOver;
@@ -419,6 +425,11 @@ impl<W: Work> Machine for Leg<W> {
                     self.restored(side, process, actions);
                 }
             }
+            Event::Confirmed { side } => {
+                if self.shell.confirmation == Confirmation::Asked(side) {
+                    self.shell.confirmation = Confirmation::Yes(side);
+                }
+            }
             Event::HandedOver => {
                 if self.shell.state == State::HandingOver {
                     let outcome = match self.shell.back.take() {
@@ -436,6 +447,10 @@ impl<W: Work> Machine for Leg<W> {
             Event::Tick => self.refuse_if_lost(now_us, actions),
         }
         self.advance(now_us, actions);
+        if matches!(self.shell.confirmation, Confirmation::Yes(_)) {
+            // Not later, when more has been done.
+            self.shell.confirmation = Confirmation::No;
+        }
         debug_assert!(self.shell.state != State::Ended || self.work.is_idle(), "a leg ends with nothing under way");
     }
 
