@@ -347,7 +347,12 @@ impl World {
         };
         let actions = self.stager_step(event);
         self.act_on_staging(actions);
-        self.staging_goes_on();
+        // Others are served between two pieces.
+        if self.random.chance(300) {
+            self.staging_later();
+        } else {
+            self.staging_goes_on();
+        }
     }
 
     // In the leg.
