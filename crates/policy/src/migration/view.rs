@@ -474,7 +474,7 @@ mod tests {
 
     #[test]
     fn of_a_leg_that_is_not_published_nothing_is_told_and_all_waits() {
-        let (topology, legs) = (topology(false), Legs::<&Known>::new());
+        let (topology, legs) = (topology(false), Legs::<Known>::new());
         let look = look(&topology, &legs, &[b"{t}1"], false);
         assert!(!look.is_over());
         assert_eq!(Waits::default().begin(look, 0), Some(vec![]));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::record::OpenLeg;
-use switchyard_policy::migration::staging::Storing;
+use switchyard_policy::migration::staging::{Event as OfStaged, Place};
 use switchyard_policy::migration::{BatchId, Begin, Do, Driver, Event, Fingerprint, Happened, Io, Key, LegView, Orders, Outcome, Side};
 use switchyard_policy::topology::{NodeId, Slot, Stage};
 use switchyard_resp::reply;
@@ -38,8 +38,6 @@ pub(super) struct Run {
     pub(super) catching_up: Option<CatchingUp>,
     /// What was read and is not yet gone from where it was read, of the keys that are there: it may have to be stored again.
     pub(super) contents: HashMap<BatchId, Vec<(Key, Vec<Content>)>>,
-    /// Batches with staged keys, as they are being stored.
-    pub(super) storing: HashMap<BatchId, Storing>,
     /// Big keys of batches that are moved whole: type, bytes, why.
     pub(super) whole: HashMap<BatchId, Vec<(&'static str, u64, String)>>,
     /// Databases of the source in which no key expires. Nobody else writes the leg's keys there once it has drained.
@@ -105,7 +103,6 @@ impl Mover {
             view: LegView::new(Arc::default(), scope, order.fingerprints),
             catching_up: None,
             contents: HashMap::new(),
-            storing: HashMap::new(),
             whole: HashMap::new(),
             lasting: Vec::new(),
             strings: self.strings,
@@ -234,7 +231,7 @@ impl Mover {
             Do::Io(Io::Copy { batch, from, keys }) => {
                 run.contents.remove(&batch);
                 run.begun.insert(batch, (Instant::now(), keys.len(), from));
-                run.storing.remove(&batch);
+                self.staged(run, OfStaged::Copying { batch });
                 run.whole.remove(&batch);
                 self.copy(run, batch, from, keys);
             }
@@ -243,11 +240,11 @@ impl Mover {
                 let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
                 assert!(read.iter().map(|(key, _)| key).eq(&keys), "what is stored is what was read");
                 let contents: Vec<(&Key, &[Content])> = read.iter().map(|(key, contents)| (key, contents.as_slice())).collect();
-                let is_staged = |content: &Content| content.form == Form::Staged;
-                if contents.iter().any(|(_, of_key)| of_key.iter().any(is_staged)) {
-                    run.storing.insert(batch, Storing::of(keys));
-                }
+                let all = contents.iter().flat_map(|(key, of_key)| of_key.iter().map(move |content| (*key, content)));
+                let staged = all.filter(|(_, content)| content.form == Form::Staged);
+                let staged: Vec<Place> = staged.map(|(key, content)| (key.clone(), content.database)).collect();
                 self.end_mut(to).store(batch, &contents, usage);
+                self.staged(run, OfStaged::Storing { batch, keys, staged });
             }
             Do::Io(Io::Secure { batch, at, durability }) => {
                 if !self.end_mut(at).secure(batch, durability) {
@@ -299,7 +296,6 @@ impl Mover {
                 self.doing = format!("going back: {why}");
                 warn!("move {}: what is under way (batch {}) goes back to its source: {why}", self.order.id.0, run.number);
                 run.contents.clear();
-                run.storing.clear();
                 self.staging.drop_all();
             }
             Do::Lost { side, keys } => {
@@ -466,7 +462,7 @@ impl Mover {
             self.target_is_clean = false;
         }
         if side == Side::Source {
-            self.cannot_read_again(run);
+            self.staged(run, OfStaged::SourceLost);
         }
         self.position_unknown(run, side);
         self.sizes_unknown(side);
@@ -507,7 +503,7 @@ impl Mover {
                 let (outcomes, again) = side::stored(places, so_far, &answers)?;
                 self.end_mut(side).only_one_by_one |= !again.is_empty() && answers.iter().any(|answer| answer.starts_with(b"-NOPERM"));
                 if again.is_empty() {
-                    self.stored(run, batch, side, outcomes);
+                    self.staged(run, OfStaged::Stored { batch, outcomes });
                 } else {
                     // Only what is stored for the first time is stored together: that of the whole batch.
                     let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
@@ -516,7 +512,7 @@ impl Mover {
                     self.end_mut(side).store_one_by_one(batch, &contents, &again, outcomes);
                 }
             }
-            Ask::Finish { batch, step, items } => self.staged_answered(run, batch, side, step, items, &answers),
+            Ask::Finish { batch, step, items } => self.staged_answered(run, batch, step, items, &answers),
             Ask::Discard => {}
             Ask::Confirm => run.tell(Event::Confirmed { side }),
             Ask::Position => self.position_known(run, &answers),
