@@ -186,7 +186,10 @@ impl<W: Work> Leg<W> {
         let is_given_up = self.work.lost(&mut self.shell, side);
         actions.push(Action::Restore { side });
         if is_given_up {
-            self.shell.roll_back(format!("the {} was lost {TRIES} times in the middle of the same keys; does it take values so large?", name(side)), actions);
+            self.shell.roll_back(
+                format!("the {} was lost {TRIES} times in the middle of the same keys; does it take values so large?", name(side)),
+                actions,
+            );
         }
     }
 
