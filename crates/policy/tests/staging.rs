@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use switchyard_policy::migration::staging::{
-    Action, Counted, Ends, Event, Finished, Next, Piece, Place, Seen, Staging, Step, Storing, Wrote,
-};
-use switchyard_policy::migration::{Key, Process, Stored};
+use switchyard_policy::migration::staging::{Action, Counted, Ends, Event, Part, Piece, Place, Renamed, Seen, Shown, Staging, Step, Wrote};
+use switchyard_policy::migration::{BatchId, Key, Process, Stored};
 
 fn place() -> Place {
     (Arc::from(&b"key"[..]), 0)
@@ -39,9 +37,13 @@ fn begun() -> Staging {
     staging
 }
 
-fn look(staging: &mut Staging) {
-    assert_eq!(go(staging).last(), Some(&Action::Look { place: place() }));
+/// Gives the number of its staging key.
+fn look(staging: &mut Staging) -> u64 {
+    let asked = go(staging);
+    let Some(Action::Look { number, .. }) = asked.last() else { panic!("{asked:?}") };
+    assert!(staging.is_asking() && go(staging).is_empty(), "one thing is asked for at a time");
     assert_eq!(step(staging, Event::Looked { place: place(), seen: Seen::Fit }), []);
+    *number
 }
 
 fn barrier(staging: &mut Staging, epoch: u64) {
@@ -55,8 +57,27 @@ fn reach(staging: &mut Staging, epoch: u64) {
     assert_eq!(staging.awaits(), None);
 }
 
-fn copied(staging: &mut Staging, wrote: Option<Wrote>, read: Option<Piece>) {
-    assert_eq!(step(staging, Event::Copied { place: place(), wrote, read }), []);
+fn read(staging: &mut Staging, is_last: bool) {
+    assert_eq!(step(staging, Event::Read { place: place(), piece: Piece::Taken { is_empty: false, is_last } }), []);
+}
+
+fn wrote(staging: &mut Staging, wrote: Wrote) -> Vec<Action> {
+    step(staging, Event::Wrote { place: place(), wrote })
+}
+
+fn is_read() -> Action {
+    Action::Read { place: place() }
+}
+
+fn is_written(part: Part, afresh: bool) -> Action {
+    Action::Write { place: place(), part, afresh }
+}
+
+/// What a leg with these processes says of what is staged.
+fn unusable(staging: &Staging, source: Option<&str>, target: Option<&str>) -> usize {
+    let mut actions = Vec::new();
+    staging.clone().drop_unusable(source, target, |_| true, &mut actions);
+    actions.len()
 }
 
 #[test]
@@ -67,52 +88,69 @@ fn what_is_touched_while_a_key_is_copied_is_read_again_behind_a_later_barrier() 
     assert_eq!(go(&mut staging), [], "nothing is read before the barrier");
     reach(&mut staging, 7);
     // Nobody waits for it, but a barrier may be set now.
-    assert_eq!(go(&mut staging), [Action::Barrier, Action::Copy { place: place(), afresh: true }]);
+    assert_eq!(go(&mut staging), [Action::Barrier, is_read()]);
     step(&mut staging, Event::Published { epoch: 8 });
-    copied(&mut staging, None, Some(Piece::More));
+    read(&mut staging, false);
     touch(&mut staging, "meanwhile");
     reach(&mut staging, 8);
     // "before" was told after the first barrier and before the second; "meanwhile" waits for the third.
-    let again = |element: &str, held_first| Action::ReadAgain {
-        place: place(),
-        elements: vec![element.as_bytes().into()],
-        held_first,
-        afresh: true,
-    };
-    assert_eq!(go(&mut staging), [again("before", true)], "what was read first is written first");
-    step(&mut staging, Event::ReadAgain { place: place(), wrote: Some(Wrote::Yes) });
-    assert_eq!(go(&mut staging), [Action::Barrier, Action::Copy { place: place(), afresh: false }]);
+    let again = |element: &str| Action::ReadAgain { place: place(), elements: vec![element.as_bytes().into()] };
+    assert_eq!(go(&mut staging), [again("before")]);
+    let read_again = Event::ReadAgain { place: place(), same_type: true };
+    assert_eq!(step(&mut staging, read_again.clone()), [is_written(Part::Piece, true)], "what was read first is written first");
+    assert_eq!(wrote(&mut staging, Wrote::Yes), [is_written(Part::Again, false)]);
+    assert_eq!(wrote(&mut staging, Wrote::Yes), []);
+    assert_eq!(go(&mut staging), [Action::Barrier, is_read()]);
     step(&mut staging, Event::Published { epoch: 9 });
-    copied(&mut staging, None, Some(Piece::Last));
-    assert_eq!(go(&mut staging), [Action::Copy { place: place(), afresh: false }], "the last piece is written");
-    copied(&mut staging, Some(Wrote::Yes), None);
+    read(&mut staging, true);
+    assert_eq!(go(&mut staging), [is_written(Part::Piece, false)], "the last piece is written");
+    assert_eq!(wrote(&mut staging, Wrote::Yes), []);
     assert_eq!(go(&mut staging), [], "the barrier is waited for");
     touch(&mut staging, "late");
     reach(&mut staging, 9);
-    assert!(matches!(&go(&mut staging)[..], [Action::ReadAgain { held_first: false, .. }]));
-    step(&mut staging, Event::ReadAgain { place: place(), wrote: Some(Wrote::Yes) });
+    assert_eq!(go(&mut staging), [again("meanwhile")]);
+    assert_eq!(step(&mut staging, read_again), [is_written(Part::Again, false)]);
+    assert_eq!(wrote(&mut staging, Wrote::Yes), []);
     assert_eq!(go(&mut staging), [Action::Ready]);
     assert_eq!(staging.tail(&place()), Some(vec![b"late"[..].into()]), "the leg reads it");
-    assert!(staging.is_usable(&place(), Some("a"), Some("b")) && staging.is_usable(&place(), None, Some("b")));
-    assert!(!staging.is_usable(&place(), Some("another"), Some("b")) && !staging.is_usable(&place(), Some("a"), Some("another")));
+    assert_eq!(unusable(&staging, Some("a"), Some("b")) + unusable(&staging, None, Some("b")), 0);
+    assert_eq!((unusable(&staging, Some("another"), Some("b")), unusable(&staging, Some("a"), Some("another"))), (2, 2));
     step(&mut staging, Event::Flush);
-    assert!(!staging.is_usable(&place(), Some("a"), Some("b")));
+    assert_eq!(unusable(&staging, Some("a"), Some("b")), 2, "it is dropped, and moved whole");
+}
+
+#[test]
+fn what_cannot_be_written_is_not_followed_by_what_was_read_again() {
+    let mut staging = begun();
+    barrier(&mut staging, 7);
+    reach(&mut staging, 7);
+    touch(&mut staging, "told");
+    assert_eq!(go(&mut staging), [Action::Barrier, is_read()]);
+    step(&mut staging, Event::Published { epoch: 8 });
+    read(&mut staging, false);
+    reach(&mut staging, 8);
+    assert!(matches!(&go(&mut staging)[..], [Action::ReadAgain { .. }]));
+    let written = step(&mut staging, Event::ReadAgain { place: place(), same_type: true });
+    assert_eq!(written, [is_written(Part::Piece, true)]);
+    let whole = Action::Whole { place: place(), why: "no".to_owned() };
+    assert_eq!(wrote(&mut staging, Wrote::Refused("no".to_owned())), [Action::Drop { place: place() }, whole]);
+    assert_eq!(go(&mut staging), [Action::Ready]);
 }
 
 #[test]
 fn what_changes_as_a_whole_is_copied_again_under_another_name_and_at_last_moved_whole() {
-    let mut staging = begun();
-    let mut numbers = vec![staging.number(&place())];
+    let mut staging = Staging::default();
+    step(&mut staging, Event::Begin { big: vec![place()], ends: ends(1) });
+    let mut numbers = vec![look(&mut staging)];
     for start in 1..=5 {
         assert_eq!(staging.starts(&place()), start);
         step(&mut staging, Event::Touched { key: place().0, elements: None });
         if start < 5 {
-            look(&mut staging);
-            numbers.push(staging.number(&place()));
+            numbers.push(look(&mut staging));
         }
     }
-    assert_eq!(numbers, [1, 2, 3, 4, 5].map(Some));
-    assert!(matches!(&go(&mut staging)[..], [Action::Drop { number: 5, .. }, Action::Whole { .. }, Action::Ready]));
+    assert_eq!(numbers, [1, 2, 3, 4, 5]);
+    assert!(matches!(&go(&mut staging)[..], [Action::Drop { .. }, Action::Whole { .. }, Action::Ready]));
     assert!(staging.is_empty());
 }
 
@@ -122,42 +160,103 @@ fn who_did_not_know_that_a_key_is_staged_does_harm_only_once_it_is_copied() {
     barrier(&mut staging, 2);
     step(&mut staging, Event::Written { key: place().0 });
     reach(&mut staging, 2);
-    assert!(go(&mut staging).contains(&Action::Copy { place: place(), afresh: true }));
+    assert!(go(&mut staging).contains(&is_read()));
     step(&mut staging, Event::Written { key: place().0 });
-    copied(&mut staging, None, Some(Piece::Last));
-    assert!(matches!(&go(&mut staging)[..], [Action::Drop { number: 1, .. }, Action::Look { .. }]));
+    read(&mut staging, true);
+    assert!(matches!(&go(&mut staging)[..], [Action::Drop { .. }, Action::Look { number: 2, .. }]));
 }
 
 #[test]
 fn another_connection_copies_anew_and_what_vanished_too() {
     let mut staging = begun();
     let dropped = step(&mut staging, Event::Begin { big: vec![place()], ends: ends(2) });
-    assert_eq!(dropped, [Action::Drop { place: place(), number: 1 }]);
+    assert_eq!(dropped, [Action::Drop { place: place() }]);
     look(&mut staging);
     barrier(&mut staging, 3);
     reach(&mut staging, 3);
-    assert!(go(&mut staging).contains(&Action::Copy { place: place(), afresh: true }));
-    copied(&mut staging, None, Some(Piece::More));
+    assert!(go(&mut staging).contains(&is_read()));
+    read(&mut staging, false);
     step(&mut staging, Event::Published { epoch: 4 });
-    assert_eq!(go(&mut staging), [Action::Copy { place: place(), afresh: true }]);
-    copied(&mut staging, Some(Wrote::Vanished), Some(Piece::More));
-    assert!(matches!(&go(&mut staging)[..], [Action::Drop { number: 2, .. }, Action::Look { .. }]));
+    assert_eq!(go(&mut staging), [is_written(Part::Piece, true), is_read()], "one piece is written while the next is read");
+    assert_eq!(wrote(&mut staging, Wrote::Vanished), []);
+    assert_eq!(go(&mut staging), [], "what was read is awaited");
+    read(&mut staging, false);
+    assert!(matches!(&go(&mut staging)[..], [Action::Drop { .. }, Action::Look { number: 3, .. }]));
+}
+
+const BATCH: BatchId = BatchId(7);
+
+fn finished(staging: &mut Staging, shown: Shown) -> Vec<Action> {
+    step(staging, Event::Finished { batch: BATCH, shown: vec![(place(), shown)] })
+}
+
+fn stored(staging: &mut Staging, outcomes: &[Stored]) -> Vec<Action> {
+    step(staging, Event::Stored { batch: BATCH, outcomes: outcomes.to_vec() })
+}
+
+/// A batch with a staged key and another one, as far as that one is stored.
+fn storing() -> Staging {
+    let mut staging = begun();
+    let keys = vec![place().0, Key::from(&b"other"[..])];
+    assert_eq!(step(&mut staging, Event::Storing { batch: BATCH, keys, staged: vec![place()] }), []);
+    let write = Action::Finish { batch: BATCH, step: Step::Write, places: vec![place()] };
+    assert_eq!(stored(&mut staging, &[Stored::Stored, Stored::Exists]), [write]);
+    staging
+}
+
+fn counted(staging_was_there: bool, key_was_there: bool, there: i64) -> Shown {
+    Shown::Counted(Counted { key_was_there, staging_was_there, there, at_source: 3 })
 }
 
 #[test]
-fn what_was_staged_in_vain_is_read_again() {
-    let other: Key = Arc::from(&b"other"[..]);
-    let mut storing = Storing::of(vec![place().0, other]);
-    let next = storing.stored(vec![Stored::Stored, Stored::Exists], vec![(place(), true)]);
-    assert_eq!(next, Next::Finish(Step::Write, vec![place()]));
-    let seen = Counted { key_was_there: false, staging_was_there: true, there: 3, at_source: 3 };
-    assert_eq!(storing.counted(seen), Finished::GoOn);
-    assert!(matches!(storing.counted(Counted { there: 4, ..seen }), Finished::Unusable(_)));
-    let gone = Counted { staging_was_there: false, ..seen };
-    assert_eq!(storing.counted(Counted { key_was_there: true, ..gone }), Finished::Over(Stored::Exists));
-    let unusable = storing.counted(gone);
-    assert!(matches!(unusable, Finished::Unusable(_)));
-    assert_eq!(storing.finished(vec![(place(), unusable)]), Next::ReadAgain(vec![place().0]));
-    assert!(storing.is_reading_again());
-    assert_eq!(storing.stored(vec![Stored::Stored], Vec::new()), Next::Done(vec![Stored::Stored, Stored::Exists]));
+fn a_staging_key_is_counted_and_then_renamed() {
+    let mut staging = storing();
+    let rename = Action::Finish { batch: BATCH, step: Step::Rename, places: vec![place()] };
+    assert_eq!(finished(&mut staging, counted(true, false, 3)), [rename]);
+    let done = |first| [Action::Stored { batch: BATCH, outcomes: vec![first, Stored::Exists] }];
+    assert_eq!(finished(&mut staging, Shown::Renamed(Renamed::Yes)), done(Stored::Stored));
+    let mut renamed_before = storing();
+    assert_eq!(finished(&mut renamed_before, counted(false, true, 0)), done(Stored::Exists));
+    let plain = step(&mut staging, Event::Stored { batch: BatchId(8), outcomes: vec![Stored::Stored] });
+    assert_eq!(plain, [Action::Stored { batch: BatchId(8), outcomes: vec![Stored::Stored] }], "a batch without staged keys");
+}
+
+#[test]
+fn what_was_staged_in_vain_is_read_whole() {
+    for in_vain in [counted(true, false, 4), counted(false, false, 3), Shown::Unusable("no".to_owned())] {
+        let mut staging = storing();
+        let keys = vec![place().0];
+        let actions = finished(&mut staging, in_vain);
+        assert!(matches!(&actions[..], [Action::Drop { .. }, Action::Whole { .. }, Action::ReadWhole { keys: of, .. }] if *of == keys));
+        let store = step(&mut staging, Event::ReadWhole { batch: BATCH, refused: None });
+        assert_eq!(store, [Action::StoreWhole { batch: BATCH, keys }]);
+        assert_eq!(step(&mut staging, Event::SourceLost), [], "it is read already");
+        let all = vec![Stored::Stored, Stored::Exists];
+        assert_eq!(stored(&mut staging, &[Stored::Stored]), [Action::Stored { batch: BATCH, outcomes: all }]);
+    }
+}
+
+#[test]
+fn what_cannot_be_read_whole_is_refused_once() {
+    let mut staging = storing();
+    finished(&mut staging, counted(false, false, 0));
+    let refused = step(&mut staging, Event::SourceLost);
+    assert!(matches!(&refused[..], [Action::Stored { outcomes, .. }] if matches!(&outcomes[..], [Stored::Refused(_), Stored::Exists])));
+    assert_eq!(step(&mut staging, Event::ReadWhole { batch: BATCH, refused: None }), []);
+    // A batch that is copied once more begins anew.
+    let mut again = storing();
+    assert_eq!(step(&mut again, Event::Copying { batch: BATCH }), []);
+    assert_eq!(finished(&mut again, counted(true, false, 3)), []);
+}
+
+#[test]
+fn what_was_read_whole_and_is_stored_once_more_is_stored_like_any_other() {
+    let mut staging = storing();
+    finished(&mut staging, counted(false, false, 0));
+    step(&mut staging, Event::ReadWhole { batch: BATCH, refused: None });
+    // The target has restarted, and has nothing of the batch. Now it has no room for the second key.
+    let keys = vec![place().0, Key::from(&b"other"[..])];
+    step(&mut staging, Event::Storing { batch: BATCH, keys, staged: Vec::new() });
+    let outcomes = vec![Stored::Stored, Stored::Refused("OOM".to_owned())];
+    assert_eq!(stored(&mut staging, &outcomes), [Action::Stored { batch: BATCH, outcomes }]);
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::record::OpenLeg;
-use switchyard_policy::migration::staging::Storing;
-use switchyard_policy::migration::{BatchId, Begin, Do, Driver, Event, Fingerprint, Happened, Io, Key, Orders, Outcome, Side};
+use switchyard_policy::migration::staging::{Event as OfStaged, Place};
+use switchyard_policy::migration::{BatchId, Begin, Do, Driver, Event, Fingerprint, Happened, Io, Key, LegView, Orders, Outcome, Side};
 use switchyard_policy::topology::{NodeId, Slot, Stage};
 use switchyard_resp::reply;
 use tracing::{debug, warn};
@@ -15,7 +15,7 @@ use super::replicas::CatchingUp;
 use super::run::{Halt, Mover};
 use super::side::{self, Ask, Content, Form, Use};
 use super::spool::Spool;
-use super::{LegView, SharedLeg, Steer, Told};
+use super::{SharedLeg, Steer, Told};
 use crate::shared::Message;
 
 /// The driver is told that time passes at least so often.
@@ -33,13 +33,11 @@ pub(super) struct Run {
     pub(super) happened: VecDeque<Happened>,
     /// When batches were begun, of how many keys they are, and where these are read.
     begun: HashMap<BatchId, (Instant, usize, Side)>,
-    pub(super) view: LegView,
+    pub(super) view: LegView<SharedLeg>,
     /// All has moved; the slots are handed over when replicas have it that may be read then.
     pub(super) catching_up: Option<CatchingUp>,
     /// What was read and is not yet gone from where it was read, of the keys that are there: it may have to be stored again.
     pub(super) contents: HashMap<BatchId, Vec<(Key, Vec<Content>)>>,
-    /// Batches with staged keys, as they are being stored.
-    pub(super) storing: HashMap<BatchId, Storing>,
     /// Big keys of batches that are moved whole: type, bytes, why.
     pub(super) whole: HashMap<BatchId, Vec<(&'static str, u64, String)>>,
     /// Databases of the source in which no key expires. Nobody else writes the leg's keys there once it has drained.
@@ -92,7 +90,7 @@ impl Mover {
             },
             fingerprints: order.fingerprints,
             resume,
-            keys: scope.as_ref().map(|scope| scope.keys.clone()),
+            keys: scope.as_ref().map(|scope| scope.keys().to_vec()),
             databases,
             listed_of: self.listed_of.clone().filter(|_| fresh),
             target_is_clean: fresh && self.target_is_clean,
@@ -102,10 +100,9 @@ impl Mover {
             driver,
             happened: VecDeque::new(),
             begun: HashMap::new(),
-            view: LegView { shared: Arc::default(), away: None, scope },
+            view: LegView::new(Arc::default(), scope, order.fingerprints),
             catching_up: None,
             contents: HashMap::new(),
-            storing: HashMap::new(),
             whole: HashMap::new(),
             lasting: Vec::new(),
             strings: self.strings,
@@ -214,7 +211,7 @@ impl Mover {
                 self.records += records.len() as u64;
                 self.order.host.record(records, Box::new(move |outcome| own.tell(Told::Recorded { leg, numbers, outcome })));
             }
-            Do::View { away } => run.view = LegView { shared: Arc::default(), away, scope: run.view.scope.take() },
+            Do::View { away } => run.view = run.view.turned(Arc::default(), away),
             Do::Publish => {
                 let epoch = self.publish_leg(run);
                 run.happened.push_back(Happened::Published(epoch));
@@ -234,7 +231,7 @@ impl Mover {
             Do::Io(Io::Copy { batch, from, keys }) => {
                 run.contents.remove(&batch);
                 run.begun.insert(batch, (Instant::now(), keys.len(), from));
-                run.storing.remove(&batch);
+                self.staged(run, OfStaged::Copying { batch });
                 run.whole.remove(&batch);
                 self.copy(run, batch, from, keys);
             }
@@ -243,11 +240,11 @@ impl Mover {
                 let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
                 assert!(read.iter().map(|(key, _)| key).eq(&keys), "what is stored is what was read");
                 let contents: Vec<(&Key, &[Content])> = read.iter().map(|(key, contents)| (key, contents.as_slice())).collect();
-                let is_staged = |content: &Content| content.form == Form::Staged;
-                if contents.iter().any(|(_, of_key)| of_key.iter().any(is_staged)) {
-                    run.storing.insert(batch, Storing::of(keys));
-                }
+                let all = contents.iter().flat_map(|(key, of_key)| of_key.iter().map(move |content| (*key, content)));
+                let staged = all.filter(|(_, content)| content.form == Form::Staged);
+                let staged: Vec<Place> = staged.map(|(key, content)| (key.clone(), content.database)).collect();
                 self.end_mut(to).store(batch, &contents, usage);
+                self.staged(run, OfStaged::Storing { batch, keys, staged });
             }
             Do::Io(Io::Secure { batch, at, durability }) => {
                 if !self.end_mut(at).secure(batch, durability) {
@@ -271,12 +268,12 @@ impl Mover {
                     self.hurry(true);
                 }
                 self.note_moved(&fingerprints, run.driver.goes_back());
-                run.view.shared.commit(fingerprints);
-                self.wake_workers(&run.view.shared);
+                run.view.committed().commit(fingerprints);
+                self.wake_workers(run.view.committed());
             }
             Do::CommitAll => {
-                run.view.shared.commit_all();
-                self.wake_workers(&run.view.shared);
+                run.view.committed().commit_all();
+                self.wake_workers(run.view.committed());
             }
             Do::Io(Io::Refuse { keys, error }) => {
                 let keys = keys.map(|keys| keys.iter().map(|key| self.order.fingerprints.of(key)).collect::<Arc<[Fingerprint]>>());
@@ -285,6 +282,7 @@ impl Mover {
                     mailbox.send(Message::Refused { move_id: self.order.id, keys: keys.clone(), error: error.clone() });
                 }
             }
+            Do::Confirm { side } => self.end_mut(side).confirm(),
             Do::Reach { side } => {
                 self.end_mut(side).next_try.get_or_insert_with(Instant::now);
             }
@@ -298,7 +296,6 @@ impl Mover {
                 self.doing = format!("going back: {why}");
                 warn!("move {}: what is under way (batch {}) goes back to its source: {why}", self.order.id.0, run.number);
                 run.contents.clear();
-                run.storing.clear();
                 self.staging.drop_all();
             }
             Do::Lost { side, keys } => {
@@ -341,7 +338,7 @@ impl Mover {
     fn hand_over(&mut self, run: &Run, owner: NodeId) {
         let (own, leg) = (self.own.clone(), run.number);
         let done = Box::new(move |outcome| own.tell(Told::HandedOver { leg, outcome }));
-        let keys = run.view.scope.as_ref().map(|scope| &scope.keys[..]);
+        let keys = run.view.scope().map(|scope| scope.keys());
         self.order.host.hand_over(self.order.id, &run.slots, keys, owner, done);
     }
 
@@ -465,7 +462,7 @@ impl Mover {
             self.target_is_clean = false;
         }
         if side == Side::Source {
-            self.cannot_read_again(run);
+            self.staged(run, OfStaged::SourceLost);
         }
         self.position_unknown(run, side);
         self.sizes_unknown(side);
@@ -506,7 +503,7 @@ impl Mover {
                 let (outcomes, again) = side::stored(places, so_far, &answers)?;
                 self.end_mut(side).only_one_by_one |= !again.is_empty() && answers.iter().any(|answer| answer.starts_with(b"-NOPERM"));
                 if again.is_empty() {
-                    self.stored(run, batch, side, outcomes);
+                    self.staged(run, OfStaged::Stored { batch, outcomes });
                 } else {
                     // Only what is stored for the first time is stored together: that of the whole batch.
                     let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
@@ -515,8 +512,9 @@ impl Mover {
                     self.end_mut(side).store_one_by_one(batch, &contents, &again, outcomes);
                 }
             }
-            Ask::Finish { batch, step, items } => self.staged_answered(run, batch, side, step, items, &answers),
+            Ask::Finish { batch, step, items } => self.staged_answered(run, batch, step, items, &answers),
             Ask::Discard => {}
+            Ask::Confirm => run.tell(Event::Confirmed { side }),
             Ask::Position => self.position_known(run, &answers),
             Ask::Secure { batch, durability } => {
                 let refused = side::secured(durability, answers.last().map(Vec::as_slice).unwrap_or_default());

@@ -3,9 +3,9 @@
 //! Two steps at the target, because the count decides whether there is a second (`switchyard_policy::migration::staging`). Both are one transaction each, so a
 //! connection that breaks leaves a staging key or the key, never both or neither.
 
-use switchyard_policy::migration::staging::{Counted, Finished, Place, Renamed, Step, Storing, renamed};
+use switchyard_policy::migration::Key;
+use switchyard_policy::migration::staging::{Counted, Place, Renamed, Shown, Step};
 use switchyard_policy::migration::tail::Element;
-use switchyard_policy::migration::{Key, Stored};
 use switchyard_resp::reply;
 
 use super::connection::{Connection, error_text};
@@ -101,29 +101,29 @@ pub(super) fn push(connection: &mut Connection, step: Step, item: &Item, last: &
     connection.push(&[b"EXEC"]);
 }
 
-/// What the replies to a step mean.
-pub(super) fn outcome(storing: &Storing, step: Step, item: &Item, last: &Last, answers: &[Vec<u8>]) -> Finished {
+/// What the replies to a step have shown.
+pub(super) fn shown(step: Step, item: &Item, last: &Last, answers: &[Vec<u8>]) -> Shown {
     let exec = answers.last().map(Vec::as_slice).unwrap_or_default();
     if let Some(error) = answers.iter().find(|answer| reply::is_error(answer)) {
-        return Finished::Over(Stored::Refused(error_text(error)));
+        return Shown::Refused(error_text(error));
     }
     let results: Vec<&[u8]> = reply::elements(exec).collect();
     let number = |at: usize| results.get(at).and_then(|answer| reply::integer(answer));
     match step {
         Step::Write => {
             if let Some(error) = results.iter().find(|answer| reply::is_error(answer)) {
-                return Finished::Unusable(error_text(error));
+                return Shown::Unusable(error_text(error));
             }
             let there = results.last().and_then(|answer| reply::integer(answer)).unwrap_or(0);
             let (key_was_there, staging_was_there) = (number(0) == Some(1), number(1) == Some(1));
-            storing.counted(Counted { key_was_there, staging_was_there, there, at_source: last.count })
+            Shown::Counted(Counted { key_was_there, staging_was_there, there, at_source: last.count })
         }
         Step::Rename => match results.get(1) {
-            Some(answer) if reply::is_error(answer) && item.expires_ms > 0 && number(0) == Some(1) => renamed(Renamed::TimeIsOver),
-            Some(answer) if reply::is_error(answer) => Finished::Unusable(error_text(answer)),
-            Some(answer) if reply::integer(answer) == Some(1) => renamed(Renamed::Yes),
-            Some(answer) if reply::integer(answer) == Some(0) => renamed(Renamed::KeyIsThere),
-            _ => Finished::Unusable("the node answered EXEC with something else than was asked".to_owned()),
+            Some(answer) if reply::is_error(answer) && item.expires_ms > 0 && number(0) == Some(1) => Shown::Renamed(Renamed::TimeIsOver),
+            Some(answer) if reply::is_error(answer) => Shown::Unusable(error_text(answer)),
+            Some(answer) if reply::integer(answer) == Some(1) => Shown::Renamed(Renamed::Yes),
+            Some(answer) if reply::integer(answer) == Some(0) => Shown::Renamed(Renamed::KeyIsThere),
+            _ => Shown::Unusable("the node answered EXEC with something else than was asked".to_owned()),
         },
     }
 }

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, poll};
-use switchyard_policy::migration::staging::{self, Action, Ends, Event, Place, Seen, Wrote};
+use switchyard_policy::migration::staging::{self, Action, Ends, Event, Part, Place, Seen, Wrote};
 use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::{Fingerprint, Goal, Key, Process, Protocol, Side, TEMPORARY};
 use switchyard_policy::topology::{Slot, slot_of};
@@ -22,6 +22,7 @@ use super::big::BigKey;
 use super::connection::{Connection, error_text};
 use super::pieces::{Cursor, Kind, Piece};
 use super::run::{Halt, Mover};
+use super::side::End;
 
 /// How long a staging key lives without being written to, milliseconds.
 pub(super) const LIFE_MS: &[u8] = b"3600000";
@@ -43,8 +44,9 @@ pub(super) struct Staged {
     pub(super) name: Vec<u8>,
     /// Where the next piece begins; `None`: all has been read.
     cursor: Option<Cursor>,
-    /// Read, and not written.
+    /// Read, and not written: the last piece, and what was read again.
     piece: Option<Piece>,
+    again: Option<Piece>,
     /// Elements (or bytes) of a piece: now, and at first.
     count: u64,
     count_first: u64,
@@ -67,10 +69,14 @@ pub(super) struct Staging {
 impl Staging {
     /// Something happened. Gives what is to be done about it, but what concerns nobody else.
     fn step(&mut self, event: Event) -> Vec<Action> {
+        self.taken(|machine, actions| machine.step(event, actions))
+    }
+
+    fn taken(&mut self, step: impl FnOnce(&mut staging::Staging, &mut Vec<Action>)) -> Vec<Action> {
         let mut actions = Vec::new();
-        self.machine.step(event, &mut actions);
+        step(&mut self.machine, &mut actions);
         actions.retain(|action| {
-            let Action::Drop { place, .. } = action else { return true };
+            let Action::Drop { place } = action else { return true };
             if let Some(staged) = self.all.remove(place) {
                 self.discarded.push((place.1, staged.name));
             }
@@ -89,19 +95,16 @@ impl Staging {
         self.machine.is_empty()
     }
 
-    /// Whether a key is staged.
-    pub(super) fn has(&self, place: &Place) -> bool {
-        self.all.contains_key(place)
-    }
-
     /// A staged key, and what has to be read of it in the leg.
     pub(super) fn last_of(&self, place: &Place) -> Option<(&Staged, Vec<Element>)> {
         self.all.get(place).zip(self.machine.tail(place))
     }
 
-    /// What is staged of a key is not used any more.
-    pub(super) fn drop_place(&mut self, place: &Place) {
-        self.note(Event::Over { place: place.clone() });
+    /// What is staged of a key is not used any more: so many places.
+    pub(super) fn drop_key(&mut self, key: &Key) -> u64 {
+        let before = self.all.len();
+        self.note(Event::Over { key: key.clone() });
+        (before - self.all.len()) as u64
     }
 
     pub(super) fn drop_all(&mut self) {
@@ -111,10 +114,6 @@ impl Staging {
     /// A command is about to be sent that may touch these elements; `None`: anything of the key.
     pub(super) fn touched(&mut self, key: &Key, elements: Option<Vec<Element>>) {
         self.note(Event::Touched { key: key.clone(), elements });
-    }
-
-    pub(super) fn places_of(&self, key: &Key) -> Vec<Place> {
-        self.machine.places_of(key).cloned().collect()
     }
 
     /// A worker that did not know yet that the key is staged has said that it writes it.
@@ -231,8 +230,14 @@ impl Mover {
     }
 
     /// Something happened to what is staged. Gives what has to be asked of nodes or workers about it.
-    fn on_staging(&mut self, event: Event) -> Vec<Action> {
+    pub(super) fn on_staging(&mut self, event: Event) -> Vec<Action> {
         let mut actions = self.staging.step(event);
+        self.note_staging(&mut actions);
+        actions
+    }
+
+    /// What concerns the list of big keys.
+    fn note_staging(&mut self, actions: &mut Vec<Action>) {
         actions.retain(|action| match action {
             Action::Forget { place } => {
                 self.big.forget(slot_of(&place.0), place);
@@ -247,7 +252,6 @@ impl Mover {
             }
             _ => true,
         });
-        actions
     }
 
     /// The processes that the mover is connected to, and by which connections.
@@ -279,24 +283,20 @@ impl Mover {
                 self.staging.rests_until = Some(Instant::now() + BARRIER_REST);
             }
             let rests = self.staging.rests_until.is_some_and(|until| Instant::now() < until);
-            let mut idle = true;
-            for action in self.on_staging(Event::Go { barrier: !rests }) {
-                idle &= action == Action::Barrier;
-                match action {
-                    Action::Look { place } => {
-                        self.doing = COPYING.to_owned();
-                        self.look_at_big(place)?;
-                    }
-                    Action::Barrier => self.set_barrier(),
-                    Action::Copy { place, afresh } => self.copy_piece(&place, afresh)?,
-                    Action::ReadAgain { place, elements, held_first, afresh } => self.read_tail(&place, &elements, held_first, afresh)?,
-                    Action::Ready => {
-                        self.share_staged();
-                        return self.discard();
-                    }
-                    // Nobody else's concern, or done.
-                    Action::Drop { .. } | Action::Forget { .. } | Action::Whole { .. } => {}
-                }
+            let mut to_do = self.on_staging(Event::Go { barrier: !rests });
+            if to_do.contains(&Action::Ready) {
+                self.share_staged();
+                return self.discard();
+            }
+            let before = to_do.len();
+            to_do.retain(|action| *action != Action::Barrier);
+            if to_do.len() < before {
+                self.set_barrier();
+            }
+            let idle = to_do.is_empty();
+            while !to_do.is_empty() {
+                let happened = self.ask_nodes(to_do)?;
+                to_do = happened.into_iter().flat_map(|event| self.on_staging(event)).collect();
             }
             self.discard()?;
             if idle {
@@ -309,15 +309,15 @@ impl Mover {
     }
 
     /// Looks what a big key is, and whether it still is one.
-    fn look_at_big(&mut self, place: Place) -> Result<(), Halt> {
-        let (seen, staged) = self.seen_of(&place)?;
-        self.on_staging(Event::Looked { place: place.clone(), seen });
-        if let Some((mut staged, number)) = staged.zip(self.staging.machine.number(&place)) {
+    fn look_at_big(&mut self, place: &Place, number: u64) -> Result<Seen, Halt> {
+        self.doing = COPYING.to_owned();
+        let (seen, staged) = self.seen_of(place)?;
+        if let Some(mut staged) = staged {
             let name = format!("switchyard:temporary:{}:staging-{}-{number}", self.shared.incarnation, self.order.id.0);
             staged.name = name.into_bytes();
-            self.staging.all.insert(place, staged);
+            self.staging.all.insert(place.clone(), staged);
         }
-        Ok(())
+        Ok(seen)
     }
 
     fn seen_of(&mut self, place: &Place) -> Result<(Seen, Option<Staged>), Halt> {
@@ -349,7 +349,7 @@ impl Mover {
         };
         let count = if kind == Kind::String { piece_bytes } else { (piece_bytes * length / bytes).clamp(1, 4096) };
         let cursor = Some(kind.begin());
-        let staged = Staged { kind, name: Vec::new(), cursor, piece: None, count, count_first: count, bytes, copied: 0 };
+        let staged = Staged { kind, name: Vec::new(), cursor, piece: None, again: None, count, count_first: count, bytes, copied: 0 };
         Ok((Seen::Fit, Some(staged)))
     }
 
@@ -362,49 +362,91 @@ impl Mover {
         self.staging.note(Event::Published { epoch });
     }
 
-    /// Reads the next piece of a key, and writes the one before.
-    fn copy_piece(&mut self, place: &Place, afresh: bool) -> Result<(), Halt> {
-        let (key, database) = place;
-        self.select(Side::Source, *database)?;
-        self.select(Side::Target, *database)?;
-        let began = Instant::now();
-        let Some(staged) = self.staging.all.get_mut(place) else { return Ok(()) };
-        let (Some(source), Some(target)) = (&mut self.source.connection, &mut self.target.connection) else { return Err(Halt::Lost) };
-        if let Some(cursor) = &staged.cursor {
-            staged.kind.ask(source, key, cursor, staged.count);
-        }
-        let piece = staged.piece.take().filter(|piece| !piece.is_empty());
-        let bytes = piece.as_ref().map_or(0, Piece::bytes);
-        if let Some(piece) = &piece {
-            write(target, staged, piece, afresh);
-        }
-        let (answers, wrote) = self.collect()?;
-        let wrote = if piece.is_some() { Some(self.wrote(place, &wrote, bytes, afresh)?) } else { None };
-        let Some(staged) = self.staging.all.get_mut(place) else { return Ok(()) };
-        let read = staged.cursor.take().map(|cursor| {
-            match staged.kind.take(&cursor, staged.count, answers.last().map(Vec::as_slice).unwrap_or_default()) {
-                Some((piece, next)) => {
-                    staged.piece = Some(piece);
-                    staged.cursor = next;
-                    if staged.cursor.is_some() { staging::Piece::More } else { staging::Piece::Last }
+    /// Does what is asked of nodes about one key, at both at once, and gives what came of it.
+    fn ask_nodes(&mut self, to_do: Vec<Action>) -> Result<Vec<Event>, Halt> {
+        // A question alone on its connection comes before those that are asked together.
+        for action in &to_do {
+            match action {
+                Action::Look { place, number } => {
+                    let seen = self.look_at_big(place, *number)?;
+                    return Ok(vec![Event::Looked { place: place.clone(), seen }]);
                 }
-                None => staging::Piece::OtherType,
-            }
-        });
-        self.on_staging(Event::Copied { place: place.clone(), wrote, read });
-        if self.has_mortal_fields(place)? {
-            self.unusable(place, "its fields have times to live of their own");
-            return Ok(());
+                Action::Read { place } | Action::ReadAgain { place, .. } => self.select(Side::Source, place.1)?,
+                Action::Write { place, .. } => self.select(Side::Target, place.1)?,
+                _ => continue,
+            };
         }
+        let began = Instant::now();
+        let (mut bytes, mut is_piece) = (0, false);
+        for action in &to_do {
+            let (Some(source), Some(target)) = (&mut self.source.connection, &mut self.target.connection) else { return Err(Halt::Lost) };
+            match action {
+                Action::Read { place } => {
+                    let Some(staged) = self.staging.all.get(place) else { continue };
+                    let Some(cursor) = &staged.cursor else { continue };
+                    staged.kind.ask(source, &place.0, cursor, staged.count);
+                    is_piece = true;
+                }
+                Action::ReadAgain { place, elements } => {
+                    let Some(staged) = self.staging.all.get(place) else { continue };
+                    staged.kind.ask_elements(source, &place.0, elements);
+                }
+                Action::Write { place, part, afresh } => {
+                    let Some(staged) = self.staging.all.get_mut(place) else { continue };
+                    let piece = match part {
+                        Part::Piece => staged.piece.take(),
+                        Part::Again => staged.again.take(),
+                    };
+                    let piece = piece.unwrap_or_default();
+                    if *part == Part::Piece {
+                        (bytes, is_piece) = (piece.bytes(), true);
+                    }
+                    write(target, staged, &piece, *afresh);
+                }
+                _ => {}
+            }
+        }
+        let (read, wrote) = self.collect()?;
         let taken = began.elapsed();
-        if let Some(staged) = self.staging.all.get_mut(place) {
-            if taken > LONG_PIECE {
-                staged.count = (staged.count / 2).max(staged.count_first / 16).max(1);
-            } else if taken < LONG_PIECE / 4 {
-                staged.count = (staged.count * 2).min(staged.count_first);
-            }
+        let read = read.last().map(Vec::as_slice).unwrap_or_default();
+        let mut happened = Vec::new();
+        for action in to_do {
+            happened.push(match action {
+                Action::Read { place } => Event::Read { piece: self.take_piece(&place, read, taken)?, place },
+                Action::ReadAgain { place, elements } => {
+                    let staged = self.staging.all.get_mut(&place);
+                    let same_type = staged.is_some_and(|staged| {
+                        staged.again = staged.kind.take_elements(&elements, read);
+                        staged.again.is_some()
+                    });
+                    Event::ReadAgain { place, same_type }
+                }
+                Action::Write { place, afresh, .. } => Event::Wrote { wrote: self.wrote(&place, &wrote, bytes, afresh)?, place },
+                _ => continue,
+            });
         }
-        self.rest_after_piece(taken, bytes)
+        if is_piece {
+            self.rest_after_piece(taken, bytes)?;
+        }
+        Ok(happened)
+    }
+
+    /// Takes a piece that was read, and decides how large the next one is.
+    fn take_piece(&mut self, place: &Place, answer: &[u8], took: Duration) -> Result<staging::Piece, Halt> {
+        let Some(staged) = self.staging.all.get_mut(place) else { return Ok(staging::Piece::OtherType) };
+        let taken = staged.cursor.take().and_then(|cursor| staged.kind.take(&cursor, staged.count, answer));
+        let Some((piece, next)) = taken else { return Ok(staging::Piece::OtherType) };
+        let (is_empty, is_last) = (piece.is_empty(), next.is_none());
+        (staged.piece, staged.cursor) = (Some(piece), next);
+        if took > LONG_PIECE {
+            staged.count = (staged.count / 2).max(staged.count_first / 16).max(1);
+        } else if took < LONG_PIECE / 4 {
+            staged.count = (staged.count * 2).min(staged.count_first);
+        }
+        if self.has_mortal_fields(place)? {
+            return Ok(staging::Piece::Unfit("its fields have times to live of their own".to_owned()));
+        }
+        Ok(staging::Piece::Taken { is_empty, is_last })
     }
 
     /// Others are served between two pieces, and no more bytes are copied than may be.
@@ -466,57 +508,26 @@ impl Mover {
         }
     }
 
-    /// Reads again what was touched before the barrier that has been reached, and writes it, behind what was read before.
-    fn read_tail(&mut self, place: &Place, elements: &[Element], held_first: bool, mut afresh: bool) -> Result<(), Halt> {
-        self.select(Side::Source, place.1)?;
-        self.select(Side::Target, place.1)?;
-        let Some(staged) = self.staging.all.get_mut(place) else { return Ok(()) };
-        let (kind, before) = (staged.kind, if held_first { staged.piece.take() } else { None });
-        let Some(source) = &mut self.source.connection else { return Err(Halt::Lost) };
-        kind.ask_elements(source, &place.0, elements);
-        let (read, _) = self.collect()?;
-        let mut wrote = None;
-        if let Some(piece) = kind.take_elements(elements, read.last().map(Vec::as_slice).unwrap_or_default()) {
-            wrote = Some(Wrote::Yes);
-            for piece in before.into_iter().chain([piece]).filter(|piece| !piece.is_empty()) {
-                let Some(staged) = self.staging.all.get(place) else { return Ok(()) };
-                let Some(target) = &mut self.target.connection else { return Err(Halt::Lost) };
-                write(target, staged, &piece, afresh);
-                let (_, answers) = self.collect()?;
-                let outcome = self.wrote(place, &answers, 0, afresh)?;
-                let goes_on = outcome == Wrote::Yes;
-                wrote = Some(outcome);
-                if !goes_on {
-                    break;
-                }
-                afresh = false;
-            }
-        }
-        self.on_staging(Event::ReadAgain { place: place.clone(), wrote });
-        Ok(())
-    }
-
     /// These slots have left.
     pub(super) fn forget_staged(&mut self, slots: &[Slot]) {
-        let places: Vec<Place> = self.staging.machine.places().filter(|(key, _)| slots.contains(&slot_of(key))).cloned().collect();
-        for place in &places {
-            self.staging.drop_place(place);
-        }
-        if !places.is_empty() {
+        let of_slots = self.staging.machine.places().filter(|(key, _)| slots.contains(&slot_of(key)));
+        let keys: Vec<Key> = of_slots.map(|(key, _)| key.clone()).collect();
+        if !keys.is_empty() {
+            for key in &keys {
+                self.staging.drop_key(key);
+            }
             self.share_staged();
         }
     }
 
     /// Before keys are read in a leg: what is staged of them and is worth nothing is forgotten.
     pub(super) fn drop_unusable(&mut self, is_ours: &[bool]) {
-        let run_id = |side| self.end(side).connection.as_ref().map(|c| c.process.run_id.as_str());
-        let (source, target) = (run_id(Side::Source), run_id(Side::Target));
-        let machine = &self.staging.machine;
-        let of_leg = machine.places().filter(|(key, _)| is_ours.get(slot_of(key).index()).is_some_and(|ours| *ours));
-        let places: Vec<Place> = of_leg.filter(|place| !machine.is_usable(place, source, target)).cloned().collect();
-        for place in places {
-            self.unusable(&place, "it was changed as a whole, or a node was started again, after it had been copied in pieces");
-        }
+        let run_id = |end: &End| end.connection.as_ref().map(|c| c.process.run_id.clone());
+        let (source, target) = (run_id(&self.source), run_id(&self.target));
+        let is_ours = |(key, _): &Place| is_ours.get(slot_of(key).index()).is_some_and(|ours| *ours);
+        let mut actions =
+            self.staging.taken(|machine, actions| machine.drop_unusable(source.as_deref(), target.as_deref(), is_ours, actions));
+        self.note_staging(&mut actions);
     }
 
     /// What is staged of a key is worth nothing: it is moved whole.

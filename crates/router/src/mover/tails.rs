@@ -3,8 +3,8 @@
 //! Beside `drive.rs`, which does what the machine says and need not know how; here is what is different for these keys, and the report about big keys
 //! that were not staged.
 
-use switchyard_policy::migration::staging::{Finished, Next, Place, Step};
-use switchyard_policy::migration::{BatchId, Copied, Event, Key, Protocol, Side, Stored};
+use switchyard_policy::migration::staging::{Action, Event as OfStaged, Place, Shown, Step};
+use switchyard_policy::migration::{BatchId, Copied, Event, Key, Protocol, Side};
 use switchyard_policy::topology::slot_of;
 use tracing::warn;
 
@@ -75,45 +75,41 @@ impl Mover {
         }
     }
 
-    /// The keys of a batch were stored; those that are staged follow.
-    pub(super) fn stored(&mut self, run: &mut Run, batch: BatchId, to: Side, outcomes: Vec<Stored>) {
-        let Some(storing) = run.storing.get_mut(&batch) else {
-            run.tell(Event::Stored { batch, outcomes });
-            return;
-        };
-        let mut staged = Vec::new();
-        for (key, contents) in run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default() {
-            for content in contents.iter().filter(|content| content.form == Form::Staged) {
-                let place = (key.clone(), content.database);
-                let is_staged = self.staging.has(&place);
-                staged.push((place, is_staged));
-            }
-        }
-        let next = storing.stored(outcomes, staged);
-        self.go_on_storing(run, batch, to, next);
+    /// Something happened to staged keys of the leg.
+    pub(super) fn staged(&mut self, run: &mut Run, event: OfStaged) {
+        let actions = self.on_staging(event);
+        self.act_on_staged(run, actions);
     }
 
-    fn go_on_storing(&mut self, run: &mut Run, batch: BatchId, to: Side, next: Next) {
-        match next {
-            Next::Done(outcomes) => {
-                run.storing.remove(&batch);
-                run.tell(Event::Stored { batch, outcomes });
-            }
-            Next::ReadAgain(keys) if self.source.connection.is_some() => {
-                let known = Known { databases: run.driver.databases(), lasting: run.lasting(Side::Source), staged: None };
-                self.source.copy_again(batch, keys, known);
-            }
-            Next::ReadAgain(_) => self.cannot_read_again(run),
-            Next::Finish(step, places) => {
-                let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
-                let of = |place: Place| {
-                    let last = last_of(read, &place)?;
-                    let contents = read.iter().filter(|(key, _)| *key == place.0).flat_map(|(_, contents)| contents);
-                    let expires_ms = contents.filter(|content| content.database == place.1).map(|content| content.expires_ms).next()?;
-                    Some((last_piece::Item { place, expires_ms, replies: 0 }, last))
-                };
-                let (items, lasts): (Vec<_>, Vec<_>) = places.into_iter().filter_map(of).unzip();
-                self.end_mut(to).finish(batch, step, items, &lasts);
+    fn act_on_staged(&mut self, run: &mut Run, actions: Vec<Action>) {
+        for action in actions {
+            match action {
+                Action::Stored { batch, outcomes } => run.tell(Event::Stored { batch, outcomes }),
+                Action::ReadWhole { batch, keys } if self.source.connection.is_some() => {
+                    let known = Known { databases: run.driver.databases(), lasting: run.lasting(Side::Source), staged: None };
+                    self.source.copy_again(batch, keys, known);
+                }
+                Action::ReadWhole { .. } => self.staged(run, OfStaged::SourceLost),
+                Action::StoreWhole { batch, keys } => {
+                    let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
+                    let of_key =
+                        |key: &Key| read.iter().find(|(of, _)| of == key).map(|(_, contents)| contents.as_slice()).unwrap_or_default();
+                    let contents: Vec<(&Key, &[Content])> = keys.iter().map(|key| (key, of_key(key))).collect();
+                    self.target.store(batch, &contents, None);
+                }
+                Action::Finish { batch, step, places } => {
+                    let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
+                    let of = |place: Place| {
+                        let last = last_of(read, &place)?;
+                        let contents = read.iter().filter(|(key, _)| *key == place.0).flat_map(|(_, contents)| contents);
+                        let expires_ms = contents.filter(|content| content.database == place.1).map(|content| content.expires_ms).next()?;
+                        Some((last_piece::Item { place, expires_ms, replies: 0 }, last))
+                    };
+                    let (items, lasts): (Vec<_>, Vec<_>) = places.into_iter().filter_map(of).unzip();
+                    self.target.finish(batch, step, items, &lasts);
+                }
+                // Of what is copied before the leg.
+                _ => {}
             }
         }
     }
@@ -123,76 +119,50 @@ impl Mover {
         &mut self,
         run: &mut Run,
         batch: BatchId,
-        to: Side,
         step: Step,
         items: Vec<last_piece::Item>,
         mut answers: &[Vec<u8>],
     ) {
-        let Some(storing) = run.storing.get_mut(&batch) else { return };
         let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
-        let mut all = Vec::new();
+        let mut shown = Vec::new();
         for item in items {
             let (of_item, rest) = answers.split_at(item.replies.min(answers.len()));
             answers = rest;
-            let finished = match last_of(read, &item.place) {
-                Some(last) => last_piece::outcome(storing, step, &item, last, of_item),
-                None => Finished::Unusable("what was read of it is gone".to_owned()),
+            let of_item = match last_of(read, &item.place) {
+                Some(last) => last_piece::shown(step, &item, last, of_item),
+                None => Shown::Unusable("what was read of it is gone".to_owned()),
             };
-            if let Finished::Unusable(why) = &finished {
-                self.unusable(&item.place, why);
-            }
-            all.push((item.place, finished));
+            shown.push((item.place, of_item));
         }
-        let next = storing.finished(all);
-        self.go_on_storing(run, batch, to, next);
+        self.staged(run, OfStaged::Finished { batch, shown });
     }
 
     /// Keys were read whole, of which what was staged is worth nothing. Nobody has written them since the drain, so they are what they were.
     pub(super) fn read_again(&mut self, run: &mut Run, batch: BatchId, read: Read) {
-        let Some(storing) = run.storing.get_mut(&batch).filter(|storing| storing.is_reading_again()) else { return };
         let refused = read.outcomes.iter().find_map(|outcome| if let Copied::Refused(why) = outcome { Some(why.clone()) } else { None });
-        if let Some(why) = refused {
-            let next = storing.refused(&why);
-            self.go_on_storing(run, batch, Side::Target, next);
-            return;
-        }
-        self.note_big(run, batch, &read);
-        if read.contents.iter().any(Vec::is_empty) {
-            // It has expired; or it was at the target, which has lost it.
-            warn!(move_id = self.order.id.0, "a big key that was to be moved is not at its source any more, nor at the target");
-        }
-        let kept = run.contents.entry(batch).or_default();
-        let again = read.keys.clone();
-        for (key, contents) in read.keys.into_iter().zip(read.contents) {
-            match kept.iter_mut().find(|(of, _)| *of == key) {
-                Some((_, before)) => *before = contents,
-                None => kept.push((key, contents)),
+        let is_read = refused.is_none();
+        let actions = self.on_staging(OfStaged::ReadWhole { batch, refused });
+        if is_read && !actions.is_empty() {
+            self.note_big(run, batch, &read);
+            if read.contents.iter().any(Vec::is_empty) {
+                // It has expired; or it was at the target, which has lost it.
+                warn!(move_id = self.order.id.0, "a big key that was to be moved is not at its source any more, nor at the target");
+            }
+            let kept = run.contents.entry(batch).or_default();
+            for (key, contents) in read.keys.into_iter().zip(read.contents) {
+                match kept.iter_mut().find(|(of, _)| *of == key) {
+                    Some((_, before)) => *before = contents,
+                    None => kept.push((key, contents)),
+                }
             }
         }
-        let of_key = |key: &Key| kept.iter().find(|(of, _)| of == key).map(|(_, contents)| contents.as_slice()).unwrap_or_default();
-        let contents: Vec<(&Key, &[Content])> = again.iter().map(|key| (key, of_key(key))).collect();
-        self.target.store(batch, &contents, None);
-    }
-
-    /// The source is lost: what was to be read there again is refused, and the machine tries again.
-    pub(super) fn cannot_read_again(&mut self, run: &mut Run) {
-        let waiting: Vec<BatchId> = run.storing.iter().filter(|(_, storing)| storing.is_reading_again()).map(|(batch, _)| *batch).collect();
-        for batch in waiting {
-            let Some(mut storing) = run.storing.remove(&batch) else { continue };
-            if let Next::Done(outcomes) = storing.refused("what was copied of it in pieces is worth nothing, and its source is lost") {
-                run.tell(Event::Stored { batch, outcomes });
-            }
-        }
+        self.act_on_staged(run, actions);
     }
 
     /// A key is committed: its staging key is not needed any more, or has become the key.
     pub(super) fn staged_is_moved(&mut self, key: &Key) {
-        if self.staging.is_empty() {
-            return;
-        }
-        for place in self.staging.places_of(key) {
-            self.staging.drop_place(&place);
-            self.big.shown.in_pieces += 1;
+        if !self.staging.is_empty() {
+            self.big.shown.in_pieces += self.staging.drop_key(key);
         }
     }
 

@@ -1,12 +1,12 @@
 //! Batches: what the leg's machine asks for of some keys, as commands, and what their answers mean. Of keys that were copied in pieces "copy" reads the tail,
-//! and "store" does what [`Storing`] says.
+//! and "store" does what the machine of staging says.
 
 use std::collections::BTreeMap;
 
-use switchyard_policy::migration::staging::{Counted, Finished, Next, Place, Step, Storing, renamed};
+use switchyard_policy::migration::staging::{Action, Counted, Event as OfStaged, Place, Shown, Step};
 use switchyard_policy::migration::{BatchId, Copied, Event, Key, Protocol, Side, Stored};
 
-use super::staging::{as_they_are, storing};
+use super::staging::as_they_are;
 use super::{What, ix};
 use crate::node::{Cmd, Elements, Entry, KeyIx, Reply};
 use crate::planted::Bug;
@@ -38,7 +38,6 @@ pub(super) struct Batch {
     content: BTreeMap<KeyIx, Content>,
     /// Fields that were asked for, of staged keys.
     fields: BTreeMap<KeyIx, Vec<u32>>,
-    storing: Option<Storing>,
 }
 
 #[derive(Clone, Debug)]
@@ -59,20 +58,19 @@ impl World {
             self.drop_unusable();
         }
         let numbers: Vec<KeyIx> = keys.iter().map(|key| self.key_ix(key)).collect();
-        let is_staged = |key: &KeyIx| matches!(content.get(key), Some(Content::Last { .. }));
-        let storing = (kind == Kind::Restore && numbers.iter().any(is_staged)).then(|| storing(keys.to_vec(), self.planted));
-        self.ask_batch(id, ix(side), numbers, kind, content, storing);
+        match kind {
+            Kind::Dump => drop(self.stager_step(OfStaged::Copying { batch: id })),
+            Kind::Restore => {
+                let staged = numbers.iter().filter(|key| matches!(content.get(key), Some(Content::Last { .. })));
+                let staged = staged.map(|key| self.place(*key)).collect();
+                self.stager_step(OfStaged::Storing { batch: id, keys: keys.to_vec(), staged });
+            }
+            _ => {}
+        }
+        self.ask_batch(id, ix(side), numbers, kind, content);
     }
 
-    fn ask_batch(
-        &mut self,
-        id: BatchId,
-        side: usize,
-        keys: Vec<KeyIx>,
-        kind: Kind,
-        content: BTreeMap<KeyIx, Content>,
-        storing: Option<Storing>,
-    ) {
+    fn ask_batch(&mut self, id: BatchId, side: usize, keys: Vec<KeyIx>, kind: Kind, content: BTreeMap<KeyIx, Content>) {
         let mut cmds = Vec::new();
         let mut fields = BTreeMap::new();
         for (at, key) in keys.iter().enumerate() {
@@ -112,7 +110,7 @@ impl World {
         let (left, replies) = (cmds.len(), vec![None; keys.len().max(1)]);
         self.mover.rounds += 1;
         let round = self.mover.rounds;
-        self.mover.batches.insert(id, Batch { kind, round, side, keys, replies, left, content, fields, storing });
+        self.mover.batches.insert(id, Batch { kind, round, side, keys, replies, left, content, fields });
         if left == 0 {
             self.batch_done(id);
         }
@@ -184,7 +182,8 @@ impl World {
                     Some(Reply::BusyKey) => Stored::Exists,
                     Some(other) => Stored::Refused(format!("{other:?}")),
                 };
-                self.batch_stored(id, replies.into_iter().map(outcome).collect());
+                let outcomes = replies.into_iter().map(outcome).collect();
+                self.staged(OfStaged::Stored { batch: id, outcomes });
                 return;
             }
             Kind::Finish(_) => {
@@ -192,9 +191,7 @@ impl World {
                 return;
             }
             Kind::DumpAgain => {
-                let content = std::mem::take(&mut batch.content);
-                let storing = batch.storing.take();
-                self.ask_batch(id, 1, keys, Kind::RestoreAgain, content, storing);
+                self.staged(OfStaged::ReadWhole { batch: id, refused: None });
                 return;
             }
             Kind::Remove => Event::Removed { batch: id },
@@ -210,76 +207,44 @@ impl World {
         self.mover_event(event);
     }
 
-    fn batch_stored(&mut self, id: BatchId, outcomes: Vec<Stored>) {
-        let Some(batch) = self.mover.batches.get(&id) else { return };
-        let last = batch.content.iter().filter(|(key, content)| batch.keys.contains(key) && matches!(content, Content::Last { .. }));
-        let staged: Vec<(Place, bool)> = last.map(|(key, _)| (self.place(*key), self.mover.stager.name_of(*key).is_some())).collect();
-        match self.mover.batches.get_mut(&id).and_then(|batch| batch.storing.as_mut()) {
-            Some(storing) => {
-                let next = storing.stored(outcomes, staged);
-                self.go_on_storing(id, next);
-            }
-            None => self.mover_event(Event::Stored { batch: id, outcomes }),
+    /// Something happened to staged keys of the leg.
+    pub(super) fn staged(&mut self, event: OfStaged) {
+        for action in self.stager_step(event) {
+            let (id, side, keys, kind) = match action {
+                Action::Stored { batch, outcomes } => {
+                    self.mover_event(Event::Stored { batch, outcomes });
+                    continue;
+                }
+                Action::Finish { batch, step, places } => (batch, 1, places.into_iter().map(|(key, _)| key).collect(), Kind::Finish(step)),
+                Action::ReadWhole { .. } if !self.mover.links[0].ready => {
+                    self.staged(OfStaged::SourceLost);
+                    continue;
+                }
+                Action::ReadWhole { batch, keys } => (batch, 0, keys, Kind::DumpAgain),
+                Action::StoreWhole { batch, keys } => (batch, 1, keys, Kind::RestoreAgain),
+                // Of what is copied before the leg.
+                _ => continue,
+            };
+            let keys: Vec<KeyIx> = keys.iter().map(|key: &Key| self.key_ix(key)).collect();
+            let Some(batch) = self.mover.batches.get_mut(&id) else { continue };
+            let content = std::mem::take(&mut batch.content);
+            self.ask_batch(id, side, keys, kind, content);
         }
     }
 
     fn staged_answered(&mut self, id: BatchId, keys: &[KeyIx], replies: Vec<Option<Reply>>) {
-        let mut all = Vec::new();
-        for (key, reply) in keys.iter().zip(replies) {
-            let Some(batch) = self.mover.batches.get(&id) else { return };
-            let finished = match (batch.storing.as_ref(), batch.content.get(key), reply) {
-                (Some(storing), Some(Content::Last { count, .. }), Some(Reply::Counted(key_was_there, staging_was_there, there))) => {
-                    storing.counted(Counted { key_was_there, staging_was_there, there: there as i64, at_source: *count as i64 })
+        let Some(batch) = self.mover.batches.get(&id) else { return };
+        let shown = |(key, reply): (&KeyIx, Option<Reply>)| {
+            let shown = match (batch.content.get(key), reply) {
+                (Some(Content::Last { count, .. }), Some(Reply::Counted(key_was_there, staging_was_there, there))) => {
+                    Shown::Counted(Counted { key_was_there, staging_was_there, there: there as i64, at_source: *count as i64 })
                 }
-                (_, _, Some(Reply::Renamed(seen))) => renamed(seen),
-                (_, _, reply) => Finished::Over(Stored::Refused(format!("{reply:?}"))),
+                (_, Some(Reply::Renamed(seen))) => Shown::Renamed(seen),
+                (_, reply) => Shown::Refused(format!("{reply:?}")),
             };
-            if let Finished::Unusable(why) = &finished {
-                self.unusable(self.place(*key), why);
-            }
-            all.push((self.place(*key), finished));
-        }
-        if let Some(storing) = self.mover.batches.get_mut(&id).and_then(|batch| batch.storing.as_mut()) {
-            let next = storing.finished(all);
-            self.go_on_storing(id, next);
-        }
-    }
-
-    fn go_on_storing(&mut self, id: BatchId, next: Next) {
-        let Some(batch) = self.mover.batches.get_mut(&id) else { return };
-        let numbers = |world: &Self, keys: &[&Key]| keys.iter().map(|key| world.key_ix(key)).collect::<Vec<KeyIx>>();
-        let (keys, kind, side) = match &next {
-            Next::Done(outcomes) => {
-                batch.storing = None;
-                let outcomes = outcomes.clone();
-                self.mover_event(Event::Stored { batch: id, outcomes });
-                return;
-            }
-            Next::Finish(step, places) => (places.iter().map(|(key, _)| key).collect::<Vec<_>>(), Kind::Finish(*step), 1),
-            Next::ReadAgain(keys) => (keys.iter().collect(), Kind::DumpAgain, 0),
+            (self.place(*key), shown)
         };
-        if kind == Kind::DumpAgain && !self.mover.links[0].ready {
-            batch.kind = kind;
-            self.refuse_reading_again();
-            return;
-        }
-        let (content, storing) = (std::mem::take(&mut batch.content), batch.storing.take());
-        let keys = numbers(self, &keys);
-        self.ask_batch(id, side, keys, kind, content, storing);
-    }
-
-    /// Batches of which something was to be read again at the source.
-    pub(super) fn take_refused(&mut self, why: &str) -> Vec<(BatchId, Vec<Stored>)> {
-        let reading = self.mover.batches.iter_mut().filter(|(_, batch)| batch.kind == Kind::DumpAgain);
-        reading
-            .filter_map(|(id, batch)| {
-                // Its answers mean nothing any more.
-                batch.round = 0;
-                match batch.storing.take()?.refused(why) {
-                    Next::Done(outcomes) => Some((*id, outcomes)),
-                    _ => None,
-                }
-            })
-            .collect()
+        let shown = keys.iter().zip(replies).map(shown).collect();
+        self.staged(OfStaged::Finished { batch: id, shown });
     }
 }

@@ -3,15 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use switchyard_policy::migration::Event as LegEvent;
-use switchyard_policy::migration::staging::{Action, Ends, Event, Piece, Place, Seen, Staging, Storing, Wrote};
+use switchyard_policy::migration::staging::{self, Action, Ends, Event, Piece, Place, Seen, Staging, Wrote};
 use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::{Key, Process, Protocol};
+use switchyard_policy::topology::Stage as SlotStage;
 
 use super::{Stage, What};
 use crate::node::{Cmd, Elements, KeyIx, Reply, STAGING};
 use crate::planted::{Bug, Planted};
-use crate::worker::Stage as ViewStage;
 use crate::world::{Ev, World, say};
 
 /// A key of so many elements is big.
@@ -19,13 +18,14 @@ const BIG: usize = 3;
 /// Elements of a piece.
 const PIECE: u32 = 2;
 
-/// What was asked for a piece.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// What was asked of a key.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Part {
-    Looked,
-    Read,
-    Wrote,
-    Fields,
+    Looked(KeyIx),
+    Read(KeyIx),
+    /// Whether it was written afresh.
+    Wrote(KeyIx, bool),
+    Fields(KeyIx, Vec<u32>),
     Discarded,
 }
 
@@ -43,16 +43,9 @@ struct Copying {
     name: KeyIx,
     /// Where the next piece begins.
     cursor: Option<u32>,
-    /// Read, and not written.
-    piece: Option<Vec<u32>>,
-}
-
-/// What is under way: one thing at a time.
-#[derive(Debug)]
-enum Task {
-    Look(KeyIx),
-    Copy { key: KeyIx, afresh: bool, left: u8, wrote: Option<Wrote>, read: Option<Piece> },
-    ReadAgain { key: KeyIx, fields: Vec<u32>, afresh: bool, writes: Vec<Elements> },
+    /// Read, and not written: the last piece, and what was read again.
+    piece: Elements,
+    again: Elements,
 }
 
 /// What is being copied in pieces.
@@ -63,7 +56,6 @@ pub(crate) struct Stager {
     /// As workers know them.
     shared: BTreeSet<KeyIx>,
     told: Vec<Told>,
-    task: Option<Task>,
     discarded: Vec<KeyIx>,
     /// Moved whole by this leg.
     wholes: BTreeSet<KeyIx>,
@@ -117,15 +109,19 @@ impl World {
         (self.keys[key].clone(), 0)
     }
 
-    fn stager_step(&mut self, event: Event) -> Vec<Action> {
+    pub(super) fn stager_step(&mut self, event: Event) -> Vec<Action> {
         say!(self, "staging <- {event:?}");
+        self.stager_steps(|machine, actions| machine.step(event, actions))
+    }
+
+    fn stager_steps(&mut self, step: impl FnOnce(&mut Staging, &mut Vec<Action>)) -> Vec<Action> {
         let mut actions = Vec::new();
-        self.mover.stager.machine.step(event, &mut actions);
+        step(&mut self.mover.stager.machine, &mut actions);
         for action in &actions {
             say!(self, "staging -> {action:?}");
             let key = |place: &Place| self.key_ix(&place.0);
             match action {
-                Action::Drop { place, .. } => {
+                Action::Drop { place } => {
                     let key = key(place);
                     let stager = &mut self.mover.stager;
                     stager.discarded.extend(stager.copies.remove(&key).map(|copying| copying.name));
@@ -206,7 +202,6 @@ impl World {
             return;
         }
         self.mover.stage = Stage::Connecting;
-        self.mover.stager.task = None;
         self.let_go(1 - side);
         let delay = self.random.between(300, 3_000);
         self.after(delay, Ev::DialMover { side: 1 - side });
@@ -225,7 +220,7 @@ impl World {
     }
 
     fn staging_goes_on(&mut self) {
-        if self.mover.stage != Stage::Staging || self.mover.stager.task.is_some() {
+        if self.mover.stage != Stage::Staging || self.mover.stager.machine.is_asking() {
             return;
         }
         if self.mover.flush.is_some() {
@@ -240,41 +235,61 @@ impl World {
             self.stager_step(Event::Reached { epoch });
         }
         let barrier = self.random.chance(500);
-        for action in self.stager_step(Event::Go { barrier }) {
+        let actions = self.stager_step(Event::Go { barrier });
+        let asks =
+            |action: &Action| matches!(action, Action::Look { .. } | Action::Read { .. } | Action::ReadAgain { .. } | Action::Write { .. });
+        let is_idle = !actions.iter().any(asks);
+        if actions.contains(&Action::Ready) {
+            self.share_staged();
+            self.note_early_tails();
+            self.discard_staged();
+            self.begin_machine();
+            return;
+        }
+        self.act_on_staging(actions);
+        self.discard_staged();
+        if is_idle {
+            self.staging_later();
+        }
+    }
+
+    fn act_on_staging(&mut self, actions: Vec<Action>) {
+        for action in actions {
             self.count_action();
             match action {
-                Action::Look { place } => {
+                Action::Look { place, .. } => {
                     let key = self.key_ix(&place.0);
-                    self.mover.stager.task = Some(Task::Look(key));
-                    self.demand(0, Cmd::Look(key), What::Staging(Part::Looked));
+                    self.demand(0, Cmd::Look(key), What::Staging(Part::Looked(key)));
                 }
                 Action::Barrier => {
                     self.share_staged();
-                    let epoch = self.publish(ViewStage::Observed);
+                    let epoch = self.publish(Some(SlotStage::Observed));
                     self.stager_step(Event::Published { epoch });
                 }
-                Action::Copy { place, afresh } => self.copy_piece(&place, afresh),
-                Action::ReadAgain { place, elements, held_first, afresh } => {
+                Action::Read { place } => {
+                    let key = self.key_ix(&place.0);
+                    let Some(copying) = self.mover.stager.copies.get(&key) else { continue };
+                    let cmd = Cmd::Piece(key, copying.of_hash, copying.cursor.unwrap_or_default(), PIECE);
+                    self.demand(0, cmd, What::Staging(Part::Read(key)));
+                }
+                Action::ReadAgain { place, elements } => {
                     let key = self.key_ix(&place.0);
                     let fields = fields_of(&elements);
-                    let held = self.mover.stager.copies.get_mut(&key).filter(|_| held_first).and_then(|copying| copying.piece.take());
-                    let writes = held.into_iter().map(|there| Elements { there, ..Elements::default() }).collect();
-                    self.mover.stager.task = Some(Task::ReadAgain { key, fields: fields.clone(), afresh, writes });
-                    self.demand(0, Cmd::Fields(key, fields), What::Staging(Part::Fields));
+                    self.demand(0, Cmd::Fields(key, fields.clone()), What::Staging(Part::Fields(key, fields)));
                 }
-                Action::Ready => {
-                    self.share_staged();
-                    self.note_early_tails();
-                    self.discard_staged();
-                    self.begin_machine();
-                    return;
+                Action::Write { place, part, afresh } => {
+                    let key = self.key_ix(&place.0);
+                    let Some(copying) = self.mover.stager.copies.get_mut(&key) else { continue };
+                    let elements = std::mem::take(match part {
+                        staging::Part::Piece => &mut copying.piece,
+                        staging::Part::Again => &mut copying.again,
+                    });
+                    let cmd = Cmd::Stage(copying.name, afresh, elements);
+                    self.demand(1, cmd, What::Staging(Part::Wrote(key, afresh)));
                 }
-                Action::Drop { .. } | Action::Forget { .. } | Action::Whole { .. } => {}
+                // Done, or of the leg.
+                _ => {}
             }
-        }
-        self.discard_staged();
-        if self.mover.stager.task.is_none() {
-            self.staging_later();
         }
     }
 
@@ -289,94 +304,54 @@ impl World {
         self.mover.stager.early = early;
     }
 
-    fn copy_piece(&mut self, place: &Place, afresh: bool) {
-        let key = self.key_ix(&place.0);
-        let Some(copying) = self.mover.stager.copies.get_mut(&key) else { return };
-        let (name, of_hash, cursor) = (copying.name, copying.of_hash, copying.cursor);
-        let held = copying.piece.take().filter(|piece| !piece.is_empty());
-        let left = u8::from(held.is_some()) + u8::from(cursor.is_some());
-        if left == 0 {
-            self.stager_step(Event::Copied { place: place.clone(), wrote: None, read: None });
-            return;
-        }
-        self.mover.stager.task = Some(Task::Copy { key, afresh, left, wrote: None, read: None });
-        if let Some(from) = cursor {
-            self.demand(0, Cmd::Piece(key, of_hash, from, PIECE), What::Staging(Part::Read));
-        }
-        if let Some(there) = held {
-            self.demand(1, Cmd::Stage(name, afresh, Elements { there, ..Elements::default() }), What::Staging(Part::Wrote));
-        }
-    }
-
     pub(super) fn staging_answered(&mut self, part: Part, reply: Reply) {
-        if part == Part::Discarded {
-            return;
-        }
-        let Some(task) = self.mover.stager.task.take() else {
-            self.violated(format!("staging: {reply:?} in answer to nothing ({part:?})"));
-            return;
-        };
-        match task {
-            Task::Look(key) => self.looked(key, &reply),
-            Task::Copy { key, afresh, mut left, mut wrote, mut read } => {
-                left -= 1;
-                let copying = self.mover.stager.copies.get_mut(&key);
-                match (part, reply) {
-                    (Part::Read, Reply::Piece(piece, next)) => {
-                        if let Some(copying) = copying {
-                            (copying.piece, copying.cursor) = (Some(piece), next);
-                        }
-                        read = Some(if next.is_some() { Piece::More } else { Piece::Last });
-                    }
-                    (Part::Read, _) => read = Some(Piece::OtherType),
-                    (_, reply) => wrote = Some(written(&reply, afresh)),
-                }
-                if left > 0 {
-                    self.mover.stager.task = Some(Task::Copy { key, afresh, left, wrote, read });
-                    return;
-                }
-                let place = self.place(key);
-                self.stager_step(Event::Copied { place, wrote, read });
-            }
-            Task::ReadAgain { key, fields, afresh, mut writes } => {
-                let wrote = match (part, reply) {
-                    (Part::Fields, Reply::Fields(values)) => {
-                        writes.push(as_they_are(&fields, &values));
-                        writes.retain(|elements| !elements.is_empty());
-                        Some(Wrote::Yes)
-                    }
-                    (Part::Fields, _) => None,
-                    (_, reply) => Some(written(&reply, afresh)),
+        let event = match part {
+            Part::Discarded => return,
+            Part::Looked(key) => {
+                let of_hash = match reply {
+                    Reply::Looked(Some((of_hash, length))) if length >= BIG => Some(of_hash),
+                    _ => None,
                 };
-                // What was written first was perhaps written afresh.
-                let afresh = afresh && part == Part::Fields;
-                let name = self.mover.stager.name_of(key);
-                if let Some(name) = name.filter(|_| wrote == Some(Wrote::Yes) && !writes.is_empty()) {
-                    let elements = writes.remove(0);
-                    self.mover.stager.task = Some(Task::ReadAgain { key, fields, afresh, writes });
-                    self.demand(1, Cmd::Stage(name, afresh, elements), What::Staging(Part::Wrote));
-                    return;
+                let stager = &mut self.mover.stager;
+                if let Some(of_hash) = of_hash {
+                    stager.names += 1;
+                    let name = STAGING + stager.names;
+                    let nothing = Elements::default;
+                    stager.copies.insert(key, Copying { of_hash, name, cursor: Some(0), piece: nothing(), again: nothing() });
                 }
-                let place = self.place(key);
-                self.stager_step(Event::ReadAgain { place, wrote });
+                let seen = if of_hash.is_some() { Seen::Fit } else { Seen::Gone };
+                Event::Looked { place: self.place(key), seen }
             }
-        }
-        self.staging_goes_on();
-    }
-
-    fn looked(&mut self, key: KeyIx, reply: &Reply) {
-        let of_hash = match reply {
-            Reply::Looked(Some((of_hash, length))) if *length >= BIG => Some(*of_hash),
-            _ => None,
+            Part::Read(key) => {
+                let piece = match (reply, self.mover.stager.copies.get_mut(&key)) {
+                    (Reply::Piece(there, next), Some(copying)) => {
+                        let (is_empty, is_last) = (there.is_empty(), next.is_none());
+                        (copying.piece, copying.cursor) = (Elements { there, ..Elements::default() }, next);
+                        Piece::Taken { is_empty, is_last }
+                    }
+                    _ => Piece::OtherType,
+                };
+                Event::Read { place: self.place(key), piece }
+            }
+            Part::Fields(key, fields) => {
+                let same_type = match (reply, self.mover.stager.copies.get_mut(&key)) {
+                    (Reply::Fields(values), Some(copying)) => {
+                        copying.again = as_they_are(&fields, &values);
+                        true
+                    }
+                    _ => false,
+                };
+                Event::ReadAgain { place: self.place(key), same_type }
+            }
+            Part::Wrote(key, afresh) => Event::Wrote { place: self.place(key), wrote: written(&reply, afresh) },
         };
-        let seen = if of_hash.is_some() { Seen::Fit } else { Seen::Gone };
-        let place = self.place(key);
-        self.stager_step(Event::Looked { place: place.clone(), seen });
-        let stager = &mut self.mover.stager;
-        if let Some(of_hash) = of_hash.filter(|_| stager.machine.number(&place).is_some()) {
-            stager.names += 1;
-            let name = STAGING + stager.names;
-            stager.copies.insert(key, Copying { of_hash, name, cursor: Some(0), piece: None });
+        let actions = self.stager_step(event);
+        self.act_on_staging(actions);
+        // Others are served between two pieces.
+        if self.random.chance(300) {
+            self.staging_later();
+        } else {
+            self.staging_goes_on();
         }
     }
 
@@ -389,12 +364,7 @@ impl World {
             link.process.filter(|_| link.conn.is_some()).map(|(process, _)| process.to_string())
         };
         let (source, target) = (run_id(0), run_id(1));
-        let machine = &self.mover.stager.machine;
-        let is_unusable = |place: &&Place| !machine.is_usable(place, source.as_deref(), target.as_deref());
-        let places: Vec<Place> = machine.places().filter(is_unusable).cloned().collect();
-        for place in places {
-            self.unusable(place, "it was changed as a whole, or a node was started again");
-        }
+        self.stager_steps(|machine, actions| machine.drop_unusable(source.as_deref(), target.as_deref(), |_| true, actions));
     }
 
     pub(super) fn unusable(&mut self, place: Place, why: &str) {
@@ -417,8 +387,8 @@ impl World {
             let key = self.key_ix(key);
             if self.mover.stager.copies.contains_key(&key) {
                 self.mover.stager.in_pieces += 1;
-                let place = self.place(key);
-                self.stager_step(Event::Over { place });
+                let key = self.keys[key].clone();
+                self.stager_step(Event::Over { key });
             }
         }
         self.discard_staged();
@@ -436,13 +406,6 @@ impl World {
             for name in std::mem::take(&mut self.mover.stager.discarded) {
                 self.demand(1, Cmd::Unlink(name), What::Staging(Part::Discarded));
             }
-        }
-    }
-
-    /// The source is lost: what was to be read there again is refused.
-    pub(super) fn refuse_reading_again(&mut self) {
-        for (batch, outcomes) in self.take_refused("its source is lost") {
-            self.mover_event(LegEvent::Stored { batch, outcomes });
         }
     }
 }
@@ -467,17 +430,4 @@ pub(super) fn machine(planted: Option<Planted>) -> Staging {
 #[cfg(not(feature = "planted-bugs"))]
 pub(super) fn machine(_planted: Option<Planted>) -> Staging {
     Staging::default()
-}
-
-#[cfg(feature = "planted-bugs")]
-pub(super) fn storing(keys: Vec<Key>, planted: Option<Planted>) -> Storing {
-    match planted {
-        Some(Planted::Machine(bug)) => Storing::of(keys).with(Some(bug)),
-        _ => Storing::of(keys),
-    }
-}
-
-#[cfg(not(feature = "planted-bugs"))]
-pub(super) fn storing(keys: Vec<Key>, _planted: Option<Planted>) -> Storing {
-    Storing::of(keys)
 }

@@ -17,14 +17,23 @@ pub enum Step {
     Rename,
 }
 
-/// What came of a step for one key.
+/// What a step has shown of one key.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Finished {
-    /// The next step.
+pub enum Shown {
+    /// Of [`Step::Write`].
+    Counted(Counted),
+    /// Of [`Step::Rename`].
+    Renamed(Renamed),
+    /// The node refuses it, and why.
+    Refused(String),
+    /// The staging key is worth nothing, and why: the key has to be copied in another way.
+    Unusable(String),
+}
+
+/// What came of a step for one key.
+enum Finished {
     GoOn,
-    /// It is over.
     Over(Stored),
-    /// The staging key is worth nothing (why): the key has to be copied in another way.
     Unusable(String),
 }
 
@@ -55,13 +64,11 @@ pub enum Renamed {
 }
 
 /// What is to be done with a batch next.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Next {
-    /// This step with these; [`Storing::finished`] follows.
+#[derive(Debug)]
+pub(super) enum Next {
     Finish(Step, Vec<Place>),
-    /// Read these keys whole at the source and store them, never over an existing key; then [`Storing::stored`] follows, or [`Storing::refused`].
-    ReadAgain(Vec<Key>),
-    /// The batch is stored: an outcome per key.
+    ReadWhole(Vec<Key>),
+    StoreWhole(Vec<Key>),
     Done(Vec<Stored>),
 }
 
@@ -71,46 +78,37 @@ enum State {
     Others,
     /// Staged keys get what they lack and their names.
     Finishing,
-    /// What was staged in vain is being read and stored.
-    Again,
+    /// What was staged in vain is being read whole.
+    Reading,
+    /// And stored.
+    StoringWhole,
 }
 
 /// A batch with staged keys that is being stored.
 #[derive(Clone, Debug)]
-pub struct Storing {
-    planted: Planted,
+pub(super) struct Storing {
     state: State,
     keys: Vec<Key>,
+    staged: Vec<Place>,
     outcomes: Vec<Stored>,
     /// Of these what was staged is worth nothing.
     again: Vec<Key>,
 }
 
 impl Storing {
-    /// These keys are to be stored.
-    #[must_use]
-    pub fn of(keys: Vec<Key>) -> Self {
-        Self { planted: Planted::default(), state: State::Others, keys, outcomes: Vec::new(), again: Vec::new() }
+    /// These keys are to be stored, and of some the tail was read.
+    pub(super) fn of(keys: Vec<Key>, staged: Vec<Place>) -> Self {
+        Self { state: State::Others, keys, staged, outcomes: Vec::new(), again: Vec::new() }
     }
 
-    /// The same with a bug in it, for tests of the simulator.
-    #[cfg(feature = "planted-bugs")]
-    #[must_use]
-    pub fn with(mut self, bug: Option<Bug>) -> Self {
-        self.planted = Planted(bug);
-        self
+    pub(super) fn is_reading_whole(&self) -> bool {
+        self.state == State::Reading
     }
 
-    /// Whether it waits for keys that are read again.
-    #[must_use]
-    pub fn is_reading_again(&self) -> bool {
-        self.state == State::Again
-    }
-
-    /// The keys of the batch, but those that are staged, were stored: an outcome per key. With those that are staged, and whether they still are. Or what was
-    /// read again was stored: an outcome per key of [`Next::ReadAgain`].
-    pub fn stored(&mut self, outcomes: Vec<Stored>, staged: Vec<(Place, bool)>) -> Next {
-        if self.state == State::Again {
+    /// The keys of the batch, but those that are staged, were stored: an outcome per key; `is_staged`: whether a key still is. Or what was read whole was
+    /// stored: an outcome per key of [`Next::StoreWhole`].
+    pub(super) fn stored(&mut self, outcomes: Vec<Stored>, is_staged: impl Fn(&Place) -> bool) -> Next {
+        if self.state == State::StoringWhole {
             for (key, outcome) in std::mem::take(&mut self.again).into_iter().zip(outcomes) {
                 self.note(&key, outcome);
             }
@@ -118,26 +116,33 @@ impl Storing {
         }
         self.state = State::Finishing;
         self.outcomes = outcomes;
-        let (there, gone): (Vec<_>, Vec<_>) = staged.into_iter().partition(|(_, is_staged)| *is_staged);
-        gone.into_iter().for_each(|((key, _), _)| self.read_again(key));
-        self.go_on(Step::Write, there.into_iter().map(|(place, _)| place).collect())
+        let (there, gone): (Vec<_>, Vec<_>) = std::mem::take(&mut self.staged).into_iter().partition(is_staged);
+        gone.into_iter().for_each(|(key, _)| self.read_again(key));
+        self.go_on(Step::Write, there)
     }
 
-    /// A step was answered.
-    pub fn finished(&mut self, all: Vec<(Place, Finished)>) -> Next {
-        let mut next = Vec::new();
-        for (place, finished) in all {
-            match finished {
+    /// A step was answered. With those of which the staging keys are worth nothing, and why.
+    pub(super) fn finished(&mut self, all: Vec<(Place, Shown)>, planted: Planted) -> (Next, Vec<(Place, String)>) {
+        let (mut next, mut unusable) = (Vec::new(), Vec::new());
+        for (place, shown) in all {
+            match shown.means(planted) {
                 Finished::GoOn => next.push(place),
                 Finished::Over(outcome) => self.note(&place.0, outcome),
-                Finished::Unusable(_) => self.read_again(place.0),
+                Finished::Unusable(why) => {
+                    self.read_again(place.0.clone());
+                    unusable.push((place, why));
+                }
             }
         }
-        self.go_on(Step::Rename, next)
+        (self.go_on(Step::Rename, next), unusable)
     }
 
-    /// What was to be read again cannot be, and why.
-    pub fn refused(&mut self, why: &str) -> Next {
+    /// What was to be read whole is read, or cannot be, and why.
+    pub(super) fn read_whole(&mut self, refused: Option<&str>) -> Next {
+        let Some(why) = refused else {
+            self.state = State::StoringWhole;
+            return Next::StoreWhole(self.again.clone());
+        };
         for key in std::mem::take(&mut self.again) {
             self.note(&key, Stored::Refused(why.to_owned()));
         }
@@ -151,8 +156,8 @@ impl Storing {
         if self.again.is_empty() {
             return self.done();
         }
-        self.state = State::Again;
-        Next::ReadAgain(self.again.clone())
+        self.state = State::Reading;
+        Next::ReadWhole(self.again.clone())
     }
 
     fn done(&mut self) -> Next {
@@ -174,30 +179,27 @@ impl Storing {
             _ => *so_far = outcome,
         }
     }
-
-    /// What [`Step::Write`] means.
-    #[must_use]
-    pub fn counted(&self, seen: Counted) -> Finished {
-        let Counted { key_was_there, staging_was_there, there, at_source } = seen;
-        // What is not there any more was renamed, or was lost.
-        match (staging_was_there, key_was_there) {
-            (false, false) if self.planted.is(Bug::GoneIsRenamed) => Finished::Over(Stored::Exists),
-            (false, true) => Finished::Over(Stored::Exists),
-            (false, false) => Finished::Unusable("what was copied of it is gone".to_owned()),
-            (true, _) if there != at_source && !self.planted.is(Bug::NotCounted) => Finished::Unusable(format!(
-                "its copy has {there} elements, and it has {at_source}: it was changed past the router, or emptied"
-            )),
-            (true, _) => Finished::GoOn,
-        }
-    }
 }
 
-/// What [`Step::Rename`] means.
-#[must_use]
-pub fn renamed(seen: Renamed) -> Finished {
-    match seen {
-        Renamed::Yes | Renamed::TimeIsOver => Finished::Over(Stored::Stored),
-        Renamed::KeyIsThere => Finished::Over(Stored::Exists),
-        Renamed::Gone => Finished::Unusable("what was copied of it is gone".to_owned()),
+impl Shown {
+    fn means(self, planted: Planted) -> Finished {
+        let gone = || Finished::Unusable("what was copied of it is gone".to_owned());
+        match self {
+            Self::Counted(Counted { key_was_there, staging_was_there, there, at_source }) => match (staging_was_there, key_was_there) {
+                // What is not there any more was renamed, or was lost.
+                (false, false) if planted.is(Bug::GoneIsRenamed) => Finished::Over(Stored::Exists),
+                (false, true) => Finished::Over(Stored::Exists),
+                (false, false) => gone(),
+                (true, _) if there != at_source && !planted.is(Bug::NotCounted) => Finished::Unusable(format!(
+                    "its copy has {there} elements, and it has {at_source}: it was changed past the router, or emptied"
+                )),
+                (true, _) => Finished::GoOn,
+            },
+            Self::Renamed(Renamed::Yes | Renamed::TimeIsOver) => Finished::Over(Stored::Stored),
+            Self::Renamed(Renamed::KeyIsThere) => Finished::Over(Stored::Exists),
+            Self::Renamed(Renamed::Gone) => gone(),
+            Self::Refused(why) => Finished::Over(Stored::Refused(why)),
+            Self::Unusable(why) => Finished::Unusable(why),
+        }
     }
 }

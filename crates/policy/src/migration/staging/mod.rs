@@ -2,7 +2,7 @@
 //! clocks. The router's mover and the simulator do what it says ([`Action`]) and tell it what came of it ([`Event`]).
 //!
 //! A big key is copied under another name at the target, its *staging key*, before its leg begins. In the leg, when nobody writes any more, only its *tail*
-//! is read ([`Staging::tail`]), written to the staging key, and that is renamed ([`Storing`]). The leg's machine knows nothing of it.
+//! is read ([`Staging::tail`]), written to the staging key, and that is renamed (`last_piece`). The leg's machine knows nothing of it.
 //!
 //! # The rules
 //! 1. A copy begins behind a barrier: every worker knows that the key is staged, and what was sent before has been answered ([`Event::Reached`]). From then
@@ -14,7 +14,8 @@
 //! 5. What was copied is worth something only at the processes between which it was copied. While it is copied, that holds for the connections, too.
 //! 6. A staging key that is gone where the key is there has been renamed; gone where the key is not, it is lost.
 //!
-//! One thing is asked for at a time: [`Event::Go`] asks what is next, and is given again when that is done. So who drives it says how fast.
+//! One thing is asked for at a time: [`Event::Go`] asks what is next, and nothing is next while something is not answered. So whoever does the I/O says how
+//! fast. Values never pass through here: pieces stay with whoever read them.
 
 mod last_piece;
 
@@ -22,10 +23,12 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::planted::{Bug, Planted};
 use super::tail::{Element, Tail};
-use super::{Key, Process};
+use super::{BatchId, Key, Process, Stored};
 use crate::topology::{Slot, slot_of};
 
-pub use last_piece::{Counted, Finished, Next, Renamed, Step, Storing, renamed};
+use last_piece::{Next, Storing};
+
+pub use last_piece::{Counted, Renamed, Shown, Step};
 
 /// A copy begins so often at most, before the key is moved whole.
 const STARTS_MAX: u32 = 5;
@@ -59,14 +62,28 @@ pub enum Seen {
 }
 
 /// What came of reading a piece.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Piece {
-    /// There are more.
-    More,
-    /// It was the last one.
-    Last,
-    /// It is of another type by now.
+    /// It is read.
+    Taken {
+        /// It has no elements.
+        is_empty: bool,
+        /// There are no more.
+        is_last: bool,
+    },
+    /// The key is of another type by now.
     OtherType,
+    /// It cannot be copied in pieces after all, and why.
+    Unfit(String),
+}
+
+/// What is written to a staging key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    /// What [`Action::Read`] has read last.
+    Piece,
+    /// What [`Action::ReadAgain`] has read last.
+    Again,
 }
 
 /// What came of writing to a staging key.
@@ -128,21 +145,26 @@ pub enum Event {
         /// The epoch.
         epoch: u64,
     },
-    /// [`Action::Copy`] is done.
-    Copied {
+    /// [`Action::Read`] is done.
+    Read {
         /// The key.
         place: Place,
-        /// What came of writing the piece before, if there was one and it was not empty.
-        wrote: Option<Wrote>,
-        /// What came of reading, where there was more to be read.
-        read: Option<Piece>,
+        /// What came of it.
+        piece: Piece,
     },
-    /// [`Action::ReadAgain`] is done; `None`: the key is of another type by now.
+    /// [`Action::ReadAgain`] is done.
     ReadAgain {
         /// The key.
         place: Place,
-        /// What came of writing.
-        wrote: Option<Wrote>,
+        /// It is of the same type.
+        same_type: bool,
+    },
+    /// [`Action::Write`] is done.
+    Wrote {
+        /// The key.
+        place: Place,
+        /// What came of it.
+        wrote: Wrote,
     },
     /// What is staged of the key cannot be used, and why.
     Unfit {
@@ -153,11 +175,48 @@ pub enum Event {
     },
     /// What is staged of the key is not needed any more: it has moved, or its slot has left.
     Over {
-        /// The key.
-        place: Place,
+        /// The key, in all databases.
+        key: Key,
     },
     /// Nothing that is staged is needed any more: the leg goes back, or the move is over.
     AllOver,
+    /// In the leg: a batch is copied, perhaps once more. What was said about it before means nothing.
+    Copying {
+        /// The batch.
+        batch: BatchId,
+    },
+    /// In the leg: the keys of a batch are being stored, but those that are staged, perhaps once more; [`Event::Stored`] follows.
+    Storing {
+        /// The batch.
+        batch: BatchId,
+        /// Its keys.
+        keys: Vec<Key>,
+        /// Of which the tail was read.
+        staged: Vec<Place>,
+    },
+    /// They were stored, or those of [`Action::StoreWhole`] were: an outcome per key.
+    Stored {
+        /// The batch.
+        batch: BatchId,
+        /// What came of it.
+        outcomes: Vec<Stored>,
+    },
+    /// [`Action::Finish`] is done.
+    Finished {
+        /// The batch.
+        batch: BatchId,
+        /// What it has shown of each key.
+        shown: Vec<(Place, Shown)>,
+    },
+    /// [`Action::ReadWhole`] is done, or is refused, and why.
+    ReadWhole {
+        /// The batch.
+        batch: BatchId,
+        /// Why not, where not.
+        refused: Option<String>,
+    },
+    /// The source is not connected: what was to be read there whole is not answered any more.
+    SourceLost,
 }
 
 /// What to do, in this order.
@@ -167,25 +226,30 @@ pub enum Action {
     Look {
         /// The key.
         place: Place,
+        /// The number that its staging key gets; none is used twice.
+        number: u64,
     },
     /// Have the workers know which keys are staged ([`Staging::places`]) and then that there is a new epoch; [`Event::Published`] follows, and when it is
     /// reached [`Event::Reached`]. Other things are done meanwhile.
     Barrier,
-    /// Write the piece of the key that was read last, if there is one, and read the next one, if there is more; [`Event::Copied`] follows.
-    Copy {
+    /// Read the next piece of the key; [`Event::Read`] follows. It may be read while the one before is written.
+    Read {
         /// The key.
         place: Place,
-        /// The staging key is new: whatever has its name goes first.
-        afresh: bool,
     },
-    /// Read these elements as they are; write the piece that was read last, if there is one, and then these. [`Event::ReadAgain`] follows.
+    /// Read these elements as they are; [`Event::ReadAgain`] follows.
     ReadAgain {
         /// The key.
         place: Place,
         /// Which.
         elements: Vec<Element>,
-        /// The piece that was read last is to be written before.
-        held_first: bool,
+    },
+    /// Write to the staging key; [`Event::Wrote`] follows.
+    Write {
+        /// The key.
+        place: Place,
+        /// What.
+        part: Part,
         /// The staging key is new: whatever has its name goes first.
         afresh: bool,
     },
@@ -193,8 +257,6 @@ pub enum Action {
     Drop {
         /// The key.
         place: Place,
-        /// The number of the staging key.
-        number: u64,
     },
     /// The key is gone or not big any more.
     Forget {
@@ -210,6 +272,36 @@ pub enum Action {
     },
     /// What is staged lacks only its tails, or nothing is: the leg may begin.
     Ready,
+    /// In the leg: this step with these keys of the batch; [`Event::Finished`] follows.
+    Finish {
+        /// The batch.
+        batch: BatchId,
+        /// What.
+        step: Step,
+        /// Which.
+        places: Vec<Place>,
+    },
+    /// In the leg: what was staged of these is worth nothing. Read them whole, at the source; [`Event::ReadWhole`] follows, or [`Event::SourceLost`].
+    ReadWhole {
+        /// The batch.
+        batch: BatchId,
+        /// Which.
+        keys: Vec<Key>,
+    },
+    /// Store these, which were read whole, never over an existing key; [`Event::Stored`] follows.
+    StoreWhole {
+        /// The batch.
+        batch: BatchId,
+        /// Which.
+        keys: Vec<Key>,
+    },
+    /// The batch is stored: an outcome per key.
+    Stored {
+        /// The batch.
+        batch: BatchId,
+        /// What came of it.
+        outcomes: Vec<Stored>,
+    },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -246,7 +338,6 @@ struct Staged {
     held: bool,
     /// The staging key is there.
     written: bool,
-    number: u64,
     starts: u32,
     ends: Ends,
 }
@@ -270,6 +361,12 @@ pub struct Staging {
     looks: VecDeque<(Place, u32)>,
     ends: Option<Ends>,
     numbers: u64,
+    /// So many answers are awaited, of one key.
+    asked: u8,
+    /// What is written when those have come.
+    parts: VecDeque<Part>,
+    /// Batches with staged keys that are being stored.
+    storing: BTreeMap<BatchId, Storing>,
     barrier: Barrier,
     /// A barrier has been reached, and what follows from it is not done yet.
     is_reached: bool,
@@ -310,14 +407,63 @@ impl Staging {
                 }
             }
             Event::Reached { epoch } => self.reached(epoch),
-            Event::Copied { place, wrote, read } => self.copied(place, wrote, read, actions),
-            Event::ReadAgain { place, wrote } => match wrote {
-                Some(wrote) => self.wrote(place, wrote, actions),
-                None => self.touch_everything(&place),
-            },
+            Event::Read { place, piece } => {
+                self.asked = self.asked.saturating_sub(1);
+                self.read(place, piece, actions);
+            }
+            Event::ReadAgain { place, same_type } => {
+                self.asked = self.asked.saturating_sub(1);
+                if !same_type {
+                    self.parts.clear();
+                    self.touch_everything(&place);
+                }
+                self.write_next(place, actions);
+            }
+            Event::Wrote { place, wrote } => {
+                self.asked = self.asked.saturating_sub(1);
+                if wrote != Wrote::Yes {
+                    self.parts.clear();
+                }
+                self.wrote(place.clone(), wrote, actions);
+                self.write_next(place, actions);
+            }
             Event::Unfit { place, why } => self.whole(place, why, actions),
-            Event::Over { place } => self.drop_place(&place, actions),
+            Event::Over { key } => {
+                let places: Vec<Place> = self.places_of(&key).cloned().collect();
+                places.iter().for_each(|place| self.drop_place(place, actions));
+            }
             Event::AllOver => self.drop_all(actions),
+            Event::Copying { batch } => drop(self.storing.remove(&batch)),
+            Event::Storing { batch, keys, staged } => {
+                // What was read whole since is not staged any more.
+                self.storing.remove(&batch);
+                if !staged.is_empty() {
+                    self.storing.insert(batch, Storing::of(keys, staged));
+                }
+            }
+            Event::Stored { batch, outcomes } => {
+                let Some(storing) = self.storing.get_mut(&batch) else { return actions.push(Action::Stored { batch, outcomes }) };
+                let all = &self.all;
+                let next = storing.stored(outcomes, |place| all.contains_key(place));
+                self.go_on_storing(batch, next, actions);
+            }
+            Event::Finished { batch, shown } => {
+                let Some(storing) = self.storing.get_mut(&batch) else { return };
+                let (next, unusable) = storing.finished(shown, self.planted);
+                unusable.into_iter().for_each(|(place, why)| self.whole(place, why, actions));
+                self.go_on_storing(batch, next, actions);
+            }
+            Event::ReadWhole { batch, refused } => {
+                let Some(storing) = self.storing.get_mut(&batch).filter(|storing| storing.is_reading_whole()) else { return };
+                let next = storing.read_whole(refused.as_deref());
+                self.go_on_storing(batch, next, actions);
+            }
+            Event::SourceLost => {
+                let why = Some("what was copied of it in pieces is worth nothing, and its source is lost");
+                let reading = self.storing.iter_mut().filter(|(_, storing)| storing.is_reading_whole());
+                let all: Vec<(BatchId, Next)> = reading.map(|(batch, storing)| (*batch, storing.read_whole(why))).collect();
+                all.into_iter().for_each(|(batch, next)| self.go_on_storing(batch, next, actions));
+            }
         }
     }
 
@@ -339,12 +485,6 @@ impl Staging {
         self.all.range((key.clone(), 0)..=(key.clone(), u32::MAX)).map(|(place, _)| place)
     }
 
-    /// The number of the staging key of a key; none is used twice.
-    #[must_use]
-    pub fn number(&self, place: &Place) -> Option<u64> {
-        self.all.get(place).map(|staged| staged.number)
-    }
-
     /// Whether the staging key may be at the target.
     #[must_use]
     pub fn is_written(&self, place: &Place) -> bool {
@@ -355,6 +495,12 @@ impl Staging {
     #[must_use]
     pub const fn awaits(&self) -> Option<u64> {
         if let Barrier::Set(epoch) = self.barrier { Some(epoch) } else { None }
+    }
+
+    /// Whether something is not answered: nothing is next.
+    #[must_use]
+    pub const fn is_asking(&self) -> bool {
+        self.asked > 0
     }
 
     /// How often its copy has begun.
@@ -371,14 +517,28 @@ impl Staging {
         Some(if self.planted.is(Bug::TailNotReadInTheLeg) { Vec::new() } else { staged.tail.all().cloned().collect() })
     }
 
-    /// In the leg: whether what is staged of a key may be used. All of it was read, it was not changed as a whole since, and both nodes are the processes that
-    /// they were (by their `run_id`; `None`: not connected, so it cannot be told, and nothing is asked there).
-    #[must_use]
-    pub fn is_usable(&self, place: &Place, source: Option<&str>, target: Option<&str>) -> bool {
-        let Some(staged) = self.all.get(place) else { return false };
+    /// In the leg, before keys are read: those of which nothing that is staged may be used are moved whole. Else all of a key was read, it was not changed as a
+    /// whole since, and both nodes are the processes that they were (by their `run_id`; `None`: not connected, so it cannot be told, and nothing is asked
+    /// there). `is_ours`: the key is of the leg.
+    pub fn drop_unusable(
+        &mut self,
+        source: Option<&str>,
+        target: Option<&str>,
+        is_ours: impl Fn(&Place) -> bool,
+        actions: &mut Vec<Action>,
+    ) {
         let same = |now: Option<&str>, then: &Process| now.is_none_or(|now| now == then.run_id);
-        let are_same = same(source, &staged.ends.source) && same(target, &staged.ends.target);
-        staged.is_whole() && staged.written && (are_same || self.planted.is(Bug::StagedAtAnotherProcess))
+        let other_process = !self.planted.is(Bug::StagedAtAnotherProcess);
+        let is_unusable = |staged: &Staged| {
+            let are_same = same(source, &staged.ends.source) && same(target, &staged.ends.target);
+            !staged.is_whole() || !staged.written || (!are_same && other_process)
+        };
+        let unusable = self.all.iter().filter(|(place, staged)| is_ours(place) && is_unusable(staged));
+        let unusable: Vec<Place> = unusable.map(|(place, _)| place.clone()).collect();
+        for place in unusable {
+            let why = "it was changed as a whole, or a node was started again, after it had been copied in pieces";
+            self.whole(place, why.to_owned(), actions);
+        }
     }
 
     // ---- what it decides ----
@@ -390,12 +550,25 @@ impl Staging {
         self.ends = Some(ends);
         self.looks = big.into_iter().filter(|place| !self.all.contains_key(place)).map(|place| (place, 1)).collect();
         (self.is_read, self.rounds) = (false, 0);
+        self.forget_asked();
+    }
+
+    /// Nothing is answered any more.
+    fn forget_asked(&mut self) {
+        self.asked = 0;
+        self.parts.clear();
+        self.storing.clear();
     }
 
     fn go(&mut self, barrier: bool, actions: &mut Vec<Action>) {
+        if self.asked > 0 {
+            return;
+        }
         self.begin_again(actions);
         if let Some((place, _)) = self.looks.front() {
-            actions.push(Action::Look { place: place.clone() });
+            self.numbers += 1;
+            self.asked = 1;
+            actions.push(Action::Look { place: place.clone(), number: self.numbers });
             return;
         }
         if self.all.is_empty() {
@@ -429,8 +602,15 @@ impl Staging {
             if staged.stage == Stage::Ready {
                 staged.stage = Stage::Copying;
             }
-            staged.held = false;
-            actions.push(Action::Copy { place: place.clone(), afresh: !staged.written });
+            let place = place.clone();
+            if std::mem::take(&mut staged.held) {
+                self.asked += 1;
+                actions.push(Action::Write { place: place.clone(), part: Part::Piece, afresh: !staged.written });
+            }
+            if staged.stage == Stage::Copying {
+                self.asked += 1;
+                actions.push(Action::Read { place });
+            }
         }
     }
 
@@ -449,16 +629,15 @@ impl Staging {
     }
 
     fn looked(&mut self, place: Place, seen: Seen, actions: &mut Vec<Action>) {
+        self.asked = 0;
         let Some((_, starts)) = self.looks.pop_front_if(|(of, _)| *of == place) else { return };
         match seen {
             Seen::Gone => actions.push(Action::Forget { place }),
             Seen::Unfit(why) => self.whole(place, why, actions),
             Seen::Fit => {
                 let Some(ends) = self.ends.clone() else { return };
-                self.numbers += 1;
                 let stage = if self.planted.is(Bug::StagedWithoutBarrier) { Stage::Ready } else { Stage::New };
-                let number = self.numbers;
-                self.all.insert(place, Staged { stage, tail: Tail::default(), held: false, written: false, number, starts, ends });
+                self.all.insert(place, Staged { stage, tail: Tail::default(), held: false, written: false, starts, ends });
             }
         }
     }
@@ -471,9 +650,13 @@ impl Staging {
                 continue;
             }
             // What was read before is written before.
-            let held_first = staged.held && !self.planted.is(Bug::PieceWrittenLate);
-            staged.held &= !held_first;
-            actions.push(Action::ReadAgain { place: place.clone(), elements, held_first, afresh: !staged.written });
+            if staged.held && !self.planted.is(Bug::PieceWrittenLate) {
+                staged.held = false;
+                self.parts.push_back(Part::Piece);
+            }
+            self.parts.push_back(Part::Again);
+            self.asked = 1;
+            actions.push(Action::ReadAgain { place: place.clone(), elements });
             return true;
         }
         false
@@ -496,21 +679,28 @@ impl Staging {
         }
     }
 
-    fn copied(&mut self, place: Place, wrote: Option<Wrote>, read: Option<Piece>, actions: &mut Vec<Action>) {
-        let goes_on = wrote.as_ref().is_none_or(|wrote| *wrote == Wrote::Yes);
-        if let Some(wrote) = wrote {
-            self.wrote(place.clone(), wrote, actions);
-        }
-        let Some(staged) = self.all.get_mut(&place).filter(|_| goes_on) else { return };
-        match read {
-            Some(Piece::OtherType) => self.touch_everything(&place),
-            Some(piece) => {
-                staged.held = true;
-                if piece == Piece::Last {
+    fn read(&mut self, place: Place, piece: Piece, actions: &mut Vec<Action>) {
+        match piece {
+            Piece::OtherType => self.touch_everything(&place),
+            Piece::Unfit(why) => self.whole(place, why, actions),
+            Piece::Taken { is_empty, is_last } => {
+                let Some(staged) = self.all.get_mut(&place) else { return };
+                staged.held |= !is_empty;
+                if is_last {
                     staged.stage = Stage::Read;
                 }
             }
-            None => {}
+        }
+    }
+
+    /// What was read again is written, behind what was read before it.
+    fn write_next(&mut self, place: Place, actions: &mut Vec<Action>) {
+        if self.asked == 0
+            && let Some(part) = self.parts.pop_front()
+        {
+            self.asked = 1;
+            let afresh = self.all.get(&place).is_none_or(|staged| !staged.written);
+            actions.push(Action::Write { place, part, afresh });
         }
     }
 
@@ -544,21 +734,34 @@ impl Staging {
         }
     }
 
+    fn go_on_storing(&mut self, batch: BatchId, next: Next, actions: &mut Vec<Action>) {
+        actions.push(match next {
+            Next::Finish(step, places) => Action::Finish { batch, step, places },
+            Next::ReadWhole(keys) => Action::ReadWhole { batch, keys },
+            Next::StoreWhole(keys) => Action::StoreWhole { batch, keys },
+            Next::Done(outcomes) => {
+                self.storing.remove(&batch);
+                Action::Stored { batch, outcomes }
+            }
+        });
+    }
+
     fn whole(&mut self, place: Place, why: String, actions: &mut Vec<Action>) {
         self.drop_place(&place, actions);
         actions.push(Action::Whole { place, why });
     }
 
     fn drop_place(&mut self, place: &Place, actions: &mut Vec<Action>) {
-        if let Some(staged) = self.all.remove(place) {
-            actions.push(Action::Drop { place: place.clone(), number: staged.number });
+        if self.all.remove(place).is_some() {
+            actions.push(Action::Drop { place: place.clone() });
         }
     }
 
     fn drop_all(&mut self, actions: &mut Vec<Action>) {
         let all = std::mem::take(&mut self.all);
-        actions.extend(all.into_iter().map(|(place, staged)| Action::Drop { place, number: staged.number }));
+        actions.extend(all.into_keys().map(|place| Action::Drop { place }));
         self.looks.clear();
+        self.forget_asked();
         self.barrier = Barrier::Reached;
         self.is_reached = false;
     }
