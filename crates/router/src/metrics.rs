@@ -251,7 +251,7 @@ pub(crate) struct WorkerCounters {
     pub(crate) large: Counter,
     /// Commands that waited for keys to be brought home, and those of them that were refused in the end.
     pub(crate) colocate_waits: Counter,
-    pub(crate) not_home: Counter,
+    pub(crate) colocate_refused: Counter,
     /// Clients whose command waits at a node.
     pub(crate) blocked: Counter,
     pub(crate) nodes: Mutex<Vec<Option<Arc<NodeCounters>>>>,

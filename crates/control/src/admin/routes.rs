@@ -56,7 +56,7 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 20] {
         ("/api/v1/slots", "the slot map: ranges by node, what is in transit, keys that were moved alone; as JSON", get(slots)),
         (WHERE, "where keys are: ?key=NAME, as often as wanted; as JSON", get(whereabouts)),
         ("/api/v1/moves", "moves, as JSON; POST {\"from\", \"to\", \"slots\" or \"all\"} begins one", get(moves).post(begin_move)),
-        ("/api/v1/moves/{id}/pause", "POST: stop a move where it is", post(pause)),
+        ("/api/v1/moves/{id}/pause", "POST: finish the slots being moved now, then rest", post(pause)),
         ("/api/v1/moves/{id}/resume", "POST: let it go on", post(resume)),
         (
             "/api/v1/moves/{id}/abort",

@@ -1,4 +1,4 @@
-//! What survives a restart, behind one trait: today a file in the state directory, later also etcd for several routers.
+//! What survives a restart, behind one trait: a file in the state directory.
 //!
 //! The store is the authority on placement: the keys are where the stored map says, whatever the configuration lists now.
 //! So what is in doubt here is an error at start, never a fresh beginning: an unreadable store that was silently replaced

@@ -60,11 +60,6 @@ impl Peer {
     pub fn is_other_proxy(&self) -> bool {
         matches!(self, Self::Predixy | Self::Twemproxy | Self::Envoy | Self::Haproxy)
     }
-
-    /// Whether it forwards every command to the first node.
-    pub fn uses_one_node(&self) -> bool {
-        matches!(self, Self::Haproxy | Self::Direct)
-    }
 }
 
 /// A peer that could be started.

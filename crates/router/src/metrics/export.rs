@@ -136,7 +136,7 @@ const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
     ("clients_sent_bytes", "Bytes sent to clients", |w| &w.bytes_sent),
     ("large_transfers", "Requests and replies that travelled on a connection of their own because of their size", |w| &w.large),
     ("colocate_waits", "Commands that waited for keys that were moved alone to be brought home", |w| &w.colocate_waits),
-    ("home_refused", "Commands refused because keys that were moved alone could not be brought home", |w| &w.not_home),
+    ("colocate_refused", "Commands refused because keys that were moved alone could not be brought home", |w| &w.colocate_refused),
 ];
 
 /// Gauges over all clients.

@@ -54,11 +54,11 @@ impl Worker {
         let Some(wait) = client.colocate_wait.as_mut() else { return Err(text) };
         // Where it ends here its client gets an answer, and the number is that of no command any more.
         if let Some(why) = wait.refusal.take() {
-            self.counters.not_home.add(1);
+            self.counters.colocate_refused.add(1);
             return Err(format!("{text}. It was not brought home by itself: {why}"));
         }
         if now_us.saturating_sub(wait.since_us) > limit.as_micros() as u64 {
-            self.counters.not_home.add(1);
+            self.counters.colocate_refused.add(1);
             return Err(self.late_text(&text));
         }
         if !wait.is_asked {
@@ -99,7 +99,7 @@ impl Worker {
             let Some(client) = self.clients.get(handle).filter(|client| client.waits_for_home()) else { continue };
             if let Some(wait) = client.colocate_wait.as_ref().filter(|wait| is_late(self, wait)) {
                 let text = self.late_text(&wait.text);
-                self.counters.not_home.add(1);
+                self.counters.colocate_refused.add(1);
                 self.refuse_held(handle, text);
             }
         }

@@ -7,23 +7,23 @@ use switchyard_router::{ColocatePort, ColocateRequest};
 
 use super::fleet::{Fleet, until};
 
-/// Keeps wishes.
+/// Keeps requests.
 #[derive(Debug, Default)]
 struct Port {
-    wishes: Mutex<Vec<ColocateRequest>>,
+    requests: Mutex<Vec<ColocateRequest>>,
 }
 
 impl ColocatePort for Port {
-    fn colocate(&self, wish: ColocateRequest) {
-        self.wishes.lock().expect("lock").push(wish);
+    fn colocate(&self, request: ColocateRequest) {
+        self.requests.lock().expect("lock").push(request);
     }
 }
 
 impl Port {
     #[track_caller]
     fn next(&self) -> ColocateRequest {
-        until("somebody asks", || !self.wishes.lock().expect("lock").is_empty());
-        self.wishes.lock().expect("lock").remove(0)
+        until("somebody asks", || !self.requests.lock().expect("lock").is_empty());
+        self.requests.lock().expect("lock").remove(0)
     }
 }
 

@@ -44,7 +44,7 @@ enum Command {
     List(ListArguments),
     /// Show how far they are until they are done
     Watch(ListArguments),
-    /// Stop a move where it is; its keys are served as ever
+    /// Finish the slots being moved now, then rest: all keys are served as ever
     Pause(IdArguments),
     /// Let a move go on
     Resume(IdArguments),
@@ -343,7 +343,7 @@ fn outcome(watched: &[u64], shown: &[&MoveReport], json: bool) -> Result<(), Fai
                         "move {id} is done: {}, {} {}, {} {} in {}",
                         report.keys.map_or_else(
                             || format!("{} {}", count(report.slots), plural(report.slots, "slot")),
-                            |keys| format!("{} named", count(keys))
+                            |keys| format!("{} named {}", count(keys), plural(keys, "key"))
                         ),
                         count(report.keys_moved),
                         plural(report.keys_moved, "key"),
@@ -370,10 +370,10 @@ fn numbers(report: &MoveReport) -> String {
         0 => "nothing waited".to_owned(),
         _ => format!("waited p50 {} p99 {} max {}", held(report.hold_p50_us), held(report.hold_p99_us), held(report.hold_max_us)),
     };
+    // A move of named keys takes no slots.
+    let slots = if report.keys.is_some() { String::new() } else { format!("{}/{} slots, ", count(report.slots_done), count(report.slots)) };
     format!(
-        "{}/{} slots, {} keys, {}, {:.0}%, {}, {} keys/s{left}, {} on demand, {holds}: {}{}",
-        count(report.slots_done),
-        count(report.slots),
+        "{slots}{} keys, {}, {:.0}%, {}, {} keys/s{left}, {} on demand, {holds}: {}{}",
         keys(report),
         describe_size(report.bytes_moved),
         report.percent.floor(),

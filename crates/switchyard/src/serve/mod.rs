@@ -1,8 +1,6 @@
 //! `switchyard serve`: puts the parts together, and stays with them until it is told to stop.
 //!
-//! Threads: the workers of the router; "admin", with a runtime of its own, so that neither a slow scrape nor a bug there touches
-//! the data plane; "reload", which may wait for name servers and for the drain barrier; and the main thread, which waits for
-//! signals.
+//! ARCHITECTURE.md lists the threads. The main one waits for signals.
 
 mod holder;
 mod limits;

@@ -135,7 +135,7 @@ fn what_came_home_is_shown_and_who_moves_it_again_is_told() {
     for line in [
         "switchyard_moves_brought_home_keys_total{command=\"rename\"} 1",
         "switchyard_colocate_waits_total 1",
-        "switchyard_home_refused_total 0",
+        "switchyard_colocate_refused_total 0",
     ] {
         assert!(metrics.lines().any(|l| l == line), "{line} is not in\n{metrics}");
     }
@@ -379,7 +379,7 @@ fn nobody_waits_longer_than_allowed() {
     other.thaw();
     let text = answer.error().unwrap_or_else(|| panic!("{answer:?}"));
     assert!(text.starts_with("CROSSSLOT") && text.contains(EXAMPLE) && text.contains("not home within 300ms"), "{text}");
-    assert!(scene.router().metrics().lines().any(|line| line == "switchyard_home_refused_total 1"));
+    assert!(scene.router().metrics().lines().any(|line| line == "switchyard_colocate_refused_total 1"));
     assert_eq!(somebody.cmd("MGET {t}a {t}b").items(), [bulk("1"), bulk("2")], "it was not executed");
     // Later it is home, or comes home.
     eventually("the node answers again", || (client.cmd("RENAME {t}a {t}b") == ok()).then_some(()));

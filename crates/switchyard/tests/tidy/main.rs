@@ -15,7 +15,7 @@ use code::only_code;
 use pages::pages_name_what_is_there;
 use sharing::workers_share_nothing_per_command;
 
-/// What each crate may depend on, in its normal dependencies. Why: DESIGN §3; the crates are there for Cargo to enforce this.
+/// What each crate may depend on, in its normal dependencies. The crates are there for Cargo to enforce this (ARCHITECTURE.md).
 const CRATES: &[CrateRule] = &[
     CrateRule {
         name: "resp",
