@@ -341,6 +341,12 @@ impl World {
             self.write(None, records);
             return;
         }
+        let skew_us = self.nodes[0].ahead_us.abs_diff(self.nodes[1].ahead_us);
+        if !resumes && skew_us > self.scenario.skew && !self.bug(Bug::ClocksNotCompared) {
+            say!(self, "the clocks differ by {skew_us} us");
+            self.after(2_000, Ev::NextLeg);
+            return;
+        }
         say!(self, "leg {} of move {}: {} to {}", self.mover.leg, self.mover.move_id, self.mover.source, self.mover.target);
         self.mover.stager.begin_leg(self.planted);
         if resumes {
