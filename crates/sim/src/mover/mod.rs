@@ -429,7 +429,7 @@ impl World {
             target_is_clean: false,
         };
         m.driver = Some(driver(begin, self.planted));
-        m.view = Some(LegView::new(Known::none(), scope, m.fingerprints));
+        m.view = Some(LegView::new(Arc::default(), scope, m.fingerprints));
         m.list_at = 0;
         m.batches.clear();
         m.inbox.clear();
@@ -804,7 +804,7 @@ impl World {
             Do::View { away } => {
                 let kept = self.bug(Bug::CommittedKept);
                 if let Some(view) = &mut self.mover.view {
-                    *view = view.turned(if kept { view.committed().clone() } else { Known::none() }, away);
+                    *view = view.turned(if kept { view.committed().clone() } else { Arc::default() }, away);
                 }
             }
             Do::Publish => {
