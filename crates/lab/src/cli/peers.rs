@@ -23,6 +23,7 @@ use super::{typed, words};
         switchyard-lab peers --predixy ~/predixy/src/predixy --out docs/results/benchmarks.md\n  \
         switchyard-lab peers --quick            does everything work? (a minute; its numbers compare nothing)\n  \
         switchyard-lab peers --pinned           only the gate: the proxy alone on one CPU\n  \
+        switchyard-lab peers --flat             only the router: does a request cost the same before 64 nodes?\n  \
         switchyard-lab peers --variant 'two=--workers 2'    the router a second time, with other flags of serve
   switchyard-lab peers --only 'switchyard,switchyard by TLS' --tls --rows 'P=1, 50'    what TLS to the clients costs"
 )]
@@ -39,6 +40,10 @@ pub(super) struct Arguments {
     /// Only the rows of the gate: the proxy alone on one CPU, everything else on another
     #[arg(long)]
     pinned: bool,
+
+    /// Instead: what a request costs before 2, 32 and 64 nodes, and with 50 to 10,000 clients. Starts 64 Redis servers
+    #[arg(long, conflicts_with_all = ["pinned", "tls", "variant", "predixy", "only"])]
+    flat: bool,
 
     /// predixy's binary
     #[arg(long, value_name = "PATH")]
@@ -94,6 +99,7 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
         rounds: arguments.rounds.unwrap_or(if arguments.quick { 1 } else { 3 }),
         quick: arguments.quick,
         pinned_only: arguments.pinned,
+        flat: arguments.flat,
         install: !arguments.no_install,
         out: arguments.out.clone(),
         command_line: typed(),

@@ -8,7 +8,10 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use switchyard_bench::process::{find_program, is_executable};
 
-use super::target::{Peer, Recipe};
+use super::{
+    NODES,
+    target::{Peer, Recipe},
+};
 
 /// A peer that cannot be measured, and why.
 #[derive(Debug, Clone)]
@@ -30,11 +33,11 @@ pub(super) fn find(predixy: Option<&Path>, install: bool, say: &dyn Fn(&str)) ->
     let (mut recipes, mut missing) = (Vec::new(), Vec::new());
     for (peer, program) in found {
         match program {
-            Ok(program) => recipes.push(Recipe { peer, program, extra: Vec::new(), tls: false }),
+            Ok(program) => recipes.push(Recipe { peer, program, extra: Vec::new(), tls: false, nodes: NODES }),
             Err(e) => missing.push(Missing { peer, why: format!("{e:#}") }),
         }
     }
-    recipes.push(Recipe { peer: Peer::Direct, program: PathBuf::new(), extra: Vec::new(), tls: false });
+    recipes.push(Recipe { peer: Peer::Direct, program: PathBuf::new(), extra: Vec::new(), tls: false, nodes: NODES });
     (recipes, missing)
 }
 

@@ -7,7 +7,7 @@ use switchyard_bench::table::Table;
 
 use super::{
     Results,
-    rows::{GATE_C50, GATE_C512, GATE_P16, GET_16K, GET_C1, GET_C8, GET_C50, GET_C512, GET_P16, Row},
+    rows::{FLAT_NODES, GATE_C50, GATE_C512, GATE_P16, GET_16K, GET_C1, GET_C8, GET_C10K, GET_C50, GET_C512, GET_P16, Row},
     target::Peer,
 };
 
@@ -71,6 +71,9 @@ fn ratios() -> [Ratio; 16] {
 /// predixy's CPU as a share of twemproxy's in the same row, from an earlier run: used where its binary is not at hand.
 const PREDIXY_OF_TWEMPROXY: [(Row, f64); 3] = [(GET_C50, 0.78), (GET_P16, 0.32), (GET_C512, 0.73)];
 
+/// The same for every number of nodes and clients, but for this factor.
+const FLAT: f64 = 1.25;
+
 /// How a goal came out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
@@ -99,6 +102,9 @@ pub struct Goal {
 
 /// Judges `ours` (a variant of our router) against every goal that the measured rows allow to judge.
 pub(super) fn judge(results: &Results, ours: &Peer) -> Vec<Goal> {
+    if results.peers.contains(&Peer::before(FLAT_NODES[0])) {
+        return flat(results);
+    }
     let mut goals: Vec<_> = ratios().iter().filter(|r| results.rows.contains(&r.row)).map(|r| ratio(results, ours, r)).collect();
     for gate in [false, true] {
         let rows: Vec<_> = results.rows.iter().copied().filter(|r| r.pinned == gate).collect();
@@ -112,6 +118,28 @@ pub(super) fn judge(results: &Results, ours: &Peer) -> Vec<Goal> {
     }
     if let Some(memory) = &results.memory {
         goals.extend(memory_goals(memory, ours));
+    }
+    goals
+}
+
+/// More nodes, or more clients, cost a request little.
+fn flat(results: &Results) -> Vec<Goal> {
+    let [few, more @ ..] = FLAT_NODES;
+    let compare = |text: String, (nodes, row): (usize, Row), (than_nodes, than_row): (usize, Row)| {
+        let cpu = |nodes: usize, row: Row| results.proxy_us(&Peer::before(nodes), row);
+        let (measured, verdict) = match (cpu(nodes, row), cpu(than_nodes, than_row)) {
+            (Some(mine), Some(base)) => (format!("{mine:.2} / {base:.2} µs = {:.2}", mine / base), verdict(mine <= FLAT * base)),
+            _ => (String::new(), Verdict::Open("not both were measured".to_owned())),
+        };
+        Goal { gate: false, text, measured, verdict, misses: Vec::new() }
+    };
+    let rows = results.rows.iter().copied();
+    let mut goals: Vec<_> = rows
+        .flat_map(|row| more.map(|nodes| (row, nodes)))
+        .map(|(row, nodes)| compare(format!("{row}: CPU/request with {nodes} nodes <= {FLAT} x {few} nodes"), (nodes, row), (few, row)))
+        .collect();
+    if results.rows.contains(&GET_C10K) {
+        goals.push(compare(format!("{few} nodes: CPU/request of {GET_C10K} <= {FLAT} x {GET_C50}"), (few, GET_C10K), (few, GET_C50)));
     }
     goals
 }
@@ -305,6 +333,24 @@ mod tests {
         assert!(misses(&goals).is_empty());
         // Direct is no proxy: being slower than it is no miss.
         assert_eq!(of(&goals, "first of all").verdict, Verdict::Reached);
+    }
+
+    #[test]
+    fn a_flat_cost_is_judged_over_nodes_and_over_clients() {
+        let cells = [
+            (Peer::before(2), GET_C50, 4.0, 1e5),
+            (Peer::before(32), GET_C50, 5.0, 1e5),
+            (Peer::before(64), GET_C50, 5.1, 1e5),
+            (Peer::before(2), GET_C10K, 5.1, 1e5),
+            (Peer::before(64), GET_C10K, 5.2, 1e5),
+        ];
+        let goals = judge(&results(&cells), &Peer::SWITCHYARD);
+        assert_eq!(goals.len(), 5);
+        assert_eq!(of(&goals, "50 clients: CPU/request with 32 nodes").verdict, Verdict::Reached);
+        assert_eq!(of(&goals, "50 clients: CPU/request with 64 nodes").verdict, Verdict::Missed);
+        assert_eq!(of(&goals, "10000 clients: CPU/request with 64 nodes").verdict, Verdict::Reached);
+        assert!(matches!(of(&goals, "10000 clients: CPU/request with 32 nodes").verdict, Verdict::Open(_)));
+        assert_eq!(of(&goals, "2 nodes: CPU/request of").verdict, Verdict::Missed);
     }
 
     #[test]

@@ -42,7 +42,7 @@ pub use self::{
     target::Peer,
 };
 use self::{
-    rows::{Command, gate_rows, median, open_rows},
+    rows::{Command, FLAT_NODES, flat_rows, gate_rows, median, open_rows},
     target::{Recipe, Target},
 };
 use crate::procfs::{CpuReading, MachineReading, threads_of};
@@ -70,6 +70,8 @@ pub struct Settings {
     pub quick: bool,
     /// Only the gate: the proxy alone on one CPU.
     pub pinned_only: bool,
+    /// Our router beside itself, before few and many nodes, instead of the peers.
+    pub flat: bool,
     /// Whether missing peers may be installed.
     pub install: bool,
     /// The document whose tables are rewritten.
@@ -82,6 +84,12 @@ pub struct Settings {
 
 /// Keys in play: more than caches hold of 64-byte values, few enough that the nodes fill in a second.
 const KEYS: u64 = 100_000;
+/// And at all nodes together, each of which has all of them.
+const COPIES: u64 = 1_000_000;
+/// Requests of each client at least: connecting it is counted too.
+const REQUESTS_PER_CLIENT: u64 = 50;
+/// Nodes, but where the question is what more of them cost.
+const NODES: usize = 2;
 /// Bytes of values per node at most; large values have fewer keys.
 const FILL_BYTES: u64 = 160 << 20;
 
@@ -166,8 +174,12 @@ pub fn run(settings: &Settings) -> Result<Vec<Goal>> {
     let redis = process::find_redis_server()?;
     process::raise_file_limit();
     let folder = tempfile::Builder::new().prefix("switchyard-bench-").tempdir().context("cannot create a temporary folder")?;
-    let (nodes, addresses): (Vec<_>, Vec<_>) =
-        (0..2).map(|i| process::start_redis(&redis, &format!("node{i}"), folder.path())).collect::<Result<Vec<_>>>()?.into_iter().unzip();
+    let count = if settings.flat { FLAT_NODES.into_iter().max().unwrap_or(NODES) } else { NODES };
+    let (nodes, addresses): (Vec<_>, Vec<_>) = (0..count)
+        .map(|i| process::start_redis(&redis, &format!("node{i}"), folder.path()))
+        .collect::<Result<Vec<_>>>()?
+        .into_iter()
+        .unzip();
 
     let mut bench = Bench {
         settings,
@@ -187,8 +199,12 @@ pub fn run(settings: &Settings) -> Result<Vec<Goal>> {
         rows.retain(|row| settings.filter.as_ref().is_none_or(|text| row.to_string().contains(text.as_str())));
         rows
     };
-    let rows = wanted(if settings.pinned_only { Vec::new() } else { open_rows(settings.quick) });
-    let gate = wanted(if bench.cpus.is_some() { gate_rows() } else { Vec::new() });
+    let rows = wanted(match (settings.flat, settings.pinned_only) {
+        (true, _) => flat_rows(),
+        (false, true) => Vec::new(),
+        (false, false) => open_rows(settings.quick),
+    });
+    let gate = wanted(if bench.cpus.is_some() && !settings.flat { gate_rows() } else { Vec::new() });
     if bench.cpus.is_none() {
         let why = "this machine gives us one CPU; the gate needs two".to_owned();
         ensure!(!settings.pinned_only, "{why}");
@@ -198,7 +214,7 @@ pub fn run(settings: &Settings) -> Result<Vec<Goal>> {
     bench.bar = progress_bar(cells as u64);
     bench.measure_rows(&rows)?;
     bench.measure_rows(&gate)?;
-    if !settings.pinned_only && settings.filter.is_none() {
+    if !settings.pinned_only && !settings.flat && settings.filter.is_none() {
         bench.measure_memory(&recipes);
     }
     bench.bar.finish_and_clear();
@@ -250,24 +266,28 @@ struct Bench<'a> {
 impl Bench<'_> {
     fn start_targets(&mut self, say: &dyn Fn(&str)) -> Vec<Recipe> {
         let settings = self.settings;
-        let (others, mut missing) = find::find(settings.predixy.as_deref(), settings.install, say);
+        let (others, mut missing) =
+            if settings.flat { (Vec::new(), Vec::new()) } else { find::find(settings.predixy.as_deref(), settings.install, say) };
         let ours = |variant: &str, more: &[String]| Recipe {
             peer: Peer::Switchyard { variant: variant.to_owned() },
             program: settings.switchyard.clone(),
             extra: settings.serve_args.iter().chain(more).cloned().collect(),
             tls: false,
+            nodes: NODES,
         };
-        let mut recipes = vec![ours("", &[])];
-        if settings.tls {
-            recipes.push(Recipe { tls: true, ..ours("by TLS", &[]) });
-        }
-        recipes.extend(settings.variants.iter().map(|(name, more)| ours(name, more)));
-        recipes.extend(others);
+        let mut recipes: Vec<_> = if settings.flat {
+            FLAT_NODES.map(|nodes| Recipe { peer: Peer::before(nodes), nodes, ..ours("", &[]) }).into()
+        } else {
+            let by_tls = settings.tls.then(|| Recipe { tls: true, ..ours("by TLS", &[]) });
+            let variants = settings.variants.iter().map(|(name, more)| ours(name, more));
+            std::iter::once(ours("", &[])).chain(by_tls).chain(variants).chain(others).collect()
+        };
         let wanted = |peer: &Peer| settings.only.is_empty() || settings.only.contains(&peer.to_string());
         recipes.retain(|r| wanted(&r.peer));
         missing.retain(|m| wanted(&m.peer));
         let mut started = Vec::new();
         for recipe in recipes {
+            self.empty_nodes();
             match recipe.start(&recipe.peer.to_string().replace(' ', "-"), &self.addresses, self.folder) {
                 Ok(target) => {
                     self.results.peers.push(target.peer.clone());
@@ -299,7 +319,7 @@ impl Bench<'_> {
         let mut sizes: Vec<_> = rows.iter().map(|r| r.value).collect();
         sizes.dedup();
         for value in sizes {
-            let keys = KEYS.min(FILL_BYTES / value as u64);
+            let keys = KEYS.min(FILL_BYTES / value as u64).min(COPIES / self.nodes.len() as u64);
             self.bar.set_message(format!("filling the nodes with values of {value} B"));
             for address in &self.addresses {
                 Client::connect(*address)?.ok(&[b"FLUSHALL"])?;
@@ -370,7 +390,7 @@ impl Bench<'_> {
                 run((guess * warm_up) as u64)?.requests_per_second
             }
         };
-        let requests = ((rate * seconds) as u64).max(2000);
+        let requests = ((rate * seconds) as u64).max(2000).max(row.clients as u64 * REQUESTS_PER_CLIENT);
 
         let arrived_before = self.arrived(row.command)?;
         let machine_before = MachineReading::now()?;
@@ -423,14 +443,18 @@ impl Bench<'_> {
         Ok(sum)
     }
 
-    fn measure_memory(&mut self, recipes: &[Recipe]) {
-        let mut memory = Vec::new();
-        // The load's keys are at both nodes, where no map of a router that starts anew could place them.
+    /// A router that starts anew could place keys at the nodes by no map: the load's are at all of them, a smaller fleet's at the wrong ones.
+    fn empty_nodes(&mut self) {
         for address in &self.addresses {
             if let Err(e) = Client::connect(*address).and_then(|mut node| node.ok(&[b"FLUSHALL"])) {
                 self.results.failures.push(format!("emptying {address}: {e:#}"));
             }
         }
+    }
+
+    fn measure_memory(&mut self, recipes: &[Recipe]) {
+        let mut memory = Vec::new();
+        self.empty_nodes();
         for recipe in recipes.iter().filter(|r| r.peer != Peer::Direct) {
             if self.settings.stop.load(Ordering::Relaxed) {
                 return;

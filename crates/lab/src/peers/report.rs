@@ -15,6 +15,8 @@ use crate::{
 const OPEN_MARK: &str = "bench-peers";
 /// Marks around the gate's rows.
 const GATE_MARK: &str = "bench-peers-gate";
+/// Marks around the rows that tell whether the cost is flat.
+const FLAT_MARK: &str = "bench-peers-flat";
 
 /// Everything, for the terminal.
 pub(super) fn text(results: &Results, goals: &[Goal]) -> String {
@@ -43,11 +45,12 @@ pub(super) fn write(path: &Path, settings: &Settings, results: &Results, goals: 
         Ok(document) => document,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             let marks = |name: &str| format!("<!-- {name}:begin -->\n<!-- {name}:end -->\n");
-            format!("# Benchmarks\n\n{}\n{}", marks(OPEN_MARK), marks(GATE_MARK))
+            format!("# Benchmarks\n\n{}\n{}\n{}", marks(OPEN_MARK), marks(GATE_MARK), marks(FLAT_MARK))
         }
         Err(e) => return Err(e).with_context(|| format!("cannot read {}", path.display())),
     };
-    for (gate, mark) in [(false, OPEN_MARK), (true, GATE_MARK)] {
+    let open_mark = if settings.flat { FLAT_MARK } else { OPEN_MARK };
+    for (gate, mark) in [(false, open_mark), (true, GATE_MARK)] {
         if !results.rows.iter().any(|r| r.pinned == gate) {
             continue; // not measured this time: what stands there stays
         }

@@ -87,6 +87,17 @@ pub(super) fn open_rows(quick: bool) -> Vec<Row> {
     rows
 }
 
+/// How many nodes the router has in the columns of the run that asks whether its cost is flat. The first is what others are compared with.
+pub(super) const FLAT_NODES: [usize; 3] = [2, 32, 64];
+
+/// So many clients that most of them wait.
+pub(super) const GET_C10K: Row = row(false, 64, Command::Get, 1, 10_000);
+
+/// Whether the cost of a request is flat, over nodes and over clients.
+pub(super) fn flat_rows() -> Vec<Row> {
+    vec![GET_C50, GET_P16, GET_C512, GET_C10K]
+}
+
 /// The gate: the proxy alone on one CPU, redis-servers and redis-benchmark on another.
 pub(super) fn gate_rows() -> Vec<Row> {
     vec![GATE_C50, GATE_C512, GATE_P16]

@@ -48,6 +48,11 @@ impl fmt::Display for Peer {
 }
 
 impl Peer {
+    /// Our router before so many nodes, where it is measured beside itself before others.
+    pub(super) fn before(nodes: usize) -> Self {
+        Self::Switchyard { variant: format!("{nodes} nodes") }
+    }
+
     /// Our router without further arguments.
     pub const SWITCHYARD: Self = Self::Switchyard { variant: String::new() };
 
@@ -88,6 +93,8 @@ pub(super) struct Recipe {
     pub extra: Vec<String>,
     /// Clients come by TLS (to our router).
     pub tls: bool,
+    /// It stands before the first so many of the nodes.
+    pub nodes: usize,
 }
 
 /// Has our router listen by TLS too, with a certificate made for it; gives the address.
@@ -112,8 +119,9 @@ fn add_tls(command: &mut Command, name: &str, folder: &Path) -> Result<SocketAdd
 }
 
 impl Recipe {
-    /// Starts it in front of `nodes` and waits until it answers. `name` tells several of one peer apart.
+    /// Starts it in front of its share of `nodes` and waits until it answers. `name` tells several of one peer apart.
     pub(super) fn start(&self, name: &str, nodes: &[SocketAddr], folder: &Path) -> Result<Target> {
+        let nodes = nodes.get(..self.nodes).context("there are not as many nodes")?;
         let first = *nodes.first().context("a proxy needs a node")?;
         if self.peer == Peer::Direct {
             return Ok(Target { peer: Peer::Direct, address: first, tls: None, process: None, version: String::new() });
