@@ -285,7 +285,8 @@ impl World {
 
     fn pop_can_go(&self, op: u64) -> bool {
         let Some(Command { op: Op::Pop(key), .. }) = self.ops.get(&op) else { return true };
-        self.nodes[self.lives_at(*key)].keys.get(key).is_some_and(|entry| entry.expires_us.is_none_or(|end| end > self.now))
+        let node = self.lives_at(*key);
+        self.nodes[node].keys.get(key).is_some_and(|entry| entry.expires_us.is_none_or(|end| end > self.clock(node)))
     }
 
     /// At the end every key is read once more.

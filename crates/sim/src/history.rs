@@ -29,14 +29,16 @@ struct KeyHistory {
 #[derive(Clone, Debug)]
 pub(crate) struct History {
     keys: Vec<KeyHistory>,
+    /// By so much the clocks of the nodes differ.
+    skew_us: u64,
 }
 
 /// The operations of one command: key and index.
 pub(crate) type Marks = Vec<(KeyIx, usize)>;
 
 impl History {
-    pub(crate) fn new(keys: usize) -> Self {
-        Self { keys: vec![KeyHistory::default(); keys] }
+    pub(crate) fn new(keys: usize, skew_us: u64) -> Self {
+        Self { keys: vec![KeyHistory::default(); keys], skew_us }
     }
 
     pub(crate) fn begins_with(&mut self, key: KeyIx, value: Vec<u32>) {
@@ -146,7 +148,7 @@ impl History {
             }
             let operations: Vec<Operation> =
                 history.operations.iter().filter(|o| !(o.returned_us == UNKNOWN && matches!(o.act, Act::Read(_)))).cloned().collect();
-            match check(&operations, history.initial.clone()) {
+            match check(&operations, history.initial.clone(), self.skew_us) {
                 Verdict::Fine => {}
                 Verdict::TooMany => unknown += 1,
                 Verdict::Broken(fitting) => {

@@ -91,7 +91,7 @@ fn left_behind(world: &World) -> Option<String> {
         return None;
     }
     let at = world.node_left();
-    let alive = world.nodes[at].keys.range(..STAGING).filter(|(_, entry)| entry.expires_us.is_none_or(|end| end > world.now));
+    let alive = world.nodes[at].keys.range(..STAGING).filter(|(_, entry)| entry.expires_us.is_none_or(|end| end > world.clock(at)));
     let is_left = |key| world.lives_at(key) != at && world.has_left(key) && !world.mover.left_at[at].contains(&key);
     let left: Vec<_> = alive.filter(|(key, _)| is_left(**key)).collect();
     (!left.is_empty()).then(|| format!("the node that they have left still has {left:?}"))

@@ -79,7 +79,7 @@ pub enum Verdict {
 
 /// Looks for an order in which the operations can have happened, beginning with `initial`.
 #[must_use]
-pub fn check(operations: &[Operation], initial: Option<Vec<u32>>) -> Verdict {
+pub fn check(operations: &[Operation], initial: Option<Vec<u32>>, skew_us: u64) -> Verdict {
     let mut ordered: Vec<&Operation> = operations.iter().collect();
     ordered.sort_by_key(|operation| operation.invoked_us);
     if ordered.len() > OPERATIONS_MAX {
@@ -115,7 +115,7 @@ pub fn check(operations: &[Operation], initial: Option<Vec<u32>>) -> Verdict {
             if done >> i & 1 == 1 {
                 continue;
             }
-            apply(&state, operation, &mut next);
+            apply(&state, operation, skew_us, &mut next);
             stack.extend(next.drain(..).map(|state| (done | 1 << i, state)));
         }
     }
@@ -123,11 +123,12 @@ pub fn check(operations: &[Operation], initial: Option<Vec<u32>>) -> Verdict {
 }
 
 /// The states in which the operation can leave the key, if what it was told fits.
-fn apply(state: &State, operation: &Operation, out: &mut Vec<State>) {
+fn apply(state: &State, operation: &Operation, skew_us: u64, out: &mut Vec<State>) {
     let Operation { invoked_us, returned_us, ref act, .. } = *operation;
     match state {
         Some(value) => {
-            let ends = value.ends;
+            // By the clock of another node.
+            let ends = value.ends.map(|(earliest, latest)| (earliest.saturating_sub(skew_us), latest.saturating_add(skew_us)));
             if ends.is_none_or(|(_, latest)| invoked_us < latest) {
                 apply_to(Some(value), act, invoked_us, returned_us, out);
             }
@@ -205,30 +206,30 @@ mod tests {
     #[test]
     fn a_read_sees_the_last_write() {
         let write = op(0, 10, Act::Write(1, None));
-        assert_eq!(check(&[write.clone(), op(11, 12, Act::Read(Some(vec![1])))], None), Verdict::Fine);
-        assert_eq!(check(&[write.clone(), op(11, 12, Act::Read(None))], None), Verdict::Broken(1));
-        assert_eq!(check(&[write, op(5, 12, Act::Read(None))], None), Verdict::Fine);
+        assert_eq!(check(&[write.clone(), op(11, 12, Act::Read(Some(vec![1])))], None, 0), Verdict::Fine);
+        assert_eq!(check(&[write.clone(), op(11, 12, Act::Read(None))], None, 0), Verdict::Broken(1));
+        assert_eq!(check(&[write, op(5, 12, Act::Read(None))], None, 0), Verdict::Fine);
     }
 
     #[test]
     fn what_is_unknown_happens_late_or_never_but_not_twice() {
         let count = op(0, UNKNOWN, Act::Count(None));
         let read = |at, value| op(at, at + 1, Act::Read(value));
-        assert_eq!(check(&[count.clone(), read(50, None)], None), Verdict::Fine);
-        assert_eq!(check(&[count.clone(), read(50, None), read(60, Some(vec![1]))], None), Verdict::Fine);
-        assert_ne!(check(&[count.clone(), read(50, Some(vec![1])), read(60, None)], None), Verdict::Fine);
-        assert_ne!(check(&[count, read(50, Some(vec![2]))], None), Verdict::Fine);
+        assert_eq!(check(&[count.clone(), read(50, None)], None, 0), Verdict::Fine);
+        assert_eq!(check(&[count.clone(), read(50, None), read(60, Some(vec![1]))], None, 0), Verdict::Fine);
+        assert_ne!(check(&[count.clone(), read(50, Some(vec![1])), read(60, None)], None, 0), Verdict::Fine);
+        assert_ne!(check(&[count, read(50, Some(vec![2]))], None, 0), Verdict::Fine);
     }
 
     #[test]
     fn a_life_ends_in_time() {
         let write = op(100, 110, Act::Write(1, Some(50)));
         let read = |at, value| op(at, at + 1, Act::Read(value));
-        assert_eq!(check(&[write.clone(), read(140, Some(vec![1]))], None), Verdict::Fine);
-        assert_ne!(check(&[write.clone(), read(140, None)], None), Verdict::Fine);
-        assert_eq!(check(&[write.clone(), read(155, None)], None), Verdict::Fine);
-        assert_ne!(check(&[write.clone(), read(160, Some(vec![1]))], None), Verdict::Fine);
-        assert_ne!(check(&[write, read(155, None), read(157, Some(vec![1]))], None), Verdict::Fine);
+        assert_eq!(check(&[write.clone(), read(140, Some(vec![1]))], None, 0), Verdict::Fine);
+        assert_ne!(check(&[write.clone(), read(140, None)], None, 0), Verdict::Fine);
+        assert_eq!(check(&[write.clone(), read(155, None)], None, 0), Verdict::Fine);
+        assert_ne!(check(&[write.clone(), read(160, Some(vec![1]))], None, 0), Verdict::Fine);
+        assert_ne!(check(&[write, read(155, None), read(157, Some(vec![1]))], None, 0), Verdict::Fine);
     }
 
     #[test]
@@ -239,8 +240,8 @@ mod tests {
             op(4, 5, Act::Read(None)),
             op(6, 7, Act::Read(Some(vec![7]))),
         ];
-        assert_eq!(check(&ops, None), Verdict::Broken(3));
-        assert_eq!(check(&ops[..3], None), Verdict::Fine);
+        assert_eq!(check(&ops, None, 0), Verdict::Broken(3));
+        assert_eq!(check(&ops[..3], None, 0), Verdict::Fine);
     }
 
     #[test]
@@ -248,18 +249,18 @@ mod tests {
         let swap = op(20, 30, Act::Swap(Some(vec![1]), 2));
         let read = op(40, 41, Act::Read(Some(vec![2])));
         let write = |from, value| op(from, from + 5, Act::Write(value, None));
-        assert_eq!(check(&[write(0, 1), swap.clone(), read.clone()], None), Verdict::Fine);
-        assert_ne!(check(&[write(0, 1), write(10, 3), swap.clone(), read], None), Verdict::Fine);
+        assert_eq!(check(&[write(0, 1), swap.clone(), read.clone()], None, 0), Verdict::Fine);
+        assert_ne!(check(&[write(0, 1), write(10, 3), swap.clone(), read], None, 0), Verdict::Fine);
         // Nobody knows whether it was: then it may not have been.
         let unknown = Operation { returned_us: UNKNOWN, ..swap };
         let read = op(40, 41, Act::Read(Some(vec![3])));
-        assert_eq!(check(&[write(0, 1), write(10, 3), unknown, read], None), Verdict::Fine);
+        assert_eq!(check(&[write(0, 1), write(10, 3), unknown, read], None, 0), Verdict::Fine);
     }
 
     #[test]
     fn an_element_is_taken_once() {
         let ops = [op(0, 1, Act::Push(7, Some(1))), op(2, 9, Act::Take(Some(7))), op(3, 8, Act::Take(Some(7)))];
-        assert_ne!(check(&ops, None), Verdict::Fine);
-        assert_eq!(check(&ops[..2], None), Verdict::Fine);
+        assert_ne!(check(&ops, None, 0), Verdict::Fine);
+        assert_eq!(check(&ops[..2], None, 0), Verdict::Fine);
     }
 }

@@ -314,6 +314,8 @@ pub struct Node {
     pub stopped: bool,
     /// It refuses what needs memory.
     pub full: bool,
+    /// Its clock is ahead by so much.
+    pub ahead_us: u64,
     /// What it has.
     pub keys: Keys,
     /// What its disk has.
@@ -342,6 +344,7 @@ impl Node {
             up: true,
             stopped: false,
             full: false,
+            ahead_us: 0,
             keys: Keys::new(),
             disk: Keys::new(),
             persistence,

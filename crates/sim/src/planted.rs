@@ -26,6 +26,8 @@ pub enum Bug {
     RestoreReplace,
     /// The time to live travels as a duration.
     RelativeTtl,
+    /// A leg begins between nodes whose clocks differ by too much.
+    ClocksNotCompared,
     /// Keys written while others are listed are not noted.
     WritesNotNoted,
     /// A write of keys that nobody names, while keys are listed, is not noted.
@@ -82,6 +84,7 @@ impl Planted {
         Self::Around(Bug::ForgottenAtTheEnd),
         Self::Around(Bug::RestoreReplace),
         Self::Around(Bug::RelativeTtl),
+        Self::Around(Bug::ClocksNotCompared),
         Self::Around(Bug::WritesNotNoted),
         Self::Around(Bug::AnythingNotNoted),
         Self::Around(Bug::ListedTooEarly),

@@ -55,6 +55,10 @@ pub struct Scenario {
     pub undeclared: u64,
     /// Times to live.
     pub ttl: u64,
+    /// Microseconds by which the clocks of the nodes differ at most where keys may move.
+    pub skew: u64,
+    /// The clock of the target is wrong by more until somebody sets it.
+    pub wrong_clock: u64,
     /// A move is one of keys without their slot.
     pub exceptions: u64,
     /// Clients watch a key, read it, and change it if nobody else has.
@@ -96,6 +100,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("lost", include_str!("../scenarios/lost.txt")),
     ("staging", include_str!("../scenarios/staging.txt")),
     ("full-disk", include_str!("../scenarios/full-disk.txt")),
+    ("clocks", include_str!("../scenarios/clocks.txt")),
 ];
 
 impl Scenario {
@@ -137,6 +142,8 @@ impl Scenario {
             blocking: 0,
             undeclared: 0,
             ttl: 0,
+            skew: 0,
+            wrong_clock: 0,
             exceptions: 0,
             watch: 0,
             parts: 0,
@@ -177,6 +184,8 @@ impl Scenario {
                 "blocking" => (&mut scenario.blocking, 1000),
                 "undeclared" => (&mut scenario.undeclared, 1000),
                 "ttl" => (&mut scenario.ttl, 1000),
+                "skew" => (&mut scenario.skew, 10_000),
+                "wrong-clock" => (&mut scenario.wrong_clock, 1000),
                 "exceptions" => (&mut scenario.exceptions, 1000),
                 "watch" => (&mut scenario.watch, 1000),
                 "full-disk" => (&mut scenario.full_disk, 1000),

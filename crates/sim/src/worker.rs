@@ -5,7 +5,6 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-use std::sync::Arc;
 
 use switchyard_policy::migration::{Committed, Fingerprint, Key, Legs, Look, Waits, Wanted, moved, observed};
 use switchyard_policy::routing::{Route, route};
@@ -25,11 +24,6 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    #[expect(clippy::arc_with_non_send_sync, reason = "a world is in one thread; in the router it is behind locks")]
-    pub(crate) fn none() -> Arc<Self> {
-        Arc::default()
-    }
-
     pub(crate) fn commit(&self, keys: impl IntoIterator<Item = Fingerprint>) {
         self.keys.borrow_mut().extend(keys);
     }

@@ -16,7 +16,7 @@ use switchyard_policy::topology::MoveId;
 use crate::clients::Client;
 use crate::history::History;
 use crate::mover::{Mover, What as MoverWhat};
-use crate::node::{Cmd, KeyIx, Node, Op, Persistence, Reply, part};
+use crate::node::{Cmd, Entry, KeyIx, Node, Op, Persistence, Reply, part};
 use crate::planted::{Bug, Garden, Planted};
 use crate::random::Random;
 use crate::scenario::Scenario;
@@ -130,6 +130,7 @@ pub(crate) enum Ev {
     Continue(usize),
     Hear(usize),
     Fit(usize),
+    SetClock { node: usize, ahead_us: u64 },
     Sweep,
 }
 
@@ -209,7 +210,11 @@ impl World {
     pub(crate) fn new(seed: u64, scenario: &Scenario, planted: Option<Planted>, trace: bool) -> Self {
         let mut random = Random::new(seed);
         let mut persistence = || if random.chance(scenario.durable) { Persistence::Always } else { Persistence::Snapshots };
-        let nodes = [Node::new(persistence(), 1), Node::new(persistence(), 2)];
+        let mut nodes = [Node::new(persistence(), 1), Node::new(persistence(), 2)];
+        if scenario.skew > 0 {
+            nodes.iter_mut().for_each(|node| node.ahead_us = random.below(scenario.skew + 1));
+        }
+        let skew_us = nodes[0].ahead_us.abs_diff(nodes[1].ahead_us);
         let keys: Vec<Key> = (0..scenario.keys).map(|number| Key::from(format!("{{t}}{number}").into_bytes())).collect();
         let fingerprints = Fingerprinter::new(7);
         let mover = Mover::new(&mut random, scenario, &keys, fingerprints, planted);
@@ -234,7 +239,7 @@ impl World {
             clients: Vec::new(),
             ops: BTreeMap::new(),
             next_op: 0,
-            history: History::new(keys.len()),
+            history: History::new(keys.len(), skew_us),
             keys,
             at_action: Vec::new(),
             at_end: Vec::new(),
@@ -257,7 +262,7 @@ impl World {
         for key in 0..self.keys.len() {
             if self.random.chance(500) {
                 let value = if self.scenario.parts > 0 { self.draw_big(key) } else { vec![1_000 + key as u32] };
-                self.nodes[0].keys.insert(key, crate::node::Entry { value: value.clone(), expires_us: None });
+                self.nodes[0].keys.insert(key, Entry { value: value.clone(), expires_us: None });
                 self.nodes[0].disk = self.nodes[0].keys.clone();
                 self.history.begins_with(key, value);
             }
@@ -265,7 +270,7 @@ impl World {
         if self.random.chance(self.scenario.leftovers) {
             for key in 0..self.keys.len() {
                 if self.random.chance(400) {
-                    let entry = crate::node::Entry { value: vec![9_000 + key as u32], expires_us: None };
+                    let entry = Entry { value: vec![9_000 + key as u32], expires_us: None };
                     self.nodes[1].keys.insert(key, entry);
                 }
             }
@@ -275,6 +280,12 @@ impl World {
         for client in 0..self.clients.len() {
             let when = self.random.below(3_000);
             self.after(when, Ev::Client { client });
+        }
+        if self.scenario.wrong_clock > 0 && self.random.chance(self.scenario.wrong_clock) {
+            let right = self.nodes[1].ahead_us;
+            self.nodes[1].ahead_us += self.random.between(10_000, 50_000);
+            let when = self.random.below(60_000);
+            self.after(when, Ev::SetClock { node: 1, ahead_us: right });
         }
         self.draw_faults();
         let when = self.random.below(4_000);
@@ -521,9 +532,19 @@ impl World {
 
     // The nodes.
 
+    /// What time it is by a node's clock.
+    pub(crate) fn clock(&self, node: usize) -> u64 {
+        self.now + self.nodes[node].ahead_us
+    }
+
+    /// What a node has, with its time as it is in the world.
+    pub(crate) fn in_time(&self, node: usize, entry: Entry) -> Entry {
+        Entry { expires_us: entry.expires_us.map(|end| end.saturating_sub(self.nodes[node].ahead_us)), ..entry }
+    }
+
     fn execute(&mut self, conn: u32, request: u64, cmd: Cmd) {
         let ix = self.conns[conn as usize].node;
-        let now = self.now;
+        let now = self.clock(ix);
         if !self.nodes[ix].up {
             self.conns[conn as usize].node_alive = false;
             return;
@@ -652,6 +673,7 @@ impl World {
             if !target.up || target.stopped || now < self.deaf_until[1 - ix] {
                 return Reply::Error;
             }
+            let now = now + target.ahead_us;
             target.expire(now);
             match target.restore(*key, entry, false, now) {
                 Reply::Ok => self.nodes[ix].keys.remove(key),
@@ -698,7 +720,7 @@ impl World {
             Ev::Fault(fault) => self.fault(fault),
             Ev::StartNode(ix) => {
                 self.processes += 1;
-                let (process, now) = (self.processes, self.now);
+                let (process, now) = (self.processes, self.clock(ix));
                 self.nodes[ix].start(process, now);
                 say!(self, "node {ix} starts as process {process}: {:?}", self.nodes[ix].keys);
             }
@@ -709,6 +731,7 @@ impl World {
             }
             Ev::Hear(ix) => self.release_all(ix),
             Ev::Fit(ix) => self.nodes[ix].full = false,
+            Ev::SetClock { node, ahead_us } => self.nodes[node].ahead_us = ahead_us,
             Ev::Sweep => self.sweep(),
         }
     }
@@ -786,6 +809,7 @@ impl World {
                     | Ev::Continue(_)
                     | Ev::Hear(_)
                     | Ev::Fit(_)
+                    | Ev::SetClock { .. }
                     | Ev::DiskIsWell
             );
             if of_router && incarnation != self.incarnation {

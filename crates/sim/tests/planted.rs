@@ -30,7 +30,7 @@ fn each_bug_is_found_within_ten_thousand_seeds() {
     let scenarios = |names: &[&str]| -> Vec<Scenario> { names.iter().filter_map(|name| Scenario::built_in(name)).collect() };
     let (others, watch) = (scenarios(&["rough", "forgetful", "calm", "exceptions", "given-up"]), scenarios(&["watch"]));
     let (staging, stop_and_copy) = (scenarios(&["staging"]), scenarios(&["stop-and-copy"]));
-    let (full_disk, lost) = (scenarios(&["full-disk"]), scenarios(&["lost"]));
+    let (full_disk, lost, clocks) = (scenarios(&["full-disk"]), scenarios(&["lost"]), scenarios(&["clocks"]));
     let mut missed = Vec::new();
     for planted in Planted::ALL {
         // In the others nobody watches.
@@ -46,6 +46,8 @@ fn each_bug_is_found_within_ten_thousand_seeds() {
         } else if *planted == Planted::Machine(Machine::GivenUpWithoutDrain) {
             // In the others nobody is given up.
             &lost
+        } else if *planted == Planted::Around(Bug::ClocksNotCompared) {
+            &clocks
         } else if *planted == Planted::Machine(Machine::CommittedAtTheOther) {
             // The only protocol that goes back without telling the workers.
             &stop_and_copy

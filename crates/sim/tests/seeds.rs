@@ -67,6 +67,11 @@ fn full_disk() {
 }
 
 #[test]
+fn clocks() {
+    clean("clocks", 10_000);
+}
+
+#[test]
 fn exceptions() {
     clean("exceptions", 10_000);
 }

@@ -389,11 +389,6 @@ mod tests {
         }
     }
 
-    #[expect(clippy::arc_with_non_send_sync, reason = "what is shared in earnest is behind locks")]
-    fn known() -> Arc<Known> {
-        Arc::default()
-    }
-
     const MAKE: Fingerprinter = Fingerprinter::new(7);
 
     fn topology(keys_only: bool) -> Topology {
@@ -413,7 +408,7 @@ mod tests {
     #[test]
     fn a_turned_leg_has_all_keys_that_are_not_away() {
         let (one, two) = (MAKE.of(b"1"), MAKE.of(b"2"));
-        let (there, back) = (known(), known());
+        let (there, back) = (Arc::<Known>::default(), Arc::<Known>::default());
         let forward = LegView::new(there.clone(), None, MAKE);
         there.keys.borrow_mut().insert(one);
         assert_eq!([one, two].map(|key| forward.place(key)), [Place::At(Side::Target), Place::Nowhere]);
@@ -428,9 +423,9 @@ mod tests {
 
     #[test]
     fn keys_that_do_not_move_are_at_home() {
-        let known = known();
+        let known: Arc<Known> = Arc::default();
         let scope = Arc::new(Scope::new(vec![b"{t}1"[..].into()], MAKE));
-        let legs: Legs<Known> = [((MoveId(1), 3), LegView::new(known.clone(), Some(scope), MAKE))].into();
+        let legs: Legs<Known> = [((MoveId(1), 3), LegView::new(known, Some(scope), MAKE))].into();
         let topology = topology(true);
         assert!(look(&topology, &legs, &[b"{t}2"], false).is_over());
         assert!(!look(&topology, &legs, &[b"{t}2", b"{t}1"], false).is_over());
@@ -440,8 +435,8 @@ mod tests {
 
     #[test]
     fn movers_are_told_once_and_again_of_a_leg_that_turned() {
-        let (known, back) = (known(), known());
-        let mut legs: Legs<Known> = [((MoveId(1), 3), LegView::new(known.clone(), None, MAKE))].into();
+        let (known, back) = (Arc::<Known>::default(), Arc::<Known>::default());
+        let mut legs: Legs<Known> = [((MoveId(1), 3), LegView::new(known, None, MAKE))].into();
         let topology = topology(false);
         let of = (MoveId(1), 3);
         let mut waits = Waits::default();
@@ -454,7 +449,7 @@ mod tests {
         assert!(!waits.concerns(MoveId(1), None));
         assert_eq!(waits.begin(look(&topology, &legs, &[b"{t}1"], true), 0), Some(vec![(of, keys(&[b"{t}1"])), (of, Wanted::Whole)]));
         assert!(waits.concerns(MoveId(1), Some(&[])), "who waits for all waits for each");
-        let turned = legs[&of].turned(back.clone(), Some(Arc::new([MAKE.of(b"{t}1")].into())));
+        let turned = legs[&of].turned(back, Some(Arc::new([MAKE.of(b"{t}1")].into())));
         legs.insert(of, turned);
         assert_eq!(waits.begin(look(&topology, &legs, &[b"{t}1", b"{t}2"], false), 0), Some(vec![(of, keys(&[b"{t}1"]))]));
         assert!(waits.concerns(MoveId(1), Some(&[MAKE.of(b"{t}1")])) && !waits.concerns(MoveId(1), Some(&[MAKE.of(b"{t}2")])));
@@ -463,7 +458,7 @@ mod tests {
 
     #[test]
     fn what_is_committed_while_a_worker_begins_to_wait_is_not_missed() {
-        let known = known();
+        let known: Arc<Known> = Arc::default();
         let legs: Legs<Known> = [((MoveId(1), 3), LegView::new(known.clone(), None, MAKE))].into();
         let look = look(&topology(false), &legs, &[b"{t}1"], false);
         assert!(look.is_moving() && !look.is_over());

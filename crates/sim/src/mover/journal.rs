@@ -266,7 +266,7 @@ impl World {
         let left_at = &self.mover.left_at[self.node_of(side)];
         let node = &self.nodes[self.node_of(side)];
         let known = self.mover.met_at_end[side] == Some(node.process);
-        let now = self.now;
+        let now = self.clock(self.node_of(side));
         let left = node.keys.range(..STAGING).filter(|(_, entry)| entry.expires_us.is_none_or(|end| end > now)).map(|(key, _)| *key);
         let left: Vec<KeyIx> = left.filter(|key| self.is_own(*key) && !left_at.contains(key)).collect();
         if node.up && known && !left.is_empty() {
@@ -290,11 +290,11 @@ impl World {
         let mut again = Vec::new();
         for key in 0..self.keys.len() {
             let eras = leg.away.get(&m.fingerprints.of(&self.keys[key]));
-            let entry = has(m.source, key).filter(|_| eras.is_some());
+            let entry = has(m.source, key).filter(|_| eras.is_some()).map(|entry| self.in_time(m.source, entry));
             // Both are other processes than those of its record: it is moved again, and what it is then replaces what a target shows that restarts once more.
             let is_doubtful = eras.is_some_and(|eras| eras.source != leg.eras.source && eras.target != leg.eras.target);
             // One whose time is over is gone at the target, too.
-            let there = has(m.target, key).filter(|_| !is_doubtful);
+            let there = has(m.target, key).filter(|_| !is_doubtful).map(|entry| self.in_time(m.target, entry));
             let gone_us = there.map_or(Some(self.now), |there| there.expires_us.map(|end| end.max(self.now)));
             again.extend(entry.zip(gone_us).map(|(entry, gone_us)| (key, entry, gone_us)));
         }

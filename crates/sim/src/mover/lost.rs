@@ -95,7 +95,7 @@ impl World {
         for key in lost.doubtful {
             let at = &self.nodes[node];
             let there = if at.up { &at.keys } else { &at.disk };
-            if there.get(&key).is_none_or(|entry| entry.expires_us.is_some_and(|end| end <= now)) {
+            if there.get(&key).is_none_or(|entry| entry.expires_us.is_some_and(|end| end <= self.clock(node))) {
                 say!(self, "key {key} is lost");
                 self.history.reverts_between(key, None, lost.since_us, now);
             }

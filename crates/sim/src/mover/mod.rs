@@ -341,6 +341,12 @@ impl World {
             self.write(None, records);
             return;
         }
+        let skew_us = self.nodes[0].ahead_us.abs_diff(self.nodes[1].ahead_us);
+        if !resumes && skew_us > self.scenario.skew && !self.bug(Bug::ClocksNotCompared) {
+            say!(self, "the clocks differ by {skew_us} us");
+            self.after(2_000, Ev::NextLeg);
+            return;
+        }
         say!(self, "leg {} of move {}: {} to {}", self.mover.leg, self.mover.move_id, self.mover.source, self.mover.target);
         self.mover.stager.begin_leg(self.planted);
         if resumes {
@@ -423,7 +429,7 @@ impl World {
             target_is_clean: false,
         };
         m.driver = Some(driver(begin, self.planted));
-        m.view = Some(LegView::new(Known::none(), scope, m.fingerprints));
+        m.view = Some(LegView::new(Arc::default(), scope, m.fingerprints));
         m.list_at = 0;
         m.batches.clear();
         m.inbox.clear();
@@ -798,7 +804,7 @@ impl World {
             Do::View { away } => {
                 let kept = self.bug(Bug::CommittedKept);
                 if let Some(view) = &mut self.mover.view {
-                    *view = view.turned(if kept { view.committed().clone() } else { Known::none() }, away);
+                    *view = view.turned(if kept { view.committed().clone() } else { Arc::default() }, away);
                 }
             }
             Do::Publish => {

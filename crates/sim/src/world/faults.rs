@@ -95,7 +95,7 @@ impl World {
             }
             Fault::Snapshot(ix) => {
                 if self.nodes[ix].up {
-                    let now = self.now;
+                    let now = self.clock(ix);
                     self.nodes[ix].expire(now);
                     self.nodes[ix].disk = self.nodes[ix].keys.clone();
                 }
@@ -143,7 +143,7 @@ impl World {
                 continue;
             }
             let place = self.place_of(key, ix, before.contains_key(&key));
-            let mark = self.history.reverts(key, disk, self.now, place);
+            let mark = self.history.reverts(key, disk.map(|entry| self.in_time(ix, entry)), self.now, place);
             if place == crate::history::Place::UntilNoticed {
                 let is_late = self.mover.confirmed == Some(self.nodes[ix].process);
                 self.mover.unnoticed.extend(mark.map(|mark| Unnoticed { node: ix, mark, is_late }));

@@ -378,7 +378,7 @@ impl<W: Work> Leg<W> {
             return;
         }
         let owner = self.shell.to();
-        if !self.shell.is_confirmed(owner, actions) {
+        if !early && !self.shell.is_confirmed(owner, actions) {
             return;
         }
         self.shell.record_end(actions);
