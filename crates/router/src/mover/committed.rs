@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use hdrhistogram::Histogram;
 use rustix::event::{EventfdFlags, eventfd};
 use switchyard_policy::migration::tail::Element;
+use switchyard_policy::migration::tracker::{Exact, Tracker};
 use switchyard_policy::migration::{Fingerprint, FingerprintSet, Fingerprinter, Key, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, slot_of};
 
@@ -29,7 +30,7 @@ const TOUCHED_MAX: usize = 64 << 20;
 const WRITTEN_MAX: usize = 16 << 20;
 const KEY_OVERHEAD: usize = 48;
 
-type Shard = RwLock<FingerprintSet>;
+type Shard = RwLock<Exact>;
 
 /// The keys of a leg that may be used where they are going.
 #[derive(Debug)]
@@ -54,7 +55,7 @@ impl SharedLeg {
 
     pub(crate) fn commit(&self, keys: impl IntoIterator<Item = Fingerprint>) {
         for key in keys {
-            self.shard(key).write().unwrap_or_else(PoisonError::into_inner).insert(key);
+            self.shard(key).write().unwrap_or_else(PoisonError::into_inner).complete(key);
         }
     }
 
@@ -68,7 +69,7 @@ impl SharedLeg {
     }
 
     fn has(&self, key: Fingerprint) -> bool {
-        self.shard(key).read().unwrap_or_else(PoisonError::into_inner).contains(&key)
+        self.shard(key).read().unwrap_or_else(PoisonError::into_inner).is_complete(key)
     }
 
     /// A client of this worker is about to wait: it must look again after this, or it may miss the commit that it waits for.
