@@ -177,7 +177,8 @@ fn look_after(running: &Running, known: &mut BTreeMap<NodeId, String>) {
     let up: BTreeMap<NodeId, String> =
         status.nodes.iter().filter(|n| n.link == Link::Up).filter_map(|n| Some((n.id, n.run_id.clone()?))).collect();
     let changed = up.iter().any(|(id, run_id)| known.get(id) != Some(run_id));
-    if !changed || running.with(|router| router.functions_left().is_empty()) != Some(true) {
+    // Nothing is read at a node that may still store something, and it is given nothing.
+    if !changed || running.with(|router| router.functions_left().iter().all(|(node, _)| !up.contains_key(node))) != Some(true) {
         return;
     }
     // Before the turn is taken: clients that change functions do not wait for a node that does not answer.

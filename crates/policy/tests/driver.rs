@@ -154,8 +154,10 @@ fn all_is_committed_only_at_the_side_where_workers_look() {
         } else {
             driven.tell(Happened::Taken(Some((Vec::new(), true))));
         }
-        driven.record();
         let to = if back { Side::Source } else { Side::Target };
+        assert!(driven.take().contains(&Do::Confirm { side: to }));
+        driven.tell(Event::Confirmed { side: to });
+        driven.record();
         let said = driven.take();
         assert_eq!(said.contains(&Do::CommitAll), !back, "back: {back}, {said:?}");
         assert!(said.contains(&Do::CatchUp { side: to }));
@@ -176,4 +178,34 @@ fn all_is_committed_only_at_the_side_where_workers_look() {
 fn a_record_that_is_durable_before_another_is_a_bug() {
     let mut driven = Driven::new(begin(Protocol::Switchyard));
     driven.tell(Happened::Recorded(2..=2));
+}
+
+/// Once a leg without keys ended at a target that had restarted since its purge and showed what it had been purged of.
+#[test]
+fn a_leg_ends_only_where_the_process_answers_that_was_purged() {
+    let mut driven = Driven::new(patient(Protocol::Switchyard));
+    let end = |driven: &mut Driven| driven.take().iter().any(|what| matches!(what, Do::Record { .. }));
+    driven.drain();
+    driven.tell(Happened::Taken(Some((Vec::new(), true))));
+    assert!(driven.take().contains(&Do::Confirm { side: Side::Target }));
+    for _ in 0..3 {
+        driven.tell(Happened::Tick);
+    }
+    driven.tell(Event::Confirmed { side: Side::Source });
+    assert_eq!(driven.take(), [], "it is asked once, and has not answered");
+    driven.tell(Happened::Lost { side: Side::Target });
+    driven.tell(Event::Confirmed { side: Side::Target });
+    assert!(!end(&mut driven), "an answer of the connection that was lost");
+    let process = Process { run_id: "c".to_owned(), client_id: 2 };
+    driven.tell(Happened::Restored { side: Side::Target, process, databases: vec![0] });
+    driven.record();
+    let said = driven.take();
+    let [Do::Scan { walk, side: Side::Target, .. }] = said[..] else { panic!("it is purged first: {said:?}") };
+    let topology = Topology::even(&["0".to_owned(), "1".to_owned()]).expect("two nodes");
+    driven.driver.scanned(walk, b"0", [].into_iter(), &topology, driven.now_us, &mut driven.said);
+    assert_eq!(driven.take(), [Do::Confirm { side: Side::Target }]);
+    driven.tell(Event::Wanted { keys: vec![key("{t}1")] });
+    driven.take();
+    driven.tell(Event::Confirmed { side: Side::Target });
+    assert!(!end(&mut driven), "there is something to do again");
 }

@@ -29,7 +29,7 @@ fn orders(durability: Durability) -> Orders {
     }
 }
 
-/// A leg, and what it said last. Records are durable at once.
+/// A leg, and what it said last. Records are durable at once, and who is asked at the end answers at once.
 struct Driven {
     leg: Leg,
     said: Vec<Action>,
@@ -52,9 +52,13 @@ impl Driven {
         let mut actions = Vec::new();
         self.leg.step(event, 0, &mut actions);
         let last = actions.iter().rev().find_map(|action| if let Action::Record { number, .. } = action { Some(*number) } else { None });
+        let asked = actions.iter().find_map(|action| if let Action::Confirm { side } = action { Some(*side) } else { None });
         self.said.extend(actions);
         if let Some(number) = last {
             self.tell(Event::Recorded(number));
+        }
+        if let Some(side) = asked {
+            self.tell(Event::Confirmed { side });
         }
     }
 
@@ -310,4 +314,19 @@ fn a_leg_that_gives_up_its_source_ends_at_the_target_with_what_was_read() {
     );
     driven.tell(Event::HandedOver);
     assert_eq!(decided(&mut driven), vec![Action::Io(Io::End(Outcome::Moved))]);
+}
+
+#[test]
+fn who_asks_a_leg_to_rest_while_it_ends_or_has_ended_gets_the_word() {
+    let mut driven = Driven { leg: Leg::new(orders(Durability::Memory), Fingerprinter::new(7), None), said: Vec::new() };
+    driven.tell(Event::Met { source: process("s1"), target: process("t1") });
+    driven.tell(Event::Purged);
+    let mut actions = Vec::new();
+    // Commands that were sent to the source earlier are not answered in time: the leg gives up in the very step in which it is asked.
+    driven.leg.step(Event::Quiesce, 5_000_000, &mut actions);
+    let has = |actions: &[Action], what: fn(&Io) -> bool| actions.iter().any(|action| matches!(action, Action::Io(io) if what(io)));
+    assert!(has(&actions, |io| matches!(io, Io::End(Outcome::NotBegun { .. }))) && has(&actions, |io| *io == Io::Quiet), "{actions:?}");
+    actions.clear();
+    driven.leg.step(Event::Quiesce, 5_000_000, &mut actions);
+    assert_eq!(actions, [Action::Io(Io::Quiet)]);
 }

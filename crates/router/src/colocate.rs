@@ -14,8 +14,8 @@ use crate::slab::Handle;
 
 /// Who brings keys home. Called by workers, so it must not wait.
 pub trait ColocatePort: Send + Sync + fmt::Debug {
-    /// Takes a wish; it may be answered on any thread.
-    fn colocate(&self, wish: ColocateRequest);
+    /// Takes a request; it may be answered on any thread.
+    fn colocate(&self, request: ColocateRequest);
 }
 
 /// What a client's command needs. Dropped without an answer, it is refused.
@@ -59,7 +59,7 @@ impl ColocateRequest {
         &self.command
     }
 
-    /// How long the client waits, from when the wish was given.
+    /// How long the client waits, from when it asked.
     #[must_use]
     pub fn within(&self) -> Duration {
         self.within

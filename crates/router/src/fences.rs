@@ -4,7 +4,7 @@
 //! confirmed its end on a newer connection: across legs, moves and aborts. What a router before this one has left is found by its name, and ended when
 //! a node is first met, before any command is sent there. (A worker keeps its own: `worker::zombies`.)
 //!
-//! What was sent may be functions. Then clients change none before that end is confirmed: the turn to copy them is kept here until then.
+//! What was sent may be functions. Then clients change none before that end is confirmed, and nobody copies any from or to that node.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use switchyard_policy::migration::Process;
 use switchyard_policy::topology::NodeId;
 
-use crate::function_turns::CopyTurn;
+use crate::function_turns::{CopyTurn, Doubt};
 use crate::shared::lock;
 
 /// What is known of old connections, by node.
@@ -21,8 +21,8 @@ pub(crate) struct Fences(Mutex<BTreeMap<NodeId, Fence>>);
 
 #[derive(Debug, Default)]
 struct Fence {
-    /// Connections that broke, each with the turn to copy functions where it was to store some.
-    broken: Vec<(Process, Option<CopyTurn>)>,
+    /// Connections that broke, each with the doubt where it was to store functions.
+    broken: Vec<(Process, Option<Doubt>)>,
     /// The process at which nothing of an earlier router is left.
     cleared: Option<String>,
     /// The process that does not say what is left.
@@ -39,20 +39,20 @@ impl Fences {
         }
     }
 
-    /// Functions were to be stored on a connection that broke: nobody else copies or changes any before its end is confirmed.
+    /// Functions were to be stored on a connection that broke: no client changes any before its end is confirmed.
     pub(crate) fn broke_with_functions(&self, node: NodeId, process: Process, turn: CopyTurn) {
         let mut fences = lock(&self.0);
         let broken = &mut fences.entry(node).or_default().broken;
         broken.retain(|(known, _)| *known != process);
-        broken.push((process, Some(turn)));
+        broken.push((process, Some(turn.leave())));
     }
 
     /// The connections on which functions were to be stored.
     pub(crate) fn with_functions(&self) -> Vec<(NodeId, Process)> {
         let fences = lock(&self.0);
         let of = |(node, fence): (&NodeId, &Fence)| {
-            let with_turn = fence.broken.iter().filter(|(_, turn)| turn.is_some());
-            with_turn.map(|(process, _)| (*node, process.clone())).collect::<Vec<_>>()
+            let with_doubt = fence.broken.iter().filter(|(_, doubt)| doubt.is_some());
+            with_doubt.map(|(process, _)| (*node, process.clone())).collect::<Vec<_>>()
         };
         fences.iter().flat_map(of).collect()
     }
@@ -141,7 +141,7 @@ mod tests {
         fences.broke(node, process(2));
         assert_eq!((fences.broken(node).len(), fences.with_functions()), (2, vec![(node, process(2))]));
         fences.ended(node, &[process(1)]);
-        assert!(turns.to_change().is_none());
+        assert!(turns.to_change().is_none() && turns.to_copy().is_some());
         fences.ended(node, &[process(2)]);
         assert!(turns.to_change().is_some() && fences.with_functions().is_empty());
     }

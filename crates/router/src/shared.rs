@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
-use switchyard_policy::migration::Fingerprint;
+use switchyard_policy::migration::{Fingerprint, Side};
 use switchyard_policy::scan::{Scans, TICK_MS};
 use switchyard_policy::topology::{MoveId, NodeId, Topology};
 use switchyard_resp::command::{CommandClass, CommandTable};
@@ -460,7 +460,7 @@ impl Shared {
     pub(crate) fn change_plan(&self, change: impl FnOnce(&Plan) -> Plan) {
         let mut plan = lock(&self.plan);
         let next = change(&plan);
-        let back = next.moves.legs.iter().filter(|(_, leg)| leg.away.is_some()).map(|(leg, _)| *leg).collect();
+        let back = next.moves.legs.iter().filter(|(_, leg)| leg.to() == Side::Source).map(|(leg, _)| *leg).collect();
         lock(&self.scans).observe(&next.topology, back, self.scan_tick());
         *plan = Arc::new(next);
         self.generation.fetch_add(1, Ordering::Release);

@@ -105,6 +105,8 @@ impl World {
         if ix == 0 && random.chance(scenario.blocking / 3) {
             return Op::Pop(key);
         }
+        // Parts of a key that is copied in pieces are named.
+        let undeclared = scenario.parts == 0 && scenario.undeclared > 0 && random.chance(scenario.undeclared);
         let mut one = |random: &mut crate::random::Random, key: KeyIx| {
             unique += 1;
             if scenario.parts > 0 && random.chance(scenario.parts) {
@@ -129,6 +131,10 @@ impl World {
             }
         };
         match random.below(100) {
+            _ if undeclared => {
+                let named = random.below(keys) as KeyIx;
+                Op::Function(named, Box::new(one(random, key)))
+            }
             0..=74 => one(random, key),
             75..=89 => {
                 let count = random.between(2, 3.min(keys.max(2)));
@@ -156,7 +162,7 @@ impl World {
     pub(crate) fn client_watches(&mut self, op: u64, conn: u32) {
         let Some(Command { client, worker, op: Op::Watch(key), .. }) = self.ops.get(&op) else { return };
         let (client, key, node) = (*client, *key, self.conns[conn as usize].node);
-        let moved = self.workers[*worker].uses_at(key, self.garden) != node;
+        let moved = self.workers[*worker].uses_at(&self.keys[key]) != node;
         let failed = moved && !self.bug(Bug::WatchReturns);
         self.clients[client].watch = Some(Watch { key, conn, node, since_us: self.now, seen: None, failed });
     }

@@ -62,7 +62,7 @@ impl History {
             Op::Cut(key, field) => marks.push(self.add(*key, Act::Cut(*field, None), now_us, by)),
             Op::Expire(key, ttl_us) => marks.push(self.add(*key, Act::Live(*ttl_us, None), now_us, by)),
             Op::Several(ops) => ops.iter().for_each(|op| self.asked(op, now_us, by, marks)),
-            Op::Script(op) => self.asked(op, now_us, by, marks),
+            Op::Script(op) | Op::Function(_, op) => self.asked(op, now_us, by, marks),
             Op::Watch(_) => {}
             Op::Exec(key, watched) => {
                 let mark = self.add(*key, Act::Swap(watched.seen.clone(), watched.value), now_us, by);

@@ -101,6 +101,8 @@ pub enum Op {
     Several(Vec<Op>),
     /// A script that the node may not have yet.
     Script(Box<Op>),
+    /// A function that names this key and uses another.
+    Function(KeyIx, Box<Op>),
     /// FLUSHALL
     Flush,
     /// WATCH
@@ -136,7 +138,7 @@ impl Op {
         }
     }
 
-    /// Its keys.
+    /// The keys that it names.
     pub fn keys(&self, out: &mut Vec<KeyIx>) {
         match self {
             Self::Get(key)
@@ -149,11 +151,26 @@ impl Op {
             | Self::Cut(key, _)
             | Self::Expire(key, _)
             | Self::Watch(key)
-            | Self::Exec(key, _) => out.push(*key),
+            | Self::Exec(key, _)
+            | Self::Function(key, _) => out.push(*key),
             Self::Several(ops) => ops.iter().for_each(|op| op.keys(out)),
             Self::Script(op) => op.keys(out),
             Self::Flush => {}
         }
+    }
+
+    /// The keys that it uses.
+    pub fn uses(&self, out: &mut Vec<KeyIx>) {
+        match self {
+            Self::Function(_, op) => op.keys(out),
+            _ => self.keys(out),
+        }
+    }
+
+    /// Whether it may use other keys than it names.
+    #[must_use]
+    pub const fn uses_undeclared(&self) -> bool {
+        matches!(self, Self::Function(..))
     }
 
     /// Whether it changes nothing.
@@ -162,7 +179,7 @@ impl Op {
         match self {
             Self::Get(_) | Self::Watch(_) => true,
             Self::Several(ops) => ops.iter().all(Self::is_read),
-            Self::Script(op) => op.is_read(),
+            Self::Script(op) | Self::Function(_, op) => op.is_read(),
             _ => false,
         }
     }
@@ -193,6 +210,8 @@ pub enum Cmd {
     Replace(KeyIx, Entry),
     /// UNLINK
     Unlink(KeyIx),
+    /// PING
+    Ping,
     /// WAITAOF 1 0
     WaitAof,
     /// MIGRATE to the other node.
@@ -435,6 +454,7 @@ impl Node {
                 }
                 Reply::Several(ops.iter().map(|op| self.execute(op, now_us).unwrap_or(Reply::Value(None))).collect())
             }
+            Op::Function(_, op) => return self.execute(op, now_us),
             Op::Script(op) => return if self.script { self.execute(op, now_us) } else { Some(Reply::NoScript) },
             Op::Flush => {
                 self.keys.clear();

@@ -28,12 +28,12 @@ pub enum Bug {
     RelativeTtl,
     /// Keys written while others are listed are not noted.
     WritesNotNoted,
+    /// A write of keys that nobody names, while keys are listed, is not noted.
+    AnythingNotNoted,
     /// The listing begins before all workers note what they write.
     ListedTooEarly,
     /// Commands that wait at the source stay there.
     BlockedNotParked,
-    /// A command of several keys goes as soon as one is committed.
-    OneKeyIsEnough,
     /// A worker keeps what was committed when a leg rolls back.
     CommittedKept,
     /// The journal says that a record is durable before it is.
@@ -83,9 +83,9 @@ impl Planted {
         Self::Around(Bug::RestoreReplace),
         Self::Around(Bug::RelativeTtl),
         Self::Around(Bug::WritesNotNoted),
+        Self::Around(Bug::AnythingNotNoted),
         Self::Around(Bug::ListedTooEarly),
         Self::Around(Bug::BlockedNotParked),
-        Self::Around(Bug::OneKeyIsEnough),
         Self::Around(Bug::CommittedKept),
         Self::Around(Bug::JournalNotSynced),
         Self::Around(Bug::TopologyDecides),
@@ -105,6 +105,7 @@ impl Planted {
         Self::Machine(MachineBug::NoPurge),
         Self::Machine(MachineBug::NoPurgeAfterRestart),
         Self::Machine(MachineBug::HandOverWithKeysLeft),
+        Self::Machine(MachineBug::EndedUnconfirmed),
         Self::Machine(MachineBug::HandOverBeforeRecord),
         Self::Machine(MachineBug::NotRedone),
         Self::Machine(MachineBug::AbsentNotRecorded),
@@ -128,6 +129,8 @@ impl Planted {
         Self::Machine(MachineBug::CommittedAtTheOther),
         Self::Machine(MachineBug::ExceptionPurged),
         Self::Machine(MachineBug::PurgedBeyondScope),
+        Self::Machine(MachineBug::OneKeyIsEnough),
+        Self::Machine(MachineBug::UndeclaredNotAwaited),
     ];
 }
 

@@ -51,6 +51,8 @@ pub struct Scenario {
     pub flush: u64,
     /// Commands that wait.
     pub blocking: u64,
+    /// Commands that use a key which they do not name.
+    pub undeclared: u64,
     /// Times to live.
     pub ttl: u64,
     /// A move is one of keys without their slot.
@@ -133,6 +135,7 @@ impl Scenario {
             lose: 0,
             flush: 0,
             blocking: 0,
+            undeclared: 0,
             ttl: 0,
             exceptions: 0,
             watch: 0,
@@ -172,6 +175,7 @@ impl Scenario {
                 "lose" => (&mut scenario.lose, 1000),
                 "flush" => (&mut scenario.flush, 1000),
                 "blocking" => (&mut scenario.blocking, 1000),
+                "undeclared" => (&mut scenario.undeclared, 1000),
                 "ttl" => (&mut scenario.ttl, 1000),
                 "exceptions" => (&mut scenario.exceptions, 1000),
                 "watch" => (&mut scenario.watch, 1000),

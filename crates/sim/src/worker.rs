@@ -1,51 +1,86 @@
-//! Workers as decision 0011 has them: each works by the view that it has adopted, knows of committed keys what it has been told, and counts what is
-//! in flight by the epoch in which its place was chosen. What they do with bytes is left out.
+//! Workers as decision 0011 has them: each works by the view that it has adopted, and counts what is in flight by the epoch in which its place was
+//! chosen. Where a command belongs, what it waits for, and what movers are told of it, `switchyard_policy::migration` says, as it does to the router's
+//! workers. What they do with bytes is left out.
 
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::sync::Arc;
 
-use switchyard_policy::migration::Event;
+use switchyard_policy::migration::{Committed, Fingerprint, Key, Legs, Look, Waits, Wanted, moved, observed};
+use switchyard_policy::routing::{Route, route};
+use switchyard_policy::topology::{MoveId, NodeId, Stage, Topology, slot_of};
 
 use crate::node::{Cmd, KeyIx, Op, Reply};
-use crate::planted::{Bug, Garden};
+use crate::planted::{Bug, Garden, Planted};
 use crate::world::{Ev, Owner, What, World, say};
 
-/// What the router has published about the slots, under its epoch.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct View {
-    pub(crate) epoch: u64,
-    pub(crate) stage: Stage,
-    /// The owner of the slot, and where each key lives.
-    pub(crate) owner: usize,
-    pub(crate) places: Rc<Vec<usize>>,
-    /// Where only some keys move: which.
-    pub(crate) scope: Option<Rc<BTreeSet<KeyIx>>>,
+/// The committed keys of a leg, as mover and workers share them.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    keys: RefCell<BTreeSet<Fingerprint>>,
+    all: Cell<bool>,
+    /// Workers of which clients wait.
+    waiting: RefCell<BTreeSet<usize>>,
 }
 
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Stage {
-    /// Every key is where it lives.
-    Settled,
-    /// The same, and writes are told to the mover.
-    Observed,
-    /// Keys are at the target once they are committed.
-    Moving { uid: u64, target: usize },
-    /// Keys of `away` are at the source once they are committed, all others at once.
-    RolledBack { uid: u64, source: usize, away: BTreeSet<KeyIx> },
+impl Known {
+    #[expect(clippy::arc_with_non_send_sync, reason = "a world is in one thread; in the router it is behind locks")]
+    pub(crate) fn none() -> Arc<Self> {
+        Arc::default()
+    }
+
+    pub(crate) fn commit(&self, keys: impl IntoIterator<Item = Fingerprint>) {
+        self.keys.borrow_mut().extend(keys);
+    }
+
+    pub(crate) fn commit_all(&self) {
+        self.all.set(true);
+    }
+
+    /// The workers that have to be told of what was committed before this.
+    pub(crate) fn take_waiting(&self) -> BTreeSet<usize> {
+        self.waiting.take()
+    }
+}
+
+impl Committed for Known {
+    fn has(&self, key: Fingerprint) -> bool {
+        self.keys.borrow().contains(&key)
+    }
+
+    fn has_all(&self) -> bool {
+        self.all.get()
+    }
+
+    fn will_wait(&self, worker: usize) {
+        self.waiting.borrow_mut().insert(worker);
+    }
+}
+
+/// What the router has published, under its epoch.
+#[derive(Debug)]
+pub(crate) struct View {
+    pub(crate) epoch: u64,
+    topology: Topology,
+    legs: Legs<Known>,
+    /// The topology in which moving keys have been handed over, where there are any.
+    moved: Option<Topology>,
 }
 
 impl View {
-    /// At the beginning: one node has all keys.
-    pub(crate) fn first(keys: usize) -> Self {
-        Self { epoch: 1, stage: Stage::Settled, owner: 0, places: Rc::new(vec![0; keys]), scope: None }
+    pub(crate) fn new(epoch: u64, topology: Topology, legs: Legs<Known>) -> Self {
+        let moved = moved(&topology, &legs);
+        Self { epoch, topology, legs, moved }
     }
 
-    /// Whether a key moves with the leg under way.
-    fn moves(&self, key: KeyIx, garden: Garden) -> bool {
-        match &self.scope {
-            Some(scope) => scope.contains(&key),
-            None => self.places[key] == self.owner || garden.is(Bug::ExceptionTaken),
-        }
+    /// The topology by which a command is executed all of whose keys are there.
+    fn moved(&self) -> &Topology {
+        self.moved.as_ref().unwrap_or(&self.topology)
+    }
+
+    fn has_moving_slots(&self) -> bool {
+        self.topology.transits().any(|transit| matches!(transit.stage, Stage::Moving { .. }))
     }
 }
 
@@ -81,33 +116,14 @@ pub(crate) struct Flying {
 pub(crate) struct Worker {
     pub(crate) view: Rc<View>,
     links: [Link; 2],
-    committed: BTreeSet<KeyIx>,
-    committed_uid: u64,
-    /// Every key is committed, also those that nobody has named.
-    committed_all: bool,
     pub(crate) flying: BTreeMap<u64, Flying>,
     /// Commands that wait for keys.
-    waiting: BTreeSet<u64>,
-}
-
-enum Choice {
-    Node(usize),
-    /// Its keys do not live together.
-    Parted,
-    Wait(Vec<KeyIx>),
+    waiting: BTreeMap<u64, Waits<Known>>,
 }
 
 impl Worker {
     pub(crate) fn new(view: Rc<View>) -> Self {
-        Self {
-            view,
-            links: Default::default(),
-            committed: BTreeSet::new(),
-            committed_uid: 0,
-            committed_all: false,
-            flying: BTreeMap::new(),
-            waiting: BTreeSet::new(),
-        }
+        Self { view, links: Default::default(), flying: BTreeMap::new(), waiting: BTreeMap::new() }
     }
 
     /// Nothing chosen under an epoch before this one is in flight, and the epoch is adopted. Whether the workers only begin to note what they write:
@@ -133,44 +149,37 @@ impl Worker {
         self.links[node].queue.push(op);
     }
 
-    fn choose(&self, op: &Op, garden: Garden) -> Choice {
-        let view = &*self.view;
-        let mut keys = Vec::new();
-        op.keys(&mut keys);
-        let moves = |key: &KeyIx| view.moves(*key, garden);
-        let (uid, to) = match &view.stage {
-            Stage::Settled | Stage::Observed => (0, None),
-            Stage::Moving { uid, target } => (*uid, Some(*target)),
-            Stage::RolledBack { uid, source, .. } => (*uid, Some(*source)),
-        };
-        let known = uid == self.committed_uid;
-        let is_missing = |key: &KeyIx| {
-            let must_come = match &view.stage {
-                Stage::Settled | Stage::Observed => false,
-                Stage::Moving { .. } => moves(key),
-                Stage::RolledBack { away, .. } => away.contains(key),
-            };
-            must_come && !(known && (self.committed_all || self.committed.contains(key)))
-        };
-        let missing: Vec<KeyIx> = keys.iter().copied().filter(is_missing).collect();
-        let one_is_enough = garden.is(Bug::OneKeyIsEnough) && missing.len() < keys.len() && matches!(view.stage, Stage::Moving { .. });
-        if !missing.is_empty() && !one_is_enough {
-            return Choice::Wait(missing);
+    /// What of these keys is not there.
+    fn look<'k>(&self, keys: impl Iterator<Item = &'k [u8]>, undeclared: bool, planted: Option<Planted>) -> Look<Known> {
+        let mut look = look(planted);
+        keys.for_each(|key| look.key(&self.view.topology, &self.view.legs, key, || undeclared));
+        look
+    }
+
+    /// Where a command is executed all of whose keys are there. `None`: they do not live together, or may not.
+    fn place<'k>(
+        &self,
+        mut keys: impl Iterator<Item = &'k [u8]> + Clone,
+        is_moving: bool,
+        undeclared: bool,
+        garden: Garden,
+    ) -> Option<usize> {
+        let topology = if is_moving { self.view.moved() } else { &self.view.topology };
+        if undeclared && keys.clone().any(|key| topology.is_exceptional(slot_of(key))) {
+            return None;
         }
-        let lives_at = |key: &KeyIx| if garden.is(Bug::ExceptionForgotten) { view.owner } else { view.places[*key] };
-        let mut nodes = keys.iter().map(|key| to.filter(|_| moves(key)).unwrap_or_else(|| lives_at(key)));
-        let first = nodes.next().unwrap_or(view.owner);
-        if nodes.all(|node| node == first) { Choice::Node(first) } else { Choice::Parted }
+        if garden.is(Bug::ExceptionForgotten) {
+            return keys.next().map(|key| topology.owner_of(key).index());
+        }
+        match route(topology, keys) {
+            Route::Owner(_, node) => Some(node.index()),
+            Route::Parted(_) | Route::Anywhere | Route::CrossSlot => None,
+        }
     }
 
     /// Where a key is used, once it is there.
-    pub(crate) fn uses_at(&self, key: KeyIx, garden: Garden) -> usize {
-        let to = match self.view.stage {
-            Stage::Settled | Stage::Observed => None,
-            Stage::Moving { target, .. } => Some(target),
-            Stage::RolledBack { source, .. } => Some(source),
-        };
-        to.filter(|_| self.view.moves(key, garden)).unwrap_or(self.view.places[key])
+    pub(crate) fn uses_at(&self, key: &[u8]) -> usize {
+        self.view.moved().lives_at(key).index()
     }
 }
 
@@ -183,29 +192,44 @@ impl World {
             self.flush_asked(op);
             return;
         }
-        let choice = self.workers[ix].choose(&command.op, self.garden);
         let mut keys = Vec::new();
         command.op.keys(&mut keys);
-        let writes = !command.op.is_read();
-        match choice {
-            Choice::Node(node) => {
-                self.workers[ix].waiting.remove(&op);
-                if writes && matches!(self.workers[ix].view.stage, Stage::Observed) && !self.bug(Bug::WritesNotNoted) {
-                    self.tell_mover(op, &keys);
+        let (writes, undeclared) = (!command.op.is_read(), command.op.uses_undeclared());
+        let names: Vec<Key> = keys.iter().map(|key| self.keys[*key].clone()).collect();
+        let names = names.iter().map(|name| &name[..]);
+        let is_moving = loop {
+            let worker = &mut self.workers[ix];
+            let look = worker.look(names.clone(), undeclared, self.planted);
+            if look.is_over() {
+                break look.is_moving();
+            }
+            if let Some(wanted) = worker.waiting.entry(op).or_default().begin(look, ix) {
+                say!(self, "worker {ix}: command {op} waits, and wants {wanted:?}");
+                for (of, what) in wanted {
+                    if let Wanted::Keys(keys) = what {
+                        self.after(5, Ev::Wanted { of, keys });
+                    }
                 }
-                self.choose(ix, op, node);
+                return;
             }
-            Choice::Parted => {
-                self.workers[ix].waiting.remove(&op);
-                self.client_parted(op);
-            }
-            Choice::Wait(keys) => {
-                say!(self, "worker {ix}: command {op} waits for {keys:?}");
-                self.workers[ix].waiting.insert(op);
-                let keys = keys.iter().map(|key| self.keys[*key].clone()).collect();
-                self.after(5, Ev::Mover(Event::Wanted { keys }.into()));
+        };
+        self.workers[ix].waiting.remove(&op);
+        let Some(node) = self.workers[ix].place(names.clone(), is_moving, undeclared, self.garden) else {
+            self.client_parted(op);
+            return;
+        };
+        if writes && !self.bug(Bug::WritesNotNoted) {
+            let topology = &self.workers[ix].view.topology;
+            let is_observed = |key: &KeyIx| observed(topology, &self.keys[*key], NodeId(node as u16)).is_some();
+            let keys: Vec<KeyIx> = keys.into_iter().filter(is_observed).collect();
+            if !keys.is_empty() {
+                self.tell_mover(op, &keys);
+                if undeclared && !self.bug(Bug::AnythingNotNoted) {
+                    self.mover.anything = true;
+                }
             }
         }
+        self.choose(ix, op, node);
     }
 
     fn choose(&mut self, ix: usize, op: u64, node: usize) {
@@ -440,20 +464,11 @@ impl World {
         if view.epoch <= worker.view.epoch {
             return;
         }
-        let uid = match view.stage {
-            Stage::Moving { uid, .. } | Stage::RolledBack { uid, .. } => uid,
-            _ => 0,
-        };
-        if uid != worker.committed_uid && !(self.garden.is(Bug::CommittedKept) && uid != 0) {
-            worker.committed.clear();
-        }
-        worker.committed_all &= uid == worker.committed_uid;
-        worker.committed_uid = uid;
         worker.view = view;
         self.look_at_watches(ix);
         say!(self, "worker {ix} adopts {:?}", self.workers[ix].view);
         self.unblock_again(ix);
-        self.look_at_waiting(ix);
+        self.look_again(ix, true);
     }
 
     /// What is watched where it is not used any more may change without the node's knowing.
@@ -461,53 +476,32 @@ impl World {
         if self.bug(Bug::WatchReturns) {
             return;
         }
-        let (worker, garden, workers) = (&self.workers[ix], self.garden, self.workers.len());
+        let (worker, keys, workers) = (&self.workers[ix], &self.keys, self.workers.len());
         for client in self.clients.iter_mut().filter(|client| client.number % workers == ix) {
             if let Some(watch) = &mut client.watch {
-                watch.failed |= worker.uses_at(watch.key, garden) != watch.node;
+                watch.failed |= worker.uses_at(&keys[watch.key]) != watch.node;
             }
         }
     }
 
-    fn look_at_waiting(&mut self, ix: usize) {
-        let waiting: Vec<u64> = self.workers[ix].waiting.iter().copied().collect();
-        for op in waiting {
-            self.look(op);
-        }
+    /// Has those who wait for keys look again: all of them, or those that have what they wait for.
+    pub(crate) fn look_again(&mut self, ix: usize, all: bool) {
+        let waiting = &self.workers[ix].waiting;
+        waiting.values().for_each(|waits| waits.go_on(ix));
+        let due: Vec<u64> = waiting.iter().filter(|(_, waits)| all || waits.is_over()).map(|(op, _)| *op).collect();
+        due.into_iter().for_each(|op| self.look(op));
     }
 
-    pub(crate) fn committed(&mut self, ix: usize, uid: u64, keys: &[KeyIx]) {
-        if self.workers[ix].committed_uid == uid {
-            self.workers[ix].committed.extend(keys);
-            self.look_at_waiting(ix);
-        }
-    }
-
-    pub(crate) fn committed_all(&mut self, ix: usize, uid: u64) {
-        if self.workers[ix].committed_uid == uid {
-            self.workers[ix].committed_all = true;
-            self.look_at_waiting(ix);
-        }
-    }
-
-    pub(crate) fn refused(&mut self, ix: usize, keys: Option<&Vec<KeyIx>>) {
-        let waiting: Vec<u64> = self.workers[ix].waiting.iter().copied().collect();
-        for op in waiting {
-            let mut its = Vec::new();
-            if let Some(command) = self.ops.get(&op) {
-                command.op.keys(&mut its);
-            }
-            if keys.is_none_or(|keys| its.iter().any(|key| keys.contains(key))) {
-                self.workers[ix].waiting.remove(&op);
-                self.client_refused(op);
-            }
-        }
+    pub(crate) fn refused(&mut self, ix: usize, move_id: MoveId, keys: Option<&[Fingerprint]>) {
+        let concerned: Vec<u64> =
+            self.workers[ix].waiting.extract_if(.., |_, waits| waits.concerns(move_id, keys)).map(|(op, _)| op).collect();
+        concerned.into_iter().for_each(|op| self.client_refused(op));
     }
 
     /// Commands that wait at a node since an earlier epoch are ended there, and looked at again.
     pub(crate) fn unblock_again(&mut self, ix: usize) {
         let worker = &self.workers[ix];
-        if matches!(worker.view.stage, Stage::Settled | Stage::Observed) || self.bug(Bug::BlockedNotParked) {
+        if !worker.view.has_moving_slots() || self.bug(Bug::BlockedNotParked) {
             return;
         }
         let epoch = worker.view.epoch;
@@ -544,4 +538,17 @@ impl World {
             self.transmit_or_queue(ix, op, node);
         }
     }
+}
+
+#[cfg(feature = "planted-bugs")]
+fn look(planted: Option<Planted>) -> Look<Known> {
+    match planted {
+        Some(Planted::Machine(bug)) => Look::default().with(Some(bug)),
+        _ => Look::default(),
+    }
+}
+
+#[cfg(not(feature = "planted-bugs"))]
+fn look(_planted: Option<Planted>) -> Look<Known> {
+    Look::default()
 }

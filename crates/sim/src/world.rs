@@ -10,7 +10,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::rc::Rc;
 
-use switchyard_policy::migration::{Fingerprinter, Happened, Key};
+use switchyard_policy::migration::{Event, Fingerprint, Fingerprinter, Happened, Key};
+use switchyard_policy::topology::MoveId;
 
 use crate::clients::Client;
 use crate::history::History;
@@ -110,9 +111,9 @@ pub(crate) enum Ev {
     Broke { conn: u32 },
     Release { conn: u32 },
     Adopt { worker: usize, view: Rc<View> },
-    Committed { worker: usize, uid: u64, keys: Rc<Vec<KeyIx>> },
-    CommittedAll { worker: usize, uid: u64 },
-    Refused { worker: usize, keys: Option<Rc<Vec<KeyIx>>> },
+    Committed { worker: usize },
+    Refused { worker: usize, move_id: MoveId, keys: Option<Rc<Vec<Fingerprint>>> },
+    Wanted { of: (MoveId, u32), keys: Vec<Key> },
     Mover(Happened),
     Synced,
     DiskIsWell,
@@ -250,7 +251,7 @@ impl World {
     }
 
     fn begin(&mut self) {
-        let view = Rc::new(View::first(self.keys.len()));
+        let view = Rc::new(self.view(1, None));
         self.workers = (0..2).map(|_| Worker::new(view.clone())).collect();
         // What is there before anything begins.
         for key in 0..self.keys.len() {
@@ -536,7 +537,7 @@ impl World {
         if let Cmd::Client(op) | Cmd::Loaded(op) = &cmd
             && !op.is_read()
         {
-            op.keys(&mut named);
+            op.uses(&mut named);
         }
         let reply = match cmd {
             Cmd::Hello => {
@@ -586,7 +587,7 @@ impl World {
                         }
                     }
                 } else {
-                    op.keys(&mut grown);
+                    op.uses(&mut grown);
                     match node.execute_watched(conn, &op, now).or_else(|| node.execute(&op, now)) {
                         Some(reply) => reply,
                         None => Reply::Error,
@@ -595,7 +596,7 @@ impl World {
             }
             Cmd::Loaded(op) => {
                 node.script = true;
-                op.keys(&mut grown);
+                op.uses(&mut grown);
                 node.execute(&op, now).unwrap_or(Reply::Error)
             }
             Cmd::Scan(from, count) => node.scan(from, count),
@@ -609,6 +610,10 @@ impl World {
                 node.restore(key, entry, true, now)
             }
             Cmd::Unlink(key) => Reply::Number(node.keys.remove(&key).is_some().into()),
+            Cmd::Ping => {
+                self.mover.confirmed = Some(node.process);
+                Reply::Ok
+            }
             Cmd::WaitAof => {
                 node.disk = node.keys.clone();
                 Reply::Ok
@@ -673,9 +678,13 @@ impl World {
             }
             Ev::Release { conn } => self.release(conn),
             Ev::Adopt { worker, view } => self.adopt(worker, view),
-            Ev::Committed { worker, uid, keys } => self.committed(worker, uid, &keys),
-            Ev::CommittedAll { worker, uid } => self.committed_all(worker, uid),
-            Ev::Refused { worker, keys } => self.refused(worker, keys.as_deref()),
+            Ev::Committed { worker } => self.look_again(worker, false),
+            Ev::Refused { worker, move_id, keys } => self.refused(worker, move_id, keys.as_ref().map(|keys| &keys[..])),
+            Ev::Wanted { of, keys } => {
+                if self.leg() == of {
+                    self.mover_hears(Event::Wanted { keys }.into());
+                }
+            }
             Ev::Mover(what) => self.mover_hears(what),
             Ev::Synced => self.synced(),
             Ev::DiskIsWell => self.disk_is_well(),

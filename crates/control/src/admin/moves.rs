@@ -263,7 +263,8 @@ pub struct GoalRequest {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MaxRateRequest {
-    /// Bytes per second at most; `null`: as the goal says.
+    /// Bytes per second at most; `null`: as the goal says. Named in any case: a request without it would lift a bound by mistake.
+    #[serde(deserialize_with = "Option::deserialize")]
     pub max_rate: Option<u64>,
 }
 

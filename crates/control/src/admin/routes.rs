@@ -365,8 +365,11 @@ async fn unknown_path(uri: Uri) -> Response {
 }
 
 async fn unknown_method(method: Method, uri: Uri) -> Response {
-    let message = if method == Method::GET { "this path changes something: use POST" } else { "this path can only be read: use GET" };
-    refuse(uri.path(), StatusCode::METHOD_NOT_ALLOWED, message)
+    let message = match method {
+        Method::GET => "this path changes something: use POST".to_owned(),
+        _ => format!("this path does not take {method}: the header Allow says what it takes"),
+    };
+    refuse(uri.path(), StatusCode::METHOD_NOT_ALLOWED, &message)
 }
 
 /// Answers are never kept by caches, and never taken by a browser for something else than they say they are.

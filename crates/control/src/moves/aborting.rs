@@ -40,6 +40,24 @@ pub(super) struct Look {
     slots_done: u64,
 }
 
+/// The side that a move cannot go on without, and has not reached for a while.
+struct Unreached {
+    side: Side,
+    node: NodeId,
+    seconds: f64,
+    /// What the mover says of it.
+    doing: String,
+}
+
+impl Unreached {
+    fn of(planned: &Planned) -> Option<Self> {
+        let progress = planned.progress.as_ref()?;
+        let (side, seconds) = progress.lost.filter(|(_, seconds)| *seconds >= LOST_PATIENCE)?;
+        let node = if side == Side::Source { planned.order.source } else { planned.order.target };
+        Some(Self { side, node, seconds, doing: progress.doing.clone() })
+    }
+}
+
 fn write_durably(path: &Path, text: &str) -> io::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(text.as_bytes())?;
@@ -51,11 +69,14 @@ impl Moves {
     /// Ends a move, or says how it would end.
     pub(crate) fn abort(&self, id: MoveId, request: AbortRequest) -> Result<MovesReport, Refused> {
         self.refresh();
-        let look = {
+        let (look, unreached) = {
             let state = self.state();
-            self.look_of(id, state.open.get(&id).ok_or_else(|| state.not_open(id))?)
+            let planned = state.open.get(&id).ok_or_else(|| state.not_open(id))?;
+            (self.look_of(id, planned), Unreached::of(planned))
         };
-        let is_up = |node: NodeId| self.link_of(node).is_none_or(|link| link == Link::Up);
+        // A node may answer clients, and be none that a move can go on with.
+        let is_unreached = |node: NodeId| unreached.as_ref().is_some_and(|unreached| unreached.node == node);
+        let is_up = |node: NodeId| self.link_of(node).is_none_or(|link| link == Link::Up) && !is_unreached(node);
         let (source, target) = (self.name(look.source), self.name(look.target));
         let lose = match request.lose {
             None => None,
@@ -95,9 +116,10 @@ impl Moves {
             ),
             (Some(left), None) => {
                 let (lost, word) = if is_up(look.target) { (&source, "source") } else { (&target, "target") };
+                let why = unreached.as_ref().map_or_else(String::new, |unreached| format!(" (now: {})", unreached.doing));
                 format!(
-                    "move {0} stops when {lost} answers again: {left} at most of the slots that are moving now wait for it.{done} Where {lost} is lost for \
-                     good: `switchyard moves abort {0} --lose-{word} --dry-run` says what would be lost",
+                    "move {0} stops when it reaches {lost} again{why}: {left} at most of the slots that are moving now wait for it.{done} Where {lost} is \
+                     lost for good: `switchyard moves abort {0} --lose-{word} --dry-run` says what would be lost",
                     id.0
                 )
             }
@@ -255,8 +277,7 @@ impl Moves {
         let troubles = state.open.iter().filter_map(|(id, planned)| {
             let (progress, look) = (planned.progress.as_ref(), self.look_of(*id, planned));
             let names = |side| self.name(if side == Side::Source { planned.order.source } else { planned.order.target });
-            let lost = progress.and_then(|progress| progress.lost).filter(|(_, seconds)| *seconds >= LOST_PATIENCE);
-            if let (Some((side, seconds)), Some(left)) = (lost, look.leg_left) {
+            if let (Some(Unreached { side, seconds, doing, .. }), Some(left)) = (Unreached::of(planned), look.leg_left) {
                 let slots = of_leg(*id);
                 let (name, word) = (names(side), if side == Side::Source { "source" } else { "target" });
                 let keys = match side {
@@ -264,8 +285,8 @@ impl Moves {
                     Side::Source => format!("keys of {} that have not moved", counted(slots, "slot")),
                 };
                 let what = format!(
-                    "move {0} waits for {name}, which has not answered for {seconds:.0} s: {keys} cannot be used. Where it is lost for good: \
-                     switchyard moves abort {0} --lose-{word}",
+                    "move {0} has not reached {name} for {seconds:.0} s: {keys} cannot be used (now: {doing}). Where {name} is lost for good: switchyard \
+                     moves abort {0} --lose-{word}",
                     id.0
                 );
                 return Some(Trouble { id: Some(id.0), slots, what });

@@ -37,7 +37,7 @@ const REMEMBERED_MAX: usize = 65_536;
 #[derive(Debug)]
 pub(super) enum Told {
     /// A client waits for something.
-    Wish(ColocateRequest),
+    Request(ColocateRequest),
     /// Something may have changed: a move has begun, was steered, has handed keys over, or has ended.
     Look,
     /// A move that was to bring these keys home has ended before its end.
@@ -133,20 +133,20 @@ pub(super) fn report_of(keys: &BTreeMap<String, u64>) -> Vec<HomeReport> {
 }
 
 impl ColocatePort for Moves {
-    fn colocate(&self, wish: ColocateRequest) {
-        self.home.tell(Told::Wish(wish));
+    fn colocate(&self, request: ColocateRequest) {
+        self.home.tell(Told::Request(request));
     }
 }
 
 /// Somebody who waits.
 #[derive(Debug)]
 struct Waiting {
-    wish: ColocateRequest,
+    request: ColocateRequest,
     until: Instant,
 }
 
 fn refuse(waiting: impl IntoIterator<Item = Waiting>, why: &str) {
-    waiting.into_iter().for_each(|w| w.wish.refuse(why));
+    waiting.into_iter().for_each(|w| w.request.refuse(why));
 }
 
 /// Starts the thread, which ends when the router is told to stop.
@@ -175,10 +175,10 @@ impl Colocation {
             };
             for what in first.into_iter().chain(told.try_iter()) {
                 match what {
-                    Told::Wish(wish) => self.waiting.push(Waiting { until: Instant::now() + wish.within(), wish }),
+                    Told::Request(request) => self.waiting.push(Waiting { until: Instant::now() + request.within(), request }),
                     Told::Look => {}
                     Told::Stopped { keys, why } => {
-                        refuse(self.waiting.extract_if(.., |w| w.wish.wanted().concerns(&keys)), &why);
+                        refuse(self.waiting.extract_if(.., |w| w.request.wanted().concerns(&keys)), &why);
                     }
                     Told::Checked { between, outcome } => {
                         self.checks.insert(between, Check::Over(Instant::now(), outcome));
@@ -187,7 +187,7 @@ impl Colocation {
             }
             let now = Instant::now();
             // Their workers have told them.
-            self.waiting.extract_if(.., |w| w.until <= now).for_each(|w| w.wish.done());
+            self.waiting.extract_if(.., |w| w.until <= now).for_each(|w| w.request.done());
             self.checks.retain(|_, check| match check {
                 // Its answer is here, or it panicked.
                 Check::UnderWay(thread) => !thread.is_finished(),
@@ -218,7 +218,7 @@ impl Colocation {
                 is_paused: planned.steering.paused,
                 colocates: matches!(planned.order.cause, Cause::Needed(_)),
             });
-            let wanted: Vec<&Wanted> = waiting.iter().map(|w| w.wish.wanted()).collect();
+            let wanted: Vec<&Wanted> = waiting.iter().map(|w| w.request.wanted()).collect();
             colocate::plan(&topology, &wanted, &open.collect::<Vec<_>>(), |node| away.contains_key(&node))
         };
         let mut refusals: BTreeMap<usize, String> = BTreeMap::new();
@@ -240,7 +240,7 @@ impl Colocation {
             };
             let mut home_for: BTreeMap<String, u64> = BTreeMap::new();
             for first in colocation.keys.values() {
-                *home_for.entry(waiting[*first].wish.command().to_owned()).or_default() += 1;
+                *home_for.entry(waiting[*first].request.command().to_owned()).or_default() += 1;
             }
             let commands = home_for.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
             let keys: Arc<[Key]> = colocation.keys.into_keys().collect();
@@ -263,15 +263,15 @@ impl Colocation {
         }
         for (place, (w, standing)) in waiting.into_iter().zip(plan.standings).enumerate() {
             match (refusals.remove(&place), standing) {
-                (Some(why), _) => w.wish.refuse(&why),
-                (None, Standing::Home) => w.wish.done(),
+                (Some(why), _) => w.request.refuse(&why),
+                (None, Standing::Home) => w.request.done(),
                 (None, Standing::Wait) => self.waiting.push(w),
                 (None, Standing::Paused(MoveId(id))) => {
-                    w.wish.refuse(&format!("its slot is part of move {id}, which is paused (switchyard moves resume {id})"));
+                    w.request.refuse(&format!("its slot is part of move {id}, which is paused (switchyard moves resume {id})"));
                 }
                 (None, Standing::Away(node)) => {
                     let why = away.get(&node).map(String::as_str).unwrap_or_default();
-                    w.wish.refuse(&format!("{} is away: {why}", moves.name(node)));
+                    w.request.refuse(&format!("{} is away: {why}", moves.name(node)));
                 }
             }
         }

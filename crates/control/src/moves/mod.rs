@@ -31,7 +31,7 @@ use switchyard_router::{MoveEnd, Router, Steer};
 use tracing::{error, info, warn};
 
 use self::options::{OPTIONS, Options, so_far};
-use self::queue::State;
+use self::queue::{Planned, State, Steering, Wanted};
 use crate::admin::{MoveReport, MoveState};
 use crate::ledger::Ledger;
 use crate::placement::Placement;
@@ -198,10 +198,12 @@ impl Moves {
     }
 
     fn begin(self: &Arc<Self>, id: MoveId) {
-        let (task, paused) = {
+        let (task, begun_with) = {
             let mut state = self.state();
             let Some(planned) = state.open.get_mut(&id) else { return };
             let (order, steering) = (planned.order.clone(), planned.steering);
+            // A mover begins without a pause.
+            let begun_with = Wanted { steering: Steering { paused: false, ..steering }, ..planned.wanted() };
             let task = switchyard_router::MoveOrder {
                 id,
                 leftovers: self.ledger.left_at(order.target),
@@ -223,24 +225,14 @@ impl Moves {
                 resume: planned.resume.take(),
                 host: Arc::clone(self) as Arc<dyn switchyard_router::Host>,
             };
-            (task, steering.paused)
+            (task, begun_with)
         };
         let resume = task.resume.clone();
-        let outcome = self.running.with(|router| {
-            router.begin_move(task)?;
-            if paused {
-                router.steer_move(id, Steer::Pause);
-            }
-            Ok::<(), io::Error>(())
-        });
+        let outcome = self.running.with(|router| router.begin_move(task));
         match outcome {
             Some(Ok(())) => {
                 info!("move {} has begun: {}", id.0, self.describe(id));
-                // Somebody may have aborted it since the order was made.
-                let aborted = self.state().open.get(&id).map(|planned| planned.steering).filter(|steering| steering.aborting);
-                if let Some(steering) = aborted {
-                    self.running.with(|router| router.steer_move(id, steering.give_up.map_or(Steer::Abort, Steer::GiveUp)));
-                }
+                self.steer_as_wanted(id, begun_with);
             }
             None => {}
             Some(Err(error)) => {
@@ -261,6 +253,24 @@ impl Moves {
                     planned.trouble = Some(why);
                 }
             }
+        }
+    }
+
+    /// Somebody may have steered the move since its order was made, and nobody heard: the router knew no such move. `heard` is what the mover knows.
+    fn steer_as_wanted(&self, id: MoveId, mut heard: Wanted) {
+        loop {
+            let Some(wanted) = self.state().open.get(&id).map(Planned::wanted) else { return };
+            if wanted == heard {
+                return;
+            }
+            self.running.with(|router| {
+                for steer in wanted.since(heard) {
+                    // False: the mover has ended already.
+                    let _ = router.steer_move(id, steer);
+                }
+            });
+            // What somebody else told it meanwhile may have arrived before this: then the next look sees it.
+            heard = wanted;
         }
     }
 

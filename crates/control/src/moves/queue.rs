@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use switchyard_policy::migration::record::OpenMove;
-use switchyard_policy::migration::{MoveOrder, Side};
+use switchyard_policy::migration::{Goal, MoveOrder, Side};
 use switchyard_policy::topology::{MoveId, NodeId};
-use switchyard_router::{MoveEnd, MoveProgress, SoFar};
+use switchyard_router::{MoveEnd, MoveProgress, SoFar, Steer};
 
 use crate::admin::{MoveReport, MoveState, Refused, conflict};
 
@@ -34,7 +34,7 @@ pub(super) struct Planned {
 }
 
 /// What the user has said of a move since.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Steering {
     pub(super) paused: bool,
     /// It is to end.
@@ -43,7 +43,35 @@ pub(super) struct Steering {
     pub(super) give_up: Option<Side>,
 }
 
+/// What a mover goes by, as far as it may change while it moves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Wanted {
+    pub(super) steering: Steering,
+    pub(super) goal: Goal,
+    pub(super) max_rate: Option<u64>,
+}
+
+impl Wanted {
+    /// What a mover has to hear that knows `before`. What a user gave up, or aborted, stays so.
+    pub(super) fn since(self, before: Self) -> Vec<Steer> {
+        let (new, old) = (self.steering, before.steering);
+        let changes = [
+            (new.paused != old.paused).then_some(if new.paused { Steer::Pause } else { Steer::Resume }),
+            (self.goal != before.goal).then_some(Steer::Goal(self.goal)),
+            (self.max_rate != before.max_rate).then_some(Steer::MaxRate(self.max_rate)),
+            (new.aborting != old.aborting).then_some(Steer::Abort),
+            new.give_up.filter(|_| new.give_up != old.give_up).map(Steer::GiveUp),
+        ];
+        changes.into_iter().flatten().collect()
+    }
+}
+
 impl Planned {
+    /// What its mover is to go by.
+    pub(super) fn wanted(&self) -> Wanted {
+        Wanted { steering: self.steering, goal: self.order.how.goal, max_rate: self.order.how.max_rate }
+    }
+
     /// A move that nobody has begun.
     pub(super) fn new(order: MoveOrder) -> Self {
         Self {
@@ -168,6 +196,20 @@ mod tests {
 
     fn ids(numbers: &[u64]) -> Vec<MoveId> {
         numbers.iter().copied().map(MoveId).collect()
+    }
+
+    #[test]
+    fn a_mover_hears_what_was_wanted_since_and_nothing_twice() {
+        let mut planned = Planned::new(order(0, 1));
+        let before = planned.wanted();
+        assert_eq!(before.since(before), []);
+        planned.steering.paused = true;
+        planned.order.how.goal = Goal::Fast;
+        planned.order.how.max_rate = Some(7);
+        let between = planned.wanted();
+        assert_eq!(between.since(before), [Steer::Pause, Steer::Goal(Goal::Fast), Steer::MaxRate(Some(7))]);
+        planned.steering = Steering { paused: false, aborting: true, give_up: Some(Side::Target) };
+        assert_eq!(planned.wanted().since(between), [Steer::Resume, Steer::Abort, Steer::GiveUp(Side::Target)]);
     }
 
     #[test]

@@ -17,16 +17,28 @@ pub(crate) const REDIS_MIN: (u32, u32) = (6, 2);
 /// A key that is at the node for no longer than one transaction.
 const TRIED: &str = "switchyard:temporary:tried";
 
-/// Has the node do once what a move needs of its target; `Err` with what it refuses.
-fn refuses_keys(node: &mut NodeConnection) -> Result<(), String> {
+/// Larger than the number of any connection.
+const NOBODY: &str = "9223372036854775807";
+
+/// What a node refuses, and what to do.
+fn refuses(command: &str, error: &str) -> String {
+    let is_for_want_of_a_right = error.starts_with("NOPERM") || error.to_ascii_lowercase().contains("unknown command");
+    let advice = if is_for_want_of_a_right { ": let Switchyard's user run it there, under this name" } else { "" };
+    format!("refuses {command}, which moves need ({error}){advice}")
+}
+
+/// Has the node do once what a move needs of it; `Err` with what it refuses.
+fn refuses_keys(node: &mut NodeConnection, is_target: bool) -> Result<(), String> {
     // Else another move that looks at the node just then would take this for a client. Where it is refused nothing is lost but that.
     let _ = node.ask(&["CLIENT", "SETNAME", LOOKING]);
+    // Without it nobody knows what a connection that broke may still do, and the move waits.
+    let killed = node.ask(&["CLIENT", "KILL", "ID", NOBODY]).map_err(|error| format!("does not answer: {error}"))?;
+    if let Some(error) = killed.error().filter(|error| !error.starts_with("ERR No such")) {
+        return Err(refuses("CLIENT KILL", &error));
+    }
     let mut do_all = |commands: &[&[&[u8]]]| -> Result<Vec<Answer>, String> {
         let mut ask = |args: &[&[u8]]| node.ask(args).map_err(|error| format!("does not answer: {error}"));
-        let refused = |args: &[&[u8]], error: String| {
-            let command = String::from_utf8_lossy(args[0]);
-            format!("refuses {command}, which moves need ({error}): let Switchyard's user run it there, under this name")
-        };
+        let refused = |args: &[&[u8]], error: String| refuses(&String::from_utf8_lossy(args[0]), &error);
         let mut first = None;
         for args in std::iter::once(&[&b"MULTI"[..]][..]).chain(commands.iter().copied()) {
             first = first.or(ask(args)?.error().map(|error| refused(args, error)));
@@ -38,6 +50,11 @@ fn refuses_keys(node: &mut NodeConnection) -> Result<(), String> {
         first.or(failed).map_or(Ok(answers), Err)
     };
     let key = TRIED.as_bytes();
+    if !is_target {
+        // It may be full: nothing is stored there.
+        do_all(&[&[b"DUMP", key], &[b"UNLINK", key], &[b"TIME"], &[b"SCAN", b"0", b"COUNT", b"1"]])?;
+        return Ok(());
+    }
     let kept = do_all(&[&[b"SET", key, b"1", b"PX", b"10000"], &[b"DUMP", key], &[b"UNLINK", key]])?;
     let dump = kept.get(1).map(|dump| dump.bytes().to_vec()).unwrap_or_default();
     do_all(&[&[b"RESTORE", key, b"10000", &dump], &[b"UNLINK", key], &[b"TIME"], &[b"SCAN", b"0", b"COUNT", b"1"]])?;
@@ -76,9 +93,7 @@ pub(crate) fn check_node(
             "node {name} runs in cluster mode, where commands on keys of several slots are refused: set cluster-enabled no there"
         ));
     }
-    if durability.is_some() {
-        refuses_keys(&mut node).map_err(|why| format!("node {name} {why}"))?;
-    }
+    refuses_keys(&mut node, durability.is_some()).map_err(|why| format!("node {name} {why}"))?;
     let mut ask = |args: &[&str]| node.ask(args).map_err(|error| format!("node {name} does not answer: {error}"));
     let newer = version.is_some_and(|version| version >= (7, 2));
     match durability {

@@ -5,7 +5,7 @@
 //! for each protocol; the router's mover and the simulator do what that says and tell it what came of it.
 //!
 //! # Who does what
-//! - **Workers** ask one question of a command for a slot in transit: are all its keys *committed*? Then it goes to the target, on the
+//! - **Workers** ask one question of a command for a slot in transit ([`Look`]): are all its keys *committed*? Then it goes to the target, on the
 //!   same connections as ever. Otherwise its client waits, and the keys are wanted ([`Event::Wanted`]). A key is committed once and for
 //!   all ([`Io::Commit`]), so there is nothing to lock and nothing to take back, and nothing changes its path at release.
 //! - **The mover**, one thread per move, owns the leg's machine and the only connections that copy. It serialises what happens to the
@@ -34,6 +34,7 @@ pub mod staging;
 mod stop_and_copy;
 pub mod tail;
 pub mod tracker;
+mod view;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -50,6 +51,7 @@ pub use planted::Bug;
 pub use record::Record;
 pub use stop_and_copy::StopAndCopy;
 pub use tail::Tail;
+pub use view::{Committed, LegView, Legs, Look, Place, Scope, Waits, Wanted, moved, observed};
 
 /// A key's name. A unit of moving is a name, in all databases: commands that touch several databases (`MOVE`, `COPY ... DB`) then need nothing special.
 pub type Key = Arc<[u8]>;
@@ -271,6 +273,11 @@ pub enum Event {
         /// Who answers there now.
         process: Process,
     },
+    /// [`Action::Confirm`] is answered, on the connection that was there when it was asked for.
+    Confirmed {
+        /// The side.
+        side: Side,
+    },
     /// [`Action::HandOver`] is done: stored, published.
     HandedOver,
     /// FLUSHALL or the like is about to be sent to the nodes: end what is under way and start nothing, until [`Event::Resume`].
@@ -347,6 +354,11 @@ pub enum Action {
     },
     /// Make a new connection to that side, confirm the end of the old one; [`Event::Restored`] follows, sooner or later.
     Restore {
+        /// The side.
+        side: Side,
+    },
+    /// Ask that side anything, on the connection that there is; [`Event::Confirmed`] follows, unless the connection is lost.
+    Confirm {
         /// The side.
         side: Side,
     },
@@ -434,14 +446,14 @@ pub enum Io {
         /// Text of the error reply, with its code in front.
         error: String,
     },
-    /// Nothing is under way, as [`Event::Quiesce`] asked.
+    /// Nothing is under way, as [`Event::Quiesce`] asked. A leg that is over says it too.
     Quiet,
     /// Something that people should know about this leg: for the log, and beside the move where moves are shown. No event follows.
     Report {
         /// What.
         text: String,
     },
-    /// The leg is over. The last action.
+    /// The leg is over. After it comes nothing but [`Io::Quiet`].
     End(Outcome),
 }
 

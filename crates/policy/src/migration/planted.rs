@@ -23,6 +23,8 @@ pub enum Bug {
     NoPurgeAfterRestart,
     /// The slots are handed over while keys are left at the source.
     HandOverWithKeysLeft,
+    /// A leg ends without asking whether the process at its side is still the one that was purged.
+    EndedUnconfirmed,
     /// The slots are handed over before that is on record.
     HandOverBeforeRecord,
     /// What was not answered when a connection broke is taken for done.
@@ -71,6 +73,10 @@ pub enum Bug {
     ExceptionPurged,
     /// A move of keys purges all that its target has of their slot.
     PurgedBeyondScope,
+    /// A command of several keys goes as soon as one is there.
+    OneKeyIsEnough,
+    /// A command that may use keys it does not name waits only for those that it names.
+    UndeclaredNotAwaited,
 }
 
 /// The bug of a machine, if any.

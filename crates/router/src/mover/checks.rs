@@ -180,11 +180,18 @@ impl Mover {
             self.call(Side::Target, &[b"SCRIPT", b"LOAD", &body])?;
             self.pump()?;
         }
-        // Nobody changes functions until the target has what is read here.
+        // Nobody changes functions until the target has what is read here. A node that may still store others is read and given none before.
         let turn = loop {
-            match self.shared.functions.to_copy() {
+            let free = self.shared.functions.to_copy().filter(|_| {
+                let left = self.shared.fences.with_functions();
+                left.iter().all(|(node, _)| *node != self.order.source && *node != self.order.target)
+            });
+            match free {
                 Some(turn) => break turn,
-                None => self.wait(Duration::from_millis(5)),
+                None => {
+                    "waiting for another copy of functions".clone_into(&mut self.doing);
+                    self.wait(Duration::from_millis(5));
+                }
             }
             self.pump()?;
         };

@@ -1,8 +1,7 @@
 //! What workers and a mover have in common: which keys of a leg are committed, and what they tell each other.
 //!
-//! Workers read the committed keys of a leg without asking the mover; only the mover adds to them, and never takes one out. So what a worker does
-//! not know yet costs it a question. A leg that rolls back is another [`LegView`] with a set of its own, in another plan: workers never see
-//! half of a turn.
+//! Workers read the committed keys of a leg without asking the mover ([`Committed`]). A leg that rolls back is another `LegView` with a set of its own, in
+//! another plan: workers never see half of a turn.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -14,7 +13,7 @@ use hdrhistogram::Histogram;
 use rustix::event::{EventfdFlags, eventfd};
 use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::tracker::{Exact, Tracker};
-use switchyard_policy::migration::{Fingerprint, FingerprintSet, Fingerprinter, Key, Side};
+use switchyard_policy::migration::{Committed, Fingerprint, FingerprintSet, Fingerprinter, Key, Legs};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, slot_of};
 
 use super::{Holds, MoveProgress, Steer};
@@ -64,20 +63,6 @@ impl SharedLeg {
         self.all.store(true, Ordering::SeqCst);
     }
 
-    fn has_all(&self) -> bool {
-        self.all.load(Ordering::SeqCst)
-    }
-
-    fn has(&self, key: Fingerprint) -> bool {
-        self.shard(key).read().unwrap_or_else(PoisonError::into_inner).is_complete(key)
-    }
-
-    /// A client of this worker is about to wait: it must look again after this, or it may miss the commit that it waits for.
-    pub(crate) fn will_wait(&self, worker: usize) {
-        self.waiting.fetch_or(1 << (worker % 64), Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-    }
-
     /// The workers that have to be told of what was committed before this, as a set of bits.
     pub(crate) fn take_waiting(&self) -> u64 {
         fence(Ordering::SeqCst);
@@ -85,53 +70,18 @@ impl SharedLeg {
     }
 }
 
-/// A leg as it is in a plan.
-#[derive(Clone, Debug)]
-pub(crate) struct LegView {
-    pub(crate) shared: Arc<SharedLeg>,
-    /// Where the leg goes back: the keys that have to come back. All others are at the source.
-    pub(crate) away: Option<Arc<BTreeSet<Fingerprint>>>,
-    /// Where only some keys of the slots move: which. The others are where they were.
-    pub(crate) scope: Option<Arc<Scope>>,
-}
-
-/// The keys of a leg that does not take whole slots.
-#[derive(Debug)]
-pub(crate) struct Scope {
-    /// In order.
-    pub(crate) keys: Vec<Key>,
-    fingerprints: FingerprintSet,
-}
-
-impl Scope {
-    pub(crate) fn new(keys: Vec<Key>, fingerprints: Fingerprinter) -> Self {
-        let set = keys.iter().map(|key| fingerprints.of(key)).collect();
-        Self { keys, fingerprints: set }
+impl Committed for SharedLeg {
+    fn has(&self, key: Fingerprint) -> bool {
+        self.shard(key).read().unwrap_or_else(PoisonError::into_inner).is_complete(key)
     }
 
-    pub(crate) fn has(&self, key: Fingerprint) -> bool {
-        self.fingerprints.contains(&key)
+    fn has_all(&self) -> bool {
+        self.all.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn names(&self, key: &[u8]) -> bool {
-        self.keys.binary_search_by(|known| known[..].cmp(key)).is_ok()
-    }
-}
-
-impl LegView {
-    /// Where workers use the keys that are committed.
-    pub(crate) const fn to(&self) -> Side {
-        if self.away.is_some() { Side::Source } else { Side::Target }
-    }
-
-    /// Whether a key is where the leg is going.
-    pub(crate) fn is_there(&self, key: Fingerprint) -> bool {
-        self.shared.has_all() || self.away.as_ref().is_some_and(|away| !away.contains(&key)) || self.shared.has(key)
-    }
-
-    /// Whether every key is, also those that a command does not name.
-    pub(crate) fn are_all_there(&self) -> bool {
-        self.shared.has_all()
+    fn will_wait(&self, worker: usize) {
+        self.waiting.fetch_or(1 << (worker % 64), Ordering::SeqCst);
+        fence(Ordering::SeqCst);
     }
 }
 
@@ -139,7 +89,7 @@ impl LegView {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Moves {
     pub(crate) by_id: BTreeMap<MoveId, Arc<SharedMove>>,
-    pub(crate) legs: BTreeMap<(MoveId, u32), LegView>,
+    pub(crate) legs: Legs<SharedLeg>,
 }
 
 /// What a mover is told.
@@ -349,22 +299,6 @@ impl SharedMove {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_turned_leg_has_all_keys_that_are_not_away() {
-        let key = |n: u128| Fingerprint(n << 60 | n);
-        let forward = LegView { shared: Arc::default(), away: None, scope: None };
-        forward.shared.commit([key(1)]);
-        assert!(forward.is_there(key(1)) && !forward.is_there(key(2)));
-        let back = LegView { shared: Arc::default(), away: Some(Arc::new([key(1)].into())), scope: None };
-        assert!(!back.is_there(key(1)) && back.is_there(key(2)) && !back.are_all_there());
-        back.shared.commit([key(1)]);
-        assert!(back.is_there(key(1)));
-        for view in [forward, back] {
-            view.shared.commit_all();
-            assert!(view.is_there(key(9)) && view.are_all_there());
-        }
-    }
 
     #[test]
     fn what_the_mover_does_not_take_costs_bounded_memory() {

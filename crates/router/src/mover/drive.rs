@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::record::OpenLeg;
 use switchyard_policy::migration::staging::{Event as OfStaged, Place};
-use switchyard_policy::migration::{BatchId, Begin, Do, Driver, Event, Fingerprint, Happened, Io, Key, Orders, Outcome, Side};
+use switchyard_policy::migration::{BatchId, Begin, Do, Driver, Event, Fingerprint, Happened, Io, Key, LegView, Orders, Outcome, Side};
 use switchyard_policy::topology::{NodeId, Slot, Stage};
 use switchyard_resp::reply;
 use tracing::{debug, warn};
@@ -15,7 +15,7 @@ use super::replicas::CatchingUp;
 use super::run::{Halt, Mover};
 use super::side::{self, Ask, Content, Form, Use};
 use super::spool::Spool;
-use super::{LegView, SharedLeg, Steer, Told};
+use super::{SharedLeg, Steer, Told};
 use crate::shared::Message;
 
 /// The driver is told that time passes at least so often.
@@ -33,7 +33,7 @@ pub(super) struct Run {
     pub(super) happened: VecDeque<Happened>,
     /// When batches were begun, of how many keys they are, and where these are read.
     begun: HashMap<BatchId, (Instant, usize, Side)>,
-    pub(super) view: LegView,
+    pub(super) view: LegView<SharedLeg>,
     /// All has moved; the slots are handed over when replicas have it that may be read then.
     pub(super) catching_up: Option<CatchingUp>,
     /// What was read and is not yet gone from where it was read, of the keys that are there: it may have to be stored again.
@@ -90,7 +90,7 @@ impl Mover {
             },
             fingerprints: order.fingerprints,
             resume,
-            keys: scope.as_ref().map(|scope| scope.keys.clone()),
+            keys: scope.as_ref().map(|scope| scope.keys().to_vec()),
             databases,
             listed_of: self.listed_of.clone().filter(|_| fresh),
             target_is_clean: fresh && self.target_is_clean,
@@ -100,7 +100,7 @@ impl Mover {
             driver,
             happened: VecDeque::new(),
             begun: HashMap::new(),
-            view: LegView { shared: Arc::default(), away: None, scope },
+            view: LegView::new(Arc::default(), scope, order.fingerprints),
             catching_up: None,
             contents: HashMap::new(),
             whole: HashMap::new(),
@@ -211,7 +211,7 @@ impl Mover {
                 self.records += records.len() as u64;
                 self.order.host.record(records, Box::new(move |outcome| own.tell(Told::Recorded { leg, numbers, outcome })));
             }
-            Do::View { away } => run.view = LegView { shared: Arc::default(), away, scope: run.view.scope.take() },
+            Do::View { away } => run.view = run.view.turned(Arc::default(), away),
             Do::Publish => {
                 let epoch = self.publish_leg(run);
                 run.happened.push_back(Happened::Published(epoch));
@@ -268,12 +268,12 @@ impl Mover {
                     self.hurry(true);
                 }
                 self.note_moved(&fingerprints, run.driver.goes_back());
-                run.view.shared.commit(fingerprints);
-                self.wake_workers(&run.view.shared);
+                run.view.committed().commit(fingerprints);
+                self.wake_workers(run.view.committed());
             }
             Do::CommitAll => {
-                run.view.shared.commit_all();
-                self.wake_workers(&run.view.shared);
+                run.view.committed().commit_all();
+                self.wake_workers(run.view.committed());
             }
             Do::Io(Io::Refuse { keys, error }) => {
                 let keys = keys.map(|keys| keys.iter().map(|key| self.order.fingerprints.of(key)).collect::<Arc<[Fingerprint]>>());
@@ -282,6 +282,7 @@ impl Mover {
                     mailbox.send(Message::Refused { move_id: self.order.id, keys: keys.clone(), error: error.clone() });
                 }
             }
+            Do::Confirm { side } => self.end_mut(side).confirm(),
             Do::Reach { side } => {
                 self.end_mut(side).next_try.get_or_insert_with(Instant::now);
             }
@@ -337,7 +338,7 @@ impl Mover {
     fn hand_over(&mut self, run: &Run, owner: NodeId) {
         let (own, leg) = (self.own.clone(), run.number);
         let done = Box::new(move |outcome| own.tell(Told::HandedOver { leg, outcome }));
-        let keys = run.view.scope.as_ref().map(|scope| &scope.keys[..]);
+        let keys = run.view.scope().map(|scope| scope.keys());
         self.order.host.hand_over(self.order.id, &run.slots, keys, owner, done);
     }
 
@@ -513,6 +514,7 @@ impl Mover {
             }
             Ask::Finish { batch, step, items } => self.staged_answered(run, batch, step, items, &answers),
             Ask::Discard => {}
+            Ask::Confirm => run.tell(Event::Confirmed { side }),
             Ask::Position => self.position_known(run, &answers),
             Ask::Secure { batch, durability } => {
                 let refused = side::secured(durability, answers.last().map(Vec::as_slice).unwrap_or_default());

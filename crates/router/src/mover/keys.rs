@@ -5,12 +5,11 @@
 
 use std::sync::Arc;
 
-use switchyard_policy::migration::{Key, Side};
+use switchyard_policy::migration::{Key, Scope, Side};
 use switchyard_policy::topology::{Slot, Stage, Transit, slot_of};
 use switchyard_resp::reply;
 use tracing::info;
 
-use super::Scope;
 use super::connection::error_text;
 use super::run::{Halt, Mover};
 

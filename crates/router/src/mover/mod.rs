@@ -35,7 +35,7 @@ use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit, slot_of};
 
 use crate::shared::{Shared, lock};
 pub use big::{BigKey, BigKeys};
-pub(crate) use committed::{LegView, Moves, Scope, SharedLeg, SharedMove, Told};
+pub(crate) use committed::{Moves, SharedLeg, SharedMove, Told};
 
 /// Moves that are remembered, also when they have ended.
 const REMEMBERED: usize = 64;

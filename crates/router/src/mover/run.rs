@@ -180,6 +180,8 @@ pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, order: MoveOrder) {
     mover.finish(&end);
     shared.change_moves(|moves| {
         moves.by_id.remove(&id);
+        // Of a leg that is left open nothing is used before another mover publishes it again.
+        moves.legs.retain(|(of, _), _| *of != id);
     });
     host.ended(id, &end);
 }

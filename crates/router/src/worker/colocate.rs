@@ -73,7 +73,7 @@ impl Worker {
         format!("{text}. It was not home within {:?} (moves.bring-home-timeout); see switchyard moves", self.plan.live.bring_home_timeout)
     }
 
-    /// The answer to a wish. That the keys are home is seen by the topology: a command that finds them parted even so asks again, after a tick.
+    /// The answer to a request. That the keys are home is seen by the topology: a command that finds them parted even so asks again, after a tick.
     pub(super) fn on_home(&mut self, handle: Handle, number: u32, refusal: Option<Arc<str>>) {
         let Some(client) = self.clients.get_mut(handle).filter(|client| client.waits_for_home()) else { return };
         let Some(wait) = client.colocate_wait.as_mut().filter(|wait| wait.number == number) else { return };

@@ -6,7 +6,9 @@ use tracing::debug;
 
 use super::dispatch::Flow;
 use super::downstream::{ReplyMode, Stall};
+use super::kind::Task;
 use super::transport::{self, Received};
+use super::upstream::Link;
 use super::{OUTPUT_HIGH, QUIET_CAPACITY, Worker};
 use crate::poll::Token;
 use crate::slab::Handle;
@@ -117,7 +119,17 @@ impl Worker {
         client.input = input;
     }
 
+    /// A client that was held up goes on. What it was given meanwhile and has no use for goes to the next in line.
     pub(super) fn resume_client(&mut self, handle: Handle) {
+        self.go_on(handle);
+        let held = self.clients.get(handle).and_then(|client| client.held);
+        let is_unused = |link: &Link| link.is_idle() && link.task() == Task::Nothing && link.holder() == handle;
+        if let Some(held) = held.filter(|held| self.links.get(*held).is_some_and(is_unused)) {
+            self.give_back(handle, held);
+        }
+    }
+
+    fn go_on(&mut self, handle: Handle) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         if client.is_recalled() && client.stall != Stall::Exclusive {
             self.issue_again(handle);

@@ -73,7 +73,7 @@ impl Worker {
 
     pub(super) fn refresh_monitors(&mut self) {
         let mut list = lock(&self.shared.monitors);
-        // A client may go before its wish is known here.
+        // A client may go before its request is known here.
         list.retain(|(worker, client)| *worker != self.index || self.clients.get(*client).is_some());
         self.monitors.list.clone_from(&list);
     }

@@ -50,7 +50,7 @@ pub(super) struct Pool {
     ahead_rests_until_us: u64,
 }
 
-/// What became of a client's wish for a connection.
+/// What became of a client's request for a connection.
 #[derive(Debug)]
 pub(super) enum Acquired {
     Link(Handle),

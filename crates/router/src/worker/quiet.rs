@@ -249,8 +249,17 @@ impl Worker {
             return Some(Flow::Stall(Stall::Quiet));
         }
         client.quieting = None;
-        let text =
-            format!("TRYAGAIN functions are being copied to a node, and that did not end within {patience:?}; no function was changed");
+        let left = self.shared.fences.with_functions();
+        let left: Vec<&str> = left.iter().filter_map(|(node, _)| Some(&*self.plan.live.nodes.get(node)?.name)).collect();
+        let text = match left[..] {
+            [] => {
+                format!("TRYAGAIN functions are being copied to a node, and that did not end within {patience:?}; no function was changed")
+            }
+            [node, ..] => format!(
+                "TRYAGAIN node {node} may still store functions that a move has sent, because it does not confirm the end of a connection \
+                 (CLIENT KILL); no function was changed"
+            ),
+        };
         Some(self.refuse(handle, class, &text))
     }
 

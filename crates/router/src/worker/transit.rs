@@ -1,27 +1,26 @@
 //! Slots on their way to another node: where their commands go, and who waits.
 //!
-//! Without moves all of this is one predicted branch per command (`Topology::is_settled`). With them a command for a moving slot asks one
-//! question: are all its keys committed ([`LegView::is_there`])? Then it is executed as if the slots had been handed over, by a plan in which they
-//! have ([`Worker::plan_of_moved`]): no other code has to know. Otherwise its client waits (`Stall::Keys`), the mover is told which keys are
+//! Without moves all of this is one predicted branch per command (`Topology::is_settled`). With them `policy::migration` says of a command for a moving
+//! slot what of it is not there yet ([`Look`]). Where nothing is missing it is executed as if the slots had been handed over, by a plan in which they
+//! have ([`Worker::plan_of_moved`]): no other code has to know. Otherwise its client waits (`Stall::Keys`, [`Waits`]), the mover is told which keys are
 //! wanted, and the command is looked at again from its beginning. What is written where keys are being listed the mover hears when it is handed to
 //! a connection ([`super::keyed`]).
 //!
 //! Not a queue of commands at the mover: see docs/decisions/0011-keys-are-handed-over-not-commands.md.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use switchyard_policy::migration::{Fingerprint, Key, Side, is_temporary};
+use switchyard_policy::migration::{Fingerprint, Key, Look, Waits, Wanted, moved, observed};
 use switchyard_policy::routing::{Route, route};
-use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, slot_of};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, slot_of};
 use switchyard_resp::command::{Command, Flags, Handling, Local, Lookup, Touched, is_option};
 use switchyard_resp::request::{Args, Limits, Scan, Scanner};
 
 use super::dispatch::Flow;
 use super::keyed::writes;
 use super::{Stall, Worker};
-use crate::mover::{LegView, Scope, SharedLeg, Told};
+use crate::mover::{SharedLeg, Told};
 use crate::shared::{OldestAt, Plan};
 use crate::slab::Handle;
 
@@ -74,45 +73,19 @@ impl InTransit {
     }
 }
 
-/// A command that waits for keys.
+/// A client's command that waits for keys.
 #[derive(Debug)]
 pub(super) struct Moving {
     since_us: u64,
     move_id: Option<MoveId>,
-    /// What it waits for: a key, or (`None`) all of the leg.
-    waits: Vec<(MoveId, LegView, Option<Fingerprint>)>,
-    /// What the mover was told, by leg.
-    told: BTreeSet<(usize, Option<Fingerprint>)>,
+    waits: Waits<SharedLeg>,
     /// It waits no more: the client is told this.
     refusal: Option<Arc<str>>,
 }
 
 impl Moving {
     fn is_over(&self) -> bool {
-        self.refusal.is_some() || self.waits.iter().all(|(_, leg, key)| key.map_or_else(|| leg.are_all_there(), |key| leg.is_there(key)))
-    }
-}
-
-/// A leg of keys: where they go, which they are, and their slots.
-type ScopedLeg = (NodeId, Arc<Scope>, Vec<Slot>);
-
-/// What was found out about a command's keys.
-#[derive(Debug, Default)]
-struct Look {
-    /// It has keys in moving slots.
-    moving: bool,
-    /// Of a leg that this worker knows nothing of yet.
-    unknown: bool,
-    /// Keys that are not there.
-    missing: Vec<(MoveId, u32, LegView, Key, Fingerprint)>,
-    /// Legs that have to be there as a whole.
-    whole: Vec<(MoveId, u32, LegView)>,
-}
-
-impl Look {
-    /// Whether nothing has to be waited for.
-    fn is_over(&self) -> bool {
-        !self.unknown && self.missing.is_empty() && self.whole.is_empty()
+        self.refusal.is_some() || self.waits.is_over()
     }
 }
 
@@ -136,41 +109,8 @@ impl Worker {
 
     /// A new plan: the one by which commands are executed whose keys have moved.
     pub(super) fn place_moving_anew(&mut self) {
-        self.transit.moved = None;
-        let topology = &self.plan.topology;
-        if topology.is_settled() {
-            return;
-        }
-        let mut moved: Vec<(NodeId, Vec<Slot>)> = Vec::new();
-        let mut keys: BTreeMap<(MoveId, u32), ScopedLeg> = BTreeMap::new();
-        for slot in (0..switchyard_policy::topology::SLOT_COUNT as u16).filter_map(Slot::new) {
-            let Some(transit) = topology.transit(slot) else { continue };
-            let Stage::Moving { leg } = transit.stage else { continue };
-            let view = self.plan.moves.legs.get(&(transit.move_id, leg));
-            let goes_back = view.is_some_and(|view| view.to() == Side::Source);
-            if transit.keys_only {
-                if let Some(scope) = view.and_then(|view| view.scope.clone()).filter(|_| !goes_back) {
-                    keys.entry((transit.move_id, leg)).or_insert_with(|| (transit.target, scope, Vec::new())).2.push(slot);
-                }
-                continue;
-            }
-            let node = if goes_back { transit.source } else { transit.target };
-            match moved.iter_mut().find(|(to, _)| *to == node) {
-                Some((_, slots)) => slots.push(slot),
-                None => moved.push((node, vec![slot])),
-            }
-        }
-        if moved.is_empty() && keys.is_empty() {
-            return;
-        }
-        let mut next = (**topology).clone();
-        for (node, scope, slots) in keys.into_values() {
-            next = next.keys_handed_over(&slots, &scope.keys, node);
-        }
-        for (node, slots) in moved {
-            next = next.handed_over(&slots, node);
-        }
-        self.transit.moved = Some(Arc::new(Plan { topology: Arc::new(next), ..(*self.plan).clone() }));
+        let moved = moved(&self.plan.topology, &self.plan.moves.legs);
+        self.transit.moved = moved.map(|topology| Arc::new(Plan { topology: Arc::new(topology), ..(*self.plan).clone() }));
     }
 
     /// Looks at a command while slots are in transit.
@@ -206,7 +146,11 @@ impl Worker {
             if look.is_over() {
                 self.end_hold(handle);
                 // Where nothing has another place yet (keys go back to where they are looked for), replicas are not read all the same.
-                return if look.moving { Transit::Moved(self.transit.moved.as_ref().unwrap_or(plan).clone()) } else { Transit::Settled };
+                return if look.is_moving() {
+                    Transit::Moved(self.transit.moved.as_ref().unwrap_or(plan).clone())
+                } else {
+                    Transit::Settled
+                };
             }
             if self.wait_for(handle, look) {
                 return Transit::Instead(Flow::Stall(Stall::Keys));
@@ -221,12 +165,7 @@ impl Worker {
         }
         let mut undeclared = None;
         for (number, key) in places.iter().enumerate().filter_map(|(number, place)| Some((number, args.get(*place as usize)?))) {
-            let slot = slot_of(key);
-            let Some(transit) = plan.topology.transit(slot).filter(|transit| transit.stage == Stage::Observed) else { continue };
-            // A key that lives elsewhere than its slot does not move with it. What a command makes for itself is gone when it ends.
-            if transit.source != node || plan.topology.lives_at(key) != node || is_temporary(key) {
-                continue;
-            }
+            let Some(transit) = observed(&plan.topology, key, node) else { continue };
             let mover = plan.moves.by_id.get(&transit.move_id);
             match mover.filter(|mover| mover.is_staged(key)) {
                 Some(mover) => match command.touched(args, number) {
@@ -242,7 +181,7 @@ impl Worker {
             if *undeclared.get_or_insert_with(|| self.uses_undeclared(plan, command, args))
                 && let Some(mover) = mover
             {
-                mover.note(Told::WrittenAnything(slot));
+                mover.note(Told::WrittenAnything(slot_of(key)));
             }
         }
     }
@@ -260,41 +199,18 @@ impl Worker {
         }
     }
 
-    fn look_at(&mut self, plan: &Plan, command: &Command, args: &Args<'_>, look: &mut Look) {
+    fn look_at(&mut self, plan: &Plan, command: &Command, args: &Args<'_>, look: &mut Look<SharedLeg>) {
         let mut places = std::mem::take(&mut self.keys);
         places.clear();
         // Otherwise the command is refused where that is said.
         if !command.flags.has(Flags::PUBSUB) && command.find_keys(args, &mut places).is_ok() {
-            self.look_at_keys(plan, command, args, &places, look);
+            let mut undeclared = None;
+            for key in places.iter().filter_map(|place| args.get(*place as usize)) {
+                let undeclared = || *undeclared.get_or_insert_with(|| self.uses_undeclared(plan, command, args));
+                look.key(&plan.topology, &plan.moves.legs, key, undeclared);
+            }
         }
         self.keys = places;
-    }
-
-    fn look_at_keys(&mut self, plan: &Plan, command: &Command, args: &Args<'_>, places: &[u32], look: &mut Look) {
-        let mut undeclared = None;
-        for key in places.iter().filter_map(|place| args.get(*place as usize)) {
-            let Some(transit) = plan.topology.transit(slot_of(key)) else { continue };
-            // A key that lives elsewhere than its slot does not move with it.
-            if plan.topology.lives_at(key) != transit.source {
-                continue;
-            }
-            let Stage::Moving { leg } = transit.stage else { continue };
-            let undeclared = *undeclared.get_or_insert_with(|| self.uses_undeclared(plan, command, args));
-            look.moving = true;
-            let mover = plan.moves.by_id.get(&transit.move_id);
-            let (Some(mover), Some(view)) = (mover, plan.moves.legs.get(&(transit.move_id, leg))) else {
-                look.unknown = true;
-                continue;
-            };
-            let fingerprint = mover.fingerprints.of(key);
-            let moves = view.scope.as_ref().is_none_or(|scope| scope.has(fingerprint));
-            if moves && !view.is_there(fingerprint) {
-                look.missing.push((transit.move_id, leg, view.clone(), key.into(), fingerprint));
-            }
-            if undeclared && !view.are_all_there() {
-                look.whole.push((transit.move_id, leg, view.clone()));
-            }
-        }
     }
 
     /// Whether a command may use other keys of its slot than those it names.
@@ -311,48 +227,21 @@ impl Worker {
     }
 
     /// Has a client wait for what is missing. False where it is there by now: to be looked at again.
-    fn wait_for(&mut self, handle: Handle, look: Look) -> bool {
-        let plan = self.plan.clone();
-        let waits: Vec<(MoveId, LegView, Option<Fingerprint>)> = look
-            .missing
-            .iter()
-            .map(|(id, _, view, _, fingerprint)| (*id, view.clone(), Some(*fingerprint)))
-            .chain(look.whole.iter().map(|(id, _, view)| (*id, view.clone(), None)))
-            .collect();
-        for (_, view, _) in &waits {
-            view.shared.will_wait(self.index);
-        }
+    fn wait_for(&mut self, handle: Handle, look: Look<SharedLeg>) -> bool {
         let now_us = self.now_us;
         let Some(client) = self.clients.get_mut(handle) else { return true };
-        let moving = client.moving.get_or_insert_with(|| {
-            Box::new(Moving { since_us: now_us, move_id: None, waits: Vec::new(), told: BTreeSet::new(), refusal: None })
-        });
-        moving.move_id = waits.first().map(|(id, _, _)| *id).or(moving.move_id);
-        moving.waits = waits;
-        // After the worker has said that it waits: a commit between the look and now is not missed.
-        if !look.unknown && moving.is_over() {
-            return false;
-        }
-        let mut wanted: Vec<(MoveId, u32, Vec<Key>)> = Vec::new();
-        for (id, leg, view, key, fingerprint) in look.missing {
-            if !moving.told.insert((std::ptr::from_ref::<SharedLeg>(&view.shared).addr(), Some(fingerprint))) {
-                continue;
-            }
-            match wanted.iter_mut().find(|(of, l, _)| (*of, *l) == (id, leg)) {
-                Some((_, _, keys)) => keys.push(key),
-                None => wanted.push((id, leg, vec![key])),
-            }
-        }
-        // The leg ends soon, then: nobody waits for it at a gentle pace.
-        for (id, leg, view) in look.whole {
-            let is_news = moving.told.insert((std::ptr::from_ref::<SharedLeg>(&view.shared).addr(), None));
-            if let Some(mover) = plan.moves.by_id.get(&id).filter(|_| is_news) {
-                mover.tell(Told::WantedWhole { leg });
-            }
-        }
-        for (id, leg, keys) in wanted {
-            if let Some(mover) = plan.moves.by_id.get(&id) {
-                mover.tell(Told::Wanted { leg, keys });
+        let moving = client
+            .moving
+            .get_or_insert_with(|| Box::new(Moving { since_us: now_us, move_id: None, waits: Waits::default(), refusal: None }));
+        let wanted = moving.waits.begin(look, self.index);
+        moving.move_id = moving.waits.first_move().or(moving.move_id);
+        let Some(wanted) = wanted else { return false };
+        for ((id, leg), what) in wanted {
+            if let Some(mover) = self.plan.moves.by_id.get(&id) {
+                mover.tell(match what {
+                    Wanted::Keys(keys) => Told::Wanted { leg, keys },
+                    Wanted::Whole => Told::WantedWhole { leg },
+                });
             }
         }
         true
@@ -372,8 +261,7 @@ impl Worker {
         let mut due: Vec<(u64, Handle)> = Vec::new();
         for handle in self.clients.stalled(Stall::Keys) {
             let Some(moving) = self.clients.get(handle).and_then(|client| client.moving.as_ref()) else { continue };
-            // Who has been told once is told again only if it says again that it waits; and then it must look.
-            moving.waits.iter().for_each(|(_, leg, _)| leg.shared.will_wait(self.index));
+            moving.waits.go_on(self.index);
             if all || moving.is_over() {
                 due.push((moving.since_us, handle));
             }
@@ -403,9 +291,7 @@ impl Worker {
     pub(super) fn refuse_moving(&mut self, move_id: MoveId, keys: Option<&[Fingerprint]>, error: &Arc<str>) {
         for handle in self.clients.stalled(Stall::Keys) {
             let Some(moving) = self.clients.get_mut(handle).and_then(|client| client.moving.as_mut()) else { continue };
-            let concerned =
-                moving.waits.iter().any(|(id, _, key)| *id == move_id && keys.is_none_or(|keys| key.is_none_or(|k| keys.contains(&k))));
-            if concerned {
+            if moving.waits.concerns(move_id, keys) {
                 moving.refusal = Some(error.clone());
             }
         }

@@ -720,6 +720,8 @@ impl State {
                     worker.told.extend(keys.iter().map(|key| (self.epoch, ix(key))));
                 }
             }
+            // A node that restarts is noticed at once.
+            Action::Confirm { side } => events.push_back(Event::Confirmed { side }),
             Action::Restore { .. } => {}
             Action::HandOver { to } => self.storing = Some(to as usize),
             Action::Io(Io::Secure { .. } | Io::Migrate { .. }) => {

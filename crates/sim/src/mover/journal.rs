@@ -6,14 +6,14 @@ use std::rc::Rc;
 
 use switchyard_policy::migration::record::{Given, Kind, Queue, Record, Replay};
 use switchyard_policy::migration::{Durability, Event, Happened, Outcome};
-use switchyard_policy::topology::MoveId;
+use switchyard_policy::topology::{MoveId, Stage as SlotStage};
 
 use super::staging::Told;
 use super::{Flush, Mover, Stage};
 use crate::history::Place;
 use crate::node::{KeyIx, Op, STAGING};
 use crate::planted::{Bug, Planted};
-use crate::worker::{Stage as ViewStage, Worker};
+use crate::worker::Worker;
 use crate::world::{Ev, World, say};
 
 /// What the journal is given at once.
@@ -121,11 +121,12 @@ impl World {
         m.syncing = false;
         m.aborted = false;
         m.driver = None;
+        m.view = None;
         m.inbox.clear();
         m.pumping = false;
         m.batches.clear();
         m.list.clear();
-        m.listed_of = None;
+        (m.listed_of, m.anything) = (None, false);
         m.barrier = None;
         m.flush = None;
         m.flushes.clear();
@@ -175,8 +176,7 @@ impl World {
                     m.broken[node].extend(process.run_id.parse().ok().map(|process_number: u32| (process_number, process.client_id)));
                 }
                 if leg.moving {
-                    m.uid += 1;
-                    view = Some(ViewStage::Moving { uid: m.uid, target: m.target });
+                    view = Some(SlotStage::Moving { leg: m.leg });
                 }
                 m.resume = Some(leg);
                 let source = m.source;
@@ -196,7 +196,7 @@ impl World {
             self.mover.in_hand.clear();
         }
         self.mover.epoch += 1;
-        let view = Rc::new(self.view(self.mover.epoch, view.unwrap_or(ViewStage::Settled)));
+        let view = Rc::new(self.view(self.mover.epoch, view));
         self.workers = (0..self.workers.len()).map(|_| Worker::new(view.clone())).collect();
         let when = self.random.between(100, 3_000);
         self.after(when, Ev::NextLeg);
@@ -327,7 +327,7 @@ impl World {
             } else if node == owner {
                 Place::Here
             } else if node == m.target && m.driver.is_some() {
-                // A leg without keys asks it for nothing more once it is purged.
+                // Until the end of the leg it may be asked for nothing more.
                 Place::UntilNoticed
             } else {
                 Place::Elsewhere

@@ -14,9 +14,10 @@ use std::sync::Arc;
 use switchyard_policy::migration::record::{OpenLeg, Queue, Record, Replay};
 use switchyard_policy::migration::staging::Event as OfStaged;
 use switchyard_policy::migration::{
-    BatchId, Begin, Do, Driver, Durability, Event, Fingerprint, Fingerprinter, Happened, Io, Key, Orders, Outcome, Process, Protocol, Side,
+    BatchId, Begin, Do, Driver, Durability, Event, Fingerprint, Fingerprinter, Happened, Io, Key, LegView, Orders, Outcome, Process,
+    Protocol, Scope, Side,
 };
-use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, slot_of};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage as SlotStage, Topology, Transit, slot_of};
 
 use self::batches::{Batch, Kind};
 use self::journal::Entry;
@@ -26,7 +27,7 @@ use crate::node::{Cmd, KeyIx, Reply, STAGING};
 use crate::planted::{Bug, Planted};
 use crate::random::Random;
 use crate::scenario::Scenario;
-use crate::worker::{Stage as ViewStage, View};
+use crate::worker::{Known, View};
 use crate::world::{Ev, Owner, What as Sent, World, say};
 
 /// Keys of a SCAN.
@@ -49,6 +50,7 @@ pub(crate) enum What {
     List,
     /// With the number of the walk.
     Scan(u32),
+    Confirm,
     /// A removal, and the walk of which it is the last part.
     PurgeRemove(Option<u32>),
 }
@@ -85,12 +87,20 @@ struct Flush {
     told: u32,
 }
 
+/// A state of a key that a node may come back with, and its mark in the history.
+#[derive(Clone, Debug)]
+pub(crate) struct Unnoticed {
+    pub(crate) node: usize,
+    pub(crate) mark: (KeyIx, usize),
+    /// The node was killed after the leg had asked it for the last time.
+    pub(crate) is_late: bool,
+}
+
 /// The mover, and what outlives it: journal and topology.
 pub(crate) struct Mover {
     stage: Stage,
     driver: Option<Driver>,
     fingerprints: Fingerprinter,
-    names: BTreeMap<Fingerprint, KeyIx>,
     slot: Slot,
     protocol: Protocol,
     durability: Durability,
@@ -120,15 +130,16 @@ pub(crate) struct Mover {
     list: BTreeSet<KeyIx>,
     /// Where the leg has not taken it yet.
     list_at: KeyIx,
+    /// Workers have written keys since that nobody named: the list has not all of them.
+    pub(crate) anything: bool,
     /// The process that was listed, once it is.
     listed_of: Option<u32>,
     inbox: VecDeque<Happened>,
     pumping: bool,
     /// The epoch under which workers tell what they write: the listing waits for it.
     barrier: Option<u64>,
-    uid: u64,
-    /// Of a leg that goes back: the keys that come back.
-    away: Option<BTreeSet<KeyIx>>,
+    /// The leg, as workers are told of it.
+    view: Option<LegView<Known>>,
     epoch: u64,
     flush: Option<Flush>,
     flushes: VecDeque<u64>,
@@ -151,10 +162,12 @@ pub(crate) struct Mover {
     killed: [bool; 2],
     /// The processes that the machine knew when it said that a leg is over.
     met_at_end: [Option<u32>; 2],
+    /// The process that has answered when the leg had nothing left to do: what it shows should it restart from then on, nobody notices.
+    pub(crate) confirmed: Option<u32>,
     /// The machine has said that the leg is over: it does nothing about a process that is met later.
     is_ending: bool,
     /// States of keys that a node may come back with, as long as the machine does not know of it.
-    pub(crate) unnoticed: Vec<(usize, (KeyIx, usize))>,
+    pub(crate) unnoticed: Vec<Unnoticed>,
     pub(crate) outcomes: Vec<String>,
     pub(crate) without: Vec<Side>,
     pub(crate) last_moved: bool,
@@ -174,7 +187,6 @@ impl Mover {
             stage: Stage::Idle,
             driver: None,
             fingerprints,
-            names: keys.iter().enumerate().map(|(ix, key)| (fingerprints.of(key), ix)).collect(),
             slot: slot_of(&keys[0]),
             protocol,
             durability,
@@ -197,12 +209,12 @@ impl Mover {
             in_hand: BTreeSet::new(),
             list: BTreeSet::new(),
             list_at: 0,
+            anything: false,
             listed_of: None,
             inbox: VecDeque::new(),
             pumping: false,
             barrier: None,
-            uid: 0,
-            away: None,
+            view: None,
             epoch: 1,
             flush: None,
             flushes: VecDeque::new(),
@@ -218,6 +230,7 @@ impl Mover {
             left_at: Default::default(),
             killed: [false; 2],
             met_at_end: [None; 2],
+            confirmed: None,
             is_ending: false,
             unnoticed: Vec::new(),
             outcomes: Vec::new(),
@@ -262,13 +275,28 @@ impl World {
 
     // Moves and legs.
 
-    pub(super) fn view(&self, epoch: u64, stage: ViewStage) -> View {
-        let places = (0..self.keys.len()).map(|key| self.lives_at(key)).collect();
-        let scope = self.mover.scope.clone().filter(|_| stage != ViewStage::Settled);
-        View { epoch, stage, owner: self.owner(), places: Rc::new(places), scope }
+    /// The leg under way, or the next one.
+    pub(crate) const fn leg(&self) -> (MoveId, u32) {
+        (MoveId(self.mover.move_id), self.mover.leg)
     }
 
-    fn publish(&mut self, stage: ViewStage) -> u64 {
+    /// What workers are told; the slot is in transit, or it is not.
+    pub(crate) fn view(&self, epoch: u64, stage: Option<SlotStage>) -> View {
+        let m = &self.mover;
+        let Some(stage) = stage else { return View::new(epoch, m.map.clone(), Default::default()) };
+        let is_moving = stage != SlotStage::Observed;
+        // Then all keys are where their slot is, as far as workers know.
+        let taken = (is_moving && m.scope.is_none() && self.bug(Bug::ExceptionTaken))
+            .then(|| m.map.keys_handed_over(&[], &self.keys, NodeId(self.owner() as u16)));
+        let map = taken.as_ref().unwrap_or(&m.map);
+        let (source, target) = (NodeId(m.source as u16), NodeId(m.target as u16));
+        let transit = Transit { move_id: MoveId(m.move_id), source, target, stage, keys_only: m.scope.is_some() };
+        let topology = map.with_transits([(transit, &[m.slot][..])]).expect("one");
+        let legs = m.view.iter().filter(|_| is_moving).map(|view| (self.leg(), view.clone())).collect();
+        View::new(epoch, topology, legs)
+    }
+
+    fn publish(&mut self, stage: Option<SlotStage>) -> u64 {
         self.mover.epoch += 1;
         let epoch = self.mover.epoch;
         let view = Rc::new(self.view(epoch, stage));
@@ -293,7 +321,7 @@ impl World {
             self.mover.move_id += 1;
             (self.mover.leg, self.mover.tries, self.mover.aborted) = (0, 0, false);
             self.mover.list.clear();
-            self.mover.listed_of = None;
+            (self.mover.listed_of, self.mover.anything) = (None, false);
             self.draw_move();
             let m = &self.mover;
             let mut records = vec![Record::Begun {
@@ -320,7 +348,7 @@ impl World {
             self.connect_both();
         } else {
             self.mover.killed = [false; 2];
-            let epoch = self.publish(ViewStage::Observed);
+            let epoch = self.publish(Some(SlotStage::Observed));
             self.mover.stage = Stage::Observing;
             if self.bug(Bug::ListedTooEarly) {
                 self.observed();
@@ -369,6 +397,7 @@ impl World {
         let m = &mut self.mover;
         m.stage = Stage::Running;
         m.is_ending = false;
+        m.confirmed = None;
         let orders = Orders {
             move_id: MoveId(m.move_id),
             leg: m.leg,
@@ -378,17 +407,23 @@ impl World {
             durability: m.durability,
             drain_patience_us: m.drain_patience_us,
         };
+        let scope = m.scope.as_ref().map(|scope| {
+            let mut keys: Vec<Key> = scope.iter().map(|key| self.keys[*key].clone()).collect();
+            keys.sort_unstable();
+            Arc::new(Scope::new(keys, m.fingerprints))
+        });
         let begin = Begin {
             protocol: m.protocol,
             orders,
             fingerprints: m.fingerprints,
             resume: m.resume.take(),
-            keys: m.scope.as_ref().map(|scope| scope.iter().map(|key| self.keys[*key].clone()).collect()),
+            keys: scope.as_ref().map(|scope| scope.keys().to_vec()),
             databases: vec![0],
             listed_of: m.listed_of.map(|process| process.to_string()),
             target_is_clean: false,
         };
         m.driver = Some(driver(begin, self.planted));
+        m.view = Some(LegView::new(Known::none(), scope, m.fingerprints));
         m.list_at = 0;
         m.batches.clear();
         m.inbox.clear();
@@ -416,14 +451,15 @@ impl World {
             Outcome::Returned { .. } => Some(self.mover.target),
             Outcome::NotBegun { .. } => None,
         };
-        for (at, mark) in std::mem::take(&mut self.mover.unnoticed) {
-            if left == Some(at) {
+        for Unnoticed { node, mark, .. } in std::mem::take(&mut self.mover.unnoticed) {
+            if left == Some(node) {
                 self.history.forget(&vec![mark]);
             }
         }
         self.mover.in_hand.clear();
         say!(self, "leg {} of move {} ends: {outcome:?}", self.mover.leg, self.mover.move_id);
         self.mover.driver = None;
+        self.mover.view = None;
         self.mover.inbox.clear();
         self.staging_is_over();
         for side in 0..2 {
@@ -439,7 +475,7 @@ impl World {
         self.mover.last_moved = *outcome == Outcome::Moved && !is_without;
         self.mover.outcomes.push(format!("{outcome:?}"));
         if !has_begun {
-            self.publish(ViewStage::Observed);
+            self.publish(Some(SlotStage::Observed));
             self.mover.tries += 1;
         }
         self.mover.leg += 1;
@@ -448,7 +484,7 @@ impl World {
             self.write(None, vec![Record::Ended { move_id }]);
             self.mover.begun = false;
             if !has_begun {
-                self.publish(ViewStage::Settled);
+                self.publish(None);
             }
         }
         self.mover.stage = Stage::Idle;
@@ -546,11 +582,16 @@ impl World {
 
     /// The machine knows which process is there: what that shows of keys that are not there by the journal must not count.
     fn noticed(&mut self, node: usize) {
-        for (at, mark) in std::mem::take(&mut self.mover.unnoticed) {
-            if at != node {
-                self.mover.unnoticed.push((at, mark));
+        self.noticed_if(|unnoticed| unnoticed.node == node);
+    }
+
+    fn noticed_if(&mut self, is_its: impl Fn(&Unnoticed) -> bool) {
+        for unnoticed in std::mem::take(&mut self.mover.unnoticed) {
+            if !is_its(&unnoticed) {
+                self.mover.unnoticed.push(unnoticed);
                 continue;
             }
+            let Unnoticed { node, mark, .. } = unnoticed;
             let fingerprint = self.mover.fingerprints.of(&self.keys[mark.0]);
             let open = self.mover.durable.open.values().find_map(|open| open.leg.as_ref());
             let mut away = open.is_some_and(|leg| leg.away.contains_key(&fingerprint));
@@ -619,6 +660,7 @@ impl World {
                 driver.scanned(walk, cursor.as_bytes(), names.iter().map(|name| &name[..]), &map, now, &mut to_do);
                 self.perform_all(to_do);
             }
+            (What::Confirm, _) => self.mover_event(Event::Confirmed { side: if side == 0 { Side::Source } else { Side::Target } }),
             (What::PurgeRemove(None), _) => {}
             (What::PurgeRemove(Some(walk)), _) => self.mover_hears(Happened::Unlinked { walk }),
             (what, reply) => self.violated(format!("the mover: {reply:?} in answer to {what:?}")),
@@ -662,7 +704,7 @@ impl World {
 
     /// Some more of what is listed.
     fn take_listed(&mut self) -> Option<(Vec<Key>, bool)> {
-        if self.random.chance(20) {
+        if self.random.chance(20) || self.mover.anything {
             return None;
         }
         let from = self.mover.list_at;
@@ -722,12 +764,11 @@ impl World {
         self.pump();
     }
 
-    fn tell_workers(&mut self, keys: &[Key]) {
-        let uid = self.mover.uid;
-        let keys: Rc<Vec<KeyIx>> = Rc::new(keys.iter().map(|key| self.key_ix(key)).collect());
-        for worker in 0..self.workers.len() {
+    /// Tells the workers of which clients wait that more is committed.
+    fn wake_workers(&mut self) {
+        for worker in self.mover.view.as_ref().map(|view| view.committed().take_waiting()).unwrap_or_default() {
             let delay = self.random.delay_us();
-            self.after(delay, Ev::Committed { worker, uid, keys: keys.clone() });
+            self.after(delay, Ev::Committed { worker });
         }
     }
 
@@ -739,6 +780,12 @@ impl World {
                 if records.iter().any(|record| matches!(record, Record::LegEnded { .. })) {
                     self.about_to_end();
                     self.mover.is_ending = true;
+                    let owner = records.iter().find_map(|record| match record {
+                        Record::LegEnded { owner, .. } => Some(self.node_of(ix(*owner))),
+                        _ => None,
+                    });
+                    // It was to be asked before.
+                    self.noticed_if(|unnoticed| Some(unnoticed.node) == owner && !unnoticed.is_late);
                     self.mover.met_at_end = std::array::from_fn(|side| self.mover.links[side].process.map(|(process, _)| process));
                 }
                 if self.bug(Bug::JournalNotSynced) {
@@ -749,22 +796,19 @@ impl World {
                 }
             }
             Do::View { away } => {
-                self.mover.uid += 1;
-                let keys = |away: Arc<BTreeSet<Fingerprint>>| away.iter().filter_map(|key| self.mover.names.get(key).copied()).collect();
-                self.mover.away = away.map(keys);
+                let kept = self.bug(Bug::CommittedKept);
+                if let Some(view) = &mut self.mover.view {
+                    *view = view.turned(if kept { view.committed().clone() } else { Known::none() }, away);
+                }
             }
             Do::Publish => {
-                let (uid, m) = (self.mover.uid, &self.mover);
-                let stage = match m.away.clone() {
-                    None => ViewStage::Moving { uid, target: m.target },
-                    Some(away) => ViewStage::RolledBack { uid, source: m.source, away },
-                };
+                let stage = Some(SlotStage::Moving { leg: self.mover.leg });
                 // Now and then the topology cannot be changed.
                 let epoch = if self.random.chance(20) { None } else { Some(self.publish(stage)) };
                 self.mover_hears(Happened::Published(epoch));
             }
             Do::Withdraw => {
-                self.publish(ViewStage::Observed);
+                self.publish(Some(SlotStage::Observed));
             }
             Do::Scan { walk, side, cursor, .. } => {
                 let from = String::from_utf8(cursor).ok().and_then(|digits| digits.parse().ok()).unwrap_or_default();
@@ -795,22 +839,24 @@ impl World {
                     self.mover.in_hand.remove(&key);
                 }
                 self.staged_are_moved(&keys);
-                self.tell_workers(&keys);
+                let fingerprints = keys.iter().map(|key| self.mover.fingerprints.of(key));
+                self.mover.view.iter().for_each(|view| view.committed().commit(fingerprints.clone()));
+                self.wake_workers();
             }
             Do::CommitAll => {
-                let uid = self.mover.uid;
-                for worker in 0..self.workers.len() {
-                    let delay = self.random.delay_us();
-                    self.after(delay, Ev::CommittedAll { worker, uid });
-                }
+                self.mover.view.iter().for_each(|view| view.committed().commit_all());
+                self.wake_workers();
             }
             Do::Io(Io::Refuse { keys, .. }) => {
-                let keys = keys.map(|keys| Rc::new(keys.iter().map(|key| self.key_ix(key)).collect()));
+                let move_id = MoveId(self.mover.move_id);
+                let keys: Option<Rc<Vec<Fingerprint>>> =
+                    keys.map(|keys| Rc::new(keys.iter().map(|key| self.mover.fingerprints.of(key)).collect()));
                 for worker in 0..self.workers.len() {
                     let delay = self.random.delay_us();
-                    self.after(delay, Ev::Refused { worker, keys: keys.clone() });
+                    self.after(delay, Ev::Refused { worker, move_id, keys: keys.clone() });
                 }
             }
+            Do::Confirm { side } => self.demand(ix(side), Cmd::Ping, What::Confirm),
             Do::Reach { side } => {
                 let delay = self.random.between(300, 3_000);
                 self.after(delay, Ev::DialMover { side: ix(side) });
@@ -838,7 +884,7 @@ impl World {
         let is_done = !self.random.chance(20);
         if is_done {
             self.mover.map = self.map_with_leg_at(owner);
-            self.publish(ViewStage::Settled);
+            self.publish(None);
         }
         self.mover_hears(Happened::HandedOver(is_done));
     }

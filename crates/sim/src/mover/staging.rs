@@ -6,11 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use switchyard_policy::migration::staging::{self, Action, Ends, Event, Piece, Place, Seen, Staging, Wrote};
 use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::{Key, Process, Protocol};
+use switchyard_policy::topology::Stage as SlotStage;
 
 use super::{Stage, What};
 use crate::node::{Cmd, Elements, KeyIx, Reply, STAGING};
 use crate::planted::{Bug, Planted};
-use crate::worker::Stage as ViewStage;
 use crate::world::{Ev, World, say};
 
 /// A key of so many elements is big.
@@ -266,7 +266,7 @@ impl World {
                 }
                 Action::Barrier => {
                     self.share_staged();
-                    let epoch = self.publish(ViewStage::Observed);
+                    let epoch = self.publish(Some(SlotStage::Observed));
                     self.stager_step(Event::Published { epoch });
                 }
                 Action::Read { place } => {

@@ -3,6 +3,7 @@
 use super::{Ev, Fault, Owner, SWEEP_US, World, say};
 use switchyard_policy::migration::Event;
 
+use crate::mover::Unnoticed;
 use crate::node::Persistence;
 
 impl World {
@@ -144,7 +145,8 @@ impl World {
             let place = self.place_of(key, ix, before.contains_key(&key));
             let mark = self.history.reverts(key, disk, self.now, place);
             if place == crate::history::Place::UntilNoticed {
-                self.mover.unnoticed.extend(mark.map(|mark| (ix, mark)));
+                let is_late = self.mover.confirmed == Some(self.nodes[ix].process);
+                self.mover.unnoticed.extend(mark.map(|mark| Unnoticed { node: ix, mark, is_late }));
             }
         }
     }

@@ -127,7 +127,7 @@ pub(crate) struct ConfigFlags {
     #[arg(long)]
     cluster: bool,
 
-    /// error, warn, info, debug, trace, or a filter as in RUST_LOG [default: $RUST_LOG, else info]
+    /// error, warn, info, debug, trace, or levels by module as in RUST_LOG [default: $RUST_LOG, else info]
     #[arg(long, value_name = "LEVEL")]
     log_level: Option<String>,
 

@@ -24,7 +24,7 @@ use std::time::Duration;
 use switchyard_control::moves::MovesConfig;
 pub(crate) use switchyard_control::nodes::{Endpoint, NODE_PORT, NodeAddress, SentinelAddress, SentinelPlace};
 use switchyard_router::{Cluster, ListenAddress, ListenerSettings, Live, Secret, ServerTls, Users};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 
 pub(crate) use keys::Takes;
 pub(crate) use listener::ListenPlace;
@@ -49,24 +49,23 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// A filter of log lines that is known to parse.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LogLevel(String);
+/// Which log lines are wanted: a level, or levels by module (`info,switchyard_router=debug`).
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct LogLevel(Targets);
 
 impl LogLevel {
     fn parse(text: &str) -> Option<Self> {
-        // A lone word that is no level is taken by EnvFilter for a module of that name: `loud` would switch all logs off.
-        let fits = EnvFilter::try_new(text).is_ok()
-            && text.split(',').all(|part| {
-                part.contains(['=', '[', ':'])
-                    || ["error", "warn", "info", "debug", "trace", "off"].contains(&part.trim().to_ascii_lowercase().as_str())
-            });
-        fits.then(|| Self(text.to_owned()))
+        // A lone word that is no level would be taken for a module of that name: `loud` would switch all logs off.
+        let is_level = |part: &str| ["error", "warn", "info", "debug", "trace", "off"].contains(&part.trim().to_ascii_lowercase().as_str());
+        if !text.split(',').all(|part| part.contains('=') || is_level(part)) {
+            return None;
+        }
+        text.parse().ok().map(Self)
     }
 
     /// The filter for `tracing`.
-    pub(crate) fn filter(&self) -> EnvFilter {
-        EnvFilter::new(&self.0)
+    pub(crate) fn filter(&self) -> Targets {
+        self.0.clone()
     }
 }
 
@@ -181,7 +180,7 @@ impl Default for Config {
             admin_host_names: Vec::new(),
             admin_tls: false,
             admin_client_ca: None,
-            log_level: LogLevel("info".to_owned()),
+            log_level: LogLevel(Targets::new().with_default(LevelFilter::INFO)),
             log_format: LogFormat::Text,
             cluster_emulate: false,
             cluster_announce: Vec::new(),

@@ -375,12 +375,12 @@ fn a_reload_tells_what_changed_and_keeps_what_needs_a_restart() {
 fn the_environment_sets_the_log_level_unless_a_flag_does() {
     let mut config = read(&format!("{NODE}[log]\nlevel = \"warn\"\n")).expect("good");
     config.prefer_log_level(Some("debug"));
-    assert_eq!(config.log_level, LogLevel("debug".to_owned()));
+    assert_eq!(config.log_level, LogLevel::parse("debug").expect("a level"));
     let mut config = read_with(NODE, vec![flag("--log-level", "log.level", text("error"))]).expect("good");
     config.prefer_log_level(Some("debug"));
-    assert_eq!(config.log_level, LogLevel("error".to_owned()));
+    assert_eq!(config.log_level, LogLevel::parse("error").expect("a level"));
     config.prefer_log_level(None);
-    assert_eq!(config.log_level, LogLevel("error".to_owned()));
+    assert_eq!(config.log_level, LogLevel::parse("error").expect("a level"));
 }
 
 #[test]

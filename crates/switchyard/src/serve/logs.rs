@@ -4,17 +4,17 @@ use std::io::IsTerminal;
 
 use anyhow::anyhow;
 use tracing::Metadata;
-use tracing_subscriber::filter::{FilterExt, filter_fn};
+use tracing_subscriber::filter::{FilterExt, Targets, filter_fn};
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Registry, fmt, reload};
+use tracing_subscriber::{Registry, fmt, reload};
 
 use super::log_queue::{LogQueue, flush};
 use crate::config::{LogFormat, LogLevel};
 
 /// What changes the level later.
 #[derive(Debug)]
-pub(super) struct Logs(reload::Handle<EnvFilter, Registry>);
+pub(super) struct Logs(reload::Handle<Targets, Registry>);
 
 impl Logs {
     /// Sends every log line of the process to stderr from here on; once per process.

@@ -114,7 +114,7 @@ fn a_move_whose_target_is_lost_for_good_is_ended_without_it() {
     let status = scene.status();
     assert!(status.contains("READY IN PART") && status.contains("keys of 1 slot on the way cannot be used"), "{status}");
     let (code, body) = http::get(admin, "/readyz");
-    assert!(code == 200 && body.contains(&target) && body.contains("move 1 waits for"), "{body}");
+    assert!(code == 200 && body.contains(&target) && body.contains("move 1 has not reached"), "{body}");
     let metrics = scene.site.router().metrics();
     assert!(metrics.contains("switchyard_moves_lost_slots 1\n") && metrics.contains("switchyard_moves_in_trouble 1\n"), "{metrics}");
     let left = scene.at(0);
@@ -168,6 +168,45 @@ fn a_move_whose_target_is_lost_for_good_is_ended_without_it() {
     scene.all_there(left);
     assert_eq!(scene.site.client().cmd(&format!("GET {}", scene.key(moved[0]))), bulk("anew"));
     assert_eq!(scene.site.client().cmd(&format!("GET {}", scene.key(moved[1]))), Value::Nil);
+}
+
+/// A node that answers clients, and refuses what the move needs to go on there.
+#[test]
+fn a_move_that_cannot_use_a_node_that_answers_says_why_and_ends_with_it_or_without() {
+    for granted in [true, false] {
+        let Some(scene) = Scene::start() else { return };
+        let mut boss = scene.site.nodes()[1].client();
+        assert_eq!(boss.cmd("ACL SETUSER boss on nopass ~* &* +@all"), ok());
+        assert_eq!(boss.cmd("AUTH boss x"), ok());
+        assert_eq!(boss.cmd("ACL SETUSER default -client|kill"), ok());
+        let text = refused(scene.site.router(), &format!("move --from {} --to {} --slots 1", scene.name(0), scene.name(1)));
+        assert!(text.contains("refuses CLIENT KILL, which moves need") && text.contains("let Switchyard's user"), "{text}");
+        assert_eq!(boss.cmd("ACL SETUSER default +client|kill"), ok());
+
+        scene.begin(SLOWLY);
+        assert_eq!(boss.cmd("ACL SETUSER default -client|kill"), ok());
+        let list = boss.cmd("CLIENT LIST").text();
+        let mover = list.lines().find(|line| line.contains("-mover-1 ")).expect("its connection");
+        let number = mover.strip_prefix("id=").and_then(|rest| rest.split(' ').next()).expect("a number");
+        assert_eq!(boss.cmd(&format!("CLIENT KILL ID {number}")), Value::Int(1));
+        eventually("it is said what is refused", || scene.status().contains("it refuses CLIENT KILL ID").then_some(()));
+        let said = done(scene.site.router(), "moves abort 1 --dry-run");
+        assert!(said.contains("when it reaches") && said.contains("refuses CLIENT KILL") && said.contains("--lose-target"), "{said}");
+        if granted {
+            assert_eq!(boss.cmd("ACL SETUSER default +client|kill"), ok());
+            // Meanwhile the leg has begun to go back.
+            wait_for(scene.site.router(), 1, "stopped");
+            scene.all_there(0..KEYS);
+            continue;
+        }
+        let left = scene.at(0);
+        let said = done(scene.site.router(), "moves abort 1 --lose-target");
+        assert!(said.contains("ends without"), "{said}");
+        wait_for(scene.site.router(), 1, "stopped");
+        scene.all_there(left.iter().copied());
+        let lost = (0..KEYS).find(|number| left.binary_search(number).is_err()).expect("one has moved");
+        assert_eq!(scene.site.client().cmd(&format!("GET {}", scene.key(lost))), Value::Nil);
+    }
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -158,9 +158,10 @@ fn new_certificates_are_taken_up_and_nobody_is_dropped() {
     let before = secure.shown();
 
     let stop = Arc::new(AtomicBool::new(false));
+    let (serving, served) = mpsc::channel();
     let traffic: Vec<_> = (0..3)
         .map(|number| {
-            let (stop, config) = (Arc::clone(&stop), Arc::clone(&config));
+            let (stop, serving, config) = (Arc::clone(&stop), serving.clone(), Arc::clone(&config));
             std::thread::spawn(move || {
                 let mut client = TlsClient::connect(address, &config).expect("shakes hands");
                 let mut count = 0u64;
@@ -169,11 +170,15 @@ fn new_certificates_are_taken_up_and_nobody_is_dropped() {
                     assert_eq!(client.cmd(&["SET", &key, &value]).expect("a reply"), b"+OK");
                     assert_eq!(client.cmd(&["GET", &key]).expect("a reply"), value.as_bytes());
                     count += 1;
+                    if count == 1 {
+                        serving.send(()).expect("the test waits");
+                    }
                 }
                 count
             })
         })
         .collect();
+    (0..3).for_each(|_| served.recv_timeout(PATIENCE).expect("every client is served"));
     for round in 0..3 {
         let old = TlsClient::connect(address, &config).expect("shakes hands").shown();
         authority.sign("server", &["localhost"]);

@@ -807,3 +807,39 @@ fn acl_answers_as_redis_does() {
     assert_eq!(ours.cmd("ACL LOG 1").items().len(), 1);
     assert_eq!(ours.cmd("ACL LOG -1").items().len(), theirs.cmd("ACL LOG -1").items().len());
 }
+
+/// A client waits for a connection, and by the time it gets one it may not use it.
+#[test]
+fn a_connection_that_its_client_has_no_use_for_goes_to_the_next() {
+    const LEN: usize = 1 << 20;
+    let users = UsersFile::new("user op on nopass ~* &* +@all operator\nuser app on nopass ~* &* +@all\n");
+    let mut wanted = options(&users.path, Some("master"));
+    wanted.router.workers = 1;
+    wanted.router.args.extend(["--set", "nodes.large-connections-max=1"].map(str::to_owned));
+    let Some(site) = Site::router_only(1, &wanted) else { return };
+    let user = |name: &str| {
+        let mut client = site.client();
+        assert_eq!(client.cmd(&format!("AUTH {name} x")), ok());
+        client
+    };
+    let (mut op, mut first, mut second, mut third) = (user("op"), user("op"), user("app"), user("op"));
+    let (head, half, end) = (format!("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n${LEN}\r\n"), vec![b'x'; LEN / 2], b"\r\n");
+    for client in [&mut first, &mut second] {
+        client.write(head.as_bytes());
+        client.write(&half);
+        // One worker: what was written before was read before.
+        assert_eq!(op.cmd("PING"), simple("PONG"));
+    }
+    assert_eq!(op.cmd("ACL SETUSER app -set"), ok());
+    first.write(&half);
+    first.write(end);
+    assert_eq!(first.reply(), ok());
+    third.write(head.as_bytes());
+    third.write(&half);
+    third.write(&half);
+    third.write(end);
+    assert_eq!(third.reply(), ok());
+    second.write(&half);
+    second.write(end);
+    assert!(second.reply().expect_error().starts_with("NOPERM"));
+}

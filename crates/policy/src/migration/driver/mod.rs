@@ -51,7 +51,7 @@ pub struct Begin {
 /// What happened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Happened {
-    /// Something that the protocol alone has to know: an answer about a batch, keys that are wanted, a wish of the user.
+    /// Something that the protocol alone has to know: an answer about a batch, keys that are wanted, a request of the user.
     Of(Event),
     /// [`Do::Record`] with these numbers is durable.
     Recorded(RangeInclusive<u64>),
@@ -142,6 +142,11 @@ pub enum Do {
     TakeListed,
     /// Every key is where workers use those that are committed, also those that nobody has named.
     CommitAll,
+    /// [`Action::Confirm`]; [`Event::Confirmed`] follows.
+    Confirm {
+        /// The side.
+        side: Side,
+    },
     /// Connect to that side again; [`Happened::Restored`] follows, sooner or later.
     Reach {
         /// The side.
@@ -169,7 +174,7 @@ pub enum Do {
         /// The keys.
         keys: Vec<Fingerprint>,
     },
-    /// What the protocol asks for. [`Io::End`] is the last of all.
+    /// What the protocol asks for. After [`Io::End`] comes nothing but [`Io::Quiet`].
     Io(Io),
 }
 
@@ -490,6 +495,7 @@ impl Driver {
                 }
                 Do::Io(io)
             }
+            Action::Confirm { side } => Do::Confirm { side },
             Action::Restore { side } => Do::Reach { side },
             Action::HandOver { to } => {
                 // Clients that wait for the leg need not wait until the topology is stored; unless workers would look for the keys at the other side.

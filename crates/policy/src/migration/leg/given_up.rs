@@ -61,7 +61,7 @@ impl<W: Work> Leg<W> {
                 return;
             }
         }
-        if !self.shell.usable(side.other()) {
+        if !self.shell.usable(side.other()) || !self.shell.is_confirmed(side.other(), actions) {
             return;
         }
         (self.shell.rolls_back, self.shell.listed, self.shell.list_ended) = (side == Side::Target, Default::default(), true);

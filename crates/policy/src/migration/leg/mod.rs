@@ -22,7 +22,7 @@ use std::collections::BTreeSet;
 
 pub(super) use self::batch::Batches;
 pub(super) use self::shell::Shell;
-use self::shell::{Dirt, Link, LinkState, Quiet, State, name};
+use self::shell::{Confirmation, Dirt, Link, LinkState, Quiet, State, name};
 use super::planted::{Bug, Planted};
 use super::record::OpenLeg;
 use super::{Action, Event, Fingerprint, Fingerprinter, Io, Machine, Orders, Outcome, Pace, Phase, Process, Progress, Record, Side};
@@ -180,10 +180,16 @@ impl<W: Work> Leg<W> {
         if self.shell.purging == Some(side) {
             self.shell.purging = None;
         }
+        if self.shell.confirmation == Confirmation::Asked(side) {
+            self.shell.confirmation = Confirmation::No;
+        }
         let is_given_up = self.work.lost(&mut self.shell, side);
         actions.push(Action::Restore { side });
         if is_given_up {
-            self.shell.roll_back(format!("the {} was lost {TRIES} times in the middle of the same keys", name(side)), actions);
+            self.shell.roll_back(
+                format!("the {} was lost {TRIES} times in the middle of the same keys; does it take values so large?", name(side)),
+                actions,
+            );
         }
     }
 
@@ -232,7 +238,7 @@ impl<W: Work> Leg<W> {
         }
     }
 
-    /// A user's wish to go back is met by going on, when that is less: everything is listed, and fewer keys are left than would have to come back.
+    /// A user's request to go back is met by going on, when that is less: everything is listed, and fewer keys are left than would have to come back.
     fn user_rolls_back(&mut self, actions: &mut Vec<Action>) {
         let left = self.under_way();
         let is_calm =
@@ -263,7 +269,7 @@ impl<W: Work> Leg<W> {
         }
         if side == Side::Target && !self.shell.rolls_back && self.shell.back.is_none() {
             if lost_us >= TARGET_PATIENCE_US {
-                self.shell.roll_back(format!("the target has not answered for {} s", lost_us / 1_000_000), actions);
+                self.shell.roll_back(format!("the target was not reached for {} s", lost_us / 1_000_000), actions);
             }
             return;
         }
@@ -274,7 +280,7 @@ impl<W: Work> Leg<W> {
         self.work.forget_wanted();
         let name = name(side);
         let error = format!(
-            "NODEDOWN the key is being moved and the {name} of the move has not answered for {} s; the command was not executed, try again",
+            "NODEDOWN the key is being moved, and the move has not reached its {name} for {} s; the command was not executed, try again",
             lost_us / 1_000_000
         );
         actions.push(Action::Io(Io::Refuse { keys: None, error }));
@@ -335,10 +341,7 @@ impl<W: Work> Leg<W> {
             State::Waiting | State::Meeting { .. } | State::Starting { .. } | State::RecordingRollback { .. } => {}
             State::Ending { .. } | State::HandingOver | State::Ended => {}
         }
-        if self.shell.quiet == Quiet::Asked
-            && (self.work.is_idle() || self.shell.planted.is(Bug::FlushWithoutQuiet))
-            && self.shell.state != State::Ended
-        {
+        if self.shell.quiet == Quiet::Asked && (self.work.is_idle() || self.shell.planted.is(Bug::FlushWithoutQuiet)) {
             self.shell.quiet = Quiet::Reached;
             actions.push(Action::Io(Io::Quiet));
         }
@@ -375,6 +378,9 @@ impl<W: Work> Leg<W> {
             return;
         }
         let owner = self.shell.to();
+        if !self.shell.is_confirmed(owner, actions) {
+            return;
+        }
         self.shell.record_end(actions);
         if self.shell.planted.is(Bug::HandOverBeforeRecord) {
             self.shell.state = State::HandingOver;
@@ -399,6 +405,9 @@ impl<W: Work> Leg<W> {
 impl<W: Work> Machine for Leg<W> {
     fn step(&mut self, event: Event, now_us: u64, actions: &mut Vec<Action>) {
         if self.shell.state == State::Ended {
+            if event == Event::Quiesce {
+                actions.push(Action::Io(Io::Quiet));
+            }
             return;
         }
         match event {
@@ -419,6 +428,11 @@ impl<W: Work> Machine for Leg<W> {
                     self.restored(side, process, actions);
                 }
             }
+            Event::Confirmed { side } => {
+                if self.shell.confirmation == Confirmation::Asked(side) {
+                    self.shell.confirmation = Confirmation::Yes(side);
+                }
+            }
             Event::HandedOver => {
                 if self.shell.state == State::HandingOver {
                     let outcome = match self.shell.back.take() {
@@ -436,6 +450,10 @@ impl<W: Work> Machine for Leg<W> {
             Event::Tick => self.refuse_if_lost(now_us, actions),
         }
         self.advance(now_us, actions);
+        if matches!(self.shell.confirmation, Confirmation::Yes(_)) {
+            // Not later, when more has been done.
+            self.shell.confirmation = Confirmation::No;
+        }
         debug_assert!(self.shell.state != State::Ended || self.work.is_idle(), "a leg ends with nothing under way");
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use crate::migration::planted::Planted;
+use crate::migration::planted::{Bug, Planted};
 use crate::migration::record::{Eras, OpenLeg};
 use crate::migration::{
     Action, Durability, Fingerprint, FingerprintMap, Fingerprinter, Io, Key, Orders, Outcome, Pace, Phase, Process, Progress, Record, Side,
@@ -82,6 +82,16 @@ pub(super) enum State {
     Ended,
 }
 
+/// Whether a side has answered since there is nothing left to do. One that restarted without anybody's noticing may show what it was purged of, and a leg
+/// that stores nothing asks it for nothing else.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Confirmation {
+    No,
+    Asked(Side),
+    /// Just now.
+    Yes(Side),
+}
+
 /// A leg but for what its protocol does with keys.
 #[derive(Clone)]
 pub struct Shell {
@@ -116,6 +126,7 @@ pub struct Shell {
     pub(in crate::migration) pace: Pace,
     pub(super) last_refusal_us: u64,
     pub(super) quiet: Quiet,
+    pub(super) confirmation: Confirmation,
     pub(in crate::migration) progress: Progress,
 }
 
@@ -152,6 +163,7 @@ impl Shell {
             pace: PACE_AT_START,
             last_refusal_us: 0,
             quiet: Quiet::No,
+            confirmation: Confirmation::No,
             progress: Progress::NONE,
         };
         // One that was not moving begins again: until then it changes nothing but what the target has left over.
@@ -336,6 +348,18 @@ impl Shell {
         if let Some(side) = self.purging.take() {
             self.link_mut(side).dirt = Dirt::None;
         }
+    }
+
+    /// Whether a side has just shown that it is the process that it was. It is asked, if it has not been.
+    pub(super) fn is_confirmed(&mut self, side: Side, actions: &mut Vec<Action>) -> bool {
+        if self.confirmation == Confirmation::Yes(side) || self.planted.is(Bug::EndedUnconfirmed) {
+            return true;
+        }
+        if self.confirmation != Confirmation::Asked(side) {
+            self.confirmation = Confirmation::Asked(side);
+            actions.push(Action::Confirm { side });
+        }
+        false
     }
 
     pub(super) fn record_end(&mut self, actions: &mut Vec<Action>) {

@@ -127,6 +127,8 @@ pub(in crate::mover) enum Ask {
     Migrate {
         batch: BatchId,
     },
+    /// Whether it is the process that it was.
+    Confirm,
     /// How far its replication stream is.
     Position,
     /// A SCAN of a walk, behind a SELECT or not.
@@ -551,6 +553,13 @@ impl End {
         }
         self.ask(Ask::Secure { batch, durability }, 1);
         true
+    }
+
+    /// Asks it anything: whatever it answers, it is the process that it was.
+    pub(in crate::mover) fn confirm(&mut self) {
+        let Some(connection) = &mut self.connection else { return };
+        connection.push(&[b"PING"]);
+        self.ask(Ask::Confirm, 1);
     }
 
     /// Asks how far its replication stream is, behind all that was asked before. False where there is no connection.

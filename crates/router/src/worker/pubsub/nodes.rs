@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use switchyard_policy::migration::is_temporary;
+use switchyard_policy::migration::{Side, is_temporary};
 use switchyard_policy::topology::{NodeId, Stage, Transit, slot_of};
 use switchyard_resp::reply;
 use tracing::{info, warn};
@@ -386,8 +386,8 @@ impl Worker {
                 return false;
             };
             let view = plan.moves.legs.get(&(move_id, leg));
-            let goes_back = view.is_some_and(|view| view.away.is_some());
-            if view.and_then(|view| view.scope.as_ref()).is_some_and(|scope| !scope.names(key)) {
+            let goes_back = view.is_some_and(|view| view.to() == Side::Source);
+            if view.and_then(|view| view.scope()).is_some_and(|scope| !scope.names(key)) {
                 return false;
             }
             let (from, to) = if goes_back { (target, source) } else { (source, target) };

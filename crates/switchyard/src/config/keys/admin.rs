@@ -72,7 +72,7 @@ pub(super) const LOG: &[Key<Config>] = &[
         "level",
         Takes::Reload,
         &["loglevel", "verbosity"],
-        "error, warn, info, debug or trace; or a filter as in RUST_LOG, such as \"info,switchyard_router=debug\".",
+        "error, warn, info, debug or trace; or levels by module, such as \"info,switchyard_router=debug\".",
         |config, raw, _| {
             let text = raw.text()?;
             match LogLevel::parse(text) {

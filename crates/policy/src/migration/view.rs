@@ -1,0 +1,486 @@
+//! Where a command belongs whose keys are on their way, what it waits for, and what movers are told of it. Each worker decides that by itself, from the
+//! topology and from what is published of each leg ([`LegView`]).
+//!
+//! - **where**: [`LegView::place`] says it of a key. [`moved`] is the topology by which a command is executed whose keys are all there, so nothing
+//!   behind it has to know of moves.
+//! - **wait**: [`Look`] finds what of a command is not there yet, and [`Waits`] holds it until it is.
+//! - **tell**: [`Waits::begin`] gives what the movers are to be told, and nothing twice. [`observed`] says it of keys that are written while they are
+//!   being listed.
+//!
+//! A command whose keys are all there costs no allocation here, and none comes here while no slot is in transit.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::planted::{Bug, Planted};
+use super::{Fingerprint, FingerprintSet, Fingerprinter, Key, Side, is_temporary};
+use crate::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit, slot_of};
+
+/// The keys of a leg that are committed. Only its mover adds to them, and none is ever taken out; what a worker does not see yet costs it a question.
+pub trait Committed {
+    /// Whether a key is.
+    fn has(&self, key: Fingerprint) -> bool;
+
+    /// Whether all are, also those that nobody has named.
+    fn has_all(&self) -> bool;
+
+    /// A client of this worker is about to wait: whatever is committed after this is told to the worker, once. What is asked after this shows what was
+    /// committed before.
+    fn will_wait(&self, worker: usize);
+}
+
+/// The keys of a leg that does not take whole slots.
+#[derive(Debug)]
+pub struct Scope {
+    keys: Vec<Key>,
+    fingerprints: FingerprintSet,
+}
+
+impl Scope {
+    /// These keys, which are in order.
+    #[must_use]
+    pub fn new(keys: Vec<Key>, fingerprints: Fingerprinter) -> Self {
+        debug_assert!(keys.is_sorted());
+        let set = keys.iter().map(|key| fingerprints.of(key)).collect();
+        Self { keys, fingerprints: set }
+    }
+
+    /// The keys, in order.
+    #[must_use]
+    pub fn keys(&self) -> &[Key] {
+        &self.keys
+    }
+
+    /// Whether a key of that name is one of them.
+    #[must_use]
+    pub fn names(&self, key: &[u8]) -> bool {
+        self.keys.binary_search_by(|known| known[..].cmp(key)).is_ok()
+    }
+
+    fn has(&self, key: Fingerprint) -> bool {
+        self.fingerprints.contains(&key)
+    }
+}
+
+/// Where a key of a leg is used.
+///
+/// A protocol that is to read a key at both sides gets a place of its own here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// It does not move: where it lives.
+    Home,
+    /// At this side.
+    At(Side),
+    /// Nowhere, until it is committed.
+    Nowhere,
+}
+
+/// A leg as it is published to workers.
+#[derive(Debug)]
+pub struct LegView<C> {
+    committed: Arc<C>,
+    /// Where the leg goes back: the keys that have to come back. All others are at the source.
+    away: Option<Arc<BTreeSet<Fingerprint>>>,
+    /// Where only some keys of the slots move: which.
+    scope: Option<Arc<Scope>>,
+    fingerprints: Fingerprinter,
+}
+
+/// All that are published, by move and number.
+pub type Legs<C> = BTreeMap<(MoveId, u32), LegView<C>>;
+
+impl<C> Clone for LegView<C> {
+    fn clone(&self) -> Self {
+        self.turned(self.committed.clone(), self.away.clone())
+    }
+}
+
+impl<C> LegView<C> {
+    /// A leg that goes to its target, of which no key is committed.
+    #[must_use]
+    pub const fn new(committed: Arc<C>, scope: Option<Arc<Scope>>, fingerprints: Fingerprinter) -> Self {
+        Self { committed, away: None, scope, fingerprints }
+    }
+
+    /// The same leg told anew: it goes back for the keys that are `away`, or it goes to its target. What was committed before counts no more.
+    #[must_use]
+    pub fn turned(&self, committed: Arc<C>, away: Option<Arc<BTreeSet<Fingerprint>>>) -> Self {
+        Self { committed, away, scope: self.scope.clone(), fingerprints: self.fingerprints }
+    }
+
+    /// Its committed keys.
+    #[must_use]
+    pub const fn committed(&self) -> &Arc<C> {
+        &self.committed
+    }
+
+    /// Where only some keys of its slots move: which.
+    #[must_use]
+    pub fn scope(&self) -> Option<&Arc<Scope>> {
+        self.scope.as_ref()
+    }
+
+    /// Where workers use the keys that are committed.
+    #[must_use]
+    pub const fn to(&self) -> Side {
+        if self.away.is_some() { Side::Source } else { Side::Target }
+    }
+}
+
+impl<C: Committed> LegView<C> {
+    /// Where a key of its slots is used that lives at the source. The one place that says so.
+    #[must_use]
+    pub fn place(&self, key: Fingerprint) -> Place {
+        if self.scope.as_ref().is_some_and(|scope| !scope.has(key)) {
+            return Place::Home;
+        }
+        let never_left = self.away.as_ref().is_some_and(|away| !away.contains(&key));
+        if never_left || self.committed.has_all() || self.committed.has(key) { Place::At(self.to()) } else { Place::Nowhere }
+    }
+
+    /// Whether a key waits no more; `None`: all of the leg.
+    fn is_there(&self, key: Option<Fingerprint>) -> bool {
+        key.map_or_else(|| self.committed.has_all(), |key| self.place(key) != Place::Nowhere)
+    }
+}
+
+/// The topology by which commands are executed whose keys are all there: moving keys have been handed over in it. `None` where none is moving.
+#[must_use]
+pub fn moved<C>(topology: &Topology, legs: &Legs<C>) -> Option<Topology> {
+    if topology.is_settled() {
+        return None;
+    }
+    let mut slots_to: Vec<(NodeId, Vec<Slot>)> = Vec::new();
+    let mut keys_to: BTreeMap<(MoveId, u32), (NodeId, &Scope, Vec<Slot>)> = BTreeMap::new();
+    for slot in Slot::all() {
+        let Some(transit) = topology.transit(slot) else { continue };
+        let Stage::Moving { leg } = transit.stage else { continue };
+        let view = legs.get(&(transit.move_id, leg));
+        let goes_back = view.is_some_and(|view| view.to() == Side::Source);
+        if transit.keys_only {
+            if let Some(scope) = view.and_then(|view| view.scope.as_deref()).filter(|_| !goes_back) {
+                keys_to.entry((transit.move_id, leg)).or_insert_with(|| (transit.target, scope, Vec::new())).2.push(slot);
+            }
+            continue;
+        }
+        let node = if goes_back { transit.source } else { transit.target };
+        match slots_to.iter_mut().find(|(to, _)| *to == node) {
+            Some((_, slots)) => slots.push(slot),
+            None => slots_to.push((node, vec![slot])),
+        }
+    }
+    if slots_to.is_empty() && keys_to.is_empty() {
+        return None;
+    }
+    let mut next = topology.clone();
+    for (node, scope, slots) in keys_to.into_values() {
+        next = next.keys_handed_over(&slots, scope.keys(), node);
+    }
+    for (node, slots) in slots_to {
+        next = next.handed_over(&slots, node);
+    }
+    Some(next)
+}
+
+/// The move that lists a key while it is written at this node, and has to hear of it.
+#[must_use]
+pub fn observed<'t>(topology: &'t Topology, key: &[u8], node: NodeId) -> Option<&'t Transit> {
+    let transit = topology.transit(slot_of(key)).filter(|transit| transit.stage == Stage::Observed)?;
+    // A key that lives elsewhere than its slot does not move with it. What a command makes for itself is gone when it ends.
+    (transit.source == node && topology.lives_at(key) == node && !is_temporary(key)).then_some(transit)
+}
+
+/// Something that a command waits for.
+#[derive(Debug)]
+struct Wait<C> {
+    of: (MoveId, u32),
+    view: LegView<C>,
+    /// A key; `None`: all of the leg.
+    key: Option<(Key, Fingerprint)>,
+}
+
+impl<C> Wait<C> {
+    fn fingerprint(&self) -> Option<Fingerprint> {
+        self.key.as_ref().map(|(_, fingerprint)| *fingerprint)
+    }
+
+    /// What no other has, as long as this one is kept: a leg that is told anew has other committed keys.
+    fn identity(&self) -> (usize, Option<Fingerprint>) {
+        (Arc::as_ptr(&self.view.committed).addr(), self.fingerprint())
+    }
+}
+
+impl<C: Committed> Wait<C> {
+    fn is_over(&self) -> bool {
+        self.view.is_there(self.fingerprint())
+    }
+}
+
+/// What was found out about a command's keys.
+#[derive(Debug)]
+pub struct Look<C> {
+    has_keys_there: bool,
+    is_moving: bool,
+    /// Of a leg of which nothing is published yet.
+    is_unknown: bool,
+    waits: Vec<Wait<C>>,
+    planted: Planted,
+}
+
+impl<C> Default for Look<C> {
+    fn default() -> Self {
+        Self { has_keys_there: false, is_moving: false, is_unknown: false, waits: Vec::new(), planted: Planted::default() }
+    }
+}
+
+impl<C: Committed> Look<C> {
+    /// The same with a bug in it, for tests of the simulator.
+    #[cfg(feature = "planted-bugs")]
+    #[must_use]
+    pub fn with(mut self, bug: Option<Bug>) -> Self {
+        self.planted = Planted(bug);
+        self
+    }
+
+    /// Looks at a key that the command names. `undeclared`: whether it may use other keys of that slot as well.
+    pub fn key(&mut self, topology: &Topology, legs: &Legs<C>, key: &[u8], undeclared: impl FnOnce() -> bool) {
+        let Some(transit) = topology.transit(slot_of(key)) else { return };
+        // A key that lives elsewhere than its slot does not move with it.
+        if topology.lives_at(key) != transit.source {
+            return;
+        }
+        let Stage::Moving { leg } = transit.stage else { return };
+        self.is_moving = true;
+        let of = (transit.move_id, leg);
+        let Some(view) = legs.get(&of) else {
+            self.is_unknown = true;
+            return;
+        };
+        let fingerprint = view.fingerprints.of(key);
+        match view.place(fingerprint) {
+            Place::Nowhere => self.waits.push(Wait { of, view: view.clone(), key: Some((key.into(), fingerprint)) }),
+            Place::At(_) | Place::Home => self.has_keys_there = true,
+        }
+        if !view.is_there(None) && undeclared() && !self.planted.is(Bug::UndeclaredNotAwaited) {
+            self.waits.push(Wait { of, view: view.clone(), key: None });
+        }
+    }
+
+    /// Whether it has keys in moving slots.
+    #[must_use]
+    pub const fn is_moving(&self) -> bool {
+        self.is_moving
+    }
+
+    /// Whether nothing has to be waited for.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        let enough = self.waits.is_empty() || self.has_keys_there && self.planted.is(Bug::OneKeyIsEnough);
+        enough && !self.is_unknown
+    }
+}
+
+/// What a mover is told that a client waits for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Wanted {
+    /// These keys.
+    Keys(Vec<Key>),
+    /// All of the leg. It ends soon, then: nobody waits for it at a gentle pace.
+    Whole,
+}
+
+/// A command that waits for keys.
+#[derive(Debug)]
+pub struct Waits<C> {
+    /// The movers have been told of these.
+    waits: Vec<Wait<C>>,
+}
+
+impl<C> Default for Waits<C> {
+    fn default() -> Self {
+        Self { waits: Vec::new() }
+    }
+}
+
+impl<C: Committed> Waits<C> {
+    /// The command waits for what was found missing. Gives what the movers have to be told, by leg; `None`: it is there by now, and the command is to be
+    /// looked at again.
+    #[must_use]
+    pub fn begin(&mut self, look: Look<C>, worker: usize) -> Option<Vec<((MoveId, u32), Wanted)>> {
+        let mut told: BTreeSet<_> = self.waits.iter().map(Wait::identity).collect();
+        let before = std::mem::replace(&mut self.waits, look.waits);
+        self.go_on(worker);
+        // After the worker has said that it waits: a commit between the look and now is not missed.
+        if !look.is_unknown && self.is_over() {
+            self.waits = before;
+            return None;
+        }
+        let mut wanted: Vec<((MoveId, u32), Wanted)> = Vec::new();
+        for wait in &self.waits {
+            if !told.insert(wait.identity()) {
+                continue;
+            }
+            let Some((key, _)) = &wait.key else {
+                wanted.push((wait.of, Wanted::Whole));
+                continue;
+            };
+            match wanted.iter_mut().find(|(of, what)| *of == wait.of && *what != Wanted::Whole) {
+                Some((_, Wanted::Keys(keys))) => keys.push(key.clone()),
+                _ => wanted.push((wait.of, Wanted::Keys(vec![key.clone()]))),
+            }
+        }
+        Some(wanted)
+    }
+
+    /// A worker that has been told once is told again only if it says again that it waits; and then it must look.
+    pub fn go_on(&self, worker: usize) {
+        self.waits.iter().for_each(|wait| wait.view.committed.will_wait(worker));
+    }
+
+    /// Whether all is there.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.waits.iter().all(Wait::is_over)
+    }
+}
+
+impl<C> Waits<C> {
+    /// The move that it waits for, or the first of them.
+    #[must_use]
+    pub fn first_move(&self) -> Option<MoveId> {
+        self.waits.first().map(|wait| wait.of.0)
+    }
+
+    /// Whether it waits for any of these keys of a move; `None`: for any at all.
+    #[must_use]
+    pub fn concerns(&self, move_id: MoveId, keys: Option<&[Fingerprint]>) -> bool {
+        let is_one = |wait: &Wait<C>| keys.is_none_or(|keys| wait.fingerprint().is_none_or(|key| keys.contains(&key)));
+        self.waits.iter().any(|wait| wait.of.0 == move_id && is_one(wait))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Known {
+        keys: RefCell<BTreeSet<Fingerprint>>,
+        all: Cell<bool>,
+        /// Becomes committed while a worker says that it waits.
+        late: Cell<Option<Fingerprint>>,
+        waiting: Cell<u32>,
+    }
+
+    impl Committed for Known {
+        fn has(&self, key: Fingerprint) -> bool {
+            self.keys.borrow().contains(&key)
+        }
+
+        fn has_all(&self) -> bool {
+            self.all.get()
+        }
+
+        fn will_wait(&self, _worker: usize) {
+            self.waiting.set(self.waiting.get() + 1);
+            self.keys.borrow_mut().extend(self.late.take());
+        }
+    }
+
+    #[expect(clippy::arc_with_non_send_sync, reason = "what is shared in earnest is behind locks")]
+    fn known() -> Arc<Known> {
+        Arc::default()
+    }
+
+    const MAKE: Fingerprinter = Fingerprinter::new(7);
+
+    fn topology(keys_only: bool) -> Topology {
+        let names: Vec<String> = (0..2).map(|node| format!("127.0.0.1:700{node}")).collect();
+        let all: Vec<Slot> = Slot::all().collect();
+        let even = Topology::even(&names).expect("two nodes").handed_over(&all, NodeId(0));
+        let transit = Transit { move_id: MoveId(1), source: NodeId(0), target: NodeId(1), stage: Stage::Moving { leg: 3 }, keys_only };
+        even.with_transits([(transit, &[slot_of(b"{t}")][..])]).expect("one")
+    }
+
+    fn look(topology: &Topology, legs: &Legs<Known>, keys: &[&[u8]], undeclared: bool) -> Look<Known> {
+        let mut look = Look::default();
+        keys.iter().for_each(|key| look.key(topology, legs, key, || undeclared));
+        look
+    }
+
+    #[test]
+    fn a_turned_leg_has_all_keys_that_are_not_away() {
+        let (one, two) = (MAKE.of(b"1"), MAKE.of(b"2"));
+        let (there, back) = (known(), known());
+        let forward = LegView::new(there.clone(), None, MAKE);
+        there.keys.borrow_mut().insert(one);
+        assert_eq!([one, two].map(|key| forward.place(key)), [Place::At(Side::Target), Place::Nowhere]);
+        let turned = forward.turned(back.clone(), Some(Arc::new([one].into())));
+        assert_eq!([one, two].map(|key| turned.place(key)), [Place::Nowhere, Place::At(Side::Source)], "what was committed counts no more");
+        back.keys.borrow_mut().insert(one);
+        assert_eq!(turned.place(one), Place::At(Side::Source));
+        assert!(!turned.is_there(None));
+        there.all.set(true);
+        assert!(forward.place(MAKE.of(b"9")) == Place::At(Side::Target) && forward.is_there(None));
+    }
+
+    #[test]
+    fn keys_that_do_not_move_are_at_home() {
+        let known = known();
+        let scope = Arc::new(Scope::new(vec![b"{t}1"[..].into()], MAKE));
+        let legs: Legs<Known> = [((MoveId(1), 3), LegView::new(known.clone(), Some(scope), MAKE))].into();
+        let topology = topology(true);
+        assert!(look(&topology, &legs, &[b"{t}2"], false).is_over());
+        assert!(!look(&topology, &legs, &[b"{t}2", b"{t}1"], false).is_over());
+        let moved = moved(&topology, &legs).expect("one moves");
+        assert_eq!([&b"{t}1"[..], b"{t}2"].map(|key| moved.lives_at(key)), [NodeId(1), NodeId(0)]);
+    }
+
+    #[test]
+    fn movers_are_told_once_and_again_of_a_leg_that_turned() {
+        let (known, back) = (known(), known());
+        let mut legs: Legs<Known> = [((MoveId(1), 3), LegView::new(known.clone(), None, MAKE))].into();
+        let topology = topology(false);
+        let of = (MoveId(1), 3);
+        let mut waits = Waits::default();
+        let keys = |names: &[&[u8]]| Wanted::Keys(names.iter().map(|name| Key::from(*name)).collect());
+        let told = waits.begin(look(&topology, &legs, &[b"{t}1", b"{t}2", b"{t}1"], false), 0);
+        assert_eq!(told, Some(vec![(of, keys(&[b"{t}1", b"{t}2"]))]));
+        assert_eq!(waits.begin(look(&topology, &legs, &[b"{t}1"], true), 0), Some(vec![(of, Wanted::Whole)]));
+        assert_eq!(waits.begin(look(&topology, &legs, &[b"{t}1"], true), 0), Some(vec![]));
+        assert_eq!(waits.begin(look(&topology, &Legs::new(), &[b"{t}1"], true), 0), Some(vec![]), "its mover is gone");
+        assert!(!waits.concerns(MoveId(1), None));
+        assert_eq!(waits.begin(look(&topology, &legs, &[b"{t}1"], true), 0), Some(vec![(of, keys(&[b"{t}1"])), (of, Wanted::Whole)]));
+        assert!(waits.concerns(MoveId(1), Some(&[])), "who waits for all waits for each");
+        let turned = legs[&of].turned(back.clone(), Some(Arc::new([MAKE.of(b"{t}1")].into())));
+        legs.insert(of, turned);
+        assert_eq!(waits.begin(look(&topology, &legs, &[b"{t}1", b"{t}2"], false), 0), Some(vec![(of, keys(&[b"{t}1"]))]));
+        assert!(waits.concerns(MoveId(1), Some(&[MAKE.of(b"{t}1")])) && !waits.concerns(MoveId(1), Some(&[MAKE.of(b"{t}2")])));
+        assert!(!waits.concerns(MoveId(2), None));
+    }
+
+    #[test]
+    fn what_is_committed_while_a_worker_begins_to_wait_is_not_missed() {
+        let known = known();
+        let legs: Legs<Known> = [((MoveId(1), 3), LegView::new(known.clone(), None, MAKE))].into();
+        let look = look(&topology(false), &legs, &[b"{t}1"], false);
+        assert!(look.is_moving() && !look.is_over());
+        known.late.set(Some(MAKE.of(b"{t}1")));
+        assert_eq!(Waits::default().begin(look, 0), None);
+        assert_eq!(known.waiting.get(), 1);
+    }
+
+    #[test]
+    fn of_a_leg_that_is_not_published_nothing_is_told_and_all_waits() {
+        let (topology, legs) = (topology(false), Legs::<Known>::new());
+        let look = look(&topology, &legs, &[b"{t}1"], false);
+        assert!(!look.is_over());
+        assert_eq!(Waits::default().begin(look, 0), Some(vec![]));
+        assert!(
+            moved(&topology, &legs).is_some_and(|moved| moved.lives_at(b"{t}1") == NodeId(1)),
+            "whoever need not wait goes to the target"
+        );
+    }
+}
