@@ -33,6 +33,7 @@ pub mod record;
 pub mod staging;
 mod stop_and_copy;
 pub mod tail;
+pub mod tracker;
 mod view;
 
 use std::collections::BTreeSet;

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use hdrhistogram::Histogram;
 use rustix::event::{EventfdFlags, eventfd};
 use switchyard_policy::migration::tail::Element;
+use switchyard_policy::migration::tracker::{Exact, Tracker};
 use switchyard_policy::migration::{Committed, Fingerprint, FingerprintSet, Fingerprinter, Key, Legs};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, slot_of};
 
@@ -28,7 +29,7 @@ const TOUCHED_MAX: usize = 64 << 20;
 const WRITTEN_MAX: usize = 16 << 20;
 const KEY_OVERHEAD: usize = 48;
 
-type Shard = RwLock<FingerprintSet>;
+type Shard = RwLock<Exact>;
 
 /// The keys of a leg that may be used where they are going.
 #[derive(Debug)]
@@ -53,7 +54,7 @@ impl SharedLeg {
 
     pub(crate) fn commit(&self, keys: impl IntoIterator<Item = Fingerprint>) {
         for key in keys {
-            self.shard(key).write().unwrap_or_else(PoisonError::into_inner).insert(key);
+            self.shard(key).write().unwrap_or_else(PoisonError::into_inner).complete(key);
         }
     }
 
@@ -71,7 +72,7 @@ impl SharedLeg {
 
 impl Committed for SharedLeg {
     fn has(&self, key: Fingerprint) -> bool {
-        self.shard(key).read().unwrap_or_else(PoisonError::into_inner).contains(&key)
+        self.shard(key).read().unwrap_or_else(PoisonError::into_inner).is_complete(key)
     }
 
     fn has_all(&self) -> bool {

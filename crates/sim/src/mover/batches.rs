@@ -207,8 +207,12 @@ impl World {
         self.mover_event(event);
     }
 
+    pub(super) fn source_lost(&mut self) {
+        self.staged(OfStaged::SourceLost);
+    }
+
     /// Something happened to staged keys of the leg.
-    pub(super) fn staged(&mut self, event: OfStaged) {
+    fn staged(&mut self, event: OfStaged) {
         for action in self.stager_step(event) {
             let (id, side, keys, kind) = match action {
                 Action::Stored { batch, outcomes } => {

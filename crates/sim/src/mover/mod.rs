@@ -12,7 +12,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use switchyard_policy::migration::record::{OpenLeg, Queue, Record, Replay};
-use switchyard_policy::migration::staging::Event as OfStaged;
 use switchyard_policy::migration::{
     BatchId, Begin, Do, Driver, Durability, Event, Fingerprint, Fingerprinter, Happened, Io, Key, LegView, Orders, Outcome, Process,
     Protocol, Scope, Side,
@@ -631,7 +630,7 @@ impl World {
         if ready && self.mover.driver.is_some() {
             say!(self, "the mover loses side {side}");
             if side == 0 {
-                self.staged(OfStaged::SourceLost);
+                self.source_lost();
             }
             self.mover_hears(Happened::Lost { side: if side == 0 { Side::Source } else { Side::Target } });
         } else {

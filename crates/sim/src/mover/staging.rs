@@ -17,6 +17,9 @@ use crate::world::{Ev, World, say};
 const BIG: usize = 3;
 /// Elements of a piece.
 const PIECE: u32 = 2;
+/// What is under way is looked at again after so long, at most; and after a rest, microseconds.
+const SOON_US: u64 = 400;
+const REST_US: u64 = 4_000;
 
 /// What was asked of a key.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -207,9 +210,9 @@ impl World {
         self.after(delay, Ev::DialMover { side: 1 - side });
     }
 
-    fn staging_later(&mut self) {
+    fn staging_later(&mut self, at_most_us: u64) {
         if !std::mem::replace(&mut self.mover.stager.is_due, true) {
-            let delay = self.random.between(50, 400);
+            let delay = self.random.between(50, at_most_us);
             self.after(delay, Ev::Staging);
         }
     }
@@ -225,7 +228,7 @@ impl World {
         }
         if self.mover.flush.is_some() {
             self.flush_goes();
-            self.staging_later();
+            self.staging_later(SOON_US);
             return;
         }
         let awaited = self.mover.stager.machine.awaits();
@@ -249,7 +252,7 @@ impl World {
         self.act_on_staging(actions);
         self.discard_staged();
         if is_idle {
-            self.staging_later();
+            self.staging_later(SOON_US);
         }
     }
 
@@ -347,9 +350,9 @@ impl World {
         };
         let actions = self.stager_step(event);
         self.act_on_staging(actions);
-        // Others are served between two pieces.
+        // Others are served between two pieces, for longer than a barrier takes.
         if self.random.chance(300) {
-            self.staging_later();
+            self.staging_later(REST_US);
         } else {
             self.staging_goes_on();
         }

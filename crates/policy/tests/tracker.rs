@@ -1,0 +1,218 @@
+//! Trackers: what may be relied upon, how often filters err, and what they cost.
+
+use switchyard_policy::migration::Fingerprint;
+use switchyard_policy::migration::tracker::{Adaptive, Exact, Filter, Filters, Geometry, Kind, Layout, Pair, State, Tracker, group};
+
+/// NetMigrate's groups and threads, of each pair.
+const GROUPS: u64 = 1 << 17;
+/// Groups that have not started, and that are asked about.
+const ASKED: u64 = 1 << 18;
+
+fn groups(pairs: u32, of_pair: std::ops::Range<u64>) -> impl Iterator<Item = Fingerprint> {
+    (0..pairs).flat_map(move |pair| of_pair.clone().map(move |number| group(Pair(pair), number)))
+}
+
+/// Groups of these pairs that are not among the first ones.
+fn others(pairs: u32) -> impl Iterator<Item = Fingerprint> {
+    groups(pairs, 1 << 32..(1 << 32) + ASKED / u64::from(pairs))
+}
+
+fn wrong(tracker: &impl Tracker, pairs: u32) -> f64 {
+    others(pairs).filter(|group| tracker.state(*group) != State::NotStarted).count() as f64 / ASKED as f64
+}
+
+/// Three standard deviations of what is measured in one filter: of the groups that were asked about, and of how many cells happen to be set.
+fn interval(filter: Filter, added: u64) -> f64 {
+    let rate = filter.false_positives(added);
+    let (cells, hashes) = (filter.cells as f64, f64::from(filter.hashes));
+    let mean = hashes * added as f64 / cells;
+    let unset = (-mean).exp();
+    let of_share = (unset * (1.0 - (1.0 + mean) * unset) / cells).sqrt();
+    let of_cells = hashes * (1.0 - unset).powf(hashes - 1.0) * of_share;
+    3.0 * (rate * (1.0 - rate) / ASKED as f64 + of_cells * of_cells).sqrt()
+}
+
+fn is_within(measured: f64, formula: f64, interval: f64, what: &str) {
+    assert!((measured - formula).abs() <= interval, "{what}: {measured} was measured, {formula} is expected, within {interval}");
+    assert!(interval < formula / 5.0 || interval < 0.001, "{what}: {interval} says nothing about {formula}");
+}
+
+/// By Table 2 of NetMigrate, in percent: 2^17 groups, four threads.
+#[test]
+fn the_formula_gives_the_published_table() {
+    let table = [
+        (512 << 10, 128, 0.038, 32.0),
+        (512 << 10, 64, 0.26, 32.0),
+        (512 << 10, 32, 2.42, 32.0),
+        (512 << 10, 16, 16.0, 32.0),
+        (256 << 10, 64, 0.48, 16.0),
+        (128 << 10, 64, 2.63, 8.0),
+        (64 << 10, 64, 16.2, 4.0),
+        (32 << 10, 64, 56.0, 2.0),
+        (16 << 10, 64, 92.9, 1.0),
+    ];
+    for (bytes, counters, published, bits) in table {
+        let filter = |cells| Filter { cells, hashes: 4, layout: Layout::Shared };
+        let geometry = Geometry { complete: filter(bytes * 8), under_way: Some(filter(counters)) };
+        let percent = 100.0 * geometry.false_positives(GROUPS, 4);
+        assert!((percent - published).abs() <= published * 0.02, "{bytes} and {counters} bytes: {percent}, published {published}");
+        assert!((geometry.bits_per_group(GROUPS) - bits).abs() < 0.02, "{}", geometry.bits_per_group(GROUPS));
+    }
+    let rule = Geometry::netmigrate(GROUPS, 4);
+    assert!(rule.false_positives(GROUPS, 4) < 0.005, "16 bits for a group");
+    assert_eq!((rule.complete.cells, rule.under_way.map(|filter| filter.cells)), (1 << 21, Some(64)));
+}
+
+#[test]
+fn one_four_and_sixteen_pairs_share_a_bloom_filter_as_the_formula_says() {
+    for layout in [Layout::Shared, Layout::Partitioned] {
+        for (hashes, pairs) in [(4, 1), (4, 4), (4, 16), (2, 4), (7, 1)] {
+            // Sixteen bits for a group of the first pair, four where there are four pairs, one where there are sixteen.
+            let filter = Filter { cells: 1 << 21, hashes, layout };
+            let mut tracker = Filters::new(Geometry { complete: filter, under_way: None });
+            groups(pairs, 0..GROUPS).for_each(|group| tracker.complete(group));
+            let added = GROUPS * u64::from(pairs);
+            let (measured, interval) = (wrong(&tracker, pairs), interval(filter, added));
+            is_within(measured, filter.false_positives(added), interval, &format!("{hashes} functions, {pairs} pairs, {layout:?}"));
+            let saturation = tracker.saturation();
+            is_within(measured, saturation.false_positives, interval, "by the cells that are set");
+            assert_eq!((saturation.under_way, saturation.stuck), (0.0, 0));
+        }
+    }
+}
+
+#[test]
+fn and_both_filters() {
+    for pairs in [1, 4, 16] {
+        let filter = |cells| Filter { cells, hashes: 4, layout: Layout::Shared };
+        let (complete, under_way) = (filter(1 << 22), filter(1 << 17));
+        let mut tracker = Filters::new(Geometry { complete, under_way: Some(under_way) });
+        // Eight thousand of a pair are under way: sixteen counters for each where there is one pair, one where there are sixteen.
+        let started = GROUPS / 2 + (1 << 13);
+        groups(pairs, 0..started).for_each(|group| tracker.start(group));
+        groups(pairs, 0..GROUPS / 2).for_each(|group| tracker.complete(group));
+        let (done, left) = (GROUPS / 2 * u64::from(pairs), (1 << 13) * u64::from(pairs));
+        let interval = interval(complete, done).hypot(interval(under_way, left));
+        is_within(wrong(&tracker, pairs), tracker.geometry().false_positives(done, left), interval, &format!("{pairs} pairs"));
+        // Nothing is lost meanwhile, and what has gone from the counters has gone from all of them.
+        assert!(groups(pairs, 0..GROUPS / 2).all(|group| matches!(tracker.state(group), State::Complete | State::Unsure)));
+        assert!(groups(pairs, GROUPS / 2..started).all(|group| matches!(tracker.state(group), State::UnderWay | State::Unsure)));
+        groups(pairs, GROUPS / 2..started).for_each(|group| tracker.complete(group));
+        let saturation = tracker.saturation();
+        assert_eq!((saturation.under_way, saturation.stuck), (0.0, 0));
+        tracker.reset();
+        assert_eq!((wrong(&tracker, pairs), tracker.saturation().complete), (0.0, 0.0));
+    }
+}
+
+/// Which answers are allowed for a group that is in truth in this state.
+fn is_allowed(kind: Kind, truth: State, said: State) -> bool {
+    match (kind, truth) {
+        (Kind::Exact, _) => said == truth,
+        (_, State::NotStarted) => true,
+        // It does not know what is under way.
+        (Kind::Bloom, State::UnderWay) => matches!(said, State::NotStarted | State::Complete),
+        (_, truth) => said == truth || said == State::Unsure,
+    }
+}
+
+#[test]
+fn no_tracker_errs_to_the_other_side() {
+    for kind in Kind::ALL {
+        assert_eq!(Kind::named(kind.name()), Some(kind));
+        // So small that most answers about groups that have not started are wrong; and 8192 groups under way fill no counter.
+        let mut tracker = kind.tracker(Geometry::netmigrate(1 << 10, 1 << 10));
+        let all: Vec<Fingerprint> = groups(4, 0..1 << 11).collect();
+        let mut truth = vec![State::NotStarted; all.len()];
+        for round in 0..all.len() {
+            // In an order that has no pattern, and a thousand are under way at a time.
+            let place = |round: usize| round.wrapping_mul(5_003) % all.len();
+            tracker.start(all[place(round)]);
+            truth[place(round)] = State::UnderWay;
+            if let Some(round) = round.checked_sub(1_000) {
+                tracker.complete(all[place(round)]);
+                truth[place(round)] = State::Complete;
+            }
+            if round % 512 == 0 {
+                for (group, truth) in all.iter().zip(&truth) {
+                    let said = tracker.state(*group);
+                    assert!(is_allowed(kind, *truth, said), "{kind:?}: {truth:?}, and {said:?} is said");
+                    if said != *truth {
+                        assert_eq!(tracker.found(*group, *truth), kind == Kind::Adaptive);
+                    }
+                }
+            }
+        }
+        tracker.reset();
+        assert!(all.iter().all(|group| tracker.state(*group) == State::NotStarted), "{kind:?}");
+    }
+}
+
+#[test]
+fn an_adaptive_tracker_repairs_what_was_found() {
+    let small = Filters::new(Geometry::netmigrate(1 << 8, 1 << 4));
+    let mut tracker = Adaptive::new(small, 100);
+    groups(1, 0..1 << 11).for_each(|group| tracker.complete(group));
+    let wrong: Vec<Fingerprint> = others(1).filter(|group| tracker.state(*group) != State::NotStarted).take(150).collect();
+    assert_eq!(wrong.len(), 150);
+    let before = tracker.bytes();
+    for group in &wrong[..100] {
+        assert!(tracker.found(*group, State::NotStarted));
+        assert_eq!(tracker.state(*group), State::NotStarted, "it is not said again");
+    }
+    assert!(tracker.bytes() > before && tracker.repairs() == 100);
+    // A repaired group starts and completes like any other.
+    tracker.start(wrong[0]);
+    assert_eq!(tracker.state(wrong[0]), State::Unsure);
+    tracker.complete(wrong[0]);
+    assert_eq!(tracker.state(wrong[0]), State::Complete);
+    // The oldest are forgotten where there are too many.
+    wrong[100..].iter().for_each(|group| assert!(tracker.found(*group, State::NotStarted)));
+    assert_eq!(tracker.repairs(), 100);
+    assert_ne!(tracker.state(wrong[1]), State::NotStarted);
+    assert_eq!(tracker.state(wrong[149]), State::NotStarted);
+}
+
+/// What the papers say cannot be: a group goes back from "under way" to "not started", though it was never either.
+#[test]
+fn what_collides_with_a_group_that_completes_seems_to_go_back() {
+    let filter = |cells| Filter { cells, hashes: 4, layout: Layout::Shared };
+    let mut tracker = Filters::new(Geometry { complete: filter(1 << 22), under_way: Some(filter(64)) });
+    groups(1, 0..16).for_each(|group| tracker.start(group));
+    let seems: Vec<Fingerprint> = others(1).filter(|group| tracker.state(*group) == State::UnderWay).collect();
+    assert!(seems.len() > 10_000);
+    groups(1, 0..16).for_each(|group| tracker.complete(group));
+    assert!(seems.iter().filter(|group| tracker.state(**group) == State::NotStarted).count() > seems.len() / 2);
+}
+
+#[test]
+fn a_counter_that_is_full_stays_until_the_reset() {
+    let one = Filter { cells: 1, hashes: 1, layout: Layout::Shared };
+    let mut tracker = Filters::new(Geometry { complete: one, under_way: Some(one) });
+    groups(1, 0..300).for_each(|group| tracker.start(group));
+    groups(1, 0..300).for_each(|group| tracker.complete(group));
+    assert_eq!((tracker.saturation().stuck, tracker.saturation().false_positives), (1, 1.0));
+    assert_eq!(tracker.state(group(Pair(0), 0)), State::Unsure, "nothing that is under way can be missed");
+    tracker.reset();
+    assert_eq!((tracker.saturation().stuck, tracker.state(group(Pair(0), 0))), (0, State::NotStarted));
+}
+
+#[test]
+fn memory_is_what_the_geometry_says() {
+    for geometry in [Geometry::NETMIGRATE, Geometry::NETMIGRATE_SHIPPED, Geometry::BLOOM_TELEMETRY] {
+        assert_eq!(Filters::new(geometry).bytes() as u64, geometry.bytes());
+    }
+    assert_eq!(Geometry::NETMIGRATE.bytes(), (512 + 1024) << 10);
+    assert_eq!(Geometry::NETMIGRATE_SHIPPED.bytes(), (16 << 10) + 64);
+    assert_eq!(Geometry::BLOOM_TELEMETRY.bytes(), 125_000_000);
+    assert!((Geometry::BLOOM_TELEMETRY.bits_per_group(50_000_000) - 20.0).abs() < 1e-6);
+    assert!((Geometry::BLOOM_TELEMETRY.false_positives(50_000_000, 0) - 0.0011).abs() < 0.0001);
+    let mut exact = Exact::default();
+    for count in [1, 5, 100, 10_000, 1_000_000] {
+        groups(1, 0..count).for_each(|group| exact.complete(group));
+        assert_eq!(exact.bytes(), Exact::bytes_for(count as usize), "{count} groups");
+        assert!(groups(1, 0..count).all(|group| exact.is_complete(group)));
+    }
+    exact.reset();
+    assert_eq!(exact.bytes(), 0);
+}
