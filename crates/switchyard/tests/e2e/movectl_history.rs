@@ -157,7 +157,7 @@ impl Recording {
         }
         for key in &keys {
             let operations = lock(&key.operations);
-            match check(&operations, key.is_made.then(|| vec![FIRST])) {
+            match check(&operations, key.is_made.then(|| vec![FIRST]), 0) {
                 Verdict::Fine => {}
                 Verdict::TooMany => return Err(format!("{}: too many possibilities:\n{}", key.name, shown(&operations))),
                 Verdict::Broken(fitting) => {
