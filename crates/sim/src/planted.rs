@@ -150,13 +150,8 @@ impl Planted {
     }
 }
 
-/// What a run asks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Garden(pub(crate) Option<Planted>);
-
-impl Garden {
-    #[inline]
-    pub(crate) fn is(self, bug: Bug) -> bool {
-        cfg!(feature = "planted-bugs") && self.0 == Some(Planted::Around(bug))
-    }
+/// What a run asks: whether this is the bug that is planted.
+#[inline]
+pub(crate) fn is_planted(planted: Option<Planted>, bug: Bug) -> bool {
+    cfg!(feature = "planted-bugs") && planted == Some(Planted::Around(bug))
 }

@@ -11,7 +11,7 @@ use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{MoveId, NodeId, Stage, Topology, slot_of};
 
 use crate::node::{Cmd, KeyIx, Op, Reply};
-use crate::planted::{Bug, Garden, Planted};
+use crate::planted::{Bug, Planted, is_planted};
 use crate::world::{Ev, Owner, What, World, say};
 
 /// The committed keys of a leg, as mover and workers share them.
@@ -156,13 +156,13 @@ impl Worker {
         mut keys: impl Iterator<Item = &'k [u8]> + Clone,
         is_moving: bool,
         undeclared: bool,
-        garden: Garden,
+        planted: Option<Planted>,
     ) -> Option<usize> {
         let topology = if is_moving { self.view.moved() } else { &self.view.topology };
         if undeclared && keys.clone().any(|key| topology.is_exceptional(slot_of(key))) {
             return None;
         }
-        if garden.is(Bug::ExceptionForgotten) {
+        if is_planted(planted, Bug::ExceptionForgotten) {
             return keys.next().map(|key| topology.owner_of(key).index());
         }
         match route(topology, keys) {
@@ -208,7 +208,7 @@ impl World {
             }
         };
         self.workers[ix].waiting.remove(&op);
-        let Some(node) = self.workers[ix].place(names.clone(), is_moving, undeclared, self.garden) else {
+        let Some(node) = self.workers[ix].place(names.clone(), is_moving, undeclared, self.planted) else {
             self.client_parted(op);
             return;
         };
@@ -262,7 +262,7 @@ impl World {
 
     fn transmit_or_queue(&mut self, ix: usize, op: u64, node: usize) {
         let link = &self.workers[ix].links[node];
-        if let Some(conn) = link.conn.filter(|_| link.ready || self.garden.is(Bug::SentBeforeHandshake)) {
+        if let Some(conn) = link.conn.filter(|_| link.ready || is_planted(self.planted, Bug::SentBeforeHandshake)) {
             self.transmit(op, conn);
             return;
         }
@@ -288,7 +288,7 @@ impl World {
             let link = &mut self.workers[ix].links[node];
             link.conn = Some(conn);
             link.ready = false;
-            if self.garden.is(Bug::SentBeforeHandshake) {
+            if is_planted(self.planted, Bug::SentBeforeHandshake) {
                 for op in std::mem::take(&mut self.workers[ix].links[node].queue) {
                     self.transmit(op, conn);
                 }

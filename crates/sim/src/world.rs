@@ -17,7 +17,7 @@ use crate::clients::Client;
 use crate::history::History;
 use crate::mover::{Mover, What as MoverWhat};
 use crate::node::{Cmd, Entry, KeyIx, Node, Op, Persistence, Reply, part};
-use crate::planted::{Bug, Garden, Planted};
+use crate::planted::{Bug, Planted, is_planted};
 use crate::random::Random;
 use crate::scenario::Scenario;
 use crate::worker::{View, Worker};
@@ -165,7 +165,6 @@ pub(crate) struct World {
     order: u64,
     pub(crate) random: Random,
     pub(crate) scenario: Scenario,
-    pub(crate) garden: Garden,
     pub(crate) planted: Option<Planted>,
     pub(crate) nodes: [Node; 2],
     mute_until: [u64; 2],
@@ -224,7 +223,6 @@ impl World {
             order: 0,
             random,
             scenario: scenario.clone(),
-            garden: Garden(planted),
             planted,
             nodes,
             mute_until: [0; 2],
@@ -856,6 +854,6 @@ impl World {
     }
 
     pub(crate) fn bug(&self, bug: Bug) -> bool {
-        self.garden.is(bug)
+        is_planted(self.planted, bug)
     }
 }

@@ -13,7 +13,7 @@ use switchyard_policy::migration::{
 use switchyard_policy::topology::{MoveId, NodeId, slot_of};
 
 use super::Bounds;
-use crate::planted::{Bug, Garden, Planted};
+use crate::planted::{Bug, Planted, is_planted};
 
 /// A value; 0: there is none.
 type Value = u8;
@@ -269,7 +269,7 @@ impl State {
     }
 
     fn bug(&self, bug: Bug) -> bool {
-        Garden(self.planted).is(bug)
+        is_planted(self.planted, bug)
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -606,7 +606,7 @@ impl State {
         match kind {
             Kind::Copy => *here,
             Kind::Store(value) => {
-                let replace = Garden(self.planted).is(Bug::RestoreReplace);
+                let replace = is_planted(self.planted, Bug::RestoreReplace);
                 if *here == 0 || replace {
                     *here = value;
                 }
