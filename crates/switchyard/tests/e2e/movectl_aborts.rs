@@ -179,7 +179,7 @@ fn a_move_that_cannot_use_a_node_that_answers_says_why_and_ends_with_it_or_witho
         assert_eq!(boss.cmd("ACL SETUSER boss on nopass ~* &* +@all"), ok());
         assert_eq!(boss.cmd("AUTH boss x"), ok());
         assert_eq!(boss.cmd("ACL SETUSER default -client|kill"), ok());
-        let text = refused(scene.site.router(), &format!("move --from {} --to {} --slots 1", scene.name(0), scene.name(1)));
+        let text = refused(scene.site.router(), &format!("move --from {} --to {} --all", scene.name(0), scene.name(1)));
         assert!(text.contains("refuses CLIENT KILL, which moves need") && text.contains("let Switchyard's user"), "{text}");
         assert_eq!(boss.cmd("ACL SETUSER default +client|kill"), ok());
 

@@ -90,7 +90,7 @@ fn a_key_moves_alone_and_comes_home() {
     assert!(plan.contains("KEYS") && plan.contains("11") && plan.contains("only planned"), "{plan}");
     assert_eq!(owner.cmd("DBSIZE"), int(40));
     let out = done(scene.router(), &format!("move --from {from} --to {to} --keys {{t}}1* --wait"));
-    assert!(out.contains("is done: 11 named, 11 keys"), "{out}");
+    assert!(out.contains("is done: 11 named keys, 11 keys"), "{out}");
     let report = the_move(scene.router(), 1);
     assert_eq!((report["keys"].as_u64(), report["pattern"].as_str(), report["slots"].as_u64()), (Some(11), Some("{t}1*"), Some(1)));
 

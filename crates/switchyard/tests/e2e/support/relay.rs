@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use super::ports;
+use super::{ports, until};
 
 /// What a test may change while connections live.
 #[derive(Debug)]
@@ -73,7 +73,8 @@ impl Relay {
 
     /// Relays from `address`, where nobody listens, to `target`.
     pub(crate) fn start_at(address: SocketAddr, target: SocketAddr) -> Relay {
-        let listener = TcpListener::bind(address).expect("a port");
+        // A process that another test is just starting has a copy of the socket by which the port was tried, until it is another program.
+        let listener = until("the port is free", || TcpListener::bind(address).ok());
         let address = listener.local_addr().expect("an address");
         let mood = Arc::new(Mood {
             chop: AtomicUsize::new(0),
