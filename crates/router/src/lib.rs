@@ -40,7 +40,7 @@ pub use fences::left_behind;
 pub use function_turns::CopyTurn;
 pub use limits::{KEY_RATE_MAX, KeyLimit};
 pub use memory::heap_used;
-pub use mover::{BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveOrder, MoveProgress, SoFar, Steer};
+pub use mover::{BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveProgress, MoveTask, SoFar, Steer};
 pub use operator::{OperatorCommand, OperatorPort};
 pub use seat::{Seat, mark_in, question_of, site_of_mark, why_not};
 pub use settings::{
@@ -401,8 +401,8 @@ impl Router {
     /// # Errors
     /// `InvalidInput` where the order makes no sense (a node that does not exist, slots of somebody else), `AlreadyExists` where this move is
     /// under way; else what the system said.
-    pub fn begin_move(&self, order: MoveOrder) -> io::Result<()> {
-        mover::begin(&self.shared, order)
+    pub fn begin_move(&self, task: MoveTask) -> io::Result<()> {
+        mover::begin(&self.shared, task)
     }
 
     /// How far the moves are: those under way, and those that ended since the router started.

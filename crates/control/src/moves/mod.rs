@@ -27,7 +27,7 @@ use anyhow::Context;
 use switchyard_policy::migration::{Cause, How, Key, MoveOrder, Record};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 use switchyard_resp::units::counted;
-use switchyard_router::{MoveEnd, Router, Steer};
+use switchyard_router::{MoveEnd, MoveTask, Router, Steer};
 use tracing::{error, info, warn};
 
 use self::options::{OPTIONS, Options, so_far};
@@ -204,20 +204,11 @@ impl Moves {
             let (order, steering) = (planned.order.clone(), planned.steering);
             // A mover begins without a pause.
             let begun_with = Wanted { steering: Steering { paused: false, ..steering }, ..planned.wanted() };
-            let task = switchyard_router::MoveOrder {
+            let task = MoveTask {
                 id,
                 leftovers: self.ledger.left_at(order.target),
                 leftovers_at_source: self.ledger.left_at(order.source),
-                source: order.source,
-                target: order.target,
-                slots: order.slots,
-                keys: order.keys,
-                protocol: order.how.protocol,
-                durability: order.how.durability,
-                goal: order.how.goal,
-                bytes_per_second_max: order.how.max_rate,
-                purge_target: order.how.purge_target,
-                direct_clients: order.how.direct_clients,
+                order,
                 aborted: steering.aborting,
                 give_up: steering.give_up,
                 so_far: planned.so_far,

@@ -193,6 +193,7 @@ impl Tally {
 pub fn run(settings: &Settings, show: &dyn Fn(&str, &Tally)) -> Result<Tally> {
     ensure!(!settings.faults.is_empty(), "at least one kind of fault is needed (none is one)");
     switchyard_bench::process::raise_file_limit();
+    std::fs::create_dir_all(&settings.keep).with_context(|| format!("cannot create {}", settings.keep.display()))?;
     let started = Instant::now();
     let mut total = Tally::default();
     while started.elapsed() < settings.time && total.cycles < settings.cycles && !settings.stop.load(Ordering::Relaxed) {

@@ -160,7 +160,7 @@ impl Mover {
         let mut found = pass.found;
         self.clear(&mut found, true)?;
         if found.removed > 0 {
-            info!(move_id = self.order.id.0, keys = found.removed, "removed what was left over at the target");
+            info!(move_id = self.task.id.0, keys = found.removed, "removed what was left over at the target");
         }
         self.say_if_sizes_are_refused(was_refused);
         self.target_is_clean = true;
@@ -263,7 +263,7 @@ impl Mover {
                 && pass.is_ours[slot.index()]
                 // A key that lives there although its slot does not is where it belongs; one that lives at a third node left this one.
                 && let lives_at = topology.exception(key)
-                && lives_at != Some(self.order.target)
+                && lives_at != Some(self.task.order.target)
             {
                 if lives_at.is_some() || self.may_be_removed(key) {
                     pass.found.stale.push((database, key.into()));
@@ -291,7 +291,7 @@ impl Mover {
             return Err(Halt::Stop(format!(
                 "{} has {} of these slots, which it does not own, and which no move of ours has left there. Somebody wrote past the router, or the server came \
                  back with a snapshot from before an earlier move was rolled back. Look at these keys, and remove them there or let the move do it (--purge-target)",
-                self.name(self.order.target),
+                self.name(self.task.order.target),
                 counted(found.foreign, "key")
             )));
         }
@@ -310,7 +310,7 @@ impl Mover {
             }
         };
         let since = Instant::now();
-        while !self.shared.drained_source(epoch, self.order.source) {
+        while !self.shared.drained_source(epoch, self.task.order.source) {
             self.shared.want_drained(epoch);
             self.pump()?;
             if self.is_aborted() {

@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use switchyard_policy::failover::Position;
 use switchyard_policy::migration::record::OpenMove;
-use switchyard_policy::migration::{Durability, Fingerprint, Fingerprinter, Goal, Key, Phase, Protocol, Record, Side};
+use switchyard_policy::migration::{Fingerprint, Fingerprinter, Goal, Key, MoveOrder, Phase, Record, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit, slot_of};
 
 use crate::shared::{Shared, lock};
@@ -84,34 +84,14 @@ pub enum MoveEnd {
     Stopped(String),
 }
 
-/// What to move, and how.
+/// An order, and what its mover needs besides.
 #[derive(Clone, Debug)]
-pub struct MoveOrder {
+pub struct MoveTask {
     /// Its number.
     pub id: MoveId,
-    /// From where.
-    pub source: NodeId,
-    /// To where.
-    pub target: NodeId,
-    /// Which slots, ascending; all of them belong to the source (or, of a move that is resumed, to the target already).
-    pub slots: Vec<Slot>,
-    /// Only these keys of the slots, ascending; the slots keep their owner. All of them live at the source (or, of a move that is resumed, at the target
-    /// already). `None`: the slots with all that they have.
-    pub keys: Option<Arc<[Key]>>,
-    /// How.
-    pub protocol: Protocol,
-    /// What must be safe at the target before a source copy goes.
-    pub durability: Durability,
-    /// What matters most.
-    pub goal: Goal,
-    /// Bytes per second at most; `None`: as the goal says.
-    pub bytes_per_second_max: Option<u64>,
-    /// Keys found at the target in slots that it does not own are removed, whoever put them there. Otherwise only those that an earlier
-    /// move of ours left; others stop the move before it begins.
-    pub purge_target: bool,
-    /// Clients use the nodes past the router, and the user has said that it may be so: big keys are moved whole then, because what such clients write
-    /// while a key is copied in pieces is not known.
-    pub direct_clients: bool,
+    /// What to move, and how. All of it is at the source, or, of a move that is resumed, at the target already. Keys that are found at the target in
+    /// slots that it does not own, and that no earlier move of ours has left, stop the move before it begins, unless the order says that they are removed.
+    pub order: MoveOrder,
     /// Slots, ascending, in which an earlier move of ours may have left keys at the target: what is found there is stale.
     pub leftovers: Vec<Slot>,
     /// The same of the source: of what is found there after the move it cannot be told whether it is stale.
@@ -225,34 +205,34 @@ pub struct MoveProgress {
 
 impl MoveProgress {
     /// Of a move that has just begun.
-    fn new(order: &MoveOrder) -> Self {
+    fn new(task: &MoveTask) -> Self {
         Self {
-            id: order.id,
-            source: order.source,
-            target: order.target,
+            id: task.id,
+            source: task.order.source,
+            target: task.order.target,
             doing: "connecting".to_owned(),
             phase: None,
             paused: false,
-            slots: order.slots.len() as u32,
-            slots_done: order.resume.as_ref().map_or(0, |r| r.handed_over.len() as u32),
-            aborting: order.aborted,
+            slots: task.order.slots.len() as u32,
+            slots_done: task.resume.as_ref().map_or(0, |r| r.handed_over.len() as u32),
+            aborting: task.aborted,
             leg_left: None,
             lost: None,
             keys_lost: 0,
             idle_seconds: 0.0,
             keys_listed: 0,
             listed: false,
-            keys_moved: order.so_far.keys_moved,
-            bytes_moved: order.so_far.bytes_moved,
-            pulled: order.so_far.pulled,
-            repeated: order.so_far.repeated,
+            keys_moved: task.so_far.keys_moved,
+            bytes_moved: task.so_far.bytes_moved,
+            pulled: task.so_far.pulled,
+            repeated: task.so_far.repeated,
             late: LateKeys::default(),
             big: BigKeys::default(),
             holds: Holds::default(),
             keys_per_second: 0.0,
             bytes_per_second: 0.0,
             seconds_left: None,
-            seconds: order.so_far.seconds,
+            seconds: task.so_far.seconds,
             records: 0,
             end: None,
         }
@@ -313,48 +293,49 @@ pub struct Holds {
 }
 
 /// Begins a move: its thread.
-pub(crate) fn begin(shared: &Arc<Shared>, order: MoveOrder) -> std::io::Result<()> {
+pub(crate) fn begin(shared: &Arc<Shared>, task: MoveTask) -> std::io::Result<()> {
     use std::io::{Error, ErrorKind};
     let plan = shared.plan();
     let invalid = |why: String| Err(Error::new(ErrorKind::InvalidInput, why));
-    for node in [order.source, order.target] {
+    for node in [task.order.source, task.order.target] {
         if plan.topology.node(node).is_none() {
             return invalid(format!("there is no node number {}", node.0));
         }
     }
-    if order.source == order.target {
+    if task.order.source == task.order.target {
         return invalid("the source and the target are the same node".to_owned());
     }
-    let handed_over = order.resume.as_ref().map(|r| r.handed_over.as_slice()).unwrap_or_default();
-    if let Some(keys) = &order.keys {
-        let is_elsewhere = |key: &&Key| plan.topology.lives_at(key) != order.source && handed_over.binary_search(&slot_of(key)).is_err();
+    let handed_over = task.resume.as_ref().map(|r| r.handed_over.as_slice()).unwrap_or_default();
+    if let Some(keys) = &task.order.keys {
+        let is_elsewhere =
+            |key: &&Key| plan.topology.lives_at(key) != task.order.source && handed_over.binary_search(&slot_of(key)).is_err();
         if let Some(key) = keys.iter().find(is_elsewhere) {
             return invalid(format!("a key of slot {} does not live at the source", slot_of(key).number()));
         }
     } else if let Some(slot) =
-        order.slots.iter().find(|s| plan.topology.owner(**s) != order.source && handed_over.binary_search(s).is_err())
+        task.order.slots.iter().find(|s| plan.topology.owner(**s) != task.order.source && handed_over.binary_search(s).is_err())
     {
         return invalid(format!("slot {} does not belong to the source", slot.number()));
     }
     let mut moves = lock(&shared.moves);
-    if moves.get(&order.id).is_some_and(|m| lock(&m.progress).end.is_none()) {
-        return Err(Error::new(ErrorKind::AlreadyExists, format!("move {} is under way", order.id.0)));
+    if moves.get(&task.id).is_some_and(|m| lock(&m.progress).end.is_none()) {
+        return Err(Error::new(ErrorKind::AlreadyExists, format!("move {} is under way", task.id.0)));
     }
     while moves.len() >= REMEMBERED
         && let Some(ended) = moves.iter().find(|(_, m)| lock(&m.progress).end.is_some()).map(|(id, _)| *id)
     {
         moves.remove(&ended);
     }
-    let own = Arc::new(SharedMove::new(order.fingerprints, MoveProgress::new(&order))?);
-    moves.insert(order.id, own.clone());
+    let own = Arc::new(SharedMove::new(task.fingerprints, MoveProgress::new(&task))?);
+    moves.insert(task.id, own.clone());
     drop(moves);
-    let id = order.id;
+    let id = task.id;
     shared.change_moves(|moves| {
         moves.by_id.insert(id, own.clone());
     });
     let thread = std::thread::Builder::new().name(format!("mover-{}", id.0)).spawn({
         let shared = shared.clone();
-        move || run::run(shared, own, order)
+        move || run::run(shared, own, task)
     });
     match thread {
         Ok(thread) => {

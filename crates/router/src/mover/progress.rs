@@ -82,7 +82,7 @@ impl Mover {
         progress.doing.clone_from(&self.doing);
         progress.phase = leg.map(|leg| leg.phase);
         progress.paused = self.paused;
-        progress.slots_done = (self.order.slots.len() - self.slots_left.len()) as u32;
+        progress.slots_done = (self.task.order.slots.len() - self.slots_left.len()) as u32;
         progress.aborting = self.aborted;
         progress.leg_left = leg.map(|leg| leg.left);
         progress.lost = lost;
@@ -100,7 +100,7 @@ impl Mover {
         progress.keys_per_second = self.shown.rates.0;
         progress.bytes_per_second = self.shown.rates.1;
         progress.seconds_left = (self.is_listed && self.shown.rates.0 > 0.0).then(|| left as f64 / self.shown.rates.0);
-        progress.seconds = self.order.so_far.seconds + self.began.elapsed().as_secs_f64();
+        progress.seconds = self.task.so_far.seconds + self.began.elapsed().as_secs_f64();
         progress.records = self.records;
     }
 

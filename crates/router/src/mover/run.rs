@@ -21,7 +21,7 @@ use super::side::End;
 use super::sizes::Sizes;
 use super::spool::Spool;
 use super::staging::{LEG_BYTES, Staging};
-use super::{MoveEnd, MoveOrder, SharedMove, Steer, Told};
+use super::{MoveEnd, MoveTask, SharedMove, Steer, Told};
 use crate::metrics::Waits;
 use crate::shared::{Message, Shared, lock};
 
@@ -75,7 +75,7 @@ pub(super) enum Halt {
 pub(super) struct Mover {
     pub(super) shared: Arc<Shared>,
     pub(super) own: Arc<SharedMove>,
-    pub(super) order: MoveOrder,
+    pub(super) task: MoveTask,
     pub(super) source: End,
     pub(super) target: End,
     pub(super) spool: Spool,
@@ -149,10 +149,10 @@ pub(super) struct Mover {
 }
 
 /// The thread of a move.
-pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, order: MoveOrder) {
-    let id = order.id;
-    let host = order.host.clone();
-    let mut mover = Mover::new(shared.clone(), own, order);
+pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, task: MoveTask) {
+    let id = task.id;
+    let host = task.host.clone();
+    let mut mover = Mover::new(shared.clone(), own, task);
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let outcome = mover.do_all();
         // A router that stops leaves what it has begun to the next one.
@@ -187,14 +187,14 @@ pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, order: MoveOrder) {
 }
 
 impl Mover {
-    fn new(shared: Arc<Shared>, own: Arc<SharedMove>, order: MoveOrder) -> Self {
-        let done: BTreeSet<Slot> = order.resume.iter().flat_map(|r| r.handed_over.iter().copied()).collect();
-        let slots_left = order.slots.iter().copied().filter(|slot| !done.contains(slot)).collect();
-        let spool = Spool::new(order.host.spool_directory().join(format!("move-{}", order.id.0)));
+    fn new(shared: Arc<Shared>, own: Arc<SharedMove>, task: MoveTask) -> Self {
+        let done: BTreeSet<Slot> = task.resume.iter().flat_map(|r| r.handed_over.iter().copied()).collect();
+        let slots_left = task.order.slots.iter().copied().filter(|slot| !done.contains(slot)).collect();
+        let spool = Spool::new(task.host.spool_directory().join(format!("move-{}", task.id.0)));
         let now = Instant::now();
         Self {
-            source: End::new(order.source, shared.fences.clone()),
-            target: End::new(order.target, shared.fences.clone()),
+            source: End::new(task.order.source, shared.fences.clone()),
+            target: End::new(task.order.target, shared.fences.clone()),
             spool,
             big: Big::default(),
             sizes: Sizes::default(),
@@ -203,8 +203,8 @@ impl Mover {
             mortal_fields: None,
             anything: BTreeSet::new(),
             slots_left,
-            is_resumed: order.resume.is_some(),
-            has_open_leg: order.resume.as_ref().and_then(|resume| resume.leg.as_ref()).is_some_and(|leg| leg.moving),
+            is_resumed: task.resume.is_some(),
+            has_open_leg: task.resume.as_ref().and_then(|resume| resume.leg.as_ref()).is_some_and(|leg| leg.moving),
             is_listed: false,
             target_is_clean: false,
             tickets: BTreeMap::new(),
@@ -213,33 +213,33 @@ impl Mover {
             databases: BTreeSet::new(),
             lasting: Vec::new(),
             strings: false,
-            goal: order.goal,
+            goal: task.order.how.goal,
             paused: false,
-            aborted: order.aborted,
+            aborted: task.aborted,
             must_end: false,
-            give_up: order.give_up,
+            give_up: task.give_up,
             lost: None,
             hurried: false,
             drain_patience: DRAIN_PATIENCE,
             moved: Moved::default(),
-            remembers_all: order.resume.is_none(),
+            remembers_all: task.resume.is_none(),
             before: Progress {
-                keys_moved: order.so_far.keys_moved,
-                bytes_moved: order.so_far.bytes_moved,
-                pulled: order.so_far.pulled,
-                repeated: order.so_far.repeated,
+                keys_moved: task.so_far.keys_moved,
+                bytes_moved: task.so_far.bytes_moved,
+                pulled: task.so_far.pulled,
+                repeated: task.so_far.repeated,
                 ..Progress::NONE
             },
             began: now,
-            shown: Shown::new(order.so_far.keys_moved, order.so_far.bytes_moved),
+            shown: Shown::new(task.so_far.keys_moved, task.so_far.bytes_moved),
             listed: 0,
             moved_before_listing: 0,
             late: super::LateKeys::default(),
-            pacer: Pacer::new(order.goal, order.bytes_per_second_max),
+            pacer: Pacer::new(task.order.how.goal, task.order.how.max_rate),
             batch: None,
             paced: now,
-            paced_keys: order.so_far.keys_moved,
-            paced_bytes: order.so_far.bytes_moved,
+            paced_keys: task.so_far.keys_moved,
+            paced_bytes: task.so_far.bytes_moved,
             waits: Waits::so_far(&shared.counters),
             waits_from: now,
             node_cpu: None,
@@ -249,17 +249,17 @@ impl Mover {
             first_source: None,
             shared,
             own,
-            order,
+            task,
         }
     }
 
     fn do_all(&mut self) -> Result<MoveEnd, Halt> {
-        let resume = self.order.resume.take();
+        let resume = self.task.resume.take();
         let mut open = resume.as_ref().and_then(|r| r.leg.clone()).filter(|leg| leg.moving);
         let mut next_leg = resume.as_ref().map_or(0, |r| r.next_leg);
         if let Some(leg) = resume.as_ref().and_then(|r| r.leg.as_ref()) {
-            self.shared.fences.broke(self.order.source, leg.source.clone());
-            self.shared.fences.broke(self.order.target, leg.target.clone());
+            self.shared.fences.broke(self.task.order.source, leg.source.clone());
+            self.shared.fences.broke(self.task.order.target, leg.target.clone());
         }
         self.must_end = open.is_some();
         if let Some(leg) = &open {
@@ -298,7 +298,7 @@ impl Mover {
         }
         self.until_connected(Self::check)?;
         self.learn_waits()?;
-        self.until_connected(if self.order.keys.is_some() { Self::list_named } else { Self::list })?;
+        self.until_connected(if self.task.order.keys.is_some() { Self::list_named } else { Self::list })?;
         // Now that nothing is under way that does not know of the move.
         self.until_connected(Self::give_functions)?;
         while !self.slots_left.is_empty() {
@@ -337,7 +337,7 @@ impl Mover {
         }
         // All has moved: that is not undone.
         self.must_end = true;
-        self.until_connected(if self.order.keys.is_some() { Self::look_behind_keys } else { Self::look_behind })?;
+        self.until_connected(if self.task.order.keys.is_some() { Self::look_behind_keys } else { Self::look_behind })?;
         Ok(MoveEnd::Done)
     }
 
@@ -389,7 +389,7 @@ impl Mover {
                 self.pacer.set_goal(goal);
             }
             Steer::MaxRate(rate) => {
-                self.order.bytes_per_second_max = rate;
+                self.task.order.how.max_rate = rate;
                 self.pacer.set_max_rate(rate);
             }
             Steer::Abort => self.aborted = true,
@@ -445,7 +445,7 @@ impl Mover {
     pub(super) fn say_quiet(&self) {
         self.own.share_temporary(self.staging.names());
         for (ticket, worker) in &self.tickets {
-            self.shared.mailboxes.send(*worker, Message::Quiet { move_id: self.order.id, ticket: *ticket });
+            self.shared.mailboxes.send(*worker, Message::Quiet { move_id: self.task.id, ticket: *ticket });
         }
     }
 
@@ -530,7 +530,7 @@ impl Mover {
         let access = plan.live.nodes.get(&node).ok_or("no address is configured for it")?;
         let address = plan.address_of(node, None).ok_or("no Sentinel has named its primary yet")?;
         let patience = plan.live.connect_timeout;
-        let name = self.shared.connection_name(format_args!("mover-{}", self.order.id.0));
+        let name = self.shared.connection_name(format_args!("mover-{}", self.task.id.0));
         let mut connection = Connection::open(access, address, &name, patience)?;
         let fences = &self.shared.fences;
         let broken = fences.broken(node);
@@ -654,7 +654,7 @@ impl Mover {
         };
         end.fail();
         let name = self.name(self.end(side).node);
-        warn!(move_id = self.order.id.0, node = name, why, "a mover has lost its connection");
+        warn!(move_id = self.task.id.0, node = name, why, "a mover has lost its connection");
         self.doing = format!("waiting for {name}: {why}");
         Err(Halt::Lost)
     }
@@ -676,7 +676,7 @@ impl Mover {
     // ---- listing and legs ----
 
     pub(super) fn publish_observed(&self) -> Result<u64, String> {
-        self.order.host.set_transits(self.order.id, vec![(self.transit(Stage::Observed), self.slots_left.iter().copied().collect())])
+        self.task.host.set_transits(self.task.id, vec![(self.transit(Stage::Observed), self.slots_left.iter().copied().collect())])
     }
 
     /// After a leg that has not begun. If it cannot be now, clients wait until the next leg is published.
@@ -776,7 +776,8 @@ impl Mover {
             if took <= DRAIN_PATIENCE_MAX {
                 return Ok(());
             }
-            self.doing = format!("waiting for {}: commands sent to it earlier took {} s", self.name(self.order.source), took.as_secs());
+            self.doing =
+                format!("waiting for {}: commands sent to it earlier took {} s", self.name(self.task.order.source), took.as_secs());
             self.rest(LEG_REST)?;
         }
     }
@@ -816,7 +817,7 @@ impl Mover {
         self.paced = Instant::now();
         (self.paced_keys, self.paced_bytes) = (keys, bytes);
         let _ = self.pacer.observe(&seen);
-        trace!(move_id = self.order.id.0, ?seen, pacer = ?self.pacer, "paced");
+        trace!(move_id = self.task.id.0, ?seen, pacer = ?self.pacer, "paced");
         Some(self.pace())
     }
 

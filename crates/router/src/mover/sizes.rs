@@ -190,7 +190,7 @@ impl Mover {
             return false;
         }
         let &[database] = databases else { return true };
-        if self.goal != Goal::Fast || self.order.protocol != Protocol::Switchyard {
+        if self.goal != Goal::Fast || self.task.order.how.protocol != Protocol::Switchyard {
             return true;
         }
         self.sizes.due = self.slots_left.clone();
@@ -214,7 +214,7 @@ impl Mover {
                 let selected = page.ask(connection);
                 let (answers, _) = self.collect()?;
                 if let Err(why) = self.sizes_answered(page, selected, &answers) {
-                    return Err(Halt::Stop(format!("{} {why}", self.name(self.order.source))));
+                    return Err(Halt::Stop(format!("{} {why}", self.name(self.task.order.source))));
                 }
                 self.while_paused()?;
                 match self.goal {

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use switchyard_policy::migration::{Durability, Goal};
 use switchyard_policy::topology::{MoveId, SLOT_COUNT, Slot, slot_of};
-use switchyard_router::{MoveEnd, MoveOrder, Steer};
+use switchyard_router::{MoveEnd, Steer};
 
-use super::fleet::{Client, Fleet, Server, all_there, fill, until};
+use super::fleet::{Client, Fleet, Server, all_there, fill, until, with};
 
 /// Fills a value in pipelines: `line` gives the command that adds elements `from..to`.
 fn pour(client: &mut Client, count: usize, command: impl Fn(usize, usize) -> Vec<String>) {
@@ -108,7 +108,7 @@ fn big_values_of_all_types_arrive_as_they_were() {
         seen
     };
     let before = look(&mut client);
-    fleet.begin(fleet.order(1, 0, 1));
+    fleet.begin(fleet.task(1, 0, 1));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     let after = look(&mut client);
     for (number, (before, after)) in before.iter().zip(&after).enumerate() {
@@ -143,7 +143,7 @@ fn big_keys_of_later_legs_are_known_in_time() {
     hash(&mut client, &key("hash"), 20_000);
     assert_eq!(client.cmd(&format!("SETRANGE {} 3000000 end", key("string"))), "3000003");
     assert_eq!(client.cmd(&format!("HSET {} field value", key("few"))), "1");
-    fleet.begin(fleet.order(1, 0, 1));
+    fleet.begin(fleet.task(1, 0, 1));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     let big = fleet.progress(1).big;
     assert_eq!((big.in_pieces, big.whole, big.under_way.len()), (2, 0, 0), "{big:?}");
@@ -215,7 +215,7 @@ fn writes_to_a_big_hash_while_it_is_copied_are_all_there() {
                 changed
             }));
         }
-        fleet.begin(MoveOrder { goal: Goal::Balanced, ..fleet.order(1, 0, 1) });
+        fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Balanced));
         assert_eq!(fleet.wait_for(1), MoveEnd::Done);
         std::thread::sleep(Duration::from_millis(100));
         stop.store(true, Ordering::Relaxed);
@@ -284,7 +284,7 @@ fn writes_to_big_sets_while_they_are_copied_are_all_there() {
                 }
             }
         });
-        fleet.begin(MoveOrder { goal: Goal::Balanced, ..fleet.order(1, 0, 1) });
+        fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Balanced));
         assert_eq!(fleet.wait_for(1), MoveEnd::Done);
         stop.store(true, Ordering::Relaxed);
         writer.join().expect("no error");
@@ -321,7 +321,7 @@ fn a_key_that_becomes_another_one_while_it_is_copied() {
     for key in &keys {
         hash(&mut client, key, 30_000);
     }
-    fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+    fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
     until("they are being copied", || fleet.progress(1).big.under_way.iter().any(|big| big.copied > 0));
     assert_eq!(client.cmd(&format!("PEXPIRE {} 50", keys[2])), "1");
     assert_eq!(client.cmd(&format!("DEL {}", keys[0])), "1");
@@ -362,7 +362,7 @@ fn what_changes_as_a_whole_all_the_time_moves_whole_and_that_is_reported() {
             }
             pushed
         });
-        fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+        fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
         assert_eq!(fleet.wait_for(1), MoveEnd::Done);
         stop.store(true, Ordering::Relaxed);
         writer.join().expect("no error")
@@ -385,7 +385,10 @@ fn a_big_key_survives_the_death_of_anybody() {
         let mut client = fleet.client();
         let key = key_of(&fleet, 0, "hash");
         hash(&mut client, &key, 20_000);
-        fleet.begin_on_record(MoveOrder { goal: Goal::Balanced, durability: Durability::Aof, ..fleet.order(1, 0, 1) });
+        fleet.begin_on_record(with(fleet.task(1, 0, 1), |order| {
+            order.how.goal = Goal::Balanced;
+            order.how.durability = Durability::Aof;
+        }));
         until("it is being copied", || !fleet.progress(1).big.under_way.is_empty());
         for n in 0..200 {
             assert_eq!(client.cmd(&format!("HSET {key} field{n} new{n}")), "0");
@@ -423,7 +426,7 @@ fn a_copy_that_is_given_up_leaves_nothing_and_is_not_seen() {
     let mut client = fleet.client();
     let key = key_of(&fleet, 0, "hash");
     hash(&mut client, &key, 30_000);
-    fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+    fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
     until("it is being copied", || fleet.progress(1).big.under_way.iter().any(|big| big.copied > 0));
     assert_eq!(client.cmd("KEYS *"), format!("[{key}]"));
     assert_eq!(pages_of_keys(&mut client), std::slice::from_ref(&key));
@@ -445,7 +448,7 @@ fn a_target_that_runs_full_while_a_big_key_is_copied_gives_back_what_it_has() {
     let mut client = fleet.client();
     let key = key_of(&fleet, 0, "hash");
     hash(&mut client, &key, 30_000);
-    fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+    fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
     until("it is being copied", || fleet.progress(1).big.under_way.iter().any(|big| big.copied > 0));
     assert_eq!(fleet.servers[1].client().cmd("CONFIG SET maxmemory 1mb"), "OK");
     let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("it is full") };
@@ -454,7 +457,7 @@ fn a_target_that_runs_full_while_a_big_key_is_copied_gives_back_what_it_has() {
     assert_eq!(fields(&mut client, &key).len(), 30_000);
     assert_eq!(fleet.servers[1].client().cmd("DBSIZE"), "0");
     assert_eq!(fleet.servers[1].client().cmd("CONFIG SET maxmemory 0"), "OK");
-    fleet.begin(fleet.order(2, 0, 1));
+    fleet.begin(fleet.task(2, 0, 1));
     assert_eq!(fleet.wait_for(2), MoveEnd::Done);
     let found = fields(&mut client, &key);
     assert!(found.len() == 30_000 && found["field0"] == "new");
@@ -486,7 +489,7 @@ fn what_a_crash_has_left_is_removed_by_the_next_move() {
         }
     }
     assert_eq!(client.cmd("KEYS switchyard:*"), "[]", "nobody sees them before, either");
-    fleet.begin(fleet.order(1, 0, 1));
+    fleet.begin(fleet.task(1, 0, 1));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     for server in &fleet.servers {
         no_temporary_keys(server);
@@ -503,7 +506,7 @@ fn what_is_staged_ends_by_itself_whoever_dies() {
     hash(&mut client, &key, 30_000);
     let mut monitor = fleet.servers[1].client();
     assert_eq!(monitor.cmd("MONITOR"), "OK");
-    fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+    fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
     until("it is being copied", || fleet.progress(1).big.under_way.iter().any(|big| big.copied > 0));
     let mut target = fleet.servers[1].client();
     let staging = target.cmd("KEYS switchyard:*").replace(['[', ']'], "");
@@ -538,7 +541,7 @@ fn what_is_flushed_while_it_is_copied_stays_away() {
     let mut client = fleet.client();
     let key = key_of(&fleet, 0, "hash");
     hash(&mut client, &key, 30_000);
-    fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+    fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
     until("it is being copied", || fleet.progress(1).big.under_way.iter().any(|big| big.copied > 0));
     assert_eq!(client.cmd("FLUSHALL"), "OK");
     assert_eq!(client.cmd(&format!("HSET {key} field1 new")), "1");
@@ -554,7 +557,7 @@ fn where_clients_use_nodes_directly_big_keys_move_whole() {
     let mut client = fleet.client();
     let key = key_of(&fleet, 0, "hash");
     hash(&mut client, &key, 20_000);
-    fleet.begin(MoveOrder { direct_clients: true, ..fleet.order(1, 0, 1) });
+    fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.direct_clients = true));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     let big = fleet.progress(1).big;
     assert_eq!((big.in_pieces, big.whole), (0, 1), "{big:?}");
@@ -570,7 +573,7 @@ fn a_copy_that_is_not_whole_is_not_used() {
     let key = key_of(&fleet, 0, "hash");
     hash(&mut client, &key, 30_000);
     assert_eq!(client.cmd(&format!("PEXPIREAT {key} 4102444800123")), "1");
-    fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+    fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
     until("it is being copied", || fleet.progress(1).big.under_way.iter().any(|big| big.copied > 0));
     let mut target = fleet.servers[1].client();
     let staging = target.cmd("KEYS switchyard:*").replace(['[', ']'], "");

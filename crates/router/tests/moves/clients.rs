@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use switchyard_policy::migration::Goal;
 use switchyard_policy::topology::{MoveId, slot_of};
-use switchyard_router::{MoveEnd, MoveOrder, Steer};
+use switchyard_router::{MoveEnd, Steer};
 
-use super::fleet::{Client, Fleet, fill};
+use super::fleet::{Client, Fleet, fill, with};
 
 #[test]
 fn scripts_and_functions_are_at_the_target_before_it_serves() {
@@ -41,7 +41,7 @@ fn scripts_and_functions_are_at_the_target_before_it_serves() {
                 count += 1;
             }
         });
-        fleet.begin(fleet.order(1, 0, 1));
+        fleet.begin(fleet.task(1, 0, 1));
         assert_eq!(fleet.wait_for(1), MoveEnd::Done);
         stop.store(true, Ordering::Relaxed);
         caller.join().expect("no client saw anything wrong");
@@ -97,7 +97,7 @@ fn who_tracks_is_told_of_every_change_whatever_moves() {
             for leg in 0..4_u64 {
                 let id = 4 * round as u64 + leg + 1;
                 let (from, to) = if leg % 2 == 0 { (0, 1) } else { (1, 0) };
-                fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(id, from, to) });
+                fleet.begin(with(fleet.task(id, from, to), |order| order.how.goal = Goal::Gentle));
                 let mut rounds = 0;
                 while fleet.progress(id).end.is_none() {
                     (0..40).for_each(|n| cache.read(&format!("{{{n}}}tracked")));

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use switchyard_policy::migration::{Durability, Goal};
 use switchyard_policy::topology::MoveId;
-use switchyard_router::{Live, MoveEnd, MoveOrder, Reads, Servers, Steer};
+use switchyard_router::{Live, MoveEnd, Reads, Servers, Steer};
 
-use super::fleet::{Fleet, Server, all_there, fill, other_programs, settings, until};
+use super::fleet::{Fleet, Server, all_there, fill, other_programs, settings, until, with};
 
 /// A server that has everything which `of` has.
 fn replica(of: &Server) -> Server {
@@ -28,12 +28,15 @@ fn keys(server: &Server) -> Vec<String> {
 fn with_replica_nothing_leaves_the_source_before_a_replica_of_the_target_has_it() {
     let fleet = Fleet::new(2);
     fill(&mut fleet.client(), 4000);
-    fleet.begin(MoveOrder { durability: Durability::Replica, ..fleet.order(1, 0, 1) });
+    fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.durability = Durability::Replica));
     let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("there is no replica") };
     assert!(why.contains("has no replica"), "{why}");
     let copy = replica(&fleet.servers[1]);
     // Whatever the source does not have any more, the replica has, at any time: looked at in this order.
-    fleet.begin(MoveOrder { durability: Durability::Replica, goal: Goal::Gentle, ..fleet.order(2, 0, 1) });
+    fleet.begin(with(fleet.task(2, 0, 1), |order| {
+        order.how.durability = Durability::Replica;
+        order.how.goal = Goal::Gentle;
+    }));
     let mut looks = 0;
     while fleet.progress(2).end.is_none() {
         let (left, there) = (keys(&fleet.servers[0]), keys(&copy));
@@ -54,7 +57,7 @@ fn with_replica_nothing_leaves_the_source_before_a_replica_of_the_target_has_it(
 fn slots_are_handed_over_when_replicas_have_what_has_moved() {
     let fleet = Fleet::new(2);
     fill(&mut fleet.client(), 1000);
-    fleet.begin(fleet.order(1, 0, 1));
+    fleet.begin(fleet.task(1, 0, 1));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     assert!(fleet.keeper.needs.lock().expect("lock").is_empty(), "nobody is asked where a node has no replicas");
     let copy = replica(&fleet.servers[0]);
@@ -65,16 +68,16 @@ fn slots_are_handed_over_when_replicas_have_what_has_moved() {
         primary_is_nearest: false,
     };
     fleet.router().set_servers(fleet.node(0), Some(servers(&fleet.servers[0], &copy)));
-    fleet.begin(fleet.order(2, 1, 0));
+    fleet.begin(fleet.task(2, 1, 0));
     assert_eq!(fleet.wait_for(2), MoveEnd::Done);
-    fleet.begin(fleet.order(3, 0, 1));
+    fleet.begin(fleet.task(3, 0, 1));
     assert_eq!(fleet.wait_for(3), MoveEnd::Done);
     assert!(fleet.keeper.needs.lock().expect("lock").is_empty(), "nor where nobody reads them");
     let topology = fleet.keeper.topology.lock().expect("lock").clone();
     fleet.router().reconfigure(Live { reads: Reads::PreferReplica, ..settings(&topology, None).live });
     fleet.keeper.replicas_are_behind.store(true, Ordering::SeqCst);
     let before = (fleet.keeper.handed_over.load(Ordering::SeqCst), copy.client().replication_offset());
-    fleet.begin(fleet.order(4, 1, 0));
+    fleet.begin(fleet.task(4, 1, 0));
     until("replicas are to catch up", || !fleet.keeper.needs.lock().expect("lock").is_empty());
     // Clients are served meanwhile. (Too short a wait would only miss a bug.)
     all_there(&mut fleet.client(), 1000);
@@ -96,7 +99,10 @@ fn a_replica_that_does_not_acknowledge_rolls_the_leg_back() {
     let fleet = Fleet::new(2);
     fill(&mut fleet.client(), 2000);
     let copy = replica(&fleet.servers[1]);
-    fleet.begin(MoveOrder { durability: Durability::Replica, goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+    fleet.begin(with(fleet.task(1, 0, 1), |order| {
+        order.how.durability = Durability::Replica;
+        order.how.goal = Goal::Gentle;
+    }));
     until("some keys have moved", || fleet.progress(1).keys_moved > 50);
     copy.signal(rustix::process::Signal::STOP);
     let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("nothing is safe") };
@@ -105,7 +111,7 @@ fn a_replica_that_does_not_acknowledge_rolls_the_leg_back() {
     all_there(&mut fleet.client(), 2000);
     until("another move is done", || {
         let id = 2 + fleet.keeper.ended.lock().expect("lock").len() as u64;
-        fleet.begin(MoveOrder { durability: Durability::Replica, ..fleet.order(id, 0, 1) });
+        fleet.begin(with(fleet.task(id, 0, 1), |order| order.how.durability = Durability::Replica));
         fleet.wait_for(id) == MoveEnd::Done
     });
     all_there(&mut fleet.client(), 2000);
@@ -118,7 +124,7 @@ fn with_aof_the_target_must_be_able_to_say_that_its_file_is_safe() {
     let fleet = Fleet::with(vec![Server::start(&[]), Server::start(&["--appendonly", "yes"])]);
     fill(&mut fleet.client(), 500);
     let knows_waitaof = !fleet.servers[1].client().cmd("WAITAOF 0 0 1").starts_with("-ERR unknown command");
-    fleet.begin(MoveOrder { durability: Durability::Aof, ..fleet.order(1, 0, 1) });
+    fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.durability = Durability::Aof));
     match fleet.wait_for(1) {
         MoveEnd::Done => assert!(knows_waitaof),
         MoveEnd::Stopped(why) => {
@@ -139,7 +145,7 @@ fn with_aof_and_waitaof_what_has_left_the_source_survives_the_target() {
             continue;
         }
         fill(&mut fleet.client(), 1000);
-        fleet.begin(MoveOrder { durability: Durability::Aof, ..fleet.order(1, 0, 1) });
+        fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.durability = Durability::Aof));
         assert_eq!(fleet.wait_for(1), MoveEnd::Done, "{program}");
         let asked = fleet.servers[1].client().cmd("INFO commandstats");
         assert!(asked.contains("cmdstat_waitaof:"), "{program} was asked: {asked}");

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use switchyard_policy::migration::{Durability, Goal, Phase, Protocol, Record};
 use switchyard_policy::topology::{MoveId, slot_of};
-use switchyard_router::{LateKeys, MoveEnd, MoveOrder, Steer};
+use switchyard_router::{LateKeys, MoveEnd, Steer};
 
-use super::fleet::{Client, Fleet, Server, all_there, fill, until};
+use super::fleet::{Client, Fleet, Server, all_there, fill, until, with};
 use super::relay::{Hold, asks, relay};
 
 #[test]
@@ -25,11 +25,11 @@ fn leftovers_at_the_target_stop_a_move_unless_they_may_go() {
     for n in &theirs {
         assert_eq!(direct.cmd(&format!("SET {{{n}}} stale")), "OK");
     }
-    fleet.begin(fleet.order(1, 0, 1));
+    fleet.begin(fleet.task(1, 0, 1));
     let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("it must not overwrite or keep them") };
     assert!(why.contains(&format!("{} keys", theirs.len())), "{why}");
     assert_eq!(client.cmd(&format!("GET {{{}}}", theirs[0])), "value");
-    fleet.begin(MoveOrder { purge_target: true, ..fleet.order(2, 0, 1) });
+    fleet.begin(with(fleet.task(2, 0, 1), |order| order.how.purge_target = true));
     assert_eq!(fleet.wait_for(2), MoveEnd::Done);
     for n in 0..100 {
         assert_eq!(client.cmd(&format!("GET {{{n}}}")), "value");
@@ -45,7 +45,7 @@ fn a_target_without_room_is_not_filled() {
         let _ = client.cmd(&format!("SET {{{n}}} {value}"));
     }
     let before = client.cmd("GET {1}").len() + client.cmd("GET {2}").len() + client.cmd("GET {3}").len();
-    fleet.begin(fleet.order(1, 0, 1));
+    fleet.begin(fleet.task(1, 0, 1));
     let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("it has no room") };
     assert!(why.contains("room") || why.contains("OOM"), "{why}");
     assert_eq!(client.cmd("GET {1}").len() + client.cmd("GET {2}").len() + client.cmd("GET {3}").len(), before);
@@ -57,7 +57,10 @@ fn a_target_that_is_killed_and_keeps_its_data_gets_the_rest() {
     let mut fleet = Fleet::with(vec![Server::start(&[]), Server::start(&durable)]);
     let mut client = fleet.client();
     fill(&mut client, 4000);
-    fleet.begin(MoveOrder { durability: Durability::Aof, goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+    fleet.begin(with(fleet.task(1, 0, 1), |order| {
+        order.how.durability = Durability::Aof;
+        order.how.goal = Goal::Gentle;
+    }));
     until("some keys have moved", || fleet.progress(1).keys_moved > 200);
     fleet.servers[1].crash(&durable);
     fleet.router().steer_move(MoveId(1), switchyard_router::Steer::Goal(Goal::Fast));
@@ -72,7 +75,7 @@ fn a_source_that_is_killed_and_shows_old_keys_again_brings_nothing_back() {
     fill(&mut client, 4000);
     // The state that it comes back with.
     assert_eq!(fleet.servers[0].client().cmd("SAVE"), "OK");
-    fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+    fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
     until("some keys have moved", || fleet.progress(1).keys_moved > 200);
     // Keys that have moved are changed and deleted where they are now.
     let mut direct = fleet.servers[1].client();
@@ -108,7 +111,7 @@ fn a_node_that_stands_still_for_a_while_costs_time_and_nothing_else() {
     fill(&mut client, 4000);
     for (id, place) in [(1, 1), (2, 1)] {
         let (from, to) = if id == 1 { (0, 1) } else { (1, 0) };
-        fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(id, from, to) });
+        fleet.begin(with(fleet.task(id, from, to), |order| order.how.goal = Goal::Gentle));
         until("some keys have moved", || fleet.progress(id).keys_moved > 100);
         fleet.servers[place].signal(rustix::process::Signal::STOP);
         // Longer than the router waits for an answer.
@@ -124,7 +127,7 @@ fn a_node_that_stands_still_for_a_while_costs_time_and_nothing_else() {
 fn a_router_that_ends_in_the_middle_is_followed_by_one_that_goes_on() {
     let mut fleet = Fleet::new(2);
     fill(&mut fleet.client(), 4000);
-    fleet.begin_on_record(MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+    fleet.begin_on_record(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
     for _ in 0..3 {
         let before = fleet.progress(1).keys_moved;
         until("some keys have moved", || {
@@ -143,7 +146,7 @@ fn a_router_that_ends_in_the_middle_is_followed_by_one_that_goes_on() {
 fn who_waits_too_long_for_a_key_is_told_so_and_nothing_else_breaks() {
     let fleet = Fleet::new(2);
     fill(&mut fleet.client(), 4000);
-    fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+    fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
     until("some keys have moved", || fleet.progress(1).keys_moved > 20);
     fleet.keeper.stuck.store(true, Ordering::SeqCst);
     std::thread::sleep(Duration::from_millis(50));
@@ -214,7 +217,7 @@ fn a_target_that_runs_full_gives_back_what_it_has() {
                 })
             })
             .collect();
-        fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+        fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
         until("some keys have moved", || fleet.progress(1).keys_moved > 100);
         assert_eq!(fleet.servers[1].client().cmd("CONFIG SET maxmemory 1mb"), "OK");
         let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("it is full") };
@@ -232,7 +235,7 @@ fn a_target_that_runs_full_gives_back_what_it_has() {
         *count = fleet.servers[place].client().cmd("DBSIZE").parse::<u64>().expect("a number");
     }
     assert_eq!(counts[0] + counts[1], 4000, "no key is at two nodes");
-    fleet.begin(fleet.order(2, 0, 1));
+    fleet.begin(fleet.task(2, 0, 1));
     assert_eq!(fleet.wait_for(2), MoveEnd::Done);
     all_there(&mut fleet.client(), 4000);
 }
@@ -249,7 +252,7 @@ fn no_command_runs_at_the_target_of_a_leg_that_has_migrated_back() {
     let mut target = fleet.servers[1].client();
     assert_eq!(target.cmd("ACL SETUSER default -restore"), "OK");
     fleet.keeper.cannot_store.store(true, Ordering::SeqCst);
-    fleet.begin(MoveOrder { protocol: Protocol::StopAndCopy, ..fleet.order(1, 0, 1) });
+    fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.protocol = Protocol::StopAndCopy));
     until("the slots are being handed over", || fleet.progress(1).doing.contains("cannot be stored"));
     client.post(&format!("INCR {counter}"));
     fleet.keeper.cannot_store.store(false, Ordering::SeqCst);
@@ -267,7 +270,7 @@ fn clocks_are_asked_again_before_each_leg_and_after_a_restart() {
     let mut client = fleet.client();
     fill(&mut client, 3000);
     let mut target = fleet.servers[1].client();
-    let order = || MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) };
+    let order = || with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle);
     fleet.begin_on_record(order());
     until("some keys have moved", || fleet.progress(1).keys_moved > 100);
     assert_eq!(target.cmd("ACL SETUSER default -time"), "OK");
@@ -277,7 +280,7 @@ fn clocks_are_asked_again_before_each_leg_and_after_a_restart() {
     fleet.keeper.records.lock().expect("lock").push(Record::Ended { move_id: MoveId(1) });
 
     fleet.keeper.loses_moved.store(true, std::sync::atomic::Ordering::SeqCst);
-    fleet.begin_on_record(MoveOrder { goal: Goal::Fast, ..fleet.order(2, 0, 1) });
+    fleet.begin_on_record(with(fleet.task(2, 0, 1), |order| order.how.goal = Goal::Fast));
     until("keys are under way", || fleet.keeper.is_losing.load(std::sync::atomic::Ordering::SeqCst));
     assert_eq!(target.cmd("ACL SETUSER default -time"), "OK");
     fleet.restart();
@@ -299,14 +302,18 @@ fn source_behind(passes: impl Fn(&[u8]) -> bool + Send + Sync + 'static) -> (Fle
 
 /// Keys of one slot at the source, and a move of that slot that is in the middle of them. Gives their tag.
 fn in_the_middle_of_a_slot(fleet: &Fleet) -> String {
-    let order = fleet.order(1, 0, 1);
-    let tag = (0..).map(|n| format!("t{n}")).find(|tag| order.slots.contains(&slot_of(tag.as_bytes()))).expect("a tag");
+    let task = fleet.task(1, 0, 1);
+    let tag = (0..).map(|n| format!("t{n}")).find(|tag| task.order.slots.contains(&slot_of(tag.as_bytes()))).expect("a tag");
     let mut client = fleet.client();
     for n in 0..OF_ONE_SLOT {
         assert_eq!(client.cmd(&format!("SET {{{tag}}}{n} {}", "x".repeat(100))), "OK");
     }
     let slots = vec![slot_of(tag.as_bytes())];
-    fleet.begin_on_record(MoveOrder { slots, goal: Goal::Gentle, bytes_per_second_max: Some(10_000), ..order });
+    fleet.begin_on_record(with(task, |order| {
+        order.slots = slots;
+        order.how.goal = Goal::Gentle;
+        order.how.max_rate = Some(10_000);
+    }));
     until("some keys have moved", || fleet.progress(1).keys_moved > 20);
     tag
 }

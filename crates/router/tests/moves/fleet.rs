@@ -11,11 +11,9 @@ use std::time::{Duration, Instant};
 
 use switchyard_policy::failover::Position;
 use switchyard_policy::migration::record::Replay;
-use switchyard_policy::migration::{Durability, Fingerprint, Fingerprinter, Goal, Key, Protocol, Record};
+use switchyard_policy::migration::{Cause, Fingerprint, Fingerprinter, Goal, How, Key, MoveOrder, Record};
 use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Stage, Topology, Transit};
-use switchyard_router::{
-    Done, Host, ListenerSettings, Live, MoveEnd, MoveOrder, MoveProgress, NodeAccess, Router, Secret, Settings, SoFar,
-};
+use switchyard_router::{Done, Host, ListenerSettings, Live, MoveEnd, MoveProgress, MoveTask, NodeAccess, Router, Secret, Settings, SoFar};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -365,6 +363,12 @@ pub(crate) struct Fleet {
     _dir: tempfile::TempDir,
 }
 
+/// A move that differs from what is usual.
+pub(crate) fn with(mut task: MoveTask, change: impl FnOnce(&mut MoveOrder)) -> MoveTask {
+    change(&mut task.order);
+    task
+}
+
 impl Fleet {
     pub(crate) fn new(count: usize) -> Fleet {
         Fleet::with((0..count).map(|_| Server::start(&[])).collect())
@@ -400,30 +404,18 @@ impl Fleet {
         *self.keeper.router.lock().expect("lock") = Some(Arc::downgrade(&router));
         self.router = Some(router);
         for (id, open) in replay.open {
-            let order = MoveOrder {
-                id,
-                source: open.source,
-                target: open.target,
-                slots: open.slots.clone(),
-                keys: open.keys.clone(),
-                resume: Some(open),
-                ..self.order(id.0, 0, 1)
-            };
-            self.begin(order);
+            let task = with(self.task(id.0, 0, 1), |order| {
+                (order.source, order.target) = (open.source, open.target);
+                (order.slots, order.keys) = (open.slots.clone(), open.keys.clone());
+            });
+            self.begin(MoveTask { resume: Some(open), ..task });
         }
     }
 
     /// Puts a move on record, as a control plane does before it begins it.
-    pub(crate) fn begin_on_record(&self, order: MoveOrder) {
-        self.keeper.records.lock().expect("lock").push(Record::Begun {
-            move_id: order.id,
-            source: order.source,
-            target: order.target,
-            slots: order.slots.clone(),
-            protocol: order.protocol,
-            durability: order.durability,
-        });
-        self.begin(order);
+    pub(crate) fn begin_on_record(&self, task: MoveTask) {
+        self.keeper.records.lock().expect("lock").extend(task.order.records(task.id));
+        self.begin(task);
     }
 
     pub(crate) fn with(servers: Vec<Server>) -> Fleet {
@@ -479,20 +471,13 @@ impl Fleet {
         (0..SLOT_COUNT as u16).filter_map(Slot::new).filter(|slot| topology.owner(*slot) == node).collect()
     }
 
-    pub(crate) fn order(&self, id: u64, from: usize, to: usize) -> MoveOrder {
+    /// A move of all that a node has, as fast as it goes.
+    pub(crate) fn task(&self, id: u64, from: usize, to: usize) -> MoveTask {
         let (source, target) = (self.node(from), self.node(to));
-        MoveOrder {
+        let how = How { goal: Goal::Fast, ..How::default() };
+        MoveTask {
             id: MoveId(id),
-            source,
-            target,
-            slots: self.slots_of(source),
-            keys: None,
-            protocol: Protocol::Switchyard,
-            durability: Durability::Memory,
-            goal: Goal::Fast,
-            bytes_per_second_max: None,
-            purge_target: false,
-            direct_clients: false,
+            order: MoveOrder { source, target, slots: self.slots_of(source), keys: None, how, cause: Cause::Asked(None) },
             leftovers: Vec::new(),
             leftovers_at_source: Vec::new(),
             aborted: false,
@@ -504,8 +489,8 @@ impl Fleet {
         }
     }
 
-    pub(crate) fn begin(&self, order: MoveOrder) {
-        self.router().begin_move(order).expect("begins");
+    pub(crate) fn begin(&self, task: MoveTask) {
+        self.router().begin_move(task).expect("begins");
     }
 
     pub(crate) fn progress(&self, id: u64) -> MoveProgress {
@@ -514,10 +499,10 @@ impl Fleet {
 
     /// Begins a move, calls `with` when its first leg has drained and before anything of it is copied, and waits for its end.
     #[track_caller]
-    pub(crate) fn interrupt(&self, order: MoveOrder, with: impl FnOnce()) -> MoveEnd {
-        let id = order.id.0;
+    pub(crate) fn interrupt(&self, task: MoveTask, with: impl FnOnce()) -> MoveEnd {
+        let id = task.id.0;
         self.keeper.holds_moving.store(true, Ordering::SeqCst);
-        self.begin(order);
+        self.begin(task);
         until("a leg has drained", || self.keeper.is_held.load(Ordering::SeqCst));
         with();
         self.keeper.holds_moving.store(false, Ordering::SeqCst);

@@ -33,7 +33,7 @@ fn a_function_that_was_replaced_does_not_come_back_at_the_target() {
     // The target has to be given them.
     assert_eq!(Client::connect(direct).cmd("FUNCTION FLUSH"), "OK");
     hold.wanted.store(true, Ordering::SeqCst);
-    fleet.begin(fleet.order(1, 0, 1));
+    fleet.begin(fleet.task(1, 0, 1));
     until("the functions of the source have been read", || hold.holds.load(Ordering::SeqCst));
     let is_told = Arc::new(AtomicBool::new(false));
     let told = is_told.clone();

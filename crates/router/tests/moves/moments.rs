@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering;
 
 use switchyard_policy::migration::{Goal, Record};
 use switchyard_policy::topology::{MoveId, slot_of};
-use switchyard_router::{LateKeys, MoveEnd, MoveOrder, Steer};
+use switchyard_router::{LateKeys, MoveEnd, Steer};
 
 use super::big::{hash, key_of};
-use super::fleet::{Client, Fleet, fill, until};
+use super::fleet::{Client, Fleet, fill, until, with};
 
 const KEYS: usize = 300;
 
@@ -47,7 +47,7 @@ fn a_key_is_used_by_nobody_until_the_source_has_removed_it() {
     fill(&mut fleet.client(), KEYS);
     let mut source = fleet.servers[0].client();
     fleet.keeper.holds_moving.store(true, Ordering::SeqCst);
-    fleet.begin_on_record(fleet.order(1, 0, 1));
+    fleet.begin_on_record(fleet.task(1, 0, 1));
     until("a leg has drained", || fleet.keeper.is_held.load(Ordering::SeqCst));
     assert_eq!(source.cmd("ACL SETUSER default -unlink"), "OK");
     fleet.keeper.holds_moving.store(false, Ordering::SeqCst);
@@ -70,7 +70,7 @@ fn a_key_is_used_by_nobody_until_it_is_on_record() {
     let mut fleet = Fleet::new(2);
     fill(&mut fleet.client(), KEYS);
     fleet.keeper.loses_moved.store(true, Ordering::SeqCst);
-    fleet.begin_on_record(fleet.order(1, 0, 1));
+    fleet.begin_on_record(fleet.task(1, 0, 1));
     until("keys are stored and not on record", || fleet.keeper.is_losing.load(Ordering::SeqCst) && !on_their_way(&fleet).is_empty());
     let deleted = deleted(&fleet, &on_their_way(&fleet));
     fleet.restart();
@@ -95,7 +95,10 @@ fn what_a_target_shows_that_was_killed_before_a_leg_is_not_believed() {
     }
     assert_eq!((direct.cmd("SAVE"), direct.cmd("FLUSHALL")), ("OK".to_owned(), "OK".to_owned()));
     // Between listing and moving are the pieces of big keys.
-    fleet.begin(MoveOrder { bytes_per_second_max: Some(200_000), goal: Goal::Fast, ..fleet.order(1, 0, 1) });
+    fleet.begin(with(fleet.task(1, 0, 1), |order| {
+        order.how.max_rate = Some(200_000);
+        order.how.goal = Goal::Fast;
+    }));
     until("a big key is copied in pieces", || fleet.progress(1).doing.contains("in pieces"));
     fleet.servers[1].crash(&[]);
     assert_eq!(fleet.servers[1].client().cmd("DBSIZE"), small.len().to_string());

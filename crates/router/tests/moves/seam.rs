@@ -405,7 +405,7 @@ fn a_command_that_is_issued_again_in_a_move_passes_the_seam_again() {
     clients[0].post(&format!("BLPOP {key}-list 60"));
     clients[1].post(&format!("XREAD BLOCK 60000 STREAMS {key}-stream $"));
     until("they wait", || fleet.servers[0].client().cmd("INFO clients").contains("blocked_clients:2"));
-    let end = fleet.interrupt(fleet.order(1, 0, 1), || {
+    let end = fleet.interrupt(fleet.task(1, 0, 1), || {
         // These wait for their keys, and go where they are then.
         clients[2].post(&format!("INCR {key}-count"));
         for line in ["MULTI", &format!("INCRBY {key}-count 5"), "EXEC"] {

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use switchyard_policy::migration::{Goal, Protocol};
 use switchyard_policy::topology::{MoveId, slot_of};
-use switchyard_router::{MoveEnd, MoveOrder};
+use switchyard_router::MoveEnd;
 
-use super::fleet::{Client, Fleet, Server, all_there, fill, until};
+use super::fleet::{Client, Fleet, Server, all_there, fill, until, with};
 
 #[test]
 fn every_type_time_to_live_and_database_arrives() {
@@ -54,7 +54,7 @@ fn every_type_time_to_live_and_database_arrives() {
         seen
     };
     let before = look(&mut client);
-    fleet.begin(fleet.order(1, 0, 1));
+    fleet.begin(fleet.task(1, 0, 1));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     assert_eq!(look(&mut client), before);
     assert_eq!(client.cmd("SELECT 3"), "OK");
@@ -65,7 +65,7 @@ fn every_type_time_to_live_and_database_arrives() {
     assert!(fleet.slots_of(fleet.node(0)).is_empty());
     assert!(fleet.progress(1).keys_moved > 0);
     // And back again.
-    fleet.begin(fleet.order(2, 1, 0));
+    fleet.begin(fleet.task(2, 1, 0));
     assert_eq!(fleet.wait_for(2), MoveEnd::Done);
     assert_eq!(client.cmd("SELECT 0"), "OK");
     assert_eq!(look(&mut client), before);
@@ -96,7 +96,7 @@ fn strings_move_as_strings_and_what_is_among_them_as_it_is() {
     };
     let before = look(&mut client);
     fleet.servers[0].client().cmd("CONFIG RESETSTAT");
-    fleet.begin(MoveOrder { goal: Goal::Fast, ..fleet.order(1, 0, 1) });
+    fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Fast));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     let calls = |server: usize, name: &str| {
         let all = fleet.servers[server].client().cmd("INFO commandstats");
@@ -120,7 +120,7 @@ fn what_is_at_the_target_takes_the_place_of_no_key() {
     let slots = fleet.slots_of(fleet.node(0));
     let of_source = |n: &usize| slots.contains(&switchyard_policy::topology::slot_of(format!("{{{n}}}").as_bytes()));
     let planted: Vec<usize> = (0..4000).filter(of_source).step_by(100).collect();
-    let end = fleet.interrupt(fleet.order(1, 0, 1), || {
+    let end = fleet.interrupt(fleet.task(1, 0, 1), || {
         // Past the router.
         planted.iter().for_each(|n| assert_eq!(target.cmd(&format!("SET {{{n}}} planted")), "OK"));
     });
@@ -138,7 +138,7 @@ fn a_time_to_live_that_a_direct_client_gives_is_kept() {
     fill(&mut client, 400);
     let mut source = fleet.servers[0].client();
     let mut given = Vec::new();
-    let end = fleet.interrupt(MoveOrder { direct_clients: true, ..fleet.order(1, 0, 1) }, || {
+    let end = fleet.interrupt(with(fleet.task(1, 0, 1), |order| order.how.direct_clients = true), || {
         given = (0..400).filter(|n| source.cmd(&format!("EXPIRE {{{n}}} 10000")) == "1").collect();
     });
     assert_eq!((end, given.len() > 100), (MoveEnd::Done, true));
@@ -214,7 +214,7 @@ fn nobody_sees_a_move_but_by_its_speed() {
         }
         for id in 1..=4 {
             let (from, to) = if id % 2 == 1 { (0, 1) } else { (1, 0) };
-            fleet.begin(fleet.order(id, from, to));
+            fleet.begin(fleet.task(id, from, to));
             assert_eq!(fleet.wait_for(id), MoveEnd::Done);
             moves.fetch_add(fleet.progress(id).keys_moved, Ordering::Relaxed);
         }
@@ -238,7 +238,7 @@ fn who_waits_for_an_element_gets_it_wherever_the_list_is() {
         })
         .collect();
     std::thread::sleep(Duration::from_millis(100));
-    fleet.begin(fleet.order(1, 0, 1));
+    fleet.begin(fleet.task(1, 0, 1));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     let mut pusher = fleet.client();
     for (key, client) in &mut waiting {
@@ -249,7 +249,7 @@ fn who_waits_for_an_element_gets_it_wherever_the_list_is() {
     // Its own time still ends a wait.
     let mut impatient = fleet.client();
     impatient.post("BLPOP {short}list 1");
-    fleet.begin(fleet.order(2, 1, 0));
+    fleet.begin(fleet.task(2, 1, 0));
     assert_eq!(fleet.wait_for(2), MoveEnd::Done);
     assert_eq!(impatient.reply(), "(nil)");
 }
@@ -262,7 +262,7 @@ fn a_watch_does_not_survive_the_hand_over_of_its_slot() {
         assert_eq!(client.cmd(&format!("SET {{k{n}}} 1")), "OK");
         assert_eq!(client.cmd(&format!("WATCH {{k{n}}}")), "OK");
     }
-    fleet.begin(fleet.order(1, 0, 1));
+    fleet.begin(fleet.task(1, 0, 1));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     let mut other = fleet.client();
     for (n, client) in clients.iter_mut().enumerate() {
@@ -283,13 +283,13 @@ fn a_watch_does_not_survive_that_its_key_was_away() {
         assert_eq!(client.cmd(&format!("WATCH {{k{n}}}")), "OK");
     }
     let mut other = fleet.client();
-    fleet.begin(fleet.order(1, 0, 1));
+    fleet.begin(fleet.task(1, 0, 1));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     for n in 0..clients.len() {
         assert_eq!(other.cmd(&format!("SET {{k{n}}} 1")), "OK");
         assert_eq!(other.cmd(&format!("DEL {{k{n}}}")), "1");
     }
-    fleet.begin(fleet.order(2, 1, 0));
+    fleet.begin(fleet.task(2, 1, 0));
     assert_eq!(fleet.wait_for(2), MoveEnd::Done);
     for (n, client) in clients.iter_mut().enumerate() {
         assert_eq!(client.cmd("MULTI"), "OK");
@@ -320,7 +320,7 @@ fn a_scan_misses_no_key_that_was_there_all_the_time() {
             cursor = next.to_owned();
             steps += 1;
             if steps == 20 {
-                fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(id, from, to) });
+                fleet.begin(with(fleet.task(id, from, to), |order| order.how.goal = Goal::Gentle));
             }
             if cursor == "0" {
                 break;
@@ -360,7 +360,7 @@ fn hundreds_of_moves_during_one_scan_cost_it_no_key() {
             let of = |n: &usize| fleet.slots_of(fleet.node(from)).binary_search(&slot_of(format!("{{{n}}}").as_bytes())).is_ok();
             let Some(n) = (0..1000).filter(of).nth(nth as usize % 200) else { continue };
             let slots = vec![slot_of(format!("{{{n}}}").as_bytes())];
-            fleet.begin(MoveOrder { slots, ..fleet.order(moves, from, to) });
+            fleet.begin(with(fleet.task(moves, from, to), |order| order.slots = slots));
             assert_eq!(fleet.wait_for(moves), MoveEnd::Done);
         }
         assert!(moves < 3000, "it ends");
@@ -382,7 +382,7 @@ fn a_flush_in_the_middle_leaves_nothing() {
             assert_eq!(client.reply(), "OK");
         }
         let (from, to) = if id % 2 == 1 { (0, 1) } else { (1, 0) };
-        fleet.begin(fleet.order(id, from, to));
+        fleet.begin(fleet.task(id, from, to));
         until("some keys have moved", || fleet.progress(id).bytes_moved > 0);
         assert_eq!(client.cmd("FLUSHALL"), "OK");
         assert_eq!(client.cmd("DBSIZE"), "0");
@@ -403,7 +403,10 @@ fn every_key_is_counted_once_while_it_moves() {
     }
     for (id, protocol) in [(1, Protocol::Switchyard), (2, Protocol::StopAndCopy)] {
         let (from, to) = if id == 1 { (0, 1) } else { (1, 0) };
-        fleet.begin(MoveOrder { goal: Goal::Balanced, protocol, ..fleet.order(id, from, to) });
+        fleet.begin(with(fleet.task(id, from, to), |order| {
+            order.how.goal = Goal::Balanced;
+            order.how.protocol = protocol;
+        }));
         let mut looks = 0;
         while fleet.progress(id).end.is_none() {
             assert_eq!(client.cmd("DBSIZE"), KEYS.to_string(), "move {id}, look {looks}");
@@ -423,7 +426,7 @@ fn the_servers_own_way_moves_the_same_keys() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     fill(&mut client, 1000);
-    fleet.begin(MoveOrder { protocol: Protocol::StopAndCopy, ..fleet.order(1, 0, 1) });
+    fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.protocol = Protocol::StopAndCopy));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     all_there(&mut client, 1000);
     assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
@@ -452,7 +455,7 @@ fn nothing_published_on_a_shard_channel_is_missed() {
         fill(&mut fleet.client(), 500);
         for id in 1..=4 {
             let (from, to) = if id % 2 == 1 { (0, 1) } else { (1, 0) };
-            fleet.begin(fleet.order(id, from, to));
+            fleet.begin(fleet.task(id, from, to));
             assert_eq!(fleet.wait_for(id), MoveEnd::Done);
         }
         stop.store(true, Ordering::Relaxed);
@@ -474,7 +477,7 @@ fn subscribers_to_keyspace_events_do_not_see_a_move() {
     fill(&mut client, 500);
     let mut subscriber = fleet.client();
     assert!(subscriber.cmd("PSUBSCRIBE __key*__:*").starts_with("[psubscribe"));
-    fleet.begin(fleet.order(1, 0, 1));
+    fleet.begin(fleet.task(1, 0, 1));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     assert_eq!(client.cmd("DEL {7}"), "1");
     let seen = [subscriber.reply(), subscriber.reply()];
@@ -487,7 +490,7 @@ fn nodes_may_ask_for_a_password() {
     let fleet = Fleet::with_password(vec![Server::start(&options), Server::start(&options)], Some("secret"));
     let mut client = fleet.client();
     fill(&mut client, 300);
-    fleet.begin(fleet.order(1, 0, 1));
+    fleet.begin(fleet.task(1, 0, 1));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     all_there(&mut client, 300);
 }
@@ -516,7 +519,7 @@ fn who_waits_at_the_end_of_a_stream_gets_what_is_added_next() {
                 }
             });
             let (from, to) = if id % 2 == 1 { (0, 1) } else { (1, 0) };
-            fleet.begin(fleet.order(id, from, to));
+            fleet.begin(fleet.task(id, from, to));
             assert_eq!(fleet.wait_for(id), MoveEnd::Done);
             writer.join().expect("added");
         });
@@ -531,11 +534,11 @@ fn who_waits_at_the_end_of_a_stream_gets_what_is_added_next() {
 fn a_key_that_no_command_names_goes_with_a_leg_that_is_about_to_begin() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
-    let order = fleet.order(1, 0, 1);
-    let tag = (0..).map(|n| format!("t{n}")).find(|tag| order.slots.contains(&slot_of(tag.as_bytes()))).expect("a tag");
+    let task = fleet.task(1, 0, 1);
+    let tag = (0..).map(|n| format!("t{n}")).find(|tag| task.order.slots.contains(&slot_of(tag.as_bytes()))).expect("a tag");
     assert_eq!(client.cmd(&format!("SET {{{tag}}} value")), "OK");
     fleet.keeper.stuck.store(true, Ordering::SeqCst);
-    fleet.begin(MoveOrder { slots: vec![slot_of(tag.as_bytes())], ..order });
+    fleet.begin(with(task, |order| order.slots = vec![slot_of(tag.as_bytes())]));
     until("a leg is being put on record", || fleet.keeper.is_stuck.load(Ordering::SeqCst));
     let key = format!("{{{tag}}}");
     client.send(&[b"EVAL", b"return redis.call('SET', KEYS[1] .. ':unnamed', 'value')", b"1", key.as_bytes()]);

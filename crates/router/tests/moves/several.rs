@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use switchyard_policy::migration::Goal;
 use switchyard_policy::topology::MoveId;
-use switchyard_router::{MoveEnd, MoveOrder, Steer};
+use switchyard_router::{MoveEnd, Steer};
 
-use super::fleet::{Fleet, all_there, fill, until};
+use super::fleet::{Fleet, all_there, fill, until, with};
 
 /// A node is the target of two, the source of two, and both at once; clients count meanwhile, also in two slots of different moves together.
 #[test]
@@ -50,11 +50,14 @@ fn moves_that_share_a_node_do_not_disturb_each_other() {
             let ids: Vec<u64> = (0..2).map(|place| (2 * round + place + 1) as u64).collect();
             let mut taken = BTreeSet::new();
             for (id, (from, to)) in ids.iter().zip(pairs) {
-                let order = fleet.order(*id, from, to);
+                let task = fleet.task(*id, from, to);
                 // Half of what the source has, where it gives to two.
-                let slots: Vec<_> = order.slots.iter().copied().filter(|slot| slot.number() % 2 == (*id % 2) as u16).collect();
+                let slots: Vec<_> = task.order.slots.iter().copied().filter(|slot| slot.number() % 2 == (*id % 2) as u16).collect();
                 assert!(slots.iter().all(|slot| taken.insert(*slot)), "each slot in one move");
-                fleet.begin(MoveOrder { slots, goal: Goal::Gentle, ..order });
+                fleet.begin(with(task, |order| {
+                    order.slots = slots;
+                    order.how.goal = Goal::Gentle;
+                }));
             }
             until("both have moved something", || {
                 ids.iter().all(|id| fleet.progress(*id).keys_moved > 0 || fleet.progress(*id).end.is_some())

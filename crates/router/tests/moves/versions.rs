@@ -1,10 +1,10 @@
 //! Servers of other versions and makes, and what a server knows of how its keys are used.
 
 use super::big::{hash, key_of, no_temporary_keys};
-use super::fleet::{Client, Fleet, Server, default_program, other_programs, until};
+use super::fleet::{Client, Fleet, Server, default_program, other_programs, until, with};
 use switchyard_policy::migration::Goal;
 use switchyard_policy::topology::MoveId;
-use switchyard_router::{MoveEnd, MoveOrder, Steer};
+use switchyard_router::{MoveEnd, Steer};
 
 const COUNT: usize = 60;
 
@@ -52,7 +52,7 @@ fn servers_of_other_versions_take_part() {
             let fleet = Fleet::with(vec![Server::of(source, &[]), Server::of(target, &[])]);
             let mut client = fleet.client();
             fill(&mut client);
-            fleet.begin(fleet.order(1, 0, 1));
+            fleet.begin(fleet.task(1, 0, 1));
             let counted = std::thread::scope(|scope| {
                 let (fleet, end) = (&fleet, scope.spawn(|| fleet.wait_for(1)));
                 let mut client = fleet.client();
@@ -107,7 +107,7 @@ fn how_often_or_lately_a_key_was_used_goes_with_it() {
         for (place, key) in keys.iter().enumerate() {
             restore(key, 50 + place as u64);
         }
-        fleet.begin(fleet.order(1, 0, 1));
+        fleet.begin(fleet.task(1, 0, 1));
         assert_eq!(fleet.wait_for(1), MoveEnd::Done);
         let mut target = fleet.servers[1].client();
         for (place, key) in keys.iter().enumerate() {
@@ -140,7 +140,7 @@ fn times_to_live_of_hash_fields_go_with_them() {
             assert_eq!(client.cmd(&format!("HSET {{{n}}} a 1 b 2 c 3")), "3");
             assert_eq!(client.cmd(&format!("HPEXPIREAT {{{n}}} {} FIELDS 1 b", ends(n))), "[1]");
         }
-        fleet.begin(fleet.order(1, 0, 1));
+        fleet.begin(fleet.task(1, 0, 1));
         assert_eq!(fleet.wait_for(1), MoveEnd::Done);
         assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
         for n in 0..200 {
@@ -165,7 +165,7 @@ fn a_big_hash_whose_fields_have_times_to_live_moves_whole() {
             if !meanwhile {
                 assert_eq!(client.cmd(&dies), "[1, 1]");
             }
-            fleet.begin(MoveOrder { goal: if meanwhile { Goal::Gentle } else { Goal::Fast }, ..fleet.order(1, 0, 1) });
+            fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = if meanwhile { Goal::Gentle } else { Goal::Fast }));
             if meanwhile {
                 until("it is being copied", || fleet.progress(1).big.under_way.iter().any(|big| big.copied > 0));
                 assert_eq!(client.cmd(&dies), "[1, 1]");
@@ -195,7 +195,7 @@ fn fields_that_expire_while_their_hash_moves_stay_away() {
         hash(&mut client, &key, COUNT);
         assert_eq!(client.cmd(&format!("HPEXPIRE {key} 1 FIELDS 2 field1 field2")), "[1, 1]");
         assert_eq!(client.cmd(&format!("HPEXPIRE {key} 300 FIELDS 2 field3 field4")), "[1, 1]");
-        fleet.begin(MoveOrder { goal: Goal::Gentle, ..fleet.order(1, 0, 1) });
+        fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
         until("fields have expired", || client.cmd(&format!("HMGET {key} field1 field2 field3 field4")) == "[(nil), (nil), (nil), (nil)]");
         assert_eq!(client.cmd(&format!("HSET {key} field1 again")), "1");
         fleet.router().steer_move(MoveId(1), Steer::Goal(Goal::Fast));

@@ -39,7 +39,7 @@ fn those_who_wait_for_one_list_are_served_in_the_order_in_which_they_came() {
             until("they wait", || fleet.servers.iter().map(blocked).sum::<usize>() == 6 * (place + 1));
         }
         let (from, to) = if id % 2 == 1 { (0, 1) } else { (1, 0) };
-        fleet.begin(fleet.order(id, from, to));
+        fleet.begin(fleet.task(id, from, to));
         assert_eq!(fleet.wait_for(id), MoveEnd::Done);
         let mut pusher = fleet.client();
         for (key, queue) in keys.iter().zip(&mut queues) {
@@ -68,7 +68,7 @@ fn all_that_ends_a_wait_ends_it_also_while_its_list_is_on_the_way() {
         until("it waits", || blocked(&fleet.servers[0]) == place + 1);
     }
     fleet.keeper.holds_moving.store(true, Ordering::SeqCst);
-    fleet.begin(fleet.order(1, 0, 1));
+    fleet.begin(fleet.task(1, 0, 1));
     until("nobody waits there any more", || blocked(&fleet.servers[0]) == 0);
     // Two more come while the list is nowhere.
     let mut late = vec![waiter(&fleet, &format!("BLPOP {key} 1")), waiter(&fleet, &forever), waiter(&fleet, &forever)];
@@ -108,7 +108,7 @@ fn client_unblock_works_wherever_its_client_waits_just_then() {
         let mut waiting: Vec<(String, Client)> = (0..30).map(|n| waiter(&fleet, &format!("BLPOP {{u{n}}}list 60"))).collect();
         std::thread::sleep(Duration::from_millis(50));
         let (from, to) = if id % 2 == 1 { (0, 1) } else { (1, 0) };
-        fleet.begin(fleet.order(id, from, to));
+        fleet.begin(fleet.task(id, from, to));
         let mut other = fleet.client();
         for (place, (number, client)) in waiting.iter_mut().enumerate() {
             let how = if place % 2 == 0 { "TIMEOUT" } else { "ERROR" };
@@ -139,7 +139,7 @@ fn hundreds_who_wait_for_one_list_are_served_in_the_order_in_which_they_came() {
         until("it waits", || blocked(&fleet.servers[0]) == place + 1);
     }
     fleet.keeper.holds_moving.store(true, Ordering::SeqCst);
-    fleet.begin(fleet.order(1, 0, 1));
+    fleet.begin(fleet.task(1, 0, 1));
     until("nobody waits there any more", || blocked(&fleet.servers[0]) == 0);
     let since = Instant::now();
     fleet.keeper.holds_moving.store(false, Ordering::SeqCst);
