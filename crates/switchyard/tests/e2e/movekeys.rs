@@ -141,7 +141,7 @@ fn a_key_moves_alone_and_comes_home() {
     done(scene.router(), &format!("move --from {to} --to {from} --keys {{t}}11 --wait"));
     assert_eq!(scene.exceptions().iter().sum::<u64>(), 10);
     let out = done(scene.router(), &format!("move --from {to} --home --wait"));
-    assert!(out.contains("10 named, 9 keys"), "{out}");
+    assert!(out.contains("10 named keys, 9 keys"), "{out}");
     assert_eq!(scene.exceptions(), [0, 0]);
     let (owner, other) = scene.nodes_of("{t}");
     assert_eq!((owner.cmd("DBSIZE"), other.cmd("DBSIZE")), (int(39), int(0)));
