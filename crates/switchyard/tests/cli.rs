@@ -449,10 +449,9 @@ fn a_stranger_at_the_admin_port_learns_no_token() {
 fn a_reload_applies_what_it_can_and_survives_mistakes() {
     let serve = Serve::start(&node(7001));
     serve.reload(&format!("pin = true\n[clients]\nmax-clients = 77\n[log]\nlevel = \"debug\"\n{}", node(7001)));
-    let log = serve.log();
-    assert!(log.contains("clients.max-clients: 10000 -> 77"), "{log}");
-    assert!(log.contains("log.level: \"info\" -> \"debug\""), "{log}");
-    assert!(log.contains("pin: false -> true needs a restart"), "{log}");
+    serve.expect_log("clients.max-clients: 10000 -> 77");
+    serve.expect_log("log.level: \"info\" -> \"debug\"");
+    serve.expect_log("pin: false -> true needs a restart");
 
     serve.reload("this is no TOML");
     serve.expect_log("switchyard.toml:1: not valid TOML");

@@ -462,7 +462,8 @@ impl World {
         say!(self, "leg {} of move {} ends: {outcome:?}", self.mover.leg, self.mover.move_id);
         self.mover.driver = None;
         self.mover.view = None;
-        self.mover.inbox.clear();
+        // The driver answers who asks when it is over, too.
+        let is_asked = std::mem::take(&mut self.mover.inbox).contains(&Happened::Of(Event::Quiesce));
         self.staging_is_over();
         for side in 0..2 {
             self.let_go(side);
@@ -470,7 +471,7 @@ impl World {
         if self.bug(Bug::ForgottenAtTheEnd) {
             self.mover.broken = Default::default();
         }
-        if self.mover.flush.is_some_and(|flush| !flush.sent) {
+        if is_asked {
             self.flush_goes();
         }
         let has_begun = !matches!(outcome, Outcome::NotBegun { .. });

@@ -139,8 +139,7 @@ fn what_came_home_is_shown_and_who_moves_it_again_is_told() {
     ] {
         assert!(metrics.lines().any(|l| l == line), "{line} is not in\n{metrics}");
     }
-    let log = scene.router().process().log();
-    assert!(log.contains("move 2 brings 1 key home: RENAME needs them"), "{log}");
+    let log = scene.router().process().expect_log(&["move 2 brings 1 key home: RENAME needs them"]);
     for text in [&text, &metrics, &log] {
         assert!(!text.contains("mystery"), "names of keys are nobody's business: {text}");
     }

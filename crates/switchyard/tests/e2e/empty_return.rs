@@ -71,8 +71,7 @@ fn it_is_held_until_somebody_accepts_it() {
     assert!(code == Some(1) && error.contains("no node \"nobody:1\""), "{error}");
     assert_eq!(accept(&site, &name), (Some(0), String::new()));
     assert_eq!(client.cmd(&format!("GET {key}")), Value::Nil);
-    let log = site.router().process().log();
-    assert!(log.contains("admin request") && log.contains(&format!("/api/v1/nodes/{name}/accept")), "{log}");
+    site.router().process().expect_log(&["admin request", &format!("/api/v1/nodes/{name}/accept")]);
 }
 
 #[test]

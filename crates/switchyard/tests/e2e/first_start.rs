@@ -95,8 +95,7 @@ fn the_one_node_that_holds_everything_owns_everything() {
     assert_eq!((client.cmd("SELECT 3"), client.cmd("GET third")), (ok(), bulk("v")));
     let owned: Vec<i64> = slots(&router).into_iter().map(|(_, slots)| slots).collect();
     assert_eq!(owned, [0, 16384, 0]);
-    let log = router.process().log();
-    assert!(log.contains("owns all slots") && log.contains("--rebalance"), "{log}");
+    router.process().expect_log(&["owns all slots", "--rebalance"]);
     done(&router, "balance --wait --goal fast");
     assert!(slots(&router).iter().all(|(_, slots)| *slots > 5000), "{:?}", slots(&router));
     all_are_found(&router);
@@ -198,7 +197,7 @@ fn a_state_directory_of_other_servers_is_refused() {
     let stray = (0..).map(|number| format!("stray{number}")).find(|key| slot(key.as_bytes()) >= 8192).expect("one");
     assert_eq!(site.nodes()[first].cmd(&format!("SET {stray} v")), ok());
     site.router_mut().restart(&names);
-    assert!(site.router().process().log().contains("looks for 1 elsewhere"), "{}", site.router().process().log());
+    site.router().process().expect_log(&["looks for 1 elsewhere"]);
     until("all is served", || site.client().cmd("DBSIZE").error().is_none().then_some(()));
     all_are_found(site.router());
 

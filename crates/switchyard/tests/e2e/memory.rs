@@ -103,8 +103,7 @@ fn the_biggest_clients_go_first_and_memory_stays_within_the_budget() {
     let peak = site.router().process().memory_kib("VmHWM");
     // 2.4 GB were asked for. A buffer that grows is there twice for a moment.
     assert!(peak < (2 * 128 + 40) << 10, "the router took {peak} KiB with a budget of 128 MiB");
-    let log = site.router().process().log();
-    assert!(log.contains("cutting the client that takes the most memory (memory-max)"), "{log}");
+    site.router().process().expect_log(&["cutting the client that takes the most memory (memory-max)"]);
     assert!(big.iter_mut().all(|client| client.closed_within(PATIENCE)));
     writers.into_iter().for_each(|writer| drop(writer.join()));
     assert_eq!(steady.cmd("PING"), simple("PONG"));

@@ -26,13 +26,15 @@ fn what_is_asked_of_moves_and_their_end_is_one_line_each_in_words() {
     done(site.router(), "moves max-rate 1 none");
     done(site.router(), "moves goal 1 fast");
     wait_for(site.router(), 1, "done");
+    // The last of them: a thread of its own writes the log, in order.
+    site.router().process().expect_log(&["move 1 is done"]);
     for (words, times) in [
-        (&["audit", "asked: move 1 with at most 51200 bytes per second"][..], 1),
+        (&["move 1 is done"][..], 1),
+        (&["audit", "asked: move 1 with at most 51200 bytes per second"], 1),
         (&["audit", "asked: move 1 as fast as its goal says"], 1),
         (&["audit", "asked: move 1 with the goal fast"], 1),
         (&["audit", "remove node"], 1),
         (&["audit", "refused: remove node ", "takes part in move 1"], 1),
-        (&["move 1 is done"], 1),
         (&["a move has ended"], 0),
         (&["a leg has ended"], 0),
         (&["admin request"], 0),

@@ -145,8 +145,8 @@ fn a_move_whose_target_is_lost_for_good_is_ended_without_it() {
     let lost = ended["keys_lost"].as_u64().expect("a number");
     assert!(lost >= moved.len() as u64 && lost <= moved.len() as u64 + 200, "{} have moved: {ended}", moved.len());
     assert!(ended["doing"].as_str().is_some_and(|why| why.contains("was given up")), "{ended}");
-    let log = scene.site.router().process().log();
-    assert!(log.contains("Fingerprints are in") && !log.contains("key:"), "no key is named: {log}");
+    let log = scene.site.router().process().expect_log(&["Fingerprints are in"]);
+    assert!(!log.contains("key:"), "no key is named: {log}");
 
     // Every key is served again: those that are lost are gone, and can be made anew.
     scene.all_there(left.iter().copied());

@@ -220,8 +220,7 @@ fn a_move_goes_on_after_a_restart_in_the_middle() {
         assert_eq!((&resumed["goal"], &resumed["max_rate"]), (&Json::from("balanced"), &Json::from(300_000)), "as it was asked for");
         let mut client = site.client();
         all_there(&mut client);
-        let log = site.router().process().log();
-        assert!(log.contains("move 1 goes on"), "{log}");
+        site.router().process().expect_log(&["move 1 goes on"]);
         wait_for(site.router(), 1, "done");
         all_there(&mut client);
         assert_eq!((total(&site.nodes()[0]), total(&site.nodes()[1])), (0, KEYS as i64));

@@ -187,7 +187,7 @@ fn who_reads_from_replicas_misses_no_key_that_moves() {
         readers.into_iter().map(|reader| reader.join().expect("nobody missed a key")).sum::<u64>()
     });
     assert!(moved > 1000 && reads > 100, "{moved} keys, {reads} reads");
-    let log = groups.router.process().log();
+    let log = groups.router.process().expect_log(&["not read until it has it"]);
     let told = log.lines().filter(|line| line.contains("not read until it has it") && line.contains(&replica.address().to_string()));
     assert_eq!(told.count(), 1, "said, and said once:\n{log}");
     // It has what has moved.

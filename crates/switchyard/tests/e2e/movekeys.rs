@@ -350,8 +350,7 @@ fn a_move_of_keys_goes_on_after_a_crash() {
         }
     };
     all_there(&mut client);
-    let log = scene.router().process().log();
-    assert!(log.contains("move 1 goes on"), "{log}");
+    scene.router().process().expect_log(&["move 1 goes on"]);
     for line in ["moves max-rate 1 none", "moves goal 1 fast"] {
         crate::movectl::ask(scene.router(), line);
     }

@@ -28,7 +28,7 @@ fn replies_are_translated_for_clients_of_a_newer_protocol() {
             assert_eq!(plain.cmd("FLUSHALL"), value::ok());
         }
     }
-    assert!(site.router().process().log().contains("node does not speak RESP3"));
+    site.router().process().expect_log(&["node does not speak RESP3"]);
     // A client of RESP2 beside it is not concerned.
     let mut two = site.client();
     two.cmd("HSET h f v");

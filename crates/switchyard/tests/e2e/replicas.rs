@@ -411,7 +411,7 @@ fn an_old_primary_is_followed_by_word_only(accept: impl Fn(&Router)) {
     assert_eq!(calls(&nodes[0], "set"), 0, "the old primary got writes");
 
     // It never comes back, and neither do the Sentinels that know it: whoever runs all this says so.
-    assert!(router.process().log().contains("nodes accept"), "{}", router.process().log());
+    router.process().expect_log(&["nodes accept"]);
     nodes[1].kill();
     until("an operator's word counts once the primary is gone", || {
         accept(&router);

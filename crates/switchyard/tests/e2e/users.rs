@@ -343,7 +343,7 @@ fn a_stranger_locks_nobody_out() {
         until("it gets in all the same", || (site.client().cmd("AUTH other s3cret") == ok()).then_some(()));
         done.store(true, std::sync::atomic::Ordering::Relaxed);
     });
-    let log = site.router().process().log();
+    let log = site.router().process().expect_log(&["a login failed"]);
     let told: Vec<&str> = log.lines().filter(|line| line.contains("a login failed")).collect();
     assert!(!told.is_empty() && told.iter().all(|line| line.contains("audit") && !line.contains("guess")), "{told:?}");
     assert!(told.len() < 200, "{} lines", told.len());

@@ -187,7 +187,7 @@ impl<W: Work> Leg<W> {
         actions.push(Action::Restore { side });
         if is_given_up {
             self.shell.roll_back(
-                format!("the {} was lost {TRIES} times in the middle of the same keys; does it take values so large?", name(side)),
+                format!("the {} was lost {TRIES} times in the middle of the same keys; it may refuse values as large as these", name(side)),
                 actions,
             );
         }

@@ -136,6 +136,15 @@ impl Process {
         String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
+    /// Waits until its log has all of these: a thread of its own writes it, a moment after what it tells of.
+    #[track_caller]
+    pub(crate) fn expect_log(&self, texts: &[&str]) -> String {
+        super::until(&format!("{} has logged {texts:?}", self.name), || {
+            let log = self.log();
+            texts.iter().all(|text| log.contains(text)).then_some(log)
+        })
+    }
+
     /// A field of `/proc/PID/status` in KiB (`VmRSS`, `VmHWM`).
     pub(crate) fn memory_kib(&self, field: &str) -> u64 {
         let path = format!("/proc/{}/status", self.pid());
