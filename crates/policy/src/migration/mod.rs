@@ -26,6 +26,7 @@
 pub mod driver;
 mod fingerprint;
 mod leg;
+pub mod life;
 mod order;
 pub mod pace;
 mod planted;
@@ -44,6 +45,7 @@ use crate::topology::{MoveId, NodeId, Slot};
 pub use driver::{Begin, Do, Driver, Happened};
 pub use fingerprint::{Fingerprint, FingerprintHasher, FingerprintMap, FingerprintSet, Fingerprinter};
 pub use leg::Leg;
+pub use life::{Life, MoveEnd, Steer};
 pub use order::{Cause, How, MoveOrder};
 pub use pace::Pacer;
 #[cfg(feature = "planted-bugs")]

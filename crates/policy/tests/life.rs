@@ -1,0 +1,443 @@
+//! The life of a move: which step comes after which, whatever comes of them.
+
+use std::collections::BTreeMap;
+
+use switchyard_policy::migration::life::{Begin, Came, Cut, Life, Listed, MoveEnd, Steer, Step};
+use switchyard_policy::migration::record::{Eras, OpenLeg, OpenMove};
+use switchyard_policy::migration::{Cause, Durability, How, MoveOrder, Outcome, Process, Protocol, Side};
+use switchyard_policy::topology::{NodeId, Slot};
+
+const ABORTED: &str = "aborted by the user";
+
+fn slots(numbers: &[u16]) -> Vec<Slot> {
+    numbers.iter().map(|number| Slot::new(*number).expect("a slot")).collect()
+}
+
+fn order() -> MoveOrder {
+    let (source, target) = (NodeId(0), NodeId(1));
+    MoveOrder { source, target, slots: slots(&[1, 2, 3]), keys: None, how: How::default(), cause: Cause::Asked(None) }
+}
+
+fn begin() -> Begin {
+    Begin { order: order(), names: ["left".to_owned(), "right".to_owned()], resume: None, aborted: false, give_up: None }
+}
+
+/// A router ended in leg 4, of slot 2; slot 1 had moved.
+fn resumed() -> Begin {
+    let process = Process { run_id: "r".to_owned(), client_id: 7 };
+    let leg = OpenLeg {
+        leg: 4,
+        slots: slots(&[2]),
+        moving: true,
+        rolled_back: None,
+        given_up: None,
+        source: process.clone(),
+        target: process,
+        eras: Eras { source: 0, target: 0 },
+        away: BTreeMap::new(),
+    };
+    let order = order();
+    let resume = OpenMove {
+        source: order.source,
+        target: order.target,
+        slots: order.slots,
+        protocol: Protocol::Switchyard,
+        durability: Durability::Memory,
+        keys: None,
+        handed_over: slots(&[1]),
+        leg: Some(leg),
+        next_leg: 5,
+    };
+    Begin { resume: Some(resume), ..begin() }
+}
+
+fn open(begin: &mut Begin) -> &mut OpenLeg {
+    begin.resume.as_mut().and_then(|resume| resume.leg.as_mut()).expect("an open leg")
+}
+
+/// A move, a clock, and the step under way.
+struct Moving {
+    life: Life,
+    step: Step,
+    now_us: u64,
+}
+
+impl Moving {
+    fn new(begin: Begin) -> Self {
+        let (life, step) = Life::begin(begin, 0);
+        Self { life, step, now_us: 0 }
+    }
+
+    fn came(&mut self, came: Came) -> &Step {
+        self.now_us += 1000;
+        self.step = self.life.came(came, self.now_us);
+        &self.step
+    }
+
+    /// As it goes where nothing is in its way: legs of one slot.
+    fn goes_well(&mut self) -> &Step {
+        let came = match &self.step {
+            Step::Measure => Came::Cut(self.life.slots_left().iter().copied().take(1).collect()),
+            Step::Leg(_) => Came::Ended(Outcome::Moved),
+            _ => Came::Done,
+        };
+        self.came(came)
+    }
+
+    /// Until a step of this name is under way.
+    fn until(mut self, name: &str) -> Self {
+        for _ in 0..100 {
+            if self.name() == name {
+                return self;
+            }
+            self.goes_well();
+        }
+        panic!("{name} does not come");
+    }
+
+    /// The step without what belongs to it.
+    fn name(&self) -> String {
+        let text = format!("{:?}", self.step);
+        text.split([' ', '(', '{']).next().unwrap_or_default().to_owned()
+    }
+
+    fn runs_out(&mut self) -> (Vec<String>, MoveEnd) {
+        let mut names = Vec::new();
+        for _ in 0..1000 {
+            if let Step::End(end) = &self.step {
+                return (names, end.clone());
+            }
+            names.push(self.name());
+            self.goes_well();
+        }
+        panic!("it does not end: {names:?}");
+    }
+
+    /// What is waited for, and what comes then.
+    fn rest(&self) -> (u64, &str, &Step) {
+        let Step::Rest { us, doing, then } = &self.step else { panic!("{:?} is no rest", self.step) };
+        (*us, doing, then)
+    }
+}
+
+fn stopped(why: &str) -> Step {
+    Step::End(MoveEnd::Stopped(why.to_owned()))
+}
+
+fn leg(number: u32, of: &[u16]) -> Cut {
+    Cut { number, slots: slots(of) }
+}
+
+const BEFORE: [&str; 6] = ["Reach", "Reach", "Check", "LearnWaits", "List", "Functions"];
+const A_LEG: [&str; 6] = ["Hear", "Measure", "Clocks", "Room", "Stage", "Leg"];
+
+#[test]
+fn a_move_that_nothing_is_in_the_way_of() {
+    let (names, end) = Moving::new(begin()).runs_out();
+    let expected: Vec<&str> = [&BEFORE[..], &A_LEG, &A_LEG, &A_LEG, &["LookBehind"]].concat();
+    assert_eq!((names, end), (expected.iter().map(|name| (*name).to_owned()).collect(), MoveEnd::Done));
+}
+
+#[test]
+fn legs_are_counted_and_what_has_moved_is_no_longer_left() {
+    let mut moving = Moving::new(begin()).until("Leg");
+    assert_eq!(moving.step, Step::Leg(leg(0, &[1])));
+    moving.goes_well();
+    assert_eq!(moving.life.slots_left().iter().copied().collect::<Vec<_>>(), slots(&[2, 3]));
+    assert_eq!(moving.until("Leg").step, Step::Leg(leg(1, &[2])));
+}
+
+#[test]
+fn an_abort_ends_the_move_at_every_step_before_all_has_moved() {
+    for name in BEFORE.iter().chain(A_LEG.iter().filter(|name| **name != "Leg")) {
+        let mut moving = Moving::new(begin()).until(name);
+        assert!(!moving.life.is_cut_short());
+        moving.life.steer(Steer::Abort);
+        assert!(moving.life.is_cut_short(), "{name}");
+        assert_eq!(*moving.came(Came::Aborted), stopped(ABORTED), "{name}");
+    }
+}
+
+#[test]
+fn an_abort_in_a_leg_ends_the_move_with_the_leg() {
+    let aborted = || {
+        let mut moving = Moving::new(begin()).until("Leg");
+        moving.life.steer(Steer::Abort);
+        moving
+    };
+    let why = "the user asks for it".to_owned();
+    assert_eq!(*aborted().came(Came::Ended(Outcome::Returned { why: why.clone() })), stopped(&why));
+    assert_eq!(*aborted().came(Came::Ended(Outcome::Moved)), stopped(ABORTED));
+    // One that has not begun is not tried again.
+    let mut moving = aborted();
+    moving.came(Came::Ended(Outcome::NotBegun { why }));
+    assert!(moving.name() == "Rest" && moving.life.is_cut_short());
+    assert_eq!(*moving.came(Came::Aborted), stopped(ABORTED));
+}
+
+#[test]
+fn what_has_all_moved_is_not_aborted() {
+    let mut moving = Moving::new(begin()).until("LookBehind");
+    moving.life.steer(Steer::Abort);
+    assert!(!moving.life.is_cut_short());
+    // Nor is a node waited for any more.
+    moving.came(Came::Lost);
+    assert_eq!(*moving.came(Came::Refused("refused".to_owned())), stopped("waiting for left: refused"));
+    // The last leg was under way.
+    let mut last = Moving::new(Begin { order: MoveOrder { slots: slots(&[1]), ..order() }, ..begin() }).until("Leg");
+    last.life.steer(Steer::Abort);
+    assert_eq!(last.runs_out().1, MoveEnd::Done);
+}
+
+#[test]
+fn a_step_whose_node_is_lost_is_done_again_when_both_are_reached() {
+    for name in ["Check", "LearnWaits", "List", "Functions", "Measure", "Clocks", "Room", "Stage", "LookBehind"] {
+        let mut moving = Moving::new(begin()).until(name);
+        let before = moving.step.clone();
+        moving.came(Came::Lost);
+        assert_eq!(moving.step, Step::Reach { side: Side::Source, then: Box::new(before.clone()) });
+        // The source at the second attempt.
+        moving.came(Came::Refused("refused".to_owned()));
+        let again = moving.rest().2.clone();
+        assert_eq!(
+            (moving.rest().1, &again),
+            ("waiting for left: refused", &Step::Reach { side: Side::Source, then: Box::new(before.clone()) })
+        );
+        moving.goes_well();
+        moving.goes_well();
+        assert_eq!(moving.step, Step::Reach { side: Side::Target, then: Box::new(before.clone()) });
+        assert_eq!(*moving.goes_well(), before, "{name}");
+    }
+}
+
+#[test]
+fn a_leg_whose_node_is_lost_before_it_begins_is_cut_anew() {
+    let mut moving = Moving::new(begin()).until("Leg");
+    moving.came(Came::Lost);
+    assert_eq!(moving.step, Step::Reach { side: Side::Source, then: Box::new(Step::Hear) });
+    assert_eq!(moving.until("Leg").step, Step::Leg(leg(0, &[1])), "it is the same one still");
+}
+
+#[test]
+fn what_a_node_refuses_ends_the_move() {
+    for name in ["Check", "List", "Functions", "Measure", "Clocks", "Room", "Stage", "LookBehind"] {
+        let mut moving = Moving::new(begin()).until(name);
+        assert_eq!(*moving.came(Came::Refused("it has no room".to_owned())), stopped("it has no room"), "{name}");
+    }
+}
+
+#[test]
+fn a_leg_that_has_not_begun_is_tried_again_when_the_source_answers_quickly() {
+    let mut moving = Moving::new(begin()).until("Leg");
+    moving.life.drained(50_000);
+    assert_eq!(moving.life.drain_patience_us(), 100_000);
+    moving.came(Came::Ended(Outcome::NotBegun { why: "no drain".to_owned() }));
+    assert_eq!(moving.rest(), (800_000, "trying again: no drain", &Step::Observe));
+    moving.goes_well();
+    // It takes longer than clients can be held back.
+    moving.life.drained(3_500_000);
+    moving.came(Came::Done);
+    assert_eq!(moving.rest(), (250_000, "waiting for left: commands sent to it earlier took 3 s", &Step::Observe));
+    moving.goes_well();
+    moving.life.drained(1_500_000);
+    assert_eq!(*moving.came(Came::Done), Step::Hear);
+    assert_eq!(moving.life.drain_patience_us(), 2_000_000, "no longer than that");
+    assert_eq!(moving.until("Leg").step, Step::Leg(leg(1, &[1])));
+}
+
+#[test]
+fn nothing_is_known_of_the_drain_at_first() {
+    let mut moving = Moving::new(begin()).until("Leg");
+    assert_eq!(moving.life.drain_patience_us(), 40_000);
+    moving.came(Came::Ended(Outcome::NotBegun { why: "no drain".to_owned() }));
+    assert_eq!(moving.rest().0, 320_000);
+}
+
+#[test]
+fn a_paused_move_begins_no_leg() {
+    let mut moving = Moving::new(begin()).until("Leg");
+    moving.life.steer(Steer::Pause);
+    moving.goes_well();
+    assert_eq!(moving.step, Step::Hear);
+    for _ in 0..3 {
+        moving.goes_well();
+        assert_eq!(moving.rest(), (50_000, "paused", &Step::Hear));
+        moving.goes_well();
+    }
+    moving.life.steer(Steer::Resume);
+    assert_eq!(*moving.goes_well(), Step::Measure);
+}
+
+#[test]
+fn a_leg_that_was_left_open_comes_first() {
+    let mut moving = Moving::new(resumed());
+    let left: Vec<Slot> = moving.life.slots_left().iter().copied().collect();
+    assert_eq!((left, moving.life.open().map(|open| open.leg)), (slots(&[2, 3]), Some(4)));
+    let (names, end) = moving.runs_out();
+    let expected = [&["Reach", "Reach", "Clocks", "Leg"][..], &BEFORE[2..], &A_LEG, &["LookBehind"]].concat();
+    assert_eq!((names, end), (expected.iter().map(|name| (*name).to_owned()).collect(), MoveEnd::Done));
+}
+
+#[test]
+fn a_leg_that_was_left_open_ends_each_way() {
+    let open = || Moving::new(resumed()).until("Leg");
+    assert_eq!(open().step, Step::Leg(leg(4, &[2])));
+    let mut moving = open();
+    assert_eq!(*moving.came(Came::Ended(Outcome::Moved)), Step::Check);
+    assert_eq!(moving.until("Leg").step, Step::Leg(leg(5, &[3])));
+    for outcome in [Outcome::Returned { why: "full".to_owned() }, Outcome::NotBegun { why: "full".to_owned() }] {
+        let mut moving = open();
+        assert_eq!(*moving.came(Came::Ended(outcome)), stopped("full"));
+        assert!(moving.life.open().is_none());
+    }
+}
+
+#[test]
+fn a_leg_that_had_not_begun_is_none_that_is_open() {
+    let mut begin = resumed();
+    open(&mut begin).moving = false;
+    let moving = Moving::new(begin);
+    assert!(moving.life.open().is_none());
+    assert_eq!(moving.until("Leg").step, Step::Leg(leg(5, &[2])), "its number was used");
+}
+
+#[test]
+fn an_open_leg_is_not_aborted_but_is_the_last() {
+    let mut moving = Moving::new(Begin { aborted: true, ..resumed() });
+    assert!(moving.life.is_aborted() && !moving.life.is_cut_short());
+    moving = moving.until("Leg");
+    assert!(!moving.life.is_cut_short());
+    assert_eq!(*moving.came(Came::Ended(Outcome::Moved)), stopped(ABORTED));
+    // Where it is the rest of the move, the move is done.
+    let mut begin = resumed();
+    begin.order.slots = slots(&[1, 2]);
+    assert_eq!(Moving::new(Begin { aborted: true, ..begin }).runs_out().1, MoveEnd::Done);
+}
+
+#[test]
+fn an_open_leg_waits_for_clocks_that_agree() {
+    let mut moving = Moving::new(resumed()).until("Clocks");
+    let clocks = moving.step.clone();
+    moving.came(Came::Refused("they differ".to_owned()));
+    assert_eq!(moving.rest(), (300_000, "waiting: they differ", &clocks));
+    assert_eq!(*moving.goes_well(), clocks);
+    // A side that is lost again is the leg's business.
+    assert_eq!(*moving.came(Came::Lost), Step::Leg(leg(4, &[2])));
+    // And where it could not begin, all is done again.
+    moving.came(Came::Lost);
+    assert_eq!((moving.rest().0, moving.rest().1), (300_000, "going on with the leg that was under way"));
+    assert_eq!(moving.until("Leg").step, Step::Leg(leg(4, &[2])));
+}
+
+/// How long an open leg waits for its nodes if these are not there, and what people are told.
+fn waits_for(begin: Begin, absent: &[Side]) -> (Option<u64>, String) {
+    let mut moving = Moving::new(begin);
+    let mut told = String::new();
+    while moving.now_us < 10_000_000 {
+        match moving.step.clone() {
+            Step::Reach { side, .. } if absent.contains(&side) => moving.came(Came::Refused("refused".to_owned())),
+            Step::Rest { us, doing, .. } => {
+                (moving.now_us, told) = (moving.now_us + us, doing);
+                moving.came(Came::Done)
+            }
+            Step::Clocks(_) => return (Some(moving.now_us / 1_000_000), told),
+            _ => moving.came(Came::Done),
+        };
+    }
+    (None, told)
+}
+
+#[test]
+fn an_open_leg_goes_on_without_a_target_that_is_not_there_and_waits_for_its_source() {
+    let told = |side: &str| format!("waiting for {side}: refused");
+    assert_eq!(waits_for(resumed(), &[]), (Some(0), String::new()));
+    assert_eq!(waits_for(resumed(), &[Side::Target]), (Some(3), told("right")));
+    assert_eq!(waits_for(resumed(), &[Side::Source]), (None, told("left")));
+    assert_eq!(waits_for(resumed(), &[Side::Source, Side::Target]), (None, told("right")));
+}
+
+#[test]
+fn an_open_leg_goes_on_without_a_source_that_the_user_has_given_up() {
+    let told = "waiting for left: refused".to_owned();
+    let given_up = |side| Begin { aborted: true, give_up: Some(side), ..resumed() };
+    assert_eq!(waits_for(given_up(Side::Source), &[Side::Source]), (Some(3), told));
+    assert_eq!(waits_for(given_up(Side::Target), &[Side::Source]).0, None);
+    assert_eq!(waits_for(given_up(Side::Source), &[Side::Source, Side::Target]).0, None);
+    // While it waits the user says so.
+    let mut moving = Moving::new(resumed());
+    moving.now_us = 4_000_000;
+    moving.came(Came::Refused("refused".to_owned()));
+    moving.came(Came::Done);
+    assert_eq!(moving.name(), "Rest");
+    moving.life.steer(Steer::GiveUp(Side::Source));
+    moving.came(Came::Done);
+    moving.came(Came::Refused("refused".to_owned()));
+    assert_eq!(*moving.came(Came::Done), Step::Clocks(leg(4, &[2])));
+}
+
+#[test]
+fn a_side_that_is_given_up_by_the_journal_is_not_reached() {
+    for (side, other) in [(Side::Source, Side::Target), (Side::Target, Side::Source)] {
+        let mut begin = resumed();
+        open(&mut begin).given_up = Some(side);
+        let mut moving = Moving::new(begin);
+        assert!(matches!(moving.step, Step::Reach { side, .. } if side == other));
+        assert_eq!(*moving.came(Came::Done), Step::Clocks(leg(4, &[2])));
+    }
+}
+
+#[test]
+fn a_move_ends_with_a_leg_that_ended_without_one_side() {
+    let lost = |side, keys, outcome| {
+        let mut moving = Moving::new(begin()).until("Leg");
+        moving.life.steer(Steer::GiveUp(side));
+        assert_eq!((moving.life.give_up(), moving.life.is_aborted()), (Some(side), true));
+        moving.life.lose(side, keys);
+        assert_eq!(moving.life.keys_lost(), keys);
+        moving.came(Came::Ended(outcome)).clone()
+    };
+    let returned = || Outcome::Returned { why: "the target was given up by the user".to_owned() };
+    assert_eq!(lost(Side::Target, 1, returned()), stopped("right was given up: lost is at most 1 key, moved there before"));
+    assert_eq!(lost(Side::Target, 12, returned()), stopped("right was given up: lost is at most 12 keys, moved there before"));
+    let of_source = "left was given up: what it had of the slots that were moving is lost";
+    assert_eq!(lost(Side::Source, 0, Outcome::Moved), stopped(of_source));
+}
+
+/// Keys, bytes of big ones, and whether some are not listed.
+struct Known(BTreeMap<u16, (u32, u64, bool)>);
+
+impl Listed for Known {
+    fn keys(&self, slot: Slot) -> u32 {
+        self.0[&slot.number()].0
+    }
+
+    fn big_bytes(&self, slot: Slot) -> u64 {
+        self.0[&slot.number()].1
+    }
+
+    fn lacks_some(&self, slot: Slot) -> bool {
+        self.0[&slot.number()].2
+    }
+}
+
+#[test]
+fn a_leg_has_whole_slots_as_many_as_fit() {
+    let life = Moving::new(begin()).life;
+    let cut = |of_slots: [(u32, u64, bool); 3], without: &[u16]| {
+        let known = Known((1..).zip(of_slots).collect());
+        let is_ours: Vec<bool> = (0..4).map(|slot| without.contains(&slot)).collect();
+        life.cut(&known, 100, &is_ours).iter().map(|slot| slot.number()).collect::<Vec<_>>()
+    };
+    let keys = |keys| (keys, 0, false);
+    assert_eq!(cut([keys(50), keys(50), keys(1)], &[]), [1, 2]);
+    assert_eq!(cut([keys(50), keys(51), keys(1)], &[]), [1]);
+    assert_eq!(cut([keys(500), keys(0), keys(1)], &[]), [1], "one at least");
+    assert_eq!(cut([keys(50), keys(50), keys(1)], &[1]), [2, 3], "what is under way is not cut again");
+    let big = |bytes| (1, bytes, false);
+    assert_eq!(cut([big(400 << 20), big(200 << 20), keys(1)], &[]), [1]);
+    assert_eq!(cut([big(400 << 20), keys(1), big(100 << 20)], &[]), [1, 2, 3]);
+    assert_eq!(cut([big(4 << 30), keys(1), big(1)], &[]), [1, 2], "after too large a one come those that have none");
+    let unsure = (1, 0, true);
+    assert_eq!(cut([unsure, keys(1), unsure], &[]), [2], "those that are listed once more come last");
+    assert_eq!(cut([unsure, keys(1), unsure], &[2]), [1, 3], "and together");
+}
