@@ -266,6 +266,10 @@ fn a_paused_move_begins_no_leg() {
     }
     moving.life.steer(Steer::Resume);
     assert_eq!(*moving.goes_well(), Step::Measure);
+    // Nobody waits for a user who wants it to end.
+    moving.life.steer(Steer::Pause);
+    moving.life.steer(Steer::Abort);
+    assert!(!moving.life.is_paused());
 }
 
 #[test]

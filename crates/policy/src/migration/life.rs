@@ -244,7 +244,7 @@ impl Life {
             Step::LearnWaits => Step::List,
             Step::List => Step::Functions,
             Step::Functions => self.next(),
-            Step::Hear if self.paused => rest(PAUSED_REST_US, "paused", Step::Hear),
+            Step::Hear if self.is_paused() => rest(PAUSED_REST_US, "paused", Step::Hear),
             Step::Hear => Step::Measure,
             Step::Clocks(cut) if self.open.is_some() => Step::Leg(cut),
             Step::Clocks(cut) => Step::Room(cut),
@@ -396,10 +396,10 @@ impl Life {
         self.open.as_ref()
     }
 
-    /// The user has paused it.
+    /// The user has paused it, and does not want it to end.
     #[must_use]
     pub const fn is_paused(&self) -> bool {
-        self.paused
+        self.paused && !self.aborted
     }
 
     /// The user wants it to end.

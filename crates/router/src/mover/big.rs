@@ -156,9 +156,9 @@ impl Mover {
     /// Says once that sizes are not told.
     pub(super) fn say_if_sizes_are_refused(&mut self, was_refused: bool) {
         if self.big.refused && !was_refused {
-            let name = self.name(self.task.order.source);
+            let name = self.name(self.life.order().source);
             warn!(
-                move_id = self.task.id.0,
+                move_id = self.id.0,
                 node = name,
                 "the node refuses MEMORY USAGE, so big keys are not known beforehand: they move whole, and commands wait meanwhile"
             );
@@ -212,7 +212,7 @@ impl Mover {
         shown.whole_us_max = shown.whole_us_max.max(us);
         shown.whole_last = format!("a {kind} of {bytes} bytes, {} ms: {why}", us.div_ceil(1000));
         warn!(
-            move_id = self.task.id.0,
+            move_id = self.id.0,
             kind, bytes, us, why, "a big key was moved whole: commands for it, and others at its nodes, waited meanwhile"
         );
     }

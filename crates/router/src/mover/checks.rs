@@ -19,7 +19,7 @@ impl Mover {
     /// Whether the nodes can do it.
     pub(super) fn check(&mut self) -> Result<(), Halt> {
         self.doing = "looking at both nodes".to_owned();
-        let (source, target) = (self.name(self.task.order.source), self.name(self.task.order.target));
+        let (source, target) = (self.name(self.life.order().source), self.name(self.life.order().target));
         let versions = (self.version_of_dump(Side::Source)?, self.version_of_dump(Side::Target)?);
         if versions.0 > versions.1 {
             return Err(Halt::Stop(format!(
@@ -28,7 +28,7 @@ impl Mover {
             )));
         }
         self.check_clocks()?;
-        let durability = self.task.order.how.durability;
+        let durability = self.life.order().how.durability;
         if durability == Durability::Aof && !self.target.always_synced {
             let answer = self.call(Side::Target, &[b"WAITAOF", b"1", b"0", b"1"])?;
             if reply::is_error(&answer) {
@@ -57,7 +57,7 @@ impl Mover {
 
     /// The version of the format that DUMP gives: that of a key which nobody sees.
     fn version_of_dump(&mut self, side: Side) -> Result<u16, Halt> {
-        let name = format!("switchyard:temporary:{}:mover-{}", self.shared.incarnation, self.task.id.0);
+        let name = format!("switchyard:temporary:{}:mover-{}", self.shared.incarnation, self.id.0);
         let key = name.as_bytes();
         let mut refused = None;
         for command in [&[&b"MULTI"[..]][..], &[b"SET", key, b"1", b"PX", b"10000"], &[b"DUMP", key], &[b"UNLINK", key]] {
@@ -98,8 +98,8 @@ impl Mover {
         (skew_us.abs() > SKEW_MAX_US).then(|| {
             format!(
                 "the clocks of {} and {} differ by {:.1} s, and keys would expire at a wrong time. Set the clocks right first",
-                self.name(self.task.order.source),
-                self.name(self.task.order.target),
+                self.name(self.life.order().source),
+                self.name(self.life.order().target),
                 skew_us as f64 / 1e6
             )
         })
@@ -110,17 +110,6 @@ impl Mover {
         self.ask_clock(Side::Source)?;
         self.ask_clock(Side::Target)?;
         self.clocks_differ().map_or(Ok(()), |why| Err(Halt::Stop(why)))
-    }
-
-    /// The same before a leg that was under way when the router ended: it cannot be left as it is, so it waits.
-    pub(super) fn until_clocks_agree(&mut self) -> Result<(), Halt> {
-        while let Err(halt) = self.check_clocks() {
-            let Halt::Stop(why) = halt else { return Err(halt) };
-            self.doing = format!("waiting: {why}");
-            self.pump()?;
-            self.wait(Duration::from_millis(300));
-        }
-        Ok(())
     }
 
     /// Walks through the keys of some slots at a node: calls `with` with the keys of each step, in their database.
@@ -184,7 +173,7 @@ impl Mover {
         let turn = loop {
             let free = self.shared.functions.to_copy().filter(|_| {
                 let left = self.shared.fences.with_functions();
-                left.iter().all(|(node, _)| *node != self.task.order.source && *node != self.task.order.target)
+                left.iter().all(|(node, _)| *node != self.life.order().source && *node != self.life.order().target)
             });
             match free {
                 Some(turn) => break turn,
@@ -214,7 +203,7 @@ impl Mover {
             Ok(answer) => answer,
             Err(halt) => {
                 // It may still be executed, also when this move has ended.
-                self.shared.fences.broke_with_functions(self.task.order.target, process, turn);
+                self.shared.fences.broke_with_functions(self.life.order().target, process, turn);
                 return Err(halt);
             }
         };
@@ -222,8 +211,8 @@ impl Mover {
         if reply::is_error(&answer) {
             return Err(Halt::Stop(format!(
                 "{} does not take the functions of {}: {}",
-                self.name(self.task.order.target),
-                self.name(self.task.order.source),
+                self.name(self.life.order().target),
+                self.name(self.life.order().source),
                 error_text(&answer)
             )));
         }
@@ -257,7 +246,7 @@ impl Mover {
         if used.saturating_add(needed) > limit {
             return Err(Halt::Stop(format!(
                 "{} has no room: {keys} keys need about {needed} bytes, it uses {used}, and its maxmemory is {limit}",
-                self.name(self.task.order.target)
+                self.name(self.life.order().target)
             )));
         }
         Ok(())
@@ -268,7 +257,7 @@ impl Mover {
         self.doing = "looking for keys left behind".to_owned();
         let process = self.source.connection.as_ref().map(|c| c.process.run_id.clone());
         let unchanged = process == self.first_source;
-        let slots: Vec<Slot> = self.task.order.slots.clone();
+        let slots: Vec<Slot> = self.life.order().slots.clone();
         self.walk(Side::Source, slots, |mover, database, keys| {
             keys.into_iter().try_for_each(|key| mover.settle_late(database, &key, unchanged))
         })?;
@@ -278,20 +267,20 @@ impl Mover {
 
     /// Whether a key that is found at the target, in a slot of the move, may be removed there.
     pub(super) fn may_be_removed(&self, key: &[u8]) -> bool {
-        self.task.order.how.purge_target || self.task.leftovers.binary_search(&slot_of(key)).is_ok()
+        self.life.order().how.purge_target || self.leftovers.binary_search(&slot_of(key)).is_ok()
     }
 
     /// Does with a key that the source still has what can be known to be right. `unchanged`: it is the process that the move began with.
     pub(super) fn settle_late(&mut self, database: u32, key: &Key, unchanged: bool) -> Result<(), Halt> {
         // Of a key that lives elsewhere than its slot this is a copy of earlier.
-        let stale = self.task.order.keys.is_none() && self.shared.plan().topology.exception(key).is_some();
-        match self.was_moved(self.task.fingerprints.of(key)) {
+        let stale = self.life.order().keys.is_none() && self.shared.plan().topology.exception(key).is_some();
+        match self.was_moved(self.fingerprints.of(key)) {
             known if stale || known == Some(true) => {
                 self.unlink(Side::Source, std::slice::from_ref(key))?;
                 self.note_late(|late| late.removed += 1);
             }
             // Neither of one that a node which was given up has kept of earlier.
-            Some(false) if unchanged && self.task.leftovers_at_source.binary_search(&slot_of(key)).is_err() => {
+            Some(false) if unchanged && self.leftovers_at_source.binary_search(&slot_of(key)).is_err() => {
                 let moved = self.move_late(database, key)?;
                 self.note_late(|late| if moved { late.moved += 1 } else { late.left += 1 });
             }
@@ -305,7 +294,7 @@ impl Mover {
         let late = self.late();
         if late != super::LateKeys::default() {
             warn!(
-                move_id = self.task.id.0,
+                move_id = self.id.0,
                 moved = late.moved,
                 removed = late.removed,
                 left = late.left,

@@ -4,7 +4,6 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use switchyard_policy::migration::record::OpenLeg;
 use switchyard_policy::migration::staging::{Event as OfStaged, Place};
 use switchyard_policy::migration::{BatchId, Begin, Do, Driver, Event, Fingerprint, Happened, Io, Key, LegView, Orders, Outcome, Side};
 use switchyard_policy::topology::{NodeId, Slot, Stage};
@@ -67,40 +66,42 @@ impl Run {
 }
 
 impl Mover {
-    /// Does a leg to its end. `fresh`: its keys are in the spool.
-    pub(super) fn run_leg(&mut self, number: u32, slots: Vec<Slot>, resume: Option<OpenLeg>, fresh: bool) -> Result<Outcome, Halt> {
+    /// Does a leg to its end.
+    pub(super) fn run_leg(&mut self, number: u32, slots: Vec<Slot>) -> Result<Outcome, Halt> {
+        let resume = self.life.open().cloned();
+        self.doing = if resume.is_some() { "going on with the leg that was under way" } else { "moving" }.to_owned();
         let databases = self.databases_in_use()?;
         // A side that is not there is met when it is there again. Until then the process is there that was, and is lost.
         let met = |end: &side::End| end.connection.as_ref().map(|connection| connection.process.clone());
         let (source_was, target_was) = resume.as_ref().map(|open| (open.source.clone(), open.target.clone())).unzip();
         let Some(source) = met(&self.source).or(source_was) else { return Err(Halt::Lost) };
         let Some(target) = met(&self.target).or(target_was) else { return Err(Halt::Lost) };
-        let task = &self.task;
         let scope = self.scope_of(&slots);
+        let order = self.life.order();
         let driver = Driver::new(Begin {
-            protocol: task.order.how.protocol,
+            protocol: order.how.protocol,
             orders: Orders {
-                move_id: task.id,
+                move_id: self.id,
                 leg: number,
-                source: task.order.source,
-                target: task.order.target,
+                source: order.source,
+                target: order.target,
                 slots: slots.clone(),
-                durability: task.order.how.durability,
-                drain_patience_us: self.drain_patience.as_micros() as u64,
+                durability: order.how.durability,
+                drain_patience_us: self.life.drain_patience_us(),
             },
-            fingerprints: task.fingerprints,
+            fingerprints: self.fingerprints,
             resume,
             keys: scope.as_ref().map(|scope| scope.keys().to_vec()),
             databases,
-            listed_of: self.listed_of.clone().filter(|_| fresh),
-            target_is_clean: fresh && self.target_is_clean,
+            listed_of: self.listed_of.clone(),
+            target_is_clean: self.target_is_clean,
         });
         let mut run = Run {
             number,
             driver,
             happened: VecDeque::new(),
             begun: HashMap::new(),
-            view: LegView::new(Arc::default(), scope, task.fingerprints),
+            view: LegView::new(Arc::default(), scope, self.fingerprints),
             catching_up: None,
             contents: HashMap::new(),
             whole: HashMap::new(),
@@ -116,13 +117,13 @@ impl Mover {
         run.tell(Event::Met { source, target });
         let missing = [Side::Source, Side::Target].into_iter().filter(|side| self.end(*side).connection.is_none());
         run.happened.extend(missing.map(|side| Happened::Lost { side }));
-        if self.is_aborted() {
+        if self.life.is_aborted() {
             run.tell(Event::RollBack);
         }
-        if let Some(side) = self.give_up {
+        if let Some(side) = self.life.give_up() {
             run.tell(Event::GiveUp { side });
         }
-        self.hurry(self.is_aborted());
+        self.hurry(self.life.is_aborted());
         run.tell(Event::Pace(self.pace()));
         if !self.tickets.is_empty() {
             run.tell(Event::Quiesce);
@@ -168,13 +169,13 @@ impl Mover {
         let progress = run.driver.progress();
         self.ended_legs(progress, outcome == Outcome::Moved, run.moving_since.map_or(Duration::ZERO, |since| since.elapsed()));
         self.shared.change_moves(|moves| {
-            moves.legs.remove(&(self.task.id, number));
+            moves.legs.remove(&(self.id, number));
         });
         if !matches!(outcome, Outcome::Moved) {
             self.target_is_clean = matches!(outcome, Outcome::NotBegun { .. }) && run.driver.target_is_clean();
         }
         // Why one goes back is told where that begins.
-        debug!(move_id = self.task.id.0, leg = number, slots = run.slots.len(), keys = progress.keys_moved, outcome = ?outcome, "a leg has ended");
+        debug!(move_id = self.id.0, leg = number, slots = run.slots.len(), keys = progress.keys_moved, outcome = ?outcome, "a leg has ended");
         Ok(outcome)
     }
 
@@ -192,7 +193,7 @@ impl Mover {
                         _ => {}
                     }),
                     Err(why) => {
-                        warn!(move_id = self.task.id.0, node = self.name(self.end(side).node), why, "a mover has lost its connection");
+                        warn!(move_id = self.id.0, node = self.name(self.end(side).node), why, "a mover has lost its connection");
                         self.end_mut(side).fail();
                     }
                 }
@@ -209,7 +210,7 @@ impl Mover {
             Do::Record { numbers, records } => {
                 let (own, leg) = (self.own.clone(), run.number);
                 self.records += records.len() as u64;
-                self.task.host.record(records, Box::new(move |outcome| own.tell(Told::Recorded { leg, numbers, outcome })));
+                self.host.record(records, Box::new(move |outcome| own.tell(Told::Recorded { leg, numbers, outcome })));
             }
             Do::View { away } => run.view = run.view.turned(Arc::default(), away),
             Do::Publish => {
@@ -218,7 +219,7 @@ impl Mover {
             }
             Do::Withdraw => {
                 self.shared.change_moves(|moves| {
-                    moves.legs.remove(&(self.task.id, run.number));
+                    moves.legs.remove(&(self.id, run.number));
                 });
                 self.publish_observed_or_retry();
             }
@@ -261,7 +262,7 @@ impl Mover {
                 self.end_mut(from).migrate(batch, &keys, run.driver.databases(), address, access);
             }
             Do::Io(Io::Commit { keys }) => {
-                let fingerprints: Vec<Fingerprint> = keys.iter().map(|key| self.task.fingerprints.of(key)).collect();
+                let fingerprints: Vec<Fingerprint> = keys.iter().map(|key| self.fingerprints.of(key)).collect();
                 keys.iter().for_each(|key| self.staged_is_moved(key));
                 run.committed += keys.len() as u64;
                 if run.committed - run.driver.progress().keys_moved.min(run.committed) > ABSENT_MAX {
@@ -276,10 +277,10 @@ impl Mover {
                 self.wake_workers(run.view.committed());
             }
             Do::Io(Io::Refuse { keys, error }) => {
-                let keys = keys.map(|keys| keys.iter().map(|key| self.task.fingerprints.of(key)).collect::<Arc<[Fingerprint]>>());
+                let keys = keys.map(|keys| keys.iter().map(|key| self.fingerprints.of(key)).collect::<Arc<[Fingerprint]>>());
                 let error: Arc<str> = error.into();
                 for mailbox in self.shared.mailboxes.iter() {
-                    mailbox.send(Message::Refused { move_id: self.task.id, keys: keys.clone(), error: error.clone() });
+                    mailbox.send(Message::Refused { move_id: self.id, keys: keys.clone(), error: error.clone() });
                 }
             }
             Do::Confirm { side } => self.end_mut(side).confirm(),
@@ -294,16 +295,16 @@ impl Mover {
             Do::Io(Io::Quiet) => self.say_quiet(),
             Do::RollBack { why } => {
                 self.doing = format!("going back: {why}");
-                warn!("move {}: what is under way (batch {}) goes back to its source: {why}", self.task.id.0, run.number);
+                warn!("move {}: what is under way (batch {}) goes back to its source: {why}", self.id.0, run.number);
                 run.contents.clear();
                 self.staging.drop_all();
             }
             Do::Lost { side, keys } => {
-                self.lost = Some((side, keys.len() as u64));
-                self.task.host.lost(self.task.id, self.end(side).node, &keys);
+                self.life.lose(side, keys.len() as u64);
+                self.host.lost(self.id, self.end(side).node, &keys);
             }
             Do::Io(Io::Report { text }) => {
-                warn!(move_id = self.task.id.0, leg = run.number, "{text}");
+                warn!(move_id = self.id.0, leg = run.number, "{text}");
                 self.doing = text;
             }
             Do::Io(Io::End(outcome)) => run.outcome = Some(outcome),
@@ -312,18 +313,18 @@ impl Mover {
 
     /// Makes every worker know that the slots are moving, or going back. Gives the epoch, if the topology can be changed now.
     fn publish_leg(&mut self, run: &Run) -> Option<u64> {
-        let id = self.task.id;
+        let id = self.id;
         let view = run.view.clone();
         self.shared.change_moves(|moves| {
             moves.legs.insert((id, run.number), view);
         });
         let transit = |stage| self.transit(stage);
         let mut transits = vec![(transit(Stage::Moving { leg: run.number }), run.slots.clone())];
-        let rest: Vec<Slot> = self.slots_left.iter().copied().filter(|slot| !run.driver.is_ours()[slot.index()]).collect();
+        let rest: Vec<Slot> = self.life.slots_left().iter().copied().filter(|slot| !run.driver.is_ours()[slot.index()]).collect();
         if self.is_listed && !rest.is_empty() {
             transits.push((transit(Stage::Observed), rest));
         }
-        match self.task.host.set_transits(id, transits) {
+        match self.host.set_transits(id, transits) {
             Ok(epoch) => {
                 self.shared.want_drained(epoch);
                 Some(epoch)
@@ -339,7 +340,7 @@ impl Mover {
         let (own, leg) = (self.own.clone(), run.number);
         let done = Box::new(move |outcome| own.tell(Told::HandedOver { leg, outcome }));
         let keys = run.view.scope().map(|scope| scope.keys());
-        self.task.host.hand_over(self.task.id, &run.slots, keys, owner, done);
+        self.host.hand_over(self.id, &run.slots, keys, owner, done);
     }
 
     /// Some more keys of the leg from the list, and whether there are no more. `None`: that does not have all of them.
@@ -391,7 +392,7 @@ impl Mover {
                     Ok(()) => run.happened.push_back(Happened::Recorded(numbers)),
                     Err(why) => {
                         // Whoever keeps the records tries until the router stops. Nothing of it takes effect; the next start takes the leg up.
-                        tracing::error!(move_id = self.task.id.0, leg, why, "the journal of moves cannot be written: the leg waits");
+                        tracing::error!(move_id = self.id.0, leg, why, "the journal of moves cannot be written: the leg waits");
                         self.doing = format!("the journal cannot be written: {why}");
                     }
                 },
@@ -416,7 +417,8 @@ impl Mover {
                     }
                 }
                 Told::Steer(steer) => {
-                    if self.steer(steer) {
+                    self.steer(steer);
+                    if matches!(steer, Steer::Abort | Steer::GiveUp(_)) {
                         self.hurry(true);
                         run.tell(Event::RollBack);
                     }
@@ -455,7 +457,7 @@ impl Mover {
 
     fn lose(&mut self, run: &mut Run, side: Side, why: &str) {
         let name = self.name(self.end(side).node);
-        warn!(move_id = self.task.id.0, node = name, why, "a mover has lost its connection");
+        warn!(move_id = self.id.0, node = name, why, "a mover has lost its connection");
         self.doing = format!("waiting for {name}: {why}");
         self.end_mut(side).fail();
         if side == Side::Target {
@@ -605,7 +607,7 @@ impl Mover {
         // Where a side is lost, it is found out where its answers are taken.
         let Ok(databases) = self.databases_in_use() else { return };
         // Who goes past us may give a key its time at any moment.
-        if !run.driver.goes_back() && !self.task.order.how.direct_clients {
+        if !run.driver.goes_back() && !self.life.order().how.direct_clients {
             run.lasting.clone_from(&self.lasting);
         }
         run.moving_since = Some(Instant::now());

@@ -19,20 +19,20 @@ const AT_ONCE: usize = 1000;
 impl Mover {
     /// What is published of the slots of this move.
     pub(super) fn transit(&self, stage: Stage) -> Transit {
-        let task = &self.task;
-        Transit { move_id: task.id, source: task.order.source, target: task.order.target, stage, keys_only: task.order.keys.is_some() }
+        let order = self.life.order();
+        Transit { move_id: self.id, source: order.source, target: order.target, stage, keys_only: order.keys.is_some() }
     }
 
     /// The keys of a leg of these slots, where only some move.
     pub(super) fn scope_of(&self, slots: &[Slot]) -> Option<Arc<Scope>> {
-        let keys = self.task.order.keys.as_ref()?;
+        let keys = self.life.order().keys.as_ref()?;
         let of_leg = keys.iter().filter(|key| slots.binary_search(&slot_of(key)).is_ok());
-        Some(Arc::new(Scope::new(of_leg.cloned().collect(), self.task.fingerprints)))
+        Some(Arc::new(Scope::new(of_leg.cloned().collect(), self.fingerprints)))
     }
 
     /// Leaves of these keys those that this move is about.
     pub(super) fn keep_own(&self, keys: &mut Vec<Key>) {
-        match &self.task.order.keys {
+        match &self.life.order().keys {
             Some(own) => keys.retain(|key| own.binary_search(key).is_ok()),
             None => {
                 let topology = self.shared.plan().topology.clone();
@@ -45,8 +45,8 @@ impl Mover {
 
     /// The keys of slots that are left, a thousand at a time.
     fn named(&self) -> Vec<Vec<Key>> {
-        let keys = self.task.order.keys.iter().flat_map(|keys| keys.iter());
-        let left: Vec<Key> = keys.filter(|key| self.slots_left.contains(&slot_of(key))).cloned().collect();
+        let keys = self.life.order().keys.iter().flat_map(|keys| keys.iter());
+        let left: Vec<Key> = keys.filter(|key| self.life.slots_left().contains(&slot_of(key))).cloned().collect();
         left.chunks(AT_ONCE).map(<[Key]>::to_vec).collect()
     }
 
@@ -106,9 +106,6 @@ impl Mover {
                     }
                 }
                 self.while_paused()?;
-                if self.is_aborted() {
-                    return Err(Halt::Stop("stopped by the user while its keys were looked at".to_owned()));
-                }
             }
         }
         self.say_if_sizes_are_refused(was_refused);
@@ -135,13 +132,13 @@ impl Mover {
             }
         }
         if removed > 0 {
-            info!(move_id = self.task.id.0, keys = removed, "removed what was left over at the target");
+            info!(move_id = self.id.0, keys = removed, "removed what was left over at the target");
         }
         if foreign > 0 {
             return Err(Halt::Stop(format!(
                 "{} has {foreign} of these keys, which do not live there, and which no move of ours has left there. Somebody wrote past the router, or the server \
                  came back with a snapshot from before an earlier move was rolled back. Look at them, and remove them there or let the move do it (--purge-target)",
-                self.name(self.task.order.target)
+                self.name(self.life.order().target)
             )));
         }
         self.target_is_clean = true;
@@ -153,7 +150,7 @@ impl Mover {
         self.doing = "looking for keys left behind".to_owned();
         let process = self.source.connection.as_ref().map(|c| c.process.run_id.clone());
         let unchanged = process == self.first_source;
-        let all = self.task.order.keys.clone().unwrap_or_default();
+        let all = self.life.order().keys.clone().unwrap_or_default();
         for database in self.databases_in_use()? {
             for page in all.chunks(AT_ONCE) {
                 self.select(Side::Source, database)?;

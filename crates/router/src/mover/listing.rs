@@ -108,12 +108,12 @@ impl Mover {
             found: Found::default(),
             refused: None,
         };
-        self.slots_left.iter().for_each(|slot| pass.is_ours[slot.index()] = true);
+        self.life.slots_left().iter().for_each(|slot| pass.is_ours[slot.index()] = true);
         loop {
             let is_to_rest = self.listen()?;
             let asked = Instant::now();
             // Other questions are alone on their connection; and who waits with an answer unread does not sleep.
-            let ends = self.is_aborted() || pass.refused.is_some();
+            let ends = self.life.is_cut_short() || pass.refused.is_some();
             let pauses = ends || is_to_rest || pass.found.is_to_be_cleared();
             if !pauses {
                 self.ask(&mut pass);
@@ -132,7 +132,7 @@ impl Mover {
                 self.clear(&mut pass.found, false)?;
                 continue;
             }
-            let fast = self.goal == Goal::Fast;
+            let fast = self.life.order().how.goal == Goal::Fast;
             if fast {
                 self.exchange_both(&mut pass.source.answers, &mut pass.target.answers)?;
                 if pass.source.answers.is_empty() && pass.target.answers.is_empty() {
@@ -151,7 +151,7 @@ impl Mover {
             of_source.into_iter().for_each(|(database, answer)| self.take_keys(&mut pass, database, answer));
             of_target.into_iter().for_each(|(database, answer)| self.look_at_keys(&mut pass, database, &answer));
             let taken = asked.elapsed();
-            match self.goal {
+            match self.life.order().how.goal {
                 Goal::Fast => {}
                 Goal::Balanced => self.rest(taken)?,
                 Goal::Gentle => self.rest(taken * 4)?,
@@ -160,7 +160,7 @@ impl Mover {
         let mut found = pass.found;
         self.clear(&mut found, true)?;
         if found.removed > 0 {
-            info!(move_id = self.task.id.0, keys = found.removed, "removed what was left over at the target");
+            info!(move_id = self.id.0, keys = found.removed, "removed what was left over at the target");
         }
         self.say_if_sizes_are_refused(was_refused);
         self.target_is_clean = true;
@@ -263,7 +263,7 @@ impl Mover {
                 && pass.is_ours[slot.index()]
                 // A key that lives there although its slot does not is where it belongs; one that lives at a third node left this one.
                 && let lives_at = topology.exception(key)
-                && lives_at != Some(self.task.order.target)
+                && lives_at != Some(self.life.order().target)
             {
                 if lives_at.is_some() || self.may_be_removed(key) {
                     pass.found.stale.push((database, key.into()));
@@ -291,15 +291,15 @@ impl Mover {
             return Err(Halt::Stop(format!(
                 "{} has {} of these slots, which it does not own, and which no move of ours has left there. Somebody wrote past the router, or the server came \
                  back with a snapshot from before an earlier move was rolled back. Look at these keys, and remove them there or let the move do it (--purge-target)",
-                self.name(self.task.order.target),
+                self.name(self.life.order().target),
                 counted(found.foreign, "key")
             )));
         }
         Ok(())
     }
 
-    /// Has the workers tell what they write from now on, and waits until what they sent before is answered. Gives how long that took.
-    pub(super) fn observe(&mut self) -> Result<Duration, Halt> {
+    /// Has the workers tell what they write from now on, and waits until what they sent before is answered.
+    pub(super) fn observe(&mut self) -> Result<(), Halt> {
         let epoch = loop {
             match self.publish_observed() {
                 Ok(epoch) => break epoch,
@@ -310,17 +310,13 @@ impl Mover {
             }
         };
         let since = Instant::now();
-        while !self.shared.drained_source(epoch, self.task.order.source) {
+        while !self.shared.drained_source(epoch, self.life.order().source) {
             self.shared.want_drained(epoch);
             self.pump()?;
-            if self.is_aborted() {
-                return Err(Halt::Stop("stopped by the user while commands sent earlier were waited for".to_owned()));
-            }
             self.wait(Duration::from_millis(5));
         }
-        let took = since.elapsed();
-        self.note_drain(took);
-        Ok(took)
+        self.life.drained(since.elapsed().as_micros() as u64);
+        Ok(())
     }
 }
 

@@ -30,12 +30,13 @@ use std::time::Duration;
 
 use switchyard_policy::failover::Position;
 use switchyard_policy::migration::record::OpenMove;
-use switchyard_policy::migration::{Fingerprint, Fingerprinter, Goal, Key, MoveOrder, Phase, Record, Side};
+use switchyard_policy::migration::{Fingerprint, Fingerprinter, Key, MoveOrder, Phase, Record, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit, slot_of};
 
 use crate::shared::{Shared, lock};
 pub use big::{BigKey, BigKeys};
 pub(crate) use committed::{Moves, SharedLeg, SharedMove, Told};
+pub use switchyard_policy::migration::{MoveEnd, Steer};
 
 /// Moves that are remembered, also when they have ended.
 const REMEMBERED: usize = 64;
@@ -73,15 +74,6 @@ pub trait Host: Send + Sync + fmt::Debug {
 
     /// The move is over. The last call for it.
     fn ended(&self, move_id: MoveId, end: &MoveEnd);
-}
-
-/// How a move ended.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum MoveEnd {
-    /// All slots belong to the target.
-    Done,
-    /// It stopped: what was moved stays moved, the rest stays where it was. With the reason.
-    Stopped(String),
 }
 
 /// An order, and what its mover needs besides.
@@ -123,23 +115,6 @@ pub struct SoFar {
     pub repeated: u64,
     /// Seconds that it has taken.
     pub seconds: f64,
-}
-
-/// What a user may do to a move under way.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Steer {
-    /// End the leg under way, and start no further one.
-    Pause,
-    /// Go on.
-    Resume,
-    /// Turn the leg under way back, or let it end where that is less, as fast as it goes; start no other, and end the move.
-    Abort,
-    /// The same, without waiting for this side, which is lost for good.
-    GiveUp(Side),
-    /// Go on with another goal.
-    Goal(Goal),
-    /// Go on with so many bytes per second at most; `None`: as the goal says.
-    MaxRate(Option<u64>),
 }
 
 /// How far a move is.

@@ -73,20 +73,20 @@ impl Mover {
         let total = self.moved_before_listing + self.listed;
         let left = total.saturating_sub(moved);
         let lost = self.note_unconnected();
-        let is_at = (keys, self.slots_left.len(), self.listed, leg.map(|leg| leg.phase));
-        if self.shown.came.0 != is_at || self.paused {
+        let is_at = (keys, self.life.slots_left().len(), self.listed, leg.map(|leg| leg.phase));
+        if self.shown.came.0 != is_at || self.life.is_paused() {
             self.shown.came = (is_at, Instant::now());
         }
         let mut progress = lock(&self.own.progress);
         let before = progress.clone();
         progress.doing.clone_from(&self.doing);
         progress.phase = leg.map(|leg| leg.phase);
-        progress.paused = self.paused;
-        progress.slots_done = (self.task.order.slots.len() - self.slots_left.len()) as u32;
-        progress.aborting = self.aborted;
+        progress.paused = self.life.is_paused();
+        progress.slots_done = (self.life.order().slots.len() - self.life.slots_left().len()) as u32;
+        progress.aborting = self.life.is_aborted();
         progress.leg_left = leg.map(|leg| leg.left);
         progress.lost = lost;
-        progress.keys_lost = self.lost.map_or(0, |(_, keys)| keys);
+        progress.keys_lost = self.life.keys_lost();
         progress.idle_seconds = self.shown.came.1.elapsed().as_secs_f64();
         progress.keys_listed = total;
         progress.listed = self.is_listed;
@@ -100,7 +100,7 @@ impl Mover {
         progress.keys_per_second = self.shown.rates.0;
         progress.bytes_per_second = self.shown.rates.1;
         progress.seconds_left = (self.is_listed && self.shown.rates.0 > 0.0).then(|| left as f64 / self.shown.rates.0);
-        progress.seconds = self.task.so_far.seconds + self.began.elapsed().as_secs_f64();
+        progress.seconds = self.seconds_before + self.began.elapsed().as_secs_f64();
         progress.records = self.records;
     }
 

@@ -61,7 +61,7 @@ impl Mover {
         let is_silent = matches!(step, Step::Told(since) if since.elapsed() > SILENT);
         if is_silent {
             warn!(
-                move_id = self.task.id.0,
+                move_id = self.id.0,
                 node = self.name(node),
                 "nobody says whether replicas have what has moved: they may not have it yet"
             );
@@ -81,18 +81,14 @@ impl Mover {
         let offset = field(&info, "master_repl_offset").and_then(|offset| offset.parse().ok());
         let Some((id, offset)) = field(&info, "master_replid").zip(offset) else {
             let name = self.name(self.end(*side).node);
-            warn!(
-                move_id = self.task.id.0,
-                node = name,
-                "its INFO does not say how far replicas must be: they may not have yet what has moved"
-            );
+            warn!(move_id = self.id.0, node = name, "its INFO does not say how far replicas must be: they may not have yet what has moved");
             return self.caught_up(run, Ok(()));
         };
         let position = Position { replication_id: id.to_owned(), offset };
         *step = Step::Told(Instant::now());
         let (own, leg) = (self.own.clone(), run.number);
         let done = Box::new(move |outcome| own.tell(Told::CaughtUp { leg, outcome }));
-        self.task.host.replicas_need(self.end(*side).node, position, PATIENCE, done);
+        self.host.replicas_need(self.end(*side).node, position, PATIENCE, done);
     }
 
     /// A side is lost that may have been asked.

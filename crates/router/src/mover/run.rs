@@ -1,5 +1,4 @@
-//! The thread of a move: reaches both nodes, looks whether the move can be, lists the keys, does leg after leg, and looks afterwards whether
-//! anything was left behind.
+//! The thread of a move: does step after step of its life (`switchyard_policy::migration::life`), and tells what came of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,10 +6,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use switchyard_policy::migration::life::{Begin, Came, Life, Listed, Step};
 use switchyard_policy::migration::pace::{Observation, Pacer};
-use switchyard_policy::migration::{Fingerprint, Goal, Outcome, Pace, Progress, Side};
-use switchyard_policy::topology::{Slot, Stage, slot_of};
-use switchyard_resp::units::counted;
+use switchyard_policy::migration::{Fingerprint, Fingerprinter, Goal, Outcome, Pace, Progress, Side};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, slot_of};
 use tracing::{error, trace, warn};
 
 use super::big::Big;
@@ -20,27 +19,13 @@ use super::progress::Shown;
 use super::side::End;
 use super::sizes::Sizes;
 use super::spool::Spool;
-use super::staging::{LEG_BYTES, Staging};
-use super::{MoveEnd, MoveTask, SharedMove, Steer, Told};
+use super::staging::Staging;
+use super::{Host, MoveEnd, MoveTask, SharedMove, Steer, Told};
 use crate::metrics::Waits;
 use crate::shared::{Message, Shared, lock};
 
 /// Fingerprints of moved keys that are remembered until the end; beyond it what is found late can no longer be told apart.
 const REMEMBERED_MAX: usize = 20_000_000;
-
-/// Between two attempts of a leg that could not begin, at least; and as a multiple of what clients may have waited for it.
-const LEG_REST: Duration = Duration::from_millis(250);
-const LEG_REST_FACTOR: u32 = 8;
-
-/// Workers may take so long to drain, where nothing else is known, and never more than that: clients wait meanwhile.
-const DRAIN_PATIENCE: Duration = Duration::from_millis(40);
-const DRAIN_PATIENCE_MAX: Duration = Duration::from_secs(2);
-
-/// Between two attempts to reach a node.
-const REACH_REST: Duration = Duration::from_millis(300);
-
-/// A leg that a router before this one has left goes on without its target when that was not reached for so long.
-const TARGET_PATIENCE: Duration = Duration::from_secs(3);
 
 /// How often the pace is looked at.
 const PACE: Duration = Duration::from_millis(100);
@@ -57,9 +42,6 @@ const LATELY: Duration = Duration::from_secs(3);
 /// Where commands are few: how long clients' waits are collected.
 const FEW_WAITS: Duration = Duration::from_secs(2);
 
-/// Why a move ends that nobody wants any more.
-const ABORTED: &str = "aborted by the user";
-
 /// Why a mover does not go on.
 #[derive(Debug)]
 pub(super) enum Halt {
@@ -67,7 +49,9 @@ pub(super) enum Halt {
     RouterStops,
     /// A node is not connected where it has to be: reach it and try again.
     Lost,
-    /// The move ends here, and why.
+    /// The user wants the move to end.
+    Aborted,
+    /// What was asked for cannot be, and why.
     Stop(String),
 }
 
@@ -75,7 +59,14 @@ pub(super) enum Halt {
 pub(super) struct Mover {
     pub(super) shared: Arc<Shared>,
     pub(super) own: Arc<SharedMove>,
-    pub(super) task: MoveTask,
+    pub(super) id: MoveId,
+    pub(super) host: Arc<dyn Host>,
+    pub(super) fingerprints: Fingerprinter,
+    /// What is done next, and what the user wants.
+    pub(super) life: Life,
+    /// Slots, ascending, in which an earlier move of ours may have left keys: at the target, and at the source.
+    pub(super) leftovers: Vec<Slot>,
+    pub(super) leftovers_at_source: Vec<Slot>,
     pub(super) source: End,
     pub(super) target: End,
     pub(super) spool: Spool,
@@ -88,12 +79,8 @@ pub(super) struct Mover {
     pub(super) mortal_fields: Option<bool>,
     /// Slots in which scripts may have written keys that they do not name.
     pub(super) anything: BTreeSet<Slot>,
-    /// Slots that the source still owns.
-    pub(super) slots_left: BTreeSet<Slot>,
     /// A router before this one has begun the move.
     pub(super) is_resumed: bool,
-    /// A leg that a router before this one has left: its keys are used by nobody until it has ended.
-    has_open_leg: bool,
     pub(super) is_listed: bool,
     /// The target has no keys of the slots that are left.
     pub(super) target_is_clean: bool,
@@ -106,25 +93,16 @@ pub(super) struct Mover {
     pub(super) lasting: Vec<u32>,
     /// What was read last were strings.
     pub(super) strings: bool,
-    pub(super) goal: Goal,
-    pub(super) paused: bool,
-    pub(super) aborted: bool,
-    /// What is under way is ended whatever the user wants: clients wait for its keys, or all has moved.
-    must_end: bool,
-    /// The side that is lost for good, says the user.
-    pub(super) give_up: Option<Side>,
-    /// The leg under way has ended without this side, and so many keys are lost, at most.
-    pub(super) lost: Option<(Side, u64)>,
     /// Somebody waits for the end of the leg under way.
     hurried: bool,
-    /// For so long a leg may hold clients back before it moves.
-    pub(super) drain_patience: Duration,
     moved: Moved,
     /// Whether `moved` has all of them.
     remembers_all: bool,
     /// Of legs that have ended.
     pub(super) before: Progress,
     pub(super) began: Instant,
+    /// So many seconds the move took with the routers before this one.
+    pub(super) seconds_before: f64,
     pub(super) shown: Shown,
     pub(super) listed: u64,
     /// Keys that had moved when the rest was listed.
@@ -152,28 +130,26 @@ pub(super) struct Mover {
 pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, task: MoveTask) {
     let id = task.id;
     let host = task.host.clone();
-    let mut mover = Mover::new(shared.clone(), own, task);
-    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        let outcome = mover.do_all();
+    let (mut mover, first) = Mover::new(shared.clone(), own, task);
+    let end = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let end = mover.live(first);
         // A router that stops leaves what it has begun to the next one.
-        if !matches!(outcome, Err(Halt::RouterStops)) {
+        if end.is_some() {
             mover.discard_all();
         }
-        outcome
+        end
     }));
     mover.source.let_go();
     mover.target.let_go();
-    let end = match outcome {
-        Ok(Ok(end)) => end,
-        Ok(Err(Halt::Stop(why))) => MoveEnd::Stopped(why),
-        Ok(Err(Halt::Lost)) => MoveEnd::Stopped("a node is not connected".to_owned()),
-        Ok(Err(Halt::RouterStops)) => return,
+    let end = match end {
+        Ok(Some(end)) => end,
+        Ok(None) => return,
         Err(_) => {
             error!(move_id = id.0, "a mover panicked. This is a bug, please report it; a restart of the router takes the move up again");
             MoveEnd::Stopped("the mover panicked: a restart of the router takes the move up again".to_owned())
         }
     };
-    let is_moving = mover.has_open_leg || shared.plan().moves.legs.keys().any(|(of, _)| *of == id);
+    let is_moving = mover.life.open().is_some() || shared.plan().moves.legs.keys().any(|(of, _)| *of == id);
     if !is_moving && let Err(why) = host.set_transits(id, Vec::new()) {
         warn!(move_id = id.0, why, "the topology still has slots of a move that has ended");
     }
@@ -187,14 +163,20 @@ pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, task: MoveTask) {
 }
 
 impl Mover {
-    fn new(shared: Arc<Shared>, own: Arc<SharedMove>, task: MoveTask) -> Self {
-        let done: BTreeSet<Slot> = task.resume.iter().flat_map(|r| r.handed_over.iter().copied()).collect();
-        let slots_left = task.order.slots.iter().copied().filter(|slot| !done.contains(slot)).collect();
-        let spool = Spool::new(task.host.spool_directory().join(format!("move-{}", task.id.0)));
-        let now = Instant::now();
-        Self {
-            source: End::new(task.order.source, shared.fences.clone()),
-            target: End::new(task.order.target, shared.fences.clone()),
+    fn new(shared: Arc<Shared>, own: Arc<SharedMove>, task: MoveTask) -> (Self, Step) {
+        let MoveTask { id, order, leftovers, leftovers_at_source, aborted, give_up, so_far, fingerprints, resume, host } = task;
+        if let Some(leg) = resume.as_ref().and_then(|resume| resume.leg.as_ref()) {
+            shared.fences.broke(order.source, leg.source.clone());
+            shared.fences.broke(order.target, leg.target.clone());
+        }
+        let spool = Spool::new(host.spool_directory().join(format!("move-{}", id.0)));
+        let names = order.nodes().map(|node| name(&shared, node));
+        let is_resumed = resume.is_some();
+        let (life, first) = Life::begin(Begin { order, names, resume, aborted, give_up }, shared.uptime().as_micros() as u64);
+        let (order, now) = (life.order(), Instant::now());
+        let mover = Self {
+            source: End::new(order.source, shared.fences.clone()),
+            target: End::new(order.target, shared.fences.clone()),
             spool,
             big: Big::default(),
             sizes: Sizes::default(),
@@ -202,9 +184,7 @@ impl Mover {
             staging: Staging::default(),
             mortal_fields: None,
             anything: BTreeSet::new(),
-            slots_left,
-            is_resumed: task.resume.is_some(),
-            has_open_leg: task.resume.as_ref().and_then(|resume| resume.leg.as_ref()).is_some_and(|leg| leg.moving),
+            is_resumed,
             is_listed: false,
             target_is_clean: false,
             tickets: BTreeMap::new(),
@@ -213,33 +193,27 @@ impl Mover {
             databases: BTreeSet::new(),
             lasting: Vec::new(),
             strings: false,
-            goal: task.order.how.goal,
-            paused: false,
-            aborted: task.aborted,
-            must_end: false,
-            give_up: task.give_up,
-            lost: None,
             hurried: false,
-            drain_patience: DRAIN_PATIENCE,
             moved: Moved::default(),
-            remembers_all: task.resume.is_none(),
+            remembers_all: !is_resumed,
             before: Progress {
-                keys_moved: task.so_far.keys_moved,
-                bytes_moved: task.so_far.bytes_moved,
-                pulled: task.so_far.pulled,
-                repeated: task.so_far.repeated,
+                keys_moved: so_far.keys_moved,
+                bytes_moved: so_far.bytes_moved,
+                pulled: so_far.pulled,
+                repeated: so_far.repeated,
                 ..Progress::NONE
             },
             began: now,
-            shown: Shown::new(task.so_far.keys_moved, task.so_far.bytes_moved),
+            seconds_before: so_far.seconds,
+            shown: Shown::new(so_far.keys_moved, so_far.bytes_moved),
             listed: 0,
             moved_before_listing: 0,
             late: super::LateKeys::default(),
-            pacer: Pacer::new(task.order.how.goal, task.order.how.max_rate),
+            pacer: Pacer::new(order.how.goal, order.how.max_rate),
             batch: None,
             paced: now,
-            paced_keys: task.so_far.keys_moved,
-            paced_bytes: task.so_far.bytes_moved,
+            paced_keys: so_far.keys_moved,
+            paced_bytes: so_far.bytes_moved,
             waits: Waits::so_far(&shared.counters),
             waits_from: now,
             node_cpu: None,
@@ -249,116 +223,68 @@ impl Mover {
             first_source: None,
             shared,
             own,
-            task,
+            id,
+            host,
+            fingerprints,
+            leftovers,
+            leftovers_at_source,
+            life,
+        };
+        (mover, first)
+    }
+
+    /// Does step after step. `None`: the router stops, and the journal knows where the move is.
+    fn live(&mut self, mut step: Step) -> Option<MoveEnd> {
+        loop {
+            if let Step::End(end) = step {
+                return Some(end);
+            }
+            let came = match self.do_step(step) {
+                Ok(came) => came,
+                Err(Halt::RouterStops) => return None,
+                Err(Halt::Lost) => Came::Lost,
+                Err(Halt::Aborted) => Came::Aborted,
+                Err(Halt::Stop(why)) => Came::Refused(why),
+            };
+            step = self.life.came(came, self.now_us());
         }
     }
 
-    fn do_all(&mut self) -> Result<MoveEnd, Halt> {
-        let resume = self.task.resume.take();
-        let mut open = resume.as_ref().and_then(|r| r.leg.clone()).filter(|leg| leg.moving);
-        let mut next_leg = resume.as_ref().map_or(0, |r| r.next_leg);
-        if let Some(leg) = resume.as_ref().and_then(|r| r.leg.as_ref()) {
-            self.shared.fences.broke(self.task.order.source, leg.source.clone());
-            self.shared.fences.broke(self.task.order.target, leg.target.clone());
-        }
-        self.must_end = open.is_some();
-        if let Some(leg) = &open {
-            self.reach_for_leg(leg.given_up)?;
-        } else {
-            self.reach_both()?;
-        }
-        self.first_source = self.source.connection.as_ref().map(|c| c.process.run_id.clone());
-        if let Some(leg) = open.take() {
-            // Its keys can be used by nobody until it is under way again: first of all.
-            self.doing = "going on with the leg that was under way".to_owned();
-            let (number, slots) = (leg.leg, leg.slots.clone());
-            let outcome = loop {
-                match self.until_clocks_agree() {
-                    // A side that is not connected is asked when it is: the leg may have to go back without it.
-                    Err(Halt::Lost) => {}
-                    agreed => agreed?,
+    fn do_step(&mut self, step: Step) -> Result<Came, Halt> {
+        let of_keys = self.life.order().keys.is_some();
+        match step {
+            Step::Reach { side, .. } => self.try_to_reach(side)?,
+            Step::Rest { us, doing, .. } => {
+                self.doing = doing;
+                self.rest(Duration::from_micros(us))?;
+            }
+            Step::Check => self.check()?,
+            Step::LearnWaits => self.learn_waits()?,
+            Step::List if of_keys => self.list_named()?,
+            Step::List => self.list()?,
+            // Now that nothing is under way that does not know of the move.
+            Step::Functions => self.give_functions()?,
+            Step::Hear => self.pump()?,
+            Step::Measure => {
+                self.measure_next()?;
+                return Ok(Came::Cut(self.next_leg(&[])));
+            }
+            Step::Clocks(_) => self.check_clocks()?,
+            Step::Room(cut) => self.has_room(&cut.slots)?,
+            Step::Stage(cut) => self.stage(&cut.slots)?,
+            Step::Leg(cut) => {
+                let outcome = self.run_leg(cut.number, cut.slots.clone())?;
+                if outcome == Outcome::Moved {
+                    self.forget_slots(&cut.slots);
                 }
-                match self.run_leg(number, slots.clone(), Some(leg.clone()), false) {
-                    // Before it was under way. Keys of it may be anywhere: a move does not end with that.
-                    Err(Halt::Lost) => {
-                        self.wait(REACH_REST);
-                        self.reach_for_leg(leg.given_up)?;
-                    }
-                    other => break other?,
-                }
-            };
-            self.has_open_leg = false;
-            if let Some(end) = self.end_after(&outcome, &slots) {
-                return Ok(end);
+                return Ok(Came::Ended(outcome));
             }
-            if let Outcome::NotBegun { why } = outcome {
-                return Err(Halt::Stop(why));
-            }
-            self.must_end = false;
+            Step::Observe => self.observe()?,
+            Step::LookBehind if of_keys => self.look_behind_keys()?,
+            Step::LookBehind => self.look_behind()?,
+            Step::End(_) => {}
         }
-        self.until_connected(Self::check)?;
-        self.learn_waits()?;
-        self.until_connected(if self.task.order.keys.is_some() { Self::list_named } else { Self::list })?;
-        // Now that nothing is under way that does not know of the move.
-        self.until_connected(Self::give_functions)?;
-        while !self.slots_left.is_empty() {
-            self.while_paused()?;
-            if self.aborted {
-                return Ok(MoveEnd::Stopped(ABORTED.to_owned()));
-            }
-            self.until_connected(Self::measure_next)?;
-            if self.aborted {
-                continue;
-            }
-            let slots = self.next_leg(&[]);
-            self.until_connected(Self::check_clocks)?;
-            self.until_connected(|mover| mover.has_room(&slots))?;
-            self.until_connected(|mover| mover.stage(&slots))?;
-            if self.aborted {
-                continue;
-            }
-            self.doing = "moving".to_owned();
-            let outcome = match self.run_leg(next_leg, slots.clone(), None, true) {
-                Err(Halt::Lost) => {
-                    self.reach_both()?;
-                    continue;
-                }
-                other => other?,
-            };
-            next_leg += 1;
-            if let Some(end) = self.end_after(&outcome, &slots) {
-                return Ok(end);
-            }
-            if let Outcome::NotBegun { why } = outcome {
-                self.doing = format!("trying again: {why}");
-                self.rest(LEG_REST.max(self.drain_patience * LEG_REST_FACTOR))?;
-                self.until_connected(Self::learn_drain)?;
-            }
-        }
-        // All has moved: that is not undone.
-        self.must_end = true;
-        self.until_connected(if self.task.order.keys.is_some() { Self::look_behind_keys } else { Self::look_behind })?;
-        Ok(MoveEnd::Done)
-    }
-
-    /// How the move ends with a leg that has ended so, if it does.
-    fn end_after(&mut self, outcome: &Outcome, slots: &[Slot]) -> Option<MoveEnd> {
-        if *outcome == Outcome::Moved {
-            self.slots_done(slots);
-        }
-        if let Some((side, keys)) = self.lost {
-            let name = self.name(self.end(side).node);
-            let what = match side {
-                Side::Target => format!("lost is at most {}, moved there before", counted(keys, "key")),
-                Side::Source => "what it had of the slots that were moving is lost".to_owned(),
-            };
-            return Some(MoveEnd::Stopped(format!("{name} was given up: {what}")));
-        }
-        match outcome {
-            Outcome::Returned { why } => Some(MoveEnd::Stopped(why.clone())),
-            Outcome::Moved if self.aborted && !self.slots_left.is_empty() => Some(MoveEnd::Stopped(ABORTED.to_owned())),
-            Outcome::Moved | Outcome::NotBegun { .. } => None,
-        }
+        Ok(Came::Done)
     }
 
     // ---- what the outside says ----
@@ -375,27 +301,18 @@ impl Mover {
         self.shared.plan().live.command_timeout
     }
 
-    pub(super) fn name(&self, node: switchyard_policy::topology::NodeId) -> String {
-        self.shared.plan().topology.node(node).map_or_else(|| "a removed node".into(), |n| n.name.clone())
+    pub(super) fn name(&self, node: NodeId) -> String {
+        name(&self.shared, node)
     }
 
-    /// Takes what a user wants. True where a leg that has not begun should not begin.
-    pub(super) fn steer(&mut self, steer: Steer) -> bool {
+    /// Takes what a user wants.
+    pub(super) fn steer(&mut self, steer: Steer) {
+        self.life.steer(steer);
         match steer {
-            Steer::Pause => self.paused = true,
-            Steer::Resume => self.paused = false,
-            Steer::Goal(goal) => {
-                self.goal = goal;
-                self.pacer.set_goal(goal);
-            }
-            Steer::MaxRate(rate) => {
-                self.task.order.how.max_rate = rate;
-                self.pacer.set_max_rate(rate);
-            }
-            Steer::Abort => self.aborted = true,
-            Steer::GiveUp(side) => (self.aborted, self.give_up) = (true, Some(side)),
+            Steer::Goal(goal) => self.pacer.set_goal(goal),
+            Steer::MaxRate(rate) => self.pacer.set_max_rate(rate),
+            Steer::Pause | Steer::Resume | Steer::Abort | Steer::GiveUp(_) => {}
         }
-        matches!(steer, Steer::Abort | Steer::GiveUp(_))
     }
 
     /// Takes what has nothing to do with the leg under way.
@@ -425,9 +342,7 @@ impl Mover {
             Told::Unquiesce { ticket } => {
                 self.tickets.remove(&ticket);
             }
-            Told::Steer(steer) => {
-                self.steer(steer);
-            }
+            Told::Steer(steer) => self.steer(steer),
             // Of a leg that has ended.
             Told::Wanted { .. } | Told::WantedWhole { .. } | Told::Recorded { .. } | Told::CaughtUp { .. } | Told::HandedOver { .. } => {}
         }
@@ -445,7 +360,7 @@ impl Mover {
     pub(super) fn say_quiet(&self) {
         self.own.share_temporary(self.staging.names());
         for (ticket, worker) in &self.tickets {
-            self.shared.mailboxes.send(*worker, Message::Quiet { move_id: self.task.id, ticket: *ticket });
+            self.shared.mailboxes.send(*worker, Message::Quiet { move_id: self.id, ticket: *ticket });
         }
     }
 
@@ -453,8 +368,8 @@ impl Mover {
     pub(super) fn pump(&mut self) -> Result<(), Halt> {
         loop {
             self.listen()?;
-            if self.aborted && !self.must_end {
-                return Err(Halt::Stop(ABORTED.to_owned()));
+            if self.life.is_cut_short() {
+                return Err(Halt::Aborted);
             }
             if self.tickets.is_empty() {
                 return Ok(());
@@ -472,16 +387,12 @@ impl Mover {
             self.note(what);
         }
         self.show(None);
-        Ok(self.paused || !self.tickets.is_empty())
-    }
-
-    pub(super) fn is_aborted(&self) -> bool {
-        self.aborted
+        Ok(self.life.is_paused() || !self.tickets.is_empty())
     }
 
     pub(super) fn while_paused(&mut self) -> Result<(), Halt> {
         self.pump()?;
-        while self.paused && !self.aborted {
+        while self.life.is_paused() {
             self.doing = "paused".to_owned();
             self.wait(Duration::from_millis(50));
             self.pump()?;
@@ -489,9 +400,10 @@ impl Mover {
         Ok(())
     }
 
+    /// Waits so long, and hears what is said. An abort that comes ends it.
     pub(super) fn rest(&mut self, length: Duration) -> Result<(), Halt> {
-        let until = Instant::now() + length;
-        while Instant::now() < until && !self.aborted {
+        let (until, aborted) = (Instant::now() + length, self.life.is_aborted());
+        while Instant::now() < until && self.life.is_aborted() == aborted {
             self.pump()?;
             self.wait(until.saturating_duration_since(Instant::now()).min(Duration::from_millis(20)));
         }
@@ -530,7 +442,7 @@ impl Mover {
         let access = plan.live.nodes.get(&node).ok_or("no address is configured for it")?;
         let address = plan.address_of(node, None).ok_or("no Sentinel has named its primary yet")?;
         let patience = plan.live.connect_timeout;
-        let name = self.shared.connection_name(format_args!("mover-{}", self.task.id.0));
+        let name = self.shared.connection_name(format_args!("mover-{}", self.id.0));
         let mut connection = Connection::open(access, address, &name, patience)?;
         let fences = &self.shared.fences;
         let broken = fences.broken(node);
@@ -552,6 +464,9 @@ impl Mover {
             // It was looked through before; who answers now may be another process, with keys of long ago.
             self.target_is_clean = false;
         }
+        if side == Side::Source {
+            self.first_source.get_or_insert_with(|| connection.process.run_id.clone());
+        }
         let end = self.end_mut(side);
         end.next_try = None;
         end.connection = Some(connection);
@@ -559,67 +474,23 @@ impl Mover {
         // Another process may be on another machine.
         self.ask_clock(side).map_err(|halt| match halt {
             Halt::Stop(why) => why,
-            Halt::Lost | Halt::RouterStops => "its connection was lost".to_owned(),
+            Halt::Lost | Halt::Aborted | Halt::RouterStops => "its connection was lost".to_owned(),
         })
     }
 
-    /// Reaches both sides, however long that takes.
-    fn reach_both(&mut self) -> Result<(), Halt> {
-        for side in [Side::Source, Side::Target] {
-            while !self.try_to_reach(side)? {
-                if self.aborted {
-                    return Err(Halt::Stop(self.doing.clone()));
-                }
-                self.rest(REACH_REST)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The same for a leg that is under way. Clients wait for its keys: it goes on whatever the user wishes. It goes on without a target that does not
-    /// answer, because the source has keys that can be served; and without a side that the user has given up (`given_up`: that is on record).
-    fn reach_for_leg(&mut self, given_up: Option<Side>) -> Result<(), Halt> {
-        let since = Instant::now();
-        loop {
-            let mut missing = Vec::new();
-            for side in [Side::Source, Side::Target] {
-                if given_up != Some(side) && !self.try_to_reach(side)? {
-                    missing.push(side);
-                }
-            }
-            let can_do_without = |side: &Side| *side == Side::Target || self.give_up == Some(*side);
-            if missing.is_empty() || missing.len() == 1 && missing.iter().all(can_do_without) && since.elapsed() >= TARGET_PATIENCE {
-                return Ok(());
-            }
-            self.wait(REACH_REST);
-        }
-    }
-
-    /// Whether the side is connected, after an attempt where it was not.
-    fn try_to_reach(&mut self, side: Side) -> Result<bool, Halt> {
+    /// Connects to a side that is not connected: one attempt.
+    fn try_to_reach(&mut self, side: Side) -> Result<(), Halt> {
         if self.end(side).connection.as_ref().is_some_and(Connection::is_lost) {
             self.end_mut(side).fail();
         }
         if self.end(side).connection.is_some() {
-            return Ok(true);
+            return Ok(());
         }
         self.pump()?;
-        let reached = self.reach(side);
-        if let Err(why) = &reached {
+        self.reach(side).map_err(|why| {
             self.end_mut(side).fail();
-            self.doing = format!("waiting for {}: {why}", self.name(self.end(side).node));
-        }
-        Ok(reached.is_ok())
-    }
-
-    /// Does something that needs both nodes, again from its beginning whenever one was lost.
-    fn until_connected(&mut self, mut what: impl FnMut(&mut Self) -> Result<(), Halt>) -> Result<(), Halt> {
-        loop {
-            match what(self) {
-                Err(Halt::Lost) => self.reach_both()?,
-                other => return other,
-            }
-        }
+            Halt::Stop(why)
+        })
     }
 
     /// All databases that have keys at either node, as far as a question can be asked now.
@@ -654,7 +525,7 @@ impl Mover {
         };
         end.fail();
         let name = self.name(self.end(side).node);
-        warn!(move_id = self.task.id.0, node = name, why, "a mover has lost its connection");
+        warn!(move_id = self.id.0, node = name, why, "a mover has lost its connection");
         self.doing = format!("waiting for {name}: {why}");
         Err(Halt::Lost)
     }
@@ -676,7 +547,7 @@ impl Mover {
     // ---- listing and legs ----
 
     pub(super) fn publish_observed(&self) -> Result<u64, String> {
-        self.task.host.set_transits(self.task.id, vec![(self.transit(Stage::Observed), self.slots_left.iter().copied().collect())])
+        self.host.set_transits(self.id, vec![(self.transit(Stage::Observed), self.life.slots_left().iter().copied().collect())])
     }
 
     /// After a leg that has not begun. If it cannot be now, clients wait until the next leg is published.
@@ -692,32 +563,13 @@ impl Mover {
         }
     }
 
-    /// Whole slots, as many as have the keys of a leg. `without`: those that are in the one under way.
+    /// The slots of the next leg. `without`: those that are in the one under way.
     pub(super) fn next_leg(&self, without: &[bool]) -> Vec<Slot> {
-        let keys_max = self.pacer.leg_keys();
-        let mut slots = Vec::new();
-        let mut keys = 0;
-        let mut big_bytes = 0;
-        // Those in which scripts write what they do not name come last and together: their keys have to be listed once more.
-        let left = self.slots_left.iter().filter(|slot| !without.get(slot.index()).is_some_and(|without| *without));
-        let (last, first): (Vec<Slot>, Vec<Slot>) = left.partition(|slot| self.anything.contains(slot));
-        for slot in if first.is_empty() { last } else { first } {
-            let of_slot = self.spool.count(slot);
-            let big_of_slot = self.big.bytes_of(slot);
-            if !slots.is_empty() && (keys + of_slot > keys_max || (big_of_slot > 0 && big_bytes + big_of_slot > LEG_BYTES)) {
-                break;
-            }
-            keys += of_slot;
-            big_bytes += big_of_slot;
-            slots.push(slot);
-        }
-        slots
+        self.life.cut(self, self.pacer.leg_keys(), without)
     }
 
-    fn slots_done(&mut self, slots: &[Slot]) {
-        for slot in slots {
-            self.slots_left.remove(slot);
-        }
+    /// They belong to the target.
+    fn forget_slots(&mut self, slots: &[Slot]) {
         self.spool.forget(slots);
         self.big.forget_slots(slots);
         self.forget_staged(slots);
@@ -763,25 +615,6 @@ impl Mover {
         self.hurried = hurried;
     }
 
-    /// What was sent to the source earlier took so long to be answered: the next leg may hold clients back for twice that.
-    pub(super) fn note_drain(&mut self, took: Duration) {
-        self.drain_patience = (took * 2).clamp(DRAIN_PATIENCE, DRAIN_PATIENCE_MAX);
-    }
-
-    /// Waits until what was sent to the source earlier is answered, and until that takes no longer than clients can be held back. Nobody is held back for
-    /// that.
-    fn learn_drain(&mut self) -> Result<(), Halt> {
-        loop {
-            let took = self.observe()?;
-            if took <= DRAIN_PATIENCE_MAX {
-                return Ok(());
-            }
-            self.doing =
-                format!("waiting for {}: commands sent to it earlier took {} s", self.name(self.task.order.source), took.as_secs());
-            self.rest(LEG_REST)?;
-        }
-    }
-
     /// A batch took so long from its copy to its end.
     pub(super) fn note_batch(&mut self, length: Duration, keys: usize) {
         self.batch = Some((length.as_micros() as u64, keys as u32));
@@ -817,14 +650,14 @@ impl Mover {
         self.paced = Instant::now();
         (self.paced_keys, self.paced_bytes) = (keys, bytes);
         let _ = self.pacer.observe(&seen);
-        trace!(move_id = self.task.id.0, ?seen, pacer = ?self.pacer, "paced");
+        trace!(move_id = self.id.0, ?seen, pacer = ?self.pacer, "paced");
         Some(self.pace())
     }
 
     /// Clients have felt nothing of the move so far: how long they wait without it.
     fn learn_waits(&mut self) -> Result<(), Halt> {
         let lately = lock(&self.shared.waits_lately).since(self.began, LATELY).cloned();
-        while lately.is_none() && self.goal != Goal::Fast && self.began.elapsed() < LEARN {
+        while lately.is_none() && self.life.order().how.goal != Goal::Fast && self.began.elapsed() < LEARN {
             self.rest(Duration::from_millis(20))?;
         }
         let waits = Waits::so_far(&self.shared.counters);
@@ -861,4 +694,22 @@ impl Mover {
         self.before.pulled += leg.pulled;
         self.before.repeated += leg.repeated;
     }
+}
+
+impl Listed for Mover {
+    fn keys(&self, slot: Slot) -> u32 {
+        self.spool.count(slot)
+    }
+
+    fn big_bytes(&self, slot: Slot) -> u64 {
+        self.big.bytes_of(slot)
+    }
+
+    fn lacks_some(&self, slot: Slot) -> bool {
+        self.anything.contains(&slot)
+    }
+}
+
+fn name(shared: &Shared, node: NodeId) -> String {
+    shared.plan().topology.node(node).map_or_else(|| "a removed node".into(), |n| n.name.clone())
 }

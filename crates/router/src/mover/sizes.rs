@@ -190,10 +190,10 @@ impl Mover {
             return false;
         }
         let &[database] = databases else { return true };
-        if self.goal != Goal::Fast || self.task.order.how.protocol != Protocol::Switchyard {
+        if self.life.order().how.goal != Goal::Fast || self.life.order().how.protocol != Protocol::Switchyard {
             return true;
         }
-        self.sizes.due = self.slots_left.clone();
+        self.sizes.due = self.life.slots_left().clone();
         self.sizes.database = database;
         false
     }
@@ -214,16 +214,13 @@ impl Mover {
                 let selected = page.ask(connection);
                 let (answers, _) = self.collect()?;
                 if let Err(why) = self.sizes_answered(page, selected, &answers) {
-                    return Err(Halt::Stop(format!("{} {why}", self.name(self.task.order.source))));
+                    return Err(Halt::Stop(format!("{} {why}", self.name(self.life.order().source))));
                 }
                 self.while_paused()?;
-                match self.goal {
+                match self.life.order().how.goal {
                     Goal::Fast => {}
                     Goal::Balanced => self.rest(asked.elapsed())?,
                     Goal::Gentle => self.rest(asked.elapsed() * 4)?,
-                }
-                if self.is_aborted() {
-                    return Ok(());
                 }
             }
         }
@@ -232,7 +229,7 @@ impl Mover {
     /// A leg begins: the sizes of the next one are asked for beside it.
     pub(super) fn measure_ahead(&mut self, is_ours: &[bool]) {
         self.sizes.drop_asked();
-        if self.goal == Goal::Fast && !self.sizes.due.is_empty() {
+        if self.life.order().how.goal == Goal::Fast && !self.sizes.due.is_empty() {
             self.sizes.ahead = self.next_leg(is_ours).into_iter().filter(|slot| self.sizes.due.contains(slot)).collect();
         }
     }
@@ -240,7 +237,12 @@ impl Mover {
     /// Asks for some more, if the leg moves keys and none are asked for.
     pub(super) fn go_on_measuring(&mut self, phase: Phase) {
         let rests = self.pace().batches == 0 || !self.tickets.is_empty();
-        if rests || self.sizes.asked || phase != Phase::Moving || self.goal != Goal::Fast || self.source.connection.is_none() {
+        if rests
+            || self.sizes.asked
+            || phase != Phase::Moving
+            || self.life.order().how.goal != Goal::Fast
+            || self.source.connection.is_none()
+        {
             return;
         }
         if let Some(page) = self.next_page(BESIDE) {

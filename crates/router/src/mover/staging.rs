@@ -30,8 +30,6 @@ pub(super) const LIFE_MS: &[u8] = b"3600000";
 const LONG_PIECE: Duration = Duration::from_millis(16);
 /// Between two barriers while pieces are read: each makes every worker look at what it has in flight.
 const BARRIER_REST: Duration = Duration::from_millis(50);
-/// Bytes of big keys that are staged for one leg, about.
-pub(super) const LEG_BYTES: u64 = 512 << 20;
 
 /// What people are told meanwhile.
 const COPYING: &str = "copying big keys in pieces";
@@ -205,7 +203,7 @@ impl Mover {
     /// One side is lost; of the other nothing may stay unanswered.
     fn lost_both<T>(&mut self, side: Side, why: &str) -> Result<T, Halt> {
         let name = self.name(self.end(side).node);
-        warn!(move_id = self.task.id.0, node = name, why, "a mover has lost its connection");
+        warn!(move_id = self.id.0, node = name, why, "a mover has lost its connection");
         self.doing = format!("waiting for {name}: {why}");
         self.end_mut(side).fail();
         let other = self.end_mut(side.other());
@@ -220,7 +218,7 @@ impl Mover {
         self.discard()?;
         self.measure_written(slots)?;
         let Some(ends) = self.ends() else { return Err(Halt::Lost) };
-        let big = match self.task.order.how.protocol {
+        let big = match self.life.order().how.protocol {
             Protocol::Switchyard => self.big.of(slots).filter(|(_, found)| found.whole.is_none()).map(|(place, _)| place.clone()).collect(),
             Protocol::StopAndCopy => Vec::new(),
         };
@@ -244,7 +242,7 @@ impl Mover {
                 false
             }
             Action::Whole { place, why } => {
-                info!(move_id = self.task.id.0, why, "a big key cannot be copied in pieces");
+                info!(move_id = self.id.0, why, "a big key cannot be copied in pieces");
                 if let Some(found) = self.big.get_mut(slot_of(&place.0), place) {
                     found.whole = Some(why.clone());
                 }
@@ -263,7 +261,7 @@ impl Mover {
 
     /// Has the workers know what is staged.
     fn share_staged(&self) {
-        let fingerprints: Vec<Fingerprint> = self.staging.machine.places().map(|(key, _)| self.task.fingerprints.of(key)).collect();
+        let fingerprints: Vec<Fingerprint> = self.staging.machine.places().map(|(key, _)| self.fingerprints.of(key)).collect();
         self.own.share_staged(fingerprints);
     }
 
@@ -273,11 +271,8 @@ impl Mover {
         }
         loop {
             // In this order: what was told before the barrier was reached is taken before that it was.
-            let reached = self.staging.machine.awaits().filter(|epoch| self.shared.drained_source(*epoch, self.task.order.source));
+            let reached = self.staging.machine.awaits().filter(|epoch| self.shared.drained_source(*epoch, self.life.order().source));
             self.while_paused()?;
-            if self.is_aborted() {
-                return Ok(());
-            }
             if let Some(epoch) = reached {
                 self.staging.note(Event::Reached { epoch });
                 self.staging.rests_until = Some(Instant::now() + BARRIER_REST);
@@ -313,7 +308,7 @@ impl Mover {
         self.doing = COPYING.to_owned();
         let (seen, staged) = self.seen_of(place)?;
         if let Some(mut staged) = staged {
-            let name = format!("switchyard:temporary:{}:staging-{}-{number}", self.shared.incarnation, self.task.id.0);
+            let name = format!("switchyard:temporary:{}:staging-{}-{number}", self.shared.incarnation, self.id.0);
             staged.name = name.into_bytes();
             self.staging.all.insert(place.clone(), staged);
         }
@@ -322,7 +317,7 @@ impl Mover {
 
     fn seen_of(&mut self, place: &Place) -> Result<(Seen, Option<Staged>), Halt> {
         let unfit = |why: String| Ok((Seen::Unfit(why), None));
-        if self.task.order.how.direct_clients {
+        if self.life.order().how.direct_clients {
             return unfit("clients use the nodes directly, and what they write is not known".to_owned());
         }
         let (key, database) = place;
@@ -342,7 +337,7 @@ impl Mover {
         if length == 0 || bytes < self.big_limit_now.unwrap_or(u64::MAX) {
             return Ok((Seen::Gone, None));
         }
-        let piece_bytes: u64 = match self.goal {
+        let piece_bytes: u64 = match self.life.order().how.goal {
             Goal::Fast => 256 << 10,
             Goal::Balanced => 64 << 10,
             Goal::Gentle => 16 << 10,
@@ -451,14 +446,14 @@ impl Mover {
 
     /// Others are served between two pieces, and no more bytes are copied than may be.
     fn rest_after_piece(&mut self, taken: Duration, bytes: u64) -> Result<(), Halt> {
-        let rest = match self.goal {
+        let rest = match self.life.order().how.goal {
             Goal::Fast => Duration::ZERO,
             Goal::Balanced => taken,
             Goal::Gentle => taken * 4,
         };
         let rate = self
-            .task
-            .order
+            .life
+            .order()
             .how
             .max_rate
             .map_or(Duration::ZERO, |max| Duration::from_secs_f64(bytes as f64 / max.max(1) as f64).saturating_sub(taken));
@@ -496,7 +491,7 @@ impl Mover {
     /// What the answers to a piece that was written mean.
     fn wrote(&mut self, place: &Place, answers: &[Vec<u8>], bytes: u64, afresh: bool) -> Result<Wrote, Halt> {
         let wrote = outcome(answers, afresh);
-        let name = || self.name(self.task.order.target);
+        let name = || self.name(self.life.order().target);
         match wrote {
             Wrote::Refused(why) if why.starts_with("OOM") => Err(Halt::Stop(format!("{} has no room for a big key: {why}", name()))),
             Wrote::Refused(why) => Ok(Wrote::Refused(format!("{} refuses its pieces: {why}", name()))),
@@ -556,7 +551,7 @@ impl Mover {
             return;
         }
         if self.discard().is_err() {
-            info!(move_id = self.task.id.0, "temporary keys at the target are removed by the next move there, or end by themselves");
+            info!(move_id = self.id.0, "temporary keys at the target are removed by the next move there, or end by themselves");
         }
     }
 
@@ -566,7 +561,7 @@ impl Mover {
         if stale.is_empty() {
             return Ok(());
         }
-        info!(move_id = self.task.id.0, keys = stale.len(), "removed temporary keys that an earlier move left");
+        info!(move_id = self.id.0, keys = stale.len(), "removed temporary keys that an earlier move left");
         let mut args: Vec<&[u8]> = vec![b"UNLINK"];
         args.extend(stale.iter().map(|key| &key[..]));
         self.call(side, &args).map(|_| ())
@@ -580,8 +575,8 @@ impl Mover {
             return false;
         };
         let Some(number) = rest.split('-').next().and_then(|number| number.parse::<u64>().ok()) else { return false };
-        let is_ours = number == self.task.id.0 && self.staging.all.values().any(|staged| staged.name == key);
-        let is_anothers = number != self.task.id.0 && self.shared.plan().moves.by_id.keys().any(|id| id.0 == number);
+        let is_ours = number == self.id.0 && self.staging.all.values().any(|staged| staged.name == key);
+        let is_anothers = number != self.id.0 && self.shared.plan().moves.by_id.keys().any(|id| id.0 == number);
         incarnation != self.shared.incarnation || !(is_ours || is_anothers)
     }
 }

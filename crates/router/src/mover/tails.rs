@@ -36,7 +36,7 @@ impl Mover {
 
     /// Where all keys of a batch are held from its copy to its end: it ends early where their values are larger than others were.
     pub(super) fn cuts_batches(&self) -> bool {
-        self.task.order.how.protocol == Protocol::Switchyard
+        self.life.order().how.protocol == Protocol::Switchyard
     }
 
     /// What was read, once all of it could be: what is no string, and what is staged in vain, is read once more.
@@ -146,7 +146,7 @@ impl Mover {
             self.note_big(run, batch, &read);
             if read.contents.iter().any(Vec::is_empty) {
                 // It has expired; or it was at the target, which has lost it.
-                warn!(move_id = self.task.id.0, "a big key that was to be moved is not at its source any more, nor at the target");
+                warn!(move_id = self.id.0, "a big key that was to be moved is not at its source any more, nor at the target");
             }
             let kept = run.contents.entry(batch).or_default();
             for (key, contents) in read.keys.into_iter().zip(read.contents) {
