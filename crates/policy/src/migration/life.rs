@@ -1,8 +1,8 @@
 //! The life of a move around its legs: what comes next, from the first connection to the last look.
 //!
 //! [`Life::begin`] says the first [`Step`], and [`Life::came`] the next one, by what came of the last ([`Came`]). One step is under way at a time, and no
-//! call waits. Whoever does the steps (the router's mover, the simulator's) tells what the user asks meanwhile ([`Life::steer`]), and leaves a step where
-//! that cuts it short ([`Life::is_cut_short`]). A leg is one step of it, and has a machine of its own ([`super::Driver`]).
+//! call waits. The mover does the steps. It tells what the user asks meanwhile ([`Life::steer`]), and leaves a step that this cuts short
+//! ([`Life::is_cut_short`]). A leg is one step of it, and has a machine of its own ([`super::Driver`]).
 //!
 //! ```text
 //! Reach - Clocks - Leg                                    a leg that a router before this one has left
@@ -15,7 +15,7 @@
 //! 1. Nobody can use the keys of a leg that is under way when the router ends. So that leg comes first, and neither a request of the user nor clocks that
 //!    differ end the move before it is over.
 //! 2. A step that needs a node which is lost is done again when both are reached. A leg that has not begun is cut anew; one that has begun outlives that.
-//! 3. What has moved stays moved. An abort ends the move before its next step, unless there is nothing left to move.
+//! 3. Slots that have moved stay moved. An abort ends the move before its next step, unless there is nothing left to move.
 
 use std::collections::BTreeSet;
 

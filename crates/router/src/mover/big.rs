@@ -56,8 +56,10 @@ pub(super) struct Found {
 }
 
 /// The big keys of a move that have not moved yet.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Big {
+    /// From how many bytes a key is big, as it was when the keys were listed; `None`: none is.
+    limit: Option<u64>,
     found: BTreeMap<Slot, BTreeMap<Place, Found>>,
     /// Written since their size was asked.
     written: HashMap<Slot, HashSet<Key>>,
@@ -69,6 +71,32 @@ pub(super) struct Big {
 }
 
 impl Big {
+    pub(super) fn new(limit: Option<u64>) -> Self {
+        Self {
+            limit,
+            found: BTreeMap::new(),
+            written: HashMap::new(),
+            written_count: 0,
+            unknown: BTreeSet::new(),
+            refused: false,
+            shown: BigKeys::default(),
+        }
+    }
+
+    pub(super) fn set_limit(&mut self, limit: Option<u64>) {
+        self.limit = limit;
+    }
+
+    /// Whether any key can be big.
+    pub(super) fn matters(&self) -> bool {
+        self.limit.is_some()
+    }
+
+    /// Values of so many bytes are big.
+    pub(super) fn limit(&self) -> u64 {
+        self.limit.unwrap_or(u64::MAX)
+    }
+
     pub(super) fn note_written(&mut self, slot: Slot, key: Key) {
         if self.unknown.contains(&slot) {
             return;
@@ -117,15 +145,17 @@ impl Big {
     }
 
     /// The size of a key was answered that has just been listed. Nearly all are small, and nothing is known of them.
-    pub(super) fn note_listed(&mut self, slot: Slot, key: &[u8], database: u32, answer: &[u8], limit: u64) {
+    pub(super) fn note_listed(&mut self, slot: Slot, key: &[u8], database: u32, answer: &[u8]) {
+        let limit = self.limit();
         let is_small = reply::integer(answer).is_some_and(|bytes| u64::try_from(bytes).is_ok_and(|bytes| bytes < limit));
         if !is_small || self.found.contains_key(&slot) {
-            self.note_size(slot, (key.into(), database), answer, limit);
+            self.note_size(slot, (key.into(), database), answer);
         }
     }
 
     /// A size was answered.
-    pub(super) fn note_size(&mut self, slot: Slot, place: Place, answer: &[u8], limit: u64) {
+    pub(super) fn note_size(&mut self, slot: Slot, place: Place, answer: &[u8]) {
+        let limit = self.limit();
         self.refused |= reply::is_error(answer);
         match reply::integer(answer).and_then(|bytes| u64::try_from(bytes).ok()) {
             Some(bytes) if bytes >= limit => {
@@ -138,14 +168,9 @@ impl Big {
 }
 
 impl Mover {
-    /// Values of so many bytes are big; `None`: none is.
-    pub(super) fn big_limit(&self) -> Option<u64> {
-        Some(self.shared.plan().live.big_key as u64).filter(|limit| *limit > 0)
-    }
-
     /// Asks for the size of a key, if sizes matter. True where that is a command more.
     pub(super) fn ask_size(&mut self, key: &Key) -> bool {
-        if self.big.refused || self.big_limit_now.is_none() {
+        if self.big.refused || !self.big.matters() {
             return false;
         }
         let Some(connection) = &mut self.source.connection else { return false };
@@ -171,7 +196,9 @@ impl Mover {
 
     /// Asks once more for the sizes of keys of these slots that were written since they were listed.
     pub(super) fn measure_written(&mut self, slots: &[Slot]) -> Result<(), Halt> {
-        let Some(limit) = self.big_limit_now.filter(|_| !self.big.refused) else { return Ok(()) };
+        if self.big.refused || !self.big.matters() {
+            return Ok(());
+        }
         let mut keys: Vec<Key> = Vec::new();
         let mut unknown = Vec::new();
         for slot in slots {
@@ -184,7 +211,7 @@ impl Mover {
             keys.extend(written);
         }
         if !unknown.is_empty() {
-            keys.extend(self.spool.keys(&unknown).unwrap_or_default());
+            keys.extend(self.list.keys(&unknown).unwrap_or_default());
         }
         for database in self.databases_in_use()? {
             if keys.is_empty() {
@@ -197,7 +224,7 @@ impl Mover {
                 });
                 let (answers, _) = self.collect()?;
                 for (key, answer) in some.iter().zip(&answers) {
-                    self.big.note_size(switchyard_policy::topology::slot_of(key), (key.clone(), database), answer, limit);
+                    self.big.note_size(switchyard_policy::topology::slot_of(key), (key.clone(), database), answer);
                 }
                 self.pump()?;
             }

@@ -1,11 +1,10 @@
-//! Before the first leg: whether the move can be at all, and what the target needs. After the last: whether anything was left behind.
+//! Before the first leg: whether the move can be at all, and what the target needs.
 
 use std::time::Duration;
 
 use switchyard_policy::migration::{Durability, Key, Side, is_temporary};
 use switchyard_policy::topology::{SLOT_COUNT, Slot, slot_of};
 use switchyard_resp::reply;
-use tracing::warn;
 
 use super::connection::{error_text, field};
 use super::run::{Halt, Mover};
@@ -18,7 +17,7 @@ const SKEW_MAX_US: i64 = 1_000_000;
 impl Mover {
     /// Whether the nodes can do it.
     pub(super) fn check(&mut self) -> Result<(), Halt> {
-        self.doing = "looking at both nodes".to_owned();
+        self.shown.says("looking at both nodes");
         let (source, target) = (self.name(self.life.order().source), self.name(self.life.order().target));
         let versions = (self.version_of_dump(Side::Source)?, self.version_of_dump(Side::Target)?);
         if versions.0 > versions.1 {
@@ -178,7 +177,7 @@ impl Mover {
             match free {
                 Some(turn) => break turn,
                 None => {
-                    "waiting for another copy of functions".clone_into(&mut self.doing);
+                    self.shown.says("waiting for another copy of functions");
                     self.wait(Duration::from_millis(5));
                 }
             }
@@ -237,7 +236,7 @@ impl Mover {
             .filter(|line| line.starts_with("db"))
             .filter_map(|line| line.split_once("keys=")?.1.split(',').next()?.parse::<u64>().ok())
             .sum();
-        let keys: u64 = slots.iter().map(|slot| u64::from(self.spool.count(*slot))).sum();
+        let keys: u64 = slots.iter().map(|slot| u64::from(self.list.count(*slot))).sum();
         let needed = number(&source, "used_memory_dataset").saturating_mul(keys.min(keys_there)) / keys_there.max(1);
         // Big keys do not show in an average. What is staged of them is there already.
         let big: u64 = slots.iter().map(|slot| self.big.bytes_of(*slot)).sum();
@@ -252,76 +251,9 @@ impl Mover {
         Ok(())
     }
 
-    /// Looks whether the source still has keys of the slots that have left it, and does with them what can be known to be right.
-    pub(super) fn look_behind(&mut self) -> Result<(), Halt> {
-        self.doing = "looking for keys left behind".to_owned();
-        let process = self.source.connection.as_ref().map(|c| c.process.run_id.clone());
-        let unchanged = process == self.first_source;
-        let slots: Vec<Slot> = self.life.order().slots.clone();
-        self.walk(Side::Source, slots, |mover, database, keys| {
-            keys.into_iter().try_for_each(|key| mover.settle_late(database, &key, unchanged))
-        })?;
-        self.say_late();
-        Ok(())
-    }
-
     /// Whether a key that is found at the target, in a slot of the move, may be removed there.
     pub(super) fn may_be_removed(&self, key: &[u8]) -> bool {
         self.life.order().how.purge_target || self.leftovers.binary_search(&slot_of(key)).is_ok()
-    }
-
-    /// Does with a key that the source still has what can be known to be right. `unchanged`: it is the process that the move began with.
-    pub(super) fn settle_late(&mut self, database: u32, key: &Key, unchanged: bool) -> Result<(), Halt> {
-        // Of a key that lives elsewhere than its slot this is a copy of earlier.
-        let stale = self.life.order().keys.is_none() && self.shared.plan().topology.exception(key).is_some();
-        match self.was_moved(self.fingerprints.of(key)) {
-            known if stale || known == Some(true) => {
-                self.unlink(Side::Source, std::slice::from_ref(key))?;
-                self.note_late(|late| late.removed += 1);
-            }
-            // Neither of one that a node which was given up has kept of earlier.
-            Some(false) if unchanged && self.leftovers_at_source.binary_search(&slot_of(key)).is_err() => {
-                let moved = self.move_late(database, key)?;
-                self.note_late(|late| if moved { late.moved += 1 } else { late.left += 1 });
-            }
-            _ => self.note_late(|late| late.left += 1),
-        }
-        Ok(())
-    }
-
-    /// Says what was found late.
-    pub(super) fn say_late(&self) {
-        let late = self.late();
-        if late != super::LateKeys::default() {
-            warn!(
-                move_id = self.id.0,
-                moved = late.moved,
-                removed = late.removed,
-                left = late.left,
-                "the source had keys of slots that had left it: somebody writes to it past the router"
-            );
-        }
-    }
-
-    /// Moves a key that was written past us, where nobody has it yet.
-    fn move_late(&mut self, database: u32, key: &Key) -> Result<bool, Halt> {
-        self.call(Side::Source, &[b"MULTI"])?;
-        self.call(Side::Source, &[b"PTTL", key])?;
-        self.call(Side::Source, &[b"DUMP", key])?;
-        let answer = self.call(Side::Source, &[b"EXEC"])?;
-        let mut parts = reply::elements(&answer);
-        let ttl = parts.next().and_then(reply::integer).unwrap_or(-2);
-        let Some(dump) = parts.next().filter(|d| !reply::is_null(d)).and_then(reply::text).map(<[u8]>::to_vec) else { return Ok(true) };
-        if ttl == -2 || !self.select(Side::Target, database)? {
-            return Ok(ttl == -2);
-        }
-        let ttl = if ttl < 0 { "0".to_owned() } else { ttl.max(1).to_string() };
-        let stored = self.call(Side::Target, &[b"RESTORE", key, ttl.as_bytes(), &dump])?;
-        if reply::is_error(&stored) {
-            return Ok(false); // there is one: clients use that
-        }
-        self.unlink(Side::Source, std::slice::from_ref(key))?;
-        Ok(true)
     }
 }
 

@@ -69,7 +69,7 @@ impl Mover {
     /// Does a leg to its end.
     pub(super) fn run_leg(&mut self, number: u32, slots: Vec<Slot>) -> Result<Outcome, Halt> {
         let resume = self.life.open().cloned();
-        self.doing = if resume.is_some() { "going on with the leg that was under way" } else { "moving" }.to_owned();
+        self.shown.says(if resume.is_some() { "going on with the leg that was under way" } else { "moving" });
         let databases = self.databases_in_use()?;
         // A side that is not there is met when it is there again. Until then the process is there that was, and is lost.
         let met = |end: &side::End| end.connection.as_ref().map(|connection| connection.process.clone());
@@ -93,8 +93,8 @@ impl Mover {
             resume,
             keys: scope.as_ref().map(|scope| scope.keys().to_vec()),
             databases,
-            listed_of: self.listed_of.clone(),
-            target_is_clean: self.target_is_clean,
+            listed_of: self.list.of().map(str::to_owned),
+            target_is_clean: self.list.target_is_clean(),
         });
         let mut run = Run {
             number,
@@ -123,8 +123,8 @@ impl Mover {
         if let Some(side) = self.life.give_up() {
             run.tell(Event::GiveUp { side });
         }
-        self.hurry(self.life.is_aborted());
-        run.tell(Event::Pace(self.pace()));
+        self.pacing.hurry(self.life.is_aborted());
+        run.tell(Event::Pace(self.pacing.pace()));
         if !self.tickets.is_empty() {
             run.tell(Event::Quiesce);
         }
@@ -167,12 +167,13 @@ impl Mover {
         };
         self.hear_out();
         let progress = run.driver.progress();
-        self.ended_legs(progress, outcome == Outcome::Moved, run.moving_since.map_or(Duration::ZERO, |since| since.elapsed()));
+        self.pacing.leg_ended(&progress, run.moving_since.map_or(Duration::ZERO, |since| since.elapsed()));
+        self.shown.leg_ended(&progress, outcome == Outcome::Moved);
         self.shared.change_moves(|moves| {
             moves.legs.remove(&(self.id, number));
         });
         if !matches!(outcome, Outcome::Moved) {
-            self.target_is_clean = matches!(outcome, Outcome::NotBegun { .. }) && run.driver.target_is_clean();
+            self.list.set_target_is_clean(matches!(outcome, Outcome::NotBegun { .. }) && run.driver.target_is_clean());
         }
         // Why one goes back is told where that begins.
         debug!(move_id = self.id.0, leg = number, slots = run.slots.len(), keys = progress.keys_moved, outcome = ?outcome, "a leg has ended");
@@ -209,7 +210,7 @@ impl Mover {
         match what {
             Do::Record { numbers, records } => {
                 let (own, leg) = (self.own.clone(), run.number);
-                self.records += records.len() as u64;
+                self.shown.records(records.len());
                 self.host.record(records, Box::new(move |outcome| own.tell(Told::Recorded { leg, numbers, outcome })));
             }
             Do::View { away } => run.view = run.view.turned(Arc::default(), away),
@@ -266,9 +267,9 @@ impl Mover {
                 keys.iter().for_each(|key| self.staged_is_moved(key));
                 run.committed += keys.len() as u64;
                 if run.committed - run.driver.progress().keys_moved.min(run.committed) > ABSENT_MAX {
-                    self.hurry(true);
+                    self.pacing.hurry(true);
                 }
-                self.note_moved(&fingerprints, run.driver.goes_back());
+                self.behind.note(&fingerprints, run.driver.goes_back());
                 run.view.committed().commit(fingerprints);
                 self.wake_workers(run.view.committed());
             }
@@ -294,7 +295,7 @@ impl Mover {
             }
             Do::Io(Io::Quiet) => self.say_quiet(),
             Do::RollBack { why } => {
-                self.doing = format!("going back: {why}");
+                self.shown.says(format!("going back: {why}"));
                 warn!("move {}: what is under way (batch {}) goes back to its source: {why}", self.id.0, run.number);
                 run.contents.clear();
                 self.staging.drop_all();
@@ -305,7 +306,7 @@ impl Mover {
             }
             Do::Io(Io::Report { text }) => {
                 warn!(move_id = self.id.0, leg = run.number, "{text}");
-                self.doing = text;
+                self.shown.says(text);
             }
             Do::Io(Io::End(outcome)) => run.outcome = Some(outcome),
         }
@@ -321,7 +322,7 @@ impl Mover {
         let transit = |stage| self.transit(stage);
         let mut transits = vec![(transit(Stage::Moving { leg: run.number }), run.slots.clone())];
         let rest: Vec<Slot> = self.life.slots_left().iter().copied().filter(|slot| !run.driver.is_ours()[slot.index()]).collect();
-        if self.is_listed && !rest.is_empty() {
+        if self.list.is_whole() && !rest.is_empty() {
             transits.push((transit(Stage::Observed), rest));
         }
         match self.host.set_transits(id, transits) {
@@ -330,7 +331,7 @@ impl Mover {
                 Some(epoch)
             }
             Err(why) => {
-                self.doing = format!("the topology cannot be changed now: {why}");
+                self.shown.says(format!("the topology cannot be changed now: {why}"));
                 None
             }
         }
@@ -346,11 +347,11 @@ impl Mover {
     /// Some more keys of the leg from the list, and whether there are no more. `None`: that does not have all of them.
     fn take_listed(&mut self, run: &mut Run) -> Option<(Vec<Key>, bool)> {
         // Keys that nobody named may have been written until the drain, and what was told of that is heard by now.
-        if run.slots.iter().any(|slot| self.anything.contains(slot)) {
+        if run.slots.iter().any(|slot| self.list.lacks_some(*slot)) {
             return None;
         }
         let slots = Spool::together(run.slots.get(run.taken..)?);
-        match self.spool.keys(slots) {
+        match self.list.keys(slots) {
             Ok(keys) => {
                 run.taken += slots.len();
                 Some((keys, run.taken == run.slots.len()))
@@ -385,21 +386,21 @@ impl Mover {
                     run.tell(Event::Wanted { keys });
                 }
                 Told::WantedWhole { leg } if leg == run.number => {
-                    self.hurry(true);
-                    run.tell(Event::Pace(self.pace()));
+                    self.pacing.hurry(true);
+                    run.tell(Event::Pace(self.pacing.pace()));
                 }
                 Told::Recorded { leg, numbers, outcome } if leg == run.number => match outcome {
                     Ok(()) => run.happened.push_back(Happened::Recorded(numbers)),
                     Err(why) => {
                         // Whoever keeps the records tries until the router stops. Nothing of it takes effect; the next start takes the leg up.
                         tracing::error!(move_id = self.id.0, leg, why, "the journal of moves cannot be written: the leg waits");
-                        self.doing = format!("the journal cannot be written: {why}");
+                        self.shown.says(format!("the journal cannot be written: {why}"));
                     }
                 },
                 Told::HandedOver { leg, outcome } if leg == run.number => {
                     run.happened.push_back(Happened::HandedOver(outcome.is_ok()));
                     if let Err(why) = outcome {
-                        self.doing = format!("the topology cannot be stored: {why}");
+                        self.shown.says(format!("the topology cannot be stored: {why}"));
                     }
                 }
                 Told::CaughtUp { leg, outcome } if leg == run.number => self.caught_up(run, outcome),
@@ -419,13 +420,13 @@ impl Mover {
                 Told::Steer(steer) => {
                     self.steer(steer);
                     if matches!(steer, Steer::Abort | Steer::GiveUp(_)) {
-                        self.hurry(true);
+                        self.pacing.hurry(true);
                         run.tell(Event::RollBack);
                     }
                     if let Steer::GiveUp(side) = steer {
                         run.tell(Event::GiveUp { side });
                     }
-                    run.tell(Event::Pace(self.pace()));
+                    run.tell(Event::Pace(self.pacing.pace()));
                 }
                 other => self.note(other),
             }
@@ -458,10 +459,10 @@ impl Mover {
     fn lose(&mut self, run: &mut Run, side: Side, why: &str) {
         let name = self.name(self.end(side).node);
         warn!(move_id = self.id.0, node = name, why, "a mover has lost its connection");
-        self.doing = format!("waiting for {name}: {why}");
+        self.shown.says(format!("waiting for {name}: {why}"));
         self.end_mut(side).fail();
         if side == Side::Target {
-            self.target_is_clean = false;
+            self.list.set_target_is_clean(false);
         }
         if side == Side::Source {
             self.staged(run, OfStaged::SourceLost);
@@ -530,11 +531,11 @@ impl Mover {
                 if let Some((began, keys, _)) = run.begun.get(&batch).copied().filter(|(.., from)| *from == side) {
                     run.begun.remove(&batch);
                     run.contents.remove(&batch);
-                    self.note_batch(began.elapsed(), keys);
+                    self.pacing.batch_ended(began.elapsed(), keys);
                     for (kind, bytes, why) in run.whole.remove(&batch).unwrap_or_default() {
                         self.note_whole(kind, bytes, began.elapsed().as_micros() as u64, &why);
                     }
-                    run.tell(Event::Pace(self.pace()));
+                    run.tell(Event::Pace(self.pacing.pace()));
                 }
                 run.tell(Event::Removed { batch });
             }
@@ -582,11 +583,11 @@ impl Mover {
                 self.drop_unusable(run.driver.is_ours());
                 if let Some(connection) = &self.end(side).connection {
                     run.happened.push_back(Happened::Restored { side, process: connection.process.clone(), databases });
-                    self.doing = "moving".to_owned();
+                    self.shown.says("moving");
                 }
             }
             Err(why) => {
-                self.doing = format!("waiting for {}: {why}", self.name(self.end(side).node));
+                self.shown.says(format!("waiting for {}: {why}", self.name(self.end(side).node)));
                 self.end_mut(side).fail();
                 self.end_mut(side).try_later();
             }

@@ -83,18 +83,14 @@ impl Mover {
             self.walk(Side::Target, [], |_, _, _| Ok(()))?;
         }
         self.clear_target_of_keys()?;
-        self.doing = "waiting for commands sent earlier, before looking at keys".to_owned();
+        self.shown.says("waiting for commands sent earlier, before looking at keys");
         self.observe()?;
-        self.doing = "looking at keys".to_owned();
-        self.listed = 0;
-        self.moved_before_listing = self.keys_moved();
-        self.listed_of = self.source.connection.as_ref().map(|c| c.process.run_id.clone());
-        self.big_limit_now = self.big_limit();
+        self.shown.says("looking at keys");
+        self.begin_list();
         let was_refused = self.sizes_are_refused();
         let named = self.named();
         for key in named.iter().flatten() {
-            self.spool_key(slot_of(key), key);
-            self.listed += 1;
+            self.list.find(slot_of(key), key);
         }
         for database in self.databases_in_use()? {
             self.select(Side::Source, database)?;
@@ -102,20 +98,20 @@ impl Mover {
                 if page.iter().filter(|key| self.ask_size(key)).count() > 0 {
                     let (answers, _) = self.collect()?;
                     for (key, answer) in page.iter().zip(answers) {
-                        self.big.note_size(slot_of(key), (key.clone(), database), &answer, self.big_limit_now.unwrap_or(u64::MAX));
+                        self.big.note_size(slot_of(key), (key.clone(), database), &answer);
                     }
                 }
                 self.while_paused()?;
             }
         }
         self.say_if_sizes_are_refused(was_refused);
-        self.is_listed = true;
+        self.list.end();
         Ok(())
     }
 
     /// Sees to it that the target has none of the keys.
     fn clear_target_of_keys(&mut self) -> Result<(), Halt> {
-        self.doing = "looking for leftovers at the target".to_owned();
+        self.shown.says("looking for leftovers at the target");
         let (mut removed, mut foreign) = (0_usize, 0_usize);
         let named = self.named();
         for database in self.databases_in_use()? {
@@ -141,15 +137,14 @@ impl Mover {
                 self.name(self.life.order().target)
             )));
         }
-        self.target_is_clean = true;
+        self.list.set_target_is_clean(true);
         Ok(())
     }
 
     /// Looks whether the source still has any of the keys, and does with them what can be known to be right.
     pub(super) fn look_behind_keys(&mut self) -> Result<(), Halt> {
-        self.doing = "looking for keys left behind".to_owned();
-        let process = self.source.connection.as_ref().map(|c| c.process.run_id.clone());
-        let unchanged = process == self.first_source;
+        self.shown.says("looking for keys left behind");
+        let unchanged = self.is_first_source();
         let all = self.life.order().keys.clone().unwrap_or_default();
         for database in self.databases_in_use()? {
             for page in all.chunks(AT_ONCE) {

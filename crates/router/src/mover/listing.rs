@@ -15,7 +15,7 @@ use switchyard_resp::units::counted;
 use tracing::info;
 
 use super::connection::error_text;
-use super::run::{Halt, Mover};
+use super::run::{Halt, Mover, big_limit};
 use super::sizes::Page;
 
 /// How far the walk through a node is, and what was asked there.
@@ -89,14 +89,10 @@ impl Found {
 impl Mover {
     /// Lists the keys of the slots at the source, in one pass, and sees to it that the target has none.
     pub(super) fn list(&mut self) -> Result<(), Halt> {
-        self.doing = "waiting for commands sent earlier, before listing keys".to_owned();
+        self.shown.says("waiting for commands sent earlier, before listing keys");
         self.observe()?;
-        self.doing = "listing keys".to_owned();
-        self.listed = 0;
-        self.moved_before_listing = self.keys_moved();
-        // If the connection breaks all is listed anew.
-        self.listed_of = self.source.connection.as_ref().map(|c| c.process.run_id.clone());
-        self.big_limit_now = self.big_limit();
+        self.shown.says("listing keys");
+        self.begin_list();
         let was_refused = self.sizes_are_refused();
         let databases = self.databases_in_use()?;
         let mut pass = Pass {
@@ -163,9 +159,16 @@ impl Mover {
             info!(move_id = self.id.0, keys = found.removed, "removed what was left over at the target");
         }
         self.say_if_sizes_are_refused(was_refused);
-        self.target_is_clean = true;
-        self.is_listed = true;
+        self.list.set_target_is_clean(true);
+        self.list.end();
         Ok(())
+    }
+
+    /// The keys of the source are about to be listed. If the connection breaks all is listed anew.
+    pub(super) fn begin_list(&mut self) {
+        let of = self.source.connection.as_ref().map(|connection| connection.process.run_id.clone());
+        self.list.begin(of, self.shown.before().keys_moved);
+        self.big.set_limit(big_limit(&self.shared));
     }
 
     /// Asks for what can be asked for now: the next page of either node, sizes of pages of the source.
@@ -195,13 +198,12 @@ impl Mover {
 
     /// Takes what a node has answered: moves its walk on, and notes sizes. What its SCANs brought, with the database.
     fn take_answered(&mut self, pass: &mut Pass, side: Side) -> Vec<(u32, Vec<u8>)> {
-        let limit = self.big_limit_now.unwrap_or(u64::MAX);
         let walk = if side == Side::Source { &mut pass.source } else { &mut pass.target };
         let mut brought = Vec::new();
         for answer in std::mem::take(&mut walk.answers) {
             let refused = match walk.asked.front_mut() {
                 Some(Question::Sizes(page)) => {
-                    page.take(&answer, &mut self.sizes.lengths, &mut self.big, limit);
+                    page.take(&answer, &mut self.sizes.lengths, &mut self.big);
                     if page.is_answered()
                         && let Some(Question::Sizes(page)) = walk.asked.pop_front()
                     {
@@ -242,8 +244,7 @@ impl Mover {
             let slot = slot_of(key);
             // What is left over of a key that lives elsewhere does not move with its slot.
             if pass.is_ours[slot.index()] && topology.exception(key).is_none() {
-                self.spool_key(slot, key);
-                self.listed += 1;
+                self.list.find(slot, key);
                 let at = key.as_ptr().addr() - answer.as_ptr().addr();
                 keys.push((slot, at..at + key.len()));
             }
@@ -304,7 +305,7 @@ impl Mover {
             match self.publish_observed() {
                 Ok(epoch) => break epoch,
                 Err(why) => {
-                    self.doing = format!("the topology cannot be changed now: {why}");
+                    self.shown.says(format!("the topology cannot be changed now: {why}"));
                     self.rest(Duration::from_millis(200))?;
                 }
             }

@@ -1,9 +1,10 @@
-//! The mover: one thread per move, which steps the machine of the leg under way (`switchyard_policy::migration`) and does what it says.
+//! The mover: one thread per move, which does what two machines of `switchyard_policy::migration` say: that of the move's life, and that of the leg under way.
 //!
 //! It has connections of its own to the source and the target, the list of keys, and the only handle on what workers know of the leg. It
 //! is a thread beside the workers, not one of them: copying takes no turn from clients, and a worker's commands need not pass
 //! through it.
 
+mod behind;
 mod big;
 mod checks;
 mod committed;
@@ -11,8 +12,10 @@ mod connection;
 mod drive;
 mod keys;
 mod last_piece;
+mod list;
 mod listing;
 mod moved;
+mod pacing;
 mod pieces;
 mod progress;
 mod replicas;

@@ -5,15 +5,23 @@ use std::time::{Duration, Instant};
 use switchyard_policy::migration::{Phase, Progress, Side};
 
 use super::run::Mover;
-use super::{BigKeys, MoveEnd};
+use super::{BigKeys, MoveEnd, SoFar};
 use crate::shared::lock;
 
 /// How often progress is published.
 const SHOW: Duration = Duration::from_millis(100);
 
-/// How a move went lately.
+/// How far a move is, and how it went lately.
 #[derive(Debug)]
 pub(super) struct Shown {
+    /// What it does now, for people.
+    doing: String,
+    /// Of legs that have ended.
+    before: Progress,
+    began: Instant,
+    /// So many seconds it took with the routers before this one.
+    seconds_before: f64,
+    records: u64,
     at: Instant,
     /// Keys and bytes when the rate was last taken.
     rate_from: (Instant, u64, u64),
@@ -26,9 +34,56 @@ pub(super) struct Shown {
 
 impl Shown {
     /// Of a move that has done so much with the routers before this one.
-    pub(super) fn new(keys: u64, bytes: u64) -> Self {
+    pub(super) fn new(so_far: &SoFar) -> Self {
         let now = Instant::now();
-        Self { at: now, rate_from: (now, keys, bytes), rates: (0.0, 0.0), unconnected: [None; 2], came: ((0, 0, 0, None), now) }
+        let &SoFar { keys_moved, bytes_moved, pulled, repeated, seconds } = so_far;
+        Self {
+            doing: "connecting".to_owned(),
+            before: Progress { keys_moved, bytes_moved, pulled, repeated, ..Progress::NONE },
+            began: now,
+            seconds_before: seconds,
+            records: 0,
+            at: now,
+            rate_from: (now, keys_moved, bytes_moved),
+            rates: (0.0, 0.0),
+            unconnected: [None; 2],
+            came: ((0, 0, 0, None), now),
+        }
+    }
+
+    /// What it does now, for people.
+    pub(super) fn says(&mut self, doing: impl Into<String>) {
+        self.doing = doing.into();
+    }
+
+    /// Records are about to be made durable.
+    pub(super) fn records(&mut self, count: usize) {
+        self.records += count as u64;
+    }
+
+    /// `moved`: its keys stay where they went.
+    pub(super) fn leg_ended(&mut self, leg: &Progress, moved: bool) {
+        if moved {
+            self.before.keys_moved += leg.keys_moved;
+            self.before.bytes_moved += leg.bytes_moved;
+        }
+        self.before.pulled += leg.pulled;
+        self.before.repeated += leg.repeated;
+    }
+
+    /// When the move began here.
+    pub(super) fn began(&self) -> Instant {
+        self.began
+    }
+
+    /// What all legs that have ended have done.
+    pub(super) fn before(&self) -> &Progress {
+        &self.before
+    }
+
+    /// Keys and bytes moved, those of the leg under way too.
+    pub(super) fn moved(&self, leg: &Progress) -> (u64, u64) {
+        (self.before.keys_moved + leg.keys_moved, self.before.bytes_moved + leg.bytes_moved)
     }
 }
 
@@ -60,26 +115,26 @@ impl Mover {
     fn publish_progress(&mut self, leg: Option<Progress>) {
         self.own.share_temporary(self.staging.names());
         let now = leg.unwrap_or(Progress::NONE);
-        let keys = self.before.keys_moved + now.keys_moved;
-        let bytes = self.before.bytes_moved + now.bytes_moved;
+        let before = self.shown.before;
+        let (keys, bytes) = self.shown.moved(&now);
         // Of a leg that goes back only what has not come back yet has moved.
-        let moved = if now.phase == Phase::Returning { self.before.keys_moved + now.left.min(now.keys_moved) } else { keys };
+        let moved = if now.phase == Phase::Returning { before.keys_moved + now.left.min(now.keys_moved) } else { keys };
         let (from, keys_then, bytes_then) = self.shown.rate_from;
         let seconds = from.elapsed().as_secs_f64();
         if seconds >= 1.0 {
             self.shown.rates = (keys.saturating_sub(keys_then) as f64 / seconds, bytes.saturating_sub(bytes_then) as f64 / seconds);
             self.shown.rate_from = (Instant::now(), keys, bytes);
         }
-        let total = self.moved_before_listing + self.listed;
+        let total = self.list.total();
         let left = total.saturating_sub(moved);
         let lost = self.note_unconnected();
-        let is_at = (keys, self.life.slots_left().len(), self.listed, leg.map(|leg| leg.phase));
+        let is_at = (keys, self.life.slots_left().len(), total, leg.map(|leg| leg.phase));
         if self.shown.came.0 != is_at || self.life.is_paused() {
             self.shown.came = (is_at, Instant::now());
         }
         let mut progress = lock(&self.own.progress);
-        let before = progress.clone();
-        progress.doing.clone_from(&self.doing);
+        let shown_before = progress.clone();
+        progress.doing.clone_from(&self.shown.doing);
         progress.phase = leg.map(|leg| leg.phase);
         progress.paused = self.life.is_paused();
         progress.slots_done = (self.life.order().slots.len() - self.life.slots_left().len()) as u32;
@@ -89,19 +144,19 @@ impl Mover {
         progress.keys_lost = self.life.keys_lost();
         progress.idle_seconds = self.shown.came.1.elapsed().as_secs_f64();
         progress.keys_listed = total;
-        progress.listed = self.is_listed;
+        progress.listed = self.list.is_whole();
         progress.keys_moved = moved;
         progress.bytes_moved = bytes;
-        progress.pulled = self.before.pulled + now.pulled;
-        progress.repeated = self.before.repeated + now.repeated;
-        progress.late = self.late;
+        progress.pulled = before.pulled + now.pulled;
+        progress.repeated = before.repeated + now.repeated;
+        progress.late = self.behind.late();
         progress.big = BigKeys { under_way: self.staging.shown(), ..self.big.shown.clone() };
-        lock(&self.shared.moved).grow(&before, &progress);
+        lock(&self.shared.moved).grow(&shown_before, &progress);
         progress.keys_per_second = self.shown.rates.0;
         progress.bytes_per_second = self.shown.rates.1;
-        progress.seconds_left = (self.is_listed && self.shown.rates.0 > 0.0).then(|| left as f64 / self.shown.rates.0);
-        progress.seconds = self.seconds_before + self.began.elapsed().as_secs_f64();
-        progress.records = self.records;
+        progress.seconds_left = (self.list.is_whole() && self.shown.rates.0 > 0.0).then(|| left as f64 / self.shown.rates.0);
+        progress.seconds = self.shown.seconds_before + self.shown.began.elapsed().as_secs_f64();
+        progress.records = self.shown.records;
     }
 
     /// The side that is not connected, for how many seconds: the one that has been so for longer.
@@ -116,10 +171,10 @@ impl Mover {
     }
 
     pub(super) fn finish(&mut self, end: &MoveEnd) {
-        self.doing = match end {
-            MoveEnd::Done => "done".to_owned(),
-            MoveEnd::Stopped(why) => why.clone(),
-        };
+        self.shown.says(match end {
+            MoveEnd::Done => "done",
+            MoveEnd::Stopped(why) => why,
+        });
         self.publish_progress(None);
         lock(&self.own.progress).end = Some(end.clone());
         // Who waited for quiet need not.

@@ -7,40 +7,21 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use switchyard_policy::migration::life::{Begin, Came, Life, Listed, Step};
-use switchyard_policy::migration::pace::{Observation, Pacer};
-use switchyard_policy::migration::{Fingerprint, Fingerprinter, Goal, Outcome, Pace, Progress, Side};
+use switchyard_policy::migration::{Fingerprinter, Outcome, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, slot_of};
-use tracing::{error, trace, warn};
+use tracing::{error, warn};
 
+use super::behind::Behind;
 use super::big::Big;
 use super::connection::Connection;
-use super::moved::Moved;
+use super::list::List;
+use super::pacing::Pacing;
 use super::progress::Shown;
 use super::side::End;
 use super::sizes::Sizes;
-use super::spool::Spool;
 use super::staging::Staging;
 use super::{Host, MoveEnd, MoveTask, SharedMove, Steer, Told};
-use crate::metrics::Waits;
-use crate::shared::{Message, Shared, lock};
-
-/// Fingerprints of moved keys that are remembered until the end; beyond it what is found late can no longer be told apart.
-const REMEMBERED_MAX: usize = 20_000_000;
-
-/// How often the pace is looked at.
-const PACE: Duration = Duration::from_millis(100);
-
-/// How often both nodes are asked how much they work.
-const LOOK: Duration = Duration::from_millis(500);
-
-/// How clients wait without the move is looked at for so long.
-const LEARN: Duration = Duration::from_millis(500);
-
-/// What was noted before the move says more than that, if it is of so long a time at least.
-const LATELY: Duration = Duration::from_secs(3);
-
-/// Where commands are few: how long clients' waits are collected.
-const FEW_WAITS: Duration = Duration::from_secs(2);
+use crate::shared::{Message, Shared};
 
 /// Why a mover does not go on.
 #[derive(Debug)]
@@ -64,66 +45,26 @@ pub(super) struct Mover {
     pub(super) fingerprints: Fingerprinter,
     /// What is done next, and what the user wants.
     pub(super) life: Life,
-    /// Slots, ascending, in which an earlier move of ours may have left keys: at the target, and at the source.
+    /// Slots, ascending, in which an earlier move of ours may have left keys at the target.
     pub(super) leftovers: Vec<Slot>,
-    pub(super) leftovers_at_source: Vec<Slot>,
-    pub(super) source: End,
-    pub(super) target: End,
-    pub(super) spool: Spool,
-    pub(super) big: Big,
-    pub(super) sizes: Sizes,
-    /// From how many bytes a key is big, as it was when the keys were listed.
-    pub(super) big_limit_now: Option<u64>,
-    pub(super) staging: Staging,
-    /// Whether fields of hashes at the source can have times to live, once that is known.
-    pub(super) mortal_fields: Option<bool>,
-    /// Slots in which scripts may have written keys that they do not name.
-    pub(super) anything: BTreeSet<Slot>,
     /// A router before this one has begun the move.
     pub(super) is_resumed: bool,
-    pub(super) is_listed: bool,
-    /// The target has no keys of the slots that are left.
-    pub(super) target_is_clean: bool,
+    pub(super) source: End,
+    pub(super) target: End,
+    pub(super) list: List,
+    pub(super) big: Big,
+    pub(super) sizes: Sizes,
+    pub(super) staging: Staging,
+    pub(super) behind: Behind,
+    pub(super) pacing: Pacing,
+    pub(super) shown: Shown,
     /// Who asked for quiet: workers, by ticket.
     pub(super) tickets: BTreeMap<u64, usize>,
-    pub(super) doing: String,
-    pub(super) records: u64,
     databases: BTreeSet<u32>,
     /// Databases of the source in which no key expired when it was asked last.
     pub(super) lasting: Vec<u32>,
     /// What was read last were strings.
     pub(super) strings: bool,
-    /// Somebody waits for the end of the leg under way.
-    hurried: bool,
-    moved: Moved,
-    /// Whether `moved` has all of them.
-    remembers_all: bool,
-    /// Of legs that have ended.
-    pub(super) before: Progress,
-    pub(super) began: Instant,
-    /// So many seconds the move took with the routers before this one.
-    pub(super) seconds_before: f64,
-    pub(super) shown: Shown,
-    pub(super) listed: u64,
-    /// Keys that had moved when the rest was listed.
-    pub(super) moved_before_listing: u64,
-    pub(super) late: super::LateKeys,
-    pacer: Pacer,
-    /// The last batch, and when and with what the pace was last changed.
-    batch: Option<(u64, u32)>,
-    paced: Instant,
-    paced_keys: u64,
-    paced_bytes: u64,
-    waits: Waits,
-    waited_before: Option<u64>,
-    waits_from: Instant,
-    /// Of the busier node, since it was last used.
-    node_cpu: Option<f64>,
-    looked: Instant,
-    /// The process whose keys are in the spool. Another one may have keys again that this one had not.
-    pub(super) listed_of: Option<String>,
-    /// The process that the source was when the move began.
-    pub(super) first_source: Option<String>,
 }
 
 /// The thread of a move.
@@ -169,65 +110,33 @@ impl Mover {
             shared.fences.broke(order.source, leg.source.clone());
             shared.fences.broke(order.target, leg.target.clone());
         }
-        let spool = Spool::new(host.spool_directory().join(format!("move-{}", id.0)));
+        let list = List::new(host.spool_directory().join(format!("move-{}", id.0)));
         let names = order.nodes().map(|node| name(&shared, node));
         let is_resumed = resume.is_some();
+        let shown = Shown::new(&so_far);
+        let pacing = Pacing::new(order.how, shown.before(), &shared.counters);
         let (life, first) = Life::begin(Begin { order, names, resume, aborted, give_up }, shared.uptime().as_micros() as u64);
-        let (order, now) = (life.order(), Instant::now());
         let mover = Self {
-            source: End::new(order.source, shared.fences.clone()),
-            target: End::new(order.target, shared.fences.clone()),
-            spool,
-            big: Big::default(),
+            source: End::new(life.order().source, shared.fences.clone()),
+            target: End::new(life.order().target, shared.fences.clone()),
+            list,
+            big: Big::new(big_limit(&shared)),
             sizes: Sizes::default(),
-            big_limit_now: Some(shared.plan().live.big_key as u64).filter(|limit| *limit > 0),
             staging: Staging::default(),
-            mortal_fields: None,
-            anything: BTreeSet::new(),
-            is_resumed,
-            is_listed: false,
-            target_is_clean: false,
+            behind: Behind::new(is_resumed, leftovers_at_source),
+            pacing,
+            shown,
             tickets: BTreeMap::new(),
-            doing: "connecting".to_owned(),
-            records: 0,
             databases: BTreeSet::new(),
             lasting: Vec::new(),
             strings: false,
-            hurried: false,
-            moved: Moved::default(),
-            remembers_all: !is_resumed,
-            before: Progress {
-                keys_moved: so_far.keys_moved,
-                bytes_moved: so_far.bytes_moved,
-                pulled: so_far.pulled,
-                repeated: so_far.repeated,
-                ..Progress::NONE
-            },
-            began: now,
-            seconds_before: so_far.seconds,
-            shown: Shown::new(so_far.keys_moved, so_far.bytes_moved),
-            listed: 0,
-            moved_before_listing: 0,
-            late: super::LateKeys::default(),
-            pacer: Pacer::new(order.how.goal, order.how.max_rate),
-            batch: None,
-            paced: now,
-            paced_keys: so_far.keys_moved,
-            paced_bytes: so_far.bytes_moved,
-            waits: Waits::so_far(&shared.counters),
-            waits_from: now,
-            node_cpu: None,
-            looked: now,
-            waited_before: None,
-            listed_of: None,
-            first_source: None,
             shared,
             own,
             id,
             host,
             fingerprints,
             leftovers,
-            leftovers_at_source,
+            is_resumed,
             life,
         };
         (mover, first)
@@ -255,7 +164,7 @@ impl Mover {
         match step {
             Step::Reach { side, .. } => self.try_to_reach(side)?,
             Step::Rest { us, doing, .. } => {
-                self.doing = doing;
+                self.shown.says(doing);
                 self.rest(Duration::from_micros(us))?;
             }
             Step::Check => self.check()?,
@@ -308,11 +217,7 @@ impl Mover {
     /// Takes what a user wants.
     pub(super) fn steer(&mut self, steer: Steer) {
         self.life.steer(steer);
-        match steer {
-            Steer::Goal(goal) => self.pacer.set_goal(goal),
-            Steer::MaxRate(rate) => self.pacer.set_max_rate(rate),
-            Steer::Pause | Steer::Resume | Steer::Abort | Steer::GiveUp(_) => {}
-        }
+        self.pacing.steer(steer);
     }
 
     /// Takes what has nothing to do with the leg under way.
@@ -322,14 +227,14 @@ impl Mover {
                 self.keep_own(&mut keys);
                 for key in keys {
                     let slot = slot_of(&key);
-                    self.spool_key(slot, &key);
+                    self.list.add(slot, &key);
                     self.staging.written(&key);
                     self.big.note_written(slot, key);
                 }
             }
             Told::Touched { key, elements } => self.staging.touched(&key, elements),
             Told::WrittenAnything(slot) => {
-                self.anything.insert(slot);
+                self.list.add_anything(slot);
                 self.staging.touched_slot(slot);
             }
             Told::Quiesce { from, ticket, flushes } => {
@@ -345,14 +250,6 @@ impl Mover {
             Told::Steer(steer) => self.steer(steer),
             // Of a leg that has ended.
             Told::Wanted { .. } | Told::WantedWhole { .. } | Told::Recorded { .. } | Told::CaughtUp { .. } | Told::HandedOver { .. } => {}
-        }
-    }
-
-    pub(super) fn spool_key(&mut self, slot: Slot, key: &[u8]) {
-        if let Err(unlisted) = self.spool.add(slot, key) {
-            let (error, slots) = (unlisted.error, unlisted.slots);
-            warn!(%error, slots = slots.len(), "the list of keys cannot be written and stays in memory; for these slots that is too much, and their node is asked again");
-            self.anything.extend(slots);
         }
     }
 
@@ -393,7 +290,7 @@ impl Mover {
     pub(super) fn while_paused(&mut self) -> Result<(), Halt> {
         self.pump()?;
         while self.life.is_paused() {
-            self.doing = "paused".to_owned();
+            self.shown.says("paused");
             self.wait(Duration::from_millis(50));
             self.pump()?;
         }
@@ -462,10 +359,10 @@ impl Mover {
         }
         if side == Side::Target {
             // It was looked through before; who answers now may be another process, with keys of long ago.
-            self.target_is_clean = false;
+            self.list.set_target_is_clean(false);
         }
         if side == Side::Source {
-            self.first_source.get_or_insert_with(|| connection.process.run_id.clone());
+            self.behind.met(&connection.process.run_id);
         }
         let end = self.end_mut(side);
         end.next_try = None;
@@ -526,7 +423,7 @@ impl Mover {
         end.fail();
         let name = self.name(self.end(side).node);
         warn!(move_id = self.id.0, node = name, why, "a mover has lost its connection");
-        self.doing = format!("waiting for {name}: {why}");
+        self.shown.says(format!("waiting for {name}: {why}"));
         Err(Halt::Lost)
     }
 
@@ -556,7 +453,7 @@ impl Mover {
             match self.publish_observed() {
                 Ok(_) => return,
                 Err(why) => {
-                    self.doing = format!("the topology cannot be changed now: {why}");
+                    self.shown.says(format!("the topology cannot be changed now: {why}"));
                     self.wait(Duration::from_millis(20));
                 }
             }
@@ -565,140 +462,20 @@ impl Mover {
 
     /// The slots of the next leg. `without`: those that are in the one under way.
     pub(super) fn next_leg(&self, without: &[bool]) -> Vec<Slot> {
-        self.life.cut(self, self.pacer.leg_keys(), without)
+        self.life.cut(self, self.pacing.leg_keys(), without)
     }
 
     /// They belong to the target.
     fn forget_slots(&mut self, slots: &[Slot]) {
-        self.spool.forget(slots);
+        self.list.forget(slots);
         self.big.forget_slots(slots);
         self.forget_staged(slots);
-    }
-
-    pub(super) fn note_moved(&mut self, keys: &[Fingerprint], back: bool) {
-        if back {
-            self.moved.forget(keys);
-        } else if self.moved.count < REMEMBERED_MAX {
-            self.moved.note(keys);
-        } else {
-            self.remembers_all = false;
-        }
-    }
-
-    /// Whether a key was moved by us; `None`: that cannot be told any more.
-    pub(super) fn was_moved(&mut self, key: Fingerprint) -> Option<bool> {
-        if self.moved.contains(key) { Some(true) } else { self.remembers_all.then_some(false) }
-    }
-
-    pub(super) fn late(&self) -> super::LateKeys {
-        self.late
-    }
-
-    pub(super) fn note_late(&mut self, change: impl FnOnce(&mut super::LateKeys)) {
-        change(&mut self.late);
-    }
-
-    // ---- pace and progress ----
-
-    /// By all legs that have ended.
-    pub(super) fn keys_moved(&self) -> u64 {
-        self.before.keys_moved
-    }
-
-    /// How fast.
-    pub(super) fn pace(&self) -> Pace {
-        if self.hurried { self.pacer.hurried() } else { self.pacer.pace() }
-    }
-
-    /// Somebody waits for the end of the leg under way, or nobody does any more.
-    pub(super) fn hurry(&mut self, hurried: bool) {
-        self.hurried = hurried;
-    }
-
-    /// A batch took so long from its copy to its end.
-    pub(super) fn note_batch(&mut self, length: Duration, keys: usize) {
-        self.batch = Some((length.as_micros() as u64, keys as u32));
-        self.pacer.batch_ended(length.as_micros() as u64, keys as u32);
-    }
-
-    /// Another pace, from time to time: as what was seen since the last one suggests.
-    pub(super) fn new_pace(&mut self, now: Progress) -> Option<Pace> {
-        let interval = self.paced.elapsed();
-        if interval < PACE {
-            return None;
-        }
-        let waits = Waits::so_far(&self.shared.counters);
-        let keys = self.before.keys_moved + now.keys_moved;
-        let bytes = self.before.bytes_moved + now.bytes_moved;
-        let (batch_us, batch_keys) = self.batch.take().map_or((None, 0), |(us, keys)| (Some(us), keys));
-        let clients_us = waits.p99_since(&self.waits);
-        let seen = Observation {
-            clients_us,
-            before_us: self.waited_before,
-            node_cpu: self.node_cpu.take(),
-            batch_us,
-            batch_keys,
-            keys: keys.saturating_sub(self.paced_keys),
-            bytes: bytes.saturating_sub(self.paced_bytes),
-            interval_us: interval.as_micros() as u64,
-        };
-        // Where commands are few they are looked at over a longer time.
-        if clients_us.is_some() || self.waits_from.elapsed() >= FEW_WAITS {
-            self.waits = waits;
-            self.waits_from = Instant::now();
-        }
-        self.paced = Instant::now();
-        (self.paced_keys, self.paced_bytes) = (keys, bytes);
-        let _ = self.pacer.observe(&seen);
-        trace!(move_id = self.id.0, ?seen, pacer = ?self.pacer, "paced");
-        Some(self.pace())
-    }
-
-    /// Clients have felt nothing of the move so far: how long they wait without it.
-    fn learn_waits(&mut self) -> Result<(), Halt> {
-        let lately = lock(&self.shared.waits_lately).since(self.began, LATELY).cloned();
-        while lately.is_none() && self.life.order().how.goal != Goal::Fast && self.began.elapsed() < LEARN {
-            self.rest(Duration::from_millis(20))?;
-        }
-        let waits = Waits::so_far(&self.shared.counters);
-        self.waited_before = waits.p99_since(lately.as_ref().unwrap_or(&self.waits));
-        self.waits = waits;
-        self.waits_from = Instant::now();
-        self.paced = Instant::now();
-        Ok(())
-    }
-
-    /// Asks both nodes how much they work, from time to time.
-    pub(super) fn look_at_nodes(&mut self) {
-        if self.looked.elapsed() >= LOOK {
-            self.looked = Instant::now();
-            self.source.look();
-            self.target.look();
-        }
-    }
-
-    /// A node has told how much it has worked.
-    pub(super) fn note_work(&mut self, side: Side, answers: &[Vec<u8>]) {
-        if let Some(cpu) = self.end_mut(side).worked(answers) {
-            self.node_cpu = Some(self.node_cpu.map_or(cpu, |other| other.max(cpu)));
-        }
-    }
-
-    /// `moving`: how long its keys have been on their way. `moved`: they stay where they went.
-    pub(super) fn ended_legs(&mut self, leg: Progress, moved: bool, moving: Duration) {
-        self.pacer.leg_ended(leg.keys_moved, leg.bytes_moved, moving.as_micros() as u64);
-        if moved {
-            self.before.keys_moved += leg.keys_moved;
-            self.before.bytes_moved += leg.bytes_moved;
-        }
-        self.before.pulled += leg.pulled;
-        self.before.repeated += leg.repeated;
     }
 }
 
 impl Listed for Mover {
     fn keys(&self, slot: Slot) -> u32 {
-        self.spool.count(slot)
+        self.list.count(slot)
     }
 
     fn big_bytes(&self, slot: Slot) -> u64 {
@@ -706,8 +483,13 @@ impl Listed for Mover {
     }
 
     fn lacks_some(&self, slot: Slot) -> bool {
-        self.anything.contains(&slot)
+        self.list.lacks_some(slot)
     }
+}
+
+/// Values of so many bytes are big; `None`: none is.
+pub(super) fn big_limit(shared: &Shared) -> Option<u64> {
+    Some(shared.plan().live.big_key as u64).filter(|limit| *limit > 0)
 }
 
 fn name(shared: &Shared, node: NodeId) -> String {

@@ -80,12 +80,13 @@ impl Page {
     }
 
     /// Takes the next answer.
-    pub(super) fn take(&mut self, answer: &[u8], lengths: &mut Lengths, big: &mut Big, limit: u64) {
+    pub(super) fn take(&mut self, answer: &[u8], lengths: &mut Lengths, big: &mut Big) {
+        let limit = big.limit();
         let Some((slot, at)) = self.keys.get(self.answered).cloned() else { return };
         lengths.note(slot, answer, limit);
         let key = &self.text[at.clone()];
         if self.answered >= self.by_length {
-            big.note_listed(slot, key, self.database, answer, limit);
+            big.note_listed(slot, key, self.database, answer);
         } else if !lengths.is_small(key, answer, limit) || big.has_some_of(slot) {
             self.unsure.push((slot, at));
         }
@@ -186,7 +187,7 @@ impl Mover {
         // STRLEN is a use of the key, and a node that evicts by use would be told a wrong one.
         let counts_uses = ["lru", "lfu"].iter().any(|by| self.source.policy.contains(by));
         self.sizes = Sizes { lengths: Lengths { refused: counts_uses, ..Lengths::default() }, ..Sizes::default() };
-        if self.big_limit_now.is_none() || self.sizes_are_refused() {
+        if !self.big.matters() || self.sizes_are_refused() {
             return false;
         }
         let &[database] = databases else { return true };
@@ -206,7 +207,7 @@ impl Mover {
             if due.is_empty() {
                 return Ok(());
             }
-            self.doing = "asking for the sizes of keys".to_owned();
+            self.shown.says("asking for the sizes of keys");
             self.sizes.ahead = due.into();
             while let Some(page) = self.next_page(AT_ONCE) {
                 let asked = Instant::now();
@@ -236,7 +237,7 @@ impl Mover {
 
     /// Asks for some more, if the leg moves keys and none are asked for.
     pub(super) fn go_on_measuring(&mut self, phase: Phase) {
-        let rests = self.pace().batches == 0 || !self.tickets.is_empty();
+        let rests = self.pacing.pace().batches == 0 || !self.tickets.is_empty();
         if rests
             || self.sizes.asked
             || phase != Phase::Moving
@@ -261,8 +262,7 @@ impl Mover {
         if let Some(error) = before.iter().find(|answer| reply::is_error(answer)) {
             return Err(format!("refuses a database: {}", error_text(error)));
         }
-        let limit = self.big_limit_now.unwrap_or(u64::MAX);
-        answers.iter().for_each(|answer| page.take(answer, &mut self.sizes.lengths, &mut self.big, limit));
+        answers.iter().for_each(|answer| page.take(answer, &mut self.sizes.lengths, &mut self.big));
         if let Some(rest) = page.rest() {
             self.sizes.pages.push_front(rest);
         }
@@ -290,7 +290,7 @@ impl Mover {
             let mut pages = VecDeque::new();
             let (mut text, mut keys) = (Vec::new(), Vec::new());
             let database = self.sizes.database;
-            let outcome = self.spool.for_each(&slots, |slot, key| {
+            let outcome = self.list.for_each(&slots, |slot, key| {
                 keys.push((slot, text.len()..text.len() + key.len()));
                 text.extend_from_slice(key);
                 if keys.len() == keys_max {
@@ -334,18 +334,18 @@ mod tests {
 
     #[test]
     fn what_is_no_small_string_for_certain_is_asked_once_more() {
-        let (mut lengths, mut big) = (Lengths::default(), Big::default());
+        let (mut lengths, mut big) = (Lengths::default(), Big::new(Some(100_000)));
         let mut first = lengths.choose(page(&["small", "long", "hash", "refused"]));
         assert_eq!(first.by_length, 4);
         for answer in [":100\r\n", ":40000\r\n", "-WRONGTYPE Operation against a key\r\n", "-NOPERM no\r\n"] {
-            first.take(answer.as_bytes(), &mut lengths, &mut big, 100_000);
+            first.take(answer.as_bytes(), &mut lengths, &mut big);
         }
         assert!(first.is_answered());
         let again = first.rest().expect("three are left");
         let mut again = Lengths::default().choose(again);
         assert_eq!((again.len(), again.by_length), (3, 0));
         for answer in [":140000\r\n", ":100000\r\n", ":99999\r\n"] {
-            again.take(answer.as_bytes(), &mut lengths, &mut big, 100_000);
+            again.take(answer.as_bytes(), &mut lengths, &mut big);
         }
         assert!(again.rest().is_none());
         let slot = |name: &str| switchyard_policy::topology::slot_of(name.as_bytes());
@@ -375,7 +375,7 @@ mod tests {
             assert_eq!(first.by_length, SAMPLE);
             for number in 0..SAMPLE {
                 let answer: &[u8] = if number < strings { b":64\r\n" } else { b"-WRONGTYPE no\r\n" };
-                first.take(answer, &mut lengths, &mut Big::default(), 1 << 20);
+                first.take(answer, &mut lengths, &mut Big::new(Some(1 << 20)));
             }
             assert_eq!(lengths.choose(page(&names)).by_length, then, "of {SAMPLE} keys {strings} are strings");
         }

@@ -62,6 +62,8 @@ pub(super) struct Staging {
     pub(super) discarded: Vec<(u32, Vec<u8>)>,
     /// While pieces are read, another barrier is not set before this.
     rests_until: Option<Instant>,
+    /// Whether fields of hashes at the source can have times to live, once that is known.
+    mortal_fields: Option<bool>,
 }
 
 impl Staging {
@@ -204,7 +206,7 @@ impl Mover {
     fn lost_both<T>(&mut self, side: Side, why: &str) -> Result<T, Halt> {
         let name = self.name(self.end(side).node);
         warn!(move_id = self.id.0, node = name, why, "a mover has lost its connection");
-        self.doing = format!("waiting for {name}: {why}");
+        self.shown.says(format!("waiting for {name}: {why}"));
         self.end_mut(side).fail();
         let other = self.end_mut(side.other());
         if other.connection.as_ref().is_some_and(|connection| connection.unanswered > 0) {
@@ -267,7 +269,7 @@ impl Mover {
 
     fn copy_pieces(&mut self) -> Result<(), Halt> {
         if !self.staging.is_empty() {
-            self.doing = COPYING.to_owned();
+            self.shown.says(COPYING);
         }
         loop {
             // In this order: what was told before the barrier was reached is taken before that it was.
@@ -305,7 +307,7 @@ impl Mover {
 
     /// Looks what a big key is, and whether it still is one.
     fn look_at_big(&mut self, place: &Place, number: u64) -> Result<Seen, Halt> {
-        self.doing = COPYING.to_owned();
+        self.shown.says(COPYING);
         let (seen, staged) = self.seen_of(place)?;
         if let Some(mut staged) = staged {
             let name = format!("switchyard:temporary:{}:staging-{}-{number}", self.shared.incarnation, self.id.0);
@@ -334,7 +336,7 @@ impl Mover {
         let size = self.call(Side::Source, &[b"MEMORY", b"USAGE", key])?;
         let number = |answer: &[u8]| reply::integer(answer).and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
         let (length, bytes) = (number(&length), number(&size));
-        if length == 0 || bytes < self.big_limit_now.unwrap_or(u64::MAX) {
+        if length == 0 || bytes < self.big.limit() {
             return Ok((Seen::Gone, None));
         }
         let piece_bytes: u64 = match self.life.order().how.goal {
@@ -479,12 +481,12 @@ impl Mover {
     }
 
     fn fields_may_be_mortal(&mut self) -> Result<bool, Halt> {
-        if let Some(known) = self.mortal_fields {
+        if let Some(known) = self.staging.mortal_fields {
             return Ok(known);
         }
         let answer = self.call(Side::Source, &[b"COMMAND", b"INFO", b"HPEXPIRETIME"])?;
         let known = reply::is_error(&answer) || reply::elements(&answer).next().is_some_and(|row| !reply::is_null(row));
-        self.mortal_fields = Some(known);
+        self.staging.mortal_fields = Some(known);
         Ok(known)
     }
 

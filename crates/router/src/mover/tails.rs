@@ -57,7 +57,10 @@ impl Mover {
 
     /// Big keys that were read whole are reported when they are there.
     pub(super) fn note_big(&self, run: &mut Run, batch: BatchId, read: &Read) {
-        let Some(limit) = self.big_limit_now else { return };
+        if !self.big.matters() {
+            return;
+        }
+        let limit = self.big.limit();
         for (key, content) in
             read.keys.iter().zip(&read.contents).flat_map(|(key, of_key)| of_key.iter().map(move |content| (key, content)))
         {
