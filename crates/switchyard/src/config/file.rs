@@ -5,7 +5,7 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::keys::{Key, Section, keys, limit_keys, listener_keys, node_keys};
+use super::keys::{self, Key, Section};
 use super::listener::{LimitConfig, ListenerConfig};
 use super::{Config, NodeConfig, Origin, Problem, Raw, nearest};
 
@@ -74,7 +74,7 @@ pub(super) fn apply(path: &Path, text: &str, config: &mut Config, problems: &mut
             (None, _) if name.get_ref() == "limit" => {
                 problems.push(Problem::at(&places.at(name.span().start), "limits are written with two brackets: [[limit]], once for each"));
             }
-            (None, DeValue::Table(_)) if keys().all(|key| key.path() != *name.get_ref()) => {
+            (None, DeValue::Table(_)) if keys::CONFIG.iter().all(|key| key.path() != *name.get_ref()) => {
                 problems.push(Problem::at(&places.at(name.span().start), nearest::unknown_section(name.get_ref())));
             }
             (None, _) => top.push((name, value)),
@@ -97,9 +97,8 @@ fn apply_section(
     places: &Places<'_>,
     problems: &mut Vec<Problem>,
 ) {
-    let table: Vec<&Key<Config>> = keys().filter(|key| key.section == section).collect();
     let mut origins = Vec::new();
-    apply_entries(section, entries, &table, config, base, places, problems, |key, origin| origins.push((key.path(), origin)));
+    apply_entries(section, entries, keys::CONFIG, config, base, places, problems, |key, origin| origins.push((key.path(), origin)));
     config.origins.extend(origins);
 }
 
@@ -111,10 +110,9 @@ fn apply_node(item: &Spanned<DeValue<'_>>, config: &mut Config, base: &Path, pla
     };
     let entries: Vec<_> = table.iter().collect();
     let mut node = NodeConfig::default();
-    let keys: Vec<&Key<NodeConfig>> = node_keys().collect();
     let before = problems.len();
     let mut at = None;
-    apply_entries(Section::Node, &entries, &keys, &mut node, base, places, problems, |key, origin| {
+    apply_entries(Section::Node, &entries, keys::NODE, &mut node, base, places, problems, |key, origin| {
         if matches!(key.name, "address" | "sentinel-master") {
             at = Some(origin);
         }
@@ -134,9 +132,8 @@ fn apply_limit(item: &Spanned<DeValue<'_>>, config: &mut Config, base: &Path, pl
     };
     let entries: Vec<_> = table.iter().collect();
     let mut limit = LimitConfig::default();
-    let keys: Vec<&Key<LimitConfig>> = limit_keys().collect();
     let before = problems.len();
-    apply_entries(Section::Limit, &entries, &keys, &mut limit, base, places, problems, |_, _| {});
+    apply_entries(Section::Limit, &entries, keys::LIMIT, &mut limit, base, places, problems, |_, _| {});
     if limit.requests_per_second.is_none() && limit.key_requests_per_second.is_none() && problems.len() == before {
         problems.push(Problem::at(&origin, "this [[limit]] limits nothing; add requests-per-second or key-requests-per-second"));
     }
@@ -154,9 +151,8 @@ fn apply_listener(item: &Spanned<DeValue<'_>>, config: &mut Config, base: &Path,
     };
     let entries: Vec<_> = table.iter().collect();
     let mut listener = ListenerConfig::default();
-    let keys: Vec<&Key<ListenerConfig>> = listener_keys().collect();
     let before = problems.len();
-    apply_entries(Section::Listener, &entries, &keys, &mut listener, base, places, problems, |_, _| {});
+    apply_entries(Section::Listener, &entries, keys::LISTENER, &mut listener, base, places, problems, |_, _| {});
     if listener.place.is_none() && problems.len() == before {
         problems.push(Problem::at(&origin, "this [[listener]] has no address; add address = \"HOST:PORT\" or \"unix:/path\""));
     }
@@ -168,7 +164,7 @@ fn apply_listener(item: &Spanned<DeValue<'_>>, config: &mut Config, base: &Path,
 fn apply_entries<T>(
     section: Section,
     entries: &[Entry<'_, '_>],
-    keys: &[&'static Key<T>],
+    keys: &'static [Key<T>],
     target: &mut T,
     base: &Path,
     places: &Places<'_>,
@@ -178,7 +174,7 @@ fn apply_entries<T>(
     let mut secrets: Vec<&'static Key<T>> = Vec::new();
     for (name, value) in entries {
         let origin = places.at(name.span().start);
-        let Some(key) = keys.iter().find(|key| key.name == name.get_ref()) else {
+        let Some(key) = keys.iter().find(|key| key.section == section && key.name == name.get_ref()) else {
             problems.push(Problem::at(&origin, nearest::unknown_key(section, name.get_ref())));
             continue;
         };
