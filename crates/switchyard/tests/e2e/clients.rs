@@ -165,7 +165,7 @@ impl Secured {
             authority.file()
         );
         let router = RouterOptions { config, password: Some("master".into()), ..RouterOptions::default() };
-        let site = Site::router_only(3, &SiteOptions { router, ..SiteOptions::default() })?;
+        let site = Site::router_only(3, &SiteOptions::router(router))?;
         let credentials = [authority.file().into(), client.certificate.into(), client.key.into(), "app".into(), "s3cret".into()];
         Some(Secured { _authority: authority, _users: users, _site: site, address: address.to_string(), credentials })
     }
@@ -173,8 +173,7 @@ impl Secured {
 
 /// A router that looks like a cluster.
 fn cluster() -> Option<Site> {
-    let router = RouterOptions { args: vec!["--cluster".into()], ..RouterOptions::default() };
-    Site::router_only(3, &SiteOptions { router, ..SiteOptions::default() })
+    Site::router_only(3, &SiteOptions::router(RouterOptions::args(&["--cluster"])))
 }
 
 #[test]
@@ -243,7 +242,7 @@ fn jedis() {
         run("mvn dependency:copy-dependencies", maven.arg(format!("-DoutputDirectory={}", dir.display())));
     });
     let site = Site::new(3);
-    let cluster = RouterOptions { config: "[cluster]\nemulate = true\n".into(), ..RouterOptions::default() };
+    let cluster = RouterOptions::config("[cluster]\nemulate = true\n");
     let cluster = Site::router_only(3, &SiteOptions { router: cluster, ..SiteOptions::default() });
     let mut check = tied("java");
     check.arg("-cp").arg(jars.join("*")).arg(source.join("Check.java")).arg(site.address().to_string());

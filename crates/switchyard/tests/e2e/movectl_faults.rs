@@ -112,12 +112,12 @@ impl Scene {
     #[track_caller]
     fn until_it_is_felt(&self) {
         let before = self.recording.tally();
-        eventually("clients feel it", || (self.recording.tally().unknown > before.unknown + 3).then_some(()));
+        eventually("clients feel it", || self.recording.tally().unknown > before.unknown + 3);
     }
 
     #[track_caller]
     fn until_it_does(&self, what: &str) {
-        eventually(&format!("it says {what:?}"), || self.doing().contains(what).then_some(()));
+        eventually(&format!("it says {what:?}"), || self.doing().contains(what));
     }
 }
 
@@ -217,12 +217,12 @@ fn during_a_move(moved: Moved, is_durable: bool, fault: impl FnOnce(&mut Scene))
         let said = ask(&scene.router, line);
         assert!(said.code == 0 || is_over(1), "{line}: {}", said.err);
     }
-    eventually("the move is over", || is_over(1).then_some(()));
+    eventually("the move is over", || is_over(1));
     let was_stopped = the_move(&scene.router, 1)["state"] == "stopped";
     if was_stopped {
         // It has said why; nothing hinders another one.
-        eventually("another move is taken", || (ask(&scene.router, &scene.move_command("--goal fast")).code == 0).then_some(()));
-        eventually("it is over", || is_over(2).then_some(()));
+        eventually("another move is taken", || ask(&scene.router, &scene.move_command("--goal fast")).code == 0);
+        eventually("it is over", || is_over(2));
         assert_eq!(the_move(&scene.router, 2)["state"], "done", "{}", report(&scene.router));
     }
     scene.recording.wait_for(100);
