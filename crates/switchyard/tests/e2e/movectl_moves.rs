@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 
 use crate::movectl::{done, json, names, owns, refused, slots};
 use crate::support::{
-    Client, Node, NodeOptions, Probed, Router, RouterOptions, Site, SiteOptions, Value, bulk, encode, int, ok, until_within,
+    Client, Node, NodeOptions, Probed, Router, RouterOptions, Site, SiteOptions, Value, bulk, encode, http, int, ok, until_within,
 };
 
 /// So many keys make a move that is still under way when somebody looks.
@@ -40,8 +40,16 @@ fn all_there(client: &mut Client) {
     }
 }
 
+/// What `switchyard moves --json` prints, without a process for each look.
+#[track_caller]
 pub(crate) fn report(router: &Router) -> Json {
-    json(router, "moves")
+    report_at(router.admin())
+}
+
+/// The same by the address of the admin port.
+#[track_caller]
+fn report_at(admin: SocketAddr) -> Json {
+    serde_json::from_str(&http::get(admin, "/api/v1/moves").1).expect("JSON")
 }
 
 /// The move of that number, wherever it is listed.
@@ -79,7 +87,7 @@ fn a_move_is_asked_for_and_watched_and_done() {
     all_there(&mut client);
     let ended = the_move(site.router(), 1);
     assert_eq!((&ended["state"], &ended["slots_done"]), (&Json::from("done"), &Json::from(8192)), "{ended}");
-    let report = report(site.router());
+    let report = json(site.router(), "moves");
     assert!(report["journal"]["records"].as_u64() > Some(0) && report["journal"]["syncs"].as_u64() > Some(0), "{report}");
     assert!(report["journal"]["length"].as_u64() < Some(4096), "what is over is not kept: {report}");
     let metrics = site.router().metrics();
@@ -320,7 +328,7 @@ fn a_full_disk_delays_moves_and_nobody_else() {
     // In the middle of a move: the leg under way ends in the room that was kept for it, or waits; nobody's command fails.
     let said = move_to(1, 0, " --goal balanced --max-rate 300k");
     assert_eq!(said.code, 0, "{}", said.err);
-    let report = || -> Json { serde_json::from_str(&crate::movectl::ask_at(admin, "moves --json").out).expect("JSON") };
+    let report = || report_at(admin);
     eventually("keys move", || report()["moves"][0]["keys_moved"].as_u64().filter(|keys| *keys > 0));
     let _ = std::fs::write(&filler, vec![0; 16 << 20]);
     eventually("it says what it waits for", || {
@@ -369,9 +377,9 @@ fn a_router_that_starts_on_a_full_disk_serves_and_says_so() {
     assert!(rival.log().contains("The one of an earlier start is kept"), "{}", rival.log());
     let status = crate::movectl::ask_at(admin, "status").out;
     assert!(status.contains("the state directory needs a look") && status.contains("no move can begin before"), "{status}");
-    let (code, ready) = crate::support::http::get(admin, "/readyz");
+    let (code, ready) = http::get(admin, "/readyz");
     assert!(code == 200 && ready.contains("free for the state directory"), "it serves, and says what is wrong: {ready}");
-    let metrics = || crate::support::http::get(admin, "/metrics").1;
+    let metrics = || http::get(admin, "/metrics").1;
     assert!(metrics().contains("switchyard_state_directory_trouble 1\n"));
     // Its token is that of the start before, so the command line is let in.
     let said = crate::movectl::ask_at(admin, "moves pause 7").err;
