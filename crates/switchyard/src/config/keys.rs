@@ -64,12 +64,13 @@ impl Section {
     pub(crate) fn spoken(self) -> String {
         match self {
             Section::Top => "at the top level".to_owned(),
-            Section::Node => "in [[node]]".to_owned(),
-            Section::Listener => "in [[listener]]".to_owned(),
-            Section::Limit => "in [[limit]]".to_owned(),
+            many if Self::LISTS.contains(&many) => format!("in [[{}]]", many.name()),
             other => format!("in [{}]", other.name()),
         }
     }
+
+    /// The sections of which there may be many: their tables have two brackets.
+    pub(crate) const LISTS: [Section; 3] = [Section::Node, Section::Listener, Section::Limit];
 
     /// The sections that are plain tables, in the order in which they are shown.
     pub(crate) const TABLES: [Section; 8] =

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use super::keys::{self, Key, Section, Takes};
 use super::listener::ListenerConfig;
-use super::{Config, NodeConfig};
+use super::{Config, NodeConfig, Origin};
 
 /// The effective configuration as TOML, each value with where it came from. Secrets are shown as `***`.
 pub(crate) fn render(config: &Config) -> String {
@@ -23,43 +23,23 @@ pub(crate) fn render(config: &Config) -> String {
         let line = format!("{} = {value}", key.name);
         let _ = writeln!(out, "{line:<44} # {origin}");
     }
-    for listener in &config.listeners {
-        out.push_str("\n[[listener]]\n");
-        for key in keys::LISTENER {
-            let Some(value) = (key.show)(listener) else {
-                continue;
-            };
-            let origin = listener.origin.as_ref().filter(|_| key.name == "address").map(|o| format!(" # {o}")).unwrap_or_default();
-            let line = format!("{} = {value}", key.name);
-            let _ = writeln!(out, "{}", format!("{line:<44}{origin}").trim_end());
-        }
-    }
-    for limit in &config.limits {
-        out.push_str("\n[[limit]]\n");
-        for key in keys::LIMIT {
-            if let Some(value) = (key.show)(limit) {
-                let _ = writeln!(out, "{} = {value}", key.name);
-            }
-        }
-    }
-    for node in &config.nodes {
-        out.push_str("\n[[node]]\n");
-        for key in keys::NODE {
-            let Some(value) = (key.show)(node) else {
-                continue;
-            };
-            let line = format!("{} = {value}", key.name);
-            match &node.origin {
-                Some(origin) if matches!(key.name, "address" | "sentinel-master") => {
-                    let _ = writeln!(out, "{line:<44} # {origin}");
-                }
-                _ => {
-                    let _ = writeln!(out, "{line}");
-                }
-            }
-        }
-    }
+    config.listeners.iter().for_each(|listener| item(&mut out, Section::Listener, keys::LISTENER, listener, listener.origin.as_ref()));
+    config.limits.iter().for_each(|limit| item(&mut out, Section::Limit, keys::LIMIT, limit, None));
+    config.nodes.iter().for_each(|node| item(&mut out, Section::Node, keys::NODE, node, node.origin.as_ref()));
     out
+}
+
+/// One of the tables in two brackets; where it came from stands beside its name.
+fn item<T>(out: &mut String, list: Section, keys: &[Key<T>], table: &T, origin: Option<&Origin>) {
+    let _ = write!(out, "\n[[{}]]\n", list.name());
+    for key in keys {
+        let Some(value) = (key.show)(table) else { continue };
+        let line = format!("{} = {value}", key.name);
+        let _ = match origin.filter(|_| matches!(key.name, "address" | "sentinel-master")) {
+            Some(origin) => writeln!(out, "{line:<44} # {origin}"),
+            None => writeln!(out, "{line}"),
+        };
+    }
 }
 
 /// A complete configuration file: every key with its default, commented out, and what it means.
