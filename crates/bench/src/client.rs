@@ -1,10 +1,8 @@
 //! A plain blocking connection for the questions around a measurement: filling nodes, DBSIZE, INFO.
 
-use std::{
-    io::{Read as _, Write as _},
-    net::{SocketAddr, TcpStream},
-    time::Duration,
-};
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 

@@ -1,10 +1,7 @@
 //! Ctrl-C and SIGTERM for the subcommands that start other processes: they must end those before they end themselves.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-    mpsc,
-};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 
 use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};

@@ -3,14 +3,13 @@
 //! Each child is put in a process group of its own, so that Ctrl-C in a terminal reaches only us and we end the children in order; were
 //! they told at the same time as we are, the last second of every run would look like a failure of theirs.
 
-use std::{
-    fs::File,
-    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
-    os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
-    path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
-    time::{Duration, Instant},
-};
+use std::fs::File;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 

@@ -1,16 +1,12 @@
 //! The load generator against a real server, and against servers that do what a real one never does.
 
-use std::{
-    io::{Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddr, TcpListener},
-    time::Duration,
-};
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::time::Duration;
 
-use switchyard_bench::{
-    client::Client,
-    load::{self, Mix, Pace, Settings, Sharing, Skew, ValueSizes},
-    process::{self, Process},
-};
+use switchyard_bench::client::Client;
+use switchyard_bench::load::{self, Mix, Pace, Settings, Sharing, Skew, ValueSizes};
+use switchyard_bench::process::{self, Process};
 use tempfile::TempDir;
 
 fn redis() -> (Process, SocketAddr, TempDir) {

@@ -4,11 +4,9 @@
 //! reads 0 for a proxy that works in another thread), and `/proc/PID/stat` counts all threads, also those that have ended, but in ticks of
 //! 10 ms. Where a thread ended in between, `stat` has the last word, since that thread's nanoseconds left with it.
 
-use std::{
-    fs,
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 

@@ -1,19 +1,15 @@
 //! Servers that keep what they acknowledge, and a router: killed, started again at the same place, stopped and continued.
 
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    process::Command,
-    time::{Duration, Instant},
-};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
-use switchyard_bench::{
-    client::Client,
-    process::{self, Process},
-    wire::Reply,
-};
+use switchyard_bench::client::Client;
+use switchyard_bench::process::{self, Process};
+use switchyard_bench::wire::Reply;
 
 /// How long a process may take to serve again.
 const PATIENCE: Duration = Duration::from_secs(30);

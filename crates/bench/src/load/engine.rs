@@ -1,16 +1,12 @@
 //! One thread of the load: its connections, its epoll, its clock.
 
-use std::{
-    collections::VecDeque,
-    io::{self, ErrorKind, Read as _, Write as _},
-    net::{SocketAddr, TcpStream},
-    os::fd::OwnedFd,
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use rustix::event::{Timespec, epoll};

@@ -11,23 +11,17 @@ mod engine;
 mod mix;
 mod workload;
 
-use std::{
-    net::SocketAddr,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread::JoinHandle,
-    time::{Duration, Instant},
-};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use hdrhistogram::Histogram;
 
-pub use self::{
-    mix::{LIST_LIMIT, MGET_KEYS, Mix, Op, ValueSizes},
-    workload::{Pending, Script, Sharing, Verdict, Workload, keys_of_each},
-};
+pub use self::mix::{LIST_LIMIT, MGET_KEYS, Mix, Op, ValueSizes};
+pub use self::workload::{Pending, Script, Sharing, Verdict, Workload, keys_of_each};
 use crate::random::Popularity;
 
 /// When a request is sent.

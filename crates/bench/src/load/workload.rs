@@ -15,10 +15,8 @@ use std::sync::Arc;
 use switchyard_resp::encode::decimal;
 
 use super::mix::{LIST_LIMIT, MGET_KEYS, Mix, Op, ValueSizes};
-use crate::{
-    random::{Popularity, Rng, mix},
-    wire::{self, Reply},
-};
+use crate::random::{Popularity, Rng, mix};
+use crate::wire::{self, Reply};
 
 const HASH_FIELDS: u64 = 16;
 const ZSET_MEMBERS: u64 = 32;

@@ -9,7 +9,10 @@ pub const DURABILITIES: [(Durability, &str); 3] =
 /// The value that a word stands for; the error lists the words.
 pub fn named<T: Copy>(all: &[(T, &str)], word: &str) -> Result<T, String> {
     let found = all.iter().find(|(_, name)| *name == word).map(|(value, _)| *value);
-    found.ok_or_else(|| format!("{word:?} is not {}", all.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", ")))
+    found.ok_or_else(|| {
+        let words = all.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", ");
+        format!("{word:?} is not {}", words.rsplit_once(", ").map_or(words.clone(), |(most, last)| format!("{most} or {last}")))
+    })
 }
 
 /// The word for a value.

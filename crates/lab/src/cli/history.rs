@@ -1,12 +1,10 @@
 //! `switchyard-lab history`: records what clients of any Redis-compatible server see, for a checker of linearizability.
 
-use std::{
-    net::{SocketAddr, ToSocketAddrs as _},
-    path::PathBuf,
-    process::Command,
-    sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
-};
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use clap::Args;

@@ -1,18 +1,15 @@
 //! `switchyard-lab moves`: what moving slots costs and whom it disturbs, beside `redis-cli --cluster reshard`.
 
-use std::{
-    path::PathBuf,
-    sync::{Arc, atomic::AtomicBool},
-    time::Duration,
-};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
 use switchyard_bench::numbers::time_flag;
-use switchyard_lab::{
-    moves::{self, Part, Settings},
-    product,
-};
+use switchyard_lab::moves::{self, Part, Settings};
+use switchyard_lab::product;
 
 use super::{typed, words};
 

@@ -1,9 +1,8 @@
 //! `switchyard-lab peers`: the router beside its peers.
 
-use std::{
-    path::PathBuf,
-    sync::{Arc, atomic::AtomicBool},
-};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
 use clap::Args;

@@ -1,22 +1,16 @@
 //! `switchyard-lab soak`: cycles of moves with faults under clients whose histories are checked.
 
-use std::{
-    path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use switchyard_bench::numbers::{thousands, time_flag};
-use switchyard_lab::{
-    product,
-    soak::{self, Fault, Settings, Tally},
-};
+use switchyard_lab::product;
+use switchyard_lab::soak::{self, Fault, Settings, Tally};
 
 use super::words;
 

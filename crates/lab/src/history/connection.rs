@@ -3,11 +3,9 @@
 //! Not [`switchyard_bench::client::Client`]: there a lost connection is an error that ends the run; here it is a result, and the next request makes
 //! a new connection. What was sent and not answered may be executed at any later time, so its connection is never used again.
 
-use std::{
-    io::{ErrorKind, Read as _, Write as _},
-    net::{SocketAddr, TcpStream},
-    time::{Duration, Instant},
-};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use switchyard_bench::wire::{self, Reply};

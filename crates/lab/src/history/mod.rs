@@ -14,28 +14,22 @@ mod connection;
 mod record;
 mod workload;
 
-use std::{
-    collections::BTreeMap,
-    net::SocketAddr,
-    path::PathBuf,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    thread::JoinHandle,
-    time::{Duration, Instant},
-};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use switchyard_bench::random::{Rng, mix};
 
+use self::connection::{Connection, Outcome, error_text};
+use self::record::{Entry, Record};
 pub use self::workload::Kind;
-use self::{
-    connection::{Connection, Outcome, error_text},
-    record::{Entry, Record},
-    workload::Plan,
-};
+use self::workload::Plan;
 
 /// Clients that share objects. More make the search for an order too expensive.
 const GROUP: usize = 8;

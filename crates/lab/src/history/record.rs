@@ -1,11 +1,9 @@
 //! The file of a history: one operation per line, as `tests-clients/history-check` reads it.
 
-use std::{
-    fs::File,
-    io::{BufWriter, Write as _},
-    path::PathBuf,
-    sync::Mutex,
-};
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::path::PathBuf;
+use std::sync::Mutex;
 
 use anyhow::{Context as _, Result};
 use serde_json::{Map, Value, json};

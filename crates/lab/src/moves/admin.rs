@@ -3,13 +3,11 @@
 //! The port is asked by hand instead of by `switchyard move --wait`, which looks a few times per second: moves of small data are over by
 //! then. A dozen lines of HTTP, because the report is one short document on a connection of its own.
 
-use std::{
-    io::{Read as _, Write as _},
-    net::{SocketAddr, TcpStream},
-    path::Path,
-    process::{Command, Stdio},
-    time::Duration,
-};
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;

@@ -167,7 +167,7 @@ impl Bench<'_> {
             self.pause(self.settings.control)?;
             phase.store(MOVING, Ordering::Relaxed);
             self.say("the hash moves".to_owned());
-            let moved = site.move_and_report(&self.programs, (0, 1), &self.settings.goal, "0", PATIENCE, || {
+            let moved = site.move_slots(&self.programs, (0, 1), &self.settings.goal, "0", PATIENCE, || {
                 ensure!(!failed.load(Ordering::Relaxed), "a connection failed");
                 self.stopped()
             })?;

@@ -8,26 +8,20 @@
 //! when it was sent and the last one sent. A key that was lost, or an older value, is a wrong reply. Behind one address that is exact; a
 //! cluster's client that pipelines over redirections orders nothing, and there only the key's name in the value is looked at.
 
-use std::{
-    collections::VecDeque,
-    io::{ErrorKind, Read as _, Write as _},
-    net::{SocketAddr, TcpStream},
-    os::fd::OwnedFd,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread::JoinHandle,
-    time::{Duration, Instant},
-};
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::event::{Timespec, epoll};
-use switchyard_bench::{
-    load::Tally,
-    random::{Popularity, Rng},
-    wire::{self, Reply},
-};
+use switchyard_bench::load::Tally;
+use switchyard_bench::random::{Popularity, Rng};
+use switchyard_bench::wire::{self, Reply};
 
 use super::slot::{SLOTS, slot_of};
 

@@ -3,16 +3,12 @@
 //! Each of the three is run over all keys by itself, pipelined, and timed by itself. The source does DUMP and UNLINK, the target RESTORE;
 //! where both have a processor of their own they can work at the same time, and the limit is the slower of the two.
 
-use std::{
-    net::SocketAddr,
-    time::{Duration, Instant},
-};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use switchyard_bench::{
-    client::Client,
-    wire::{self, Reply},
-};
+use switchyard_bench::client::Client;
+use switchyard_bench::wire::{self, Reply};
 
 /// Bytes of requests or replies on their way at a time: below what sockets' buffers hold, else both sides wait for the other to read.
 const IN_FLIGHT: usize = 128 * 1024;

@@ -13,26 +13,20 @@ mod report;
 mod site;
 pub mod slot;
 
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use switchyard_bench::random::{Popularity, YCSB_THETA};
 
 pub use self::generator::{Counts, Keys, Layout, Run};
-use self::{
-    limit::Limit,
-    site::{Cluster, Journal, Programs, Routed, keys_at, version_of, wait_for},
-    slot::SLOTS,
-};
+use self::limit::Limit;
+use self::site::{Cluster, Journal, Programs, Routed, keys_at, version_of, wait_for};
+use self::slot::SLOTS;
 use crate::procfs::{MachineReading, resident_bytes};
 
 /// A part of the measurement.
@@ -314,7 +308,7 @@ impl Bench<'_> {
         let router = site.router.id();
         let mut cost = Cost { memory_before: resident_bytes(router)?, memory_peak: 0, journal: 0, syncs: 0 };
         self.say(format!("switchyard move, {size} B: {before} keys"));
-        let took = site.move_slots(&self.programs, (0, 1), goal, &slots_of(&layout), PATIENCE, || {
+        let (took, _) = site.move_slots(&self.programs, (0, 1), goal, &slots_of(&layout), PATIENCE, || {
             cost.memory_peak = cost.memory_peak.max(resident_bytes(router)?);
             self.stopped()
         })?;
@@ -418,7 +412,7 @@ impl Bench<'_> {
         let way = format!("switchyard move --goal {goal}");
         let (programs, stop) = (self.programs.clone(), self.settings.stop.clone());
         let mut noticed = self.under_load(way, load, None, unloaded, site.process_ids(), Some(site.router.id()), || {
-            site.move_slots(&programs, (0, 1), &goal, &slots_of(&layout), PATIENCE, || stopped(&stop))
+            site.move_slots(&programs, (0, 1), &goal, &slots_of(&layout), PATIENCE, || stopped(&stop)).map(|(took, _)| took)
         })?;
         self.all_moved(before, self.settings.keys, site.addresses[0], site.addresses[1])?;
         noticed.wrong_after = data.count_wrong(|_| site.entry)?;
@@ -543,7 +537,7 @@ impl Bench<'_> {
             let wrong = data.count_wrong(|_| site.entry)? + counts.tally.wrong;
             converged.wrong += wrong;
             match outcome {
-                Ok(took) if left == 0 && wrong == 0 => {
+                Ok((took, _)) if left == 0 && wrong == 0 => {
                     converged.done += 1;
                     converged.times.push(took);
                 }

@@ -6,10 +6,8 @@ use anyhow::{Context as _, Result};
 use switchyard_bench::table::Table;
 
 use super::{Journal, Noticed, Results, SIZES, Settings, Speed, journal::Kept};
-use crate::{
-    document::{replace_between_marks, today},
-    procfs::describe_machine,
-};
+use crate::document::{replace_between_marks, today};
+use crate::procfs::describe_machine;
 
 const MARK: &str = "bench-moves";
 

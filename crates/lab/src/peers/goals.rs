@@ -5,11 +5,9 @@
 
 use switchyard_bench::table::Table;
 
-use super::{
-    Results,
-    rows::{FLAT_NODES, GATE_C50, GATE_C512, GATE_P16, GET_16K, GET_C1, GET_C8, GET_C10K, GET_C50, GET_C512, GET_P16, Row},
-    target::Peer,
-};
+use super::Results;
+use super::rows::{FLAT_NODES, GATE_C50, GATE_C512, GATE_P16, GET_16K, GET_C1, GET_C8, GET_C10K, GET_C50, GET_C512, GET_P16, Row};
+use super::target::Peer;
 
 /// What a goal compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

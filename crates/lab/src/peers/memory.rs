@@ -1,11 +1,9 @@
 //! Memory of a proxy: when nobody is connected, and with many clients that have all said something and now sit idle.
 
-use std::{
-    io::{Read as _, Write as _},
-    net::{SocketAddr, TcpStream},
-    path::Path,
-    time::Duration,
-};
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 

@@ -14,37 +14,27 @@ mod report;
 mod rows;
 mod target;
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    fmt::Write as _,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use switchyard_bench::{
-    client::{self, Client},
-    process::{self, Process},
-};
+use switchyard_bench::client::{self, Client};
+use switchyard_bench::process::{self, Process};
 
-pub use self::{
-    find::Missing,
-    goals::{Goal, Verdict},
-    memory::Memory,
-    rows::{Row, Sample},
-    target::Peer,
-};
-use self::{
-    rows::{Command, FLAT_NODES, flat_rows, gate_rows, median, open_rows},
-    target::{Recipe, Target},
-};
+pub use self::find::Missing;
+pub use self::goals::{Goal, Verdict};
+pub use self::memory::Memory;
+use self::rows::{Command, FLAT_NODES, flat_rows, gate_rows, median, open_rows};
+pub use self::rows::{Row, Sample};
+pub use self::target::Peer;
+use self::target::{Recipe, Target};
 use crate::procfs::{CpuReading, MachineReading, threads_of};
 
 /// What to measure.

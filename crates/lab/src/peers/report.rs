@@ -6,10 +6,8 @@ use anyhow::{Context as _, Result};
 use switchyard_bench::table::Table;
 
 use super::{Results, Settings, goals, goals::Goal, memory::CLIENTS, rows::Row, target::Peer};
-use crate::{
-    document::{replace_between_marks, today},
-    procfs::describe_machine,
-};
+use crate::document::{replace_between_marks, today};
+use crate::procfs::describe_machine;
 
 /// Marks in the document around the rows without pinning, goals and memory.
 const OPEN_MARK: &str = "bench-peers";
@@ -170,10 +168,8 @@ fn memory_table(results: &Results) -> Option<Table> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peers::{
-        memory::Memory,
-        rows::{GATE_C50, GET_C50, Sample},
-    };
+    use crate::peers::memory::Memory;
+    use crate::peers::rows::{GATE_C50, GET_C50, Sample};
 
     fn sample(us: f64) -> Sample {
         Sample { requests_per_second: 1e6 / us, p50_ms: 0.1, p99_ms: 0.2, proxy_us: Some(us), total_us: us + 1.0, foreign: 0.1 }

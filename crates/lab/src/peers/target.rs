@@ -3,12 +3,10 @@
 //! Each has one worker thread, the two nodes (or the one, where it cannot route) and otherwise its defaults: what a user gets who follows
 //! its manual. Limits that would end a connection in the middle of a run are lifted, since they would compare limits, not speed.
 
-use std::{
-    fmt,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use switchyard_bench::process::{self, Process};

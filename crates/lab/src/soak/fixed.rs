@@ -3,11 +3,9 @@
 use std::{collections::BTreeMap, net::SocketAddr};
 
 use anyhow::{Result, ensure};
-use switchyard_bench::{
-    client::Client,
-    random::mix,
-    wire::{self, Reply},
-};
+use switchyard_bench::client::Client;
+use switchyard_bench::random::mix;
+use switchyard_bench::wire::{self, Reply};
 
 /// Requests under way at a time.
 const BATCH: u64 = 64;

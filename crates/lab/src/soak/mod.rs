@@ -9,24 +9,18 @@
 
 mod fixed;
 
-use std::{
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use switchyard_bench::random::{Rng, mix};
 
-use crate::{
-    history::{self, Kind},
-    moves::admin::{self, Order, Standing},
-    site::Site,
-};
+use crate::history::{self, Kind};
+use crate::moves::admin::{self, Order, Standing};
+use crate::site::Site;
 
 /// Servers of a cycle.
 const NODES: usize = 3;

@@ -1,16 +1,12 @@
 //! Histories of a real server, also of one that hangs: what is written down must be what was seen. That histories are judged rightly is
 //! tested in `judged`.
 
-use std::{
-    net::SocketAddr,
-    time::{Duration, Instant},
-};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use switchyard_bench::{
-    client::Client,
-    process::{self, Process},
-};
+use switchyard_bench::client::Client;
+use switchyard_bench::process::{self, Process};
 use switchyard_lab::history::{self, Kind, Settings, Summary};
 use tempfile::TempDir;
 

@@ -6,7 +6,6 @@
 
 use std::borrow::Cow;
 
-use super::access::{self, Access, Categories};
 use super::{Command, learn, table};
 use crate::request::Args;
 
@@ -100,8 +99,6 @@ impl CommandTable {
     pub fn builtin() -> Self {
         let mut table = Self { commands: Vec::with_capacity(table::ROWS.len()), slots: Box::default(), shift: 0 };
         for row in table::ROWS {
-            let (categories, first, rest) =
-                access::row(row.name).map_or((Categories::default(), Access::RW, Access::RW), |r| (r.categories, r.first, r.rest));
             table.push(Command {
                 name: Cow::Borrowed(row.name),
                 id: 0,
@@ -109,8 +106,8 @@ impl CommandTable {
                 flags: row.flags,
                 keys: row.keys.clone(),
                 handling: row.handling,
-                categories,
-                access: (first, rest),
+                categories: row.categories(),
+                access: row.access,
                 container: false,
             });
         }

@@ -2,7 +2,7 @@
 //!
 //! - `table.rs` has the rows. They are the source: to add a command, add a row.
 //! - `lookup.rs` finds a row by the name a client sent, on the path of every request.
-//! - `access.rs` has what access rules need: categories, and which keys are read and written.
+//! - `access.rs` has the words of access rules: categories, and reading and writing.
 //! - `keys.rs` finds the keys among a command's arguments.
 //! - `learn.rs` adds commands of the nodes' modules, as `COMMAND` describes them.
 //! - `touched.rs` says which elements of a large value a command may change.

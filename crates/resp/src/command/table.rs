@@ -1,7 +1,9 @@
 //! The rows of the command table.
 //!
-//! One line each: name, arity, flags, where the keys are, who answers. Arity, flags and keys are what Redis 7.0 to 8 and Valkey 7.2 to 9
-//! say in `COMMAND`; the row is there whether or not today's node has the command, because the node's own error is the best one.
+//! One line each: name, arity, flags, where the keys are and what is done with them, categories, who answers. Arity, flags and keys are
+//! what Redis 7.0 to 8 and Valkey 7.2 to 9 say in `COMMAND`. Access and categories are Redis 7.0's (Valkey's where Redis 7.0 lacks the
+//! command); categories that follow from flags are not repeated. A row is there whether or not today's node has the command, because the
+//! node's own error is the best one.
 //! `tests/command_table/` holds the rows against real servers and finds commands that are missing here.
 //!
 //! How the handling was chosen where it is not obvious:
@@ -11,16 +13,48 @@
 //! - `MOVE` and `COPY ... DB` pass by their keys: the other database is the same node's.
 //! - `HELP` of a container is any node's; its text does not matter to routing.
 
-use super::{Flags, Handling, Keys, Local, Merge, Split};
+use super::access::{Access, Categories};
+use super::{Flags, Handling, Keys};
 
-use Handling::{Any, Every, Keyed, Refused};
+use super::{Local::*, Merge::*, Split::*};
+use Handling::{Any, Every, Keyed, Local, Refused, Split};
 
 pub(super) struct Row {
     pub(super) name: &'static str,
     pub(super) arity: i16,
     pub(super) flags: Flags,
     pub(super) keys: Keys,
+    /// What it does with its first key, and with the rest.
+    pub(super) access: (Access, Access),
+    /// The categories that do not follow from the flags.
+    categories: Categories,
     pub(super) handling: Handling,
+}
+
+impl Row {
+    /// All its categories: those of its own, and those that follow from its flags, by Redis's rules.
+    pub(super) fn categories(&self) -> Categories {
+        let implied = [
+            (Flags::WRITE, Categories::of("write")),
+            (Flags::READONLY, if self.flags.has(Flags::SCRIPT) { Categories::of("scripting") } else { Categories::of("read") }),
+            (Flags::SCRIPT, Categories::of("scripting")),
+            (Flags::ADMIN, Categories::of("admin").and(Categories::of("dangerous"))),
+            (Flags::PUBSUB, Categories::of("pubsub")),
+            // To Redis 7.0, WAIT does not block.
+            (Flags::BLOCKING, if self.name == "WAIT" { Categories::of("connection") } else { Categories::of("blocking") }),
+        ];
+        let speed = if self.flags.has(Flags::FAST) { Categories::of("fast") } else { Categories::of("slow") };
+        implied.iter().filter(|(flag, _)| self.flags.has(*flag)).fold(self.categories.and(speed), |all, (_, one)| all.and(*one))
+    }
+}
+
+/// A command that has no keys lists no access; one that treats all its keys alike, one.
+const fn access(listed: &[Access]) -> (Access, Access) {
+    match *listed {
+        [] => (Access::NO, Access::NO),
+        [all] => (all, all),
+        [first, rest, ..] => (first, rest),
+    }
 }
 
 // Why something is refused, and what to do instead.
@@ -38,13 +72,15 @@ const ONE_NODE: &str = "it describes one server, and any one node's answer would
 const IMPORTING: &str = "it marks a connection to one server for imports. Call it at the node itself";
 
 macro_rules! rows {
-    ($($name:literal $arity:literal [$($flag:ident)*] $keys:ident => $handling:expr;)*) => {
+    ($($name:literal $arity:literal [$($flag:ident)*] $keys:ident [$($access:ident)*] [$($category:ident)*] => $handling:expr;)*) => {
         /// All of them; a container stands with its subcommands, in any order.
         pub(super) static ROWS: &[Row] = &[$(Row {
             name: $name,
             arity: $arity,
             flags: Flags(0 $(| Flags::$flag.0)*),
             keys: Keys::$keys,
+            access: access(&[$(Access::$access),*]),
+            categories: Categories(0 $(| Categories::of(stringify!($category)).0)*),
             handling: $handling,
         }),*];
     };
@@ -52,445 +88,445 @@ macro_rules! rows {
 
 rows! {
     // Strings
-    "APPEND"                     3 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "DECR"                       2 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "DECRBY"                     3 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "DELEX"                     -2 [WRITE FAST]                          FIRST             => Keyed;
-    "DELIFEQ"                    3 [WRITE FAST]                          FIRST             => Keyed;
-    "DIGEST"                     2 [READONLY FAST]                       FIRST             => Keyed;
-    "GET"                        2 [READONLY FAST]                       FIRST             => Keyed;
-    "GETDEL"                     2 [WRITE FAST]                          FIRST             => Keyed;
-    "GETEX"                     -2 [WRITE FAST]                          FIRST             => Keyed;
-    "GETRANGE"                   4 [READONLY]                            FIRST             => Keyed;
-    "GETSET"                     3 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "INCR"                       2 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "INCRBY"                     3 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "INCRBYFLOAT"                3 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "LCS"                       -3 [READONLY SLOW]                       FIRST_TWO         => Keyed;
-    "MGET"                      -2 [READONLY FAST]                       ALL               => Handling::Split(Split::Values);
-    "MSET"                      -3 [WRITE DENY_OOM]                      PAIRS             => Handling::Split(Split::Pairs);
-    "MSETEX"                    -4 [WRITE DENY_OOM MOVABLE_KEYS]         NUMBERED_PAIRS    => Keyed;
-    "MSETNX"                    -3 [WRITE DENY_OOM]                      PAIRS             => Keyed;
-    "PSETEX"                     4 [WRITE DENY_OOM]                      FIRST             => Keyed;
-    "SET"                       -3 [WRITE DENY_OOM]                      FIRST             => Keyed;
-    "SETEX"                      4 [WRITE DENY_OOM]                      FIRST             => Keyed;
-    "SETNX"                      3 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "SETRANGE"                   4 [WRITE DENY_OOM]                      FIRST             => Keyed;
-    "STRLEN"                     2 [READONLY FAST]                       FIRST             => Keyed;
-    "SUBSTR"                     4 [READONLY]                            FIRST             => Keyed;
+    "APPEND"                     3 [WRITE DENY_OOM FAST]                 FIRST             [W]    [string]              => Keyed;
+    "DECR"                       2 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [string]              => Keyed;
+    "DECRBY"                     3 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [string]              => Keyed;
+    "DELEX"                     -2 [WRITE FAST]                          FIRST             [RW]   [string]              => Keyed;
+    "DELIFEQ"                    3 [WRITE FAST]                          FIRST             [RW]   [string]              => Keyed;
+    "DIGEST"                     2 [READONLY FAST]                       FIRST             [R]    [string]              => Keyed;
+    "GET"                        2 [READONLY FAST]                       FIRST             [R]    [string]              => Keyed;
+    "GETDEL"                     2 [WRITE FAST]                          FIRST             [RW]   [string]              => Keyed;
+    "GETEX"                     -2 [WRITE FAST]                          FIRST             [RW]   [string]              => Keyed;
+    "GETRANGE"                   4 [READONLY]                            FIRST             [R]    [string]              => Keyed;
+    "GETSET"                     3 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [string]              => Keyed;
+    "INCR"                       2 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [string]              => Keyed;
+    "INCRBY"                     3 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [string]              => Keyed;
+    "INCRBYFLOAT"                3 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [string]              => Keyed;
+    "LCS"                       -3 [READONLY SLOW]                       FIRST_TWO         [R]    [string]              => Keyed;
+    "MGET"                      -2 [READONLY FAST]                       ALL               [R]    [string]              => Split(Values);
+    "MSET"                      -3 [WRITE DENY_OOM]                      PAIRS             [W]    [string]              => Split(Pairs);
+    "MSETEX"                    -4 [WRITE DENY_OOM MOVABLE_KEYS]         NUMBERED_PAIRS    [RW]   [string]              => Keyed;
+    "MSETNX"                    -3 [WRITE DENY_OOM]                      PAIRS             [W]    [string]              => Keyed;
+    "PSETEX"                     4 [WRITE DENY_OOM]                      FIRST             [W]    [string]              => Keyed;
+    "SET"                       -3 [WRITE DENY_OOM]                      FIRST             [RW]   [string]              => Keyed;
+    "SETEX"                      4 [WRITE DENY_OOM]                      FIRST             [W]    [string]              => Keyed;
+    "SETNX"                      3 [WRITE DENY_OOM FAST]                 FIRST             [W]    [string]              => Keyed;
+    "SETRANGE"                   4 [WRITE DENY_OOM]                      FIRST             [W]    [string]              => Keyed;
+    "STRLEN"                     2 [READONLY FAST]                       FIRST             [NO]   [string]              => Keyed;
+    "SUBSTR"                     4 [READONLY]                            FIRST             [R]    [string]              => Keyed;
 
     // Bitmaps
-    "BITCOUNT"                  -2 [READONLY]                            FIRST             => Keyed;
-    "BITFIELD"                  -2 [WRITE DENY_OOM]                      FIRST             => Keyed;
-    "BITFIELD_RO"               -2 [READONLY FAST]                       FIRST             => Keyed;
-    "BITOP"                     -4 [WRITE DENY_OOM SLOW]                 FROM_SECOND       => Keyed;
-    "BITPOS"                    -3 [READONLY]                            FIRST             => Keyed;
-    "GETBIT"                     3 [READONLY FAST]                       FIRST             => Keyed;
-    "SETBIT"                     4 [WRITE DENY_OOM]                      FIRST             => Keyed;
+    "BITCOUNT"                  -2 [READONLY]                            FIRST             [R]    [bitmap]              => Keyed;
+    "BITFIELD"                  -2 [WRITE DENY_OOM]                      FIRST             [RW]   [bitmap]              => Keyed;
+    "BITFIELD_RO"               -2 [READONLY FAST]                       FIRST             [R]    [bitmap]              => Keyed;
+    "BITOP"                     -4 [WRITE DENY_OOM SLOW]                 FROM_SECOND       [W R]  [bitmap]              => Keyed;
+    "BITPOS"                    -3 [READONLY]                            FIRST             [R]    [bitmap]              => Keyed;
+    "GETBIT"                     3 [READONLY FAST]                       FIRST             [R]    [bitmap]              => Keyed;
+    "SETBIT"                     4 [WRITE DENY_OOM]                      FIRST             [RW]   [bitmap]              => Keyed;
 
     // HyperLogLogs
-    "PFADD"                     -2 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "PFCOUNT"                   -2 [READONLY]                            ALL               => Keyed;
-    "PFDEBUG"                    3 [WRITE DENY_OOM ADMIN]                SECOND            => Refused(DEBUGGING);
-    "PFMERGE"                   -2 [WRITE DENY_OOM SLOW]                 ALL               => Keyed;
-    "PFSELFTEST"                 1 [ADMIN]                               NONE              => Refused(DEBUGGING);
+    "PFADD"                     -2 [WRITE DENY_OOM FAST]                 FIRST             [W]    [hyperloglog]         => Keyed;
+    "PFCOUNT"                   -2 [READONLY]                            ALL               [R]    [hyperloglog]         => Keyed;
+    "PFDEBUG"                    3 [WRITE DENY_OOM ADMIN]                SECOND            [R]    [hyperloglog]         => Refused(DEBUGGING);
+    "PFMERGE"                   -2 [WRITE DENY_OOM SLOW]                 ALL               [RW R] [hyperloglog]         => Keyed;
+    "PFSELFTEST"                 1 [ADMIN]                               NONE              []     [hyperloglog]         => Refused(DEBUGGING);
 
     // Hashes
-    "HDEL"                      -3 [WRITE FAST]                          FIRST             => Keyed;
-    "HEXISTS"                    3 [READONLY FAST]                       FIRST             => Keyed;
-    "HEXPIRE"                   -6 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "HEXPIREAT"                 -6 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "HEXPIRETIME"               -5 [READONLY FAST]                       FIRST             => Keyed;
-    "HGET"                       3 [READONLY FAST]                       FIRST             => Keyed;
-    "HGETALL"                    2 [READONLY]                            FIRST             => Keyed;
-    "HGETDEL"                   -5 [WRITE FAST]                          FIRST             => Keyed;
-    "HGETEX"                    -5 [WRITE FAST]                          FIRST             => Keyed;
-    "HINCRBY"                    4 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "HINCRBYFLOAT"               4 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "HKEYS"                      2 [READONLY]                            FIRST             => Keyed;
-    "HLEN"                       2 [READONLY FAST]                       FIRST             => Keyed;
-    "HMGET"                     -3 [READONLY FAST]                       FIRST             => Keyed;
-    "HMSET"                     -4 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "HPERSIST"                  -5 [WRITE FAST]                          FIRST             => Keyed;
-    "HPEXPIRE"                  -6 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "HPEXPIREAT"                -6 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "HPEXPIRETIME"              -5 [READONLY FAST]                       FIRST             => Keyed;
-    "HPTTL"                     -5 [READONLY FAST]                       FIRST             => Keyed;
-    "HRANDFIELD"                -2 [READONLY]                            FIRST             => Keyed;
-    "HSCAN"                     -3 [READONLY]                            FIRST             => Keyed;
-    "HSET"                      -4 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "HSETEX"                    -6 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "HSETNX"                     4 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "HSTRLEN"                    3 [READONLY FAST]                       FIRST             => Keyed;
-    "HTTL"                      -5 [READONLY FAST]                       FIRST             => Keyed;
-    "HVALS"                      2 [READONLY]                            FIRST             => Keyed;
+    "HDEL"                      -3 [WRITE FAST]                          FIRST             [W]    [hash]                => Keyed;
+    "HEXISTS"                    3 [READONLY FAST]                       FIRST             [NO]   [hash]                => Keyed;
+    "HEXPIRE"                   -6 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [hash]                => Keyed;
+    "HEXPIREAT"                 -6 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [hash]                => Keyed;
+    "HEXPIRETIME"               -5 [READONLY FAST]                       FIRST             [R]    [hash]                => Keyed;
+    "HGET"                       3 [READONLY FAST]                       FIRST             [R]    [hash]                => Keyed;
+    "HGETALL"                    2 [READONLY]                            FIRST             [R]    [hash]                => Keyed;
+    "HGETDEL"                   -5 [WRITE FAST]                          FIRST             [RW]   [hash]                => Keyed;
+    "HGETEX"                    -5 [WRITE FAST]                          FIRST             [RW]   [hash]                => Keyed;
+    "HINCRBY"                    4 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [hash]                => Keyed;
+    "HINCRBYFLOAT"               4 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [hash]                => Keyed;
+    "HKEYS"                      2 [READONLY]                            FIRST             [R]    [hash]                => Keyed;
+    "HLEN"                       2 [READONLY FAST]                       FIRST             [NO]   [hash]                => Keyed;
+    "HMGET"                     -3 [READONLY FAST]                       FIRST             [R]    [hash]                => Keyed;
+    "HMSET"                     -4 [WRITE DENY_OOM FAST]                 FIRST             [W]    [hash]                => Keyed;
+    "HPERSIST"                  -5 [WRITE FAST]                          FIRST             [RW]   [hash]                => Keyed;
+    "HPEXPIRE"                  -6 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [hash]                => Keyed;
+    "HPEXPIREAT"                -6 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [hash]                => Keyed;
+    "HPEXPIRETIME"              -5 [READONLY FAST]                       FIRST             [R]    [hash]                => Keyed;
+    "HPTTL"                     -5 [READONLY FAST]                       FIRST             [R]    [hash]                => Keyed;
+    "HRANDFIELD"                -2 [READONLY]                            FIRST             [R]    [hash]                => Keyed;
+    "HSCAN"                     -3 [READONLY]                            FIRST             [R]    [hash]                => Keyed;
+    "HSET"                      -4 [WRITE DENY_OOM FAST]                 FIRST             [W]    [hash]                => Keyed;
+    "HSETEX"                    -6 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [hash]                => Keyed;
+    "HSETNX"                     4 [WRITE DENY_OOM FAST]                 FIRST             [W]    [hash]                => Keyed;
+    "HSTRLEN"                    3 [READONLY FAST]                       FIRST             [NO]   [hash]                => Keyed;
+    "HTTL"                      -5 [READONLY FAST]                       FIRST             [R]    [hash]                => Keyed;
+    "HVALS"                      2 [READONLY]                            FIRST             [R]    [hash]                => Keyed;
 
     // Lists
-    "BLMOVE"                     6 [WRITE DENY_OOM BLOCKING]             FIRST_TWO         => Keyed;
-    "BLMPOP"                    -5 [WRITE BLOCKING MOVABLE_KEYS]         POP_AFTER_TIMEOUT => Keyed;
-    "BLPOP"                     -3 [WRITE BLOCKING]                      ALL_BUT_LAST      => Keyed;
-    "BRPOP"                     -3 [WRITE BLOCKING]                      ALL_BUT_LAST      => Keyed;
-    "BRPOPLPUSH"                 4 [WRITE DENY_OOM BLOCKING]             FIRST_TWO         => Keyed;
-    "LINDEX"                     3 [READONLY]                            FIRST             => Keyed;
-    "LINSERT"                    5 [WRITE DENY_OOM]                      FIRST             => Keyed;
-    "LLEN"                       2 [READONLY FAST]                       FIRST             => Keyed;
-    "LMOVE"                      5 [WRITE DENY_OOM]                      FIRST_TWO         => Keyed;
-    "LMPOP"                     -4 [WRITE MOVABLE_KEYS]                  POP               => Keyed;
-    "LPOP"                      -2 [WRITE FAST]                          FIRST             => Keyed;
-    "LPOS"                      -3 [READONLY]                            FIRST             => Keyed;
-    "LPUSH"                     -3 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "LPUSHX"                    -3 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "LRANGE"                     4 [READONLY]                            FIRST             => Keyed;
-    "LREM"                       4 [WRITE]                               FIRST             => Keyed;
-    "LSET"                       4 [WRITE DENY_OOM]                      FIRST             => Keyed;
-    "LTRIM"                      4 [WRITE]                               FIRST             => Keyed;
-    "RPOP"                      -2 [WRITE FAST]                          FIRST             => Keyed;
-    "RPOPLPUSH"                  3 [WRITE DENY_OOM]                      FIRST_TWO         => Keyed;
-    "RPUSH"                     -3 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "RPUSHX"                    -3 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
+    "BLMOVE"                     6 [WRITE DENY_OOM BLOCKING]             FIRST_TWO         [RW W] [list]                => Keyed;
+    "BLMPOP"                    -5 [WRITE BLOCKING MOVABLE_KEYS]         POP_AFTER_TIMEOUT [RW]   [list]                => Keyed;
+    "BLPOP"                     -3 [WRITE BLOCKING]                      ALL_BUT_LAST      [RW]   [list]                => Keyed;
+    "BRPOP"                     -3 [WRITE BLOCKING]                      ALL_BUT_LAST      [RW]   [list]                => Keyed;
+    "BRPOPLPUSH"                 4 [WRITE DENY_OOM BLOCKING]             FIRST_TWO         [RW W] [list]                => Keyed;
+    "LINDEX"                     3 [READONLY]                            FIRST             [R]    [list]                => Keyed;
+    "LINSERT"                    5 [WRITE DENY_OOM]                      FIRST             [W]    [list]                => Keyed;
+    "LLEN"                       2 [READONLY FAST]                       FIRST             [NO]   [list]                => Keyed;
+    "LMOVE"                      5 [WRITE DENY_OOM]                      FIRST_TWO         [RW W] [list]                => Keyed;
+    "LMPOP"                     -4 [WRITE MOVABLE_KEYS]                  POP               [RW]   [list]                => Keyed;
+    "LPOP"                      -2 [WRITE FAST]                          FIRST             [RW]   [list]                => Keyed;
+    "LPOS"                      -3 [READONLY]                            FIRST             [R]    [list]                => Keyed;
+    "LPUSH"                     -3 [WRITE DENY_OOM FAST]                 FIRST             [W]    [list]                => Keyed;
+    "LPUSHX"                    -3 [WRITE DENY_OOM FAST]                 FIRST             [W]    [list]                => Keyed;
+    "LRANGE"                     4 [READONLY]                            FIRST             [R]    [list]                => Keyed;
+    "LREM"                       4 [WRITE]                               FIRST             [W]    [list]                => Keyed;
+    "LSET"                       4 [WRITE DENY_OOM]                      FIRST             [W]    [list]                => Keyed;
+    "LTRIM"                      4 [WRITE]                               FIRST             [W]    [list]                => Keyed;
+    "RPOP"                      -2 [WRITE FAST]                          FIRST             [RW]   [list]                => Keyed;
+    "RPOPLPUSH"                  3 [WRITE DENY_OOM]                      FIRST_TWO         [RW W] [list]                => Keyed;
+    "RPUSH"                     -3 [WRITE DENY_OOM FAST]                 FIRST             [W]    [list]                => Keyed;
+    "RPUSHX"                    -3 [WRITE DENY_OOM FAST]                 FIRST             [W]    [list]                => Keyed;
 
     // Sets
-    "SADD"                      -3 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "SCARD"                      2 [READONLY FAST]                       FIRST             => Keyed;
-    "SDIFF"                     -2 [READONLY SLOW]                       ALL               => Keyed;
-    "SDIFFSTORE"                -3 [WRITE DENY_OOM SLOW]                 ALL               => Keyed;
-    "SINTER"                    -2 [READONLY SLOW]                       ALL               => Keyed;
-    "SINTERCARD"                -3 [READONLY MOVABLE_KEYS SLOW]          SETS              => Keyed;
-    "SINTERSTORE"               -3 [WRITE DENY_OOM SLOW]                 ALL               => Keyed;
-    "SISMEMBER"                  3 [READONLY FAST]                       FIRST             => Keyed;
-    "SMEMBERS"                   2 [READONLY]                            FIRST             => Keyed;
-    "SMISMEMBER"                -3 [READONLY FAST]                       FIRST             => Keyed;
-    "SMOVE"                      4 [WRITE FAST]                          FIRST_TWO         => Keyed;
-    "SPOP"                      -2 [WRITE FAST]                          FIRST             => Keyed;
-    "SRANDMEMBER"               -2 [READONLY]                            FIRST             => Keyed;
-    "SREM"                      -3 [WRITE FAST]                          FIRST             => Keyed;
-    "SSCAN"                     -3 [READONLY]                            FIRST             => Keyed;
-    "SUNION"                    -2 [READONLY SLOW]                       ALL               => Keyed;
-    "SUNIONSTORE"               -3 [WRITE DENY_OOM SLOW]                 ALL               => Keyed;
+    "SADD"                      -3 [WRITE DENY_OOM FAST]                 FIRST             [W]    [set]                 => Keyed;
+    "SCARD"                      2 [READONLY FAST]                       FIRST             [NO]   [set]                 => Keyed;
+    "SDIFF"                     -2 [READONLY SLOW]                       ALL               [R]    [set]                 => Keyed;
+    "SDIFFSTORE"                -3 [WRITE DENY_OOM SLOW]                 ALL               [W R]  [set]                 => Keyed;
+    "SINTER"                    -2 [READONLY SLOW]                       ALL               [R]    [set]                 => Keyed;
+    "SINTERCARD"                -3 [READONLY MOVABLE_KEYS SLOW]          SETS              [R]    [set]                 => Keyed;
+    "SINTERSTORE"               -3 [WRITE DENY_OOM SLOW]                 ALL               [W R]  [set]                 => Keyed;
+    "SISMEMBER"                  3 [READONLY FAST]                       FIRST             [NO]   [set]                 => Keyed;
+    "SMEMBERS"                   2 [READONLY]                            FIRST             [R]    [set]                 => Keyed;
+    "SMISMEMBER"                -3 [READONLY FAST]                       FIRST             [R]    [set]                 => Keyed;
+    "SMOVE"                      4 [WRITE FAST]                          FIRST_TWO         [RW W] [set]                 => Keyed;
+    "SPOP"                      -2 [WRITE FAST]                          FIRST             [RW]   [set]                 => Keyed;
+    "SRANDMEMBER"               -2 [READONLY]                            FIRST             [R]    [set]                 => Keyed;
+    "SREM"                      -3 [WRITE FAST]                          FIRST             [W]    [set]                 => Keyed;
+    "SSCAN"                     -3 [READONLY]                            FIRST             [R]    [set]                 => Keyed;
+    "SUNION"                    -2 [READONLY SLOW]                       ALL               [R]    [set]                 => Keyed;
+    "SUNIONSTORE"               -3 [WRITE DENY_OOM SLOW]                 ALL               [W R]  [set]                 => Keyed;
 
     // Sorted sets
-    "BZMPOP"                    -5 [WRITE BLOCKING MOVABLE_KEYS]         POP_AFTER_TIMEOUT => Keyed;
-    "BZPOPMAX"                  -3 [WRITE FAST BLOCKING]                 ALL_BUT_LAST      => Keyed;
-    "BZPOPMIN"                  -3 [WRITE FAST BLOCKING]                 ALL_BUT_LAST      => Keyed;
-    "ZADD"                      -4 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "ZCARD"                      2 [READONLY FAST]                       FIRST             => Keyed;
-    "ZCOUNT"                     4 [READONLY FAST]                       FIRST             => Keyed;
-    "ZDIFF"                     -3 [READONLY MOVABLE_KEYS SLOW]          ZSETS             => Keyed;
-    "ZDIFFSTORE"                -4 [WRITE DENY_OOM MOVABLE_KEYS SLOW]    ZSETS_STORE       => Keyed;
-    "ZINCRBY"                    4 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "ZINTER"                    -3 [READONLY MOVABLE_KEYS SLOW]          ZSETS             => Keyed;
-    "ZINTERCARD"                -3 [READONLY MOVABLE_KEYS SLOW]          ZSETS             => Keyed;
-    "ZINTERSTORE"               -4 [WRITE DENY_OOM MOVABLE_KEYS SLOW]    ZSETS_STORE       => Keyed;
-    "ZLEXCOUNT"                  4 [READONLY FAST]                       FIRST             => Keyed;
-    "ZMPOP"                     -4 [WRITE MOVABLE_KEYS]                  POP               => Keyed;
-    "ZMSCORE"                   -3 [READONLY FAST]                       FIRST             => Keyed;
-    "ZPOPMAX"                   -2 [WRITE FAST]                          FIRST             => Keyed;
-    "ZPOPMIN"                   -2 [WRITE FAST]                          FIRST             => Keyed;
-    "ZRANDMEMBER"               -2 [READONLY]                            FIRST             => Keyed;
-    "ZRANGE"                    -4 [READONLY]                            FIRST             => Keyed;
-    "ZRANGEBYLEX"               -4 [READONLY]                            FIRST             => Keyed;
-    "ZRANGEBYSCORE"             -4 [READONLY]                            FIRST             => Keyed;
-    "ZRANGESTORE"               -5 [WRITE DENY_OOM]                      FIRST_TWO         => Keyed;
-    "ZRANK"                     -3 [READONLY FAST]                       FIRST             => Keyed;
-    "ZREM"                      -3 [WRITE FAST]                          FIRST             => Keyed;
-    "ZREMRANGEBYLEX"             4 [WRITE]                               FIRST             => Keyed;
-    "ZREMRANGEBYRANK"            4 [WRITE]                               FIRST             => Keyed;
-    "ZREMRANGEBYSCORE"           4 [WRITE]                               FIRST             => Keyed;
-    "ZREVRANGE"                 -4 [READONLY]                            FIRST             => Keyed;
-    "ZREVRANGEBYLEX"            -4 [READONLY]                            FIRST             => Keyed;
-    "ZREVRANGEBYSCORE"          -4 [READONLY]                            FIRST             => Keyed;
-    "ZREVRANK"                  -3 [READONLY FAST]                       FIRST             => Keyed;
-    "ZSCAN"                     -3 [READONLY]                            FIRST             => Keyed;
-    "ZSCORE"                     3 [READONLY FAST]                       FIRST             => Keyed;
-    "ZUNION"                    -3 [READONLY MOVABLE_KEYS SLOW]          ZSETS             => Keyed;
-    "ZUNIONSTORE"               -4 [WRITE DENY_OOM MOVABLE_KEYS SLOW]    ZSETS_STORE       => Keyed;
+    "BZMPOP"                    -5 [WRITE BLOCKING MOVABLE_KEYS]         POP_AFTER_TIMEOUT [RW]   [sortedset]           => Keyed;
+    "BZPOPMAX"                  -3 [WRITE FAST BLOCKING]                 ALL_BUT_LAST      [RW]   [sortedset]           => Keyed;
+    "BZPOPMIN"                  -3 [WRITE FAST BLOCKING]                 ALL_BUT_LAST      [RW]   [sortedset]           => Keyed;
+    "ZADD"                      -4 [WRITE DENY_OOM FAST]                 FIRST             [W]    [sortedset]           => Keyed;
+    "ZCARD"                      2 [READONLY FAST]                       FIRST             [NO]   [sortedset]           => Keyed;
+    "ZCOUNT"                     4 [READONLY FAST]                       FIRST             [R]    [sortedset]           => Keyed;
+    "ZDIFF"                     -3 [READONLY MOVABLE_KEYS SLOW]          ZSETS             [R]    [sortedset]           => Keyed;
+    "ZDIFFSTORE"                -4 [WRITE DENY_OOM MOVABLE_KEYS SLOW]    ZSETS_STORE       [W R]  [sortedset]           => Keyed;
+    "ZINCRBY"                    4 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [sortedset]           => Keyed;
+    "ZINTER"                    -3 [READONLY MOVABLE_KEYS SLOW]          ZSETS             [R]    [sortedset]           => Keyed;
+    "ZINTERCARD"                -3 [READONLY MOVABLE_KEYS SLOW]          ZSETS             [R]    [sortedset]           => Keyed;
+    "ZINTERSTORE"               -4 [WRITE DENY_OOM MOVABLE_KEYS SLOW]    ZSETS_STORE       [W R]  [sortedset]           => Keyed;
+    "ZLEXCOUNT"                  4 [READONLY FAST]                       FIRST             [R]    [sortedset]           => Keyed;
+    "ZMPOP"                     -4 [WRITE MOVABLE_KEYS]                  POP               [RW]   [sortedset]           => Keyed;
+    "ZMSCORE"                   -3 [READONLY FAST]                       FIRST             [R]    [sortedset]           => Keyed;
+    "ZPOPMAX"                   -2 [WRITE FAST]                          FIRST             [RW]   [sortedset]           => Keyed;
+    "ZPOPMIN"                   -2 [WRITE FAST]                          FIRST             [RW]   [sortedset]           => Keyed;
+    "ZRANDMEMBER"               -2 [READONLY]                            FIRST             [R]    [sortedset]           => Keyed;
+    "ZRANGE"                    -4 [READONLY]                            FIRST             [R]    [sortedset]           => Keyed;
+    "ZRANGEBYLEX"               -4 [READONLY]                            FIRST             [R]    [sortedset]           => Keyed;
+    "ZRANGEBYSCORE"             -4 [READONLY]                            FIRST             [R]    [sortedset]           => Keyed;
+    "ZRANGESTORE"               -5 [WRITE DENY_OOM]                      FIRST_TWO         [W R]  [sortedset]           => Keyed;
+    "ZRANK"                     -3 [READONLY FAST]                       FIRST             [R]    [sortedset]           => Keyed;
+    "ZREM"                      -3 [WRITE FAST]                          FIRST             [W]    [sortedset]           => Keyed;
+    "ZREMRANGEBYLEX"             4 [WRITE]                               FIRST             [W]    [sortedset]           => Keyed;
+    "ZREMRANGEBYRANK"            4 [WRITE]                               FIRST             [W]    [sortedset]           => Keyed;
+    "ZREMRANGEBYSCORE"           4 [WRITE]                               FIRST             [W]    [sortedset]           => Keyed;
+    "ZREVRANGE"                 -4 [READONLY]                            FIRST             [R]    [sortedset]           => Keyed;
+    "ZREVRANGEBYLEX"            -4 [READONLY]                            FIRST             [R]    [sortedset]           => Keyed;
+    "ZREVRANGEBYSCORE"          -4 [READONLY]                            FIRST             [R]    [sortedset]           => Keyed;
+    "ZREVRANK"                  -3 [READONLY FAST]                       FIRST             [R]    [sortedset]           => Keyed;
+    "ZSCAN"                     -3 [READONLY]                            FIRST             [R]    [sortedset]           => Keyed;
+    "ZSCORE"                     3 [READONLY FAST]                       FIRST             [R]    [sortedset]           => Keyed;
+    "ZUNION"                    -3 [READONLY MOVABLE_KEYS SLOW]          ZSETS             [R]    [sortedset]           => Keyed;
+    "ZUNIONSTORE"               -4 [WRITE DENY_OOM MOVABLE_KEYS SLOW]    ZSETS_STORE       [W R]  [sortedset]           => Keyed;
 
     // Geo
-    "GEOADD"                    -5 [WRITE DENY_OOM]                      FIRST             => Keyed;
-    "GEODIST"                   -4 [READONLY]                            FIRST             => Keyed;
-    "GEOHASH"                   -2 [READONLY]                            FIRST             => Keyed;
-    "GEOPOS"                    -2 [READONLY]                            FIRST             => Keyed;
-    "GEORADIUS"                 -6 [WRITE DENY_OOM MOVABLE_KEYS]         GEO_STORE         => Keyed;
-    "GEORADIUSBYMEMBER"         -5 [WRITE DENY_OOM MOVABLE_KEYS]         GEO_STORE_BY_MEMBER => Keyed;
-    "GEORADIUSBYMEMBER_RO"      -5 [READONLY]                            FIRST             => Keyed;
-    "GEORADIUS_RO"              -6 [READONLY]                            FIRST             => Keyed;
-    "GEOSEARCH"                 -7 [READONLY]                            FIRST             => Keyed;
-    "GEOSEARCHSTORE"            -8 [WRITE DENY_OOM]                      FIRST_TWO         => Keyed;
+    "GEOADD"                    -5 [WRITE DENY_OOM]                      FIRST             [W]    [geo]                 => Keyed;
+    "GEODIST"                   -4 [READONLY]                            FIRST             [R]    [geo]                 => Keyed;
+    "GEOHASH"                   -2 [READONLY]                            FIRST             [R]    [geo]                 => Keyed;
+    "GEOPOS"                    -2 [READONLY]                            FIRST             [R]    [geo]                 => Keyed;
+    "GEORADIUS"                 -6 [WRITE DENY_OOM MOVABLE_KEYS]         GEO_STORE         [R W]  [geo]                 => Keyed;
+    "GEORADIUSBYMEMBER"         -5 [WRITE DENY_OOM MOVABLE_KEYS]         GEO_STORE_BY_MEMBER [R W]  [geo]                 => Keyed;
+    "GEORADIUSBYMEMBER_RO"      -5 [READONLY]                            FIRST             [R]    [geo]                 => Keyed;
+    "GEORADIUS_RO"              -6 [READONLY]                            FIRST             [R]    [geo]                 => Keyed;
+    "GEOSEARCH"                 -7 [READONLY]                            FIRST             [R]    [geo]                 => Keyed;
+    "GEOSEARCHSTORE"            -8 [WRITE DENY_OOM]                      FIRST_TWO         [W R]  [geo]                 => Keyed;
 
     // Streams
-    "XACK"                      -4 [WRITE FAST]                          FIRST             => Keyed;
-    "XACKDEL"                   -6 [WRITE FAST]                          FIRST             => Keyed;
-    "XADD"                      -5 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "XAUTOCLAIM"                -6 [WRITE FAST]                          FIRST             => Keyed;
-    "XCFGSET"                   -2 [WRITE FAST]                          FIRST             => Keyed;
-    "XCLAIM"                    -6 [WRITE FAST]                          FIRST             => Keyed;
-    "XDEL"                      -3 [WRITE FAST]                          FIRST             => Keyed;
-    "XDELEX"                    -5 [WRITE FAST]                          FIRST             => Keyed;
-    "XGROUP"                    -2 []                                    NONE              => Any;
-    "XGROUP|CREATE"             -5 [WRITE DENY_OOM]                      SECOND            => Keyed;
-    "XGROUP|CREATECONSUMER"      5 [WRITE DENY_OOM]                      SECOND            => Keyed;
-    "XGROUP|DELCONSUMER"         5 [WRITE]                               SECOND            => Keyed;
-    "XGROUP|DESTROY"             4 [WRITE]                               SECOND            => Keyed;
-    "XGROUP|HELP"                2 []                                    NONE              => Any;
-    "XGROUP|SETID"              -5 [WRITE]                               SECOND            => Keyed;
-    "XINFO"                     -2 []                                    NONE              => Any;
-    "XINFO|CONSUMERS"            4 [READONLY]                            SECOND            => Keyed;
-    "XINFO|GROUPS"               3 [READONLY]                            SECOND            => Keyed;
-    "XINFO|HELP"                 2 []                                    NONE              => Any;
-    "XINFO|STREAM"              -3 [READONLY]                            SECOND            => Keyed;
-    "XLEN"                       2 [READONLY FAST]                       FIRST             => Keyed;
-    "XPENDING"                  -3 [READONLY]                            FIRST             => Keyed;
-    "XRANGE"                    -4 [READONLY]                            FIRST             => Keyed;
-    "XREAD"                     -4 [READONLY BLOCKING MOVABLE_KEYS]      STREAMS           => Keyed;
-    "XREADGROUP"                -7 [WRITE BLOCKING MOVABLE_KEYS]         STREAMS           => Keyed;
-    "XREVRANGE"                 -4 [READONLY]                            FIRST             => Keyed;
-    "XSETID"                    -3 [WRITE DENY_OOM FAST]                 FIRST             => Keyed;
-    "XTRIM"                     -4 [WRITE]                               FIRST             => Keyed;
+    "XACK"                      -4 [WRITE FAST]                          FIRST             [W]    [stream]              => Keyed;
+    "XACKDEL"                   -6 [WRITE FAST]                          FIRST             [RW]   [stream]              => Keyed;
+    "XADD"                      -5 [WRITE DENY_OOM FAST]                 FIRST             [W]    [stream]              => Keyed;
+    "XAUTOCLAIM"                -6 [WRITE FAST]                          FIRST             [W]    [stream]              => Keyed;
+    "XCFGSET"                   -2 [WRITE FAST]                          FIRST             [RW]   [stream]              => Keyed;
+    "XCLAIM"                    -6 [WRITE FAST]                          FIRST             [W]    [stream]              => Keyed;
+    "XDEL"                      -3 [WRITE FAST]                          FIRST             [W]    [stream]              => Keyed;
+    "XDELEX"                    -5 [WRITE FAST]                          FIRST             [RW]   [stream]              => Keyed;
+    "XGROUP"                    -2 []                                    NONE              []     []                    => Any;
+    "XGROUP|CREATE"             -5 [WRITE DENY_OOM]                      SECOND            [W]    [stream]              => Keyed;
+    "XGROUP|CREATECONSUMER"      5 [WRITE DENY_OOM]                      SECOND            [W]    [stream]              => Keyed;
+    "XGROUP|DELCONSUMER"         5 [WRITE]                               SECOND            [W]    [stream]              => Keyed;
+    "XGROUP|DESTROY"             4 [WRITE]                               SECOND            [W]    [stream]              => Keyed;
+    "XGROUP|HELP"                2 []                                    NONE              []     [stream]              => Any;
+    "XGROUP|SETID"              -5 [WRITE]                               SECOND            [W]    [stream]              => Keyed;
+    "XINFO"                     -2 []                                    NONE              []     []                    => Any;
+    "XINFO|CONSUMERS"            4 [READONLY]                            SECOND            [R]    [stream]              => Keyed;
+    "XINFO|GROUPS"               3 [READONLY]                            SECOND            [R]    [stream]              => Keyed;
+    "XINFO|HELP"                 2 []                                    NONE              []     [stream]              => Any;
+    "XINFO|STREAM"              -3 [READONLY]                            SECOND            [R]    [stream]              => Keyed;
+    "XLEN"                       2 [READONLY FAST]                       FIRST             [NO]   [stream]              => Keyed;
+    "XPENDING"                  -3 [READONLY]                            FIRST             [R]    [stream]              => Keyed;
+    "XRANGE"                    -4 [READONLY]                            FIRST             [R]    [stream]              => Keyed;
+    "XREAD"                     -4 [READONLY BLOCKING MOVABLE_KEYS]      STREAMS           [R]    [stream]              => Keyed;
+    "XREADGROUP"                -7 [WRITE BLOCKING MOVABLE_KEYS]         STREAMS           [R]    [stream]              => Keyed;
+    "XREVRANGE"                 -4 [READONLY]                            FIRST             [R]    [stream]              => Keyed;
+    "XSETID"                    -3 [WRITE DENY_OOM FAST]                 FIRST             [W]    [stream]              => Keyed;
+    "XTRIM"                     -4 [WRITE]                               FIRST             [W]    [stream]              => Keyed;
 
     // Vector sets (Redis 8)
-    "VADD"                      -5 [WRITE DENY_OOM]                      FIRST             => Keyed;
-    "VCARD"                      2 [READONLY FAST]                       FIRST             => Keyed;
-    "VDIM"                       2 [READONLY FAST]                       FIRST             => Keyed;
-    "VEMB"                      -3 [READONLY FAST]                       FIRST             => Keyed;
-    "VGETATTR"                   3 [READONLY FAST]                       FIRST             => Keyed;
-    "VINFO"                      2 [READONLY FAST]                       FIRST             => Keyed;
-    "VISMEMBER"                  3 [READONLY FAST]                       FIRST             => Keyed;
-    "VLINKS"                    -3 [READONLY FAST]                       FIRST             => Keyed;
-    "VRANDMEMBER"               -2 [READONLY FAST]                       FIRST             => Keyed;
-    "VRANGE"                    -4 [READONLY]                            FIRST             => Keyed;
-    "VREM"                       3 [WRITE]                               FIRST             => Keyed;
-    "VSETATTR"                   4 [WRITE FAST]                          FIRST             => Keyed;
-    "VSIM"                      -4 [READONLY]                            FIRST             => Keyed;
+    "VADD"                      -5 [WRITE DENY_OOM]                      FIRST             [RW]   []                    => Keyed;
+    "VCARD"                      2 [READONLY FAST]                       FIRST             [R]    []                    => Keyed;
+    "VDIM"                       2 [READONLY FAST]                       FIRST             [R]    []                    => Keyed;
+    "VEMB"                      -3 [READONLY FAST]                       FIRST             [R]    []                    => Keyed;
+    "VGETATTR"                   3 [READONLY FAST]                       FIRST             [R]    []                    => Keyed;
+    "VINFO"                      2 [READONLY FAST]                       FIRST             [R]    []                    => Keyed;
+    "VISMEMBER"                  3 [READONLY FAST]                       FIRST             [R]    []                    => Keyed;
+    "VLINKS"                    -3 [READONLY FAST]                       FIRST             [R]    []                    => Keyed;
+    "VRANDMEMBER"               -2 [READONLY FAST]                       FIRST             [R]    []                    => Keyed;
+    "VRANGE"                    -4 [READONLY]                            FIRST             [R]    []                    => Keyed;
+    "VREM"                       3 [WRITE]                               FIRST             [RW]   []                    => Keyed;
+    "VSETATTR"                   4 [WRITE FAST]                          FIRST             [RW]   []                    => Keyed;
+    "VSIM"                      -4 [READONLY]                            FIRST             [R]    []                    => Keyed;
 
     // Keys of any type
-    "COPY"                      -3 [WRITE DENY_OOM]                      FIRST_TWO         => Keyed;
-    "DEL"                       -2 [WRITE]                               ALL               => Handling::Split(Split::Count);
-    "DUMP"                       2 [READONLY]                            FIRST             => Keyed;
-    "EXISTS"                    -2 [READONLY FAST]                       ALL               => Handling::Split(Split::Count);
-    "EXPIRE"                    -3 [WRITE FAST]                          FIRST             => Keyed;
-    "EXPIREAT"                  -3 [WRITE FAST]                          FIRST             => Keyed;
-    "EXPIRETIME"                 2 [READONLY FAST]                       FIRST             => Keyed;
-    "KEYS"                       2 [READONLY SLOW]                       NONE              => Every(Merge::Concat);
-    "MIGRATE"                   -6 [WRITE MOVABLE_KEYS]                  MIGRATE           => Refused(MIGRATING);
-    "MOVE"                       3 [WRITE FAST]                          FIRST             => Keyed;
-    "OBJECT"                    -2 []                                    NONE              => Any;
-    "OBJECT|ENCODING"            3 [READONLY]                            SECOND            => Keyed;
-    "OBJECT|FREQ"                3 [READONLY]                            SECOND            => Keyed;
-    "OBJECT|HELP"                2 []                                    NONE              => Any;
-    "OBJECT|IDLETIME"            3 [READONLY]                            SECOND            => Keyed;
-    "OBJECT|REFCOUNT"            3 [READONLY]                            SECOND            => Keyed;
-    "PERSIST"                    2 [WRITE FAST]                          FIRST             => Keyed;
-    "PEXPIRE"                   -3 [WRITE FAST]                          FIRST             => Keyed;
-    "PEXPIREAT"                 -3 [WRITE FAST]                          FIRST             => Keyed;
-    "PEXPIRETIME"                2 [READONLY FAST]                       FIRST             => Keyed;
-    "PTTL"                       2 [READONLY FAST]                       FIRST             => Keyed;
-    "RANDOMKEY"                  1 [READONLY]                            NONE              => Handling::Local(Local::RandomKey);
-    "RENAME"                     3 [WRITE]                               FIRST_TWO         => Keyed;
-    "RENAMENX"                   3 [WRITE FAST]                          FIRST_TWO         => Keyed;
-    "RESTORE"                   -4 [WRITE DENY_OOM]                      FIRST             => Keyed;
-    "SCAN"                      -2 [READONLY]                            NONE              => Handling::Local(Local::Scan);
-    "SORT"                      -2 [WRITE DENY_OOM MOVABLE_KEYS SLOW]    SORT              => Keyed;
-    "SORT_RO"                   -2 [READONLY MOVABLE_KEYS SLOW]          SORT_RO           => Keyed;
-    "TOUCH"                     -2 [READONLY FAST]                       ALL               => Handling::Split(Split::Count);
-    "TTL"                        2 [READONLY FAST]                       FIRST             => Keyed;
-    "TYPE"                       2 [READONLY FAST]                       FIRST             => Keyed;
-    "UNLINK"                    -2 [WRITE FAST]                          ALL               => Handling::Split(Split::Count);
-    "WAIT"                       3 [BLOCKING]                            NONE              => Handling::Local(Local::Wait);
-    "WAITAOF"                    4 [BLOCKING]                            NONE              => Handling::Local(Local::Wait);
+    "COPY"                      -3 [WRITE DENY_OOM]                      FIRST_TWO         [R W]  [keyspace]            => Keyed;
+    "DEL"                       -2 [WRITE]                               ALL               [W]    [keyspace]            => Split(Count);
+    "DUMP"                       2 [READONLY]                            FIRST             [R]    [keyspace]            => Keyed;
+    "EXISTS"                    -2 [READONLY FAST]                       ALL               [NO]   [keyspace]            => Split(Count);
+    "EXPIRE"                    -3 [WRITE FAST]                          FIRST             [W]    [keyspace]            => Keyed;
+    "EXPIREAT"                  -3 [WRITE FAST]                          FIRST             [W]    [keyspace]            => Keyed;
+    "EXPIRETIME"                 2 [READONLY FAST]                       FIRST             [R]    [keyspace]            => Keyed;
+    "KEYS"                       2 [READONLY SLOW]                       NONE              []     [dangerous keyspace]  => Every(Concat);
+    "MIGRATE"                   -6 [WRITE MOVABLE_KEYS]                  MIGRATE           [RW]   [dangerous keyspace]  => Refused(MIGRATING);
+    "MOVE"                       3 [WRITE FAST]                          FIRST             [RW]   [keyspace]            => Keyed;
+    "OBJECT"                    -2 []                                    NONE              []     []                    => Any;
+    "OBJECT|ENCODING"            3 [READONLY]                            SECOND            [NO]   [keyspace]            => Keyed;
+    "OBJECT|FREQ"                3 [READONLY]                            SECOND            [NO]   [keyspace]            => Keyed;
+    "OBJECT|HELP"                2 []                                    NONE              []     [keyspace]            => Any;
+    "OBJECT|IDLETIME"            3 [READONLY]                            SECOND            [NO]   [keyspace]            => Keyed;
+    "OBJECT|REFCOUNT"            3 [READONLY]                            SECOND            [NO]   [keyspace]            => Keyed;
+    "PERSIST"                    2 [WRITE FAST]                          FIRST             [W]    [keyspace]            => Keyed;
+    "PEXPIRE"                   -3 [WRITE FAST]                          FIRST             [W]    [keyspace]            => Keyed;
+    "PEXPIREAT"                 -3 [WRITE FAST]                          FIRST             [W]    [keyspace]            => Keyed;
+    "PEXPIRETIME"                2 [READONLY FAST]                       FIRST             [R]    [keyspace]            => Keyed;
+    "PTTL"                       2 [READONLY FAST]                       FIRST             [R]    [keyspace]            => Keyed;
+    "RANDOMKEY"                  1 [READONLY]                            NONE              []     [keyspace]            => Local(RandomKey);
+    "RENAME"                     3 [WRITE]                               FIRST_TWO         [RW W] [keyspace]            => Keyed;
+    "RENAMENX"                   3 [WRITE FAST]                          FIRST_TWO         [RW W] [keyspace]            => Keyed;
+    "RESTORE"                   -4 [WRITE DENY_OOM]                      FIRST             [W]    [dangerous keyspace]  => Keyed;
+    "SCAN"                      -2 [READONLY]                            NONE              []     [keyspace]            => Local(Scan);
+    "SORT"                      -2 [WRITE DENY_OOM MOVABLE_KEYS SLOW]    SORT              [R W]  [dangerous list set sortedset] => Keyed;
+    "SORT_RO"                   -2 [READONLY MOVABLE_KEYS SLOW]          SORT_RO           [R]    [dangerous list set sortedset] => Keyed;
+    "TOUCH"                     -2 [READONLY FAST]                       ALL               [NO]   [keyspace]            => Split(Count);
+    "TTL"                        2 [READONLY FAST]                       FIRST             [R]    [keyspace]            => Keyed;
+    "TYPE"                       2 [READONLY FAST]                       FIRST             [NO]   [keyspace]            => Keyed;
+    "UNLINK"                    -2 [WRITE FAST]                          ALL               [W]    [keyspace]            => Split(Count);
+    "WAIT"                       3 [BLOCKING]                            NONE              []     [connection]          => Local(Wait);
+    "WAITAOF"                    4 [BLOCKING]                            NONE              []     [connection]          => Local(Wait);
 
     // Scripts and functions
-    "EVAL"                      -3 [MOVABLE_KEYS SCRIPT SLOW]            SCRIPT            => Keyed;
-    "EVALSHA"                   -3 [MOVABLE_KEYS SCRIPT SLOW]            SCRIPT            => Keyed;
-    "EVALSHA_RO"                -3 [READONLY MOVABLE_KEYS SCRIPT SLOW]   SCRIPT            => Keyed;
-    "EVAL_RO"                   -3 [READONLY MOVABLE_KEYS SCRIPT SLOW]   SCRIPT            => Keyed;
-    "FCALL"                     -3 [MOVABLE_KEYS SCRIPT SLOW]            FUNCTION          => Keyed;
-    "FCALL_RO"                  -3 [READONLY MOVABLE_KEYS SCRIPT SLOW]   FUNCTION          => Keyed;
-    "FUNCTION"                  -2 []                                    NONE              => Any;
-    "FUNCTION|DELETE"            3 [WRITE]                               NONE              => Every(Merge::Same);
-    "FUNCTION|DUMP"              2 []                                    NONE              => Any;
-    "FUNCTION|FLUSH"            -2 [WRITE]                               NONE              => Every(Merge::Same);
-    "FUNCTION|HELP"              2 []                                    NONE              => Any;
-    "FUNCTION|KILL"              2 []                                    NONE              => Every(Merge::AnyOk);
-    "FUNCTION|LIST"             -2 []                                    NONE              => Any;
-    "FUNCTION|LOAD"             -3 [WRITE DENY_OOM]                      NONE              => Every(Merge::Same);
-    "FUNCTION|RESTORE"          -3 [WRITE DENY_OOM]                      NONE              => Every(Merge::Same);
-    "FUNCTION|STATS"             2 []                                    NONE              => Any;
-    "SCRIPT"                    -2 []                                    NONE              => Any;
-    "SCRIPT|DEBUG"               3 []                                    NONE              => Refused(DEBUGGING);
-    "SCRIPT|EXISTS"             -3 []                                    NONE              => Every(Merge::AllOnes);
-    "SCRIPT|FLUSH"              -2 []                                    NONE              => Every(Merge::Same);
-    "SCRIPT|HELP"                2 []                                    NONE              => Any;
-    "SCRIPT|KILL"                2 []                                    NONE              => Every(Merge::AnyOk);
-    "SCRIPT|LOAD"                3 []                                    NONE              => Every(Merge::Same);
-    "SCRIPT|SHOW"                3 []                                    NONE              => Any;
+    "EVAL"                      -3 [MOVABLE_KEYS SCRIPT SLOW]            SCRIPT            [RW]   []                    => Keyed;
+    "EVALSHA"                   -3 [MOVABLE_KEYS SCRIPT SLOW]            SCRIPT            [RW]   []                    => Keyed;
+    "EVALSHA_RO"                -3 [READONLY MOVABLE_KEYS SCRIPT SLOW]   SCRIPT            [R]    []                    => Keyed;
+    "EVAL_RO"                   -3 [READONLY MOVABLE_KEYS SCRIPT SLOW]   SCRIPT            [R]    []                    => Keyed;
+    "FCALL"                     -3 [MOVABLE_KEYS SCRIPT SLOW]            FUNCTION          [RW]   []                    => Keyed;
+    "FCALL_RO"                  -3 [READONLY MOVABLE_KEYS SCRIPT SLOW]   FUNCTION          [R]    []                    => Keyed;
+    "FUNCTION"                  -2 []                                    NONE              []     []                    => Any;
+    "FUNCTION|DELETE"            3 [WRITE]                               NONE              []     [scripting]           => Every(Same);
+    "FUNCTION|DUMP"              2 []                                    NONE              []     [scripting]           => Any;
+    "FUNCTION|FLUSH"            -2 [WRITE]                               NONE              []     [scripting]           => Every(Same);
+    "FUNCTION|HELP"              2 []                                    NONE              []     [scripting]           => Any;
+    "FUNCTION|KILL"              2 []                                    NONE              []     [scripting]           => Every(AnyOk);
+    "FUNCTION|LIST"             -2 []                                    NONE              []     [scripting]           => Any;
+    "FUNCTION|LOAD"             -3 [WRITE DENY_OOM]                      NONE              []     [scripting]           => Every(Same);
+    "FUNCTION|RESTORE"          -3 [WRITE DENY_OOM]                      NONE              []     [scripting]           => Every(Same);
+    "FUNCTION|STATS"             2 []                                    NONE              []     [scripting]           => Any;
+    "SCRIPT"                    -2 []                                    NONE              []     []                    => Any;
+    "SCRIPT|DEBUG"               3 []                                    NONE              []     [scripting]           => Refused(DEBUGGING);
+    "SCRIPT|EXISTS"             -3 []                                    NONE              []     [scripting]           => Every(AllOnes);
+    "SCRIPT|FLUSH"              -2 []                                    NONE              []     [scripting]           => Every(Same);
+    "SCRIPT|HELP"                2 []                                    NONE              []     [scripting]           => Any;
+    "SCRIPT|KILL"                2 []                                    NONE              []     [scripting]           => Every(AnyOk);
+    "SCRIPT|LOAD"                3 []                                    NONE              []     [scripting]           => Every(Same);
+    "SCRIPT|SHOW"                3 []                                    NONE              []     [scripting]           => Any;
 
     // Transactions
-    "DISCARD"                    1 [FAST]                                NONE              => Handling::Local(Local::Discard);
-    "EXEC"                       1 []                                    NONE              => Handling::Local(Local::Exec);
-    "MULTI"                      1 [FAST]                                NONE              => Handling::Local(Local::Multi);
-    "UNWATCH"                    1 [FAST]                                NONE              => Handling::Local(Local::Unwatch);
-    "WATCH"                     -2 [FAST]                                ALL               => Handling::Local(Local::Watch);
+    "DISCARD"                    1 [FAST]                                NONE              []     [transaction]         => Local(Discard);
+    "EXEC"                       1 []                                    NONE              []     [transaction]         => Local(Exec);
+    "MULTI"                      1 [FAST]                                NONE              []     [transaction]         => Local(Multi);
+    "UNWATCH"                    1 [FAST]                                NONE              []     [transaction]         => Local(Unwatch);
+    "WATCH"                     -2 [FAST]                                ALL               [NO]   [transaction]         => Local(Watch);
 
     // Pub/sub
-    "PSUBSCRIBE"                -2 [PUBSUB]                              NONE              => Handling::Local(Local::Psubscribe);
-    "PUBLISH"                    3 [FAST PUBSUB]                         NONE              => Handling::Local(Local::Publish);
-    "PUBSUB"                    -2 []                                    NONE              => Any;
-    "PUBSUB|CHANNELS"           -2 [PUBSUB]                              NONE              => Handling::Local(Local::PubsubChannels);
-    "PUBSUB|HELP"                2 []                                    NONE              => Any;
-    "PUBSUB|NUMPAT"              2 [PUBSUB]                              NONE              => Handling::Local(Local::PubsubNumpat);
-    "PUBSUB|NUMSUB"             -2 [PUBSUB]                              NONE              => Handling::Local(Local::PubsubNumsub);
-    "PUBSUB|SHARDCHANNELS"      -2 [PUBSUB]                              NONE              => Handling::Local(Local::PubsubShardchannels);
-    "PUBSUB|SHARDNUMSUB"        -2 [PUBSUB]                              NONE              => Handling::Local(Local::PubsubShardnumsub);
-    "PUNSUBSCRIBE"              -1 [PUBSUB]                              NONE              => Handling::Local(Local::Punsubscribe);
-    "SPUBLISH"                   3 [FAST PUBSUB]                         FIRST             => Handling::Local(Local::Spublish);
-    "SSUBSCRIBE"                -2 [PUBSUB]                              ALL               => Handling::Local(Local::Ssubscribe);
-    "SUBSCRIBE"                 -2 [PUBSUB]                              NONE              => Handling::Local(Local::Subscribe);
-    "SUNSUBSCRIBE"              -1 [PUBSUB]                              ALL               => Handling::Local(Local::Sunsubscribe);
-    "UNSUBSCRIBE"               -1 [PUBSUB]                              NONE              => Handling::Local(Local::Unsubscribe);
+    "PSUBSCRIBE"                -2 [PUBSUB]                              NONE              []     []                    => Local(Psubscribe);
+    "PUBLISH"                    3 [FAST PUBSUB]                         NONE              []     []                    => Local(Publish);
+    "PUBSUB"                    -2 []                                    NONE              []     []                    => Any;
+    "PUBSUB|CHANNELS"           -2 [PUBSUB]                              NONE              []     []                    => Local(PubsubChannels);
+    "PUBSUB|HELP"                2 []                                    NONE              []     []                    => Any;
+    "PUBSUB|NUMPAT"              2 [PUBSUB]                              NONE              []     []                    => Local(PubsubNumpat);
+    "PUBSUB|NUMSUB"             -2 [PUBSUB]                              NONE              []     []                    => Local(PubsubNumsub);
+    "PUBSUB|SHARDCHANNELS"      -2 [PUBSUB]                              NONE              []     []                    => Local(PubsubShardchannels);
+    "PUBSUB|SHARDNUMSUB"        -2 [PUBSUB]                              NONE              []     []                    => Local(PubsubShardnumsub);
+    "PUNSUBSCRIBE"              -1 [PUBSUB]                              NONE              []     []                    => Local(Punsubscribe);
+    "SPUBLISH"                   3 [FAST PUBSUB]                         FIRST             [NO]   []                    => Local(Spublish);
+    "SSUBSCRIBE"                -2 [PUBSUB]                              ALL               [NO]   []                    => Local(Ssubscribe);
+    "SUBSCRIBE"                 -2 [PUBSUB]                              NONE              []     []                    => Local(Subscribe);
+    "SUNSUBSCRIBE"              -1 [PUBSUB]                              ALL               [NO]   []                    => Local(Sunsubscribe);
+    "UNSUBSCRIBE"               -1 [PUBSUB]                              NONE              []     []                    => Local(Unsubscribe);
 
     // Connections
-    "AUTH"                      -2 [FAST NO_AUTH]                        NONE              => Handling::Local(Local::Auth);
-    "CLIENT"                    -2 []                                    NONE              => Any;
-    "CLIENT|CACHING"             3 []                                    NONE              => Handling::Local(Local::ClientCaching);
-    "CLIENT|CAPA"               -3 []                                    NONE              => Handling::Local(Local::ClientCapa);
-    "CLIENT|GETNAME"             2 []                                    NONE              => Handling::Local(Local::ClientGetname);
-    "CLIENT|GETREDIR"            2 []                                    NONE              => Handling::Local(Local::ClientGetredir);
-    "CLIENT|HELP"                2 []                                    NONE              => Handling::Local(Local::ClientHelp);
-    "CLIENT|ID"                  2 []                                    NONE              => Handling::Local(Local::ClientId);
-    "CLIENT|IMPORT-SOURCE"       3 []                                    NONE              => Refused(IMPORTING);
-    "CLIENT|INFO"                2 []                                    NONE              => Handling::Local(Local::ClientInfo);
-    "CLIENT|KILL"               -3 [ADMIN]                               NONE              => Handling::Local(Local::ClientKill);
-    "CLIENT|LIST"               -2 [ADMIN]                               NONE              => Handling::Local(Local::ClientList);
-    "CLIENT|NO-EVICT"            3 [ADMIN]                               NONE              => Handling::Local(Local::ClientNoEvict);
-    "CLIENT|NO-TOUCH"            3 []                                    NONE              => Handling::Local(Local::ClientNoTouch);
-    "CLIENT|PAUSE"              -3 [ADMIN]                               NONE              => Handling::Local(Local::ClientPause);
-    "CLIENT|REPLY"               3 []                                    NONE              => Handling::Local(Local::ClientReply);
-    "CLIENT|SETINFO"             4 []                                    NONE              => Handling::Local(Local::ClientSetinfo);
-    "CLIENT|SETNAME"             3 []                                    NONE              => Handling::Local(Local::ClientSetname);
-    "CLIENT|TRACKING"           -3 []                                    NONE              => Handling::Local(Local::ClientTracking);
-    "CLIENT|TRACKINGINFO"        2 []                                    NONE              => Handling::Local(Local::ClientTrackinginfo);
-    "CLIENT|UNBLOCK"            -3 [ADMIN]                               NONE              => Handling::Local(Local::ClientUnblock);
-    "CLIENT|UNPAUSE"             2 [ADMIN]                               NONE              => Handling::Local(Local::ClientUnpause);
-    "ECHO"                       2 [FAST]                                NONE              => Handling::Local(Local::Echo);
-    "HELLO"                     -1 [FAST NO_AUTH]                        NONE              => Handling::Local(Local::Hello);
-    "PING"                      -1 [FAST]                                NONE              => Handling::Local(Local::Ping);
-    "QUIT"                      -1 [FAST NO_AUTH]                        NONE              => Handling::Local(Local::Quit);
-    "RESET"                      1 [FAST NO_AUTH]                        NONE              => Handling::Local(Local::Reset);
-    "SELECT"                     2 [FAST]                                NONE              => Handling::Local(Local::Select);
+    "AUTH"                      -2 [FAST NO_AUTH]                        NONE              []     [connection]          => Local(Auth);
+    "CLIENT"                    -2 []                                    NONE              []     []                    => Any;
+    "CLIENT|CACHING"             3 []                                    NONE              []     [connection]          => Local(ClientCaching);
+    "CLIENT|CAPA"               -3 []                                    NONE              []     [connection]          => Local(ClientCapa);
+    "CLIENT|GETNAME"             2 []                                    NONE              []     [connection]          => Local(ClientGetname);
+    "CLIENT|GETREDIR"            2 []                                    NONE              []     [connection]          => Local(ClientGetredir);
+    "CLIENT|HELP"                2 []                                    NONE              []     [connection]          => Local(ClientHelp);
+    "CLIENT|ID"                  2 []                                    NONE              []     [connection]          => Local(ClientId);
+    "CLIENT|IMPORT-SOURCE"       3 []                                    NONE              []     [connection]          => Refused(IMPORTING);
+    "CLIENT|INFO"                2 []                                    NONE              []     [connection]          => Local(ClientInfo);
+    "CLIENT|KILL"               -3 [ADMIN]                               NONE              []     [connection]          => Local(ClientKill);
+    "CLIENT|LIST"               -2 [ADMIN]                               NONE              []     [connection]          => Local(ClientList);
+    "CLIENT|NO-EVICT"            3 [ADMIN]                               NONE              []     [connection]          => Local(ClientNoEvict);
+    "CLIENT|NO-TOUCH"            3 []                                    NONE              []     [connection]          => Local(ClientNoTouch);
+    "CLIENT|PAUSE"              -3 [ADMIN]                               NONE              []     [connection]          => Local(ClientPause);
+    "CLIENT|REPLY"               3 []                                    NONE              []     [connection]          => Local(ClientReply);
+    "CLIENT|SETINFO"             4 []                                    NONE              []     [connection]          => Local(ClientSetinfo);
+    "CLIENT|SETNAME"             3 []                                    NONE              []     [connection]          => Local(ClientSetname);
+    "CLIENT|TRACKING"           -3 []                                    NONE              []     [connection]          => Local(ClientTracking);
+    "CLIENT|TRACKINGINFO"        2 []                                    NONE              []     [connection]          => Local(ClientTrackinginfo);
+    "CLIENT|UNBLOCK"            -3 [ADMIN]                               NONE              []     [connection]          => Local(ClientUnblock);
+    "CLIENT|UNPAUSE"             2 [ADMIN]                               NONE              []     [connection]          => Local(ClientUnpause);
+    "ECHO"                       2 [FAST]                                NONE              []     [connection]          => Local(Echo);
+    "HELLO"                     -1 [FAST NO_AUTH]                        NONE              []     [connection]          => Local(Hello);
+    "PING"                      -1 [FAST]                                NONE              []     [connection]          => Local(Ping);
+    "QUIT"                      -1 [FAST NO_AUTH]                        NONE              []     [connection]          => Local(Quit);
+    "RESET"                      1 [FAST NO_AUTH]                        NONE              []     [connection]          => Local(Reset);
+    "SELECT"                     2 [FAST]                                NONE              []     [connection]          => Local(Select);
 
     // Servers
-    "ACL"                       -2 []                                    NONE              => Any;
-    "ACL|CAT"                   -2 []                                    NONE              => Handling::Local(Local::AclCat);
-    "ACL|DELUSER"               -3 [ADMIN]                               NONE              => Handling::Local(Local::AclChange);
-    "ACL|DRYRUN"                -4 [ADMIN]                               NONE              => Handling::Local(Local::AclDryrun);
-    "ACL|GENPASS"               -2 []                                    NONE              => Handling::Local(Local::AclGenpass);
-    "ACL|GETUSER"                3 [ADMIN]                               NONE              => Handling::Local(Local::AclGetuser);
-    "ACL|HELP"                   2 []                                    NONE              => Any;
-    "ACL|LIST"                   2 [ADMIN]                               NONE              => Handling::Local(Local::AclList);
-    "ACL|LOAD"                   2 [ADMIN]                               NONE              => Handling::Local(Local::AclChange);
-    "ACL|LOG"                   -2 [ADMIN]                               NONE              => Handling::Local(Local::AclLog);
-    "ACL|SAVE"                   2 [ADMIN]                               NONE              => Handling::Local(Local::AclChange);
-    "ACL|SETUSER"               -3 [ADMIN]                               NONE              => Handling::Local(Local::AclChange);
-    "ACL|USERS"                  2 [ADMIN]                               NONE              => Handling::Local(Local::AclUsers);
-    "ACL|WHOAMI"                 2 []                                    NONE              => Handling::Local(Local::AclWhoami);
-    "BGREWRITEAOF"               1 [ADMIN]                               NONE              => Every(Merge::Same);
-    "BGSAVE"                    -1 [ADMIN]                               NONE              => Every(Merge::Same);
-    "COMMAND"                   -1 []                                    NONE              => Any;
-    "COMMAND|COUNT"              2 []                                    NONE              => Any;
-    "COMMAND|DOCS"              -2 []                                    NONE              => Any;
-    "COMMAND|GETKEYS"           -3 []                                    NONE              => Any;
-    "COMMAND|GETKEYSANDFLAGS"   -3 []                                    NONE              => Any;
-    "COMMAND|HELP"               2 []                                    NONE              => Any;
-    "COMMAND|INFO"              -2 []                                    NONE              => Any;
-    "COMMAND|LIST"              -2 []                                    NONE              => Any;
-    "CONFIG"                    -2 []                                    NONE              => Any;
-    "CONFIG|GET"                -3 [ADMIN]                               NONE              => Handling::Local(Local::ConfigGet);
-    "CONFIG|HELP"                2 []                                    NONE              => Any;
-    "CONFIG|RESETSTAT"           2 [ADMIN]                               NONE              => Handling::Local(Local::ConfigResetstat);
-    "CONFIG|REWRITE"             2 [ADMIN]                               NONE              => Refused(CONFIGURING);
-    "CONFIG|SET"                -4 [ADMIN]                               NONE              => Handling::Local(Local::ConfigSet);
-    "DBSIZE"                     1 [READONLY FAST]                       NONE              => Every(Merge::Sum);
-    "DEBUG"                     -2 [ADMIN]                               NONE              => Refused(DEBUGGING);
-    "FAILOVER"                  -1 [ADMIN]                               NONE              => Refused(REPLICATION);
-    "FLUSHALL"                  -1 [WRITE]                               NONE              => Every(Merge::Same);
-    "FLUSHDB"                   -1 [WRITE]                               NONE              => Every(Merge::Same);
-    "INFO"                      -1 []                                    NONE              => Handling::Local(Local::Info);
-    "LASTSAVE"                   1 [FAST]                                NONE              => Every(Merge::Least);
-    "LATENCY"                   -2 []                                    NONE              => Any;
-    "LATENCY|DOCTOR"             2 [ADMIN]                               NONE              => Every(Merge::Texts);
-    "LATENCY|GRAPH"              3 [ADMIN]                               NONE              => Refused(ONE_NODE);
-    "LATENCY|HELP"               2 []                                    NONE              => Any;
-    "LATENCY|HISTOGRAM"         -2 [ADMIN]                               NONE              => Refused(ONE_NODE);
-    "LATENCY|HISTORY"            3 [ADMIN]                               NONE              => Every(Merge::Concat);
-    "LATENCY|LATEST"             2 [ADMIN]                               NONE              => Every(Merge::Concat);
-    "LATENCY|RESET"             -2 [ADMIN]                               NONE              => Every(Merge::Sum);
-    "LOLWUT"                    -1 [READONLY FAST]                       NONE              => Handling::Local(Local::Lolwut);
-    "MEMORY"                    -2 []                                    NONE              => Any;
-    "MEMORY|DOCTOR"              2 []                                    NONE              => Every(Merge::Texts);
-    "MEMORY|HELP"                2 []                                    NONE              => Any;
-    "MEMORY|MALLOC-STATS"        2 []                                    NONE              => Every(Merge::Texts);
-    "MEMORY|PURGE"               2 []                                    NONE              => Every(Merge::Same);
-    "MEMORY|STATS"               2 []                                    NONE              => Every(Merge::Figures);
-    "MEMORY|USAGE"              -3 [READONLY]                            SECOND            => Keyed;
-    "MODULE"                    -2 []                                    NONE              => Any;
-    "MODULE|HELP"                2 []                                    NONE              => Any;
-    "MODULE|LIST"                2 [ADMIN]                               NONE              => Any;
-    "MODULE|LOAD"               -3 [ADMIN]                               NONE              => Refused(MODULES);
-    "MODULE|LOADEX"             -3 [ADMIN]                               NONE              => Refused(MODULES);
-    "MODULE|UNLOAD"              3 [ADMIN]                               NONE              => Refused(MODULES);
-    "MONITOR"                    1 [ADMIN]                               NONE              => Handling::Local(Local::Monitor);
-    "PSYNC"                     -3 [ADMIN]                               NONE              => Refused(REPLICATION);
-    "REPLCONF"                  -1 [ADMIN]                               NONE              => Refused(REPLICATION);
-    "REPLICAOF"                  3 [ADMIN]                               NONE              => Refused(REPLICATION);
-    "RESTORE-ASKING"            -4 [WRITE DENY_OOM]                      FIRST             => Refused(RESTORING);
-    "ROLE"                       1 [FAST]                                NONE              => Handling::Local(Local::Role);
-    "SAVE"                       1 [ADMIN]                               NONE              => Refused(PERSISTENCE);
-    "SHUTDOWN"                  -1 [ADMIN]                               NONE              => Refused(STOPPING);
-    "SLAVEOF"                    3 [ADMIN]                               NONE              => Refused(REPLICATION);
-    "SLOWLOG"                   -2 []                                    NONE              => Any;
-    "SLOWLOG|GET"               -2 [ADMIN]                               NONE              => Handling::Local(Local::SlowlogGet);
-    "SLOWLOG|HELP"               2 []                                    NONE              => Any;
-    "SLOWLOG|LEN"                2 [ADMIN]                               NONE              => Handling::Local(Local::SlowlogLen);
-    "SLOWLOG|RESET"              2 [ADMIN]                               NONE              => Handling::Local(Local::SlowlogReset);
-    "SWAPDB"                     3 [WRITE FAST]                          NONE              => Refused(SWAPPING);
-    "SYNC"                       1 [ADMIN]                               NONE              => Refused(REPLICATION);
-    "TIME"                       1 [FAST]                                NONE              => Handling::Local(Local::Time);
+    "ACL"                       -2 []                                    NONE              []     []                    => Any;
+    "ACL|CAT"                   -2 []                                    NONE              []     []                    => Local(AclCat);
+    "ACL|DELUSER"               -3 [ADMIN]                               NONE              []     []                    => Local(AclChange);
+    "ACL|DRYRUN"                -4 [ADMIN]                               NONE              []     []                    => Local(AclDryrun);
+    "ACL|GENPASS"               -2 []                                    NONE              []     []                    => Local(AclGenpass);
+    "ACL|GETUSER"                3 [ADMIN]                               NONE              []     []                    => Local(AclGetuser);
+    "ACL|HELP"                   2 []                                    NONE              []     []                    => Any;
+    "ACL|LIST"                   2 [ADMIN]                               NONE              []     []                    => Local(AclList);
+    "ACL|LOAD"                   2 [ADMIN]                               NONE              []     []                    => Local(AclChange);
+    "ACL|LOG"                   -2 [ADMIN]                               NONE              []     []                    => Local(AclLog);
+    "ACL|SAVE"                   2 [ADMIN]                               NONE              []     []                    => Local(AclChange);
+    "ACL|SETUSER"               -3 [ADMIN]                               NONE              []     []                    => Local(AclChange);
+    "ACL|USERS"                  2 [ADMIN]                               NONE              []     []                    => Local(AclUsers);
+    "ACL|WHOAMI"                 2 []                                    NONE              []     []                    => Local(AclWhoami);
+    "BGREWRITEAOF"               1 [ADMIN]                               NONE              []     []                    => Every(Same);
+    "BGSAVE"                    -1 [ADMIN]                               NONE              []     []                    => Every(Same);
+    "COMMAND"                   -1 []                                    NONE              []     [connection]          => Any;
+    "COMMAND|COUNT"              2 []                                    NONE              []     [connection]          => Any;
+    "COMMAND|DOCS"              -2 []                                    NONE              []     [connection]          => Any;
+    "COMMAND|GETKEYS"           -3 []                                    NONE              []     [connection]          => Any;
+    "COMMAND|GETKEYSANDFLAGS"   -3 []                                    NONE              []     [connection]          => Any;
+    "COMMAND|HELP"               2 []                                    NONE              []     [connection]          => Any;
+    "COMMAND|INFO"              -2 []                                    NONE              []     [connection]          => Any;
+    "COMMAND|LIST"              -2 []                                    NONE              []     [connection]          => Any;
+    "CONFIG"                    -2 []                                    NONE              []     []                    => Any;
+    "CONFIG|GET"                -3 [ADMIN]                               NONE              []     []                    => Local(ConfigGet);
+    "CONFIG|HELP"                2 []                                    NONE              []     []                    => Any;
+    "CONFIG|RESETSTAT"           2 [ADMIN]                               NONE              []     []                    => Local(ConfigResetstat);
+    "CONFIG|REWRITE"             2 [ADMIN]                               NONE              []     []                    => Refused(CONFIGURING);
+    "CONFIG|SET"                -4 [ADMIN]                               NONE              []     []                    => Local(ConfigSet);
+    "DBSIZE"                     1 [READONLY FAST]                       NONE              []     [keyspace]            => Every(Sum);
+    "DEBUG"                     -2 [ADMIN]                               NONE              []     []                    => Refused(DEBUGGING);
+    "FAILOVER"                  -1 [ADMIN]                               NONE              []     []                    => Refused(REPLICATION);
+    "FLUSHALL"                  -1 [WRITE]                               NONE              []     [dangerous keyspace]  => Every(Same);
+    "FLUSHDB"                   -1 [WRITE]                               NONE              []     [dangerous keyspace]  => Every(Same);
+    "INFO"                      -1 []                                    NONE              []     [dangerous]           => Local(Info);
+    "LASTSAVE"                   1 [FAST]                                NONE              []     [admin dangerous]     => Every(Least);
+    "LATENCY"                   -2 []                                    NONE              []     []                    => Any;
+    "LATENCY|DOCTOR"             2 [ADMIN]                               NONE              []     []                    => Every(Texts);
+    "LATENCY|GRAPH"              3 [ADMIN]                               NONE              []     []                    => Refused(ONE_NODE);
+    "LATENCY|HELP"               2 []                                    NONE              []     []                    => Any;
+    "LATENCY|HISTOGRAM"         -2 [ADMIN]                               NONE              []     []                    => Refused(ONE_NODE);
+    "LATENCY|HISTORY"            3 [ADMIN]                               NONE              []     []                    => Every(Concat);
+    "LATENCY|LATEST"             2 [ADMIN]                               NONE              []     []                    => Every(Concat);
+    "LATENCY|RESET"             -2 [ADMIN]                               NONE              []     []                    => Every(Sum);
+    "LOLWUT"                    -1 [READONLY FAST]                       NONE              []     []                    => Local(Lolwut);
+    "MEMORY"                    -2 []                                    NONE              []     []                    => Any;
+    "MEMORY|DOCTOR"              2 []                                    NONE              []     []                    => Every(Texts);
+    "MEMORY|HELP"                2 []                                    NONE              []     []                    => Any;
+    "MEMORY|MALLOC-STATS"        2 []                                    NONE              []     []                    => Every(Texts);
+    "MEMORY|PURGE"               2 []                                    NONE              []     []                    => Every(Same);
+    "MEMORY|STATS"               2 []                                    NONE              []     []                    => Every(Figures);
+    "MEMORY|USAGE"              -3 [READONLY]                            SECOND            [NO]   []                    => Keyed;
+    "MODULE"                    -2 []                                    NONE              []     []                    => Any;
+    "MODULE|HELP"                2 []                                    NONE              []     []                    => Any;
+    "MODULE|LIST"                2 [ADMIN]                               NONE              []     []                    => Any;
+    "MODULE|LOAD"               -3 [ADMIN]                               NONE              []     []                    => Refused(MODULES);
+    "MODULE|LOADEX"             -3 [ADMIN]                               NONE              []     []                    => Refused(MODULES);
+    "MODULE|UNLOAD"              3 [ADMIN]                               NONE              []     []                    => Refused(MODULES);
+    "MONITOR"                    1 [ADMIN]                               NONE              []     []                    => Local(Monitor);
+    "PSYNC"                     -3 [ADMIN]                               NONE              []     []                    => Refused(REPLICATION);
+    "REPLCONF"                  -1 [ADMIN]                               NONE              []     []                    => Refused(REPLICATION);
+    "REPLICAOF"                  3 [ADMIN]                               NONE              []     []                    => Refused(REPLICATION);
+    "RESTORE-ASKING"            -4 [WRITE DENY_OOM]                      FIRST             [W]    [dangerous keyspace]  => Refused(RESTORING);
+    "ROLE"                       1 [FAST]                                NONE              []     [admin dangerous]     => Local(Role);
+    "SAVE"                       1 [ADMIN]                               NONE              []     []                    => Refused(PERSISTENCE);
+    "SHUTDOWN"                  -1 [ADMIN]                               NONE              []     []                    => Refused(STOPPING);
+    "SLAVEOF"                    3 [ADMIN]                               NONE              []     []                    => Refused(REPLICATION);
+    "SLOWLOG"                   -2 []                                    NONE              []     []                    => Any;
+    "SLOWLOG|GET"               -2 [ADMIN]                               NONE              []     []                    => Local(SlowlogGet);
+    "SLOWLOG|HELP"               2 []                                    NONE              []     []                    => Any;
+    "SLOWLOG|LEN"                2 [ADMIN]                               NONE              []     []                    => Local(SlowlogLen);
+    "SLOWLOG|RESET"              2 [ADMIN]                               NONE              []     []                    => Local(SlowlogReset);
+    "SWAPDB"                     3 [WRITE FAST]                          NONE              []     [dangerous keyspace]  => Refused(SWAPPING);
+    "SYNC"                       1 [ADMIN]                               NONE              []     []                    => Refused(REPLICATION);
+    "TIME"                       1 [FAST]                                NONE              []     []                    => Local(Time);
 
     // Cluster
-    "ASKING"                     1 [FAST]                                NONE              => Handling::Local(Local::ClusterMode);
-    "CLUSTER"                   -2 []                                    NONE              => Any;
-    "CLUSTER|ADDSLOTS"          -3 [ADMIN]                               NONE              => Refused(PLACEMENT);
-    "CLUSTER|ADDSLOTSRANGE"     -4 [ADMIN]                               NONE              => Refused(PLACEMENT);
-    "CLUSTER|BUMPEPOCH"          2 [ADMIN]                               NONE              => Refused(PLACEMENT);
-    "CLUSTER|COUNT-FAILURE-REPORTS"   3 [ADMIN]                               NONE              => Handling::Local(Local::Cluster);
-    "CLUSTER|COUNTKEYSINSLOT"    3 []                                    NONE              => Handling::Local(Local::Cluster);
-    "CLUSTER|DELSLOTS"          -3 [ADMIN]                               NONE              => Refused(PLACEMENT);
-    "CLUSTER|DELSLOTSRANGE"     -4 [ADMIN]                               NONE              => Refused(PLACEMENT);
-    "CLUSTER|FAILOVER"          -2 [ADMIN]                               NONE              => Refused(PLACEMENT);
-    "CLUSTER|FLUSHSLOTS"         2 [ADMIN]                               NONE              => Refused(PLACEMENT);
-    "CLUSTER|FORGET"             3 [ADMIN]                               NONE              => Refused(PLACEMENT);
-    "CLUSTER|GETKEYSINSLOT"      4 []                                    NONE              => Handling::Local(Local::Cluster);
-    "CLUSTER|HELP"               2 []                                    NONE              => Any;
-    "CLUSTER|INFO"               2 []                                    NONE              => Handling::Local(Local::Cluster);
-    "CLUSTER|KEYSLOT"            3 []                                    NONE              => Handling::Local(Local::Cluster);
-    "CLUSTER|LINKS"              2 []                                    NONE              => Handling::Local(Local::Cluster);
-    "CLUSTER|MEET"              -4 [ADMIN]                               NONE              => Refused(PLACEMENT);
-    "CLUSTER|MYID"               2 []                                    NONE              => Handling::Local(Local::Cluster);
-    "CLUSTER|MYSHARDID"          2 []                                    NONE              => Handling::Local(Local::Cluster);
-    "CLUSTER|NODES"              2 []                                    NONE              => Handling::Local(Local::Cluster);
-    "CLUSTER|REPLICAS"           3 [ADMIN]                               NONE              => Handling::Local(Local::Cluster);
-    "CLUSTER|REPLICATE"          3 [ADMIN]                               NONE              => Refused(PLACEMENT);
-    "CLUSTER|RESET"             -2 [ADMIN]                               NONE              => Refused(PLACEMENT);
-    "CLUSTER|SAVECONFIG"         2 [ADMIN]                               NONE              => Refused(PLACEMENT);
-    "CLUSTER|SET-CONFIG-EPOCH"   3 [ADMIN]                               NONE              => Refused(PLACEMENT);
-    "CLUSTER|SETSLOT"           -4 [ADMIN]                               NONE              => Refused(PLACEMENT);
-    "CLUSTER|SHARDS"             2 []                                    NONE              => Handling::Local(Local::Cluster);
-    "CLUSTER|SLAVES"             3 [ADMIN]                               NONE              => Handling::Local(Local::Cluster);
-    "CLUSTER|SLOT-STATS"        -4 []                                    NONE              => Refused(PLACEMENT);
-    "CLUSTER|SLOTS"              2 []                                    NONE              => Handling::Local(Local::Cluster);
-    "READONLY"                   1 [FAST]                                NONE              => Handling::Local(Local::ClusterMode);
-    "READWRITE"                  1 [FAST]                                NONE              => Handling::Local(Local::ClusterMode);
+    "ASKING"                     1 [FAST]                                NONE              []     [connection]          => Local(ClusterMode);
+    "CLUSTER"                   -2 []                                    NONE              []     []                    => Any;
+    "CLUSTER|ADDSLOTS"          -3 [ADMIN]                               NONE              []     []                    => Refused(PLACEMENT);
+    "CLUSTER|ADDSLOTSRANGE"     -4 [ADMIN]                               NONE              []     []                    => Refused(PLACEMENT);
+    "CLUSTER|BUMPEPOCH"          2 [ADMIN]                               NONE              []     []                    => Refused(PLACEMENT);
+    "CLUSTER|COUNT-FAILURE-REPORTS"  3 [ADMIN]                               NONE              []     []                    => Local(Cluster);
+    "CLUSTER|COUNTKEYSINSLOT"    3 []                                    NONE              []     []                    => Local(Cluster);
+    "CLUSTER|DELSLOTS"          -3 [ADMIN]                               NONE              []     []                    => Refused(PLACEMENT);
+    "CLUSTER|DELSLOTSRANGE"     -4 [ADMIN]                               NONE              []     []                    => Refused(PLACEMENT);
+    "CLUSTER|FAILOVER"          -2 [ADMIN]                               NONE              []     []                    => Refused(PLACEMENT);
+    "CLUSTER|FLUSHSLOTS"         2 [ADMIN]                               NONE              []     []                    => Refused(PLACEMENT);
+    "CLUSTER|FORGET"             3 [ADMIN]                               NONE              []     []                    => Refused(PLACEMENT);
+    "CLUSTER|GETKEYSINSLOT"      4 []                                    NONE              []     []                    => Local(Cluster);
+    "CLUSTER|HELP"               2 []                                    NONE              []     []                    => Any;
+    "CLUSTER|INFO"               2 []                                    NONE              []     []                    => Local(Cluster);
+    "CLUSTER|KEYSLOT"            3 []                                    NONE              []     []                    => Local(Cluster);
+    "CLUSTER|LINKS"              2 []                                    NONE              []     []                    => Local(Cluster);
+    "CLUSTER|MEET"              -4 [ADMIN]                               NONE              []     []                    => Refused(PLACEMENT);
+    "CLUSTER|MYID"               2 []                                    NONE              []     []                    => Local(Cluster);
+    "CLUSTER|MYSHARDID"          2 []                                    NONE              []     []                    => Local(Cluster);
+    "CLUSTER|NODES"              2 []                                    NONE              []     []                    => Local(Cluster);
+    "CLUSTER|REPLICAS"           3 [ADMIN]                               NONE              []     []                    => Local(Cluster);
+    "CLUSTER|REPLICATE"          3 [ADMIN]                               NONE              []     []                    => Refused(PLACEMENT);
+    "CLUSTER|RESET"             -2 [ADMIN]                               NONE              []     []                    => Refused(PLACEMENT);
+    "CLUSTER|SAVECONFIG"         2 [ADMIN]                               NONE              []     []                    => Refused(PLACEMENT);
+    "CLUSTER|SET-CONFIG-EPOCH"   3 [ADMIN]                               NONE              []     []                    => Refused(PLACEMENT);
+    "CLUSTER|SETSLOT"           -4 [ADMIN]                               NONE              []     []                    => Refused(PLACEMENT);
+    "CLUSTER|SHARDS"             2 []                                    NONE              []     []                    => Local(Cluster);
+    "CLUSTER|SLAVES"             3 [ADMIN]                               NONE              []     []                    => Local(Cluster);
+    "CLUSTER|SLOT-STATS"        -4 []                                    NONE              []     []                    => Refused(PLACEMENT);
+    "CLUSTER|SLOTS"              2 []                                    NONE              []     []                    => Local(Cluster);
+    "READONLY"                   1 [FAST]                                NONE              []     [connection]          => Local(ClusterMode);
+    "READWRITE"                  1 [FAST]                                NONE              []     [connection]          => Local(ClusterMode);
 
     // Ours
-    "SWITCHYARD"                -1 [ADMIN]                               NONE              => Handling::Local(Local::Switchyard);
+    "SWITCHYARD"                -1 [ADMIN]                               NONE              []     []                    => Local(Switchyard);
 }

@@ -2,66 +2,39 @@
 
 use switchyard_resp::command::{Command, CommandTable, Flags, Handling, Keys, Local};
 
-/// Where the keys are of a command that a script may call.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Rule {
-    /// It has none, and says the same at every node.
-    Keyless,
-    Range {
-        first: u16,
-        last: i16,
-        step: u16,
-    },
-    Numbered {
-        destination: bool,
-        count: u16,
-        step: u16,
-    },
-    Sort,
-    GeoStore {
-        options: u16,
-    },
-    Streams,
-}
-
 /// Commands without keys that a script may call: what they do does not depend on the node. Containers stand for all of their subcommands.
 pub(super) const KEYLESS: [&str; 6] = ["COMMAND", "ECHO", "PING", "PUBLISH", "SELECT", "TIME"];
 
-/// The rule of a command; `None`, where no script may call it, or only its subcommands may be called.
-pub(super) fn rule(command: &Command) -> Option<Rule> {
+/// Where the keys are of a command that a script may call: `Keys::None` where it has none, and says the same at every node. `None`, where no
+/// script may call it, or only its subcommands may be called.
+pub(super) fn rule(command: &Command) -> Option<&Keys> {
     let container = command.name.split('|').next().unwrap_or_default();
     if KEYLESS.contains(&container) {
-        return Some(Rule::Keyless);
+        return Some(&Keys::None);
     }
     // A channel of a shard is a key to routing: its subscribers are at the owner of its slot.
     let forwarded = matches!(command.handling, Handling::Keyed | Handling::Split(_) | Handling::Local(Local::Spublish));
     if !forwarded || command.flags.has(Flags::SCRIPT) {
         return None;
     }
-    match command.keys {
-        Keys::Range { first, last, step } => Some(Rule::Range { first, last, step }),
-        Keys::Numbered { destination, count, step, .. } => Some(Rule::Numbered { destination, count, step }),
-        Keys::Sort { .. } => Some(Rule::Sort),
-        Keys::GeoStore { options } => Some(Rule::GeoStore { options }),
-        Keys::Streams => Some(Rule::Streams),
-        Keys::None | Keys::Migrate | Keys::Specs(_) | Keys::Unknown => None,
-    }
+    let is_told = !matches!(command.keys, Keys::None | Keys::Migrate | Keys::Specs(_) | Keys::Unknown);
+    is_told.then_some(&command.keys)
 }
 
 /// A command as the check at run time has it: `NAME` in lower case, and how its keys are found. `None` where only the node can say.
 pub(super) fn entry(command: &Command) -> Option<(String, String)> {
     let code = match rule(command) {
-        Some(Rule::Keyless) => "0".to_owned(),
-        Some(Rule::Range { first: 1, last: 1, .. }) => "1".to_owned(),
-        Some(Rule::Range { first, last, step }) => format!("R{first},{last},{step}"),
-        Some(Rule::Numbered { destination, count, step }) => format!("N{},{count},{step}", u8::from(destination)),
-        Some(Rule::Sort) => "S".to_owned(),
-        Some(Rule::GeoStore { options }) => format!("G{options}"),
-        Some(Rule::Streams) => "X".to_owned(),
-        None if command.is_container() => "C".to_owned(),
+        Some(Keys::None) => "0".to_owned(),
+        Some(Keys::Range { first: 1, last: 1, .. }) => "1".to_owned(),
+        Some(Keys::Range { first, last, step }) => format!("R{first},{last},{step}"),
+        Some(Keys::Numbered { destination, count, step, .. }) => format!("N{},{count},{step}", u8::from(*destination)),
+        Some(Keys::Sort { .. }) => "S".to_owned(),
+        Some(Keys::GeoStore { options }) => format!("G{options}"),
+        Some(Keys::Streams) => "X".to_owned(),
+        _ if command.is_container() => "C".to_owned(),
         // A node may have been told to give it keys at a fixed place.
-        None if command.keys == Keys::None || matches!(command.keys, Keys::Specs(_) | Keys::Unknown) => return None,
-        None => "-".to_owned(),
+        _ if command.keys == Keys::None || matches!(command.keys, Keys::Specs(_) | Keys::Unknown) => return None,
+        _ => "-".to_owned(),
     };
     Some((command.name.to_ascii_lowercase(), code))
 }
@@ -73,7 +46,7 @@ const OFTEN: [&str; 14] =
 /// The entries of all builtin commands.
 pub(super) fn entries() -> Vec<(String, String)> {
     let table = CommandTable::builtin();
-    let mut commands: Vec<&Command> = table.iter().filter(|c| !(c.name.contains('|') && rule(c) == Some(Rule::Keyless))).collect();
+    let mut commands: Vec<&Command> = table.iter().filter(|c| !(c.name.contains('|') && rule(c) == Some(&Keys::None))).collect();
     commands.sort_by_key(|c| (OFTEN.iter().position(|o| *o == c.name).unwrap_or(OFTEN.len()), c.name.clone()));
     commands.into_iter().filter_map(entry).collect()
 }

@@ -6,9 +6,9 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use switchyard_resp::command::CommandTable;
+use switchyard_resp::command::{CommandTable, Keys};
 
-use super::rules::{Rule, rule};
+use super::rules::rule;
 
 /// How deep Lua nests blocks and expressions.
 const DEPTH_MAX: u32 = 200;
@@ -692,10 +692,10 @@ impl<'a> Reader<'a> {
         let is_key = |at: usize| shapes.get(at) == Some(&Shape::Key);
         let open = shapes.last() == Some(&Shape::Many);
         let declared = match command.and_then(rule) {
-            Some(Rule::Keyless) => true,
-            Some(Rule::Range { first, last, step }) => {
-                let (first, step) = (usize::from(first), usize::from(step.max(1)));
-                match usize::try_from(last) {
+            Some(Keys::None) => true,
+            Some(Keys::Range { first, last, step }) => {
+                let (first, step) = (usize::from(*first), usize::from((*step).max(1)));
+                match usize::try_from(*last) {
                     Ok(last) => (first..=last).step_by(step).all(|at| is_key(at) || at >= shapes.len() && !open),
                     Err(_) => {
                         let end = (shapes.len() + 1).saturating_sub(usize::from(last.unsigned_abs()));

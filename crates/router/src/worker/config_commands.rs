@@ -27,45 +27,10 @@ use crate::shared::Plan;
 use crate::slab::Handle;
 
 /// Settings of a node that concern nobody but who runs it. Neither shown nor set; a name that ends in `*` means all that begin so.
-const PRIVATE: &[&str] = &[
-    "aclfile",
-    "acl-pubsub-default",
-    "always-show-logo",
-    "appenddirname",
-    "appendfilename",
-    "availability-zone",
-    "bind*",
-    "cluster-*",
-    "crash-*",
-    "daemonize",
-    "dbfilename",
-    "dir",
-    "disable-thp",
-    "enable-*",
-    "logfile",
-    "masterauth",
-    "masteruser",
-    "oom-score-adj*",
-    "pidfile",
-    "port",
-    "primaryauth",
-    "primaryuser",
-    "proc-title-template",
-    "protected-mode",
-    "rdma-*",
-    "rename-command",
-    "replica-announce*",
-    "replicaof",
-    "requirepass",
-    "server_cpulist",
-    "slave-announce*",
-    "slaveof",
-    "socket-mark-id",
-    "supervised",
-    "syslog-*",
-    "tls-*",
-    "unixsocket*",
-];
+const PRIVATE: &str = "aclfile acl-pubsub-default always-show-logo appenddirname appendfilename availability-zone bind* cluster-* crash-* daemonize \
+     dbfilename dir disable-thp enable-* logfile masterauth masteruser oom-score-adj* pidfile port primaryauth primaryuser \
+     proc-title-template protected-mode rdma-* rename-command replica-announce* replicaof requirepass server_cpulist slave-announce* \
+     slaveof socket-mark-id supervised syslog-* tls-* unixsocket*";
 
 /// Why CONFIG SET does not change a setting that is the router's, or is asked for often, and what to do instead.
 fn instead(name: &str) -> Option<&'static str> {
@@ -81,7 +46,7 @@ fn instead(name: &str) -> Option<&'static str> {
 }
 
 fn is_private(name: &str) -> bool {
-    PRIVATE.iter().any(|p| p.strip_suffix('*').map_or(*p == name, |start| name.starts_with(start)))
+    PRIVATE.split(' ').any(|p| p.strip_suffix('*').map_or(p == name, |start| name.starts_with(start)))
 }
 
 #[derive(Debug)]

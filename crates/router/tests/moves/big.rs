@@ -108,8 +108,7 @@ fn big_values_of_all_types_arrive_as_they_were() {
         seen
     };
     let before = look(&mut client);
-    fleet.begin(fleet.task(1, 0, 1));
-    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    fleet.completes(fleet.task(1, 0, 1));
     let after = look(&mut client);
     for (number, (before, after)) in before.iter().zip(&after).enumerate() {
         assert!(before == after || number < 2, "number {number}");
@@ -143,8 +142,7 @@ fn big_keys_of_later_legs_are_known_in_time() {
     hash(&mut client, &key("hash"), 20_000);
     assert_eq!(client.cmd(&format!("SETRANGE {} 3000000 end", key("string"))), "3000003");
     assert_eq!(client.cmd(&format!("HSET {} field value", key("few"))), "1");
-    fleet.begin(fleet.task(1, 0, 1));
-    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    fleet.completes(fleet.task(1, 0, 1));
     let big = fleet.progress(1).big;
     assert_eq!((big.in_pieces, big.whole, big.under_way.len()), (2, 0, 0), "{big:?}");
     assert_eq!(fields(&mut client, &key("hash")).len(), 20_000);
@@ -215,8 +213,7 @@ fn writes_to_a_big_hash_while_it_is_copied_are_all_there() {
                 changed
             }));
         }
-        fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Balanced));
-        assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+        fleet.completes(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Balanced));
         std::thread::sleep(Duration::from_millis(100));
         stop.store(true, Ordering::Relaxed);
         for writer in writers {
@@ -284,8 +281,7 @@ fn writes_to_big_sets_while_they_are_copied_are_all_there() {
                 }
             }
         });
-        fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Balanced));
-        assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+        fleet.completes(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Balanced));
         stop.store(true, Ordering::Relaxed);
         writer.join().expect("no error");
     });
@@ -362,8 +358,7 @@ fn what_changes_as_a_whole_all_the_time_moves_whole_and_that_is_reported() {
             }
             pushed
         });
-        fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
-        assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+        fleet.completes(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
         stop.store(true, Ordering::Relaxed);
         writer.join().expect("no error")
     });
@@ -457,8 +452,7 @@ fn a_target_that_runs_full_while_a_big_key_is_copied_gives_back_what_it_has() {
     assert_eq!(fields(&mut client, &key).len(), 30_000);
     assert_eq!(fleet.servers[1].client().cmd("DBSIZE"), "0");
     assert_eq!(fleet.servers[1].client().cmd("CONFIG SET maxmemory 0"), "OK");
-    fleet.begin(fleet.task(2, 0, 1));
-    assert_eq!(fleet.wait_for(2), MoveEnd::Done);
+    fleet.completes(fleet.task(2, 0, 1));
     let found = fields(&mut client, &key);
     assert!(found.len() == 30_000 && found["field0"] == "new");
     assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
@@ -489,8 +483,7 @@ fn what_a_crash_has_left_is_removed_by_the_next_move() {
         }
     }
     assert_eq!(client.cmd("KEYS switchyard:*"), "[]", "nobody sees them before, either");
-    fleet.begin(fleet.task(1, 0, 1));
-    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    fleet.completes(fleet.task(1, 0, 1));
     for server in &fleet.servers {
         no_temporary_keys(server);
     }
@@ -557,8 +550,7 @@ fn where_clients_use_nodes_directly_big_keys_move_whole() {
     let mut client = fleet.client();
     let key = key_of(&fleet, 0, "hash");
     hash(&mut client, &key, 20_000);
-    fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.direct_clients = true));
-    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    fleet.completes(with(fleet.task(1, 0, 1), |order| order.how.direct_clients = true));
     let big = fleet.progress(1).big;
     assert_eq!((big.in_pieces, big.whole), (0, 1), "{big:?}");
     assert!(big.whole_last.contains("directly"), "{big:?}");

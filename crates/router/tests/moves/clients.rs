@@ -41,8 +41,7 @@ fn scripts_and_functions_are_at_the_target_before_it_serves() {
                 count += 1;
             }
         });
-        fleet.begin(fleet.task(1, 0, 1));
-        assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+        fleet.completes(fleet.task(1, 0, 1));
         stop.store(true, Ordering::Relaxed);
         caller.join().expect("no client saw anything wrong");
     });

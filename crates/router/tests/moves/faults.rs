@@ -29,8 +29,7 @@ fn leftovers_at_the_target_stop_a_move_unless_they_may_go() {
     let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("it must not overwrite or keep them") };
     assert!(why.contains(&format!("{} keys", theirs.len())), "{why}");
     assert_eq!(client.cmd(&format!("GET {{{}}}", theirs[0])), "value");
-    fleet.begin(with(fleet.task(2, 0, 1), |order| order.how.purge_target = true));
-    assert_eq!(fleet.wait_for(2), MoveEnd::Done);
+    fleet.completes(with(fleet.task(2, 0, 1), |order| order.how.purge_target = true));
     for n in 0..100 {
         assert_eq!(client.cmd(&format!("GET {{{n}}}")), "value");
     }
@@ -235,8 +234,7 @@ fn a_target_that_runs_full_gives_back_what_it_has() {
         *count = fleet.servers[place].client().cmd("DBSIZE").parse::<u64>().expect("a number");
     }
     assert_eq!(counts[0] + counts[1], 4000, "no key is at two nodes");
-    fleet.begin(fleet.task(2, 0, 1));
-    assert_eq!(fleet.wait_for(2), MoveEnd::Done);
+    fleet.completes(fleet.task(2, 0, 1));
     all_there(&mut fleet.client(), 4000);
 }
 

@@ -493,6 +493,14 @@ impl Fleet {
         self.router().begin_move(task).expect("begins");
     }
 
+    /// A move from its beginning to its end.
+    #[track_caller]
+    pub(crate) fn completes(&self, task: MoveTask) {
+        let id = task.id.0;
+        self.begin(task);
+        assert_eq!(self.wait_for(id), MoveEnd::Done);
+    }
+
     pub(crate) fn progress(&self, id: u64) -> MoveProgress {
         self.router().moves().into_iter().find(|m| m.id == MoveId(id)).expect("a move")
     }

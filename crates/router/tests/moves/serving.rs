@@ -54,8 +54,7 @@ fn every_type_time_to_live_and_database_arrives() {
         seen
     };
     let before = look(&mut client);
-    fleet.begin(fleet.task(1, 0, 1));
-    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    fleet.completes(fleet.task(1, 0, 1));
     assert_eq!(look(&mut client), before);
     assert_eq!(client.cmd("SELECT 3"), "OK");
     for n in 0..40 {
@@ -65,8 +64,7 @@ fn every_type_time_to_live_and_database_arrives() {
     assert!(fleet.slots_of(fleet.node(0)).is_empty());
     assert!(fleet.progress(1).keys_moved > 0);
     // And back again.
-    fleet.begin(fleet.task(2, 1, 0));
-    assert_eq!(fleet.wait_for(2), MoveEnd::Done);
+    fleet.completes(fleet.task(2, 1, 0));
     assert_eq!(client.cmd("SELECT 0"), "OK");
     assert_eq!(look(&mut client), before);
 }
@@ -96,8 +94,7 @@ fn strings_move_as_strings_and_what_is_among_them_as_it_is() {
     };
     let before = look(&mut client);
     fleet.servers[0].client().cmd("CONFIG RESETSTAT");
-    fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Fast));
-    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    fleet.completes(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Fast));
     let calls = |server: usize, name: &str| {
         let all = fleet.servers[server].client().cmd("INFO commandstats");
         let counted = all.split_once(&format!("cmdstat_{name}:calls=")).map_or("0", |(_, rest)| rest);
@@ -238,8 +235,7 @@ fn who_waits_for_an_element_gets_it_wherever_the_list_is() {
         })
         .collect();
     std::thread::sleep(Duration::from_millis(100));
-    fleet.begin(fleet.task(1, 0, 1));
-    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    fleet.completes(fleet.task(1, 0, 1));
     let mut pusher = fleet.client();
     for (key, client) in &mut waiting {
         assert_eq!(pusher.cmd(&format!("RPUSH {key} element")), "1");
@@ -249,8 +245,7 @@ fn who_waits_for_an_element_gets_it_wherever_the_list_is() {
     // Its own time still ends a wait.
     let mut impatient = fleet.client();
     impatient.post("BLPOP {short}list 1");
-    fleet.begin(fleet.task(2, 1, 0));
-    assert_eq!(fleet.wait_for(2), MoveEnd::Done);
+    fleet.completes(fleet.task(2, 1, 0));
     assert_eq!(impatient.reply(), "(nil)");
 }
 
@@ -262,8 +257,7 @@ fn a_watch_does_not_survive_the_hand_over_of_its_slot() {
         assert_eq!(client.cmd(&format!("SET {{k{n}}} 1")), "OK");
         assert_eq!(client.cmd(&format!("WATCH {{k{n}}}")), "OK");
     }
-    fleet.begin(fleet.task(1, 0, 1));
-    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    fleet.completes(fleet.task(1, 0, 1));
     let mut other = fleet.client();
     for (n, client) in clients.iter_mut().enumerate() {
         assert_eq!(other.cmd(&format!("SET {{k{n}}} 2")), "OK");
@@ -283,14 +277,12 @@ fn a_watch_does_not_survive_that_its_key_was_away() {
         assert_eq!(client.cmd(&format!("WATCH {{k{n}}}")), "OK");
     }
     let mut other = fleet.client();
-    fleet.begin(fleet.task(1, 0, 1));
-    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    fleet.completes(fleet.task(1, 0, 1));
     for n in 0..clients.len() {
         assert_eq!(other.cmd(&format!("SET {{k{n}}} 1")), "OK");
         assert_eq!(other.cmd(&format!("DEL {{k{n}}}")), "1");
     }
-    fleet.begin(fleet.task(2, 1, 0));
-    assert_eq!(fleet.wait_for(2), MoveEnd::Done);
+    fleet.completes(fleet.task(2, 1, 0));
     for (n, client) in clients.iter_mut().enumerate() {
         assert_eq!(client.cmd("MULTI"), "OK");
         assert_eq!(client.cmd(&format!("SET {{k{n}}} 3")), "QUEUED");
@@ -426,8 +418,7 @@ fn the_servers_own_way_moves_the_same_keys() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     fill(&mut client, 1000);
-    fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.protocol = Protocol::StopAndCopy));
-    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    fleet.completes(with(fleet.task(1, 0, 1), |order| order.how.protocol = Protocol::StopAndCopy));
     all_there(&mut client, 1000);
     assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
 }
@@ -477,8 +468,7 @@ fn subscribers_to_keyspace_events_do_not_see_a_move() {
     fill(&mut client, 500);
     let mut subscriber = fleet.client();
     assert!(subscriber.cmd("PSUBSCRIBE __key*__:*").starts_with("[psubscribe"));
-    fleet.begin(fleet.task(1, 0, 1));
-    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    fleet.completes(fleet.task(1, 0, 1));
     assert_eq!(client.cmd("DEL {7}"), "1");
     let seen = [subscriber.reply(), subscriber.reply()];
     assert_eq!(seen, ["[pmessage, __key*__:*, __keyspace@0__:{7}, del]", "[pmessage, __key*__:*, __keyevent@0__:del, {7}]"]);
@@ -490,8 +480,7 @@ fn nodes_may_ask_for_a_password() {
     let fleet = Fleet::with_password(vec![Server::start(&options), Server::start(&options)], Some("secret"));
     let mut client = fleet.client();
     fill(&mut client, 300);
-    fleet.begin(fleet.task(1, 0, 1));
-    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    fleet.completes(fleet.task(1, 0, 1));
     all_there(&mut client, 300);
 }
 

@@ -55,6 +55,8 @@ pub(super) struct AdminClient {
     base: String,
     endpoint: Endpoint,
     token: Option<String>,
+    /// Answers are shown as they are.
+    json: bool,
 }
 
 #[derive(Deserialize)]
@@ -114,7 +116,7 @@ impl AdminClient {
             (None, Err(_)) => config.and_then(|config| config.admin_token),
         };
         let tls = https.then(|| flags.tls()).transpose()?;
-        Ok(Self::to(&endpoint, token.as_ref(), tls)?)
+        Ok(Self { json: flags.json, ..Self::to(&endpoint, token.as_ref(), tls)? })
     }
 
     /// The router that a configuration is of.
@@ -136,7 +138,7 @@ impl AdminClient {
         }
         let scheme = if https { "https" } else { "http" };
         let endpoint = endpoint.reachable();
-        Ok(Self { agent: agent.build().into(), base: format!("{scheme}://{endpoint}"), endpoint, token })
+        Ok(Self { agent: agent.build().into(), base: format!("{scheme}://{endpoint}"), endpoint, token, json: false })
     }
 
     /// The JSON at a path of the API.
@@ -223,6 +225,22 @@ impl AdminClient {
             bail!("{error}; give it with --admin-token-file FILE, with {TOKEN_VARIABLE}, or with -c FILE");
         }
         bail!("{}", error.trim_end());
+    }
+
+    /// Prints an answer, as `text` puts it unless JSON was asked for.
+    pub(super) fn print<T: DeserializeOwned>(&self, body: &str, text: impl FnOnce(&T) -> String) -> Result<(), Failure> {
+        if self.json {
+            println!("{}", body.trim_end());
+        } else {
+            print!("{}", text(&self.read(body)?));
+        }
+        Ok(())
+    }
+
+    /// Prints what was done, or the answer if JSON was asked for.
+    pub(super) fn say(&self, body: &str, text: &str) -> Result<(), Failure> {
+        println!("{}", if self.json { body.trim_end() } else { text });
+        Ok(())
     }
 
     /// What the JSON says; an answer that is none comes from something else than a router.

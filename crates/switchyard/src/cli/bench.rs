@@ -1,19 +1,15 @@
 //! `switchyard bench`: a load against any server.
 
-use std::{
-    net::{SocketAddr, ToSocketAddrs as _},
-    sync::atomic::{AtomicBool, Ordering},
-    time::{Duration, Instant},
-};
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, Subcommand};
-use switchyard_bench::{
-    interrupt,
-    load::{self, Mix, Pace, Sharing, Skew, ValueSizes},
-    numbers::{millis, thousands, time_flag},
-    table::Table,
-};
+use switchyard_bench::interrupt;
+use switchyard_bench::load::{self, Mix, Pace, Sharing, Skew, ValueSizes};
+use switchyard_bench::numbers::{millis, thousands, time_flag};
+use switchyard_bench::table::Table;
 
 use super::{Failure, live::Live};
 

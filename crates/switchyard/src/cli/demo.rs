@@ -1,29 +1,23 @@
 //! `switchyard demo`: real servers, the real router and a real load, on this machine, with nothing to set up.
 
-use std::{
-    net::{Ipv4Addr, SocketAddr, TcpListener},
-    path::Path,
-    process::Command,
-    sync::atomic::{AtomicBool, Ordering},
-    time::{Duration, Instant},
-};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
-use switchyard_bench::{
-    client::Client,
-    interrupt,
-    load::{self, Mix, Pace, Sharing, Skew, Summary},
-    numbers::{millis, thousands, time_flag},
-    process::{self, Process},
-    table::Table,
-};
+use switchyard_bench::client::Client;
+use switchyard_bench::interrupt;
+use switchyard_bench::load::{self, Mix, Pace, Sharing, Skew, Summary};
+use switchyard_bench::numbers::{millis, thousands, time_flag};
+use switchyard_bench::process::{self, Process};
+use switchyard_bench::table::Table;
 use tempfile::TempDir;
 
-use super::{
-    Failure,
-    live::{Live, NodeKeys},
-};
+use super::Failure;
+use super::live::{Live, NodeKeys};
 use crate::config::{ADMIN_PORT, DATA_PORT};
 
 /// Start local Redis servers and the router, and drive a real load through it

@@ -1,15 +1,11 @@
 //! A running load as a person sees it: bars where there is a terminal, a line a second where there is none.
 
-use std::{
-    io::{IsTerminal as _, Write as _},
-    time::Duration,
-};
+use std::io::{IsTerminal as _, Write as _};
+use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use switchyard_bench::{
-    load::Tally,
-    numbers::{millis, thousands},
-};
+use switchyard_bench::load::Tally;
+use switchyard_bench::numbers::{millis, thousands};
 
 /// How often a terminal is redrawn: often enough to look alive, and each look costs the load something.
 const REDRAW: Duration = Duration::from_millis(250);

@@ -5,7 +5,7 @@ use switchyard_control::admin::{KeyReport, SlotsReport, TransitReport, WhereRepo
 
 use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags, encoded};
-use super::table::{Column, count, table};
+use super::table::{count, number, table, text};
 
 /// The slot map: which node owns which slots, what is on its way, which keys live elsewhere than their slots
 #[derive(Debug, Args)]
@@ -42,32 +42,14 @@ pub(crate) struct WhereArguments {
 pub(crate) fn slots(arguments: &SlotsArguments) -> Result<(), Failure> {
     let client = AdminClient::new(&arguments.flags)?;
     let body = client.get("/api/v1/slots")?;
-    if arguments.flags.json {
-        println!("{}", body.trim_end());
-    } else {
-        print!("{}", render_slots(&client.read(&body)?));
-    }
-    Ok(())
+    client.print(&body, render_slots)
 }
 
 pub(crate) fn whereabouts(arguments: &WhereArguments) -> Result<(), Failure> {
     let client = AdminClient::new(&arguments.flags)?;
     let asked: Vec<String> = arguments.keys.iter().map(|key| format!("key={}", encoded(key))).collect();
     let body = client.get(&format!("/api/v1/where?{}", asked.join("&")))?;
-    if arguments.flags.json {
-        println!("{}", body.trim_end());
-    } else {
-        print!("{}", render_keys(&client.read(&body)?));
-    }
-    Ok(())
-}
-
-const fn text(title: &'static str) -> Column {
-    Column { title, number: false }
-}
-
-const fn number(title: &'static str) -> Column {
-    Column { title, number: true }
+    client.print(&body, render_keys)
 }
 
 fn render_slots(report: &SlotsReport) -> String {

@@ -7,7 +7,7 @@ use switchyard_resp::units::parse_rate;
 use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags};
 use super::moves::watch;
-use super::table::{Column, count, table};
+use super::table::{count, number, table, text};
 use crate::config::{Problem, Problems};
 
 /// How data is to move; what is not given is as the configuration of the router says.
@@ -157,8 +157,6 @@ fn render(plan: &PlanReport, shown: bool) -> String {
     if plan.moves.is_empty() {
         return "nothing is to be moved\n".to_owned();
     }
-    let text = |title| Column { title, number: false };
-    let number = |title| Column { title, number: true };
     let has_keys = plan.moves.iter().any(|planned| planned.keys.is_some());
     let mut columns = vec![number("MOVE"), text("FROM"), text("TO"), number("SLOTS"), text("WHICH")];
     if has_keys {

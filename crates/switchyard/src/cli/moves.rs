@@ -15,7 +15,7 @@ use switchyard_resp::units::{describe_size, describe_time, format_rate, parse_ra
 
 use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags};
-use super::table::{Column, count, table};
+use super::table::{count, number, table, text};
 
 /// Moves under way: list, watch, pause, resume, abort; another goal or rate
 #[derive(Debug, Args)]
@@ -184,35 +184,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 fn list(flags: &AdminFlags) -> Result<(), Failure> {
     let client = AdminClient::new(flags)?;
     let body = client.get("/api/v1/moves")?;
-    if flags.json {
-        println!("{}", body.trim_end());
-        return Ok(());
-    }
-    print!("{}", render(&client.read(&body)?));
-    Ok(())
+    client.print(&body, render)
 }
 
 fn steer(id: u64, flags: &AdminFlags, verb: &str, what: &impl Serialize, done: &str) -> Result<(), Failure> {
     let client = AdminClient::new(flags)?;
     let body = client.post_json(&format!("/api/v1/moves/{id}/{verb}"), what)?;
-    match flags.json {
-        true => println!("{}", body.trim_end()),
-        false => println!("move {id} {done}"),
-    }
-    Ok(())
+    client.say(&body, &format!("move {id} {done}"))
 }
 
 fn abort(given: &AbortArguments) -> Result<(), Failure> {
     let client = AdminClient::new(&given.flags)?;
     let body = client.post_json(&format!("/api/v1/moves/{}/abort", given.id), &given.request())?;
-    if given.flags.json {
-        println!("{}", body.trim_end());
-        return Ok(());
-    }
-    let report: MovesReport = client.read(&body)?;
     let only = if given.dry_run { "nothing is done yet: " } else { "" };
-    println!("{only}{}", report.says);
-    Ok(())
+    client.print(&body, |report: &MovesReport| format!("{only}{}\n", report.says))
 }
 
 fn state(report: &MoveReport) -> &'static str {
@@ -231,8 +216,6 @@ fn seconds(seconds: f64) -> String {
 }
 
 fn render(report: &MovesReport) -> String {
-    let text = |title| Column { title, number: false };
-    let number = |title| Column { title, number: true };
     let columns = [
         number("MOVE"),
         text("FROM"),

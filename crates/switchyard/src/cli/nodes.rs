@@ -6,7 +6,7 @@ use switchyard_control::admin::{AddNodeRequest, LinkReport, NodeReport, NodesRep
 use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags, encoded};
 use super::move_slots::{HowFlags, finish};
-use super::table::{Column, count, table};
+use super::table::{count, number, table, text};
 
 /// The nodes behind a running router: list, add, drain, remove, accept
 #[derive(Debug, Args)]
@@ -153,13 +153,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         None => &arguments.flags,
         Some(Command::List(ListArguments { flags })) => flags,
         Some(Command::Accept(AcceptArguments { node, flags })) => {
-            let body = AdminClient::new(flags)?.post(&format!("/api/v1/nodes/{}/accept", encoded(node)))?;
-            if flags.json {
-                println!("{}", body.trim_end());
-            } else {
-                println!("{node} is accepted as it is");
-            }
-            return Ok(());
+            let client = AdminClient::new(flags)?;
+            let body = client.post(&format!("/api/v1/nodes/{}/accept", encoded(node)))?;
+            return client.say(&body, &format!("{node} is accepted as it is"));
         }
         Some(Command::Add(given)) => {
             let client = AdminClient::new(&given.flags)?;
@@ -169,8 +165,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 return finish(&client, &body, given.wait, given.flags.json);
             }
             let notes: String = client.read::<PlanReport>(&body)?.notes.iter().map(|note| format!("\nNOTE: {note}")).collect();
-            return said(
-                &given.flags,
+            return client.say(
                 &body,
                 &format!("{} has joined; it owns no slots until `switchyard balance` or `switchyard move`{notes}", given.address),
             );
@@ -183,34 +178,21 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Some(Command::Undrain(given)) => {
             let client = AdminClient::new(&given.flags)?;
             let body = client.post_json(&format!("/api/v1/nodes/{}/undrain", encoded(&given.address)), &serde_json::json!({}))?;
-            return said(&given.flags, &body, &format!("{} may get slots again; `switchyard balance` gives it its share", given.address));
+            return client.say(&body, &format!("{} may get slots again; `switchyard balance` gives it its share", given.address));
         }
         Some(Command::Remove(given)) => {
             let client = AdminClient::new(&given.flags)?;
             let body = client.post_json(&format!("/api/v1/nodes/{}/remove", encoded(&given.address)), &serde_json::json!({}))?;
-            return said(&given.flags, &body, &format!("{} is gone", given.address));
+            return client.say(&body, &format!("{} is gone", given.address));
         }
     };
     let client = AdminClient::new(flags)?;
     let body = client.get("/api/v1/nodes")?;
-    if flags.json {
-        println!("{}", body.trim_end());
-        return Ok(());
-    }
-    let report: NodesReport = client.read(&body)?;
-    print!("{}", render(&report.nodes));
-    Ok(())
-}
-
-fn said(flags: &AdminFlags, body: &str, text: &str) -> Result<(), Failure> {
-    println!("{}", if flags.json { body.trim_end() } else { text });
-    Ok(())
+    client.print(&body, |report: &NodesReport| render(&report.nodes))
 }
 
 /// The table of nodes; `status` shows it too.
 pub(super) fn render(nodes: &[NodeReport]) -> String {
-    let text = |title| Column { title, number: false };
-    let number = |title| Column { title, number: true };
     let columns = [
         number("ID"),
         text("NODE"),

@@ -28,12 +28,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let client = AdminClient::new(&arguments.flags)?;
     let body = client.get("/api/v1/status")?;
-    if arguments.flags.json {
-        println!("{}", body.trim_end());
-        return Ok(());
-    }
-    print!("{}", render(&client.read(&body)?));
-    Ok(())
+    client.print(&body, render)
 }
 
 fn render(status: &StatusReport) -> String {

@@ -1,9 +1,21 @@
 //! Tables for people: aligned columns, numbers to the right.
 
+use switchyard_bench::numbers::thousands;
+
 /// A column: its title, and whether it holds numbers.
 pub(super) struct Column {
-    pub(super) title: &'static str,
-    pub(super) number: bool,
+    title: &'static str,
+    number: bool,
+}
+
+/// A column of text.
+pub(super) fn text(title: &'static str) -> Column {
+    Column { title, number: false }
+}
+
+/// A column of numbers.
+pub(super) fn number(title: &'static str) -> Column {
+    Column { title, number: true }
 }
 
 /// Lays out rows under titles. Lines have no trailing spaces, so that they can be copied.
@@ -30,15 +42,7 @@ pub(super) fn table(columns: &[Column], rows: &[Vec<String>]) -> String {
 
 /// A count with thousands apart: `1 234 567`.
 pub(super) fn count(number: u64) -> String {
-    let digits = number.to_string();
-    let mut out = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(' ');
-        }
-        out.push(digit);
-    }
-    out
+    thousands(number).replace(',', " ")
 }
 
 #[cfg(test)]
@@ -47,7 +51,7 @@ mod tests {
 
     #[test]
     fn columns_line_up() {
-        let columns = [Column { title: "NODE", number: false }, Column { title: "SLOTS", number: true }];
+        let columns = [text("NODE"), number("SLOTS")];
         let rows = [vec!["127.0.0.1:7001".to_owned(), "8 192".to_owned()], vec!["b".to_owned(), "0".to_owned()]];
         assert_eq!(table(&columns, &rows), "NODE            SLOTS\n127.0.0.1:7001  8 192\nb                   0\n");
     }

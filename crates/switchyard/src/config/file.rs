@@ -5,7 +5,7 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::keys::{Key, Section, keys, limit_keys, listener_keys, node_keys};
+use super::keys::{self, Key, Section};
 use super::listener::{LimitConfig, ListenerConfig};
 use super::{Config, NodeConfig, Origin, Problem, Raw, nearest};
 
@@ -37,50 +37,29 @@ pub(super) fn apply(path: &Path, text: &str, config: &mut Config, problems: &mut
         }
         return;
     }
+    let mut reader = Reader { base, places, problems };
     let mut top = Vec::new();
     for (name, value) in document.get_ref() {
-        let section = Section::TABLES.into_iter().find(|section| section.name() == name.get_ref());
-        match (section, value.get_ref()) {
-            (Some(section), DeValue::Table(table)) => {
-                let entries: Vec<_> = table.iter().collect();
-                apply_section(section, &entries, config, base, &places, problems);
+        let is = |section: &Section| section.name() == name.get_ref();
+        if let Some(list) = Section::LISTS.into_iter().find(is) {
+            match value.get_ref() {
+                DeValue::Array(items) => items.iter().for_each(|item| reader.item_of(list, item, config)),
+                _ => reader.wrong(name, format!("{0}s are written with two brackets: [[{0}]], once for each", list.name())),
             }
-            (Some(section), _) => {
-                let text = format!("\"{0}\" is a section: write [{0}] on a line of its own and its keys below", section.name());
-                problems.push(Problem::at(&places.at(name.span().start), text));
-            }
-            (None, DeValue::Array(items)) if name.get_ref() == "node" => {
-                for item in items.iter() {
-                    apply_node(item, config, base, &places, problems);
+        } else if let Some(section) = Section::TABLES.into_iter().find(is) {
+            match value.get_ref() {
+                DeValue::Table(table) => reader.section(section, &table.iter().collect::<Vec<_>>(), config),
+                _ => {
+                    reader.wrong(name, format!("\"{0}\" is a section: write [{0}] on a line of its own and its keys below", section.name()))
                 }
             }
-            (None, _) if name.get_ref() == "node" => {
-                problems.push(Problem::at(&places.at(name.span().start), "nodes are written with two brackets: [[node]], once for each"));
-            }
-            (None, DeValue::Array(items)) if name.get_ref() == "listener" => {
-                for item in items.iter() {
-                    apply_listener(item, config, base, &places, problems);
-                }
-            }
-            (None, _) if name.get_ref() == "listener" => {
-                let text = "listeners are written with two brackets: [[listener]], once for each";
-                problems.push(Problem::at(&places.at(name.span().start), text));
-            }
-            (None, DeValue::Array(items)) if name.get_ref() == "limit" => {
-                for item in items.iter() {
-                    apply_limit(item, config, base, &places, problems);
-                }
-            }
-            (None, _) if name.get_ref() == "limit" => {
-                problems.push(Problem::at(&places.at(name.span().start), "limits are written with two brackets: [[limit]], once for each"));
-            }
-            (None, DeValue::Table(_)) if keys().all(|key| key.path() != *name.get_ref()) => {
-                problems.push(Problem::at(&places.at(name.span().start), nearest::unknown_section(name.get_ref())));
-            }
-            (None, _) => top.push((name, value)),
+        } else if matches!(value.get_ref(), DeValue::Table(_)) && keys::CONFIG.iter().all(|key| key.path() != *name.get_ref()) {
+            reader.wrong(name, nearest::unknown_section(name.get_ref()));
+        } else {
+            top.push((name, value));
         }
     }
-    apply_section(Section::Top, &top, config, base, &places, problems);
+    reader.section(Section::Top, &top, config);
     // Tables come in alphabetical order; people read errors from the top of the file to its end.
     problems.sort_by_key(|problem| {
         problem.place.as_ref().and_then(|place| place.rsplit_once(':')).and_then(|(_, line)| line.parse::<usize>().ok())
@@ -89,110 +68,109 @@ pub(super) fn apply(path: &Path, text: &str, config: &mut Config, problems: &mut
 
 type Entry<'a, 'i> = (&'a Spanned<std::borrow::Cow<'i, str>>, &'a Spanned<DeValue<'i>>);
 
-fn apply_section(
-    section: Section,
-    entries: &[Entry<'_, '_>],
-    config: &mut Config,
-    base: &Path,
-    places: &Places<'_>,
-    problems: &mut Vec<Problem>,
-) {
-    let table: Vec<&Key<Config>> = keys().filter(|key| key.section == section).collect();
-    let mut origins = Vec::new();
-    apply_entries(section, entries, &table, config, base, places, problems, |key, origin| origins.push((key.path(), origin)));
-    config.origins.extend(origins);
+/// One of the tables in two brackets.
+struct Item<T> {
+    table: T,
+    origin: Origin,
+    /// Where its name is.
+    named: Option<Origin>,
+    /// Nothing in it is wrong by itself.
+    is_sound: bool,
 }
 
-fn apply_node(item: &Spanned<DeValue<'_>>, config: &mut Config, base: &Path, places: &Places<'_>, problems: &mut Vec<Problem>) {
-    let origin = places.at(item.span().start);
-    let DeValue::Table(table) = item.get_ref() else {
-        problems.push(Problem::at(&origin, "nodes are written as [[node]] with a line address = \"HOST:PORT\" below"));
-        return;
-    };
-    let entries: Vec<_> = table.iter().collect();
-    let mut node = NodeConfig::default();
-    let keys: Vec<&Key<NodeConfig>> = node_keys().collect();
-    let before = problems.len();
-    let mut at = None;
-    apply_entries(Section::Node, &entries, &keys, &mut node, base, places, problems, |key, origin| {
-        if matches!(key.name, "address" | "sentinel-master") {
-            at = Some(origin);
-        }
-    });
-    if node.name().is_none() && problems.len() == before {
-        problems.push(Problem::at(&origin, "this [[node]] has no address; add address = \"HOST:PORT\" (or sentinel-master and sentinels)"));
-    }
-    node.origin = Some(at.unwrap_or(origin));
-    config.nodes.push(node);
+/// Reads what stands in a file, and notes what is wrong.
+struct Reader<'a> {
+    /// Where relative paths begin.
+    base: &'a Path,
+    places: Places<'a>,
+    problems: &'a mut Vec<Problem>,
 }
 
-fn apply_limit(item: &Spanned<DeValue<'_>>, config: &mut Config, base: &Path, places: &Places<'_>, problems: &mut Vec<Problem>) {
-    let origin = places.at(item.span().start);
-    let DeValue::Table(table) = item.get_ref() else {
-        problems.push(Problem::at(&origin, "limits are written as [[limit]] with lines such as prefix = \"a:\" below"));
-        return;
-    };
-    let entries: Vec<_> = table.iter().collect();
-    let mut limit = LimitConfig::default();
-    let keys: Vec<&Key<LimitConfig>> = limit_keys().collect();
-    let before = problems.len();
-    apply_entries(Section::Limit, &entries, &keys, &mut limit, base, places, problems, |_, _| {});
-    if limit.requests_per_second.is_none() && limit.key_requests_per_second.is_none() && problems.len() == before {
-        problems.push(Problem::at(&origin, "this [[limit]] limits nothing; add requests-per-second or key-requests-per-second"));
+impl Reader<'_> {
+    fn wrong<T>(&mut self, at: &Spanned<T>, text: impl Into<String>) {
+        self.problems.push(Problem::at(&self.places.at(at.span().start), text));
     }
-    if config.limits.iter().any(|other| other.prefix == limit.prefix) {
-        problems.push(Problem::at(&origin, format!("the prefix {:?} has a [[limit]] already", limit.prefix)));
-    }
-    config.limits.push(limit);
-}
 
-fn apply_listener(item: &Spanned<DeValue<'_>>, config: &mut Config, base: &Path, places: &Places<'_>, problems: &mut Vec<Problem>) {
-    let origin = places.at(item.span().start);
-    let DeValue::Table(table) = item.get_ref() else {
-        problems.push(Problem::at(&origin, "listeners are written as [[listener]] with a line address = \"...\" below"));
-        return;
-    };
-    let entries: Vec<_> = table.iter().collect();
-    let mut listener = ListenerConfig::default();
-    let keys: Vec<&Key<ListenerConfig>> = listener_keys().collect();
-    let before = problems.len();
-    apply_entries(Section::Listener, &entries, &keys, &mut listener, base, places, problems, |_, _| {});
-    if listener.place.is_none() && problems.len() == before {
-        problems.push(Problem::at(&origin, "this [[listener]] has no address; add address = \"HOST:PORT\" or \"unix:/path\""));
+    fn section(&mut self, section: Section, entries: &[Entry<'_, '_>], config: &mut Config) {
+        let mut origins = Vec::new();
+        self.entries(section, entries, keys::CONFIG, config, |key, origin| origins.push((key.path(), origin)));
+        config.origins.extend(origins);
     }
-    listener.origin = Some(origin);
-    config.listeners.push(listener);
-}
 
-#[allow(clippy::too_many_arguments)] // One walk for both kinds of tables; a struct would only rename the list.
-fn apply_entries<T>(
-    section: Section,
-    entries: &[Entry<'_, '_>],
-    keys: &[&'static Key<T>],
-    target: &mut T,
-    base: &Path,
-    places: &Places<'_>,
-    problems: &mut Vec<Problem>,
-    mut seen: impl FnMut(&'static Key<T>, Origin),
-) {
-    let mut secrets: Vec<&'static Key<T>> = Vec::new();
-    for (name, value) in entries {
-        let origin = places.at(name.span().start);
-        let Some(key) = keys.iter().find(|key| key.name == name.get_ref()) else {
-            problems.push(Problem::at(&origin, nearest::unknown_key(section, name.get_ref())));
-            continue;
-        };
-        if key.secret {
-            if let Some(other) = secrets.iter().find(|other| nearest::stem(other.name) == nearest::stem(key.name)) {
-                let text = format!("\"{}\" and \"{}\" are both given {}; keep one", other.name, key.name, section.spoken());
-                problems.push(Problem::at(&origin, text));
-                continue;
+    fn item_of(&mut self, list: Section, item: &Spanned<DeValue<'_>>, config: &mut Config) {
+        match list {
+            Section::Node => {
+                let Some(read) = self.item::<NodeConfig>(list, keys::NODE, item, "a line address = \"HOST:PORT\"") else { return };
+                let mut node = read.table;
+                if node.name().is_none() && read.is_sound {
+                    self.wrong(item, "this [[node]] has no address; add address = \"HOST:PORT\" (or sentinel-master and sentinels)");
+                }
+                node.origin = Some(read.named.unwrap_or(read.origin));
+                config.nodes.push(node);
             }
-            secrets.push(key);
+            Section::Limit => {
+                let Some(read) = self.item::<LimitConfig>(list, keys::LIMIT, item, "lines such as prefix = \"a:\"") else { return };
+                let limit = read.table;
+                if limit.requests_per_second.is_none() && limit.key_requests_per_second.is_none() && read.is_sound {
+                    self.wrong(item, "this [[limit]] limits nothing; add requests-per-second or key-requests-per-second");
+                }
+                if config.limits.iter().any(|other| other.prefix == limit.prefix) {
+                    self.wrong(item, format!("the prefix {:?} has a [[limit]] already", limit.prefix));
+                }
+                config.limits.push(limit);
+            }
+            _ => {
+                let Some(read) = self.item::<ListenerConfig>(list, keys::LISTENER, item, "a line address = \"...\"") else { return };
+                if read.table.place.is_none() && read.is_sound {
+                    self.wrong(item, "this [[listener]] has no address; add address = \"HOST:PORT\" or \"unix:/path\"");
+                }
+                config.listeners.push(ListenerConfig { origin: Some(read.origin), ..read.table });
+            }
         }
-        match (key.set)(target, &Raw::from_toml(value.get_ref()), base) {
-            Ok(()) => seen(key, origin),
-            Err(text) => problems.push(Problem::at(&origin, format!("{}: {text}", key.name))),
+    }
+
+    fn item<T: Default>(&mut self, list: Section, keys: &'static [Key<T>], item: &Spanned<DeValue<'_>>, lines: &str) -> Option<Item<T>> {
+        let DeValue::Table(table) = item.get_ref() else {
+            self.wrong(item, format!("{0}s are written as [[{0}]] with {lines} below", list.name()));
+            return None;
+        };
+        let before = self.problems.len();
+        let mut read = Item { table: T::default(), origin: self.places.at(item.span().start), named: None, is_sound: true };
+        let named = &mut read.named;
+        self.entries(list, &table.iter().collect::<Vec<_>>(), keys, &mut read.table, |key, origin| {
+            if matches!(key.name, "address" | "sentinel-master") {
+                *named = Some(origin);
+            }
+        });
+        read.is_sound = self.problems.len() == before;
+        Some(read)
+    }
+
+    fn entries<T>(
+        &mut self,
+        section: Section,
+        entries: &[Entry<'_, '_>],
+        keys: &'static [Key<T>],
+        target: &mut T,
+        mut seen: impl FnMut(&'static Key<T>, Origin),
+    ) {
+        let mut secrets: Vec<&'static Key<T>> = Vec::new();
+        for (name, value) in entries {
+            let Some(key) = keys.iter().find(|key| key.section == section && key.name == name.get_ref()) else {
+                self.wrong(name, nearest::unknown_key(section, name.get_ref()));
+                continue;
+            };
+            if key.secret {
+                if let Some(other) = secrets.iter().find(|other| nearest::stem(other.name) == nearest::stem(key.name)) {
+                    self.wrong(name, format!("\"{}\" and \"{}\" are both given {}; keep one", other.name, key.name, section.spoken()));
+                    continue;
+                }
+                secrets.push(key);
+            }
+            match (key.set)(target, &Raw::from_toml(value.get_ref()), self.base) {
+                Ok(()) => seen(key, self.places.at(name.span().start)),
+                Err(text) => self.wrong(name, format!("{}: {text}", key.name)),
+            }
         }
     }
 }

@@ -7,14 +7,17 @@
 use std::path::Path;
 use std::time::Duration;
 
+use switchyard_control::moves::{DURABILITIES, name_of, named};
+use switchyard_policy::migration::Goal;
 use switchyard_resp::units::{format_size, format_time};
+use switchyard_router::{EmptyReturn, KEY_RATE_MAX, Reads};
 
-use super::listener::{LimitConfig, ListenerConfig};
+use super::listener::{LimitConfig, ListenerConfig, parse_mode};
 use super::memory::MemoryMax;
-use super::operator_keys::{CLUSTER, CROSS_SLOT, NODES_SET, SCRIPTS, SLOW_LOG};
 use super::raw::Raw;
 use super::secret::SecretForm;
-use super::{Config, NodeConfig};
+use super::tls::ClientAuth;
+use super::{Config, Endpoint, LogFormat, LogLevel, NODE_PORT, NodeConfig};
 
 /// Where a key stands in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,12 +64,13 @@ impl Section {
     pub(crate) fn spoken(self) -> String {
         match self {
             Section::Top => "at the top level".to_owned(),
-            Section::Node => "in [[node]]".to_owned(),
-            Section::Listener => "in [[listener]]".to_owned(),
-            Section::Limit => "in [[limit]]".to_owned(),
+            many if Self::LISTS.contains(&many) => format!("in [[{}]]", many.name()),
             other => format!("in [{}]", other.name()),
         }
     }
+
+    /// The sections of which there may be many: their tables have two brackets.
+    pub(crate) const LISTS: [Section; 3] = [Section::Node, Section::Listener, Section::Limit];
 
     /// The sections that are plain tables, in the order in which they are shown.
     pub(crate) const TABLES: [Section; 8] =
@@ -82,7 +86,7 @@ pub(crate) enum Takes {
     Restart,
 }
 
-/// One key, of the whole configuration ([`keys`]) or of a node ([`node_keys`]).
+/// One key, of the whole configuration ([`CONFIG`]) or of one of the tables in two brackets.
 pub(crate) struct Key<T: 'static> {
     pub(crate) section: Section,
     pub(crate) name: &'static str,
@@ -111,591 +115,437 @@ impl<T> Key<T> {
     }
 }
 
-pub(super) fn quoted(text: impl std::fmt::Display) -> Option<String> {
+fn quoted(text: impl std::fmt::Display) -> Option<String> {
     // Debug of a str escapes what TOML's basic strings want escaped: quotes, backslashes, control characters.
     Some(toml::Value::String(text.to_string()).to_string())
 }
 
-pub(super) fn size(bytes: usize) -> Option<String> {
+fn size(bytes: usize) -> Option<String> {
     quoted(format_size(bytes as u64))
 }
 
-pub(super) fn time(time: Duration) -> Option<String> {
+fn time(time: Duration) -> Option<String> {
     quoted(format_time(time))
 }
 
-pub(super) fn list(items: impl Iterator<Item = String>) -> Option<String> {
-    Some(format!("[{}]", items.filter_map(quoted).collect::<Vec<_>>().join(", ")))
+fn list<T: std::fmt::Display>(items: &[T]) -> Option<String> {
+    Some(format!("[{}]", items.iter().filter_map(quoted).collect::<Vec<_>>().join(", ")))
 }
 
 const MS: Duration = Duration::from_millis(1);
-pub(super) const HOUR: Duration = Duration::from_secs(3600);
+const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(86_400);
 const KB: u64 = 1 << 10;
-pub(super) const GB: u64 = 1 << 30;
+const GB: u64 = 1 << 30;
 
-/// The three keys of a secret: itself, in a file, in the environment.
-macro_rules! secret {
-    ($type:ty, $section:expr, $takes:expr, $field:ident, $name:literal, $whose:literal, $elsewhere:expr) => {
-        [
-            secret!(@one $type, $section, $takes, $field, $name, SecretForm::Inline, $elsewhere,
-                concat!("The ", $whose, ", in clear. Better kept out of this file, by one of the next two keys."), "\"...\""),
-            secret!(@one $type, $section, $takes, $field, concat!($name, "-file"), SecretForm::File, &[],
-                concat!("File with the ", $whose, "."), concat!("\"/run/secrets/", $name, "\"")),
-            secret!(@one $type, $section, $takes, $field, concat!($name, "-env"), SecretForm::Env, &[],
-                concat!("Environment variable with the ", $whose, "."), "\"SWITCHYARD_SECRET\""),
-        ]
+/// Port of a Sentinel whose address names none.
+const SENTINEL_PORT: u16 = 26379;
+
+const EMPTY_RETURNS: [(EmptyReturn, &str); 3] = [(EmptyReturn::Serve, "serve"), (EmptyReturn::Hold, "hold"), (EmptyReturn::Auto, "auto")];
+
+fn read_reads(raw: &Raw) -> Result<Reads, String> {
+    let text = raw.text()?;
+    Reads::parse(text).ok_or_else(|| format!("{text:?} is not primary, prefer-replica, replica or nearest"))
+}
+
+fn read_master(raw: &Raw) -> Result<String, String> {
+    let name = raw.text()?;
+    if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)) {
+        return Err(format!("{name:?} is not a name that Sentinel takes: letters, digits, and . _ -"));
+    }
+    Ok(name.to_owned())
+}
+
+fn read_announced(raw: &Raw) -> Result<Vec<Endpoint>, String> {
+    raw.texts()?.iter().map(|text| Endpoint::parse(text, None)).collect()
+}
+
+fn read_words(raw: &Raw) -> Result<Vec<String>, String> {
+    Ok(raw.texts()?.into_iter().filter(|word| !word.is_empty()).collect())
+}
+
+fn read_lower_case(raw: &Raw) -> Result<Vec<String>, String> {
+    Ok(raw.texts()?.iter().map(|name| name.to_ascii_lowercase()).collect())
+}
+
+/// `usize::MAX` is no limit, written as 0.
+fn read_output_limit(raw: &Raw) -> Result<usize, String> {
+    let limit = raw.size(0..=0).or_else(|_| raw.size(64 * KB..=64 * GB))?;
+    Ok(if limit == 0 { usize::MAX } else { limit })
+}
+
+fn show_output_limit(limit: &usize) -> Option<String> {
+    size(if *limit == usize::MAX { 0 } else { *limit })
+}
+
+fn read_rate(raw: &Raw) -> Result<Option<u64>, String> {
+    Ok(Some(raw.rate(64 * GB)?).filter(|rate| *rate > 0))
+}
+
+/// Calls `read`; a function only so that the compiler knows what the closures of [`key!`] are given and give.
+fn read<T>(raw: &Raw, read: impl Fn(&Raw) -> Result<T, String>) -> Result<T, String> {
+    read(raw)
+}
+
+/// Calls `show`, as [`read`] does.
+fn show<'v, T>(value: &'v T, show: impl Fn(&'v T) -> Option<String>) -> Option<String> {
+    show(value)
+}
+
+/// One key: by the kind of its value, how it is read and shown.
+macro_rules! key {
+    ($row:tt switch {} $($field:ident).+) => { key!($row by { Raw::switch, |on| Some(on.to_string()) } $($field).+) };
+    ($row:tt word { $words:expr } $($field:ident).+) => {
+        key!($row by { |raw| named(&$words, raw.text()?), |value| quoted(name_of(&$words, *value)) } $($field).+)
     };
-    (@one $type:ty, $section:expr, $takes:expr, $field:ident, $name:expr, $form:expr, $elsewhere:expr, $help:expr, $example:expr) => {
-        Key::<$type> {
-            section: $section,
-            name: $name,
-            takes: $takes,
-            elsewhere: $elsewhere,
-            help: $help,
-            example: $example,
-            secret: true,
-            set: |config, raw, base| {
+    ($row:tt count { $range:expr } $($field:ident).+) => {
+        key!($row by { |raw| Ok(raw.count($range)? as _), |count| Some(count.to_string()) } $($field).+)
+    };
+    ($row:tt size { $range:expr } $($field:ident).+) => { key!($row by { |raw| raw.size($range), |bytes| size(*bytes) } $($field).+) };
+    ($row:tt time { $range:expr } $($field:ident).+) => { key!($row by { |raw| raw.time($range), |set| time(*set) } $($field).+) };
+    ($row:tt time_or_never { $range:expr } $($field:ident).+) => {
+        key!($row by { |raw| Ok(Some(raw.time($range)?).filter(|set| !set.is_zero())), |set| time(set.unwrap_or_default()) } $($field).+)
+    };
+    ($row:tt texts {} $($field:ident).+) => { key!($row by { Raw::texts, |texts| list(texts) } $($field).+) };
+    ($row:tt endpoints { $port:expr } $($field:ident).+) => {
+        key!($row by { |raw| raw.endpoints($port), |all| if all.is_empty() { None } else { list(all) } } $($field).+)
+    };
+    ($row:tt text {} $($field:ident).+) => { key!($row optional { |raw| Ok(raw.text()?.to_owned()), quoted } $($field).+) };
+    ($row:tt optional_count { $range:expr } $($field:ident).+) => {
+        key!($row optional { |raw| Ok(raw.count($range)? as _), |count| Some(count.to_string()) } $($field).+)
+    };
+    // Not set: not shown.
+    ($row:tt optional { $read:expr, $show:expr } $($field:ident).+) => {
+        key!($row set { false
+            |table, raw, _| { table.$($field).+ = Some(read(raw, $read)?); Ok(()) },
+            |table| table.$($field).+.as_ref().and_then(|value| show(value, $show))
+        })
+    };
+    ($row:tt by { $read:expr, $show:expr } $($field:ident).+) => {
+        key!($row set { false
+            |table, raw, _| { table.$($field).+ = read(raw, $read)?; Ok(()) },
+            |table| show(&table.$($field).+, $show)
+        })
+    };
+    ($row:tt folder {} $($field:ident).+) => {
+        key!($row set { false
+            |table, raw, base| { table.$($field).+ = base.join(raw.text()?); Ok(()) },
+            |table| quoted(table.$($field).+.display())
+        })
+    };
+    ($row:tt file {} $($field:ident).+) => {
+        key!($row set { false
+            |table, raw, base| { table.$($field).+ = Some(base.join(raw.text()?)); Ok(()) },
+            |table| table.$($field).+.as_ref().and_then(|path| quoted(path.display()))
+        })
+    };
+    // A secret has three keys: itself, in a file, in the environment. They share a field.
+    ($row:tt secret { $form:ident } $($field:ident).+) => {
+        key!($row set { true
+            |table, raw, base| {
                 let text = raw.text()?;
-                config.$field = Some(match $form {
-                    SecretForm::File => $form.source(&base.join(text).to_string_lossy()),
-                    _ => $form.source(text),
+                table.$($field).+ = Some(match SecretForm::$form {
+                    SecretForm::File => SecretForm::File.source(&base.join(text).to_string_lossy()),
+                    form => form.source(text),
                 });
                 Ok(())
             },
-            show: |config| config.$field.as_ref().filter(|source| source.form() == $form).and_then(|source| quoted(source.shown())),
-        }
+            |table| table.$($field).+.as_ref().filter(|source| source.form() == SecretForm::$form).and_then(|source| quoted(source.shown()))
+        })
     };
-}
-
-const CLIENT_PASSWORD: [Key<Config>; 3] = secret!(
-    Config,
-    Section::Clients,
-    Takes::Reload,
-    client_password,
-    "password",
-    "password that clients must give with AUTH or HELLO",
-    &["requirepass", "auth", "redis-auth"]
-);
-
-const NODES_PASSWORD: [Key<Config>; 3] = secret!(
-    Config,
-    Section::Nodes,
-    Takes::Reload,
-    nodes_password,
-    "password",
-    "password for every node that has none of its own",
-    &["masterauth", "primaryauth", "redis_auth"]
-);
-
-const NODE_PASSWORD: [Key<NodeConfig>; 3] = secret!(
-    NodeConfig,
-    Section::Node,
-    Takes::Reload,
-    password,
-    "password",
-    "password of this node",
-    &["auth", "requirepass", "masterauth"]
-);
-
-/// An entry with what most have: not secret, no example needed, applied by a reload.
-macro_rules! key {
-    ($section:expr, $name:literal, $takes:expr, $elsewhere:expr, $help:expr, $set:expr, $show:expr $(, $example:literal)?) => {
+    ({ $section:ident $name:literal $takes:ident [$($elsewhere:literal),*] [$($example:literal)?] $help:literal }
+        set { $secret:literal $set:expr, $show:expr }) => {
         Key {
-            section: $section,
+            section: Section::$section,
             name: $name,
-            takes: $takes,
-            elsewhere: $elsewhere,
+            takes: Takes::$takes,
+            elsewhere: &[$($elsewhere),*],
             help: $help,
             example: concat!($($example)?),
-            secret: false,
+            secret: $secret,
             set: $set,
             show: $show,
         }
     };
 }
-pub(super) use key;
 
-const TOP: &[Key<Config>] = &[
-    key!(
-        Section::Top,
-        "listen",
-        Takes::Restart,
-        &["bind", "port", "address", "listen_addr"],
-        "What clients connect to: one, or a list. HOST:PORT, tls://HOST:PORT for TLS, or unix:/path for a Unix socket. A listener \
-         that needs options gets a [[listener]] table.",
-        |config, raw, _| {
-            config.listen = raw.listen_places()?;
-            Ok(())
-        },
-        |config| list(config.listen.iter().map(ToString::to_string))
-    ),
-    key!(
-        Section::Top,
-        "workers",
-        Takes::Restart,
-        &["threads", "io-threads", "worker-threads", "server-threads"],
-        "Worker threads. The default is one for each processor that the process may use.",
-        |config, raw, _| {
-            config.workers = raw.count(1..=1024)? as usize;
-            Ok(())
-        },
-        |config| Some(config.workers.to_string())
-    ),
-    key!(
-        Section::Top,
-        "pin",
-        Takes::Restart,
-        &["server-cpulist", "cpu-affinity"],
-        "Pin each worker to a processor of its own. Good where the router has the machine, or its share of it, to itself.",
-        |config, raw, _| {
-            config.pin = raw.switch()?;
-            Ok(())
-        },
-        |config| Some(config.pin.to_string())
-    ),
-    key!(
-        Section::Top,
-        "batched-sends",
-        Takes::Restart,
-        &["io-uring", "io_uring", "uring"],
-        "Send all replies of a turn in one system call, by io_uring, where the kernel has it and lets it be used; else, and with false, one by one.",
-        |config, raw, _| {
-            config.batched_sends = raw.switch()?;
-            Ok(())
-        },
-        |config| Some(config.batched_sends.to_string())
-    ),
-    key!(
-        Section::Top,
-        "state-dir",
-        Takes::Restart,
-        &["dir", "data-dir"],
-        "Folder of the slot map and of what must survive a restart. The default is $STATE_DIRECTORY (set by systemd), \
-         else $XDG_STATE_HOME/switchyard, else ~/.local/state/switchyard.",
-        |config, raw, base| {
-            config.state_dir = base.join(raw.text()?);
-            Ok(())
-        },
-        |config| quoted(config.state_dir.display())
-    ),
-    key!(
-        Section::Top,
-        "shutdown-timeout",
-        Takes::Reload,
-        &["drain-timeout", "grace-period"],
-        "How long SIGTERM waits for commands in flight before it cuts their clients.",
-        |config, raw, _| {
-            config.shutdown_timeout = raw.time(Duration::ZERO..=HOUR)?;
-            Ok(())
-        },
-        |config| time(config.shutdown_timeout)
-    ),
-    key!(
-        Section::Top,
-        "memory-max",
-        Takes::Reload,
-        &["maxmemory", "maxmemory-clients"],
-        "Memory that the process may use: a size, or a share of what the machine or its control group has. Beyond it the clients that take \
-         the most are cut, the biggest first. 0: no bound.",
-        |config, raw, _| {
-            config.memory_max = MemoryMax::read(raw)?;
-            Ok(())
-        },
-        |config| quoted(config.memory_max)
-    ),
-    key!(
-        Section::Top,
-        "allow-open-listener",
-        Takes::Restart,
-        &["protected-mode"],
-        "Listen on addresses that others can reach although clients need no password.",
-        |config, raw, _| {
-            config.allow_open_listener = raw.switch()?;
-            Ok(())
-        },
-        |config| Some(config.allow_open_listener.to_string())
-    ),
-];
-
-/// A key that is the path of a file.
-macro_rules! file_key {
-    ($type:ty, $section:expr, $name:literal, $help:expr, $example:literal, $($field:ident).+) => {
-        Key::<$type> {
-            section: $section,
-            name: $name,
-            takes: Takes::Reload,
-            elsewhere: &[concat!("tls-", $name)],
-            help: $help,
-            example: $example,
-            secret: false,
-            set: |config, raw, base| {
-                config.$($field).+ = Some(base.join(raw.text()?));
-                Ok(())
-            },
-            show: |config| config.$($field).+.as_ref().and_then(|path| quoted(path.display())),
-        }
+/// A table of keys. A row has: name, when it takes effect, other programs' words for it, the kind of its value, the field, an example
+/// where the default cannot be one; and below, what it means.
+macro_rules! keys {
+    ($(#[$doc:meta])* $keys:ident: $table:ty; $([$section:ident] $(
+        $name:literal $takes:ident $elsewhere:tt $kind:ident $(($($how:tt)*))? $($field:ident).+ $(= $example:literal)?,
+            $help:literal;
+    )*)*) => {
+        $(#[$doc])*
+        pub(crate) static $keys: &[Key<$table>] = &[
+            $($(key!({ $section $name $takes $elsewhere [$($example)?] $help } $kind { $($($how)*)? } $($field).+),)*)*
+        ];
     };
 }
 
-mod security;
+keys! {
+    /// The keys of everything but the tables in two brackets, in the order in which they are shown.
+    CONFIG: Config;
 
-const CLIENTS: &[Key<Config>] = &[
-    key!(
-        Section::Clients,
-        "database",
-        Takes::Reload,
-        &["redis_db", "db"],
-        "Database that a new client starts in.",
-        |config, raw, _| {
-            config.live.database = raw.count(0..=i32::MAX as u64)? as u32;
-            Ok(())
-        },
-        |config| Some(config.live.database.to_string())
-    ),
-    key!(
-        Section::Clients,
-        "max-clients",
-        Takes::Reload,
-        &["maxclients", "client_connections", "max-connections"],
-        "Clients at once; one more is refused with the error that Redis gives.",
-        |config, raw, _| {
-            config.live.max_clients = raw.count(1..=10_000_000)? as usize;
-            Ok(())
-        },
-        |config| Some(config.live.max_clients.to_string())
-    ),
-    key!(
-        Section::Clients,
-        "idle-timeout",
-        Takes::Reload,
-        &["timeout", "client-timeout"],
-        "A client without traffic for longer is closed. 0s: never.",
-        |config, raw, _| {
-            config.live.client_idle_timeout = Some(raw.time(Duration::ZERO..=DAY * 365)?).filter(|time| !time.is_zero());
-            Ok(())
-        },
-        |config| time(config.live.client_idle_timeout.unwrap_or_default())
-    ),
-    key!(
-        Section::Clients,
-        "output-limit",
-        Takes::Reload,
-        &["client-output-buffer-limit"],
-        "Bytes of replies that may wait for one client before it is cut. 0: no limit of its own; memory-max bounds all clients together.",
-        |config, raw, _| {
-            let limit = raw.size(0..=0).or_else(|_| raw.size(64 * KB..=64 * GB))?;
-            config.live.client_output_limit = Some(limit).filter(|limit| *limit > 0).unwrap_or(usize::MAX);
-            Ok(())
-        },
-        |config| size(Some(config.live.client_output_limit).filter(|limit| *limit < usize::MAX).unwrap_or(0))
-    ),
-    key!(
-        Section::Clients,
-        "push-limit",
-        Takes::Reload,
-        &["pubsub-output-limit", "message-limit"],
-        "Bytes of messages that may wait for one subscriber before it is cut.",
-        |config, raw, _| {
-            config.live.push_limit = raw.size(64 * KB..=64 * GB)?;
-            Ok(())
-        },
-        |config| size(config.live.push_limit)
-    ),
-    key!(
-        Section::Clients,
-        "push-soft-limit",
-        Takes::Reload,
-        &["pubsub-output-soft-limit"],
-        "A subscriber for which more bytes of messages than these wait for longer than push-soft-time is cut as well.",
-        |config, raw, _| {
-            config.live.push_soft_limit = raw.size(KB..=64 * GB)?;
-            Ok(())
-        },
-        |config| size(config.live.push_soft_limit)
-    ),
-    key!(
-        Section::Clients,
-        "push-soft-time",
-        Takes::Reload,
-        &["pubsub-output-soft-time"],
-        "How long a subscriber may be over push-soft-limit.",
-        |config, raw, _| {
-            config.live.push_soft_time = raw.time(MS * 200..=DAY)?;
-            Ok(())
-        },
-        |config| time(config.live.push_soft_time)
-    ),
-    key!(
-        Section::Clients,
-        "on-missed-messages",
-        Takes::Reload,
-        &[],
+    [Top]
+    "listen" Restart ["bind", "port", "address", "listen_addr"] by(Raw::listen_places, |places| list(places)) listen,
+        "What clients connect to: one, or a list. HOST:PORT, tls://HOST:PORT for TLS, or unix:/path for a Unix socket. A listener that \
+         needs options gets a [[listener]] table.";
+    "workers" Restart ["threads", "io-threads", "worker-threads", "server-threads"] count(1..=1024) workers,
+        "Worker threads. The default is one for each processor that the process may use.";
+    "pin" Restart ["server-cpulist", "cpu-affinity"] switch pin,
+        "Pin each worker to a processor of its own. Good where the router has the machine, or its share of it, to itself.";
+    "batched-sends" Restart ["io-uring", "io_uring", "uring"] switch batched_sends,
+        "Send all replies of a turn in one system call, by io_uring, where the kernel has it and lets it be used; else, and with false, \
+         one by one.";
+    "state-dir" Restart ["dir", "data-dir"] folder state_dir,
+        "Folder of the slot map and of what must survive a restart. The default is $STATE_DIRECTORY (set by systemd), else \
+         $XDG_STATE_HOME/switchyard, else ~/.local/state/switchyard.";
+    "shutdown-timeout" Reload ["drain-timeout", "grace-period"] time(Duration::ZERO..=HOUR) shutdown_timeout,
+        "How long SIGTERM waits for commands in flight before it cuts their clients.";
+    "memory-max" Reload ["maxmemory", "maxmemory-clients"] by(MemoryMax::read, quoted) memory_max,
+        "Memory that the process may use: a size, or a share of what the machine or its control group has. Beyond it the clients that \
+         take the most are cut, the biggest first. 0: no bound.";
+    "allow-open-listener" Restart ["protected-mode"] switch allow_open_listener,
+        "Listen on addresses that others can reach although clients need no password.";
+
+    [Clients]
+    "password" Reload ["requirepass", "auth", "redis-auth"] secret(Inline) client_password = "\"...\"",
+        "The password that clients must give with AUTH or HELLO, in clear. Better kept out of this file, by one of the next two keys.";
+    "password-file" Reload [] secret(File) client_password = "\"/run/secrets/password\"",
+        "File with the password that clients must give with AUTH or HELLO.";
+    "password-env" Reload [] secret(Env) client_password = "\"SWITCHYARD_SECRET\"",
+        "Environment variable with the password that clients must give with AUTH or HELLO.";
+    "users-file" Reload [] file users_file = "\"/etc/switchyard/users\"",
+        "File with the users that may log in, what they may do, and hashes of their passwords: see docs/security.md. With it, nobody is \
+         let in without a name unless it gives the default user.";
+    "default-user-rules" Reload [] by(read_words, |words| list(words)) default_user_rules,
+        "What clients that have not named a user may or may not do, in the words of the users file: [\"-@dangerous\", \"-keys\"]; \
+         [\"operator\"] lets them change the fleet. Not together with a line for the default user there. Empty: they may do everything but \
+         that.";
+    "login-timeout" Reload ["auth-timeout"] time_or_never(Duration::ZERO..=HOUR) live.login_timeout,
+        "A client that has to log in, and has not after so long, is closed. 0s: never.";
+    "database" Reload ["redis_db", "db"] count(0..=i32::MAX as u64) live.database,
+        "Database that a new client starts in.";
+    "max-clients" Reload ["maxclients", "client_connections", "max-connections"] count(1..=10_000_000) live.max_clients,
+        "Clients at once; one more is refused with the error that Redis gives.";
+    "idle-timeout" Reload ["timeout", "client-timeout"] time_or_never(Duration::ZERO..=DAY * 365) live.client_idle_timeout,
+        "A client without traffic for longer is closed. 0s: never.";
+    "output-limit" Reload ["client-output-buffer-limit"] by(read_output_limit, show_output_limit) live.client_output_limit,
+        "Bytes of replies that may wait for one client before it is cut. 0: no limit of its own; memory-max bounds all clients together.";
+    "push-limit" Reload ["pubsub-output-limit", "message-limit"] size(64 * KB..=64 * GB) live.push_limit,
+        "Bytes of messages that may wait for one subscriber before it is cut.";
+    "push-soft-limit" Reload ["pubsub-output-soft-limit"] size(KB..=64 * GB) live.push_soft_limit,
+        "A subscriber for which more bytes of messages than these wait for longer than push-soft-time is cut as well.";
+    "push-soft-time" Reload ["pubsub-output-soft-time"] time(MS * 200..=DAY) live.push_soft_time,
+        "How long a subscriber may be over push-soft-limit.";
+    "on-missed-messages" Reload [] word([(true, "disconnect"), (false, "continue")]) live.missed_disconnects,
         "What becomes of a subscriber when messages for it may have been missed, because a node's connection was lost. disconnect: its \
-         connection is closed, as that of a client of one server is when the server is lost; it subscribes again and knows. continue: it stays, \
-         and is not told.",
-        |config, raw, _| {
-            config.live.missed_disconnects = match raw.text()? {
-                "disconnect" => true,
-                "continue" => false,
-                other => return Err(format!("{other:?} is not disconnect or continue")),
-            };
-            Ok(())
-        },
-        |config| quoted(if config.live.missed_disconnects { "disconnect" } else { "continue" })
-    ),
-    key!(
-        Section::Clients,
-        "subscriptions-max",
-        Takes::Reload,
-        &["max-subscriptions"],
-        "Channels and patterns that one client may be subscribed to.",
-        |config, raw, _| {
-            config.live.subscriptions_max = raw.count(1..=100_000_000)? as usize;
-            Ok(())
-        },
-        |config| Some(config.live.subscriptions_max.to_string())
-    ),
-    key!(
-        Section::Clients,
-        "pipeline-max",
-        Takes::Reload,
-        &[],
-        "Commands of one client that may be in flight; more wait in its socket.",
-        |config, raw, _| {
-            config.live.client_pipeline_max = raw.count(1..=1_000_000)? as usize;
-            Ok(())
-        },
-        |config| Some(config.live.client_pipeline_max.to_string())
-    ),
-    key!(
-        Section::Clients,
-        "argument-max",
-        Takes::Reload,
-        &["proto-max-bulk-len"],
-        "Largest single argument (key or value) that is accepted. The nodes' proto-max-bulk-len must allow it too.",
-        |config, raw, _| {
-            config.live.argument_max = raw.size(KB..=4 * GB)?;
-            Ok(())
-        },
-        |config| size(config.live.argument_max)
-    ),
-];
+         connection is closed, as that of a client of one server is when the server is lost; it subscribes again and knows. continue: it \
+         stays, and is not told.";
+    "subscriptions-max" Reload ["max-subscriptions"] count(1..=100_000_000) live.subscriptions_max,
+        "Channels and patterns that one client may be subscribed to.";
+    "pipeline-max" Reload [] count(1..=1_000_000) live.client_pipeline_max,
+        "Commands of one client that may be in flight; more wait in its socket.";
+    "argument-max" Reload ["proto-max-bulk-len"] size(KB..=4 * GB) live.argument_max,
+        "Largest single argument (key or value) that is accepted. The nodes' proto-max-bulk-len must allow it too.";
+    "cross-slot-max" Reload [] size(0..=GB) live.cross_slot_max,
+        "Bytes of keys that a command which reads several keys (SUNION, ZINTERSTORE, BITOP, COPY) may bring together at one node where \
+         they are in different slots. 0: refuse it with CROSSSLOT, as Redis Cluster does.";
+    "reads" Reload ["read-from", "readfrom", "read-preference"] by(read_reads, |reads| quoted(reads.name())) live.reads,
+        "Who answers reads, of nodes that have replicas: primary; prefer-replica (the primary where no replica is fit); replica (else an \
+         error); nearest. What a replica answers may be older than the last write. Holds for clients that connect afterwards.";
 
-const NODES: &[Key<Config>] = &[
-    key!(
-        Section::Nodes,
-        "username",
-        Takes::Reload,
-        &["masteruser", "primaryuser", "user"],
-        "ACL user for every node that has none of its own.",
-        |config, raw, _| {
-            config.nodes_username = Some(raw.text()?.to_owned());
-            Ok(())
-        },
-        |config| config.nodes_username.as_ref().and_then(quoted),
-        "\"switchyard\""
-    ),
-    key!(
-        Section::Nodes,
-        "connect-timeout",
-        Takes::Reload,
-        &["connection-timeout"],
-        "Time to establish a connection to a node, authentication included.",
-        |config, raw, _| {
-            config.live.connect_timeout = raw.time(MS..=HOUR)?;
-            Ok(())
-        },
-        |config| time(config.live.connect_timeout)
-    ),
-    key!(
-        Section::Nodes,
-        "command-timeout",
-        Takes::Reload,
-        &["timeout", "op-timeout", "server-timeout"],
-        "Time in which a node must answer a command; after it the client gets an error that names the node.",
-        |config, raw, _| {
-            config.live.command_timeout = raw.time(MS..=HOUR)?;
-            Ok(())
-        },
-        |config| time(config.live.command_timeout)
-    ),
-    key!(
-        Section::Nodes,
-        "slow-command-timeout",
-        Takes::Reload,
-        &["busy-reply-threshold", "lua-time-limit"],
-        "The same for commands that may be slow: KEYS, SORT, EVAL and their relatives.",
-        |config, raw, _| {
-            config.live.slow_command_timeout = raw.time(MS..=DAY)?;
-            Ok(())
-        },
-        |config| time(config.live.slow_command_timeout)
-    ),
-    key!(
-        Section::Nodes,
-        "reconnect-backoff-max",
-        Takes::Reload,
-        &["server-retry-timeout", "server_retry_timeout"],
-        "Longest pause between two attempts to reconnect to a node that is down.",
-        |config, raw, _| {
-            config.live.reconnect_backoff_max = raw.time(MS * 10..=HOUR)?;
-            Ok(())
-        },
-        |config| time(config.live.reconnect_backoff_max)
-    ),
-    key!(
-        Section::Nodes,
-        "large-value",
-        Takes::Reload,
-        &[],
-        "Requests and replies of more bytes than this travel on a connection of their own, so that they stall nobody.",
-        |config, raw, _| {
-            config.live.large_value = raw.size(16 * KB..=GB)?;
-            Ok(())
-        },
-        |config| size(config.live.large_value)
-    ),
-    key!(
-        Section::Nodes,
-        "large-connections-max",
-        Takes::Reload,
-        &["server_connections"],
-        "Connections for large values to each node, over all workers.",
-        |config, raw, _| {
-            config.live.large_connections_max = raw.count(1..=10_000)? as usize;
-            Ok(())
-        },
-        |config| Some(config.live.large_connections_max.to_string())
-    ),
-    key!(
-        Section::Nodes,
-        "watch-connections-max",
-        Takes::Reload,
-        &[],
-        "Connections for transactions that begin with WATCH to each node, over all workers. One is held from WATCH to EXEC.",
-        |config, raw, _| {
-            config.live.watch_connections_max = raw.count(1..=100_000)? as usize;
-            Ok(())
-        },
-        |config| Some(config.live.watch_connections_max.to_string())
-    ),
-    key!(
-        Section::Nodes,
-        "blocking-connections-max",
-        Takes::Reload,
-        &[],
-        "Connections for commands that wait at the node (BLPOP, XREAD BLOCK, WAIT), over all workers: so many clients can wait there at once.",
-        |config, raw, _| {
-            config.live.blocking_connections_max = raw.count(1..=100_000)? as usize;
-            Ok(())
-        },
-        |config| Some(config.live.blocking_connections_max.to_string())
-    ),
-];
+    [Tls]
+    "cert-file" Reload ["tls-cert-file"] file tls.certificate = "\"/etc/switchyard/cert.pem\"",
+        "Certificate that clients of TLS listeners are shown, with what leads from it to an authority: PEM.";
+    "key-file" Reload ["tls-key-file"] file tls.key = "\"/etc/switchyard/key.pem\"",
+        "Private key of that certificate: PEM.";
+    "client-ca-file" Reload ["tls-client-ca-file"] file tls.client_ca = "\"/etc/switchyard/client-ca.pem\"",
+        "Authorities whose certificates clients may show: PEM.";
+    "client-auth" Reload ["tls-auth-clients"] word(ClientAuth::ALL) tls.client_auth,
+        "off: clients are not asked for a certificate; optional: one that is shown must be good; required: without a good one the \
+         handshake fails.";
+    "handshake-timeout" Reload [] time(MS * 100..=HOUR) live.handshake_timeout,
+        "Time that a client has for the TLS handshake.";
 
-// Below the macros that they use.
-mod admin;
-pub(crate) mod moves;
-mod replication;
+    [Nodes]
+    "password" Reload ["masterauth", "primaryauth", "redis_auth"] secret(Inline) nodes_password = "\"...\"",
+        "The password for every node that has none of its own, in clear. Better kept out of this file, by one of the next two keys.";
+    "password-file" Reload [] secret(File) nodes_password = "\"/run/secrets/password\"",
+        "File with the password for every node that has none of its own.";
+    "password-env" Reload [] secret(Env) nodes_password = "\"SWITCHYARD_SECRET\"",
+        "Environment variable with the password for every node that has none of its own.";
+    "username" Reload ["masteruser", "primaryuser", "user"] text nodes_username = "\"switchyard\"",
+        "ACL user for every node that has none of its own.";
+    "connect-timeout" Reload ["connection-timeout"] time(MS..=HOUR) live.connect_timeout,
+        "Time to establish a connection to a node, authentication included.";
+    "command-timeout" Reload ["timeout", "op-timeout", "server-timeout"] time(MS..=HOUR) live.command_timeout,
+        "Time in which a node must answer a command; after it the client gets an error that names the node.";
+    "slow-command-timeout" Reload ["busy-reply-threshold", "lua-time-limit"] time(MS..=DAY) live.slow_command_timeout,
+        "The same for commands that may be slow: KEYS, SORT, EVAL and their relatives.";
+    "reconnect-backoff-max" Reload ["server-retry-timeout", "server_retry_timeout"] time(MS * 10..=HOUR) live.reconnect_backoff_max,
+        "Longest pause between two attempts to reconnect to a node that is down.";
+    "large-value" Reload [] size(16 * KB..=GB) live.large_value,
+        "Requests and replies of more bytes than this travel on a connection of their own, so that they stall nobody.";
+    "large-connections-max" Reload ["server_connections"] count(1..=10_000) live.large_connections_max,
+        "Connections for large values to each node, over all workers.";
+    "watch-connections-max" Reload [] count(1..=100_000) live.watch_connections_max,
+        "Connections for transactions that begin with WATCH to each node, over all workers. One is held from WATCH to EXEC.";
+    "blocking-connections-max" Reload [] count(1..=100_000) live.blocking_connections_max,
+        "Connections for commands that wait at the node (BLPOP, XREAD BLOCK, WAIT), over all workers: so many clients can wait there at \
+         once.";
+    "config-set" Reload [] by(read_lower_case, |names| list(names)) live.config_set,
+        "Names of settings, or patterns such as \"maxmemory*\", that clients may change at every node by CONFIG SET. Settings that belong \
+         to one node (ports, files, passwords) are refused all the same.";
+    "empty-return" Reload [] word(EMPTY_RETURNS) live.empty_return,
+        "What is done with a node that restarted and lost the keys that it had. serve: it is served, its keys are gone. hold: it is \
+         treated as down until SWITCHYARD ACCEPT, or until it has them again. auto: hold where it keeps its data on disk (appendonly, \
+         save), else serve.";
+    "tls" Reload ["tls-replication", "tls-cluster"] switch nodes_tls.on,
+        "Speak TLS to every node that does not say otherwise.";
+    "tls-ca-file" Reload [] file nodes_tls.ca = "\"/etc/switchyard/ca.pem\"",
+        "Authorities that sign the nodes' certificates: PEM. Without it, those that the system trusts.";
+    "tls-cert-file" Reload [] file nodes_tls.certificate = "\"/etc/switchyard/client.pem\"",
+        "Certificate that nodes are shown: PEM. None where it is left out.";
+    "tls-key-file" Reload [] file nodes_tls.key = "\"/etc/switchyard/client.key\"",
+        "Private key of that certificate: PEM.";
+    "tls-server-name" Reload [] text nodes_tls.server_name = "\"redis.internal\"",
+        "Name that the nodes' certificates must have, where it is not the host of their address.";
+    "tls-insecure" Reload ["insecure", "skip-verify"] switch nodes_tls.insecure,
+        "Take any certificate from nodes. Whoever can get in between can then read and change everything: for trials only.";
+    "sentinel-tls" Reload ["sentinels-tls"] switch sentinel_tls,
+        "Talk to the Sentinels over TLS, with the authorities and the certificate of nodes.tls-...; each Sentinel's certificate must name \
+         the host under which it stands in sentinels.";
+    "sentinel-username" Reload ["sentinel-user"] text sentinel_username = "\"switchyard\"",
+        "ACL user at the Sentinels; without one, the default user.";
+    "sentinel-password" Reload [] secret(Inline) sentinel_password = "\"...\"",
+        "The password at the Sentinels, in clear. Better kept out of this file, by one of the next two keys.";
+    "sentinel-password-file" Reload [] secret(File) sentinel_password = "\"/run/secrets/sentinel-password\"",
+        "File with the password at the Sentinels.";
+    "sentinel-password-env" Reload [] secret(Env) sentinel_password = "\"SWITCHYARD_SECRET\"",
+        "Environment variable with the password at the Sentinels.";
 
-/// The keys of everything but `[[node]]`, in the order in which they are shown.
-static GROUPS: &[&[Key<Config>]] = &[
-    TOP,
-    &CLIENT_PASSWORD,
-    security::USERS_FILE,
-    CLIENTS,
-    CROSS_SLOT,
-    replication::READS,
-    security::TLS,
-    &NODES_PASSWORD,
-    NODES,
-    NODES_SET,
-    security::NODES_TLS,
-    replication::SENTINEL,
-    &replication::SENTINEL_PASSWORD,
-    SCRIPTS,
-    moves::MOVES,
-    CLUSTER,
-    admin::ADMIN,
-    &admin::ADMIN_TOKEN,
-    admin::ADMIN_TLS,
-    admin::LOG,
-    SLOW_LOG,
-];
+    [Scripts]
+    "undeclared-keys" Reload ["allow-cross-slot-keys"] word([(true, "refuse"), (false, "allow")]) live.check_scripts,
+        "refuse: a script or function that touches a key which it neither declares nor has in the slot of one that it declares, gets an \
+         error. allow: it sees and changes what the node of its declared keys happens to have.";
 
-/// The keys of everything but `[[node]]`, in the order in which they are shown.
-pub(crate) fn keys() -> impl Iterator<Item = &'static Key<Config>> {
-    GROUPS.iter().copied().flatten()
+    [Moves]
+    "goal" Reload ["speed", "priority"] word(Goal::ALL) moves.how.goal,
+        "What matters most while data moves, where a move does not say: fast, balanced or gentle.";
+    "max-rate" Reload ["bandwidth", "rate-limit"] by(read_rate, |rate| size(rate.unwrap_or(0) as usize)) moves.how.max_rate,
+        "Bytes per second that a move copies at most, with a unit, such as 20mb. 0: as fast as the goal allows.";
+    "durability" Reload [] word(DURABILITIES) moves.how.durability,
+        "What must be safe at the target before a key leaves its source: memory (the target has answered), aof (its append-only file is \
+         on disk), replica (a replica has it).";
+    "per-node-max" Reload [] count(1..=16) moves.per_node_max,
+        "Moves in which a node takes part at the same time, as source or as target; more wait.";
+    "big-key" Reload ["large-key", "big-keys"] size(0..=GB) live.big_key,
+        "Values that take at least so many bytes of a node's memory are copied in pieces, so that nobody waits for the whole. 0: none.";
+    "bring-home-timeout" Reload ["home-timeout"] time(Duration::ZERO..=HOUR) live.bring_home_timeout,
+        "How long a command that needs keys together waits for those that were moved alone (move --keys) to be brought home. 0s: they are \
+         not brought home, and it is refused with CROSSSLOT.";
+
+    [Cluster]
+    "emulate" Reload ["cluster-enabled", "enabled"] switch cluster_emulate,
+        "Look like a Redis Cluster to clients: answer CLUSTER, READONLY and ASKING, and say cluster_enabled:1 in INFO.";
+    "announce" Reload ["cluster-announce-ip", "cluster-announce-hostname"] by(read_announced, |all| list(all)) cluster_announce,
+        "Addresses of the routers that cluster clients are told of, the same list in every router; each gets a share of the slots. The \
+         default is the address that the client is connected to.";
+
+    [Admin]
+    "listen" Restart ["bind", "port", "address"] by(|raw| raw.endpoint(None), quoted) admin_listen,
+        "Address of the admin API, metrics and health checks. Addresses that others can reach need a token here; elsewhere one is made in \
+         the state directory for what changes something.";
+    "host-names" Restart ["allowed-hosts", "server-name"] texts admin_host_names,
+        "Names by which browsers and tools address the admin port, beside localhost and IP addresses, which are always allowed. Requests \
+         for other names are refused, so that no web page can reach it through a name of its own.";
+    "token" Reload ["password", "secret"] secret(Inline) admin_token = "\"...\"",
+        "The bearer token that the admin port asks for, in clear. Better kept out of this file, by one of the next two keys.";
+    "token-file" Reload [] secret(File) admin_token = "\"/run/secrets/token\"",
+        "File with the bearer token that the admin port asks for.";
+    "token-env" Reload [] secret(Env) admin_token = "\"SWITCHYARD_SECRET\"",
+        "Environment variable with the bearer token that the admin port asks for.";
+    "tls" Restart ["https"] switch admin_tls,
+        "Serve the admin port over HTTPS, with the certificate of [tls].";
+    "tls-client-ca-file" Reload [] file admin_client_ca = "\"/etc/switchyard/admin-ca.pem\"",
+        "Authorities of which whoever reaches the admin port must show a certificate: PEM. Without it nobody is asked.";
+
+    [Log]
+    "level" Reload ["loglevel", "verbosity"] by(|raw| LogLevel::parse(raw.text()?), |level| quoted(&level.0)) log_level,
+        "error, warn, info, debug or trace; or levels by module, such as \"info,switchyard_router=debug\".";
+    "format" Restart ["logformat"] word([(LogFormat::Text, "text"), (LogFormat::Json, "json")]) log_format,
+        "text for people, json for machines; both go to stderr.";
+    "slowlog-log-slower-than" Reload ["slowlog-slower-than"] optional(|raw| raw.time(Duration::ZERO..=HOUR), |least| time(*least)) live.slowlog_slower_than,
+        "Commands that take at least so long are entered into the slow log (SLOWLOG GET). 0s: all.";
+    "slowlog-max-len" Reload [] count(0..=1_000_000) live.slowlog_max_len,
+        "Entries of the slow log; 0 switches it off.";
+    "slowlog-arguments" Reload [] switch live.slowlog_arguments,
+        "Whether the slow log has the arguments of commands (at most 32, of 128 bytes each), or only their names.";
 }
 
-const NODE: &[Key<NodeConfig>] = &[
-    key!(
-        Section::Node,
-        "address",
-        Takes::Reload,
-        &["server", "host", "addr", "url", "listen", "name"],
-        "Address of the node. Its text is also the node's name: in errors, in metrics and in the slot map.",
-        |node, raw, _| {
-            node.address = Some(raw.endpoint(Some(super::NODE_PORT))?);
-            Ok(())
-        },
-        |node| node.address.as_ref().and_then(quoted),
-        "\"127.0.0.1:7001\""
-    ),
-    key!(
-        Section::Node,
-        "username",
-        Takes::Reload,
-        &["user", "masteruser"],
-        "ACL user to authenticate as; without one, the default user.",
-        |node, raw, _| {
-            node.username = Some(raw.text()?.to_owned());
-            Ok(())
-        },
-        |node| node.username.as_ref().and_then(quoted),
-        "\"switchyard\""
-    ),
-    key!(
-        Section::Node,
-        "tls",
-        Takes::Reload,
-        &[],
-        "Speak TLS to this node, or not; without it, as [nodes] says.",
-        |node, raw, _| {
-            node.tls = Some(raw.switch()?);
-            Ok(())
-        },
-        |node| node.tls.map(|on| on.to_string()),
-        "true"
-    ),
-    key!(
-        Section::Node,
-        "tls-server-name",
-        Takes::Reload,
-        &[],
-        "Name that this node's certificate must have, where it is not the host of its address.",
-        |node, raw, _| {
-            node.tls_server_name = Some(raw.text()?.to_owned());
-            Ok(())
-        },
-        |node| node.tls_server_name.as_ref().and_then(quoted),
-        "\"redis-a.internal\""
-    ),
-];
+keys! {
+    /// The keys of one `[[listener]]` table.
+    LISTENER: ListenerConfig;
 
-/// The keys of one `[[listener]]` table.
-pub(crate) fn listener_keys() -> impl Iterator<Item = &'static Key<ListenerConfig>> {
-    security::LISTENER.iter().chain(replication::LISTENER_READS)
+    [Listener]
+    "address" Restart ["listen", "bind"] optional(Raw::listen_place, quoted) place = "\"unix:/run/switchyard/socket\"",
+        "What to listen on: HOST:PORT, tls://HOST:PORT or unix:/path.";
+    "tls" Restart [] optional(Raw::switch, |on| Some(on.to_string())) tls = "true",
+        "Speak TLS, with the certificate of [tls].";
+    "mode" Restart ["unixsocketperm"] optional(|raw| parse_mode(raw.text()?), |mode| quoted(format!("{mode:o}"))) mode = "\"660\"",
+        "Permissions of a Unix socket, in octal and in quotes. Default: only the user that Switchyard runs as.";
+    "connections" Restart [] optional_count(1..=10_000_000) bounds.connections = "1000",
+        "Connections at once.";
+    "connections-per-second" Restart [] optional_count(1..=10_000_000) connections_per_second = "1000",
+        "Connections taken per second; what is more is closed at once.";
+    "requests-per-second" Restart [] optional_count(1..=100_000_000) bounds.requests_per_second = "1000",
+        "Commands per second of all its clients together; what is more gets an error.";
+    "bytes-in-flight" Restart [] optional(|raw| Ok(raw.size(KB..=64 * GB)? as u64), |most| size(*most as usize)) bounds.bytes_in_flight = "\"256mb\"",
+        "Bytes of commands not yet answered and of replies not yet read, of all its clients together.";
+    "reads" Restart [] optional(read_reads, |reads| quoted(reads.name())) reads = "\"prefer-replica\"",
+        "Who answers the reads of clients of this listener, where it is not as clients.reads says.";
 }
 
-/// The keys of one `[[limit]]` table.
-pub(crate) fn limit_keys() -> impl Iterator<Item = &'static Key<LimitConfig>> {
-    security::LIMIT.iter()
+keys! {
+    /// The keys of one `[[limit]]` table.
+    LIMIT: LimitConfig;
+
+    [Limit]
+    "prefix" Reload ["pattern"] by(|raw| Ok(raw.text()?.to_owned()), quoted) prefix = "\"tenant-a:\"",
+        "The keys that begin with this, byte by byte; without it, all keys.";
+    "requests-per-second" Reload [] optional_count(1..=100_000_000) requests_per_second = "1000",
+        "Commands per second on all these keys together; what is more gets an error that begins with LIMITED.";
+    "key-requests-per-second" Reload [] optional_count(1..=u64::from(KEY_RATE_MAX)) key_requests_per_second = "1000",
+        "Commands per second on each of these keys.";
 }
 
-/// The keys of one `[[node]]` table.
-pub(crate) fn node_keys() -> impl Iterator<Item = &'static Key<NodeConfig>> {
-    static GROUPS: &[&[Key<NodeConfig>]] = &[NODE, &NODE_PASSWORD, replication::NODE_REPLICAS, moves::NODE_WEIGHT];
-    GROUPS.iter().copied().flatten()
+keys! {
+    /// The keys of one `[[node]]` table.
+    NODE: NodeConfig;
+
+    [Node]
+    "address" Reload ["server", "host", "addr", "url", "listen", "name"] optional(|raw| raw.endpoint(Some(NODE_PORT)), quoted) address = "\"127.0.0.1:7001\"",
+        "Address of the node. Its text is also the node's name: in errors, in metrics and in the slot map.";
+    "username" Reload ["user", "masteruser"] text username = "\"switchyard\"",
+        "ACL user to authenticate as; without one, the default user.";
+    "tls" Reload [] optional(Raw::switch, |on| Some(on.to_string())) tls = "true",
+        "Speak TLS to this node, or not; without it, as [nodes] says.";
+    "tls-server-name" Reload [] text tls_server_name = "\"redis-a.internal\"",
+        "Name that this node's certificate must have, where it is not the host of its address.";
+    "password" Reload ["auth", "requirepass", "masterauth"] secret(Inline) password = "\"...\"",
+        "The password of this node, in clear. Better kept out of this file, by one of the next two keys.";
+    "password-file" Reload [] secret(File) password = "\"/run/secrets/password\"",
+        "File with the password of this node.";
+    "password-env" Reload [] secret(Env) password = "\"SWITCHYARD_SECRET\"",
+        "Environment variable with the password of this node.";
+    "replicas" Reload ["slaves", "replica"] endpoints(Some(NODE_PORT)) replicas = "[\"127.0.0.1:7101\"]",
+        "Replicas of this node. One that is promoted is followed; where reads may go to replicas, they go to these.";
+    "sentinel-master" Reload ["master-name", "sentinel-primary", "master"] optional(read_master, quoted) sentinel_master = "\"mymaster\"",
+        "In place of an address: the name under which Sentinels know this node. It is also the node's name.";
+    "sentinels" Reload ["sentinel"] endpoints(Some(SENTINEL_PORT)) sentinels = "[\"127.0.0.1:26379\"]",
+        "The Sentinels to ask where its primary is; together with sentinel-master.";
+    "weight" Reload ["slots", "capacity"] optional_count(0..=10_000) weight = "2",
+        "Share of the slots that `switchyard balance` gives this node, beside those of the others (1 where none is given; 0: none).";
 }

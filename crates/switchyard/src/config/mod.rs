@@ -8,7 +8,6 @@ mod keys;
 mod listener;
 mod memory;
 mod nearest;
-mod operator_keys;
 mod raw;
 mod secret;
 mod show;
@@ -54,13 +53,14 @@ pub(crate) enum LogFormat {
 pub(crate) struct LogLevel(Targets);
 
 impl LogLevel {
-    fn parse(text: &str) -> Option<Self> {
+    fn parse(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is not error, warn, info, debug, trace or a filter such as \"info,switchyard_router=debug\"");
         // A lone word that is no level would be taken for a module of that name: `loud` would switch all logs off.
         let is_level = |part: &str| ["error", "warn", "info", "debug", "trace", "off"].contains(&part.trim().to_ascii_lowercase().as_str());
         if !text.split(',').all(|part| part.contains('=') || is_level(part)) {
-            return None;
+            return Err(wrong());
         }
-        text.parse().ok().map(Self)
+        text.parse().map(Self).map_err(|_| wrong())
     }
 
     /// The filter for `tracing`.
@@ -338,7 +338,7 @@ impl Config {
             }
             return;
         }
-        let Some(key) = keys::keys().find(|key| key.path() == change.path) else {
+        let Some(key) = keys::CONFIG.iter().find(|key| key.path() == change.path) else {
             problems.push(Problem::at(&origin, nearest::unknown_path(&change.path)));
             return;
         };
@@ -425,7 +425,7 @@ impl Config {
     pub(crate) fn prefer_log_level(&mut self, from_environment: Option<&str>) {
         if let Some(text) = from_environment
             && !matches!(self.origin("log.level"), Some(Origin::Flag(_)))
-            && let Some(level) = LogLevel::parse(text)
+            && let Ok(level) = LogLevel::parse(text)
         {
             self.log_level = level;
             self.origins.insert("log.level".to_owned(), Origin::Flag("RUST_LOG".to_owned()));

@@ -3,17 +3,18 @@
 //! Looked for in this order: the same key in another section (a misplaced key is commoner than a misspelt one), the word that
 //! Redis or another proxy has for it, the nearest spelling in the same section, the nearest in any.
 
-use super::keys::{Section, keys, limit_keys, listener_keys, node_keys};
+use super::keys::{self, Section};
 
 /// A key that exists: its section, its name, and other programs' words for it.
 type Known = (Section, &'static str, &'static [&'static str]);
 
 fn known() -> impl Iterator<Item = Known> {
-    keys()
+    keys::CONFIG
+        .iter()
         .map(|key| (key.section, key.name, key.elsewhere))
-        .chain(node_keys().map(|key| (key.section, key.name, key.elsewhere)))
-        .chain(listener_keys().map(|key| (key.section, key.name, key.elsewhere)))
-        .chain(limit_keys().map(|key| (key.section, key.name, key.elsewhere)))
+        .chain(keys::NODE.iter().map(|key| (key.section, key.name, key.elsewhere)))
+        .chain(keys::LISTENER.iter().map(|key| (key.section, key.name, key.elsewhere)))
+        .chain(keys::LIMIT.iter().map(|key| (key.section, key.name, key.elsewhere)))
 }
 
 /// The name of a secret without the form: `password` for `password-file`.
@@ -78,7 +79,7 @@ pub(super) fn unknown_section(written: &str) -> String {
 
 /// The sentence for a `--set` whose key does not exist.
 pub(super) fn unknown_path(written: &str) -> String {
-    let paths = || keys().map(|key| key.path());
+    let paths = || keys::CONFIG.iter().map(|key| key.path());
     let by_name = || paths().find(|path| path.rsplit_once('.').is_some_and(|(_, name)| name == written));
     let near = paths().filter_map(|path| Some((slip(written, &path)?, path))).min().map(|(_, path)| path);
     match near.or_else(by_name) {

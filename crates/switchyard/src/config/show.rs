@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use super::keys::{Key, Section, Takes, keys, limit_keys, listener_keys, node_keys};
+use super::keys::{self, Key, Section, Takes};
 use super::listener::ListenerConfig;
-use super::{Config, NodeConfig};
+use super::{Config, NodeConfig, Origin};
 
 /// The effective configuration as TOML, each value with where it came from. Secrets are shown as `***`.
 pub(crate) fn render(config: &Config) -> String {
     let mut out = String::new();
     let mut section = Section::Top;
-    for key in keys() {
+    for key in keys::CONFIG {
         let Some(value) = (key.show)(config) else {
             continue;
         };
@@ -23,43 +23,23 @@ pub(crate) fn render(config: &Config) -> String {
         let line = format!("{} = {value}", key.name);
         let _ = writeln!(out, "{line:<44} # {origin}");
     }
-    for listener in &config.listeners {
-        out.push_str("\n[[listener]]\n");
-        for key in listener_keys() {
-            let Some(value) = (key.show)(listener) else {
-                continue;
-            };
-            let origin = listener.origin.as_ref().filter(|_| key.name == "address").map(|o| format!(" # {o}")).unwrap_or_default();
-            let line = format!("{} = {value}", key.name);
-            let _ = writeln!(out, "{}", format!("{line:<44}{origin}").trim_end());
-        }
-    }
-    for limit in &config.limits {
-        out.push_str("\n[[limit]]\n");
-        for key in limit_keys() {
-            if let Some(value) = (key.show)(limit) {
-                let _ = writeln!(out, "{} = {value}", key.name);
-            }
-        }
-    }
-    for node in &config.nodes {
-        out.push_str("\n[[node]]\n");
-        for key in node_keys() {
-            let Some(value) = (key.show)(node) else {
-                continue;
-            };
-            let line = format!("{} = {value}", key.name);
-            match &node.origin {
-                Some(origin) if matches!(key.name, "address" | "sentinel-master") => {
-                    let _ = writeln!(out, "{line:<44} # {origin}");
-                }
-                _ => {
-                    let _ = writeln!(out, "{line}");
-                }
-            }
-        }
-    }
+    config.listeners.iter().for_each(|listener| item(&mut out, Section::Listener, keys::LISTENER, listener, listener.origin.as_ref()));
+    config.limits.iter().for_each(|limit| item(&mut out, Section::Limit, keys::LIMIT, limit, None));
+    config.nodes.iter().for_each(|node| item(&mut out, Section::Node, keys::NODE, node, node.origin.as_ref()));
     out
+}
+
+/// One of the tables in two brackets; where it came from stands beside its name.
+fn item<T>(out: &mut String, list: Section, keys: &[Key<T>], table: &T, origin: Option<&Origin>) {
+    let _ = write!(out, "\n[[{}]]\n", list.name());
+    for key in keys {
+        let Some(value) = (key.show)(table) else { continue };
+        let line = format!("{} = {value}", key.name);
+        let _ = match origin.filter(|_| matches!(key.name, "address" | "sentinel-master")) {
+            Some(origin) => writeln!(out, "{line:<44} # {origin}"),
+            None => writeln!(out, "{line}"),
+        };
+    }
 }
 
 /// A complete configuration file: every key with its default, commented out, and what it means.
@@ -70,7 +50,7 @@ pub(crate) fn example() -> String {
          # Sizes: 1kb = 1024, 1k = 1000, also mb, gb. Times: 250ms, 10s, 5m. `switchyard check-config -c FILE` checks it.\n",
     );
     let mut section = Section::Top;
-    for key in keys() {
+    for key in keys::CONFIG {
         if key.section != section {
             section = key.section;
             let _ = writeln!(out, "\n[{}]", section.name());
@@ -83,15 +63,15 @@ pub(crate) fn example() -> String {
         comment(&mut out, key, value.as_deref());
     }
     out.push_str("\n# One for each listener of which more is to be said than `listen` says.\n#[[listener]]\n");
-    for key in listener_keys() {
+    for key in keys::LISTENER {
         comment(&mut out, key, None);
     }
     out.push_str("\n# One for each limit on keys.\n#[[limit]]\n");
-    for key in limit_keys() {
+    for key in keys::LIMIT {
         comment(&mut out, key, None);
     }
     out.push_str("\n# One for each Redis or Valkey server.\n[[node]]\n");
-    for key in node_keys() {
+    for key in keys::NODE {
         if key.name == "address" {
             let _ = write!(out, "# {}\n{} = {}\n", key.help, key.name, key.example);
         } else {
@@ -141,7 +121,8 @@ pub(crate) struct Change {
 impl Config {
     /// What differs from `running`, for the log of a reload. Of secrets it says only that their source changed.
     pub(crate) fn changes_since(&self, running: &Config) -> Vec<Change> {
-        let mut changes: Vec<Change> = keys()
+        let mut changes: Vec<Change> = keys::CONFIG
+            .iter()
             .filter_map(|key| {
                 let (old, new) = ((key.show)(running), (key.show)(self));
                 let what = format!("{}: {} -> {}", key.path(), old.as_deref().unwrap_or("none"), new.as_deref().unwrap_or("none"));
@@ -205,13 +186,14 @@ pub(super) fn reference() -> String {
         };
         [key.name.to_owned(), default, takes.to_owned(), key.help.replace('|', "\\|")]
     }
-    let of = |section: Section| keys().filter(|key| key.section == section).map(|key| row(key, (key.show)(&defaults))).collect();
+    let of =
+        |section: Section| keys::CONFIG.iter().filter(|key| key.section == section).map(|key| row(key, (key.show)(&defaults))).collect();
     table("Top of the file", of(Section::Top));
     for section in Section::TABLES {
         table(&format!("`[{}]`", section.name()), of(section));
     }
-    table("`[[listener]]`, one for each of which more is to be said", listener_keys().map(|key| row(key, None)).collect());
-    table("`[[limit]]`, one for each limit on keys", limit_keys().map(|key| row(key, None)).collect());
-    table("`[[node]]`, one for each node", node_keys().map(|key| row(key, None)).collect());
+    table("`[[listener]]`, one for each of which more is to be said", keys::LISTENER.iter().map(|key| row(key, None)).collect());
+    table("`[[limit]]`, one for each limit on keys", keys::LIMIT.iter().map(|key| row(key, None)).collect());
+    table("`[[node]]`, one for each node", keys::NODE.iter().map(|key| row(key, None)).collect());
     out
 }

@@ -298,7 +298,7 @@ fn the_example_is_a_configuration_that_changes_nothing() {
         })
         .collect();
     read(&all).unwrap_or_else(|problems| panic!("{all}\n{problems}"));
-    for key in keys::keys() {
+    for key in keys::CONFIG {
         assert!(example().contains(&format!("\n#{} = ", key.name)), "{}", key.path());
     }
 }
@@ -363,7 +363,7 @@ fn a_reload_tells_what_changed_and_keeps_what_needs_a_restart() {
     );
     assert!(of(Takes::Restart).contains(&"workers: 1 -> 2"), "{changes:?}");
     // Every key that says restart is kept, by whatever name it is added later.
-    let restart_keys = keys::keys().filter(|key| key.takes == Takes::Restart && !key.name.contains('-')).count();
+    let restart_keys = keys::CONFIG.iter().filter(|key| key.takes == Takes::Restart && !key.name.contains('-')).count();
     assert!(of(Takes::Restart).len() >= restart_keys, "the test changes every such key: {changes:?}");
     next.keep_until_restart(&running);
     let left = next.changes_since(&running);

@@ -18,7 +18,7 @@ use switchyard_router::{NodeTls, ServerTls};
 use super::secret::{others_may_read, others_may_write};
 
 /// Whether clients must show a certificate.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum ClientAuth {
     /// Nobody is asked.
     #[default]
@@ -30,22 +30,8 @@ pub(crate) enum ClientAuth {
 }
 
 impl ClientAuth {
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
-        match text {
-            "off" => Ok(Self::Off),
-            "optional" => Ok(Self::Optional),
-            "required" => Ok(Self::Required),
-            other => Err(format!("{other:?} is not off, optional or required")),
-        }
-    }
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Optional => "optional",
-            Self::Required => "required",
-        }
-    }
+    /// All of them, and their words.
+    pub(super) const ALL: [(Self, &str); 3] = [(Self::Off, "off"), (Self::Optional, "optional"), (Self::Required, "required")];
 }
 
 /// The server's side: the section `[tls]`.
@@ -146,7 +132,7 @@ impl ServerFiles {
             (ClientAuth::Off, _) => builder.with_no_client_auth(),
             (_, None) => return Err("client-auth needs client-ca-file: the certificates that clients' are checked against".to_owned()),
             (_, Some(ca)) => {
-                auth.name().hash(&mut seen.0);
+                auth.hash(&mut seen.0);
                 let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(ca, &mut seen)?), provider());
                 let verifier = if auth == ClientAuth::Optional { verifier.allow_unauthenticated() } else { verifier };
                 builder.with_client_cert_verifier(verifier.build().map_err(|error| format!("{}: {error}", ca.display()))?)

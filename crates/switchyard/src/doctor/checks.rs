@@ -22,6 +22,18 @@ struct Notes<'a> {
 }
 
 impl Notes<'_> {
+    fn error(&mut self, check: &'static str, found: impl Into<String>, advice: impl Into<String>) {
+        self.add(Level::Error, check, found, advice);
+    }
+
+    fn warning(&mut self, check: &'static str, found: impl Into<String>, advice: impl Into<String>) {
+        self.add(Level::Warning, check, found, advice);
+    }
+
+    fn note(&mut self, check: &'static str, found: impl Into<String>, advice: impl Into<String>) {
+        self.add(Level::Note, check, found, advice);
+    }
+
     fn add(&mut self, level: Level, check: &'static str, found: impl Into<String>, advice: impl Into<String>) {
         self.found.push(Finding { level, node: self.node.map(str::to_owned), check, found: found.into(), advice: advice.into() });
     }
@@ -64,52 +76,44 @@ pub(crate) fn examine(nodes: &[Seen], needs: &Needs) -> Vec<Finding> {
 fn server(node: &Seen, notes: &mut Notes<'_>) {
     let info = |name: &str| node.info.get(name).map(String::as_str).unwrap_or_default();
     if node.info.is_empty() {
-        return notes.add(Level::Error, "info", "it does not answer INFO", "allow INFO to our user: the router tells servers apart by it");
+        return notes.error("info", "it does not answer INFO", "allow INFO to our user: the router tells servers apart by it");
     }
     let version = info("redis_version");
     let major_minor: Vec<u32> = version.split('.').take(2).filter_map(|p| p.parse().ok()).collect();
     if let [major, minor] = major_minor[..] {
         if (major, minor) < (6, 0) {
-            notes.add(
-                Level::Error,
-                "version",
-                format!("it is version {version}"),
-                "use 6.2 or later; Switchyard is tested with 7.0 and later",
-            );
+            notes.error("version", format!("it is version {version}"), "use 6.2 or later; Switchyard is tested with 7.0 and later");
         } else if major < 7 {
-            notes.add(Level::Warning, "version", format!("it is version {version}"), "Switchyard is tested with 7.0 and later");
+            notes.warning("version", format!("it is version {version}"), "Switchyard is tested with 7.0 and later");
         }
     }
     if let Some(primary) = node.replica_of {
         replica(node, primary, notes);
     } else if info("role") == "slave" {
-        notes.add(
-            Level::Error,
+        notes.error(
             "role",
             format!("it is a replica of {}:{}: writes fail", info("master_host"), info("master_port")),
             "name the primary instead, or promote this server (REPLICAOF NO ONE)",
         );
     }
     if info("cluster_enabled") == "1" {
-        notes.add(
-            Level::Error,
+        notes.error(
             "cluster mode",
             "it runs in cluster mode: it refuses keys of slots that it does not own",
             "set cluster-enabled no; Switchyard places the slots",
         );
     }
     if info("loading") == "1" {
-        notes.add(Level::Warning, "loading", "it is loading its data, and refuses commands until it is done", "wait");
+        notes.warning("loading", "it is loading its data, and refuses commands until it is done", "wait");
     }
     match node.clock {
-        Some((off, took)) if off.abs() - took > SKEW_BAD_MS => notes.add(
-            Level::Error,
+        Some((off, took)) if off.abs() - took > SKEW_BAD_MS => notes.error(
             "clock",
             format!("its clock is {:.1} s off ours", off as f64 / 1000.0),
             "run NTP: times to live that are given as points in time mean something else there",
         ),
         Some((off, took)) if off.abs() - took > SKEW_MS => {
-            notes.add(Level::Warning, "clock", format!("its clock is {:.1} s off ours", off as f64 / 1000.0), "run NTP on both machines");
+            notes.warning("clock", format!("its clock is {:.1} s off ours", off as f64 / 1000.0), "run NTP on both machines");
         }
         _ => {}
     }
@@ -119,8 +123,7 @@ fn server(node: &Seen, notes: &mut Notes<'_>) {
 fn replica(node: &Seen, primary: SocketAddr, notes: &mut Notes<'_>) {
     let info = |name: &str| node.info.get(name).map(String::as_str).unwrap_or_default();
     if info("role") != "slave" {
-        return notes.add(
-            Level::Error,
+        return notes.error(
             "role",
             format!("it says that it is a primary, beside {primary}: it gets no writes, and is not read"),
             format!("make it a replica: REPLICAOF {} {}", primary.ip(), primary.port()),
@@ -129,40 +132,32 @@ fn replica(node: &Seen, primary: SocketAddr, notes: &mut Notes<'_>) {
     let follows = (info("master_host"), info("master_port"));
     let address = follows.0.parse::<IpAddr>().ok().zip(follows.1.parse::<u16>().ok()).map(SocketAddr::from);
     match address {
-        Some(address) if address != primary => notes.add(
-            Level::Error,
+        Some(address) if address != primary => notes.error(
             "role",
             format!("it follows {address}, and not the primary {primary}: it is not read"),
             format!("REPLICAOF {} {}, unless another server is the primary", primary.ip(), primary.port()),
         ),
         Some(_) => {}
-        None => notes.add(
-            Level::Note,
+        None => notes.note(
             "role",
             format!("it follows {}:{}, a name: whether that is the primary {primary} is not checked", follows.0, follows.1),
             "set REPLICAOF with an address",
         ),
     }
     if info("master_sync_in_progress") == "1" {
-        notes.add(Level::Warning, "replication", "it is being filled from its primary, and not read before that is done", "wait");
+        notes.warning("replication", "it is being filled from its primary, and not read before that is done", "wait");
     } else if info("master_link_status") != "up" {
-        notes.add(
-            Level::Error,
+        notes.error(
             "replication",
             "it has lost its primary: what it has grows old, and it is not read",
             "see its log; requirepass at the primary needs masterauth (and masteruser) here",
         );
     }
     if info("slave_read_only") == "0" {
-        notes.add(Level::Warning, "replica-read-only", "it takes writes that its primary never sees", "set replica-read-only yes");
+        notes.warning("replica-read-only", "it takes writes that its primary never sees", "set replica-read-only yes");
     }
     if info("slave_priority") == "0" {
-        notes.add(
-            Level::Note,
-            "replica-priority",
-            "it is never promoted by Sentinel (replica-priority 0)",
-            "fine for a copy to back up from",
-        );
+        notes.note("replica-priority", "it is never promoted by Sentinel (replica-priority 0)", "fine for a copy to back up from");
     }
 }
 
@@ -175,8 +170,7 @@ fn clients(node: &Seen, notes: &mut Notes<'_>) {
         1 => "1 of them writes".to_owned(),
         writers => format!("{writers} of them write"),
     };
-    notes.add(
-        Level::Warning,
+    notes.warning(
         "direct clients",
         format!("its keys are used past the router by {}, {of}; one is {first}", counted(node.direct.len(), "client")),
         "let them use the router before keys move, or fence them off (docs/moving-data.md): they would not find what has moved",
@@ -187,16 +181,14 @@ fn storage(node: &Seen, notes: &mut Notes<'_>) {
     let info = |name: &str| node.info.get(name).map(String::as_str).unwrap_or_default();
     let append_only = info("aof_enabled") == "1";
     if !append_only && node.config.get("save").is_some_and(String::is_empty) {
-        notes.add(
-            Level::Warning,
-            "persistence",
+        notes.warning("persistence",
             "it keeps nothing over a restart (appendonly no, save \"\")",
             "fine for a cache; else set appendonly yes. A node that comes back empty is served as it is unless nodes.empty-return is \"hold\"",
         );
     }
     for (field, what) in [("rdb_last_bgsave_status", "last snapshot"), ("aof_last_write_status", "last write to its append-only file")] {
         if info(field) == "err" {
-            notes.add(Level::Error, "persistence", format!("its {what} failed"), "see its log: a full disk, most often");
+            notes.error("persistence", format!("its {what} failed"), "see its log: a full disk, most often");
         }
     }
     let (used, max) = (number(&node.info, "used_memory"), number(&node.info, "maxmemory").filter(|m| *m > 0));
@@ -210,7 +202,7 @@ fn storage(node: &Seen, notes: &mut Notes<'_>) {
             notes.add(level, "memory", format!("it uses {}% of maxmemory; {then}", used * 100 / max), "give it more memory, or add a node");
         }
         if policy.starts_with("allkeys") {
-            notes.add(Level::Note, "eviction", format!("it evicts any key when it is full ({policy})"), "fine for a cache");
+            notes.note("eviction", format!("it evicts any key when it is full ({policy})"), "fine for a cache");
         }
     }
 }
@@ -222,14 +214,13 @@ fn limits(node: &Seen, needs: &Needs, notes: &mut Notes<'_>) {
         let max = usize::try_from(max).unwrap_or(usize::MAX);
         let advice = format!("raise maxclients there above {most}, or lower the connection limits in [nodes]");
         if max < least {
-            notes.add(Level::Error, "maxclients", format!("it takes {max} connections, and the router needs at least {least}"), advice);
+            notes.error("maxclients", format!("it takes {max} connections, and the router needs at least {least}"), advice);
         } else if max < most {
-            notes.add(Level::Warning, "maxclients", format!("it takes {max} connections, and the router may want up to {most}"), advice);
+            notes.warning("maxclients", format!("it takes {max} connections, and the router may want up to {most}"), advice);
         }
     }
     if let Some(timeout) = number(&node.config, "timeout").filter(|t| *t > 0) {
-        notes.add(
-            Level::Warning,
+        notes.warning(
             "timeout",
             format!("it closes connections that are quiet for {timeout} s; the router then connects anew"),
             "set timeout 0 there",
@@ -238,24 +229,17 @@ fn limits(node: &Seen, needs: &Needs, notes: &mut Notes<'_>) {
     if let Some(bulk) = number(&node.config, "proto-max-bulk-len")
         && (bulk as u128) < needs.argument_max as u128
     {
-        notes.add(
-            Level::Warning,
+        notes.warning(
             "proto-max-bulk-len",
             format!("it takes arguments up to {bulk} bytes, and clients may send up to {}", needs.argument_max),
             "set clients.argument-max to the same: a larger one costs the connection to the node",
         );
     }
     if node.config.get("protected-mode").is_some_and(|v| v == "yes") && !node.authenticates && !node.loopback {
-        notes.add(
-            Level::Note,
-            "protected-mode",
-            "it is in protected mode and asks no password",
-            "see that it is bound to the address named here",
-        );
+        notes.note("protected-mode", "it is in protected mode and asks no password", "see that it is bound to the address named here");
     }
     if node.config.get("protected-mode").is_some_and(|v| v == "no") && !node.authenticates {
-        notes.add(
-            Level::Warning,
+        notes.warning(
             "password",
             "it asks no password and is not in protected mode: whoever reaches it can pass by the router",
             "set a password or an ACL user there, and give it to the router in [nodes]",
@@ -265,8 +249,7 @@ fn limits(node: &Seen, needs: &Needs, notes: &mut Notes<'_>) {
 
 fn rights(node: &Seen, needs: &Needs, notes: &mut Notes<'_>) {
     if let Some(error) = &node.config_error {
-        notes.add(
-            Level::Note,
+        notes.note(
             "rights",
             format!("CONFIG GET is refused, so not everything could be looked at: {error}"),
             "allow +config|get to our user",
@@ -304,8 +287,7 @@ fn rights(node: &Seen, needs: &Needs, notes: &mut Notes<'_>) {
         );
     }
     if let Some(functions) = node.functions.as_ref().filter(|f| needs.check_scripts && !f.unchecked.is_empty()) {
-        notes.add(
-            Level::Warning,
+        notes.warning(
             "functions",
             format!("libraries that were loaded past the router are not kept to their keys: {}", functions.unchecked.join(", ")),
             "load them through the router: FUNCTION LOAD REPLACE",
@@ -322,20 +304,14 @@ fn together(nodes: &[&Seen], notes: &mut Notes<'_>) {
         }
     }
     for names in same.values().filter(|names| names.len() > 1) {
-        notes.add(
-            Level::Error,
-            "same server",
-            format!("{} are one and the same server", names.join(" and ")),
-            "name it once: keys of both would mix",
-        );
+        notes.error("same server", format!("{} are one and the same server", names.join(" and ")), "name it once: keys of both would mix");
     }
     let versions = by_value(nodes, |n| {
         let flavour = n.info.get("valkey_version").map_or("redis", |_| "valkey");
         n.info.get("valkey_version").or_else(|| n.info.get("redis_version")).map(|v| format!("{flavour} {v}"))
     });
     if versions.len() > 1 {
-        notes.add(
-            Level::Warning,
+        notes.warning(
             "versions differ",
             shown(&versions),
             "keys may not move from a newer server to an older one; clients should use only what the oldest has",
@@ -355,7 +331,7 @@ fn together(nodes: &[&Seen], notes: &mut Notes<'_>) {
     }
     let modules = by_value(nodes, |n| Some(n.modules.join(",")));
     if modules.len() > 1 {
-        notes.add(Level::Warning, "modules differ", shown(&modules), "load the same modules on all nodes");
+        notes.warning("modules differ", shown(&modules), "load the same modules on all nodes");
     }
     let names: BTreeSet<&String> = nodes.iter().filter_map(|n| n.functions.as_ref()).flat_map(|f| f.code.keys()).collect();
     for name in names {
@@ -367,7 +343,7 @@ fn together(nodes: &[&Seen], notes: &mut Notes<'_>) {
             } else {
                 format!("the library {name} is not on {}", lacking.join(", "))
             };
-            notes.add(Level::Error, "functions differ", found, "load it again through the router: FUNCTION LOAD REPLACE");
+            notes.error("functions differ", found, "load it again through the router: FUNCTION LOAD REPLACE");
         }
     }
 }

@@ -165,7 +165,7 @@ impl Secured {
             authority.file()
         );
         let router = RouterOptions { config, password: Some("master".into()), ..RouterOptions::default() };
-        let site = Site::router_only(3, &SiteOptions { router, ..SiteOptions::default() })?;
+        let site = Site::router_only(3, &SiteOptions::router(router))?;
         let credentials = [authority.file().into(), client.certificate.into(), client.key.into(), "app".into(), "s3cret".into()];
         Some(Secured { _authority: authority, _users: users, _site: site, address: address.to_string(), credentials })
     }
@@ -173,8 +173,7 @@ impl Secured {
 
 /// A router that looks like a cluster.
 fn cluster() -> Option<Site> {
-    let router = RouterOptions { args: vec!["--cluster".into()], ..RouterOptions::default() };
-    Site::router_only(3, &SiteOptions { router, ..SiteOptions::default() })
+    Site::router_only(3, &SiteOptions::router(RouterOptions::args(&["--cluster"])))
 }
 
 #[test]
@@ -243,7 +242,7 @@ fn jedis() {
         run("mvn dependency:copy-dependencies", maven.arg(format!("-DoutputDirectory={}", dir.display())));
     });
     let site = Site::new(3);
-    let cluster = RouterOptions { config: "[cluster]\nemulate = true\n".into(), ..RouterOptions::default() };
+    let cluster = RouterOptions::config("[cluster]\nemulate = true\n");
     let cluster = Site::router_only(3, &SiteOptions { router: cluster, ..SiteOptions::default() });
     let mut check = tied("java");
     check.arg("-cp").arg(jars.join("*")).arg(source.join("Check.java")).arg(site.address().to_string());
@@ -328,35 +327,16 @@ fn quoted(command: &Command) -> String {
 fn redis_benchmark() {
     let site = Site::new(2);
     // All its default tests (none needs what is not there yet), then the simple ones in pipelines, with threads and larger values.
-    let all: &[&str] = &[
-        "PING_INLINE",
-        "PING_MBULK",
-        "SET",
-        "GET",
-        "INCR",
-        "LPUSH",
-        "RPUSH",
-        "LPOP",
-        "RPOP",
-        "SADD",
-        "HSET",
-        "SPOP",
-        "ZADD",
-        "ZPOPMIN",
-        "LRANGE_100",
-        "LRANGE_300",
-        "LRANGE_500",
-        "LRANGE_600",
-        "MSET",
-    ];
-    let simple: &[&str] = &["SET", "GET", "INCR", "LPUSH", "MSET"];
+    let all = "PING_INLINE PING_MBULK SET GET INCR LPUSH RPUSH LPOP RPOP SADD HSET SPOP \
+        ZADD ZPOPMIN LRANGE_100 LRANGE_300 LRANGE_500 LRANGE_600 MSET";
+    let simple = "SET GET INCR LPUSH MSET";
     for (options, tests) in [
         ("-n 1000 -c 20", all),
         ("-t set,get,incr,lpush,mset -n 20000 -c 20 -P 16", simple),
         ("-t set,get,incr,lpush,mset -n 2000 -c 10 -d 3000 -r 1000 --threads 2", simple),
     ] {
         let text = run("redis-benchmark", redis_tool("redis-benchmark", site.address()).args(options.split(' ')).arg("-q"));
-        for test in tests {
+        for test in tests.split(' ') {
             let line = text
                 .split(['\r', '\n'])
                 .rfind(|line| line.starts_with(test) && line.contains("requests per second"))

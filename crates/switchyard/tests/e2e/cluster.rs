@@ -3,8 +3,7 @@
 use crate::support::{RouterOptions, Site, SiteOptions, Value, bulk, int, ok, simple};
 
 fn emulating(args: &[&str]) -> Option<Site> {
-    let router = RouterOptions { args: args.iter().map(|a| (*a).to_owned()).collect(), ..RouterOptions::default() };
-    Site::router_only(3, &SiteOptions { router, ..SiteOptions::default() })
+    Site::router_only(3, &SiteOptions::router(RouterOptions::args(args)))
 }
 
 #[test]
@@ -109,8 +108,7 @@ fn the_keys_of_a_slot_are_found_at_their_owner() {
 
 #[test]
 fn a_node_that_is_down_shows_in_the_clusters_state() {
-    let router = RouterOptions { args: vec!["--cluster".into()], ..RouterOptions::default() };
-    let Some(mut site) = Site::router_only(2, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    let Some(mut site) = Site::router_only(2, &SiteOptions::router(RouterOptions::args(&["--cluster"]))) else { return };
     site.node_mut(0).kill();
     let mut client = site.client();
     let end = std::time::Instant::now() + std::time::Duration::from_secs(20);

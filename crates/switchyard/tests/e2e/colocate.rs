@@ -10,7 +10,7 @@ use switchyard_policy::topology::slot_of;
 use crate::movectl::{ask, done, json};
 use crate::movectl_moves::{eventually, report, the_move, wait_for};
 use crate::movekeys::Scene;
-use crate::support::{Client, Node, RouterOptions, Site, SiteOptions, Value, bulk, encode, int, ok, simple, until};
+use crate::support::{Client, Node, Site, SiteOptions, Value, bulk, encode, int, ok, simple, until};
 
 const EXAMPLE: &str = "switchyard move --from";
 
@@ -30,7 +30,7 @@ fn away(scene: &Scene) -> u64 {
 }
 
 fn wait_until_at_rest(scene: &Scene) {
-    eventually("no move is under way", || report(scene.router())["moves"].as_array().is_some_and(Vec::is_empty).then_some(()));
+    eventually("no move is under way", || report(scene.router())["moves"].as_array().is_some_and(Vec::is_empty));
 }
 
 #[test]
@@ -253,7 +253,7 @@ fn nothing_is_lost_or_seen_half_done_while_keys_are_moved_away_and_come_home() {
             assert!(said.code == 0 || said.err.contains("is part of move") || said.err.contains("no key that lives"), "{}", said.err);
             assert!(tried < 500, "only {rounds} of {tried} moves were begun");
             let from = turns.load(Ordering::Relaxed);
-            until("clients have gone on", || (turns.load(Ordering::Relaxed) > from + 20).then_some(()));
+            until("clients have gone on", || turns.load(Ordering::Relaxed) > from + 20);
         }
         stop.store(true, Ordering::Relaxed);
         let count = |thread: std::thread::ScopedJoinHandle<'_, i64>| thread.join().expect("a client saw nothing wrong");
@@ -300,7 +300,7 @@ fn where_they_cannot_come_home_clients_are_told_why() {
     assert!(text.contains("not brought home by itself") && text.contains("is used past this router by 1 client "), "{text}");
     direct.cmd("DEL past-the-router");
     drop(direct);
-    until("the node has noticed", || (other.cmd("CLIENT LIST").text().lines().all(|l| !l.contains("name=billing"))).then_some(()));
+    until("the node has noticed", || other.cmd("CLIENT LIST").text().lines().all(|l| !l.contains("name=billing")));
 
     // A move of other keys of the slot is paused.
     done(scene.router(), &format!("move --from {from} --to {to} --keys {{t}}x* --goal gentle --max-rate 2k"));
@@ -381,7 +381,7 @@ fn nobody_waits_longer_than_allowed() {
     assert!(scene.router().metrics().lines().any(|line| line == "switchyard_colocate_refused_total 1"));
     assert_eq!(somebody.cmd("MGET {t}a {t}b").items(), [bulk("1"), bulk("2")], "it was not executed");
     // Later it is home, or comes home.
-    eventually("the node answers again", || (client.cmd("RENAME {t}a {t}b") == ok()).then_some(()));
+    eventually("the node answers again", || client.cmd("RENAME {t}a {t}b") == ok());
     assert_eq!(somebody.cmd("MGET {t}a {t}b").items(), [Value::Nil, bulk("1")]);
 }
 
@@ -400,7 +400,7 @@ fn a_colocation_goes_on_after_a_crash() {
     assert_eq!(away(&scene), KEYS as u64);
     let script = "EVAL \"return redis.call('GET', ARGV[1])\" 1 {t}5 {t}77";
     client.post(script);
-    eventually("a move brings them", || (colocations(&scene) == 1).then_some(()));
+    eventually("a move brings them", || colocations(&scene) == 1);
     eventually("keys come home", || the_move(scene.router(), 2)["keys_moved"].as_u64().filter(|keys| *keys > 100));
     let nodes: Vec<SocketAddr> = scene.site.nodes().iter().map(Node::address).collect();
     scene.site.router_mut().process_mut().kill();
@@ -490,13 +490,13 @@ fn who_waits_at_a_node_for_keys_that_are_parted_is_told() {
         let (mut waits, mut waits_for_one) = (scene.site.client(), scene.site.client());
         waits.post(line);
         waits_for_one.post("BLPOP {t}c 0");
-        until("both wait", || (blocked(owner) == 2).then_some(()));
+        until("both wait", || blocked(owner) == 2);
         scene.part("{t}b");
         let answer = waits.reply();
         let text = answer.error().unwrap_or_else(|| panic!("{line}: {answer:?}"));
         assert!(text.starts_with("CROSSSLOT") && text.contains(EXAMPLE), "{line}: {text}");
         waits.post(line);
-        until("it waits again, and the other one as ever", || (blocked(owner) == 2).then_some(()));
+        until("it waits again, and the other one as ever", || blocked(owner) == 2);
         asked += 1;
         // What it waits for is used at home before all have been told that it is there.
         wait_until_at_rest(&scene);
@@ -512,9 +512,9 @@ fn who_waits_at_a_node_for_keys_that_are_parted_is_told() {
         scene.part("{t}a");
         scene.part("{t}b");
         waits.post(line);
-        until("it waits where they live", || (blocked(other) == 1).then_some(()));
+        until("it waits where they live", || blocked(other) == 1);
         done(scene.router(), &format!("move --from {} --home --wait", other.address()));
-        until("it waits at home", || ((blocked(owner), blocked(other)) == (1, 0)).then_some(()));
+        until("it waits at home", || (blocked(owner), blocked(other)) == (1, 0));
         client.cmd(element);
         assert_eq!(waits.reply(), reply, "{line}");
         assert_eq!((away(&scene), colocations(&scene)), (0, asked), "{line}");
@@ -526,8 +526,7 @@ fn who_waits_at_a_node_for_keys_that_are_parted_is_told() {
 fn a_node_that_stands_still_delays_only_what_concerns_it() {
     // Longer than anything here takes: who waits for that node's answer gets none.
     let config = "[nodes]\ncommand-timeout = \"10m\"\n[moves]\nbring-home-timeout = \"2m\"\n".to_owned();
-    let router = RouterOptions { config, ..RouterOptions::default() };
-    let Some(site) = Site::router_only(3, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    let Some(site) = Site::router_only(3, &SiteOptions::config(config)) else { return };
     let mut client = site.client();
     let mut owned_by_first = (0..).map(|n| format!("{{{n}}}")).filter(|tag| {
         assert_eq!(client.cmd(&format!("SET {tag}a {tag}")), ok());
@@ -544,11 +543,11 @@ fn a_node_that_stands_still_delays_only_what_concerns_it() {
     site.nodes()[2].freeze();
     let mut held_up = site.client();
     held_up.post(&format!("RENAME {two}a {two}b"));
-    until("it waits", || site.router().metrics().lines().any(|line| line == "switchyard_colocate_waits_total 1").then_some(()));
+    until("it waits", || site.router().metrics().lines().any(|line| line == "switchyard_colocate_waits_total 1"));
     let comes_home = |client: &mut Client| {
         assert_eq!(client.cmd(&format!("RENAME {one}a {one}b")), ok());
         assert_eq!(client.cmd(&format!("RENAME {one}b {one}a")), ok());
-        eventually("the move has ended", || report(site.router())["moves"].as_array().is_some_and(Vec::is_empty).then_some(()));
+        eventually("the move has ended", || report(site.router())["moves"].as_array().is_some_and(Vec::is_empty));
     };
     comes_home(&mut client);
     // By now the node has been asked for sure. And somebody may order moves elsewhere.
@@ -561,7 +560,7 @@ fn a_node_that_stands_still_delays_only_what_concerns_it() {
         let before = connections_to(to);
         let asked = scope.spawn(|| ask(site.router(), &line));
         // Whoever orders that waits for the node.
-        until("it is asked for", || (connections_to(to) > before).then_some(()));
+        until("it is asked for", || connections_to(to) > before);
         comes_home(&mut client);
         site.nodes()[2].thaw();
         asked.join().expect("it ends")
@@ -571,7 +570,7 @@ fn a_node_that_stands_still_delays_only_what_concerns_it() {
     assert!(first == ok() || first.error().is_some_and(|text| text.contains("not home within")), "{first:?}");
     eventually("it is renamed", || {
         client.cmd(&format!("RENAME {two}a {two}b"));
-        (client.cmd(&format!("GET {two}b")) == bulk(&*two)).then_some(())
+        client.cmd(&format!("GET {two}b")) == bulk(&*two)
     });
 }
 

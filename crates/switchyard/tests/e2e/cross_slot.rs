@@ -163,8 +163,9 @@ fn what_changes_two_keys_stays_refused() {
 
 #[test]
 fn what_is_too_large_is_not_brought_together() {
-    let router = RouterOptions { args: vec!["--set".into(), "clients.cross-slot-max=64kb".into()], ..RouterOptions::default() };
-    let Some(site) = Site::router_only(2, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    let Some(site) = Site::router_only(2, &SiteOptions::router(RouterOptions::args(&["--set", "clients.cross-slot-max=64kb"]))) else {
+        return;
+    };
     let mut client = site.client();
     let tags = site.tags();
     let (a, b) = (format!("{{{}}}k", tags[0][0]), format!("{{{}}}k", tags[1][0]));
@@ -292,8 +293,7 @@ fn a_restricted_user_gets_what_it_may_read_and_never_a_temporary_key() {
     std::fs::write(users.path(), "user default on nopass ~* &* +@all\nuser app on nopass ~app:* %R~shared:* &* +@all\n").expect("written");
     std::fs::set_permissions(users.path(), std::fs::Permissions::from_mode(0o600)).expect("mode");
     let config = format!("[clients]\nusers-file = {:?}\n", users.path());
-    let router = RouterOptions { config, ..RouterOptions::default() };
-    let Some(site) = Site::router_only(2, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    let Some(site) = Site::router_only(2, &SiteOptions::config(config)) else { return };
     with_looker(&site);
     let tags = site.tags();
     let (mine, shared) = (format!("app:{{{}}}", tags[0][0]), format!("shared:{{{}}}", tags[1][0]));

@@ -8,7 +8,7 @@ use crate::support::relay::Relay;
 use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, simple, until};
 
 fn options(config: &str) -> SiteOptions {
-    SiteOptions { router: RouterOptions { config: config.into(), ..RouterOptions::default() }, ..SiteOptions::default() }
+    SiteOptions::config(config)
 }
 
 /// Short times, so that a test of a failure need not wait long.
@@ -74,16 +74,13 @@ fn a_dead_node_is_named_and_the_others_serve_and_it_comes_back_by_itself() {
     names_node(&scan_error, dead);
     // Back, empty, without anybody's help.
     site.node_mut(1).restart();
-    until("the node serves again", || (client.cmd(&format!("GET {}", keys[1])) == Value::Nil).then_some(()));
+    until("the node serves again", || client.cmd(&format!("GET {}", keys[1])) == Value::Nil);
     assert_eq!(client.cmd(&format!("SET {} again", keys[1])), ok());
 }
 
 #[test]
 fn a_router_starts_before_its_nodes() {
-    let opts = SiteOptions {
-        router: RouterOptions { nodes_may_be_down: true, config: BRISK.into(), ..RouterOptions::default() },
-        ..SiteOptions::default()
-    };
+    let opts = SiteOptions::router(RouterOptions { nodes_may_be_down: true, config: BRISK.into(), ..RouterOptions::default() });
     if crate::support::direct() {
         return;
     }
@@ -95,7 +92,7 @@ fn a_router_starts_before_its_nodes() {
     let reply = client.cmd("GET k");
     assert!(addresses.iter().any(|a| reply.expect_error().contains(&a.to_string())), "{reply:?}");
     nodes.iter_mut().for_each(Node::restart);
-    until("both nodes serve", || (client.cmd("DBSIZE") == int(0)).then_some(()));
+    until("both nodes serve", || client.cmd("DBSIZE") == int(0));
 }
 
 #[test]
@@ -125,7 +122,7 @@ fn a_frozen_node_costs_its_own_clients_a_timeout_and_others_nothing() {
         assert_eq!(client.cmd(&format!("GET {}", keys[1])), bulk("299"));
     }
     site.nodes()[0].thaw();
-    until("the node serves again", || (waiting.cmd(&format!("GET {}", keys[0])) == bulk("1")).then_some(()));
+    until("the node serves again", || waiting.cmd(&format!("GET {}", keys[0])) == bulk("1"));
 }
 
 /// Kills in the middle of replies, many times: what was acknowledged was done, and nothing was done twice.
@@ -136,7 +133,7 @@ fn no_command_is_executed_twice_whatever_breaks() {
     }
     let node = Node::start(&NodeOptions::default());
     let relay = Relay::start(node.address());
-    let router = Router::start(&[relay.address()], &RouterOptions { config: BRISK.into(), ..RouterOptions::default() });
+    let router = Router::start(&[relay.address()], &RouterOptions::config(BRISK));
     let stop = AtomicBool::new(false);
     const COUNTERS: usize = 6;
     let outcomes: Vec<(i64, i64)> = std::thread::scope(|scope| {
@@ -214,7 +211,7 @@ fn bytes_of_a_write_reach_a_node_once() {
     }
     let node = Node::start(&NodeOptions::default());
     let relay = Relay::start(node.address());
-    let router = Router::start(&[relay.address()], &RouterOptions { config: BRISK.into(), ..RouterOptions::default() });
+    let router = Router::start(&[relay.address()], &RouterOptions::config(BRISK));
     // A client for each: one client's commands may wait for one another.
     let mut clients: Vec<Client> = (0..3).map(|_| Client::connect(router.address())).collect();
     for round in 0..12 {
@@ -235,7 +232,7 @@ fn bytes_of_a_write_reach_a_node_once() {
                 _ => client.send(&["MSET", &mark, "x"]),
             }
         }
-        until("the node has them", || (0..3).all(|i| relay.seen(format!("once-{round}-{i}").as_bytes()) > 0).then_some(()));
+        until("the node has them", || (0..3).all(|i| relay.seen(format!("once-{round}-{i}").as_bytes()) > 0));
         if round % 2 == 0 {
             relay.cut();
         }
@@ -244,7 +241,7 @@ fn bytes_of_a_write_reach_a_node_once() {
         }
         relay.stall(false);
     }
-    until("the node serves", || (clients[0].cmd("GET warm").error().is_none()).then_some(()));
+    until("the node serves", || clients[0].cmd("GET warm").error().is_none());
     for mark in (0..12).flat_map(|round| (0..3).map(move |i| format!("once-{round}-{i}"))) {
         assert_eq!(relay.seen(format!("{mark}\r\n").as_bytes()), 1, "{mark} was sent more than once");
     }
@@ -257,7 +254,7 @@ fn a_node_that_refuses_connections_is_named_and_others_serve() {
     }
     let nodes = [Node::start(&NodeOptions::default()), Node::start(&NodeOptions::default())];
     let relay = Relay::start(nodes[0].address());
-    let router = Router::start(&[relay.address(), nodes[1].address()], &RouterOptions { config: BRISK.into(), ..RouterOptions::default() });
+    let router = Router::start(&[relay.address(), nodes[1].address()], &RouterOptions::config(BRISK));
     let mut client = Client::connect(router.address());
     let keys: Vec<String> = (0..40).map(|i| format!("key{i}")).collect();
     for key in &keys {
@@ -278,7 +275,7 @@ fn a_node_that_refuses_connections_is_named_and_others_serve() {
         }
     }
     relay.refuse(false);
-    until("the node serves again", || (client.cmd(&format!("GET {}", far[0])) == bulk("v")).then_some(()));
+    until("the node serves again", || client.cmd(&format!("GET {}", far[0])) == bulk("v"));
 }
 
 /// The reply breaks off in the middle of a value: an error or a close, never a shortened or a mixed value.
@@ -296,7 +293,7 @@ fn a_reply_that_breaks_off_is_never_completed_with_other_bytes() {
         node.cmd("SET other correct");
         for cut in [1, 3, 8, len / 2, len + 3] {
             let mut client = Client::connect(router.address());
-            until("the node serves", || (client.cmd("GET other") == bulk("correct")).then_some(()));
+            until("the node serves", || client.cmd("GET other") == bulk("correct"));
             relay.cut_after(cut as i64);
             client.post(&format!("GET value{len}"));
             client.post("GET other");
@@ -337,7 +334,7 @@ fn a_client_that_does_not_read_is_cut_at_its_output_limit() {
         // Those who read are served meanwhile.
         assert_eq!(other.cmd("STRLEN k"), int(100_000));
         let list = other.cmd("CLIENT LIST").text();
-        (list.lines().count() == 1).then_some(())
+        list.lines().count() == 1
     });
     let grown = process.memory_kib("VmHWM").saturating_sub(before);
     assert!(grown < 40 << 10, "a client with an output limit of 4 MB cost {grown} KiB");
@@ -351,7 +348,7 @@ fn one_client_too_many_gets_redis_s_error() {
             args: if crate::support::direct() { vec!["--maxclients".into(), "10".into()] } else { vec![] },
             ..NodeOptions::default()
         },
-        router: RouterOptions { config: "[clients]\nmax-clients = 10\n".into(), ..RouterOptions::default() },
+        router: RouterOptions::config("[clients]\nmax-clients = 10\n"),
     };
     let site = Site::with(1, &options);
     let mut clients: Vec<Client> = Vec::new();
@@ -361,7 +358,7 @@ fn one_client_too_many_gets_redis_s_error() {
         if client.cmd("PING") == simple("PONG") {
             clients.push(client);
         }
-        (clients.len() == 10).then_some(())
+        clients.len() == 10
     });
     for _ in 0..3 {
         let mut refused = site.client();
@@ -380,11 +377,14 @@ fn one_client_too_many_gets_redis_s_error() {
 
 #[test]
 fn running_out_of_descriptors_is_survived() {
-    let options = SiteOptions {
-        router: RouterOptions { open_files: Some(320), config: "[clients]\nmax-clients = 100000\n".into(), ..RouterOptions::default() },
-        ..SiteOptions::default()
-    };
-    let Some(site) = Site::router_only(2, &options) else {
+    let Some(site) = Site::router_only(
+        2,
+        &SiteOptions::router(RouterOptions {
+            open_files: Some(320),
+            config: "[clients]\nmax-clients = 100000\n".into(),
+            ..RouterOptions::default()
+        }),
+    ) else {
         return;
     };
     let mut first = site.client();
@@ -424,30 +424,32 @@ fn running_out_of_descriptors_is_survived() {
 #[test]
 fn a_slow_command_does_not_hold_up_the_pipeline_of_others() {
     // One worker: without a lane of its own, the slow script's reply would stand before everybody's.
-    let opts = SiteOptions { router: RouterOptions { workers: 1, ..RouterOptions::default() }, ..SiteOptions::default() };
-    let Some(site) = Site::router_only(2, &opts) else {
+    let Some(site) = Site::router_only(2, &SiteOptions::router(RouterOptions { workers: 1, ..RouterOptions::default() })) else {
         return;
     };
     let keys = keys(&site);
     let mut slow = site.client();
     let mut quick = site.client();
-    // The node itself is busy with the script; the other node is not.
-    slow.call(&["SET", &keys[0], "0"]);
-    slow.send(&["EVAL", "local n = 0; for i = 1, 3e8 do n = n + 1 end; return n", "1", &keys[0]]);
-    let mut answered = 0;
-    slow.patience(Duration::from_millis(1));
-    while slow.try_reply().is_err() {
-        assert_eq!(quick.cmd(&format!("SET {} {answered}", keys[1])), ok());
-        answered += 1;
+    // The node itself is busy with the script until it is killed; the other node is not.
+    let node = &site.nodes()[0];
+    assert_eq!(node.cmd("CONFIG SET lua-time-limit 10"), ok());
+    slow.send(&["EVAL", "while true do end", "1", &keys[0]]);
+    until("the script runs", || node.cmd("PING").error().is_some_and(|error| error.starts_with("BUSY")));
+    for number in 0..100 {
+        assert_eq!(quick.cmd(&format!("SET {} {number}", keys[1])), ok());
     }
-    assert!(answered > 3, "only {answered} commands of the other node were answered while a script ran");
+    slow.patience(Duration::from_millis(1));
+    assert!(slow.try_reply().is_err(), "the script runs until it is killed");
+    slow.patience(crate::support::client::PATIENCE);
+    assert_eq!(node.cmd("SCRIPT KILL"), ok());
+    let reply = slow.reply();
+    assert!(reply.expect_error().contains("killed"), "{reply:?}");
 }
 
 #[test]
 fn a_moment_of_silence_does_not_fill_the_slow_log() {
     let config = "[log]\nslowlog-log-slower-than = \"50ms\"\nslowlog-max-len = 10000\n";
-    let site_options =
-        SiteOptions { router: RouterOptions { config: config.into(), workers: 1, ..RouterOptions::default() }, ..SiteOptions::default() };
+    let site_options = SiteOptions::router(RouterOptions { config: config.into(), workers: 1, ..RouterOptions::default() });
     let Some(site) = Site::router_only(1, &site_options) else { return };
     let mut client = site.client();
     assert_eq!(client.cmd("SET k v"), ok());

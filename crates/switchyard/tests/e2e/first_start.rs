@@ -147,7 +147,7 @@ fn no_key_is_served_before_each_node_was_looked_at() {
     let first = nodes[0].address();
     until("the node that answers says why it is not used", || {
         let (status, body) = http::get(router.admin(), "/readyz");
-        (status == 503 && body.contains(&first.to_string()) && body.contains("first start")).then_some(())
+        status == 503 && body.contains(&first.to_string()) && body.contains("first start")
     });
     let text = refused(&router, &format!("nodes add 127.0.0.1:{}", ports::free()));
     assert!(text.contains("not yet known what each node holds"), "{text}");
@@ -155,12 +155,12 @@ fn no_key_is_served_before_each_node_was_looked_at() {
     router.restart(&addresses(&nodes));
     nodes[1].thaw();
     let mut client = Client::connect(router.address());
-    until("the nodes are used", || client.cmd(&format!("GET {}", key(0))).error().is_none().then_some(()));
+    until("the nodes are used", || client.cmd(&format!("GET {}", key(0))).error().is_none());
     all_are_found(&router);
     let owned: Vec<i64> = slots(&router).into_iter().map(|(_, slots)| slots).collect();
     assert_eq!(owned, [0, 16384]);
     router.restart(&addresses(&nodes));
-    until("the nodes are used", || Client::connect(router.address()).cmd("GET there0").error().is_none().then_some(()));
+    until("the nodes are used", || Client::connect(router.address()).cmd("GET there0").error().is_none());
     all_are_found(&router);
 }
 
@@ -175,7 +175,7 @@ fn keys_that_turn_up_late_where_no_map_fits_are_not_served() {
     nodes[1].freeze();
     let router = Router::start(&addresses(&nodes), &RouterOptions { nodes_may_be_down: true, ..RouterOptions::default() });
     nodes[1].thaw();
-    until("it is told", || router.process().log().contains("switchyard recover").then_some(()));
+    until("it is told", || router.process().log().contains("switchyard recover"));
     let mut client = Client::connect(router.address());
     for number in 0..2 * KEYS {
         client.cmd(&format!("GET {}", key(number))).expect_error();
@@ -184,9 +184,11 @@ fn keys_that_turn_up_late_where_no_map_fits_are_not_served() {
 
 #[test]
 fn a_state_directory_of_other_servers_is_refused() {
-    let options = SiteOptions { router: RouterOptions { nodes_may_be_down: true, ..RouterOptions::default() }, ..SiteOptions::default() };
-    let Some(mut site) = Site::router_only(2, &options) else { return };
-    until("the nodes serve", || site.client().cmd("DBSIZE").error().is_none().then_some(()));
+    let Some(mut site) = Site::router_only(2, &SiteOptions::router(RouterOptions { nodes_may_be_down: true, ..RouterOptions::default() }))
+    else {
+        return;
+    };
+    until("the nodes serve", || site.client().cmd("DBSIZE").error().is_none());
     let mut client = site.client();
     for number in 0..KEYS {
         client.cmd(&format!("SET {} {number}", key(number)));
@@ -198,7 +200,7 @@ fn a_state_directory_of_other_servers_is_refused() {
     assert_eq!(site.nodes()[first].cmd(&format!("SET {stray} v")), ok());
     site.router_mut().restart(&names);
     site.router().process().expect_log(&["looks for 1 elsewhere"]);
-    until("all is served", || site.client().cmd("DBSIZE").error().is_none().then_some(()));
+    until("all is served", || site.client().cmd("DBSIZE").error().is_none());
     all_are_found(site.router());
 
     site.router().process().signal(Signal::TERM);
@@ -218,8 +220,7 @@ fn a_state_directory_of_other_servers_is_refused() {
 #[test]
 fn doctor_and_recover_know_nodes_that_were_added_to_a_running_router() {
     let config = "workers = 2\n".to_owned();
-    let options = SiteOptions { router: RouterOptions { config, ..RouterOptions::default() }, ..SiteOptions::default() };
-    let Some(mut site) = Site::router_only(1, &options) else { return };
+    let Some(mut site) = Site::router_only(1, &SiteOptions::config(config)) else { return };
     let more = nodes(2);
     more.iter().for_each(|node| drop(done(site.router(), &format!("nodes add {}", node.address()))));
     let (listed, state) = (addresses(site.nodes()), site.router().state_dir());
@@ -266,10 +267,10 @@ fn a_first_start_with_a_part_of_the_nodes_is_refused() {
         let user = node.cmd("ACL USERS").items().iter().map(Value::text).find(|user| user.starts_with("switchyard-")).expect("a mark");
         (format!("{:?}", node.cmd(&format!("ACL GETUSER {user}"))), user)
     };
-    until("the node that was removed is told", || (!marked(&more[1]).0.contains("node:")).then_some(()));
+    until("the node that was removed is told", || !marked(&more[1]).0.contains("node:"));
     let both = [site.nodes()[0].address(), more[0].address()];
     let names_both = |node: &Node| both.iter().all(|address| marked(node).0.contains(&format!("node:{address}")));
-    until("the others name each other", || (names_both(&site.nodes()[0]) && names_both(&more[0])).then_some(()));
+    until("the others name each other", || names_both(&site.nodes()[0]) && names_both(&more[0]));
     site.router().process().signal(Signal::TERM);
     site.router_mut().process_mut().wait(Duration::from_secs(30));
 
@@ -342,8 +343,7 @@ fn one_server_under_two_names_is_refused() {
 /// Whatever `nodes add` refuses stays out also where a file lists it: at a start, and at a reload.
 #[test]
 fn a_newly_listed_node_that_may_not_join_stays_out() {
-    let options =
-        SiteOptions { router: RouterOptions { config: "workers = 2\n".to_owned(), ..RouterOptions::default() }, ..SiteOptions::default() };
+    let options = SiteOptions::config("workers = 2\n");
     let Some(mut site) = Site::router_only(2, &options) else { return };
     let (full, good) = (Node::start(&NodeOptions::default()), Node::start(&NodeOptions::default()));
     fill(&full, 0..1);
@@ -375,7 +375,7 @@ fn a_newly_listed_node_that_may_not_join_stays_out() {
     stays_out(&site, 8);
     assert_eq!(full.cmd("FLUSHALL"), ok());
     site.router().process().signal(Signal::HUP);
-    until("it has joined", || slots(site.router()).iter().any(|(name, _)| *name == full.address().to_string()).then_some(()));
+    until("it has joined", || slots(site.router()).iter().any(|(name, _)| *name == full.address().to_string()));
     assert_eq!(site.client().cmd("DBSIZE"), int(0));
 }
 
@@ -387,7 +387,7 @@ fn a_node_that_another_router_uses_neither_joins_nor_takes_part_in_a_move() {
     let other = Router::start(&addresses(&others), &RouterOptions::default());
     let text = refused(site.router(), &format!("nodes add {}", others[0].address()));
     assert!(text.contains("is used by another router"), "{text}");
-    let beside = RouterOptions { args: vec!["--beside-another-router".to_owned()], ..RouterOptions::default() };
+    let beside = RouterOptions::args(&["--beside-another-router"]);
     let beside = Router::start(&addresses(site.nodes()), &beside);
     let [from, to] = [0, 1].map(|node: usize| site.nodes()[node].address());
     let line = format!("move --from {from} --to {to} --all --wait");
@@ -422,7 +422,7 @@ fn nothing_moves_beside_a_router_with_a_copy_of_the_state_directory() {
         client.try_reply().ok().filter(|reply| reply.error().is_none()).map(drop)
     });
     let [from, to] = [0, 1].map(|node: usize| site.nodes()[node].address());
-    until("the first is connected again", || site.client().cmd("DBSIZE").error().is_none().then_some(()));
+    until("the first is connected again", || site.client().cmd("DBSIZE").error().is_none());
     for more in ["", " --allow-direct-clients"] {
         let text = refused(site.router(), &format!("move --from {from} --to {to} --all{more}"));
         assert!(text.contains("used by another router with the same state directory"), "{text}");

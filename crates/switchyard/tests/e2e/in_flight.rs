@@ -21,8 +21,7 @@ fn unconfirmed_at(router: &Router, node: SocketAddr) -> u64 {
 
 #[test]
 fn a_broken_connection_stays_in_flight_until_the_node_has_killed_it() {
-    let router = RouterOptions { config: BRISK.into(), ..RouterOptions::default() };
-    let Some(site) = Site::router_only(1, &SiteOptions { router, ..SiteOptions::default() }) else {
+    let Some(site) = Site::router_only(1, &SiteOptions::config(BRISK)) else {
         return;
     };
     let node = site.nodes()[0].address();
@@ -34,13 +33,13 @@ fn a_broken_connection_stays_in_flight_until_the_node_has_killed_it() {
     let error = client.cmd("SET k late");
     assert!(error.expect_error().starts_with("NODETIMEOUT"), "{error:?}");
     // The router gives the connection up; the bytes of the SET are still with the node, and the record says so for as long as it is silent.
-    until("the connection is given up", || (unconfirmed(&site, node) == 1).then_some(()));
+    until("the connection is given up", || unconfirmed(&site, node) == 1);
     let error = client.cmd("GET k");
     assert!(error.expect_error().contains(&node.to_string()), "{error:?}");
     assert_eq!(unconfirmed(&site, node), 1);
 
     site.nodes()[0].thaw();
-    until("the node confirms that the connection is dead", || (unconfirmed(&site, node) == 0).then_some(()));
+    until("the node confirms that the connection is dead", || unconfirmed(&site, node) == 0);
     // From here on nothing old can be executed: what is written now stays.
     assert_eq!(client.cmd("SET k after"), ok());
     assert_eq!(client.cmd("GET k"), bulk("after"));
@@ -49,8 +48,7 @@ fn a_broken_connection_stays_in_flight_until_the_node_has_killed_it() {
 
 #[test]
 fn a_node_that_was_restarted_has_nothing_of_the_old_process_in_flight() {
-    let router = RouterOptions { config: BRISK.into(), ..RouterOptions::default() };
-    let Some(mut site) = Site::router_only(1, &SiteOptions { router, ..SiteOptions::default() }) else {
+    let Some(mut site) = Site::router_only(1, &SiteOptions::config(BRISK)) else {
         return;
     };
     let node = site.nodes()[0].address();
@@ -58,11 +56,11 @@ fn a_node_that_was_restarted_has_nothing_of_the_old_process_in_flight() {
     assert_eq!(client.cmd("SET k before"), ok());
     site.nodes()[0].freeze();
     client.cmd("SET k late").expect_error();
-    until("the connection is given up", || (unconfirmed(&site, node) == 1).then_some(()));
+    until("the connection is given up", || unconfirmed(&site, node) == 1);
     site.node_mut(0).kill();
     site.node_mut(0).restart();
-    until("another run_id lays the old connection to rest", || (unconfirmed(&site, node) == 0).then_some(()));
-    until("the router is back", || (client.cmd("SET k after") == ok()).then_some(()));
+    until("another run_id lays the old connection to rest", || unconfirmed(&site, node) == 0);
+    until("the router is back", || client.cmd("SET k after") == ok());
 }
 
 const LARGE: usize = 3 << 19;
@@ -102,7 +100,7 @@ impl HalfSent {
         (0..answered).for_each(|_| drop(client.reply()));
         let (half, rest) = halves("k2");
         client.write(&half);
-        until("the node has executed the first", || (node.cmd("STRLEN k1") == int(LARGE as i64)).then_some(()));
+        until("the node has executed the first", || node.cmd("STRLEN k1") == int(LARGE as i64));
         Some(Self { node, relay, router, client, rest })
     }
 
@@ -130,7 +128,7 @@ fn what_was_sent_before_an_upload_may_have_been_executed() {
         assert!(half.expect_error().starts_with("NODELOST") && !half.expect_error().contains("may have been"), "{half:?}");
         assert_eq!(site.unconfirmed(), 1, "the drain barrier remembers it");
         site.relay.refuse(false);
-        until("the node confirms that the connection is dead", || (site.unconfirmed() == 0).then_some(()));
+        until("the node confirms that the connection is dead", || site.unconfirmed() == 0);
         assert_eq!(site.node.cmd("STRLEN k2"), int(0));
         site.client.write(&site.rest);
         assert_eq!(site.client.cmd("STRLEN k1"), int(LARGE as i64));
@@ -142,9 +140,9 @@ fn what_a_client_had_sent_before_it_left_in_an_upload_is_in_flight() {
     let (half, rest) = halves("k1");
     let Some(site) = HalfSent::new("", &[half, rest].concat(), 0) else { return };
     site.client.cut();
-    until("the connection is remembered", || (site.unconfirmed() == 1).then_some(()));
+    until("the connection is remembered", || site.unconfirmed() == 1);
     site.relay.stall(false);
-    until("the node confirms that the connection is dead", || (site.unconfirmed() == 0).then_some(()));
+    until("the node confirms that the connection is dead", || site.unconfirmed() == 0);
     assert_eq!(site.node.cmd("STRLEN k2"), int(0));
 }
 
@@ -157,9 +155,9 @@ fn a_command_before_an_upload_is_late_when_its_time_is_over() {
     let half = site.client.reply();
     assert!(half.expect_error().starts_with("NODELOST") && !half.expect_error().contains("may have been"), "{half:?}");
     site.relay.stall(false);
-    until("the node confirms that the connection is dead", || (site.unconfirmed() == 0).then_some(()));
+    until("the node confirms that the connection is dead", || site.unconfirmed() == 0);
     site.client.write(&site.rest);
-    until("it goes on", || (site.client.cmd("STRLEN k1") == int(LARGE as i64)).then_some(()));
+    until("it goes on", || site.client.cmd("STRLEN k1") == int(LARGE as i64));
     assert_eq!(site.node.cmd("STRLEN k2"), int(0));
 }
 
@@ -173,9 +171,7 @@ fn a_command_to_several_nodes_of_which_one_is_down_is_not_called_unexecuted() {
     let mut client = site.client();
     assert_eq!(client.cmd(&format!("MSET {here} 1 {gone} 1")), ok());
     site.node_mut(1).kill();
-    until("the node is known to be down", || {
-        client.cmd(&format!("GET {gone}")).error().is_some_and(|error| error.starts_with("NODEDOWN")).then_some(())
-    });
+    until("the node is known to be down", || client.cmd(&format!("GET {gone}")).error().is_some_and(|error| error.starts_with("NODEDOWN")));
     let whole = client.cmd(&format!("MSET {here} 2 {gone} 2"));
     let whole = whole.expect_error();
     assert!(whole.starts_with("NODEDOWN") && whole.ends_with(CLAUSE), "{whole}");

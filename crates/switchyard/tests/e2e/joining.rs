@@ -14,7 +14,7 @@ fn node(args: &[&str]) -> Node {
 fn operated(nodes_may_be_down: bool, more: &[&str]) -> SiteOptions {
     let mut args = vec!["--set".to_owned(), "clients.default-user-rules=operator".to_owned()];
     args.extend(more.iter().map(|arg| (*arg).to_owned()));
-    SiteOptions { router: RouterOptions { args, nodes_may_be_down, ..RouterOptions::default() }, ..SiteOptions::default() }
+    SiteOptions::router(RouterOptions { args, nodes_may_be_down, ..RouterOptions::default() })
 }
 
 fn epoch(router: &Router) -> i64 {
@@ -97,7 +97,7 @@ fn a_node_that_cannot_get_its_share_does_not_join() {
     direct.cut();
     until("the direct client is gone", || {
         let said = ask(site.router(), &format!("nodes add {} --rebalance --wait", third.address()));
-        (said.code == 0).then_some(())
+        said.code == 0
     });
     assert!(owns(site.router(), third.address()).is_some_and(|slots| slots > 5000));
     // While they get their share, nobody joins half.
@@ -184,7 +184,7 @@ fn a_node_without_slots_never_fails_a_command_to_all_nodes() {
     until("it is up", || {
         let nodes = client.cmd("SWITCHYARD NODES");
         let up = nodes.items().iter().all(|node| node.field("link") == bulk("up"));
-        up.then_some(())
+        up
     });
     for name in names(&site) {
         done(site.router(), &format!("nodes drain {name} --wait"));
@@ -223,17 +223,17 @@ fn a_node_with_fewer_databases_than_clients_use_is_not_served() {
     let mut client = Client::connect(router.address());
     until("it is up", || {
         let nodes = client.cmd("SWITCHYARD NODES");
-        nodes.items().iter().all(|node| node.field("link") == bulk("up")).then_some(())
+        nodes.items().iter().all(|node| node.field("link") == bulk("up"))
     });
     assert!(client.cmd("SELECT 5").expect_error().contains("out of range"), "a node that is up must have it");
     small.kill();
-    until("it is down", || (client.cmd("SELECT 5") == ok()).then_some(()));
+    until("it is down", || client.cmd("SELECT 5") == ok());
     assert_eq!(client.cmd("SET k v"), ok());
     small.restart();
     until("it is refused", || {
         let nodes = client.cmd("SWITCHYARD NODES");
         let refused = nodes.items().iter().any(|node| node.field("link").text().contains("fewer databases than clients use"));
-        refused.then_some(())
+        refused
     });
     assert_eq!(client.cmd("GET k"), bulk("v"));
 }
@@ -245,7 +245,7 @@ fn nodes_join_and_leave_by_reload() {
     }
     let nodes: Vec<Node> = (0..4).map(|_| node(&[])).collect();
     let listed = |which: &[usize]| which.iter().map(|at| format!("[[node]]\naddress = \"{}\"\n", nodes[*at].address())).collect::<String>();
-    let router = Router::start(&[], &RouterOptions { config: listed(&[0]), ..RouterOptions::default() });
+    let router = Router::start(&[], &RouterOptions::config(listed(&[0])));
     let numbered = || {
         let nodes = json(&router, "nodes list");
         let nodes = nodes["nodes"].as_array().expect("a list").clone();
@@ -260,7 +260,7 @@ fn nodes_join_and_leave_by_reload() {
         router.process().signal(rustix::process::Signal::HUP);
     };
     reload(&[2, 0]);
-    until("it has joined", || (numbered() == [named(0, 0), named(1, 2)]).then_some(()));
+    until("it has joined", || numbered() == [named(0, 0), named(1, 2)]);
     assert_eq!(slots(&router).into_iter().map(|(_, slots)| slots).collect::<Vec<_>>(), [16384, 0], "a node that joins moves nothing");
 
     reload(&[1, 2]);
@@ -272,8 +272,8 @@ fn nodes_join_and_leave_by_reload() {
     assert_eq!(numbered().len(), 2, "an owner cannot leave");
 
     reload(&[0]);
-    until("it has left", || (numbered() == [named(0, 0)]).then_some(()));
+    until("it has left", || numbered() == [named(0, 0)]);
     // Its number is not given to another node.
     reload(&[0, 3]);
-    until("another has joined", || (numbered() == [named(0, 0), named(2, 3)]).then_some(()));
+    until("another has joined", || numbered() == [named(0, 0), named(2, 3)]);
 }

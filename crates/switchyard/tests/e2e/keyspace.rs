@@ -52,7 +52,7 @@ fn scan_gives_every_key_exactly_once() {
             let stats = node.client().call(&["DEBUG", "HTSTATS", "0"]);
             !stats.text().contains("rehashing target")
         });
-        settled.then_some(())
+        settled
     });
     for options in ["", "COUNT 1000", "COUNT 7", "COUNT 100000"] {
         let seen = scan(&mut client, options);
@@ -290,8 +290,7 @@ fn the_database_holds_on_connections_that_are_made_for_a_command() {
     for default in [0, 5] {
         for protocol in [2, 3] {
             let config = format!("[clients]\ndatabase = {default}\n");
-            let router = crate::support::RouterOptions { config, ..Default::default() };
-            let site = Site::with(2, &SiteOptions { router, ..SiteOptions::default() });
+            let site = Site::with(2, &SiteOptions::config(config));
             // A database that the router has seen before needs no question to the nodes.
             site.client().cmd("SELECT 3");
             let mut clients: Vec<Client> = (0..8).map(|_| site.client()).collect();

@@ -168,7 +168,7 @@ fn large_values_in_all_positions() {
 fn an_argument_over_the_limit_is_refused_as_redis_refuses_it() {
     let options = SiteOptions {
         node: crate::support::NodeOptions { args: vec!["--proto-max-bulk-len".into(), "2mb".into()], ..Default::default() },
-        router: RouterOptions { config: "[clients]\nargument-max = \"2mb\"\n".into(), ..RouterOptions::default() },
+        router: RouterOptions::config("[clients]\nargument-max = \"2mb\"\n"),
     };
     let site = Site::with(1, &options);
     let mut client = site.client();
@@ -211,7 +211,7 @@ fn others_go_on(site: &Site, disturb: impl FnOnce(&AtomicBool) + Send) {
 #[test]
 fn a_slow_upload_stalls_nobody() {
     // One worker and one node: everything shares everything.
-    let site = Site::with(1, &SiteOptions { router: RouterOptions { workers: 1, ..RouterOptions::default() }, ..SiteOptions::default() });
+    let site = Site::with(1, &SiteOptions::router(RouterOptions { workers: 1, ..RouterOptions::default() }));
     for len in [20_000, 300_000, 40 * MIB] {
         others_go_on(&site, |stop| {
             let mut slow = site.client();
@@ -235,11 +235,14 @@ fn a_slow_upload_stalls_nobody() {
 
 #[test]
 fn a_slow_reader_stalls_nobody() {
-    let options = SiteOptions {
-        router: RouterOptions { workers: 1, config: "[nodes]\ncommand-timeout = \"60s\"\n".into(), ..RouterOptions::default() },
-        ..SiteOptions::default()
-    };
-    let site = Site::with(1, &options);
+    let site = Site::with(
+        1,
+        &SiteOptions::router(RouterOptions {
+            workers: 1,
+            config: "[nodes]\ncommand-timeout = \"60s\"\n".into(),
+            ..RouterOptions::default()
+        }),
+    );
     let mut client = site.client();
     let value: Vec<u8> = (0..40 * MIB).map(pattern).collect();
     assert_eq!(client.call(&[&b"SET"[..], b"large", &value]), ok());

@@ -8,7 +8,7 @@ use crate::support::client::PATIENCE;
 use crate::support::{Client, Node, Router, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, ports, simple, until};
 
 fn with_config(config: &str) -> SiteOptions {
-    SiteOptions { router: RouterOptions { config: config.into(), ..RouterOptions::default() }, ..SiteOptions::default() }
+    SiteOptions::config(config)
 }
 
 #[test]
@@ -28,11 +28,11 @@ fn sigterm_finishes_what_is_in_flight_and_exits_with_0() {
         busy.send(&["GET", "k"]);
         until("a command is in flight", || {
             let status = site.router().metrics();
-            status.lines().any(|l| l.starts_with("switchyard_node_in_flight") && !l.ends_with(" 0")).then_some(())
+            status.lines().any(|l| l.starts_with("switchyard_node_in_flight") && !l.ends_with(" 0"))
         });
         site.router().process().signal(signal);
         assert!(idle.closed_within(PATIENCE), "a client that waits for nothing is closed at once");
-        until("nobody is let in any more", || Client::try_connect(site.address()).is_err().then_some(()));
+        until("nobody is let in any more", || Client::try_connect(site.address()).is_err());
         site.nodes().iter().for_each(Node::thaw);
         assert_eq!((busy.reply(), busy.reply()), (int(2), bulk("2")), "what was in flight must be finished");
         assert!(busy.closed_within(PATIENCE));
@@ -72,7 +72,7 @@ fn a_second_router_on_the_same_port_or_state_is_refused() {
         ("state directory", fresh(), fresh(), router.state_dir()),
     ] {
         // Else it is refused for that.
-        let options = RouterOptions { args: vec!["--beside-another-router".to_owned()], ..RouterOptions::default() };
+        let options = RouterOptions::args(&["--beside-another-router"]);
         let mut rival = router.start_beside(&options, listen, admin, &state);
         let status = rival.wait(Duration::from_secs(20));
         assert!(!status.success(), "a second serve on the same {what} must be refused");
@@ -102,7 +102,7 @@ fn sighup_applies_what_can_be_applied_and_names_what_cannot() {
         if client.cmd("SET k v") == ok() {
             steady.push(client);
         }
-        (steady.len() == 3).then_some(())
+        steady.len() == 3
     });
     assert!(site.client().reply().expect_error().contains("max number of clients"));
     std::fs::write(router.config_file(), "pin = true\n[clients]\nmax-clients = 50\npassword = \"new\"\n").expect("configuration");
@@ -114,7 +114,7 @@ fn sighup_applies_what_can_be_applied_and_names_what_cannot() {
     });
     until("the log names what needs a restart", || {
         let log = router.process().log();
-        (log.contains("pin") && log.contains("restart")).then_some(())
+        log.contains("pin") && log.contains("restart")
     });
     assert!(!router.process().log().contains("\"new\""), "a password in the log");
     // Those who were in stay in, as at Redis after CONFIG SET requirepass.
@@ -125,7 +125,7 @@ fn sighup_applies_what_can_be_applied_and_names_what_cannot() {
     router.process().signal(Signal::HUP);
     until("the mistake is named", || {
         let log = router.process().log();
-        (log.contains("max-client") && log.contains("max-clients")).then_some(())
+        log.contains("max-client") && log.contains("max-clients")
     });
     let mut client = site.client();
     assert_eq!(client.cmd("AUTH new"), ok());

@@ -9,10 +9,10 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::support::client::PATIENCE;
-use crate::support::{Client, Router, RouterOptions, Site, SiteOptions, Value, bulk, ok, ports, simple, until};
+use crate::support::{Client, Router, Site, SiteOptions, Value, bulk, ok, ports, simple, until};
 
 fn options(config: String) -> SiteOptions {
-    SiteOptions { router: RouterOptions { config, ..RouterOptions::default() }, ..SiteOptions::default() }
+    SiteOptions::config(config)
 }
 
 fn is_limited(value: &Value) -> bool {
@@ -102,7 +102,7 @@ fn users_have_their_share() {
     // A connection that ends makes room for another.
     let [first, ..] = clients;
     drop(first);
-    until("there is room again", || (fourth.cmd("AUTH app x") == ok()).then_some(()));
+    until("there is room again", || fourth.cmd("AUTH app x") == ok());
     // A transaction of which a command was refused is not executed.
     while !is_limited(&fourth.cmd("PING")) {}
     fourth.post("MULTI");
@@ -117,7 +117,7 @@ fn users_have_their_share() {
     // A reload changes the rate for those who are connected.
     write(1_000_000);
     site.router().process().signal(Signal::HUP);
-    until("the new rate holds", || (0..300).all(|_| fourth.cmd("PING") == simple("PONG")).then_some(()));
+    until("the new rate holds", || (0..300).all(|_| fourth.cmd("PING") == simple("PONG")));
 
     // Bytes: what was read is not held any more.
     let mut bytes = login("bytes");
@@ -136,7 +136,7 @@ fn users_have_their_share() {
     }
     bytes.send(&["SET", "large", &"x".repeat(2_000_000)]);
     assert!(is_limited(&bytes.reply()), "more than fits at all");
-    until("there is room again", || (bytes.cmd("GET large") == bulk(&value)).then_some(()));
+    until("there is room again", || bytes.cmd("GET large") == bulk(&value));
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn listeners_have_theirs() {
     until("there is room again", || {
         let mut client = Client::connect(address);
         client.post_quietly("PING");
-        client.try_reply().is_ok_and(|reply| reply == simple("PONG") || reply.error().is_some_and(|e| e.contains("requests"))).then_some(())
+        client.try_reply().is_ok_and(|reply| reply == simple("PONG") || reply.error().is_some_and(|e| e.contains("requests")))
     });
     let (count, took) = admitted(&mut first, "PING", 80.0);
     assert!(count <= 50.0 * (1.0 + took) + 2.0, "{count} in {took} s");
@@ -202,5 +202,5 @@ fn prefixes_and_keys_have_theirs() {
     // Taken away by a reload.
     std::fs::write(site.router().config_file(), "").expect("written");
     site.router().process().signal(Signal::HUP);
-    until("no limit holds any more", || (0..300).all(|_| client.cmd("GET hot:1") == bulk("v")).then_some(()));
+    until("no limit holds any more", || (0..300).all(|_| client.cmd("GET hot:1") == bulk("v")));
 }

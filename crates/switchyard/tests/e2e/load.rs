@@ -51,8 +51,7 @@ fn large_values_among_small_ones_neither_hang_nor_mix() {
 /// Without io_uring, which a kernel may not have or a container may forbid, the same bytes go out one by one.
 #[test]
 fn the_same_load_sent_one_by_one() {
-    let router = RouterOptions { config: "batched-sends = false".into(), ..RouterOptions::default() };
-    let Some(site) = Site::router_only(2, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    let Some(site) = Site::router_only(2, &SiteOptions::config("batched-sends = false")) else { return };
     assert_eq!(site.client().cmd("INFO switchyard").text().lines().find(|l| l.starts_with("batched_sends")), Some("batched_sends:no"));
     assert_clean(&drive(&settings(&site)));
     drive_large_among_small(&site);
@@ -134,14 +133,10 @@ fn large_replies_of_several_nodes_to_a_slow_reader() {
 /// A node that hangs costs errors, never a wrong value: what it had received may be executed when it wakes.
 #[test]
 fn a_node_that_hangs_costs_errors_and_no_wrong_reply() {
-    let options = SiteOptions {
-        router: RouterOptions {
-            config: "[nodes]\ncommand-timeout = \"300ms\"\nconnect-timeout = \"300ms\"\n".into(),
-            ..RouterOptions::default()
-        },
-        ..SiteOptions::default()
+    let Some(site) = Site::router_only(2, &SiteOptions::config("[nodes]\ncommand-timeout = \"300ms\"\nconnect-timeout = \"300ms\"\n"))
+    else {
+        return;
     };
-    let Some(site) = Site::router_only(2, &options) else { return };
     let mut run = load::start(&Settings { duration: Duration::from_secs(4), ..settings(&site) }).expect("the load starts");
     while run.take_interval().replies == 0 {
         std::thread::sleep(Duration::from_millis(5));
@@ -160,7 +155,7 @@ fn a_node_that_hangs_costs_errors_and_no_wrong_reply() {
 /// Every node in turn is killed and started again, while clients read and write, for some seconds.
 fn rolling_restart(node: &[&str], config: &str) -> Option<(Summary, Vec<String>)> {
     let node = NodeOptions { args: node.iter().map(|arg| (*arg).to_owned()).collect(), ..NodeOptions::default() };
-    let router = RouterOptions { config: config.to_owned(), ..RouterOptions::default() };
+    let router = RouterOptions::config(config);
     let mut site = Site::router_only(3, &SiteOptions { node, router })?;
     let settings = Settings { duration: Duration::from_secs(120), keys: 300, ..settings(&site) };
     let mut run = load::start(&settings).expect("the load starts");

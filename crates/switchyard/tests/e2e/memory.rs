@@ -10,7 +10,7 @@ use crate::support::{Client, RouterOptions, Site, SiteOptions, Value, bulk, enco
 const MIB: usize = 1 << 20;
 
 fn options(config: &str) -> SiteOptions {
-    SiteOptions { router: RouterOptions { config: config.to_owned(), ..RouterOptions::default() }, ..SiteOptions::default() }
+    SiteOptions::config(config)
 }
 
 /// A figure of the router's metrics.
@@ -40,7 +40,7 @@ fn a_pipeline_of_300_megabytes_of_replies_is_served_before_any_is_read() {
         let metrics = site.router().metrics();
         let lines = metrics.lines().filter(|line| line.starts_with("switchyard_node_received_bytes_total{"));
         let bytes: u64 = lines.map(|line| line.rsplit(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0)).sum();
-        (bytes > 300_000_000).then_some(())
+        bytes > 300_000_000
     });
     assert!(metric(&site, "switchyard_memory_used_bytes") > 290_000_000);
     written.join().expect("the writer").expect("written");
@@ -48,7 +48,7 @@ fn a_pipeline_of_300_megabytes_of_replies_is_served_before_any_is_read() {
         assert!(client.reply() == bulk(&value), "reply {i}");
     }
     assert_eq!(client.cmd("PING"), simple("PONG"));
-    until("the memory is given back", || (metric(&site, "switchyard_memory_used_bytes") < 50_000_000).then_some(()));
+    until("the memory is given back", || metric(&site, "switchyard_memory_used_bytes") < 50_000_000);
 }
 
 /// A reply on a connection of its own waits for its client; one that writes on meanwhile must not wait for itself.
@@ -90,7 +90,7 @@ fn the_biggest_clients_go_first_and_memory_stays_within_the_budget() {
     until("the biggest are cut", || {
         assert_eq!(steady.cmd("STRLEN k"), int(100_000));
         // Also the last of them asks for more than there is.
-        (metric(&site, "switchyard_clients_evicted_total") == 6).then_some(())
+        metric(&site, "switchyard_clients_evicted_total") == 6
     });
     for (i, client) in small.iter_mut().enumerate() {
         for _ in 0..40 {
@@ -120,7 +120,7 @@ fn a_burst_leaves_no_memory_behind() {
     let keys = 1_000_000;
     let command = [format!("*{}\r\n$6\r\nEXISTS\r\n", keys + 1).into_bytes(), b"$1\r\na\r\n$1\r\nb\r\n".repeat(keys / 2)].concat();
     assert_eq!(client.pipeline(&command, 1), [b":0\r\n"]);
-    until("what a million keys took is given back", || (used() < before + (2 << 20)).then_some(()));
+    until("what a million keys took is given back", || used() < before + (2 << 20));
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn requests_that_are_collected_count_and_who_is_not_to_be_cut_goes_last() {
     let mut other = site.client();
     other.write(&head(80 * MIB));
     let _ = other.try_write(&vec![b'x'; 79 * MIB]);
-    until("the other one is cut", || (metric(&site, "switchyard_clients_evicted_total") > 0).then_some(()));
+    until("the other one is cut", || metric(&site, "switchyard_clients_evicted_total") > 0);
     assert!(other.closed_within(PATIENCE));
     spared.write(&vec![b'x'; 5 * MIB]);
     spared.write(b"\r\n");
@@ -186,15 +186,15 @@ fn who_is_not_to_be_cut_goes_last_whichever_worker_serves_it() {
         let id = spared.cmd("CLIENT ID").int();
         other.write(&head(22 * MIB));
         other.write(&vec![b'x'; 21 * MIB]);
-        until("it is collected", || (used() > 21 * MIB).then_some(()));
+        until("it is collected", || used() > 21 * MIB);
         spared.write(&head(48 * MIB));
         spared.write(&vec![b'x'; 46 * MIB]);
-        until("one is cut", || (metric(&site, "switchyard_clients_evicted_total") == round).then_some(()));
+        until("one is cut", || metric(&site, "switchyard_clients_evicted_total") == round);
         let list = watcher.cmd(&format!("CLIENT LIST ID {id}")).text();
         assert!(!list.is_empty(), "round {round}: the wrong one was cut");
         assert!(other.closed_within(PATIENCE));
         drop(spared);
-        until("the memory is given back", || (used() < 8 * MIB).then_some(()));
+        until("the memory is given back", || used() < 8 * MIB);
     }
 }
 
@@ -203,7 +203,7 @@ fn who_is_not_to_be_cut_goes_last_whichever_worker_serves_it() {
 fn who_has_not_logged_in_goes_before_all_others() {
     let config = "memory-max = \"64mb\"\n[clients]\npassword = \"secret\"\n".to_owned();
     let router = RouterOptions { config, password: Some("secret".to_owned()), ..RouterOptions::default() };
-    let Some(site) = Site::router_only(1, &SiteOptions { router, ..SiteOptions::default() }) else {
+    let Some(site) = Site::router_only(1, &SiteOptions::router(router)) else {
         return;
     };
     let mut client = site.client();
@@ -224,7 +224,7 @@ fn who_has_not_logged_in_goes_before_all_others() {
         let mut stream = TcpStream::connect(site.address()).expect("connected");
         stream.write_all(&piece).expect("written");
         strangers.push(stream);
-        (metric(&site, "switchyard_clients_evicted_total") >= 5).then_some(())
+        metric(&site, "switchyard_clients_evicted_total") >= 5
     });
     let done = client.cmd("EXEC");
     assert_eq!(done.items(), [ok()], "who has logged in stays");

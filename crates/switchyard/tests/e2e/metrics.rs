@@ -134,8 +134,7 @@ fn told(client: &mut Client, section: &str) -> BTreeMap<String, f64> {
 
 #[test]
 fn every_error_that_a_client_got_is_counted_by_its_code_and_no_other() {
-    let router = RouterOptions { config: "[nodes]\nlarge-value = \"256kb\"\n".into(), ..RouterOptions::default() };
-    let Some(mut site) = Site::router_only(2, &SiteOptions { router, ..SiteOptions::default() }) else {
+    let Some(mut site) = Site::router_only(2, &SiteOptions::config("[nodes]\nlarge-value = \"256kb\"\n")) else {
         return;
     };
     let tags = site.tags();
@@ -201,9 +200,7 @@ fn every_error_that_a_client_got_is_counted_by_its_code_and_no_other() {
     assert_eq!(told(&mut client, "errorstats"), BTreeMap::new());
     assert_eq!(errors(&parse(&site.router().metrics())), expected);
     site.node_mut(0).kill();
-    until("the node is down", || {
-        client.cmd(&format!("GET {{{}}}", tags[0][0])).error().is_some_and(|e| e.starts_with("NODEDOWN")).then_some(())
-    });
+    until("the node is down", || client.cmd(&format!("GET {{{}}}", tags[0][0])).error().is_some_and(|e| e.starts_with("NODEDOWN")));
     let downs = told(&mut client, "errorstats").get("NODEDOWN").copied();
     assert!(downs >= Some(1.0), "{downs:?}");
     assert_eq!(errors(&parse(&site.router().metrics())).get("NODEDOWN").copied(), downs);
@@ -247,11 +244,7 @@ fn the_client_library_of_prometheus_reads_the_page_and_counters_never_fall() {
 
 #[test]
 fn a_protocol_error_and_a_refused_client_are_counted() {
-    let options = SiteOptions {
-        router: RouterOptions { config: "[clients]\nmax-clients = 5\n".into(), ..RouterOptions::default() },
-        ..SiteOptions::default()
-    };
-    let Some(site) = Site::router_only(1, &options) else {
+    let Some(site) = Site::router_only(1, &SiteOptions::config("[clients]\nmax-clients = 5\n")) else {
         return;
     };
     let count = |name: &str| sum(&parse(&site.router().metrics()), name, "");
@@ -262,7 +255,7 @@ fn a_protocol_error_and_a_refused_client_are_counted() {
     let crowd: Vec<_> = (0..20).map(|_| site.client()).collect();
     until("both are counted", || {
         let now = (count("switchyard_clients_protocol_errors_total"), count("switchyard_clients_rejected_total"));
-        (now.0 >= errors + 1.0 && now.1 >= rejected + 10.0).then_some(())
+        now.0 >= errors + 1.0 && now.1 >= rejected + 10.0
     });
     drop(crowd);
 }
@@ -270,10 +263,9 @@ fn a_protocol_error_and_a_refused_client_are_counted() {
 #[test]
 fn health_and_readiness_tell_whether_nodes_are_there() {
     let options = SiteOptions {
-        router: RouterOptions {
-            config: "[nodes]\nconnect-timeout = \"500ms\"\ncommand-timeout = \"500ms\"\nreconnect-backoff-max = \"200ms\"\n".into(),
-            ..RouterOptions::default()
-        },
+        router: RouterOptions::config(
+            "[nodes]\nconnect-timeout = \"500ms\"\ncommand-timeout = \"500ms\"\nreconnect-backoff-max = \"200ms\"\n",
+        ),
         node: NodeOptions::default(),
     };
     let Some(mut site) = Site::router_only(2, &options) else {
@@ -281,28 +273,28 @@ fn health_and_readiness_tell_whether_nodes_are_there() {
     };
     let admin = site.router().admin();
     assert_eq!(http::get(admin, "/healthz").0, 200);
-    until("ready", || (http::get(admin, "/readyz").0 == 200).then_some(()));
+    until("ready", || http::get(admin, "/readyz").0 == 200);
     let dead = site.nodes()[1].address().to_string();
     site.node_mut(1).kill();
     until("ready in part, and says which node", || {
         let (status, body) = http::get(admin, "/readyz");
-        (status == 200 && body.contains(&dead)).then_some(())
+        status == 200 && body.contains(&dead)
     });
     assert_eq!(sum(&parse(&site.router().metrics()), "switchyard_slots_unserved", ""), 8192.0);
     let other = site.nodes()[0].address().to_string();
     site.node_mut(0).kill();
     until("not ready where no slot can be served", || {
         let (status, body) = http::get(admin, "/readyz");
-        (status == 503 && body.contains(&dead) && body.contains(&other)).then_some(())
+        status == 503 && body.contains(&dead) && body.contains(&other)
     });
     site.node_mut(0).restart();
-    until("ready for half of the keys", || (http::get(admin, "/readyz").0 == 200).then_some(()));
+    until("ready for half of the keys", || http::get(admin, "/readyz").0 == 200);
     // Alive is not the same as ready: a restart of the router would not help.
     assert_eq!(http::get(admin, "/healthz").0, 200);
     let metrics = parse(&site.router().metrics());
     assert_eq!(sum(&metrics, "switchyard_node_up", &dead), 0.0);
     site.node_mut(1).restart();
-    until("ready again", || (http::get(admin, "/readyz").0 == 200).then_some(()));
+    until("ready again", || http::get(admin, "/readyz").0 == 200);
     assert_eq!(http::get(admin, "/nosuch").0, 404);
 }
 

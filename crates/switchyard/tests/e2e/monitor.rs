@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::support::client::PATIENCE;
-use crate::support::{Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok, until};
+use crate::support::{Client, Node, NodeOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok, until};
 
 /// A client on each worker, as far as many connections find them.
 fn many(site: &Site) -> Vec<Client> {
@@ -122,11 +122,7 @@ fn a_monitor_sees_the_clients_of_all_workers() {
 
 #[test]
 fn a_slow_monitor_is_cut_and_a_gone_one_forgotten() {
-    let options = SiteOptions {
-        router: RouterOptions { config: "[clients]\npush-limit = \"64kb\"\n".into(), ..RouterOptions::default() },
-        ..SiteOptions::default()
-    };
-    let Some(site) = Site::router_only(1, &options) else { return };
+    let Some(site) = Site::router_only(1, &SiteOptions::config("[clients]\npush-limit = \"64kb\"\n")) else { return };
     let mut slow = site.client();
     assert_eq!(slow.cmd("MONITOR"), ok());
     let value = "v".repeat(60_000);
@@ -147,7 +143,7 @@ fn a_slow_monitor_is_cut_and_a_gone_one_forgotten() {
     for client in &mut clients {
         client.cmd("PING");
     }
-    until("no monitor is left", || (!site.client().cmd("CLIENT LIST").text().contains("flags=O")).then_some(()));
+    until("no monitor is left", || !site.client().cmd("CLIENT LIST").text().contains("flags=O"));
 }
 
 #[test]
@@ -194,7 +190,7 @@ fn a_pause_holds_back_the_end_of_a_large_request() {
     let request = encode(&[&b"SET"[..], b"k", &vec![b'x'; 2 << 20]]);
     let (first, rest) = request.split_at(request.len() - 1000);
     client.write(first);
-    until("its request is under way", || (direct() || operator.cmd("CLIENT LIST").text().contains(" oll=1 ")).then_some(()));
+    until("its request is under way", || direct() || operator.cmd("CLIENT LIST").text().contains(" oll=1 "));
     assert_eq!(operator.cmd("CLIENT PAUSE 60000 WRITE"), ok());
     client.write(rest);
     std::thread::sleep(Duration::from_millis(300));

@@ -66,9 +66,12 @@ pub(crate) fn owns(router: &Router, node: SocketAddr) -> Option<i64> {
 
 #[test]
 fn a_protocol_that_may_lose_keys_is_refused_unless_that_is_allowed() {
-    let args = ["--set", "moves.durability=aof", "--set", "clients.default-user-rules=operator"].map(str::to_owned).to_vec();
-    let router = RouterOptions { args, ..RouterOptions::default() };
-    let Some(site) = Site::router_only(2, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    let Some(site) = Site::router_only(
+        2,
+        &SiteOptions::router(RouterOptions::args(&["--set", "moves.durability=aof", "--set", "clients.default-user-rules=operator"])),
+    ) else {
+        return;
+    };
     let names = names(&site);
     let line = format!("move --from {} --to {} --all --protocol stop-and-copy", names[0], names[1]);
     let text = refused(site.router(), &line);
@@ -84,7 +87,7 @@ fn a_protocol_that_may_lose_keys_is_refused_unless_that_is_allowed() {
     assert_eq!(client.cmd("SET key 1"), ok());
     let reply = client.cmd(&format!("{words} ALLOW-KEY-LOSS"));
     assert_eq!(reply.error(), None);
-    until("it is done", || (owns(site.router(), site.nodes()[0].address()) == Some(0)).then_some(()));
+    until("it is done", || owns(site.router(), site.nodes()[0].address()) == Some(0));
     assert_eq!(client.cmd("GET key"), bulk("1"));
     // A server keeps the connection of its MIGRATE for ten seconds, and nobody can tell it from a client's.
     let how = "--protocol stop-and-copy --durability memory --allow-key-loss --allow-direct-clients";
@@ -213,7 +216,7 @@ fn over_resp_the_words_are_the_same() {
     std::fs::write(&file, users).expect("written");
     let args = vec!["--set".to_owned(), format!("clients.users-file={}", file.display())];
     let router = RouterOptions { args, ..RouterOptions::default() };
-    let Some(site) = Site::router_only(2, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    let Some(site) = Site::router_only(2, &SiteOptions::router(router)) else { return };
     let names = names(&site);
     let mut client = site.client();
     let report = client.cmd("SWITCHYARD MOVES");
@@ -333,7 +336,7 @@ fn a_lost_state_directory_is_made_anew_from_the_keys() {
 fn a_damaged_journal_stops_the_start() {
     let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let journal = site.router().state_dir().join("moves.journal");
-    until("the journal is there", || journal.exists().then_some(()));
+    until("the journal is there", || journal.exists());
     site.router_mut().process_mut().kill();
     let mut bytes = std::fs::read(&journal).expect("the journal");
     bytes[20] ^= 0x40;

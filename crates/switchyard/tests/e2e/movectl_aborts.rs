@@ -31,8 +31,7 @@ fn value(number: usize) -> String {
 
 impl Scene {
     fn start() -> Option<Scene> {
-        let node =
-            NodeOptions { args: ["--appendonly", "yes", "--appendfsync", "always"].map(str::to_owned).to_vec(), ..NodeOptions::default() };
+        let node = NodeOptions::args(&["--appendonly", "yes", "--appendfsync", "always"]);
         let args = ["moves.big-key=0", "nodes.command-timeout=2s", "nodes.connect-timeout=1s", "shutdown-timeout=40s"];
         let args = args.into_iter().flat_map(|set| ["--set".to_owned(), set.to_owned()]).collect();
         let router = RouterOptions { args, nodes_may_be_down: true, ..RouterOptions::default() };
@@ -110,7 +109,7 @@ fn a_move_whose_target_is_lost_for_good_is_ended_without_it() {
 
     scene.site.node_mut(1).kill();
     let target = scene.name(1);
-    eventually("it is said that the move waits", || scene.status().contains("--lose-target").then_some(()));
+    eventually("it is said that the move waits", || scene.status().contains("--lose-target"));
     let status = scene.status();
     assert!(status.contains("READY IN PART") && status.contains("keys of 1 slot on the way cannot be used"), "{status}");
     let (code, body) = http::get(admin, "/readyz");
@@ -121,9 +120,7 @@ fn a_move_whose_target_is_lost_for_good_is_ended_without_it() {
     let moved: Vec<usize> = (0..KEYS).filter(|number| left.binary_search(number).is_err()).collect();
     assert!(moved.len() > 30 && !left.is_empty());
     let mut client = scene.site.client();
-    eventually("what has not moved is served", || {
-        (client.cmd(&format!("GET {}", scene.key(left[0]))) == bulk(value(left[0]))).then_some(())
-    });
+    eventually("what has not moved is served", || client.cmd(&format!("GET {}", scene.key(left[0]))) == bulk(value(left[0])));
     assert!(is_down(&mut client, &scene.key(moved[0])), "it may be there");
 
     // It says what would be lost, and does nothing.
@@ -137,8 +134,8 @@ fn a_move_whose_target_is_lost_for_good_is_ended_without_it() {
     // It does not go on after a restart either, and takes the answer then.
     scene.restart_router();
     wait_for(scene.site.router(), 1, "aborting");
-    eventually("the target is known to be away", || scene.status().contains(&format!("{target} is down")).then_some(()));
-    eventually("the leg is taken up", || scene.status().contains("--lose-target").then_some(()));
+    eventually("the target is known to be away", || scene.status().contains(&format!("{target} is down")));
+    eventually("the leg is taken up", || scene.status().contains("--lose-target"));
     let said = done(scene.site.router(), "moves abort 1 --lose-target");
     assert!(said.contains("ends without"), "{said}");
     let ended = wait_for(scene.site.router(), 1, "stopped");
@@ -159,7 +156,7 @@ fn a_move_whose_target_is_lost_for_good_is_ended_without_it() {
     // A restart does not bring it back, and the node does not either.
     scene.restart_router();
     scene.site.node_mut(1).restart();
-    eventually("the node is back", || (scene.site.client().cmd(&format!("GET {}", scene.elsewhere)) == bulk("1")).then_some(()));
+    eventually("the node is back", || scene.site.client().cmd(&format!("GET {}", scene.elsewhere)) == bulk("1"));
     assert_eq!(scene.site.client().cmd(&format!("GET {}", scene.key(moved[0]))), bulk("anew"));
     assert_eq!(scene.site.client().cmd(&format!("GET {}", scene.key(moved[1]))), Value::Nil);
     // What it kept is ours, and goes with the next move.
@@ -189,7 +186,7 @@ fn a_move_that_cannot_use_a_node_that_answers_says_why_and_ends_with_it_or_witho
         let mover = list.lines().find(|line| line.contains("-mover-1 ")).expect("its connection");
         let number = mover.strip_prefix("id=").and_then(|rest| rest.split(' ').next()).expect("a number");
         assert_eq!(boss.cmd(&format!("CLIENT KILL ID {number}")), Value::Int(1));
-        eventually("it is said what is refused", || scene.status().contains("it refuses CLIENT KILL ID").then_some(()));
+        eventually("it is said what is refused", || scene.status().contains("it refuses CLIENT KILL ID"));
         let said = done(scene.site.router(), "moves abort 1 --dry-run");
         assert!(said.contains("when it reaches") && said.contains("refuses CLIENT KILL") && said.contains("--lose-target"), "{said}");
         if granted {
@@ -217,10 +214,10 @@ fn a_move_whose_source_is_lost_for_good_is_ended_without_it() {
         scene.site.node_mut(0).kill();
         let moved = scene.at(1);
         assert!(moved.len() > 30 && moved.len() < KEYS);
-        eventually("it is said that the move waits", || scene.status().contains("--lose-source").then_some(()));
+        eventually("it is said that the move waits", || scene.status().contains("--lose-source"));
         if restarts {
             scene.restart_router();
-            eventually("the source is known to be away", || scene.status().contains(&format!("{} is down", scene.name(0))).then_some(()));
+            eventually("the source is known to be away", || scene.status().contains(&format!("{} is down", scene.name(0))));
         }
         let said = done(scene.site.router(), "moves abort 1 --lose-source");
         assert!(said.contains("ends without"), "{said}");
@@ -234,7 +231,7 @@ fn a_move_whose_source_is_lost_for_good_is_ended_without_it() {
         assert_eq!(client.cmd(&format!("SET {} anew", scene.key(lost))), ok());
         // The old server comes back with what it had: nobody looks there.
         scene.site.node_mut(0).restart();
-        eventually("the node is back", || scene.status().contains("ready: every slot").then_some(()));
+        eventually("the node is back", || scene.status().contains("ready: every slot"));
         assert_eq!(client.cmd(&format!("GET {}", scene.key(lost))), bulk("anew"));
         scene.all_there(there);
     }
@@ -266,7 +263,7 @@ fn a_router_that_is_told_to_stop_ends_a_slow_leg_and_its_numbers_survive() {
     // Keys of legs that have ended.
     eventually("keys move", || {
         let moved = the_move(scene.site.router(), 1);
-        (moved["slots_done"].as_u64() > Some(500) && moved["keys_moved"].as_u64() > Some(300)).then_some(())
+        moved["slots_done"].as_u64() > Some(500) && moved["keys_moved"].as_u64() > Some(300)
     });
     // At this rate no leg would ever end.
     done(scene.site.router(), "moves max-rate 1 1b");

@@ -112,12 +112,12 @@ impl Scene {
     #[track_caller]
     fn until_it_is_felt(&self) {
         let before = self.recording.tally();
-        eventually("clients feel it", || (self.recording.tally().unknown > before.unknown + 3).then_some(()));
+        eventually("clients feel it", || self.recording.tally().unknown > before.unknown + 3);
     }
 
     #[track_caller]
     fn until_it_does(&self, what: &str) {
-        eventually(&format!("it says {what:?}"), || self.doing().contains(what).then_some(()));
+        eventually(&format!("it says {what:?}"), || self.doing().contains(what));
     }
 }
 
@@ -217,12 +217,12 @@ fn during_a_move(moved: Moved, is_durable: bool, fault: impl FnOnce(&mut Scene))
         let said = ask(&scene.router, line);
         assert!(said.code == 0 || is_over(1), "{line}: {}", said.err);
     }
-    eventually("the move is over", || is_over(1).then_some(()));
+    eventually("the move is over", || is_over(1));
     let was_stopped = the_move(&scene.router, 1)["state"] == "stopped";
     if was_stopped {
         // It has said why; nothing hinders another one.
-        eventually("another move is taken", || (ask(&scene.router, &scene.move_command("--goal fast")).code == 0).then_some(()));
-        eventually("it is over", || is_over(2).then_some(()));
+        eventually("another move is taken", || ask(&scene.router, &scene.move_command("--goal fast")).code == 0);
+        eventually("it is over", || is_over(2));
         assert_eq!(the_move(&scene.router, 2)["state"], "done", "{}", report(&scene.router));
     }
     scene.recording.wait_for(100);
@@ -263,34 +263,35 @@ fn no_error(tally: Option<Tally>) {
     assert!(tally.unknown == 0 && tally.broken == 0 && tally.errors.is_empty(), "{tally:?}");
 }
 
+/// One test a line: what moves, whether nodes keep on disk what they have, and what breaks.
+macro_rules! faults {
+    ($($name:ident: ($moved:ident, $durable:literal) $fault:expr;)*) => {
+        $(#[test]
+        fn $name() {
+            during_a_move(Moved::$moved, $durable, $fault);
+        })*
+    };
+}
+
+faults! {
+    the_source_is_killed: (Slots, true) |scene| scene.kill(scene.source);
+    the_target_is_killed: (Slots, true) |scene| scene.kill(scene.target);
+    the_router_is_killed: (Slots, false) Scene::kill_the_router;
+    the_source_stands_still: (Slots, false) |scene| scene.freeze(scene.source);
+    the_target_stands_still: (Slots, false) |scene| scene.freeze(scene.target);
+    connections_to_the_source_break_and_cannot_be_made: (Slots, false) |scene| scene.cut_off(scene.source);
+    connections_to_the_target_break_and_cannot_be_made: (Slots, false) |scene| scene.cut_off(scene.target);
+    what_is_sent_to_the_source_arrives_late: (Slots, false) |scene| scene.delay_what_is_sent(scene.source);
+    what_is_sent_to_the_target_arrives_late: (Slots, false) |scene| scene.delay_what_is_sent(scene.target);
+    what_is_sent_to_the_source_is_lost: (Slots, false) |scene| scene.lose_what_is_sent(scene.source);
+    what_is_sent_to_the_target_is_lost: (Slots, false) |scene| scene.lose_what_is_sent(scene.target);
+    what_the_source_answers_does_not_arrive: (Slots, false) |scene| scene.delay_what_is_answered(scene.source);
+    what_the_target_answers_does_not_arrive: (Slots, false) |scene| scene.delay_what_is_answered(scene.target);
+}
+
 #[test]
 fn without_a_fault_nobody_gets_an_error() {
     no_error(during_a_move(Moved::Slots, false, |_| {}));
-}
-
-#[test]
-fn the_source_is_killed() {
-    during_a_move(Moved::Slots, true, |scene| scene.kill(scene.source));
-}
-
-#[test]
-fn the_target_is_killed() {
-    during_a_move(Moved::Slots, true, |scene| scene.kill(scene.target));
-}
-
-#[test]
-fn the_router_is_killed() {
-    during_a_move(Moved::Slots, false, Scene::kill_the_router);
-}
-
-#[test]
-fn the_source_stands_still() {
-    during_a_move(Moved::Slots, false, |scene| scene.freeze(scene.source));
-}
-
-#[test]
-fn the_target_stands_still() {
-    during_a_move(Moved::Slots, false, |scene| scene.freeze(scene.target));
 }
 
 #[test]
@@ -301,46 +302,6 @@ fn the_router_stands_still() {
         std::thread::sleep(std::time::Duration::from_millis(1500));
         scene.router.process().signal(Signal::CONT);
     });
-}
-
-#[test]
-fn connections_to_the_source_break_and_cannot_be_made() {
-    during_a_move(Moved::Slots, false, |scene| scene.cut_off(scene.source));
-}
-
-#[test]
-fn connections_to_the_target_break_and_cannot_be_made() {
-    during_a_move(Moved::Slots, false, |scene| scene.cut_off(scene.target));
-}
-
-#[test]
-fn what_is_sent_to_the_source_arrives_late() {
-    during_a_move(Moved::Slots, false, |scene| scene.delay_what_is_sent(scene.source));
-}
-
-#[test]
-fn what_is_sent_to_the_target_arrives_late() {
-    during_a_move(Moved::Slots, false, |scene| scene.delay_what_is_sent(scene.target));
-}
-
-#[test]
-fn what_is_sent_to_the_source_is_lost() {
-    during_a_move(Moved::Slots, false, |scene| scene.lose_what_is_sent(scene.source));
-}
-
-#[test]
-fn what_is_sent_to_the_target_is_lost() {
-    during_a_move(Moved::Slots, false, |scene| scene.lose_what_is_sent(scene.target));
-}
-
-#[test]
-fn what_the_source_answers_does_not_arrive() {
-    during_a_move(Moved::Slots, false, |scene| scene.delay_what_is_answered(scene.source));
-}
-
-#[test]
-fn what_the_target_answers_does_not_arrive() {
-    during_a_move(Moved::Slots, false, |scene| scene.delay_what_is_answered(scene.target));
 }
 
 #[test]
@@ -413,44 +374,19 @@ fn the_router_is_killed_before_the_source_has_removed_what_is_on_record() {
 mod of_keys {
     use super::{Moved, Scene, during_a_move, no_error};
 
+    faults! {
+        the_source_is_killed: (Keys, true) |scene| scene.kill(scene.source);
+        the_target_is_killed: (Keys, true) |scene| scene.kill(scene.target);
+        the_router_is_killed: (Keys, false) Scene::kill_the_router;
+        the_source_stands_still: (Keys, false) |scene| scene.freeze(scene.source);
+        the_target_stands_still: (Keys, false) |scene| scene.freeze(scene.target);
+        what_the_source_answers_does_not_arrive: (Keys, false) |scene| scene.delay_what_is_answered(scene.source);
+        what_the_target_answers_does_not_arrive: (Keys, false) |scene| scene.delay_what_is_answered(scene.target);
+    }
+
     #[test]
     fn without_a_fault_nobody_gets_an_error() {
         no_error(during_a_move(Moved::Keys, false, |_| {}));
-    }
-
-    #[test]
-    fn the_source_is_killed() {
-        during_a_move(Moved::Keys, true, |scene| scene.kill(scene.source));
-    }
-
-    #[test]
-    fn the_target_is_killed() {
-        during_a_move(Moved::Keys, true, |scene| scene.kill(scene.target));
-    }
-
-    #[test]
-    fn the_router_is_killed() {
-        during_a_move(Moved::Keys, false, Scene::kill_the_router);
-    }
-
-    #[test]
-    fn the_source_stands_still() {
-        during_a_move(Moved::Keys, false, |scene| scene.freeze(scene.source));
-    }
-
-    #[test]
-    fn the_target_stands_still() {
-        during_a_move(Moved::Keys, false, |scene| scene.freeze(scene.target));
-    }
-
-    #[test]
-    fn what_the_source_answers_does_not_arrive() {
-        during_a_move(Moved::Keys, false, |scene| scene.delay_what_is_answered(scene.source));
-    }
-
-    #[test]
-    fn what_the_target_answers_does_not_arrive() {
-        during_a_move(Moved::Keys, false, |scene| scene.delay_what_is_answered(scene.target));
     }
 
     #[test]

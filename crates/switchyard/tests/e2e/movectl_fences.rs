@@ -54,7 +54,7 @@ fn what_an_aborted_move_has_sent_is_not_executed_in_the_next_one() {
     // Of this key: a move tries the command at its target before it begins.
     target.hold_from(format!("UNLINK\r\n${}\r\n{key}", key.len()).as_bytes());
     scene.move_slot("");
-    eventually("a removal is under way", || target.holds_one().then_some(()));
+    eventually("a removal is under way", || target.holds_one());
     target.refuse(true);
     eventually("it is given up", || the_move(&scene.router, 1)["doing"].as_str()?.contains("waiting for").then_some(()));
     done(&scene.router, "moves abort 1");
@@ -75,7 +75,7 @@ fn what_a_router_that_was_killed_has_sent_is_not_executed_once_the_next_one_serv
     scene.relays[0].hold_from(b"late");
     let mut client = scene.client();
     client.post(&format!("SET {key} late"));
-    eventually("it is under way", || scene.relays[0].holds_one().then_some(()));
+    eventually("it is under way", || scene.relays[0].holds_one());
     scene.router.process_mut().kill();
     let addresses: Vec<SocketAddr> = scene.relays.iter().map(Relay::address).collect();
     scene.router.start_again(&addresses);
@@ -98,7 +98,7 @@ fn functions_that_an_aborted_move_has_sent_do_not_come_back() {
     assert_eq!(scene.nodes[1].client().call(&["FUNCTION", "LOAD", "REPLACE", &library(0)]), bulk("library"));
     target.hold_from(b"$8\r\nFUNCTION\r\n$7\r\nRESTORE");
     scene.move_slot("");
-    eventually("they are under way", || target.holds_one().then_some(()));
+    eventually("they are under way", || target.holds_one());
     target.refuse(true);
     eventually("it is given up", || the_move(&scene.router, 1)["doing"].as_str()?.contains("waiting for").then_some(()));
     done(&scene.router, "moves abort 1");
@@ -110,7 +110,7 @@ fn functions_that_an_aborted_move_has_sent_do_not_come_back() {
     let (from, to) = (scene.relays[0].address(), scene.relays[2].address());
     done(&scene.router, &format!("move --from {from} --to {to} --slots 1 --wait"));
     target.refuse(false);
-    eventually("they are replaced", || (change(&mut client) == bulk("library")).then_some(()));
+    eventually("they are replaced", || change(&mut client) == bulk("library"));
     target.release();
     assert_eq!(scene.nodes[1].cmd("FCALL f 0"), Value::Int(2));
 }

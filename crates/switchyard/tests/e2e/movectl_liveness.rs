@@ -21,8 +21,7 @@ struct Scene {
 
 impl Scene {
     fn start() -> Option<Scene> {
-        let node =
-            NodeOptions { args: ["--appendonly", "yes", "--appendfsync", "always"].map(str::to_owned).to_vec(), ..NodeOptions::default() };
+        let node = NodeOptions::args(&["--appendonly", "yes", "--appendfsync", "always"]);
         let args = ["--set", "moves.big-key=0"].map(str::to_owned).to_vec();
         let router = RouterOptions { args, nodes_may_be_down: true, ..RouterOptions::default() };
         let site = Site::router_only(2, &SiteOptions { node, router })?;
@@ -115,7 +114,7 @@ fn what_the_source_still_has_is_served_when_the_target_is_gone() {
     let mut client = scene.site.client();
     let key = scene.key(number);
     let served = |client: &mut Client, say: &str| {
-        eventually(say, || (client.cmd(&format!("SET {key} {say}")) == ok()).then_some(()));
+        eventually(say, || client.cmd(&format!("SET {key} {say}")) == ok());
         assert_eq!(client.cmd(&format!("GET {key}")), bulk(say));
     };
     served(&mut client, "once");

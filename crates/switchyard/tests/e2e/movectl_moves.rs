@@ -6,7 +6,9 @@ use rustix::process::{Resource, Rlimit, Signal};
 use serde_json::Value as Json;
 
 use crate::movectl::{done, json, names, owns, refused, slots};
-use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, encode, int, ok};
+use crate::support::{
+    Client, Node, NodeOptions, Probed, Router, RouterOptions, Site, SiteOptions, Value, bulk, encode, http, int, ok, until_within,
+};
 
 /// So many keys make a move that is still under way when somebody looks.
 const KEYS: usize = 12_000;
@@ -38,8 +40,16 @@ fn all_there(client: &mut Client) {
     }
 }
 
+/// What `switchyard moves --json` prints, without a process for each look.
+#[track_caller]
 pub(crate) fn report(router: &Router) -> Json {
-    json(router, "moves")
+    report_at(router.admin())
+}
+
+/// The same by the address of the admin port.
+#[track_caller]
+fn report_at(admin: SocketAddr) -> Json {
+    serde_json::from_str(&http::get(admin, "/api/v1/moves").1).expect("JSON")
 }
 
 /// The move of that number, wherever it is listed.
@@ -56,15 +66,8 @@ pub(crate) fn wait_for(router: &Router, id: u64, state: &str) -> Json {
 
 /// Waits as `until` does, but longer: on a busy machine a move goes slowly on purpose.
 #[track_caller]
-pub(crate) fn eventually<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(240);
-    loop {
-        if let Some(value) = probe() {
-            return value;
-        }
-        assert!(std::time::Instant::now() < end, "waited in vain until {what}");
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    }
+pub(crate) fn eventually<P: Probed>(what: &str, probe: impl FnMut() -> P) -> P::Found {
+    until_within(std::time::Duration::from_secs(240), what, probe)
 }
 
 fn total(node: &Node) -> i64 {
@@ -84,7 +87,7 @@ fn a_move_is_asked_for_and_watched_and_done() {
     all_there(&mut client);
     let ended = the_move(site.router(), 1);
     assert_eq!((&ended["state"], &ended["slots_done"]), (&Json::from("done"), &Json::from(8192)), "{ended}");
-    let report = report(site.router());
+    let report = json(site.router(), "moves");
     assert!(report["journal"]["records"].as_u64() > Some(0) && report["journal"]["syncs"].as_u64() > Some(0), "{report}");
     assert!(report["journal"]["length"].as_u64() < Some(4096), "what is over is not kept: {report}");
     let metrics = site.router().metrics();
@@ -127,7 +130,7 @@ fn a_move_that_is_paused_stands_still_and_one_that_is_aborted_ends() {
     eventually("it stands still", || {
         let keys = the_move(router, 1)["keys_moved"].as_u64().unwrap_or(0);
         std::thread::sleep(std::time::Duration::from_millis(300));
-        (std::mem::replace(&mut last, keys) == keys).then_some(())
+        std::mem::replace(&mut last, keys) == keys
     });
     all_there(&mut client);
     done(router, "moves resume 1");
@@ -173,7 +176,7 @@ fn keys_that_are_nowhere_are_answered_while_their_slot_is_on_its_way() {
         assert_eq!(client.cmd("SET {b}deleted 1"), ok());
         assert_eq!(client.cmd("DEL {b}deleted"), int(1));
         assert_eq!(client.cmd("SET {b}expired 1 PX 1"), ok());
-        eventually("it expires", || (client.cmd("GET {b}expired") == Value::Nil).then_some(()));
+        eventually("it expires", || client.cmd("GET {b}expired") == Value::Nil);
         assert_eq!(client.cmd("MGET {b}deleted {b}expired {b}never1"), Value::Array(vec![Value::Nil, Value::Nil, Value::Nil]));
     }
     let paused = the_move(router, 1);
@@ -302,7 +305,7 @@ fn a_full_disk_delays_moves_and_nobody_else() {
     let [listen, admin] = [(); 2].map(|()| SocketAddr::from(([127, 0, 0, 1], crate::support::ports::free())));
     let rival = site.router().start_beside(&RouterOptions::default(), listen, admin, &disk.0.path().join("state"));
     let mut client = eventually("it serves", || Client::try_connect(listen).ok());
-    eventually("its nodes are up", || client.cmd("DBSIZE").error().is_none().then_some(()));
+    eventually("its nodes are up", || client.cmd("DBSIZE").error().is_none());
     fill(&mut client);
     let names = names(&site);
     let move_to = |from: usize, to: usize, wait: &str| {
@@ -325,18 +328,18 @@ fn a_full_disk_delays_moves_and_nobody_else() {
     // In the middle of a move: the leg under way ends in the room that was kept for it, or waits; nobody's command fails.
     let said = move_to(1, 0, " --goal balanced --max-rate 300k");
     assert_eq!(said.code, 0, "{}", said.err);
-    let report = || -> Json { serde_json::from_str(&crate::movectl::ask_at(admin, "moves --json").out).expect("JSON") };
+    let report = || report_at(admin);
     eventually("keys move", || report()["moves"][0]["keys_moved"].as_u64().filter(|keys| *keys > 0));
     let _ = std::fs::write(&filler, vec![0; 16 << 20]);
     eventually("it says what it waits for", || {
         let report = report();
         let doing = report["moves"][0]["doing"].as_str().unwrap_or_default().to_owned();
-        (report["journal"]["trouble"].is_string() || doing.contains("cannot be")).then_some(())
+        report["journal"]["trouble"].is_string() || doing.contains("cannot be")
     });
     all_there(&mut client);
     assert_eq!(client.cmd("SET during 2"), ok());
     std::fs::remove_file(&filler).expect("removed");
-    eventually("it goes on by itself", || report()["moves"].as_array().is_some_and(Vec::is_empty).then_some(()));
+    eventually("it goes on by itself", || report()["moves"].as_array().is_some_and(Vec::is_empty));
     let ended = report()["ended"].as_array().and_then(|ended| ended.last().cloned()).expect("it has ended");
     assert_eq!(ended["state"], "done", "{ended}");
     assert!(report()["journal"]["trouble"].is_null());
@@ -356,7 +359,7 @@ fn a_router_that_starts_on_a_full_disk_serves_and_says_so() {
     let start = || {
         let rival = site.router().start_beside(&RouterOptions::default(), listen, admin, &disk.0.path().join("state"));
         let mut client = eventually("it serves", || Client::try_connect(listen).ok());
-        eventually("its nodes are up", || client.cmd("DBSIZE").error().is_none().then_some(()));
+        eventually("its nodes are up", || client.cmd("DBSIZE").error().is_none());
         (rival, client)
     };
     let (mut rival, mut client) = start();
@@ -374,16 +377,16 @@ fn a_router_that_starts_on_a_full_disk_serves_and_says_so() {
     assert!(rival.log().contains("The one of an earlier start is kept"), "{}", rival.log());
     let status = crate::movectl::ask_at(admin, "status").out;
     assert!(status.contains("the state directory needs a look") && status.contains("no move can begin before"), "{status}");
-    let (code, ready) = crate::support::http::get(admin, "/readyz");
+    let (code, ready) = http::get(admin, "/readyz");
     assert!(code == 200 && ready.contains("free for the state directory"), "it serves, and says what is wrong: {ready}");
-    let metrics = || crate::support::http::get(admin, "/metrics").1;
+    let metrics = || http::get(admin, "/metrics").1;
     assert!(metrics().contains("switchyard_state_directory_trouble 1\n"));
     // Its token is that of the start before, so the command line is let in.
     let said = crate::movectl::ask_at(admin, "moves pause 7").err;
     assert!(said.contains("there is no move 7"), "{said}");
     std::fs::remove_file(&filler).expect("removed");
     let _ = std::fs::remove_file(disk.0.path().join("more"));
-    eventually("all is well again", || crate::movectl::ask_at(admin, "status").out.contains("ready: every slot is served").then_some(()));
+    eventually("all is well again", || crate::movectl::ask_at(admin, "status").out.contains("ready: every slot is served"));
     assert!(metrics().contains("switchyard_state_directory_trouble 0\n"));
 }
 
@@ -391,7 +394,7 @@ fn a_router_that_starts_on_a_full_disk_serves_and_says_so() {
 fn a_leg_whose_records_cannot_be_written_waits_and_goes_on_by_itself() {
     let args = vec!["--set".to_owned(), "nodes.command-timeout=1s".to_owned()];
     let router = RouterOptions { args, ..RouterOptions::default() };
-    let Some(site) = Site::router_only(2, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    let Some(site) = Site::router_only(2, &SiteOptions::router(router)) else { return };
     let names = names(&site);
     fill(&mut site.client());
     let router = site.router();

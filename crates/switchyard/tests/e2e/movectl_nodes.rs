@@ -54,7 +54,7 @@ fn nodes_over_tls_take_part() {
         own.certificate,
         own.key,
     );
-    let router = Router::start(&[], &RouterOptions { config, ..RouterOptions::default() });
+    let router = Router::start(&[], &RouterOptions::config(config));
     fill(&mut Client::connect(router.address()));
     let (one, other) = (first_at.to_string(), second_at.to_string());
     done(&router, &format!("move --from {one} --to {other} --all --goal fast --wait"));
@@ -113,7 +113,7 @@ impl Groups {
                 names.push(group[0].address().to_string());
             }
         }
-        let router = Router::start(&[], &RouterOptions { config, ..RouterOptions::default() });
+        let router = Router::start(&[], &RouterOptions::config(config));
         Groups { router, servers, sentinels: all_sentinels, names }
     }
 
@@ -153,7 +153,7 @@ fn who_reads_from_replicas_misses_no_key_that_moves() {
     fill(&mut Client::connect(groups.router.address()));
     let replica = &groups.servers[1][1];
     (0..2).for_each(|place| groups.settle(place));
-    until("replicas are read", || (groups.is_read(0) && groups.is_read(1)).then_some(()));
+    until("replicas are read", || groups.is_read(0) && groups.is_read(1));
     let moved = total(&groups.servers[0][0]);
     let stop = AtomicBool::new(false);
     let reads = std::thread::scope(|scope| {
@@ -181,7 +181,7 @@ fn who_reads_from_replicas_misses_no_key_that_moves() {
         assert!(!groups.is_read(1), "{}", groups.listed(1));
         std::thread::sleep(Duration::from_millis(200));
         assert_eq!(replica.cmd("CLIENT UNPAUSE"), ok());
-        until("it is read again", || groups.is_read(1).then_some(()));
+        until("it is read again", || groups.is_read(1));
         std::thread::sleep(Duration::from_millis(200));
         stop.store(true, Ordering::Relaxed);
         readers.into_iter().map(|reader| reader.join().expect("nobody missed a key")).sum::<u64>()
@@ -221,7 +221,7 @@ fn fails_over(failover: &Failover) {
     fill(&mut Client::connect(groups.router.address()));
     (0..2).for_each(|place| groups.settle(place));
     // The primaries' replication ids are known by then: a successor proves its descent by them.
-    until("replicas are known", || (groups.is_read(place)).then_some(()));
+    until("replicas are known", || groups.is_read(place));
     if is_behind {
         assert_eq!(groups.servers[place][1].cmd("CLIENT PAUSE 600000 WRITE"), ok());
     }
@@ -242,9 +242,7 @@ fn fails_over(failover: &Failover) {
     }
     groups.servers[place][0].kill();
     if !by_sentinels {
-        eventually("it waits", || {
-            the_move(&groups.router, 1)["doing"].as_str().is_some_and(|doing| doing.contains("waiting for")).then_some(())
-        });
+        eventually("it waits", || the_move(&groups.router, 1)["doing"].as_str().is_some_and(|doing| doing.contains("waiting for")));
         let promoted = &groups.servers[place][1];
         assert_eq!(promoted.cmd("REPLICAOF NO ONE"), ok());
         promoted.cmd("CLIENT UNPAUSE");
@@ -335,7 +333,7 @@ fn nothing_moves_between_two_names_of_one_server() {
     second.kill();
     let _relay = Relay::start_at(other, one);
     let mut client = Client::connect(router.address());
-    until("both names are served", || (client.cmd("DBSIZE") == int(0)).then_some(()));
+    until("both names are served", || client.cmd("DBSIZE") == int(0));
     fill(&mut client);
     for more in ["", " --purge-target"] {
         let said = refused(&router, &format!("move --from {one} --to {other} --all{more}"));
@@ -355,12 +353,12 @@ fn a_node_that_is_lost_with_its_slots_is_replaced_by_an_empty_server_and_removed
         let replicas = replica.map_or_else(String::new, |node| format!("replicas = [\"{}\"]\n", node.address()));
         format!("[[node]]\naddress = \"{}\"\n[[node]]\naddress = \"{}\"\n{replicas}", names[0], names[1])
     };
-    let router = Router::start(&[], &RouterOptions { config: config(None), ..RouterOptions::default() });
+    let router = Router::start(&[], &RouterOptions::config(config(None)));
     fill(&mut Client::connect(router.address()));
     let lost = total(&nodes[1]);
     assert!(lost > 0);
     nodes[1].kill();
-    until("it is known to be away", || done(&router, "status").contains("is down").then_some(()));
+    until("it is known to be away", || done(&router, "status").contains("is down"));
     // Each says the way, and does not send anybody to the other.
     for line in ["nodes drain", "nodes remove"] {
         let text = refused(&router, &format!("{line} {}", names[1]));
@@ -373,9 +371,9 @@ fn a_node_that_is_lost_with_its_slots_is_replaced_by_an_empty_server_and_removed
     std::fs::write(router.config_file(), config(Some(&empty))).expect("configuration");
     router.process().signal(rustix::process::Signal::HUP);
     let accept = format!("nodes accept {}", names[1]);
-    eventually("the empty server can be accepted", || (ask(&router, &accept).code == 0).then_some(()));
+    eventually("the empty server can be accepted", || ask(&router, &accept).code == 0);
     let drain = format!("nodes drain {} --goal fast --wait", names[1]);
-    eventually("it can be drained", || (ask(&router, &drain).code == 0).then_some(()));
+    eventually("it can be drained", || ask(&router, &drain).code == 0);
     done(&router, &format!("nodes remove {}", names[1]));
     assert_eq!(Client::connect(router.address()).cmd("DBSIZE").int(), KEYS as i64 - lost);
     let report = json(&router, "nodes list");

@@ -24,7 +24,7 @@ impl Scene {
     pub(crate) fn with(config: &str) -> Option<Scene> {
         // With the commands that count and name keys of a slot.
         let router = RouterOptions { args: vec!["--cluster".to_owned()], config: config.to_owned(), ..RouterOptions::default() };
-        let site = Site::router_only(2, &SiteOptions { router, ..SiteOptions::default() })?;
+        let site = Site::router_only(2, &SiteOptions::router(router))?;
         let names = names(&site);
         Some(Scene { low: usize::from(names[1] < names[0]), site })
     }
@@ -249,13 +249,13 @@ fn who_waits_or_watches_is_not_forgotten_when_a_key_moves() {
     assert_eq!(watches.cmd("WATCH {t}k"), ok());
     let (owner, other) = scene.nodes_of("{t}");
     let waits = |node: &Node| node.cmd("INFO clients").text().contains("blocked_clients:3");
-    crate::support::until("they wait", || waits(owner).then_some(()));
+    crate::support::until("they wait", || waits(owner));
     scene.part("{t}queue");
     scene.part("{t}k");
     let answer = both.reply();
     assert!(answer.error().is_some_and(|text| text.starts_with("CROSSSLOT")), "its keys are parted: {answer:?}");
     let waiting = |node: &Node, count: u32| node.cmd("INFO clients").text().contains(&format!("blocked_clients:{count}\r"));
-    crate::support::until("each waits where its key lives", || (waiting(owner, 1) && waiting(other, 1)).then_some(()));
+    crate::support::until("each waits where its key lives", || waiting(owner, 1) && waiting(other, 1));
     client.cmd("RPUSH {t}other o");
     client.cmd("RPUSH {t}queue q");
     assert_eq!(pops.reply().items(), [bulk("{t}queue"), bulk("q")]);

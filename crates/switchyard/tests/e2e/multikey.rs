@@ -129,8 +129,7 @@ fn split_commands_in_a_pipeline_keep_their_places() {
 #[test]
 fn within_a_slot_everything_works_and_across_slots_nothing_changes() {
     // What may be served across slots is in `cross_slot.rs`; here it is switched off.
-    let router = RouterOptions { args: vec!["--set".into(), "clients.cross-slot-max=0".into()], ..RouterOptions::default() };
-    let Some(site) = Site::router_only(3, &SiteOptions { router, ..SiteOptions::default() }) else {
+    let Some(site) = Site::router_only(3, &SiteOptions::router(RouterOptions::args(&["--set", "clients.cross-slot-max=0"]))) else {
         return;
     };
     let mut client = site.client();

@@ -6,8 +6,7 @@ use crate::support::client::PATIENCE;
 use crate::support::{Client, Node, RouterOptions, Site, SiteOptions, Value, bulk, direct, int, ok, simple, until};
 
 fn site(nodes: usize, args: &[&str]) -> Option<Site> {
-    let router = RouterOptions { args: args.iter().map(|a| (*a).to_owned()).collect(), ..RouterOptions::default() };
-    Site::router_only(nodes, &SiteOptions { router, ..SiteOptions::default() })
+    Site::router_only(nodes, &SiteOptions::router(RouterOptions::args(args)))
 }
 
 #[test]
@@ -195,11 +194,9 @@ fn config_set_changes_the_routers_own_settings() {
     let users = dir.path().join("users");
     std::fs::write(&users, "user default on nopass ~* &* +@all\nuser app on nopass ~* &* +@all -@admin\n").expect("written");
     std::fs::set_permissions(&users, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("mode");
-    let options = SiteOptions {
-        router: RouterOptions { config: format!("[clients]\nusers-file = {users:?}\nmax-clients = 500\n"), ..RouterOptions::default() },
-        ..SiteOptions::default()
+    let Some(site) = Site::router_only(2, &SiteOptions::config(format!("[clients]\nusers-file = {users:?}\nmax-clients = 500\n"))) else {
+        return;
     };
-    let Some(site) = Site::router_only(2, &options) else { return };
     let mut operator = site.client();
     let mut app = site.client();
     assert_eq!(app.cmd("AUTH app x"), ok());
@@ -215,7 +212,7 @@ fn config_set_changes_the_routers_own_settings() {
         // Whichever worker a client is at.
         for _ in 0..8 {
             let mut other = site.client();
-            until(name, || (get(&mut other, name) == bulk(value)).then_some(()));
+            until(name, || get(&mut other, name) == bulk(value));
         }
     }
     assert_eq!(operator.cmd("INFO clients").text().lines().find(|l| l.starts_with("maxclients:")), Some("maxclients:600"));
@@ -252,7 +249,7 @@ fn config_set_changes_the_routers_own_settings() {
     });
     // The file's values come back with a reload.
     site.router().process().signal(rustix::process::Signal::HUP);
-    until("the file's values hold", || (get(&mut operator, "maxclients") == bulk("500")).then_some(()));
+    until("the file's values hold", || get(&mut operator, "maxclients") == bulk("500"));
     assert_eq!(get(&mut operator, "slowlog-max-len"), bulk("128"));
 }
 
@@ -268,7 +265,7 @@ fn saves_are_begun_at_every_node() {
         // Only two of them are newer: nothing may be taken for saved that one node has not.
         until("two nodes have a newer save", || {
             site.nodes()[1..].iter().for_each(|n| drop(n.cmd("SAVE")));
-            site.nodes()[1..].iter().all(|n| saved(n) > before).then_some(())
+            site.nodes()[1..].iter().all(|n| saved(n) > before)
         });
         assert_eq!(client.cmd("LASTSAVE").int(), before);
     }
@@ -276,11 +273,11 @@ fn saves_are_begun_at_every_node() {
     until("every node has saved", || {
         let reply = client.cmd("BGSAVE");
         assert!(reply == simple("Background saving started") || reply.error().is_some_and(|e| e.contains("in progress")), "{reply:?}");
-        (client.cmd("LASTSAVE").int() > before && site.nodes().iter().all(|n| saved(n) > before)).then_some(())
+        client.cmd("LASTSAVE").int() > before && site.nodes().iter().all(|n| saved(n) > before)
     });
     until("no save is under way", || {
         let done = |node: &Node| node.cmd("INFO persistence").text().contains("rdb_bgsave_in_progress:0");
-        site.nodes().iter().all(done).then_some(())
+        site.nodes().iter().all(done)
     });
     let reply = client.cmd("BGREWRITEAOF").text();
     assert!(reply.starts_with("Background append only file rewriting"), "{reply}");

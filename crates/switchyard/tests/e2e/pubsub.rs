@@ -291,9 +291,7 @@ fn shard_channels_live_at_the_owner_of_their_slot() {
         assert_eq!(publisher.cmd(&format!("PUBLISH {name} x")), int(0));
     }
     drop(client);
-    until("the nodes have lost their subscriptions", || {
-        site.nodes().iter().all(|n| n.cmd("PUBSUB SHARDCHANNELS").items().is_empty()).then_some(())
-    });
+    until("the nodes have lost their subscriptions", || site.nodes().iter().all(|n| n.cmd("PUBSUB SHARDCHANNELS").items().is_empty()));
 }
 
 #[test]
@@ -318,7 +316,7 @@ fn scripts_and_publishers_at_a_node_reach_the_routers_clients() {
     beside.cmd("SUBSCRIBE events");
     until("the node has forgotten the probes", || {
         let count = publisher.cmd("PUBLISH events x").int();
-        (count == 2).then_some(())
+        count == 2
     });
 }
 
@@ -352,8 +350,7 @@ fn keyspace_notifications_come_from_all_nodes() {
 
 #[test]
 fn subscriptions_come_back_with_their_node() {
-    let router = RouterOptions { config: "[clients]\non-missed-messages = \"continue\"\n".into(), ..RouterOptions::default() };
-    let Some(mut site) = Site::router_only(3, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    let Some(mut site) = Site::router_only(3, &SiteOptions::config("[clients]\non-missed-messages = \"continue\"\n")) else { return };
     let mut client = site.client();
     client.post("SUBSCRIBE a b c d");
     client.post("PSUBSCRIBE *");
@@ -367,7 +364,7 @@ fn subscriptions_come_back_with_their_node() {
     site.node_mut(victim).kill();
     let mut other = site.client();
     until("the router has noticed", || other.cmd("PUBLISH a x").error().map(|_| ()));
-    until("the loss is counted", || (metric(&site, "subscriptions_lost_total") >= 5.0).then_some(()));
+    until("the loss is counted", || metric(&site, "subscriptions_lost_total") >= 5.0);
     // Meanwhile: a channel whose owner is down is refused, what concerns all nodes is not.
     let error = until("a connection has found out", || other.cmd("SUBSCRIBE a").error().map(str::to_owned));
     assert!(error.starts_with("NODEDOWN "), "{error}");
@@ -388,12 +385,12 @@ fn subscriptions_come_back_with_their_node() {
                 _ => by_pattern += 1,
             }
         }
-        (by_name > 0 && by_pattern > 0 && late > 0).then_some(())
+        by_name > 0 && by_pattern > 0 && late > 0
     });
     assert!(site.router().process().log().contains("restoring subscriptions at node"));
     // In force again: exactly once per name.
     client.listen(Duration::from_millis(100));
-    until("all workers are back", || (other.cmd("PUBLISH a count").int() == 2).then_some(()));
+    until("all workers are back", || other.cmd("PUBLISH a count").int() == 2);
     client.listen(Duration::from_millis(100));
     client.patience(PATIENCE);
     other.cmd("PUBLISH a last");
@@ -409,19 +406,16 @@ fn owner_of_key(client: &mut Client, key: &str) -> bool {
 
 #[test]
 fn a_node_that_vanished_without_a_word_is_noticed() {
-    let options = SiteOptions {
-        router: RouterOptions {
-            config: "[nodes]\ncommand-timeout = \"300ms\"\n[clients]\non-missed-messages = \"continue\"\n".into(),
-            ..RouterOptions::default()
-        },
-        ..SiteOptions::default()
+    let Some(site) =
+        Site::router_only(1, &SiteOptions::config("[nodes]\ncommand-timeout = \"300ms\"\n[clients]\non-missed-messages = \"continue\"\n"))
+    else {
+        return;
     };
-    let Some(site) = Site::router_only(1, &options) else { return };
     let mut client = site.client();
     client.cmd("SUBSCRIBE a");
     let before = metric(&site, "subscriptions_lost_total");
     site.nodes()[0].freeze();
-    until("the subscription is given up", || (metric(&site, "subscriptions_lost_total") > before).then_some(()));
+    until("the subscription is given up", || metric(&site, "subscriptions_lost_total") > before);
     site.nodes()[0].thaw();
     let mut publisher = site.client();
     until("it is back", || {
@@ -457,17 +451,14 @@ fn who_may_have_missed_messages_is_disconnected() {
     assert_eq!(metric(&site, "clients_cut_missed_total"), 4.0);
     site.node_mut(owner).restart();
     let mut again = site.client();
-    until("it can subscribe again", || again.cmd("SUBSCRIBE a").error().is_none().then_some(()));
-    until("it is heard", || (publisher.cmd("PUBLISH a x") == int(1)).then_some(()));
+    until("it can subscribe again", || again.cmd("SUBSCRIBE a").error().is_none());
+    until("it is heard", || publisher.cmd("PUBLISH a x") == int(1));
     assert_eq!(again.reply(), Value::Array(message("a", "x")));
 }
 
 #[test]
 fn a_slow_subscriber_is_cut_and_hurts_nobody() {
-    let options = SiteOptions {
-        node: NodeOptions::default(),
-        router: RouterOptions { config: "[clients]\npush-limit = \"1mb\"\n".into(), ..RouterOptions::default() },
-    };
+    let options = SiteOptions { node: NodeOptions::default(), router: RouterOptions::config("[clients]\npush-limit = \"1mb\"\n") };
     let Some(site) = Site::router_only(2, &options) else { return };
     let mut slow: Vec<Client> = (0..4).map(|i| if i % 2 == 0 { site.client() } else { three(&site) }).collect();
     let mut good: Vec<Client> = (0..4).map(|_| site.client()).collect();
@@ -507,8 +498,7 @@ fn a_slow_subscriber_is_cut_and_hurts_nobody() {
 #[test]
 fn a_subscriber_that_stays_behind_is_cut_in_the_end() {
     let config = "[clients]\npush-limit = \"256mb\"\npush-soft-limit = \"64kb\"\npush-soft-time = \"500ms\"\n";
-    let router = RouterOptions { config: config.into(), ..RouterOptions::default() };
-    let Some(site) = Site::router_only(1, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    let Some(site) = Site::router_only(1, &SiteOptions::config(config)) else { return };
     let (mut slow, mut good, mut late) = (site.client(), site.client(), site.client());
     for client in [&mut slow, &mut good] {
         client.cmd("SUBSCRIBE firehose");
@@ -519,7 +509,7 @@ fn a_subscriber_that_stays_behind_is_cut_in_the_end() {
         assert_eq!(publisher.call(&["PUBLISH", "firehose", &payload]), int(2));
         assert_eq!(good.reply().items()[2].bytes().len(), payload.len());
     }
-    until("the one that does not read is cut", || (metric(&site, "clients_cut_push_total") == 1.0).then_some(()));
+    until("the one that does not read is cut", || metric(&site, "clients_cut_push_total") == 1.0);
     assert!(slow.closed_within(PATIENCE));
     assert!(site.router().process().log().contains("clients.push-soft-limit"));
     // Who was behind for a moment only is not: not when it happens, and not when it happens again.
@@ -561,7 +551,7 @@ fn info_counts_what_is_subscribed_to() {
     assert_eq!(fields(), ["5", "2", "0", "1"]);
     clients[1].cmd("RESET");
     clients.truncate(2);
-    until("they have gone", || (fields() == ["0", "0", "0", "0"]).then_some(()));
+    until("they have gone", || fields() == ["0", "0", "0", "0"]);
 }
 
 #[test]
@@ -598,8 +588,10 @@ fn large_messages_pass_and_never_break_a_reply() {
 
 #[test]
 fn thousands_of_subscribers_share_one_connection_per_worker_and_node() {
-    let options = SiteOptions { router: RouterOptions { open_files: Some(8192), ..RouterOptions::default() }, ..SiteOptions::default() };
-    let Some(site) = Site::router_only(2, &options) else { return };
+    let Some(site) = Site::router_only(2, &SiteOptions::router(RouterOptions { open_files: Some(8192), ..RouterOptions::default() }))
+    else {
+        return;
+    };
     let mut clients: Vec<Client> = (0..1500).map(|_| site.client()).collect();
     for (i, client) in clients.iter_mut().enumerate() {
         client.post(&format!("SUBSCRIBE all own-{i}"));
@@ -641,7 +633,7 @@ fn thousands_of_subscribers_share_one_connection_per_worker_and_node() {
     drop((many, clients));
     until("everything is given up at the nodes", || {
         let left = |n: &Node| n.cmd("PUBSUB CHANNELS").items().len() as i64 + n.cmd("PUBSUB NUMPAT").int();
-        site.nodes().iter().all(|n| left(n) == 0).then_some(())
+        site.nodes().iter().all(|n| left(n) == 0)
     });
     assert_eq!(metric(&site, "subscriptions"), 0.0);
     assert_eq!(metric(&site, "node_subscriptions"), 0.0);
@@ -650,11 +642,7 @@ fn thousands_of_subscribers_share_one_connection_per_worker_and_node() {
 
 #[test]
 fn subscriptions_of_a_client_are_bounded() {
-    let options = SiteOptions {
-        router: RouterOptions { config: "[clients]\nsubscriptions-max = 10\n".into(), ..RouterOptions::default() },
-        ..SiteOptions::default()
-    };
-    let Some(site) = Site::router_only(1, &options) else { return };
+    let Some(site) = Site::router_only(1, &SiteOptions::config("[clients]\nsubscriptions-max = 10\n")) else { return };
     let mut client = site.client();
     client.post("SUBSCRIBE 1 2 3 4 5 6 7 8 9");
     for count in 1..=9 {
@@ -721,11 +709,7 @@ fn client_list_shows_subscribers() {
 
 #[test]
 fn subscribers_are_not_idle() {
-    let options = SiteOptions {
-        router: RouterOptions { config: "[clients]\nidle-timeout = \"300ms\"\n".into(), ..RouterOptions::default() },
-        ..SiteOptions::default()
-    };
-    let Some(site) = Site::router_only(1, &options) else { return };
+    let Some(site) = Site::router_only(1, &SiteOptions::config("[clients]\nidle-timeout = \"300ms\"\n")) else { return };
     let mut subscriber = site.client();
     subscriber.cmd("SUBSCRIBE a");
     let mut idle = site.client();

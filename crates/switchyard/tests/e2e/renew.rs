@@ -26,7 +26,7 @@ fn changed_credentials_reach_every_connection_and_no_request_is_lost() {
     let options = NodeOptions { args: vec!["--requirepass".into(), "old".into()], ..NodeOptions::default() };
     let nodes = [Node::start(&options), Node::start(&options)];
     let addresses: Vec<_> = nodes.iter().map(Node::address).collect();
-    let router = Router::start(&addresses, &RouterOptions { config: config("old", None), ..RouterOptions::default() });
+    let router = Router::start(&addresses, &RouterOptions::config(config("old", None)));
     for node in &nodes {
         let mut client = node.client();
         client.call(&["AUTH", "old"]);
@@ -66,7 +66,7 @@ fn changed_credentials_reach_every_connection_and_no_request_is_lost() {
         std::fs::write(router.config_file(), config("new", Some("router"))).expect("the configuration");
         router.process().signal(Signal::HUP);
         until("all connections have the new user", || {
-            nodes.iter().all(|n| connections(n, "old", "default") == 0 && connections(n, "old", "router") > 0).then_some(())
+            nodes.iter().all(|n| connections(n, "old", "default") == 0 && connections(n, "old", "router") > 0)
         });
         std::thread::sleep(Duration::from_millis(300));
         stop.store(true, Ordering::Relaxed);
@@ -76,7 +76,7 @@ fn changed_credentials_reach_every_connection_and_no_request_is_lost() {
     // Credentials that a node refuses do not replace those that work.
     std::fs::write(router.config_file(), config("wrong", Some("router"))).expect("the configuration");
     router.process().signal(Signal::HUP);
-    until("it is told", || router.process().log().contains("keep the old credentials").then_some(()));
+    until("it is told", || router.process().log().contains("keep the old credentials"));
     let mut client = Client::connect(router.address());
     for i in 0..20 {
         assert_eq!(client.cmd(&format!("SET after{i} v")), ok());

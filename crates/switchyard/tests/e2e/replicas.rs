@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crate::support::process::tied;
-use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, SiteOptions, Value, bulk, direct, ok, until};
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Value, bulk, direct, ok, until};
 
 /// A primary with replicas that have caught up.
 pub(crate) fn group(replicas: usize) -> Vec<Node> {
@@ -27,7 +27,7 @@ pub(crate) fn follow(node: &Node, primary: SocketAddr) {
 pub(crate) fn caught_up(replica: &Node) {
     until("the replica follows", || {
         let info = replica.cmd("INFO replication").text();
-        (info.contains("master_link_status:up") && info.contains("master_sync_in_progress:0")).then_some(())
+        info.contains("master_link_status:up") && info.contains("master_sync_in_progress:0")
     });
 }
 
@@ -35,7 +35,7 @@ pub(crate) fn caught_up(replica: &Node) {
 fn router(nodes: &[Node], config: &str) -> Router {
     let replicas: Vec<String> = nodes[1..].iter().map(|n| format!("\"{}\"", n.address())).collect();
     let config = format!("{config}\n[[node]]\naddress = \"{}\"\nreplicas = [{}]\n", nodes[0].address(), replicas.join(", "));
-    Router::start(&[nodes[0].address()], &RouterOptions { config, ..SiteOptions::default().router })
+    Router::start(&[nodes[0].address()], &RouterOptions::config(config))
 }
 
 /// How often a node executed a command for somebody who is no replication link.
@@ -64,10 +64,10 @@ fn reads_go_where_the_policy_says() {
     let router = router(&nodes, "[clients]\nreads = \"prefer-replica\"");
     let mut client = Client::connect(router.address());
     assert_eq!(client.cmd("SET k v"), ok());
-    until("the replica has it", || (nodes[1].cmd("GET k") == bulk("v")).then_some(()));
+    until("the replica has it", || nodes[1].cmd("GET k") == bulk("v"));
     until("the replica is read", || {
         assert_eq!(client.cmd("STRLEN k").int(), 1);
-        (calls(&nodes[1], "strlen") > 0).then_some(())
+        calls(&nodes[1], "strlen") > 0
     });
     // From now on every read goes there, and every write to the primary, in any pipeline.
     let (reads, primary_reads) = (calls(&nodes[1], "strlen"), calls(&nodes[0], "strlen"));
@@ -88,7 +88,7 @@ fn reads_go_where_the_policy_says() {
 
     // Without the replica the primary is read. Nothing but what was on its way may fail.
     nodes[1].kill();
-    until("the primary is read", || (client.cmd("GET k") == bulk("v")).then_some(()));
+    until("the primary is read", || client.cmd("GET k") == bulk("v"));
     for _ in 0..200 {
         assert_eq!(client.cmd("GET k").text(), "v");
     }
@@ -97,7 +97,7 @@ fn reads_go_where_the_policy_says() {
     caught_up(&nodes[1]);
     until("the replica is read again", || {
         assert_eq!(client.cmd("STRLEN k").int(), 1);
-        (calls(&nodes[1], "strlen") > 0).then_some(())
+        calls(&nodes[1], "strlen") > 0
     });
 }
 
@@ -112,7 +112,7 @@ fn a_listener_has_its_own_policy_and_replica_means_replica() {
     let mut writer = Client::connect(router.address());
     assert_eq!(writer.cmd("SET k v"), ok());
     let mut reader = Client::connect(SocketAddr::from(([127, 0, 0, 1], second)));
-    until("the replica answers", || (reader.cmd("GET k") == bulk("v")).then_some(()));
+    until("the replica answers", || reader.cmd("GET k") == bulk("v"));
     let before = calls(&nodes[0], "get");
     for _ in 0..20 {
         assert_eq!(reader.cmd("GET k").text(), "v");
@@ -144,12 +144,12 @@ fn a_user_has_its_own_policy() {
     let router = router(&nodes, &format!("[clients]\nusers-file = {:?}\n", users.path()));
     let mut client = Client::connect(router.address());
     assert_eq!(client.cmd("SET k v"), ok());
-    until("the replica has it", || (nodes[1].cmd("GET k") == bulk("v")).then_some(()));
+    until("the replica has it", || nodes[1].cmd("GET k") == bulk("v"));
     let counts = || (calls(&nodes[0], "strlen"), calls(&nodes[1], "strlen"));
     assert_eq!(client.cmd("STRLEN k").int(), 1);
     assert_eq!(counts(), (1, 0));
     assert_eq!(client.cmd("AUTH reports x"), ok());
-    until("the replica is read", || (client.cmd("STRLEN k").error().is_none()).then_some(()));
+    until("the replica is read", || client.cmd("STRLEN k").error().is_none());
     assert_eq!(counts(), (1, 1));
     assert!(client.cmd("ACL LIST").items().iter().any(|line| line.text().ends_with(" reads=replica")));
     assert_eq!(client.cmd("AUTH default x"), ok());
@@ -168,7 +168,7 @@ fn a_promotion_by_hand_is_followed_and_the_old_primary_gets_no_more_writes() {
     for n in 0..100 {
         assert_eq!(client.cmd(&format!("SET k{n} {n}")), ok());
     }
-    until("the replica has all", || (nodes[1].cmd("DBSIZE").int() == 100).then_some(()));
+    until("the replica has all", || nodes[1].cmd("DBSIZE").int() == 100);
     assert_eq!(nodes[1].cmd("REPLICAOF NO ONE"), ok());
     // Two primaries: nobody has said that the new one takes over.
     std::thread::sleep(Duration::from_millis(600));
@@ -202,7 +202,7 @@ fn a_dead_primary_is_replaced_by_the_replica_that_is_promoted() {
     let router = router(&nodes, "");
     let mut client = Client::connect(router.address());
     assert_eq!(client.cmd("SET k v"), ok());
-    until("both have it", || nodes[1..].iter().all(|n| n.cmd("GET k") == bulk("v")).then_some(()));
+    until("both have it", || nodes[1..].iter().all(|n| n.cmd("GET k") == bulk("v")));
     // The observer must have heard the primary's replication id.
     std::thread::sleep(Duration::from_millis(500));
     nodes[0].kill();
@@ -238,7 +238,7 @@ pub(crate) fn sentinels(nodes: &[Node]) -> Vec<Node> {
         until("the Sentinels know each other and the replicas", || {
             let fields = sentinel.cmd("SENTINEL MASTER mymaster");
             let field = |name: &str| fields.field(name).text();
-            (field("num-other-sentinels") == "2" && field("num-slaves") == (nodes.len() - 1).to_string()).then_some(())
+            field("num-other-sentinels") == "2" && field("num-slaves") == (nodes.len() - 1).to_string()
         });
     }
     sentinels
@@ -247,7 +247,7 @@ pub(crate) fn sentinels(nodes: &[Node]) -> Vec<Node> {
 fn router_with_sentinels(sentinels: &[Node], config: &str) -> Router {
     let addresses: Vec<String> = sentinels.iter().map(|s| format!("\"{}\"", s.address())).collect();
     let config = format!("{config}\n[[node]]\nsentinel-master = \"mymaster\"\nsentinels = [{}]\n", addresses.join(", "));
-    Router::start(&[], &RouterOptions { config, ..RouterOptions::default() })
+    Router::start(&[], &RouterOptions::config(config))
 }
 
 /// The port of the primary that a Sentinel names, and the configuration epoch in which it does.
@@ -313,7 +313,7 @@ fn sentinels_fail_over_under_load() {
             .collect();
         std::thread::sleep(Duration::from_millis(500));
         nodes[0].kill();
-        until("a Sentinel announces another primary", || (announced(&sentinels[0]).0 != nodes[0].address().port()).then_some(()));
+        until("a Sentinel announces another primary", || announced(&sentinels[0]).0 != nodes[0].address().port());
         let took = until_writable(&router, "k");
         eprintln!("writable again {took:?} after the announcement");
         nodes[0].restart();
@@ -387,10 +387,10 @@ fn an_old_primary_is_followed_by_word_only(accept: impl Fn(&Router)) {
         router_with_sentinels(&sentinels, "[clients]\ndefault-user-rules = [\"operator\"]\n[nodes]\ncommand-timeout = \"300ms\"\n");
     let (old, new) = (nodes[0].address().port(), nodes[1].address().port());
     assert_eq!(Client::connect(router.address()).cmd("SET k v"), ok());
-    until("the replica has it", || (nodes[1].cmd("GET k") == bulk("v")).then_some(()));
+    until("the replica has it", || nodes[1].cmd("GET k") == bulk("v"));
     nodes[0].kill();
     sentinels[2].kill();
-    until("the router follows", || (followed(&router) == Some(new)).then_some(()));
+    until("the router follows", || followed(&router) == Some(new));
     until_writable(&router, "k");
     // The other Sentinels would tell it, soon.
     sentinels[0].freeze();
@@ -415,7 +415,7 @@ fn an_old_primary_is_followed_by_word_only(accept: impl Fn(&Router)) {
     nodes[1].kill();
     until("an operator's word counts once the primary is gone", || {
         accept(&router);
-        (followed(&router) == Some(old)).then_some(())
+        followed(&router) == Some(old)
     });
     until_writable(&router, "k");
     assert!(calls(&nodes[0], "set") > 0);
@@ -431,7 +431,7 @@ fn who_watches_reads_the_primary() {
     let router = router(&nodes, "[clients]\nreads = \"replica\"");
     let mut client = Client::connect(router.address());
     assert_eq!(client.cmd("SET k 1"), ok());
-    until("the replica is read", || (client.cmd("STRLEN k").error().is_none() && calls(&nodes[1], "strlen") > 0).then_some(()));
+    until("the replica is read", || client.cmd("STRLEN k").error().is_none() && calls(&nodes[1], "strlen") > 0);
     let before = calls(&nodes[1], "get");
     for _ in 0..20 {
         assert_eq!(client.cmd("WATCH k"), ok());
@@ -459,8 +459,8 @@ fn waits_and_watches_end_with_the_primary() {
     assert_eq!(watching.cmd("SET k v"), ok());
     assert_eq!(watching.cmd("WATCH k"), ok());
     waiting.post("BLPOP q 0");
-    until("it waits", || nodes[0].cmd("INFO clients").text().contains("blocked_clients:1").then_some(()));
-    until("the replica has it", || (nodes[1].cmd("GET k") == bulk("v")).then_some(()));
+    until("it waits", || nodes[0].cmd("INFO clients").text().contains("blocked_clients:1"));
+    until("the replica has it", || nodes[1].cmd("GET k") == bulk("v"));
     assert_eq!(nodes[1].cmd("REPLICAOF NO ONE"), ok());
     follow(&nodes[0], nodes[1].address());
     let reply = waiting.reply();
@@ -472,7 +472,7 @@ fn waits_and_watches_end_with_the_primary() {
     watching.cmd("SET k lost");
     assert_eq!(watching.cmd("EXEC"), Value::Nil);
     waiting.post("BLPOP q 0");
-    until("it waits at the new primary", || nodes[1].cmd("INFO clients").text().contains("blocked_clients:1").then_some(()));
+    until("it waits at the new primary", || nodes[1].cmd("INFO clients").text().contains("blocked_clients:1"));
     assert_eq!(watching.cmd("RPUSH q x").int(), 1);
     assert_eq!(waiting.reply().items()[1].text(), "x");
 }

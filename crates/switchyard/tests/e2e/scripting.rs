@@ -149,7 +149,7 @@ fn given_functions() -> ([Node; 2], Relay, Router) {
     let relay = Relay::start(nodes[1].address());
     relay.hold_from(b"RESTORE");
     let router = Router::start(&[nodes[0].address(), relay.address()], &RouterOptions::default());
-    until("the other node is given the functions", || relay.holds_one().then_some(()));
+    until("the other node is given the functions", || relay.holds_one());
     (nodes, relay, router)
 }
 
@@ -170,7 +170,7 @@ fn functions_that_are_removed_while_a_node_is_given_them_do_not_come_back() {
     relay.release();
     assert_eq!(remover.join().expect("told"), ok());
     let given = || nodes[1].cmd("INFO commandstats").text().contains("cmdstat_function|restore");
-    until("the node has been given them", || given().then_some(()));
+    until("the node has been given them", || given());
     assert!(nodes.iter().all(|node| node.cmd("FUNCTION LIST").items().is_empty()));
 }
 

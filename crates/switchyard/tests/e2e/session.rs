@@ -161,7 +161,7 @@ fn a_router_logs_in_at_its_nodes() {
     let args = ["--requirepass", "node secret"].map(str::to_owned).to_vec();
     let options = SiteOptions {
         node: NodeOptions { args, ..NodeOptions::default() },
-        router: RouterOptions { config: "[nodes]\npassword = \"node secret\"\n".into(), ..RouterOptions::default() },
+        router: RouterOptions::config("[nodes]\npassword = \"node secret\"\n"),
     };
     let Some(site) = Site::router_only(2, &options) else {
         return;
@@ -205,7 +205,7 @@ fn a_wrong_node_password_is_an_error_that_names_the_node() {
         let reply = site.client().cmd("GET k");
         let error = reply.expect_error();
         assert!(!error.contains("node secret") && !error.contains("wrong "), "a password in an error: {error}");
-        (error.contains(&name) && (error.contains("WRONGPASS") || error.contains("assword"))).then_some(())
+        error.contains(&name) && (error.contains("WRONGPASS") || error.contains("assword"))
     });
 }
 
@@ -446,7 +446,7 @@ fn a_client_that_has_finished_sending_still_gets_its_replies() {
 fn a_client_without_traffic_is_closed_after_the_configured_time() {
     let options = SiteOptions {
         node: NodeOptions { args: vec!["--timeout".into(), if direct() { "1" } else { "0" }.into()], ..NodeOptions::default() },
-        router: RouterOptions { config: "[clients]\nidle-timeout = \"1s\"\n".into(), ..RouterOptions::default() },
+        router: RouterOptions::config("[clients]\nidle-timeout = \"1s\"\n"),
     };
     let site = Site::with(1, &options);
     let mut idle = site.client();

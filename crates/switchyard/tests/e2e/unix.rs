@@ -14,7 +14,7 @@ use crate::support::{RouterOptions, Site, SiteOptions, bulk, encode};
 
 fn options(path: &Path) -> SiteOptions {
     let config = format!("[[listener]]\naddress = \"unix:{}\"\nmode = \"660\"\n", path.display());
-    SiteOptions { router: RouterOptions { config, workers: 3, ..RouterOptions::default() }, ..SiteOptions::default() }
+    SiteOptions::router(RouterOptions { config, workers: 3, ..RouterOptions::default() })
 }
 
 fn ask(stream: &mut UnixStream, args: &[&str], expected: &[u8]) {

@@ -44,7 +44,7 @@ fn options(path: &Path, password: Option<&str>) -> SiteOptions {
     let password_line = password.map(|p| format!("password = \"{p}\"\n")).unwrap_or_default();
     let config = format!("[clients]\nusers-file = {path:?}\n{password_line}");
     let router = RouterOptions { config, password: password.map(str::to_owned), ..RouterOptions::default() };
-    SiteOptions { router, ..SiteOptions::default() }
+    SiteOptions::router(router)
 }
 
 /// Whether nothing has been sent to the client yet.
@@ -59,7 +59,7 @@ fn reload(site: &Site) {
     let count = || site.router().process().log().matches("reloaded").count();
     let before = count();
     site.router().process().signal(Signal::HUP);
-    until("the reload is done", || (count() > before).then_some(()));
+    until("the reload is done", || count() > before);
 }
 
 const WRONGPASS: &str = "WRONGPASS invalid username-password pair or user is disabled.";
@@ -201,7 +201,7 @@ fn the_default_user_may_be_kept_from_some_commands() {
         ..RouterOptions::default()
     };
     // The test's own look whether it serves needs no dangerous command.
-    let Some(site) = Site::router_only(2, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    let Some(site) = Site::router_only(2, &SiteOptions::router(router)) else { return };
     let mut client = site.client();
     assert_eq!(client.cmd("AUTH master"), ok());
     assert_eq!(client.cmd("SET k v"), ok());
@@ -222,11 +222,11 @@ fn the_default_user_may_be_kept_from_some_commands() {
     // A reload gives it back, also to those who are connected.
     std::fs::write(site.router().config_file(), config("[]")).expect("configuration");
     reload(&site);
-    until("it may again", || (client.cmd("FLUSHALL") == ok()).then_some(()));
+    until("it may again", || client.cmd("FLUSHALL") == ok());
     // What makes no sense is refused, and changes nothing.
     std::fs::write(site.router().config_file(), config(r#"["-@nothing"]"#)).expect("configuration");
     site.router().process().signal(Signal::HUP);
-    until("the mistake is told", || site.router().process().log().contains("default-user-rules").then_some(()));
+    until("the mistake is told", || site.router().process().log().contains("default-user-rules"));
     assert_eq!(client.cmd("FLUSHALL"), ok());
 }
 
@@ -246,7 +246,7 @@ fn a_changed_file_holds_for_those_who_are_connected() {
 
     users.write(&file("on nopass ~b* &* +@all", ""));
     reload(&site);
-    until("the new rules hold", || (app.cmd("SET b1 v") == ok()).then_some(()));
+    until("the new rules hold", || app.cmd("SET b1 v") == ok());
     assert!(app.cmd("SET a1 v").error().is_some_and(|e| e.starts_with("NOPERM")));
     assert!(gone.closed_within(PATIENCE));
     assert_eq!(same.cmd("PING"), simple("PONG"));
@@ -255,11 +255,7 @@ fn a_changed_file_holds_for_those_who_are_connected() {
     users.write("user app on nopass +gett\n");
     site.router().process().signal(Signal::HUP);
     until("the mistake is told with its line", || {
-        site.router()
-            .process()
-            .log()
-            .contains("users:1: user app: Unknown command or category name in ACL: there is no command \"gett\"")
-            .then_some(())
+        site.router().process().log().contains("users:1: user app: Unknown command or category name in ACL: there is no command \"gett\"")
     });
     assert_eq!(app.cmd("SET b1 v"), ok());
 
@@ -334,13 +330,13 @@ fn a_stranger_locks_nobody_out() {
             });
         }
         // Far more failures than are let through at full speed.
-        until("many have failed", || (failed_logins(&site) > 100).then_some(()));
+        until("many have failed", || failed_logins(&site) > 100);
         for _ in 0..30 {
             assert_eq!(site.client().cmd("AUTH app s3cret"), ok(), "what is known is found at once");
             assert_eq!(site.client().cmd("AUTH master"), ok());
         }
         // Not known yet, and in the same line as the guesses.
-        until("it gets in all the same", || (site.client().cmd("AUTH other s3cret") == ok()).then_some(()));
+        until("it gets in all the same", || site.client().cmd("AUTH other s3cret") == ok());
         done.store(true, std::sync::atomic::Ordering::Relaxed);
     });
     let log = site.router().process().expect_log(&["a login failed"]);

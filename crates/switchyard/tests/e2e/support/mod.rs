@@ -27,15 +27,41 @@ pub(crate) use value::{Value, bulk, int, ok, simple};
 
 use std::time::{Duration, Instant};
 
-/// Waits until `probe` gives a value, or panics naming `what` was waited for.
+/// What `until` waits for: a value, or that something is true.
+pub(crate) trait Probed {
+    type Found;
+    fn found(self) -> Option<Self::Found>;
+}
+
+impl<T> Probed for Option<T> {
+    type Found = T;
+    fn found(self) -> Option<T> {
+        self
+    }
+}
+
+impl Probed for bool {
+    type Found = ();
+    fn found(self) -> Option<()> {
+        self.then_some(())
+    }
+}
+
+/// Waits until `probe` gives a value or says yes, or panics naming `what` was waited for.
 #[track_caller]
-pub(crate) fn until<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + client::PATIENCE;
+pub(crate) fn until<P: Probed>(what: &str, probe: impl FnMut() -> P) -> P::Found {
+    until_within(client::PATIENCE, what, probe)
+}
+
+/// The same with another patience.
+#[track_caller]
+pub(crate) fn until_within<P: Probed>(patience: Duration, what: &str, mut probe: impl FnMut() -> P) -> P::Found {
+    let end = Instant::now() + patience;
     loop {
-        if let Some(value) = probe() {
+        if let Some(value) = probe().found() {
             return value;
         }
-        assert!(Instant::now() < end, "waited {:?} in vain until {what}", client::PATIENCE);
+        assert!(Instant::now() < end, "waited {patience:?} in vain until {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -33,6 +33,13 @@ pub(crate) struct NodeOptions {
     pub(crate) config: String,
 }
 
+impl NodeOptions {
+    /// With these more words on its command line.
+    pub(crate) fn args(args: &[&str]) -> NodeOptions {
+        NodeOptions { args: args.iter().map(|&arg| arg.to_owned()).collect(), ..NodeOptions::default() }
+    }
+}
+
 /// A running server, killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Node {

@@ -45,6 +45,18 @@ impl Default for RouterOptions {
     }
 }
 
+impl RouterOptions {
+    /// With this configuration file.
+    pub(crate) fn config(text: impl Into<String>) -> RouterOptions {
+        RouterOptions { config: text.into(), ..RouterOptions::default() }
+    }
+
+    /// With these more words on its command line.
+    pub(crate) fn args(args: &[&str]) -> RouterOptions {
+        RouterOptions { args: args.iter().map(|&arg| arg.to_owned()).collect(), ..RouterOptions::default() }
+    }
+}
+
 /// A running router, killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Router {

@@ -24,6 +24,18 @@ pub(crate) struct SiteOptions {
     pub(crate) router: RouterOptions,
 }
 
+impl SiteOptions {
+    /// Plain nodes, and this router.
+    pub(crate) fn router(router: RouterOptions) -> SiteOptions {
+        SiteOptions { router, ..SiteOptions::default() }
+    }
+
+    /// Plain nodes, and a router with this configuration file.
+    pub(crate) fn config(text: impl Into<String>) -> SiteOptions {
+        SiteOptions::router(RouterOptions::config(text))
+    }
+}
+
 /// Running nodes with a router in front.
 #[derive(Debug)]
 pub(crate) struct Site {
