@@ -10,12 +10,12 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::rc::Rc;
 
-use switchyard_policy::migration::{Event, Fingerprint, Fingerprinter, Happened, Key};
+use switchyard_policy::migration::{Event, Fingerprint, Happened, Key};
 use switchyard_policy::topology::MoveId;
 
 use crate::clients::Client;
 use crate::history::History;
-use crate::mover::{Mover, What as MoverWhat};
+use crate::mover::{Fleet, Lane, Mover, What as MoverWhat};
 use crate::node::{Cmd, Entry, KeyIx, Node, Op, Persistence, Reply, part};
 use crate::planted::{Bug, Planted, is_planted};
 use crate::random::Random;
@@ -38,8 +38,8 @@ pub(crate) enum Owner {
     Blocking(usize, u64),
     /// A worker, for a client that watches a key; by the number of its WATCH.
     Watching(usize, u64),
-    /// The mover.
-    Mover,
+    /// A mover.
+    Mover(Lane),
 }
 
 /// Why something was sent.
@@ -114,14 +114,14 @@ pub(crate) enum Ev {
     Committed { worker: usize },
     Refused { worker: usize, move_id: MoveId, keys: Option<Rc<Vec<Fingerprint>>> },
     Wanted { of: (MoveId, u32), keys: Vec<Key> },
-    Mover(Happened),
+    Mover(Lane, Happened),
     Synced,
     DiskIsWell,
-    Stored { owner: usize },
+    Stored { lane: Lane, owner: usize },
     Dial { worker: usize, node: usize },
-    DialMover { side: usize },
-    NextLeg,
-    Staging,
+    DialMover { lane: Lane, side: usize },
+    NextLeg { lane: Lane },
+    Staging { lane: Lane },
     AskAgain { op: u64 },
     Client { client: usize },
     Fault(Fault),
@@ -175,7 +175,8 @@ pub(crate) struct World {
     pub(crate) router_up: bool,
     pub(crate) incarnation: u32,
     pub(crate) workers: Vec<Worker>,
-    pub(crate) mover: Mover,
+    pub(crate) fleet: Fleet,
+    pub(crate) movers: Vec<Mover>,
     pub(crate) clients: Vec<Client>,
     pub(crate) ops: BTreeMap<u64, crate::clients::Command>,
     pub(crate) next_op: u64,
@@ -215,8 +216,7 @@ impl World {
         }
         let skew_us = nodes[0].ahead_us.abs_diff(nodes[1].ahead_us);
         let keys: Vec<Key> = (0..scenario.keys).map(|number| Key::from(format!("{{t}}{number}").into_bytes())).collect();
-        let fingerprints = Fingerprinter::new(7);
-        let mover = Mover::new(&mut random, scenario, &keys, fingerprints, planted);
+        let movers = vec![Mover::new(&mut random, scenario, &keys)];
         let mut world = Self {
             now: 0,
             queue: BinaryHeap::new(),
@@ -233,7 +233,8 @@ impl World {
             router_up: true,
             incarnation: 1,
             workers: Vec::new(),
-            mover,
+            fleet: Fleet::new(&keys, planted),
+            movers,
             clients: Vec::new(),
             ops: BTreeMap::new(),
             next_op: 0,
@@ -254,7 +255,7 @@ impl World {
     }
 
     fn begin(&mut self) {
-        let view = Rc::new(self.view(1, None));
+        let view = Rc::new(self.view());
         self.workers = (0..2).map(|_| Worker::new(view.clone())).collect();
         // What is there before anything begins.
         for key in 0..self.keys.len() {
@@ -286,8 +287,10 @@ impl World {
             self.after(when, Ev::SetClock { node: 1, ahead_us: right });
         }
         self.draw_faults();
-        let when = self.random.below(4_000);
-        self.after(when, Ev::NextLeg);
+        for lane in 0..self.movers.len() {
+            let when = self.random.below(4_000);
+            self.after(when, Ev::NextLeg { lane });
+        }
         self.after(SWEEP_US, Ev::Sweep);
     }
 
@@ -579,7 +582,7 @@ impl World {
             }
             Cmd::KillOlder(incarnation) => {
                 for c in &mut self.conns {
-                    if c.node == ix && c.incarnation < incarnation && c.owner != Owner::Mover {
+                    if c.node == ix && c.incarnation < incarnation && !matches!(c.owner, Owner::Mover(_)) {
                         c.node_alive = false;
                         c.inbox.clear();
                     }
@@ -630,7 +633,9 @@ impl World {
             }
             Cmd::Unlink(key) => Reply::Number(node.keys.remove(&key).is_some().into()),
             Cmd::Ping => {
-                self.mover.confirmed = Some(node.process);
+                if let Owner::Mover(lane) = self.conns[conn as usize].owner {
+                    self.movers[lane].watched.confirmed = Some(node.process);
+                }
                 Reply::Ok
             }
             Cmd::WaitAof => {
@@ -701,18 +706,18 @@ impl World {
             Ev::Committed { worker } => self.look_again(worker, false),
             Ev::Refused { worker, move_id, keys } => self.refused(worker, move_id, keys.as_ref().map(|keys| &keys[..])),
             Ev::Wanted { of, keys } => {
-                if self.leg() == of {
-                    self.mover_hears(Event::Wanted { keys }.into());
+                if let Some(lane) = self.movers.iter().position(|mover| mover.leg() == of) {
+                    self.mover_hears(lane, Event::Wanted { keys }.into());
                 }
             }
-            Ev::Mover(what) => self.mover_hears(what),
+            Ev::Mover(lane, what) => self.mover_hears(lane, what),
             Ev::Synced => self.synced(),
             Ev::DiskIsWell => self.disk_is_well(),
-            Ev::Stored { owner } => self.stored(owner),
+            Ev::Stored { lane, owner } => self.stored(lane, owner),
             Ev::Dial { worker, node } => self.dial(worker, node),
-            Ev::DialMover { side } => self.dial_mover(side),
-            Ev::NextLeg => self.next_leg(),
-            Ev::Staging => self.staging_is_due(),
+            Ev::DialMover { lane, side } => self.dial_mover(lane, side),
+            Ev::NextLeg { lane } => self.next_leg(lane),
+            Ev::Staging { lane } => self.staging_is_due(lane),
             Ev::AskAgain { op } => self.ask_again(op),
             Ev::Client { client } => self.client_goes_on(client),
             Ev::Fault(fault) => self.fault(fault),
@@ -753,7 +758,7 @@ impl World {
             return;
         }
         match c.owner {
-            Owner::Mover => self.mover_answered(conn, pending.what, reply),
+            Owner::Mover(lane) => self.mover_answered(lane, conn, pending.what, reply),
             Owner::Worker(worker) | Owner::Blocking(worker, _) | Owner::Watching(worker, _) => {
                 self.worker_answered(worker, conn, pending.what, reply)
             }
@@ -762,7 +767,7 @@ impl World {
 
     fn broke(&mut self, conn: u32) {
         match self.conns[conn as usize].owner {
-            Owner::Mover => self.mover_broke(conn),
+            Owner::Mover(lane) => self.mover_broke(lane, conn),
             Owner::Worker(worker) | Owner::Blocking(worker, _) | Owner::Watching(worker, _) => self.worker_broke(worker, conn),
         }
     }
@@ -787,7 +792,7 @@ impl World {
         for worker in 0..self.workers.len() {
             self.unblock_again(worker);
         }
-        self.mover_hears(Happened::Tick);
+        (0..self.movers.len()).for_each(|lane| self.mover_hears(lane, Happened::Tick));
         let every = if self.now > 300_000 { 10 * SWEEP_US } else { SWEEP_US };
         self.after(every, Ev::Sweep);
     }
@@ -814,7 +819,7 @@ impl World {
                 continue;
             }
             self.handle(ev);
-            self.look_at_barrier();
+            self.look_at_barriers();
             if self.violation.is_some() {
                 return;
             }
