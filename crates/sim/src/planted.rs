@@ -28,6 +28,10 @@ pub enum Bug {
     RelativeTtl,
     /// A leg begins between nodes whose clocks differ by too much.
     ClocksNotCompared,
+    /// Slots of later legs are not observed while a leg moves, though their keys are listed.
+    LaterSlotsNotObserved,
+    /// All slots of a move are handed over with its first leg.
+    HandedOverTooEarly,
     /// Keys written while others are listed are not noted.
     WritesNotNoted,
     /// A write of keys that nobody names, while keys are listed, is not noted.
@@ -85,6 +89,8 @@ impl Planted {
         Self::Around(Bug::RestoreReplace),
         Self::Around(Bug::RelativeTtl),
         Self::Around(Bug::ClocksNotCompared),
+        Self::Around(Bug::LaterSlotsNotObserved),
+        Self::Around(Bug::HandedOverTooEarly),
         Self::Around(Bug::WritesNotNoted),
         Self::Around(Bug::AnythingNotNoted),
         Self::Around(Bug::ListedTooEarly),
@@ -127,6 +133,8 @@ impl Planted {
         Self::Machine(MachineBug::StagedAtAnotherProcess),
         Self::Machine(MachineBug::NotCounted),
         Self::Machine(MachineBug::GoneIsRenamed),
+        Self::Machine(MachineBug::SlotForgotten),
+        Self::Machine(MachineBug::SlotNotPurged),
         Self::Machine(MachineBug::LegOvertaken),
         Self::Machine(MachineBug::GivenUpStays),
         Self::Machine(MachineBug::CommittedAtTheOther),

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::rc::Rc;
 
 use switchyard_policy::migration::{Event, Fingerprint, Happened, Key};
-use switchyard_policy::topology::MoveId;
+use switchyard_policy::topology::{MoveId, Slot, slot_of};
 
 use crate::clients::Client;
 use crate::history::History;
@@ -215,8 +215,11 @@ impl World {
             nodes.iter_mut().for_each(|node| node.ahead_us = random.below(scenario.skew + 1));
         }
         let skew_us = nodes[0].ahead_us.abs_diff(nodes[1].ahead_us);
-        let keys: Vec<Key> = (0..scenario.keys).map(|number| Key::from(format!("{{t}}{number}").into_bytes())).collect();
-        let movers = vec![Mover::new(&mut random, scenario, &keys)];
+        let tag = |number: u64| char::from(b't' + (number % scenario.slots) as u8);
+        let keys: Vec<Key> = (0..scenario.keys).map(|number| Key::from(format!("{{{}}}{number}", tag(number)).into_bytes())).collect();
+        let mut slots: Vec<Slot> = keys.iter().take(scenario.slots as usize).map(|key| slot_of(key)).collect();
+        slots.sort_unstable();
+        let movers = vec![Mover::new(&mut random, scenario, slots)];
         let mut world = Self {
             now: 0,
             queue: BinaryHeap::new(),

@@ -73,6 +73,10 @@ pub enum Bug {
     ExceptionPurged,
     /// A move of keys purges all that its target has of their slot.
     PurgedBeyondScope,
+    /// Keys of the last slot of several are not listed where a node is walked through.
+    SlotForgotten,
+    /// What the target has of the last slot of several stays there.
+    SlotNotPurged,
     /// A command of several keys goes as soon as one is there.
     OneKeyIsEnough,
     /// A command that may use keys it does not name waits only for those that it names.

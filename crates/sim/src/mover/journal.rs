@@ -7,10 +7,10 @@ use std::rc::Rc;
 
 use switchyard_policy::migration::record::{Given, Kind, OpenLeg, OpenMove, Queue, Record, Replay};
 use switchyard_policy::migration::{Durability, Event, Happened, Outcome};
-use switchyard_policy::topology::{MoveId, Stage as SlotStage};
+use switchyard_policy::topology::{MoveId, slot_of};
 
 use super::staging::Told;
-use super::{Fleet, Flush, Lane, List, Stage};
+use super::{Fleet, Flush, Lane, List, Shown, Stage};
 use crate::history::Place;
 use crate::node::{KeyIx, Op, STAGING};
 use crate::planted::{Bug, Planted};
@@ -107,7 +107,7 @@ impl World {
     }
 
     /// What the journal says of the move under way.
-    fn open_move(&self, lane: Lane) -> Option<&OpenMove> {
+    pub(super) fn open_move(&self, lane: Lane) -> Option<&OpenMove> {
         self.fleet.durable.open.get(&MoveId(self.movers[lane].move_id))
     }
 
@@ -149,7 +149,7 @@ impl World {
         for m in &mut self.movers {
             m.aborted = false;
             m.driver = None;
-            m.told = None;
+            m.shown = Shown::Nothing;
             m.view = None;
             m.inbox.clear();
             m.pumping = false;
@@ -191,8 +191,9 @@ impl World {
         }
         for lane in 0..self.movers.len() {
             let m = &mut self.movers[lane];
-            m.told = m.resume.as_ref().filter(|leg| leg.moving).map(|leg| SlotStage::Moving { leg: leg.leg });
-            if m.told.is_none() {
+            let goes_on = m.resume.as_ref().is_some_and(|leg| leg.moving);
+            m.shown = if goes_on { Shown::Moving } else { Shown::Nothing };
+            if !goes_on {
                 m.watched.unnoticed.clear();
                 m.watched.in_hand.clear();
             }
@@ -217,16 +218,23 @@ impl World {
         m.source = usize::from(open.source.0);
         m.target = usize::from(open.target.0);
         m.leg = open.next_leg;
+        let (source, target) = (m.source, m.target);
+        m.slots = open.slots.iter().copied().filter(|slot| !open.handed_over.contains(slot)).collect();
         if !open.handed_over.is_empty() {
-            m.begun = false;
-            let target = m.target;
+            // What the map should say of the legs that have ended.
+            m.leg_slots = open.handed_over;
             self.fleet.map = self.map_with_leg_at(lane, target);
+        }
+        let m = &mut self.movers[lane];
+        if m.slots.is_empty() {
+            m.begun = false;
             self.write(lane, None, vec![Record::Ended { move_id: id }]);
             return;
         }
-        let (source, target) = (m.source, m.target);
+        m.leg_slots.clone_from(&m.slots);
         if let Some(leg) = open.leg {
             m.leg = leg.leg;
+            m.leg_slots.clone_from(&leg.slots);
             for (node, process) in [(source, &leg.source), (target, &leg.target)] {
                 let broken = process.run_id.parse().ok().map(|number: u32| (number, process.client_id));
                 self.fleet.broken[node].extend(broken);
@@ -313,7 +321,8 @@ impl World {
         let known = self.movers[lane].watched.met_at_end[side] == Some(node.process);
         let now = self.clock(self.movers[lane].node_of(side));
         let left = node.keys.range(..STAGING).filter(|(_, entry)| entry.expires_us.is_none_or(|end| end > now)).map(|(key, _)| *key);
-        let left: Vec<KeyIx> = left.filter(|key| self.is_own(lane, *key) && !left_at.contains(key)).collect();
+        let apart = &self.movers[lane].watched.apart;
+        let left: Vec<KeyIx> = left.filter(|key| self.is_own(lane, *key) && !apart.contains(key) && !left_at.contains(key)).collect();
         if node.up && known && !left.is_empty() {
             self.violated(format!("the leg has ended ({outcome:?}), and keys {left:?} are left at the side that the slots have left"));
         }
@@ -354,7 +363,9 @@ impl World {
 
     /// Where a key is, by the journal, when a node forgets.
     pub(crate) fn place_of(&self, key: KeyIx, node: usize, had: bool) -> Place {
-        let m = &self.movers[self.lane_of(key)];
+        let lane = self.lane_of(key);
+        let m = &self.movers[lane];
+        let slot = slot_of(&self.keys[key]);
         let fingerprint = self.fleet.fingerprints.of(&self.keys[key]);
         let name = &self.keys[key];
         // Of a move of a slot as of one of keys: whether it is about this key.
@@ -362,28 +373,30 @@ impl World {
             keys.map_or_else(|| self.fleet.map.exception(name).is_none(), |keys| keys.binary_search(name).is_ok())
         };
         let lives_at = usize::from(self.fleet.map.lives_at(name).0);
-        let of_move = self.open_move(self.lane_of(key));
-        let open = of_move.filter(|open| open.leg.as_ref().is_some_and(|leg| leg.moving));
+        let of_move = self.open_move(lane);
+        let of_this = || self.fleet.pending().filter(|record| record.move_id() == MoveId(m.move_id));
+        let open = of_move.filter(|open| open.leg.as_ref().is_some_and(|leg| leg.moving && leg.slots.contains(&slot)));
         if open.is_some_and(|open| !is_about(open.keys.as_deref())) {
             return if node == lives_at { Place::Here } else { Place::Elsewhere };
         }
         let Some(leg) = open.and_then(|open| open.leg.as_ref()) else {
             // A leg that has ended, by the journal, whatever the topology says.
-            let ended = of_move.filter(|open| !open.handed_over.is_empty());
+            let ended = of_move.filter(|open| open.handed_over.contains(&slot));
             let owner = ended.filter(|open| is_about(open.keys.as_deref())).map_or(lives_at, |open| usize::from(open.target.0));
-            let pending = self.fleet.pending().any(|record| matches!(record, Record::LegMoving { .. }));
+            let is_of_leg = m.leg_slots.contains(&slot);
+            let pending = is_of_leg && of_this().any(|record| matches!(record, Record::LegMoving { .. }));
             return if pending {
                 Place::Doubtful
             } else if node == owner {
                 Place::Here
-            } else if node == m.target && m.driver.is_some() {
+            } else if is_of_leg && node == m.target && m.driver.is_some() {
                 // Until the end of the leg it may be asked for nothing more.
                 Place::UntilNoticed
             } else {
                 Place::Elsewhere
             };
         };
-        let pending = self.fleet.pending().any(|record| match record {
+        let pending = of_this().any(|record| match record {
             Record::Moved { keys, .. } | Record::Returned { keys, .. } => keys.contains(&fingerprint),
             Record::LegEnded { .. } => true,
             _ => false,

@@ -19,7 +19,7 @@ impl World {
     }
 
     pub(super) fn listed(&mut self, lane: Lane, keys: Vec<KeyIx>, next: Option<KeyIx>) {
-        let own: Vec<KeyIx> = keys.into_iter().filter(|key| self.is_own(lane, *key)).collect();
+        let own: Vec<KeyIx> = keys.into_iter().filter(|key| self.is_left(lane, *key)).collect();
         self.movers[lane].list.keys.extend(own);
         if self.movers[lane].stage != Stage::Listing {
             return;
@@ -34,19 +34,23 @@ impl World {
     }
 
     pub(crate) fn mover_notes(&mut self, lane: Lane, keys: &[KeyIx]) {
-        let own: Vec<KeyIx> = keys.iter().copied().filter(|key| self.is_own(lane, *key)).collect();
+        let own: Vec<KeyIx> = keys.iter().copied().filter(|key| self.is_left(lane, *key)).collect();
         self.movers[lane].list.keys.extend(own);
     }
 
     /// Some more of what is listed.
     pub(super) fn take_listed(&mut self, lane: Lane) -> Option<(Vec<Key>, bool)> {
-        if self.random.chance(20) || self.movers[lane].list.anything {
+        let is_lost = self.random.chance(20);
+        let m = &self.movers[lane];
+        if is_lost || m.leg_slots.iter().any(|slot| m.list.anything.contains(slot)) {
             return None;
         }
         let from = self.movers[lane].list.at;
-        let keys: Vec<KeyIx> = self.movers[lane].list.keys.range(from..).take(LISTED_KEYS).copied().collect();
+        let of_leg = |key: &&KeyIx| self.is_of_leg(lane, **key);
+        let list = &self.movers[lane].list;
+        let keys: Vec<KeyIx> = list.keys.range(from..).filter(of_leg).take(LISTED_KEYS).copied().collect();
         self.movers[lane].list.at = keys.last().map_or(from, |last| last + 1);
-        let end = self.movers[lane].list.keys.range(self.movers[lane].list.at..).next().is_none();
+        let end = !self.movers[lane].list.keys.range(self.movers[lane].list.at..).any(|key| self.is_of_leg(lane, *key));
         Some((keys.into_iter().map(|key| self.keys[key].clone()).collect(), end))
     }
 }

@@ -135,7 +135,7 @@ impl Fleet {
             cleared: BTreeSet::new(),
             flush: None,
             flushes: VecDeque::new(),
-            map: first_map(slot_of(&keys[0])),
+            map: first_map(keys),
             journal: Vec::new(),
             durable: Replay::default(),
             queue: journal::queue(planted),
@@ -155,8 +155,8 @@ struct List {
     keys: BTreeSet<KeyIx>,
     /// Where the leg has not taken it yet.
     at: KeyIx,
-    /// Workers have written keys since that nobody named: the list has not all of them.
-    anything: bool,
+    /// Slots of which workers have written keys since that nobody named: the list has not all of them.
+    anything: BTreeSet<Slot>,
     /// The process that was listed, once it is.
     of: Option<u32>,
 }
@@ -166,6 +166,8 @@ struct List {
 pub(crate) struct Watched {
     /// Keys that were read and are not committed: copies of them may be under way, also after a crash of the router.
     in_hand: BTreeSet<KeyIx>,
+    /// Keys of its slots that live elsewhere, when it began.
+    apart: BTreeSet<KeyIx>,
     /// Nodes that were killed since the leg began.
     killed: [bool; 2],
     /// The processes that the machine knew when it said that a leg is over.
@@ -180,11 +182,27 @@ pub(crate) struct Watched {
     pub(crate) moved: bool,
 }
 
+/// What workers are told of the slots of a move.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Shown {
+    Nothing,
+    /// All that are left are being listed.
+    Observed,
+    /// The leg moves; the others are listed, and still observed.
+    Moving,
+    /// The leg has ended. The same of the others.
+    Rest,
+}
+
 /// A move, and after it the next one of the same slots.
 pub(crate) struct Mover {
     stage: Stage,
     driver: Option<Driver>,
-    slot: Slot,
+    /// Those that its moves are about, and no other mover's.
+    all_slots: Vec<Slot>,
+    /// Those of the present move that are left, and of them those of the leg.
+    slots: Vec<Slot>,
+    leg_slots: Vec<Slot>,
     protocol: Protocol,
     durability: Durability,
     drain_patience_us: u64,
@@ -210,8 +228,8 @@ pub(crate) struct Mover {
     pumping: bool,
     /// The epoch under which workers tell what they write: the listing waits for it.
     barrier: Option<u64>,
-    /// What workers are told of its slot, and of the leg.
-    told: Option<SlotStage>,
+    /// What workers are told of its slots, and of the leg.
+    shown: Shown,
     view: Option<LegView<Known>>,
     /// A side was given up.
     lost: Option<Lost>,
@@ -219,13 +237,15 @@ pub(crate) struct Mover {
 }
 
 impl Mover {
-    pub(crate) fn new(random: &mut Random, scenario: &Scenario, keys: &[Key]) -> Self {
+    pub(crate) fn new(random: &mut Random, scenario: &Scenario, all_slots: Vec<Slot>) -> Self {
         let protocol = if random.chance(scenario.stop_and_copy) { Protocol::StopAndCopy } else { Protocol::Switchyard };
         let durability = if random.chance(scenario.aof) { Durability::Aof } else { Durability::Memory };
         Self {
             stage: Stage::Idle,
             driver: None,
-            slot: slot_of(&keys[0]),
+            slots: Vec::new(),
+            leg_slots: Vec::new(),
+            all_slots,
             protocol,
             durability,
             drain_patience_us: random.between(5_000, 80_000),
@@ -247,10 +267,27 @@ impl Mover {
             inbox: VecDeque::new(),
             pumping: false,
             barrier: None,
-            told: None,
+            shown: Shown::Nothing,
             view: None,
             lost: None,
             watched: Watched::default(),
+        }
+    }
+
+    /// Slots of the move that are left, without those of the leg.
+    fn rest(&self) -> Vec<Slot> {
+        self.slots.iter().copied().filter(|slot| !self.leg_slots.contains(slot)).collect()
+    }
+
+    /// How the slots of the move are in transit.
+    fn transits(&self) -> Vec<(SlotStage, Vec<Slot>)> {
+        let is_listed = self.list.of.is_some() && self.scope.is_none();
+        let rest = Some((SlotStage::Observed, self.rest())).filter(|(_, slots)| is_listed && !slots.is_empty());
+        match self.shown {
+            Shown::Nothing => Vec::new(),
+            Shown::Observed => vec![(SlotStage::Observed, self.slots.clone())],
+            Shown::Moving => std::iter::once((SlotStage::Moving { leg: self.leg }, self.leg_slots.clone())).chain(rest).collect(),
+            Shown::Rest => rest.into_iter().collect(),
         }
     }
 
@@ -269,10 +306,11 @@ impl Mover {
     }
 }
 
-/// Node 0 owns the slot.
-fn first_map(slot: Slot) -> Topology {
+/// Node 0 owns the slots of all keys.
+fn first_map(keys: &[Key]) -> Topology {
     let names = ["0".to_owned(), "1".to_owned()];
-    Topology::even(&names).expect("two nodes").handed_over(&[slot], NodeId(0))
+    let slots: Vec<Slot> = keys.iter().map(|key| slot_of(key)).collect();
+    Topology::even(&names).expect("two nodes").handed_over(&slots, NodeId(0))
 }
 
 const fn ix(side: Side) -> usize {
@@ -299,23 +337,28 @@ impl World {
     /// What workers are told: the map, and what of it is in transit.
     pub(crate) fn view(&self) -> View {
         let (mut map, mut transits, mut legs) = (self.fleet.map.clone(), Vec::new(), Legs::default());
-        for (lane, m) in self.movers.iter().enumerate() {
-            let Some(stage) = m.told else { continue };
-            let is_moving = stage != SlotStage::Observed;
+        for m in &self.movers {
+            let is_moving = m.shown == Shown::Moving;
             if is_moving && m.scope.is_none() && self.bug(Bug::ExceptionTaken) {
                 // Then all keys are where their slot is, as far as workers know.
-                map = map.keys_handed_over(&[], &self.keys, NodeId(self.owner(lane) as u16));
+                let keys = self.keys.iter().filter(|key| m.leg_slots.contains(&slot_of(key)));
+                map = map.keys_handed_over(&[], keys, NodeId(m.source as u16));
             }
-            transits.push((m.transit(stage), std::slice::from_ref(&m.slot)));
+            let of_move = m
+                .transits()
+                .into_iter()
+                .filter(|(stage, _)| !(is_moving && *stage == SlotStage::Observed && self.bug(Bug::LaterSlotsNotObserved)));
+            transits.extend(of_move.map(|(stage, slots)| (m.transit(stage), slots)));
             legs.extend(m.view.iter().filter(|_| is_moving).map(|view| (m.leg(), view.clone())));
         }
+        let transits: Vec<_> = transits.iter().map(|(transit, slots)| (transit.clone(), &slots[..])).collect();
         let topology = if transits.is_empty() { map } else { map.with_transits(transits).expect("few") };
         View::new(self.fleet.epoch, topology, legs)
     }
 
-    /// Tells the workers how the slot of a move is in transit, if it is.
-    fn publish(&mut self, lane: Lane, stage: Option<SlotStage>) -> u64 {
-        self.movers[lane].told = stage;
+    /// Tells the workers how the slots of a move are in transit.
+    fn publish(&mut self, lane: Lane, shown: Shown) -> u64 {
+        self.movers[lane].shown = shown;
         self.fleet.epoch += 1;
         let epoch = self.fleet.epoch;
         let view = Rc::new(self.view());
@@ -347,7 +390,7 @@ impl World {
                 move_id: MoveId(m.move_id),
                 source: NodeId(m.source as u16),
                 target: NodeId(m.target as u16),
-                slots: vec![m.slot],
+                slots: m.slots.clone(),
                 protocol: m.protocol,
                 durability: m.durability,
             }];
@@ -358,6 +401,12 @@ impl World {
             }
             self.movers[lane].stage = Stage::Accepting;
             self.write(lane, None, records);
+            return;
+        }
+        let has_moved = self.open_move(lane).is_some_and(|open| !open.handed_over.is_empty());
+        if !resumes && has_moved && self.movers[lane].aborted {
+            self.end_move(lane);
+            self.after(2_000, Ev::NextLeg { lane });
             return;
         }
         let skew_us = self.nodes[0].ahead_us.abs_diff(self.nodes[1].ahead_us);
@@ -380,7 +429,8 @@ impl World {
             self.connect_both(lane);
         } else {
             self.movers[lane].watched.killed = [false; 2];
-            let epoch = self.publish(lane, Some(SlotStage::Observed));
+            self.draw_leg(lane);
+            let epoch = self.publish(lane, Shown::Observed);
             self.movers[lane].stage = Stage::Observing;
             if self.bug(Bug::ListedTooEarly) {
                 self.observed(lane);
@@ -430,7 +480,9 @@ impl World {
     }
 
     fn begin_machine(&mut self, lane: Lane) {
+        let apart = (0..self.keys.len()).filter(|key| !self.is_own(lane, *key)).collect();
         let m = &mut self.movers[lane];
+        m.watched.apart = apart;
         m.stage = Stage::Running;
         m.watched.is_ending = false;
         m.watched.confirmed = None;
@@ -439,12 +491,13 @@ impl World {
             leg: m.leg,
             source: NodeId(m.source as u16),
             target: NodeId(m.target as u16),
-            slots: vec![m.slot],
+            slots: m.leg_slots.clone(),
             durability: m.durability,
             drain_patience_us: m.drain_patience_us,
         };
         let scope = m.scope.as_ref().map(|scope| {
-            let mut keys: Vec<Key> = scope.iter().map(|key| self.keys[*key].clone()).collect();
+            let names = scope.iter().map(|key| self.keys[*key].clone());
+            let mut keys: Vec<Key> = names.filter(|key| m.leg_slots.contains(&slot_of(key))).collect();
             keys.sort_unstable();
             Arc::new(Scope::new(keys, self.fleet.fingerprints))
         });
@@ -487,9 +540,11 @@ impl World {
             Outcome::Returned { .. } => Some(self.movers[lane].target),
             Outcome::NotBegun { .. } => None,
         };
-        for Unnoticed { node, mark, .. } in std::mem::take(&mut self.movers[lane].watched.unnoticed) {
-            if left == Some(node) {
-                self.history.forget(&vec![mark]);
+        for unnoticed in std::mem::take(&mut self.movers[lane].watched.unnoticed) {
+            if !self.is_of_leg(lane, unnoticed.mark.0) {
+                self.movers[lane].watched.unnoticed.push(unnoticed);
+            } else if left == Some(unnoticed.node) {
+                self.history.forget(&vec![unnoticed.mark]);
             }
         }
         self.movers[lane].watched.in_hand.clear();
@@ -512,21 +567,35 @@ impl World {
         self.movers[lane].watched.moved = *outcome == Outcome::Moved && !is_without;
         self.fleet.outcomes.push(format!("{outcome:?}"));
         if !has_begun {
-            self.publish(lane, Some(SlotStage::Observed));
+            self.publish(lane, Shown::Observed);
             self.movers[lane].tries += 1;
         }
-        self.movers[lane].leg += 1;
-        if has_begun || self.movers[lane].aborted || self.movers[lane].tries >= TRIES {
-            let move_id = MoveId(self.movers[lane].move_id);
-            self.write(lane, None, vec![Record::Ended { move_id }]);
-            self.movers[lane].begun = false;
-            if !has_begun {
-                self.publish(lane, None);
-            }
+        let m = &mut self.movers[lane];
+        m.leg += 1;
+        if *outcome == Outcome::Moved {
+            m.slots = m.rest();
+            m.tries = 0;
+        }
+        let goes_on = match outcome {
+            Outcome::Moved => !is_without && !m.slots.is_empty() && !m.aborted,
+            Outcome::NotBegun { .. } => !m.aborted && m.tries < TRIES,
+            Outcome::Returned { .. } => false,
+        };
+        if !goes_on {
+            self.end_move(lane);
         }
         self.movers[lane].stage = Stage::Idle;
         let when = self.random.between(500, 10_000);
         self.after(when, Ev::NextLeg { lane });
+    }
+
+    fn end_move(&mut self, lane: Lane) {
+        let move_id = MoveId(self.movers[lane].move_id);
+        self.write(lane, None, vec![Record::Ended { move_id }]);
+        self.movers[lane].begun = false;
+        if !self.movers[lane].transits().is_empty() {
+            self.publish(lane, Shown::Nothing);
+        }
     }
 
     /// Whether a leg is taken up again that has given up this side.
@@ -809,13 +878,12 @@ impl World {
                 }
             }
             Do::Publish => {
-                let stage = Some(SlotStage::Moving { leg: self.movers[lane].leg });
                 // Now and then the topology cannot be changed.
-                let epoch = if self.random.chance(20) { None } else { Some(self.publish(lane, stage)) };
+                let epoch = if self.random.chance(20) { None } else { Some(self.publish(lane, Shown::Moving)) };
                 self.mover_hears(lane, Happened::Published(epoch));
             }
             Do::Withdraw => {
-                self.publish(lane, Some(SlotStage::Observed));
+                self.publish(lane, Shown::Observed);
             }
             Do::Scan { walk, side, cursor, .. } => {
                 let from = String::from_utf8(cursor).ok().and_then(|digits| digits.parse().ok()).unwrap_or_default();
@@ -891,7 +959,7 @@ impl World {
         let is_done = !self.random.chance(20);
         if is_done {
             self.fleet.map = self.map_with_leg_at(lane, owner);
-            self.publish(lane, None);
+            self.publish(lane, Shown::Rest);
         }
         self.mover_hears(lane, Happened::HandedOver(is_done));
     }

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use switchyard_policy::migration::staging::{self, Action, Ends, Event, Piece, Place, Seen, Staging, Wrote};
 use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::{Key, Process, Protocol};
-use switchyard_policy::topology::{MoveId, Stage as SlotStage};
+use switchyard_policy::topology::{MoveId, slot_of};
 
-use super::{Lane, Stage, What};
+use super::{Lane, Shown, Stage, What};
 use crate::node::{Cmd, Elements, KeyIx, Reply, STAGING};
 use crate::planted::{Bug, Planted};
 use crate::world::{Ev, World, say};
@@ -147,7 +147,7 @@ impl World {
         // It may be over: the worker has an older view.
         let Some(lane) = self.lane_of_move(move_id) else { return };
         if undeclared && !self.bug(Bug::AnythingNotNoted) {
-            self.movers[lane].list.anything = true;
+            self.movers[lane].list.anything.extend(keys.iter().map(|key| slot_of(&self.keys[*key])));
         }
         let shared = &self.movers[lane].stager.shared;
         let (staged, others): (Vec<KeyIx>, Vec<KeyIx>) = keys.iter().copied().partition(|key| shared.contains(key));
@@ -271,7 +271,7 @@ impl World {
                 }
                 Action::Barrier => {
                     self.share_staged(lane);
-                    let epoch = self.publish(lane, Some(SlotStage::Observed));
+                    let epoch = self.publish(lane, Shown::Observed);
                     self.stager_step(lane, Event::Published { epoch });
                 }
                 Action::Read { place } => {
