@@ -32,6 +32,14 @@ pub enum Bug {
     LaterSlotsNotObserved,
     /// All slots of a move are handed over with its first leg.
     HandedOverTooEarly,
+    /// A FLUSHALL waits for one mover only.
+    FlushWaitsForOne,
+    /// What is published of a move leaves out how the slots of others are in transit.
+    OtherLegDropped,
+    /// After a crash only the first of the open moves is taken up again.
+    FirstMoveTakenUp,
+    /// The map that is stored when a leg ends was made before another leg was handed over.
+    MapMadeBefore,
     /// Keys written while others are listed are not noted.
     WritesNotNoted,
     /// A write of keys that nobody names, while keys are listed, is not noted.
@@ -91,6 +99,10 @@ impl Planted {
         Self::Around(Bug::ClocksNotCompared),
         Self::Around(Bug::LaterSlotsNotObserved),
         Self::Around(Bug::HandedOverTooEarly),
+        Self::Around(Bug::FlushWaitsForOne),
+        Self::Around(Bug::OtherLegDropped),
+        Self::Around(Bug::FirstMoveTakenUp),
+        Self::Around(Bug::MapMadeBefore),
         Self::Around(Bug::WritesNotNoted),
         Self::Around(Bug::AnythingNotNoted),
         Self::Around(Bug::ListedTooEarly),

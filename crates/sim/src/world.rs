@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::rc::Rc;
 
 use switchyard_policy::migration::{Event, Fingerprint, Happened, Key};
-use switchyard_policy::topology::{MoveId, Slot, slot_of};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, slot_of};
 
 use crate::clients::Client;
 use crate::history::History;
@@ -117,7 +117,7 @@ pub(crate) enum Ev {
     Mover(Lane, Happened),
     Synced,
     DiskIsWell,
-    Stored { lane: Lane, owner: usize },
+    Stored { lane: Lane, owner: usize, before: Option<Box<Topology>> },
     Dial { worker: usize, node: usize },
     DialMover { lane: Lane, side: usize },
     NextLeg { lane: Lane },
@@ -219,7 +219,16 @@ impl World {
         let keys: Vec<Key> = (0..scenario.keys).map(|number| Key::from(format!("{{{}}}{number}", tag(number)).into_bytes())).collect();
         let mut slots: Vec<Slot> = keys.iter().take(scenario.slots as usize).map(|key| slot_of(key)).collect();
         slots.sort_unstable();
-        let movers = vec![Mover::new(&mut random, scenario, slots)];
+        let names = ["0".to_owned(), "1".to_owned()];
+        let mut map = Topology::even(&names).expect("two nodes").handed_over(&slots, NodeId(0));
+        let mut movers = Vec::new();
+        for lane in 0..scenario.movers as usize {
+            let own: Vec<Slot> = slots.iter().copied().skip(lane).step_by(scenario.movers as usize).collect();
+            if lane > 0 && random.chance(500) {
+                map = map.handed_over(&own, NodeId(1));
+            }
+            movers.push(Mover::new(&mut random, scenario, lane, own));
+        }
         let mut world = Self {
             now: 0,
             queue: BinaryHeap::new(),
@@ -236,7 +245,7 @@ impl World {
             router_up: true,
             incarnation: 1,
             workers: Vec::new(),
-            fleet: Fleet::new(&keys, planted),
+            fleet: Fleet::new(map, planted),
             movers,
             clients: Vec::new(),
             ops: BTreeMap::new(),
@@ -258,14 +267,16 @@ impl World {
     }
 
     fn begin(&mut self) {
-        let view = Rc::new(self.view());
+        let view = Rc::new(self.view(None));
         self.workers = (0..2).map(|_| Worker::new(view.clone())).collect();
         // What is there before anything begins.
         for key in 0..self.keys.len() {
+            let at = self.lives_at(key);
             if self.random.chance(500) {
                 let value = if self.scenario.parts > 0 { self.draw_big(key) } else { vec![1_000 + key as u32] };
-                self.nodes[0].keys.insert(key, Entry { value: value.clone(), expires_us: None });
-                self.nodes[0].disk = self.nodes[0].keys.clone();
+                let node = &mut self.nodes[at];
+                node.keys.insert(key, Entry { value: value.clone(), expires_us: None });
+                node.disk = node.keys.clone();
                 self.history.begins_with(key, value);
             }
         }
@@ -273,10 +284,11 @@ impl World {
             for key in 0..self.keys.len() {
                 if self.random.chance(400) {
                     let entry = Entry { value: vec![9_000 + key as u32], expires_us: None };
-                    self.nodes[1].keys.insert(key, entry);
+                    let at = 1 - self.lives_at(key);
+                    self.nodes[at].keys.insert(key, entry);
                 }
             }
-            self.nodes[1].disk = self.nodes[1].keys.clone();
+            self.nodes.iter_mut().for_each(|node| node.disk = node.keys.clone());
         }
         self.clients = (0..self.scenario.clients).map(|number| Client::new(number as usize, self.scenario.commands)).collect();
         for client in 0..self.clients.len() {
@@ -716,7 +728,7 @@ impl World {
             Ev::Mover(lane, what) => self.mover_hears(lane, what),
             Ev::Synced => self.synced(),
             Ev::DiskIsWell => self.disk_is_well(),
-            Ev::Stored { lane, owner } => self.stored(lane, owner),
+            Ev::Stored { lane, owner, before } => self.stored(lane, owner, before),
             Ev::Dial { worker, node } => self.dial(worker, node),
             Ev::DialMover { lane, side } => self.dial_mover(lane, side),
             Ev::NextLeg { lane } => self.next_leg(lane),

@@ -32,6 +32,14 @@ const SLOTS: &[Planted] = &[
     Planted::Machine(Machine::SlotNotPurged),
 ];
 
+/// Bugs of several moves at once.
+const MOVERS: &[Planted] = &[
+    Planted::Around(Bug::FlushWaitsForOne),
+    Planted::Around(Bug::OtherLegDropped),
+    Planted::Around(Bug::FirstMoveTakenUp),
+    Planted::Around(Bug::MapMadeBefore),
+];
+
 #[test]
 fn each_bug_is_found_within_ten_thousand_seeds() {
     std::panic::set_hook(Box::new(|_| {}));
@@ -39,7 +47,7 @@ fn each_bug_is_found_within_ten_thousand_seeds() {
     let (others, watch) = (scenarios(&["rough", "forgetful", "calm", "exceptions", "given-up"]), scenarios(&["watch"]));
     let (staging, stop_and_copy) = (scenarios(&["staging"]), scenarios(&["stop-and-copy"]));
     let (full_disk, lost, clocks) = (scenarios(&["full-disk"]), scenarios(&["lost"]), scenarios(&["clocks"]));
-    let slots = scenarios(&["slots"]);
+    let (slots, movers) = (scenarios(&["slots"]), scenarios(&["movers"]));
     let mut missed = Vec::new();
     for planted in Planted::ALL {
         // In the others nobody watches.
@@ -52,6 +60,8 @@ fn each_bug_is_found_within_ten_thousand_seeds() {
             &staging
         } else if SLOTS.contains(planted) {
             &slots
+        } else if MOVERS.contains(planted) {
+            &movers
         } else if matches!(planted, Planted::Machine(Machine::LegOvertaken | Machine::GivenUpStays)) {
             &full_disk
         } else if *planted == Planted::Machine(Machine::GivenUpWithoutDrain) {

@@ -121,6 +121,16 @@ fn slots() {
 }
 
 #[test]
+fn movers() {
+    clean("movers", 10_000);
+}
+
+#[test]
+fn movers_between_nodes_that_forget() {
+    clean("movers-forget", 10_000);
+}
+
+#[test]
 fn a_seed_is_one_run() {
     let scenario = Scenario::built_in("rough").expect("it comes with the simulator");
     for seed in 0..20 {

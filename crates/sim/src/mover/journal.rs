@@ -187,7 +187,8 @@ impl World {
                 self.write(lane, None, vec![Record::Ended { move_id }]);
             }
         } else {
-            replay.open.into_iter().for_each(|(id, open)| self.take_up(id, open));
+            let most = if self.bug(Bug::FirstMoveTakenUp) { 1 } else { usize::MAX };
+            replay.open.into_iter().take(most).for_each(|(id, open)| self.take_up(id, open));
         }
         for lane in 0..self.movers.len() {
             let m = &mut self.movers[lane];
@@ -199,7 +200,7 @@ impl World {
             }
         }
         self.fleet.epoch += 1;
-        let view = Rc::new(self.view());
+        let view = Rc::new(self.view(None));
         self.workers = (0..self.workers.len()).map(|_| Worker::new(view.clone())).collect();
         for lane in 0..self.movers.len() {
             let when = self.random.between(100, 3_000);
@@ -262,7 +263,8 @@ impl World {
     pub(super) fn is_quiet(&mut self, lane: Lane) {
         let Some(flush) = &mut self.fleet.flush else { return };
         flush.quiet.insert(lane);
-        if flush.quiet.len() == self.movers.len() {
+        let are_quiet = flush.quiet.len() == self.movers.len();
+        if are_quiet || self.bug(Bug::FlushWaitsForOne) {
             self.flush_goes();
         }
     }

@@ -126,7 +126,7 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    pub(crate) fn new(keys: &[Key], planted: Option<Planted>) -> Self {
+    pub(crate) fn new(map: Topology, planted: Option<Planted>) -> Self {
         Self {
             fingerprints: Fingerprinter::new(7),
             epoch: 1,
@@ -135,7 +135,7 @@ impl Fleet {
             cleared: BTreeSet::new(),
             flush: None,
             flushes: VecDeque::new(),
-            map: first_map(keys),
+            map,
             journal: Vec::new(),
             durable: Replay::default(),
             queue: journal::queue(planted),
@@ -237,7 +237,7 @@ pub(crate) struct Mover {
 }
 
 impl Mover {
-    pub(crate) fn new(random: &mut Random, scenario: &Scenario, all_slots: Vec<Slot>) -> Self {
+    pub(crate) fn new(random: &mut Random, scenario: &Scenario, lane: Lane, all_slots: Vec<Slot>) -> Self {
         let protocol = if random.chance(scenario.stop_and_copy) { Protocol::StopAndCopy } else { Protocol::Switchyard };
         let durability = if random.chance(scenario.aof) { Durability::Aof } else { Durability::Memory };
         Self {
@@ -262,7 +262,7 @@ impl Mover {
             links: Default::default(),
             batches: BTreeMap::new(),
             rounds: 0,
-            stager: Stager::default(),
+            stager: Stager::of(lane),
             list: List::default(),
             inbox: VecDeque::new(),
             pumping: false,
@@ -306,13 +306,6 @@ impl Mover {
     }
 }
 
-/// Node 0 owns the slots of all keys.
-fn first_map(keys: &[Key]) -> Topology {
-    let names = ["0".to_owned(), "1".to_owned()];
-    let slots: Vec<Slot> = keys.iter().map(|key| slot_of(key)).collect();
-    Topology::even(&names).expect("two nodes").handed_over(&slots, NodeId(0))
-}
-
 const fn ix(side: Side) -> usize {
     side as usize
 }
@@ -334,10 +327,11 @@ impl World {
 
     // Moves and legs.
 
-    /// What workers are told: the map, and what of it is in transit.
-    pub(crate) fn view(&self) -> View {
+    /// What workers are told: the map, and what of it is in transit. `told`: whose move has changed.
+    pub(crate) fn view(&self, told: Option<Lane>) -> View {
         let (mut map, mut transits, mut legs) = (self.fleet.map.clone(), Vec::new(), Legs::default());
-        for m in &self.movers {
+        let drops = |at: Lane| told.is_some_and(|lane| at != lane) && self.bug(Bug::OtherLegDropped);
+        for (_, m) in self.movers.iter().enumerate().filter(|(at, _)| !drops(*at)) {
             let is_moving = m.shown == Shown::Moving;
             if is_moving && m.scope.is_none() && self.bug(Bug::ExceptionTaken) {
                 // Then all keys are where their slot is, as far as workers know.
@@ -361,7 +355,7 @@ impl World {
         self.movers[lane].shown = shown;
         self.fleet.epoch += 1;
         let epoch = self.fleet.epoch;
-        let view = Rc::new(self.view());
+        let view = Rc::new(self.view(Some(lane)));
         for worker in 0..self.workers.len() {
             let delay = self.random.delay_us();
             self.after(delay, Ev::Adopt { worker, view: view.clone() });
@@ -943,7 +937,8 @@ impl World {
             Do::HandOver { to } => {
                 let owner = self.movers[lane].node_of(ix(to));
                 let delay = self.random.between(100, 1_500);
-                self.after(delay, Ev::Stored { lane, owner });
+                let before = self.bug(Bug::MapMadeBefore).then(|| Box::new(self.map_with_leg_at(lane, owner)));
+                self.after(delay, Ev::Stored { lane, owner, before });
             }
             Do::RollBack { .. } => self.staging_is_over(lane),
             Do::Io(Io::Quiet) => self.is_quiet(lane),
@@ -954,11 +949,11 @@ impl World {
     }
 
     /// The topology is stored.
-    pub(crate) fn stored(&mut self, lane: Lane, owner: usize) {
+    pub(crate) fn stored(&mut self, lane: Lane, owner: usize, before: Option<Box<Topology>>) {
         // Now and then it cannot be.
         let is_done = !self.random.chance(20);
         if is_done {
-            self.fleet.map = self.map_with_leg_at(lane, owner);
+            self.fleet.map = before.map_or_else(|| self.map_with_leg_at(lane, owner), |map| *map);
             self.publish(lane, Shown::Rest);
         }
         self.mover_hears(lane, Happened::HandedOver(is_done));

@@ -73,6 +73,11 @@ pub(crate) struct Stager {
 }
 
 impl Stager {
+    /// That of a mover: no two give the same names.
+    pub(super) fn of(lane: Lane) -> Self {
+        Self { names: lane * 10_000, ..Self::default() }
+    }
+
     pub(super) fn tell(&mut self, what: Told) {
         self.told.push(what);
     }
